@@ -88,7 +88,10 @@ REMOVALS: dict[str, Removal] = {
     ),
     "ts-nobodys": stamps("st->object = NOBODYS;", "", UNNAMED, file="ts_object.h"),
     "ts-whole": stamps("if (asked.ends != length)", "if (!asked.ends)", UNNAMED, file="ts_object.h"),
-    "ts-fields": stamps("if (asked.has_fields)", "if (0)", UNNAMED, file="ts_object.h"),
+    "ts-fields": stamps("if (asked.has_fields || ", "if (", UNNAMED, file="ts_object.h"),
+    "ts-host": stamps("\t\thost->target = add_octet(host->target, octet);\n", "", UNNAMED, file="ts_object.h"),
+    "ts-no-host": stamps("!asked.host || !host.begun || ", "", UNNAMED, file="ts_object.h"),
+    "ts-two-hosts": stamps("\t\tif (asked->host)\n\t\t\tasked->has_fields = true;\n", "", UNNAMED, file="ts_object.h"),
     "ts-head": stamps(
         "if (sum_words(octets, length) != head->sum)", "if (0)", "another_head_is_not_named", file="ts_object.h"
     ),

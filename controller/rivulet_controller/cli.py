@@ -360,11 +360,14 @@ def _trods(found: dict[str, Any]) -> list[Table]:
     reports = {replica["name"]: replica["trods"] for replica in found["replicas"] if replica["trods"] is not None}
     if not reports:
         return []
-    columns = ("replica", "protected", "adopted", "refused", "moved", "unprotected")
+    columns = ("replica", "protected", "adopted", "trusted", "moved", "refused", "unprotected")
     table = Table(*columns, box=None, title="TRODS, connections", title_justify="left")
     for name, counts in reports.items():
-        reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(counts["unprotected"].items()))
-        table.add_row(name, *(str(counts[fate]) for fate in columns[1:5]), reasons or "0")
+        refused, unprotected = (
+            ", ".join(f"{reason} {count}" for reason, count in sorted(counts[kind].items())) or "0"
+            for kind in ("refusals", "unprotected")
+        )
+        table.add_row(name, *(str(counts[fate]) for fate in columns[1:5]), refused, unprotected)
     return [table]
 
 

@@ -243,6 +243,12 @@ class Trods(_Model):
     deterministic: bool = Field(
         default=False, description="the server generates the same octets for the same request anywhere, at any time"
     )
+    adopt_as: Literal["client", "server"] = Field(
+        default="client", description="whose address the web server sees as the client's behind an adoption"
+    )
+    unknown: Literal["reset", "trust"] = Field(
+        default="reset", description="of a connection in the middle of an object of which nobody has compared the bytes"
+    )
 
 
 CheckMode = Literal["off", "count", "enforce"]

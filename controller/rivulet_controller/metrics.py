@@ -21,6 +21,7 @@ TRODS = {
     "protected": "of which a record was stored",
     "adopted": "of other replicas that go on here",
     "refused": "of other replicas that were reset here",
+    "trusted": "that went on in the middle of an object of which nobody had compared the bytes",
     "moved": "that this replica left to others while it drained",
 }
 
@@ -98,6 +99,9 @@ class Metrics:
         unprotected = CounterMetricFamily(
             "rivulet_trods_unprotected", "Connections with TRODS that went on without", labels=["replica", "reason"]
         )
+        refusals = CounterMetricFamily(
+            "rivulet_trods_refusals", "Connections with TRODS that were reset", labels=["replica", "reason"]
+        )
         for replica in view.replicas(self._controller):
             other.add_metric([replica["name"]], len(replica["other_content"]))
             services.add_metric([replica["name"]], len(replica["refused_services"]))
@@ -106,13 +110,15 @@ class Metrics:
                     family.add_metric([replica["name"]], replica["trods"][fate])
                 for reason, count in replica["trods"]["unprotected"].items():
                     unprotected.add_metric([replica["name"], reason], count)
+                for reason, count in replica["trods"]["refusals"].items():
+                    refusals.add_metric([replica["name"], reason], count)
             answered.add_metric([replica["name"]], replica["requests_total"])
             refused.add_metric([replica["name"]], replica["refused_total"])
             for name in STATES:
                 state.add_metric([replica["name"], name], int(replica["state"] == name))
             load.add_metric([replica["name"]], replica["load"])
             weight.add_metric([replica["name"]], replica["weight"])
-        yield from (state, load, weight, answered, refused, other, services, unprotected, *trods.values())
+        yield from (state, load, weight, answered, refused, other, services, unprotected, refusals, *trods.values())
         for attribute, counter in COUNTERS.items():
             name = counter if counter.startswith("replica_") else f"replica_{counter}"
             family = CounterMetricFamily(

@@ -105,6 +105,8 @@ def settings(
         closed=service.trods.failure == "closed",
         deterministic=service.trods.deterministic,
         objects=service.trods.objects or "",
+        as_server=service.trods.adopt_as == "server",
+        trust_unknown=service.trods.unknown == "trust",
     )
     for name, index in sorted(indices.items(), key=lambda item: item[1]):
         address = config.replica(name).ip.packed
@@ -138,6 +140,10 @@ class TrodsCounts:
     """Another replica's, which go on there."""
     refused: int = 0
     """Another replica's, which were reset there."""
+    refusals: Mapping[str, int] = field(default_factory=dict)
+    """Why they were, by reason."""
+    trusted: int = 0
+    """Another replica's, which go on there in the middle of an object of which nobody had compared the bytes."""
     moved: int = 0
     """Its own, which it left to other replicas while it drained."""
     watched: int = 0
@@ -149,9 +155,22 @@ def counts(report: agent_pb2.Report | None) -> TrodsCounts | None:
     if report is None or not report.HasField("trods"):
         return None
     status = report.trods
-    unprotected: dict[str, int] = {}
-    for reason, count in sorted(status.unprotected.items()):
-        known = _REASON.fullmatch(reason) and len(unprotected) < REASONS_MAX
+    return TrodsCounts(
+        protected=status.protected,
+        unprotected=_by_reason(status.unprotected),
+        adopted=status.adopted,
+        refused=status.refused,
+        refusals=_by_reason(status.refusals),
+        trusted=status.trusted,
+        moved=status.moved,
+        watched=status.watched,
+    )
+
+
+def _by_reason(reported: Mapping[str, int]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for reason, count in sorted(reported.items()):
+        known = _REASON.fullmatch(reason) and len(found) < REASONS_MAX
         name = reason if known else "other"
-        unprotected[name] = unprotected.get(name, 0) + count
-    return TrodsCounts(status.protected, unprotected, status.adopted, status.refused, status.moved, status.watched)
+        found[name] = found.get(name, 0) + count
+    return found

@@ -45,6 +45,7 @@ def test_a_service_with_trods() -> None:
     assert (full.store, full.copies, full.failure, full.deterministic) == (
         ("[fd00::9]:11211", "10.0.2.1:7"), 2, "closed", True,
     )  # fmt: skip
+    assert (found.adopt_as, found.unknown) == ("client", "reset")
     # While connections drain it stands beside another mode.
     assert config(RACK + STORE).services[0].trods is not None
 
@@ -169,6 +170,9 @@ def test_agents_are_told_of_store_and_pool() -> None:
     ]  # fmt: skip
     closed = TRODS.replace("']}", "'], failure: closed, deterministic: true}")
     assert told(config(closed)).trods.closed and told(config(closed)).trods.deterministic
+    assert not trods.as_server and not trods.trust_unknown
+    said = told(config(TRODS.replace("']}", "'], adopt_as: server, unknown: trust}"))).trods
+    assert said.as_server and said.trust_unknown
     assert not told(config(RACK + STORE)).HasField("trods")
 
 
@@ -187,6 +191,8 @@ def test_what_agents_report_is_bounded() -> None:
     assert counts(None) is None and counts(agent_pb2.Report()) is None
     status = agent_pb2.TrodsStatus(protected=5, unprotected={"tls": 2, "no_etag": 1}, adopted=3, refused=4)
     assert counts(agent_pb2.Report(trods=status)) == TrodsCounts(5, {"no_etag": 1, "tls": 2}, 3, 4)
+    why = agent_pb2.TrodsStatus(refusals={"content": 3, "No": 1}, trusted=2)
+    assert counts(agent_pb2.Report(trods=why)) == TrodsCounts(refusals={"content": 3, "other": 1}, trusted=2)
     strange = {'x"} evil 1\n': 1, "Upper": 2, "": 4, "a" * 33: 8}
     found = counts(agent_pb2.Report(trods=agent_pb2.TrodsStatus(unprotected=strange)))
     assert found is not None and found.unprotected == {"other": 15}
@@ -258,6 +264,7 @@ async def test_incarnations_of_records_reach_the_others_and_outlive_their_replic
     async with running(switch, tmp_path, TRODS) as controller, FakeAgent(agents, "r2") as two:
         async with FakeAgent(agents, "r1") as one:
             one.trods = agent_pb2.TrodsStatus(incarnation=41, protected=3, unprotected={"tls": 2}, adopted=1, moved=6)
+            one.trods.refusals["content"] = 7
             await until(lambda: incarnations(two) == [41, 0, 0], "r2 knows where r1's records are")
             text = Metrics(controller).text().decode()
             for line in (
@@ -265,6 +272,7 @@ async def test_incarnations_of_records_reach_the_others_and_outlive_their_replic
                 'rivulet_trods_unprotected_total{reason="tls",replica="r1"} 2.0',
                 'rivulet_trods_adopted_total{replica="r1"} 1.0',
                 'rivulet_trods_refused_total{replica="r1"} 0.0',
+                'rivulet_trods_refusals_total{reason="content",replica="r1"} 7.0',
                 'rivulet_trods_moved_total{replica="r1"} 6.0',
             ):
                 assert line in text
@@ -276,10 +284,11 @@ async def test_incarnations_of_records_reach_the_others_and_outlive_their_replic
 
 
 def test_people_see_what_became_of_connections() -> None:
-    shown = {"protected": 5, "unprotected": {"tls": 2, "post": 1}, "adopted": 3, "refused": 0, "moved": 4}
+    reset, unprotected = {"content": 2}, {"tls": 2, "post": 1}
+    shown = {"protected": 5, "unprotected": unprotected, "adopted": 3, "refusals": reset, "trusted": 1, "moved": 4}
     (table,) = _trods({"replicas": [{"name": "r1", "trods": shown}, {"name": "r2", "trods": None}]})
     cells = [list(column.cells) for column in table.columns]
-    assert cells == [["r1"], ["5"], ["3"], ["0"], ["4"], ["post 1, tls 2"]]
+    assert cells == [["r1"], ["5"], ["3"], ["1"], ["4"], ["content 2"], ["post 1, tls 2"]]
     assert _trods({"replicas": [{"name": "r2", "trods": None}]}) == []
 
 

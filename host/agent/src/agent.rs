@@ -49,6 +49,10 @@ pub struct TrodsCounts {
     pub adopted: u64,
     /// Connections of other replicas that were reset here, as where objects differ.
     pub refused: u64,
+    /// Why they were, by reason, as of `unprotected`.
+    pub refusals: BTreeMap<&'static str, u64>,
+    /// Connections that went on in the middle of an object of which nobody had compared the bytes.
+    pub trusted: u64,
     /// Connections that this replica, while it drains, left to others.
     pub moved: u64,
     /// Connections that are watched now: while it drains, those that are still to move.
@@ -59,14 +63,15 @@ pub struct TrodsCounts {
 
 impl From<&TrodsCounts> for TrodsStatus {
     fn from(counts: &TrodsCounts) -> TrodsStatus {
+        let by_reason = |counts: &BTreeMap<&'static str, u64>| {
+            counts.iter().map(|(&reason, &count)| (reason.to_owned(), count)).collect()
+        };
         TrodsStatus {
             incarnation: counts.incarnation,
             protected: counts.protected,
-            unprotected: counts
-                .unprotected
-                .iter()
-                .map(|(&reason, &count)| (reason.to_owned(), count))
-                .collect(),
+            unprotected: by_reason(&counts.unprotected),
+            refusals: by_reason(&counts.refusals),
+            trusted: counts.trusted,
             adopted: counts.adopted,
             refused: counts.refused,
             moved: counts.moved,

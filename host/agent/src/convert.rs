@@ -207,6 +207,8 @@ fn trods(
         copies: u8::try_from(from.copies).map_err(|_| bad("trods.copies", "1 or 2"))?,
         failure: if from.closed { Failure::Closed } else { Failure::Open },
         deterministic: from.deterministic,
+        as_server: from.as_server,
+        trust_unknown: from.trust_unknown,
         objects: (!from.objects.is_empty()).then(|| from.objects.clone()),
         members: from.members.iter().map(member).collect::<Result<_, ConvertError>>()?,
     })
@@ -287,6 +289,8 @@ mod tests {
             deterministic: true,
             members: [0, 1, 2].map(member).into(),
             objects: String::new(),
+            as_server: true,
+            trust_unknown: false,
         };
         let plain = proto::Plain::Trods.into();
         proto::Service { plain, plain_drains: 0, trods: Some(trods), ..good() }
@@ -357,6 +361,7 @@ mod tests {
             let store: Vec<_> = trods.store.iter().map(SocketAddr::to_string).collect();
             assert_eq!(store, ["10.0.2.9:11211", "[fd00:2::9]:11212"]);
             assert_eq!((trods.copies, trods.failure, trods.deterministic), (2, Failure::Closed, true));
+            assert_eq!((trods.as_server, trods.trust_unknown), (true, false));
             let member = trods.member(1).unwrap();
             assert_eq!((&*member.name, member.incarnation), ("r1", 71));
             assert_eq!(member.address.to_string(), "10.0.2.1");

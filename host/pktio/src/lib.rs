@@ -37,6 +37,7 @@ pub mod sockets;
 pub mod tap;
 #[cfg(feature = "testing")]
 pub mod testing;
+pub mod transparent;
 mod vnet;
 mod xdp;
 

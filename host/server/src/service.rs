@@ -350,6 +350,8 @@ mod tests {
             copies: 2,
             failure: Failure::Open,
             deterministic: false,
+            as_server: false,
+            trust_unknown: false,
             objects: None,
             members: vec![member(0), member(1)],
         };

@@ -238,6 +238,12 @@ pub fn repeated_request(head: &[u8], response: &[u8]) -> Vec<u8> {
     out
 }
 
+/// The target of a request whose head was read.
+pub(crate) fn target(head: &[u8]) -> Option<&[u8]> {
+    let (_, line) = fields(head).next()?;
+    line.split(|&b| b == b' ').nth(1)
+}
+
 /// The lines of a head that are wanted by the names of their fields; the first one, which has no name, has an empty one.
 fn lines(head: &[u8], is_wanted: impl Fn(&[u8]) -> bool, out: &mut Vec<u8>) {
     for (name, line) in fields(head) {

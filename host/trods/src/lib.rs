@@ -8,6 +8,7 @@
 
 pub mod adopt;
 mod chunked;
+pub mod digest;
 pub mod flow;
 pub mod head;
 pub mod hold;
@@ -20,5 +21,5 @@ pub mod testing;
 pub mod ts;
 pub mod wake;
 
-pub use flow::{Action, Flow, Limits, Reason, Settings, Wake};
+pub use flow::{Action, AdoptAs, Flow, Limits, Reason, Settings, Unknown, Wake};
 pub use record::{Age, Record, Tuple};

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use crate::digest::Digest;
 use crate::head::{self, Method, Object};
 
 mod codec;
@@ -17,6 +18,8 @@ pub const MAX_RESPONSES: usize = 8;
 pub const MAX_REQUESTS: usize = 4096;
 /// Octets of a response that is stored whole.
 pub const MAX_WHOLE: usize = 4096;
+/// Bytes of an object's body whose checksum a record has at most: a first flight of ten segments (RFC 6928).
+pub const MAX_CHECK: usize = 14_600;
 /// [`Response::length`] while the end of a chunked body has not been seen.
 pub const UNKNOWN: u64 = u64::MAX;
 /// Octets that a sender lets go before it hears anything: ten segments (RFC 6928).
@@ -60,7 +63,7 @@ pub struct Handshake {
 /// How the octets of a response are to be had.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
-    /// From an object, by `Range`: whatever server has the same object, by strong entity tag and length, has the same octets.
+    /// From an object, by `Range`, of a server that has the same object: by strong entity tag, length and digest.
     Object {
         /// The head of the request.
         request: Vec<u8>,
@@ -68,6 +71,8 @@ pub enum Body {
         head: Vec<u8>,
         /// How many octets of the body were seen, and their CRC-32C: another object has another one.
         check: (u32, u32),
+        /// Of all of the object, as the server has it; none while that is not known.
+        digest: Option<Digest>,
     },
     /// From a server that generates the same again. None of it was let pass that was not seen, so whoever has got the same
     /// up to there has what the client has, and may go on.

@@ -34,6 +34,8 @@
 #define TCP_OPTIONS_MAX 40
 /* Octets of the longest request and of the longest head that are looked at; of a date. */
 #define REQUEST_MAX 1460
+/* Octets that are looked at for a host: the longest name, a port, and what stands before it. */
+#define HOST_MAX 272
 #define HEAD_MAX 1024
 #define DATE 29
 /* How far data may be ahead of what the client acknowledged: numbers are compared within half of theirs. */

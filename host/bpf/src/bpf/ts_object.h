@@ -8,13 +8,52 @@
 /* What a request's octets say. */
 struct asked {
 	const __u8 *octets;
-	__u64 target; /* FNV-1a of the target */
+	__u64 target; /* FNV-1a of the target, a space, and the host in lower case */
 	__u32 length; /* octets there are */
 	__u32 last; /* the last four */
 	__u32 ends; /* where its head ends; 0: nowhere */
 	bool in_target;
 	bool has_fields; /* that make the answer another one */
+	__u32 host; /* behind "\nhos" of the field Host; 0: there is none */
 };
+
+/* The value of the field Host. */
+struct host {
+	const __u8 *octets;
+	__u64 target; /* the sum that it is added to */
+	__u32 at, length;
+	bool begun, bad;
+};
+
+static __always_inline __u64 add_octet(__u64 sum, __u8 octet)
+{
+	return (sum ^ octet) * 0x100000001b3ULL;
+}
+
+/* An octet of what is behind "\nhos". Its spaces stand in front, or nowhere. */
+static long read_host(__u32 n, struct host *host)
+{
+	__u32 at = host->at + n;
+
+	if (at >= host->length || at >= REQUEST_MAX)
+		return 1;
+	__u8 octet = host->octets[at];
+	if (octet == '\r')
+		return 1;
+	if (octet >= 'A' && octet <= 'Z')
+		octet |= 0x20;
+	if (n < 2) {
+		if (octet != (n ? ':' : 't'))
+			host->bad = true;
+	} else if (octet == ' ' || octet == '\t') {
+		if (host->begun)
+			host->bad = true;
+	} else {
+		host->target = add_octet(host->target, octet);
+		host->begun = true;
+	}
+	return 0;
+}
 
 static long read_octet(__u32 n, struct asked *asked)
 {
@@ -26,9 +65,8 @@ static long read_octet(__u32 n, struct asked *asked)
 	if (asked->in_target) {
 		if (octet == ' ') {
 			asked->in_target = false;
-		} else {
-			asked->target = (asked->target ^ octet) * 0x100000001b3ULL;
 		}
+		asked->target = add_octet(asked->target, octet);
 		return 0;
 	}
 	if (octet >= 'A' && octet <= 'Z')
@@ -42,6 +80,15 @@ static long read_octet(__u32 n, struct asked *asked)
 	/* Range, If-..., Cookie, Authorization, Content-..., Transfer-Encoding, Expect */
 	if (last == OF('\n', 'r', 'a', 'n') || last == OF('\n', 'i', 'f', '-') || last == OF('\n', 'c', 'o', 'o') ||
 	    last == OF('\n', 'a', 'u', 't') || last == OF('\n', 't', 'r', 'a') || last == OF('\n', 'e', 'x', 'p'))
+		asked->has_fields = true;
+	/* Of two the server takes one, and another may take the other. */
+	if (last == OF('\n', 'h', 'o', 's')) {
+		if (asked->host)
+			asked->has_fields = true;
+		asked->host = at + 1;
+	}
+	/* A line that goes on belongs to the field before it. */
+	if ((last & 0xffff) == ('\n' << 8 | ' ') || (last & 0xffff) == ('\n' << 8 | '\t'))
 		asked->has_fields = true;
 	return 0;
 }
@@ -140,9 +187,12 @@ static __always_inline enum next_words take_request(struct __sk_buff *skb, const
 	bpf_loop(REQUEST_MAX, read_octet, &asked, 0);
 	if (asked.ends != length)
 		return go_unnamed(s, st, service, COUNT_ASKING, at);
-	if (asked.has_fields)
+	/* Which of a server's sites is meant. */
+	struct host host = { .octets = at->event.octets, .target = asked.target, .at = asked.host, .length = length };
+	bpf_loop(HOST_MAX, read_host, &host, 0);
+	if (asked.has_fields || !asked.host || !host.begun || host.bad)
 		return go_unnamed(s, st, service, COUNT_FIELDS, at);
-	struct head_key key = { .table = issuer->table, .target = asked.target };
+	struct head_key key = { .table = issuer->table, .target = host.target };
 	struct heads *found = bpf_map_lookup_elem(&heads, &key);
 	if (!found)
 		return go_unnamed(s, st, service, COUNT_UNLISTED, at);
@@ -151,7 +201,7 @@ static __always_inline enum next_words take_request(struct __sk_buff *skb, const
 		write_event(&at->event, s, EVENT_REQUEST, s->flags & FIN ? EVENT_HAS_FIN : 0, s->seq, length);
 		bpf_map_update_elem(&requests, &s->key, &at->event, BPF_ANY);
 	}
-	st->target = asked.target;
+	st->target = host.target;
 	st->table = issuer->table;
 	st->client_next = s->seq + length;
 	st->phase = STAMPED_ASKED;

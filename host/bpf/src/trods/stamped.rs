@@ -121,10 +121,12 @@ pub fn head_sum(head: &[u8], date: usize) -> u64 {
     sum
 }
 
-/// What the programs know a target by (FNV-1a).
+/// What the programs know a target of a host by: FNV-1a over the target, a space, and the value of `Host` in lower case.
 #[must_use]
-pub fn target_hash(target: &[u8]) -> u64 {
-    target
+pub fn target_hash(host: &[u8], target: &[u8]) -> u64 {
+    let host = host.to_ascii_lowercase();
+    [target, b" ", &host]
+        .concat()
         .iter()
         .fold(0xcbf2_9ce4_8422_2325, |hash, octet| (hash ^ u64::from(*octet)).wrapping_mul(0x100_0000_01b3))
 }
@@ -249,11 +251,17 @@ impl Stamps {
         update(&self.issuers, &number.to_ne_bytes(), &issuer.encode(), MapFlags::ANY)
     }
 
-    /// What answers a request for this target begins so.
+    /// What answers a request for this target with this `Host` begins so.
     ///
     /// # Errors
     /// No room.
-    pub fn add(&self, table: u32, target: &[u8], heads: &[KnownHead; HEADS]) -> Result<(), Error> {
+    pub fn add(
+        &self,
+        table: u32,
+        host: &[u8],
+        target: &[u8],
+        heads: &[KnownHead; HEADS],
+    ) -> Result<(), Error> {
         let mut value = [0; 24 * HEADS];
         for (to, head) in value.chunks_exact_mut(24).zip(heads) {
             to[..8].copy_from_slice(&head.sum.to_ne_bytes());
@@ -262,15 +270,15 @@ impl Stamps {
                 to.copy_from_slice(&word.to_ne_bytes());
             }
         }
-        update(&self.heads, &head_key(table, target), &value, MapFlags::ANY)
+        update(&self.heads, &head_key(table, host, target), &value, MapFlags::ANY)
     }
 
-    /// A target counts no more.
+    /// A target of a host counts no more.
     ///
     /// # Errors
     /// The system's.
-    pub fn remove(&self, table: u32, target: &[u8]) -> Result<(), Error> {
-        delete(&self.heads, &head_key(table, target))
+    pub fn remove(&self, table: u32, host: &[u8], target: &[u8]) -> Result<(), Error> {
+        delete(&self.heads, &head_key(table, host, target))
     }
 
     /// What is known of a connection.
@@ -353,10 +361,10 @@ pub(super) fn all_of(map: BorrowedFd<'_>) -> Vec<(FlowKey, Stamped)> {
     all
 }
 
-fn head_key(table: u32, target: &[u8]) -> [u8; 16] {
+fn head_key(table: u32, host: &[u8], target: &[u8]) -> [u8; 16] {
     let mut key = [0; 16];
     key[..4].copy_from_slice(&table.to_ne_bytes());
-    key[8..].copy_from_slice(&target_hash(target).to_ne_bytes());
+    key[8..].copy_from_slice(&target_hash(host, target).to_ne_bytes());
     key
 }
 

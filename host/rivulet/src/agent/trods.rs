@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::Context;
 use rivulet_agent::TrodsCounts;
 use rivulet_bpf::trods::{Lease, Pin};
-use rivulet_pktio::{Interface, repair};
+use rivulet_pktio::{Interface, in_netns, repair, transparent};
 use rivulet_plain::CookieKey;
 use rivulet_server::heartbeat::Live;
 use rivulet_server::service::{Failure, Member, PoolMember, Service, Trods};
@@ -20,7 +20,7 @@ use rivulet_trods::replica::{Gone, Protected, Replica};
 use rivulet_trods::store::{self, RecordKeys, StoreConfig, StoreError};
 use rivulet_trods::ts::Named;
 use rivulet_trods::ts::hints::{self, Peers};
-use rivulet_trods::{Settings, Wake};
+use rivulet_trods::{AdoptAs, Settings, Unknown, Wake};
 
 use super::incarnation::Incarnation;
 use super::moves;
@@ -141,6 +141,7 @@ impl Guard {
     fn protect(&mut self) -> anyhow::Result<()> {
         for service in self.places.iter().flat_map(|place| &place.services) {
             repair::check_port(service.port).context("TCP_REPAIR")?;
+            self.check_address(service)?;
         }
         // What has a store is protected where the kernel makes no handshakes too, by programs that know nothing of them.
         let wants = self.places.iter().flat_map(|place| &place.services).any(|s| objects(s).is_some());
@@ -180,6 +181,20 @@ impl Guard {
         replica.protect(all);
         self.moves();
         lacks.map_or(Ok(()), |lacks| Err(lacks.into()))
+    }
+
+    /// Whether the own server can be asked from clients' addresses, where that is wanted.
+    fn check_address(&self, service: &Service) -> anyhow::Result<()> {
+        if service.trods.as_ref().is_none_or(|trods| trods.as_server) {
+            return Ok(());
+        }
+        for socket in service.sockets() {
+            let check = in_netns(self.interface.netns(), || transparent::check(socket.ip()))?;
+            check.context(
+                "the web server cannot be asked from clients' addresses after an adoption (`adopt_as: server` does without)",
+            )?;
+        }
+        Ok(())
     }
 
     /// Which connections leave this replica, and whose go on here.
@@ -284,6 +299,8 @@ impl Guard {
             unprotected: counts.unprotected,
             adopted: counts.adopted,
             refused: counts.refused,
+            refusals: counts.refusals,
+            trusted: counts.trusted,
             moved: counts.moved,
             watched: counts.watched + counts.named,
             asks: self.is_asking(),
@@ -505,16 +522,25 @@ fn protected(
     wake: Wake,
 ) -> Result<Protected, StoreError> {
     let (sockets, keys) = (service.sockets().collect(), record_keys(service));
-    let Some((_, trods)) = kept(service) else {
-        return Ok(Protected {
-            sockets,
-            lease,
-            settings: Settings::default(),
-            store: None,
-            keys,
-            named: None,
-        });
+    let Some(trods) = &service.trods else {
+        let (settings, others) = (Settings::default(), Vec::new());
+        return Ok(Protected { sockets, lease, settings, store: None, keys, others, named: None });
     };
+    let settings = Settings {
+        closed: trods.failure == Failure::Closed,
+        deterministic: trods.deterministic,
+        wake,
+        adopt_as: if trods.as_server { AdoptAs::Server } else { AdoptAs::Client },
+        unknown: if trods.trust_unknown { Unknown::Trust } else { Unknown::Reset },
+    };
+    if kept(service).is_none() {
+        let others = Vec::new();
+        return Ok(Protected { sockets, lease, settings, store: None, keys, others, named: None });
+    }
+    let other = |m: &&PoolMember| u16::from(m.replica) != member.replica && m.incarnation != 0;
+    let others = trods.members.iter().filter(other);
+    let others = others.map(|m| prefix(service, member.pool, m.replica.into(), m.incarnation));
+    let others = others.collect::<Result<_, _>>()?;
     let own = trods.members.iter().filter(|m| u16::from(m.replica) == member.replica).map(|m| m.address);
     let store = StoreConfig {
         servers: trods.store.clone(),
@@ -525,9 +551,7 @@ fn protected(
         patience: store::PATIENCE,
         renewal: store::RENEWAL,
     };
-    let settings =
-        Settings { closed: trods.failure == Failure::Closed, deterministic: trods.deterministic, wake };
-    Ok(Protected { sockets, lease, settings, store: Some(store), keys, named: None })
+    Ok(Protected { sockets, lease, settings, store: Some(store), keys, others, named: None })
 }
 
 /// This replica as it was under another incarnation, if the controller knows that one.
@@ -612,6 +636,8 @@ pub(super) mod tests {
                 copies: 1,
                 failure: Failure::Closed,
                 deterministic: true,
+                as_server: true,
+                trust_unknown: false,
                 objects: None,
                 members: vec![member(0, 7), member(1, 8), member(2, 0)],
             }),
@@ -749,12 +775,22 @@ pub(super) mod tests {
         let protected = protected(&service, &member, 4, 8, Wake::Client).unwrap();
         assert_eq!(
             (protected.lease, protected.settings),
-            (4, Settings { closed: true, deterministic: true, wake: Wake::Client })
+            (
+                4,
+                Settings {
+                    closed: true,
+                    deterministic: true,
+                    wake: Wake::Client,
+                    adopt_as: AdoptAs::Server,
+                    unknown: Unknown::Reset,
+                }
+            )
         );
         assert_eq!(protected.sockets, service.sockets().collect::<Vec<_>>());
         let store = protected.store.expect("a store");
         assert_eq!((&*store.prefix, store.copies), ("3-5.1.8", 1));
         assert_eq!(store.own, ["10.0.2.1".parse::<std::net::IpAddr>().unwrap()]);
+        assert_eq!(protected.others, ["3-5.0.7"], "nobody knows the other's incarnation");
     }
 
     #[test]

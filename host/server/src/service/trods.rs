@@ -20,6 +20,10 @@ pub struct Trods {
     pub failure: Failure,
     /// The server generates the same octets for the same request anywhere and at any time.
     pub deterministic: bool,
+    /// Behind an adoption the own server sees the service's address as the client; else it sees the client's.
+    pub as_server: bool,
+    /// A connection in the middle of an object of which nobody has compared the bytes goes on; else it is reset.
+    pub trust_unknown: bool,
     /// Where the own server has the list of targets that timestamps name; what they cannot is recorded, if there is a store.
     pub objects: Option<String>,
     /// The pool, this replica included, by index.

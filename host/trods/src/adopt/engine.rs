@@ -1,20 +1,22 @@
 //! The thread that all adopted connections of a replica live on.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rivulet_pktio::repair::{Connection, RepairError};
+use rivulet_pktio::transparent;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 
 use super::origin::Ends;
 use super::{AdoptConfig, Adoption, Refusal, Turn};
+use crate::flow::AdoptAs;
 use crate::record::{Record, Tuple};
 
 /// Between looks at who waited long enough.
@@ -40,12 +42,19 @@ pub struct Counts {
     pub adopted: u64,
     /// Those of them whose clients were reset.
     pub refused: u64,
+    /// Those that were gone on with in the middle of an object that nobody has compared (`unknown: trust`).
+    pub trusted: u64,
+    /// Answers with all of an object, of servers without ranges, that were read through to the place.
+    pub read_through: u64,
 }
 
 #[derive(Debug, Default)]
 struct Shared {
     adopted: AtomicU64,
     refused: AtomicU64,
+    trusted: AtomicU64,
+    read_through: AtomicU64,
+    refusals: Mutex<BTreeMap<&'static str, u64>>,
     stop: AtomicBool,
 }
 
@@ -63,7 +72,13 @@ impl Adopters {
     ///
     /// # Errors
     /// The system's.
-    pub fn start(config: AdoptConfig, ended: Sender<(Tuple, Outcome)>) -> io::Result<Adopters> {
+    pub fn start(mut config: AdoptConfig, ended: Sender<(Tuple, Outcome)>) -> io::Result<Adopters> {
+        if config.adopt_as == AdoptAs::Client
+            && let Err(e) = transparent::prepare(config.origin.ip())
+        {
+            tracing::error!(error = %e, "connections cannot be adopted as their clients': they are reset");
+            config.carries = false;
+        }
         let (send, receive) = channel();
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
@@ -108,7 +123,15 @@ impl Adopters {
     #[must_use]
     pub fn counts(&self) -> Counts {
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        Counts { adopted: get(&self.shared.adopted), refused: get(&self.shared.refused) }
+        let Shared { adopted, refused, trusted, read_through, .. } = &*self.shared;
+        let (adopted, refused) = (get(adopted), get(refused));
+        Counts { adopted, refused, trusted: get(trusted), read_through: get(read_through) }
+    }
+
+    /// Why clients were reset, by [`Refusal::name`].
+    #[must_use]
+    pub fn refusals(&self) -> BTreeMap<&'static str, u64> {
+        self.shared.refusals.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn wake(&self) {
@@ -201,6 +224,12 @@ impl Engine {
         entry.adoption.pipe.borrow(&mut self.spare);
         let turn = entry.adoption.turn(&self.config, now);
         entry.adoption.pipe.give_back(&mut self.spare);
+        if std::mem::take(&mut entry.adoption.is_trusted) {
+            self.shared.trusted.fetch_add(1, Ordering::Relaxed);
+        }
+        if entry.adoption.read_through.take().is_some() {
+            self.shared.read_through.fetch_add(1, Ordering::Relaxed);
+        }
         let outcome = match turn {
             Turn::Waits => match entry.wait(&self.epoll, n) {
                 Ok(()) => return,
@@ -213,15 +242,19 @@ impl Engine {
             Turn::Idle => Outcome::Idle,
             Turn::Refused(refusal) => {
                 self.shared.refused.fetch_add(1, Ordering::Relaxed);
+                let mut refusals = self.shared.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+                *refusals.entry(refusal.name()).or_default() += 1;
                 tracing::debug!(client = %entry.tuple.client, "not adopted: {refusal}");
                 Outcome::Refused(refusal)
             }
         };
         if let Some(Entry { adoption, tuple, .. }) = self.connections.remove(&n) {
-            // What the kernel says at that comes before who is told.
-            drop(adoption);
+            // A reset of this process's is announced before the kernel sends it: one that nobody announced does not leave, and its
+            // client would wait for ever. Of any other end the kernel's segments come first.
+            let adoption = Some(adoption).filter(|_| matches!(outcome, Outcome::Refused(_)));
             // Whoever does not listen any more has no use for it.
             let _ = self.ended.send((tuple, outcome));
+            drop(adoption);
         }
     }
 }

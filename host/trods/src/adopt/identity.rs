@@ -23,6 +23,18 @@ pub enum Refusal {
     /// The same by all its head says, with other octets.
     #[error("other octets")]
     Content,
+    /// Whether the server has the same bytes is not known, and the service does not say that it is to be trusted.
+    #[error("nobody has compared the bytes")]
+    Unknown,
+    /// The server knows no ranges, and what the client lacks is too far from the beginning.
+    #[error("no ranges, and too far to read through")]
+    Far,
+    /// The server cannot be asked from the client's address, and must not be asked from another one.
+    #[error("the client's address cannot be carried to the server")]
+    Address,
+    /// The server died while it was sent a request that must not be sent twice.
+    #[error("a request was cut")]
+    Interrupted,
     /// What the server says is no HTTP.
     #[error("no HTTP")]
     Malformed,
@@ -31,27 +43,66 @@ pub enum Refusal {
     Unreachable,
 }
 
-/// Whether the head at the beginning of these octets brings `length` octets from `from` on of the same body; its length.
-pub(super) fn same(response: &Response, octets: &[u8], from: u64, length: u64) -> Result<usize, Stop> {
+/// Bytes of an answer that are read through at most, to come to what is wanted: at a gigabyte a second, which loopback has, the
+/// stall that a client bears.
+const MAX_THROUGH: u64 = 1 << 30;
+
+/// An answer that has what was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Answer {
+    /// Bytes of its head.
+    pub head: usize,
+    /// Bytes of its body that precede what was asked for.
+    pub before: u64,
+    /// It has all of the object.
+    pub is_whole: bool,
+}
+
+/// Whether the head at the beginning of these bytes brings `length` bytes from `from` on of the same body: alone, or within all
+/// of the object, as servers answer that know no ranges.
+pub(super) fn same(response: &Response, octets: &[u8], from: u64, length: u64) -> Result<Answer, Stop> {
     let head = match head::response(octets, Method::Get) {
         Ok(Some(head)) => head,
         Ok(None) => return Err(Stop::Waits),
         Err(_) => return Err(Stop::Refused(Refusal::Malformed)),
     };
     let want = response.object().ok_or(Stop::Refused(Refusal::Malformed))?;
-    if head.status != 206 {
+    let first = want.first + from;
+    let is_whole = head.status == 200;
+    if !is_whole && head.status != 206 {
         return Err(Stop::Refused(Refusal::Status(head.status)));
     }
     let refusal = match head.object {
         None => Refusal::Tag,
         Some(got) if got.etag != want.etag => Refusal::Tag,
         Some(got) if got.encoding != want.encoding => Refusal::Coding,
-        Some(got) if (got.first, got.length, got.total) != (want.first + from, length, want.total) => {
-            Refusal::Length
-        }
-        Some(_) => return Ok(head.length),
+        Some(got) if got.total != want.total => Refusal::Length,
+        Some(_) if is_whole && first > MAX_THROUGH => Refusal::Far,
+        Some(_) if is_whole => return Ok(Answer { head: head.length, before: first, is_whole }),
+        Some(got) if (got.first, got.length) != (first, length) => Refusal::Length,
+        Some(_) => return Ok(Answer { head: head.length, before: 0, is_whole }),
     };
     Err(Stop::Refused(refusal))
+}
+
+impl Refusal {
+    /// The name in metrics and reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Refusal::Status(_) => "status",
+            Refusal::Tag => "tag",
+            Refusal::Length => "length",
+            Refusal::Coding => "coding",
+            Refusal::Content => "content",
+            Refusal::Unknown => "unknown",
+            Refusal::Far => "far",
+            Refusal::Address => "address",
+            Refusal::Interrupted => "interrupted",
+            Refusal::Malformed => "malformed",
+            Refusal::Unreachable => "unreachable",
+        }
+    }
 }
 
 /// What two heads say of a body that is the same, and what it is called where they do not.
@@ -98,23 +149,27 @@ mod tests {
                         Content-Length: 600\r\nContent-Range: bytes 400-999/1000\r\n\r\n";
 
     /// What is said of an answer to the request for octets 400 to 999.
-    fn judged(answer: &str) -> Result<usize, Stop> {
+    fn judged(answer: &str) -> Result<Answer, Stop> {
         let request = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n".to_vec();
-        let body = Body::Object { request, head: HEAD.into(), check: (0, 0) };
+        let body = Body::Object { request, head: HEAD.into(), check: (0, 0), digest: None };
         let length = HEAD.len() as u64 + 1000;
         same(&Response { length, passed: length, close: false, body }, answer.as_bytes(), 400, 600)
     }
 
     #[test]
     fn any_difference_is_another_object() {
-        assert!(judged(REST).is_ok_and(|length| length == REST.len()));
+        let part = Answer { head: REST.len(), before: 0, is_whole: false };
+        assert!(judged(REST).is_ok_and(|answer| answer == part));
+        let whole = Answer { head: HEAD.len(), before: 400, is_whole: true };
+        assert!(judged(HEAD).is_ok_and(|answer| answer == whole));
         assert!(matches!(judged(&REST[..REST.len() - 1]), Err(Stop::Waits)));
         let other = |old: &str, new: &str| {
             assert_eq!(REST.matches(old).count(), 1, "{old}");
             REST.replace(old, new)
         };
         for (answer, want) in [
-            (HEAD.to_owned(), Refusal::Status(200)),
+            (HEAD.replace("\"x\"", "\"y\""), Refusal::Tag),
+            (HEAD.replace("1000", "1001"), Refusal::Length),
             ("HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n".to_owned(), Refusal::Status(404)),
             (other("\"x\"", "\"y\""), Refusal::Tag),
             (other("\"x\"", "W/\"x\""), Refusal::Tag),

@@ -9,7 +9,9 @@
 mod again;
 mod engine;
 mod identity;
+mod object;
 mod origin;
+mod relay;
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -20,10 +22,12 @@ use rivulet_pktio::repair::{Connection, RepairError, restore};
 use rustix::net::sockopt;
 
 use self::again::Again;
-use self::identity::same;
+use self::object::Part;
 use self::origin::{Origin, Pipe};
-use crate::head::{self, MAX_HEAD};
-use crate::record::{Body, MAX_WHOLE, Record, Tuple};
+use self::relay::Unanswered;
+use crate::digest::Digests;
+use crate::flow::{AdoptAs, Unknown};
+use crate::record::{Body, Record, Tuple};
 
 pub use engine::{Adopters, Counts, Outcome};
 pub use identity::Refusal;
@@ -44,6 +48,14 @@ pub struct AdoptConfig {
     pub patience: Duration,
     /// After this a connection on which nothing happens is closed, as servers do.
     pub idle: Duration,
+    /// Whose address the server sees.
+    pub adopt_as: AdoptAs,
+    /// The client's address can be carried to it, as far as is known.
+    pub carries: bool,
+    /// What the own server has.
+    pub digests: Digests,
+    /// What becomes of a connection in the middle of an object that was not compared.
+    pub unknown: Unknown,
 }
 
 /// What a turn came to.
@@ -63,10 +75,14 @@ pub(crate) enum Turn {
 enum Step {
     /// The next response of the record.
     Next,
-    /// The server's answer to the request for what was seen of the body before.
+    /// The head of the server's answer to the request for what was seen of the body before.
     Check,
     /// The head of the server's answer to the request for the rest.
     Head,
+    /// So many bytes of the server's answer are read and dropped: they precede what is wanted.
+    Through(u64, Part),
+    /// What was seen of the body before, once more; whether the answer has all of the object.
+    Compare { is_whole: bool },
     /// The rest; so many octets were not read yet.
     Body(u64),
     /// The whole response, generated again.
@@ -90,11 +106,19 @@ pub(crate) struct Adoption {
     origins: u32,
     pipe: Pipe,
     step: Step,
+    /// The response whose object is the own server's too, or is taken for that; since when it is being compared.
+    compared: Option<usize>,
+    comparing_since: Option<Instant>,
+    is_trusted: bool,
+    /// The server answered with all of an object, so many bytes in front of what was wanted.
+    read_through: Option<u64>,
     /// What comes of [`Step::Again`], once its head was there.
     again: Option<Again>,
     /// Octets to the client that go before those of the pipe.
     out: Vec<u8>,
     to_origin: Vec<u8>,
+    /// What this server was sent in [`Step::Relay`] and has not answered.
+    unanswered: Unanswered,
     client_ended: bool,
     /// When something happened last, and when the server is asked again.
     active: Instant,
@@ -141,9 +165,14 @@ impl Adoption {
             origins: 0,
             pipe: Pipe::default(),
             step: Step::Next,
+            compared: None,
+            comparing_since: None,
+            is_trusted: false,
+            read_through: None,
             again: None,
             out: Vec::new(),
             to_origin: Vec::new(),
+            unanswered: Unanswered::default(),
             active: now,
             retry_at: None,
             failing_since: None,
@@ -169,7 +198,8 @@ impl Adoption {
         loop {
             // Others have their turn too; the server's descriptor says at once that there is more.
             let is_all_read = self.origin.as_ref().is_none_or(|origin| origin.input().is_empty());
-            if matches!(self.step, Step::Body(1..)) && self.pipe.filled() == 0
+            if matches!(self.step, Step::Through(1.., _))
+                || matches!(self.step, Step::Body(1..)) && self.pipe.filled() == 0
                 || self.step == Step::Again && is_all_read
             {
                 pieces += 1;
@@ -182,7 +212,11 @@ impl Adoption {
                 Err(stop) => stop,
             };
             return match stop {
-                Stop::Waits if now.saturating_duration_since(self.active) >= config.idle => {
+                // Nothing on this host takes as long, unless what the server sends back goes elsewhere.
+                Stop::Waits if self.is_connecting() && self.waited(now) >= config.patience => {
+                    self.refuse(Refusal::Unreachable)
+                }
+                Stop::Waits if self.waited(now) >= config.idle => {
                     // As a server does to a client that says nothing; one that reads nothing has been kept long enough.
                     Turn::Idle
                 }
@@ -226,7 +260,16 @@ impl Adoption {
 
     /// When a turn is due though nothing is ready.
     pub fn deadline(&self, config: &AdoptConfig) -> Instant {
-        self.retry_at.unwrap_or(self.active + config.idle)
+        let patience = if self.is_connecting() { config.patience.min(config.idle) } else { config.idle };
+        self.retry_at.unwrap_or(self.active + patience)
+    }
+
+    fn is_connecting(&self) -> bool {
+        self.origin.as_ref().is_some_and(|origin| !origin.is_connected())
+    }
+
+    fn waited(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.active)
     }
 
     /// Takes one step, or says why that cannot be.
@@ -234,18 +277,8 @@ impl Adoption {
         self.flush_client(now)?;
         match self.step {
             Step::Next => self.next(config),
-            Step::Check | Step::Head => {
-                self.write_origin(now)?;
-                let origin = self.origin.as_mut().ok_or(Stop::Origin)?;
-                origin.fill(MAX_HEAD + MAX_WHOLE).map_err(|_| Stop::Origin)?;
-                let progress = if self.step == Step::Check { self.check() } else { self.head() };
-                let is_ended = self.origin.as_ref().is_some_and(Origin::is_ended);
-                match progress {
-                    // Half a head, and then nothing.
-                    Err(Stop::Waits) if is_ended => Err(Stop::Origin),
-                    progress => progress,
-                }
-            }
+            Step::Check | Step::Head | Step::Compare { .. } => self.read_object(now),
+            Step::Through(left, wanted) => self.read_through(left, wanted, now),
             Step::Body(0) => {
                 (self.offset, self.step) = (self.record.responses[self.at].length, Step::Next);
                 Ok(())
@@ -298,21 +331,7 @@ impl Adoption {
                 self.out.extend_from_slice(head.get(self.offset as usize..).unwrap_or_default());
                 self.offset = response.length;
             }
-            (Body::Object { request, head, check }, Some(object)) => {
-                let mut ask = |from: u64, count: u64| {
-                    let first = object.first + from;
-                    let ask = head::range_request(request, object.etag, first, first + count - 1);
-                    self.to_origin.extend_from_slice(&ask);
-                };
-                let from = self.offset.saturating_sub(head.len() as u64);
-                let seen = u64::from(check.0);
-                if seen > 0 {
-                    ask(0, seen);
-                }
-                ask(from, object.length - from);
-                self.step = if seen > 0 { Step::Check } else { Step::Head };
-                return self.connect(config);
-            }
+            (Body::Object { .. }, Some(_)) => return self.ask_object(config),
             // No record that was read from a store is like this.
             (Body::Object { .. }, None) => return Err(Stop::Refused(Refusal::Malformed)),
         }
@@ -321,88 +340,22 @@ impl Adoption {
 
     /// A fresh connection to the server: one that was used may be about to be closed.
     fn connect(&mut self, config: &AdoptConfig) -> Result<(), Stop> {
-        self.origin = Some(Origin::connect(config.origin).map_err(|_| Stop::Origin)?);
+        let client = match config.adopt_as {
+            AdoptAs::Client if !config.carries => return Err(Stop::Refused(Refusal::Address)),
+            AdoptAs::Client => Some(self.record.tuple.client.ip()),
+            AdoptAs::Server => None,
+        };
+        let origin = Origin::connect(config.origin, client);
+        self.origin = Some(origin.map_err(|e| match (e.raw_os_error(), client) {
+            // It will not be permitted later either.
+            (Some(libc::EPERM | libc::EACCES | libc::EINVAL | libc::EADDRNOTAVAIL), Some(_)) => {
+                Stop::Refused(Refusal::Address)
+            }
+            _ => Stop::Origin,
+        })?);
         self.origins = self.origins.wrapping_add(1);
+        self.active = Instant::now();
         Ok(())
-    }
-
-    /// Compares what was seen of the body before with what the server has.
-    fn check(&mut self) -> Result<(), Stop> {
-        let (Body::Object { check: (count, sum), .. }, Some(origin)) =
-            (&self.record.responses[self.at].body, &mut self.origin)
-        else {
-            return Err(Stop::Refused(Refusal::Malformed));
-        };
-        let length = same(&self.record.responses[self.at], origin.input(), 0, u64::from(*count))?;
-        let body = origin.input().get(length..length + *count as usize).ok_or(Stop::Waits)?;
-        if crc32c::crc32c(body) != *sum {
-            return Err(Stop::Refused(Refusal::Content));
-        }
-        origin.consume(length + *count as usize);
-        self.step = Step::Head;
-        Ok(())
-    }
-
-    /// Looks at the head of the answer with the rest of the body, and sends what the client lacks of the stored one.
-    fn head(&mut self) -> Result<(), Stop> {
-        let response = &self.record.responses[self.at];
-        let (Body::Object { head, .. }, Some(origin)) = (&response.body, &mut self.origin) else {
-            return Err(Stop::Refused(Refusal::Malformed));
-        };
-        let from = self.offset.saturating_sub(head.len() as u64);
-        let left = response.length - head.len() as u64 - from;
-        let length = same(response, origin.input(), from, left)?;
-        origin.consume(length);
-        self.out.extend_from_slice(
-            head.get(usize::try_from(self.offset).unwrap_or(usize::MAX)..).unwrap_or_default(),
-        );
-        let count = origin.input().len().min(usize::try_from(left).unwrap_or(usize::MAX));
-        self.out.extend_from_slice(&origin.input()[..count]);
-        origin.consume(count);
-        self.step = Step::Body(left - count as u64);
-        Ok(())
-    }
-
-    fn relay(&mut self, config: &AdoptConfig, now: Instant) -> Result<(), Stop> {
-        let mut progress = false;
-        if !self.client_ended && self.to_origin.len() < MAX_WAITING {
-            let mut chunk = [0; 4096];
-            match self.client.read(&mut chunk) {
-                Ok(0) => (self.client_ended, progress) = (true, true),
-                Ok(count) => {
-                    self.to_origin.extend_from_slice(&chunk[..count]);
-                    progress = true;
-                }
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                Err(e) => return Err(stop_client(&e)),
-            }
-        }
-        if self.origin.is_none() {
-            if self.to_origin.is_empty() {
-                // Nothing was asked that is not answered.
-                return if self.client_ended { self.say_all() } else { waits(progress) };
-            }
-            self.connect(config)?;
-        }
-        let before = self.to_origin.len();
-        self.write_origin(now)?;
-        progress |= self.to_origin.len() != before;
-        let Some(origin) = &mut self.origin else { return Err(Stop::Origin) };
-        if self.client_ended && self.to_origin.is_empty() {
-            origin.end();
-        }
-        match self.pipe.read(origin, u64::MAX) {
-            Ok(_) => progress = true,
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-            // It never said anything to this: somebody else may.
-            Err(_) if !origin.has_spoken() && !self.to_origin.is_empty() => return Err(Stop::Origin),
-            Err(_) => return self.say_all(),
-        }
-        if progress {
-            self.active = now;
-            self.failing_since = None;
-        }
-        waits(progress)
     }
 
     /// Ends our half of the connection.

@@ -1,9 +1,10 @@
 //! The server beside a connection that was taken over, and the pipe through which its octets go to the client.
 
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rivulet_pktio::transparent;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, ipproto, socket_with, sockopt};
 use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
@@ -18,10 +19,16 @@ pub(super) struct Origin {
     input: Vec<u8>,
     ended: bool,
     spoken: bool,
+    /// It took something.
+    connected: bool,
 }
 
 impl Origin {
-    pub fn connect(address: SocketAddr) -> io::Result<Origin> {
+    /// From the client's address where one is given ([`transparent`]).
+    pub fn connect(address: SocketAddr, client: Option<IpAddr>) -> io::Result<Origin> {
+        if let Some(client) = client {
+            return Ok(Origin::of(transparent::connect_as(client, address)?));
+        }
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
@@ -30,7 +37,11 @@ impl Origin {
             Ok(()) | Err(Errno::INPROGRESS) => {}
             Err(e) => return Err(e.into()),
         }
-        Ok(Origin { stream: socket.into(), input: Vec::new(), ended: false, spoken: false })
+        Ok(Origin::of(socket.into()))
+    }
+
+    fn of(stream: TcpStream) -> Origin {
+        Origin { stream, input: Vec::new(), ended: false, spoken: false, connected: false }
     }
 
     pub fn as_fd(&self) -> BorrowedFd<'_> {
@@ -44,6 +55,11 @@ impl Origin {
 
     pub fn is_ended(&self) -> bool {
         self.ended
+    }
+
+    /// Whether it ever took something.
+    pub fn is_connected(&self) -> bool {
+        self.connected
     }
 
     /// Whether it ever said something.
@@ -74,8 +90,26 @@ impl Origin {
         Ok(())
     }
 
+    /// Drops at most so many bytes of what is to be read, and says how many: none of them is an error, as is its end.
+    pub fn discard(&mut self, most: u64) -> io::Result<u64> {
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        if !self.input.is_empty() {
+            let count = most.min(self.input.len());
+            self.consume(count);
+            return Ok(count as u64);
+        }
+        let mut chunk = [0; PIPE];
+        let most = most.min(chunk.len());
+        match self.stream.read(&mut chunk[..most])? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            count => Ok(count as u64),
+        }
+    }
+
     pub fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
-        self.stream.write(octets)
+        let count = self.stream.write(octets)?;
+        self.connected = true;
+        Ok(count)
     }
 
     /// Nothing more will be asked.
@@ -162,7 +196,7 @@ mod tests {
     #[test]
     fn ends_are_lent_while_something_is_between_them() {
         let ((server, mut at_server), (client, mut at_client)) = (pair(), pair());
-        let mut origin = Origin { stream: server, input: Vec::new(), ended: false, spoken: false };
+        let mut origin = Origin::of(server);
         let (mut pipe, mut spare) = (Pipe::default(), None);
         for said in [b"first", b"again"] {
             pipe.borrow(&mut spare);

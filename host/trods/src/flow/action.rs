@@ -12,6 +12,30 @@ pub struct Settings {
     pub deterministic: bool,
     /// Who speaks first.
     pub wake: Wake,
+    /// Whose address the own server sees behind an adopted connection.
+    pub adopt_as: AdoptAs,
+    /// What becomes of a connection whose object nobody has compared.
+    pub unknown: Unknown,
+}
+
+/// Whose address the own server sees behind an adopted connection (`adopt_as`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum AdoptAs {
+    /// The client's: what the server allows, limits and logs by address stays right. Where it cannot be carried the client is reset.
+    #[default]
+    Client,
+    /// The service's own.
+    Server,
+}
+
+/// What becomes of a connection in the middle of an object of which a digest is not known (`unknown`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Unknown {
+    /// Its client is reset.
+    #[default]
+    Reset,
+    /// Entity tag, length and the bytes of the first flight are believed.
+    Trust,
 }
 
 /// Who speaks first when a replica is gone.

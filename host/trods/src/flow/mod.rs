@@ -14,8 +14,8 @@ use rivulet_plain::Options;
 use self::watched::Watched;
 use crate::record::{Age, Handshake, Record, Tuple};
 
-pub use action::{Action, Limits, Reason, Settings, Wake};
-pub use watched::{GATE, REQUEST_PATIENCE, RESPONSE_PATIENCE};
+pub use action::{Action, AdoptAs, Limits, Reason, Settings, Unknown, Wake};
+pub use watched::{FLIGHT_PATIENCE, GATE, REQUEST_PATIENCE, RESPONSE_PATIENCE};
 
 /// RFC 9293 section 3.7.1.
 const DEFAULT_MSS: u16 = 536;
@@ -124,6 +124,12 @@ impl Flow {
     #[must_use]
     pub fn wants_acknowledgement(&self) -> bool {
         matches!(&self.state, State::Watched(watched) if watched.is_full)
+    }
+
+    /// Whether the rest of an object's first flight is awaited, for [`FLIGHT_PATIENCE`].
+    #[must_use]
+    pub fn awaits_flight(&self) -> bool {
+        matches!(&self.state, State::Watched(watched) if watched.awaits_flight)
     }
 
     /// From where the server's octets are read, of which no more is kept than is stored of one response. Where this moves on, what

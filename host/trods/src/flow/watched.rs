@@ -7,8 +7,8 @@ use super::stream::Stream;
 use crate::chunked;
 use crate::head::{self, Framing, Method, RequestHead, ResponseHead};
 use crate::record::{
-    Age, Body, Handshake, MAX_RECORD, MAX_REQUESTS, MAX_RESPONSES, MAX_WHOLE, Record, Response, Seen, Tuple,
-    UNKNOWN,
+    Age, Body, Handshake, MAX_CHECK, MAX_RECORD, MAX_REQUESTS, MAX_RESPONSES, MAX_WHOLE, Record, Response,
+    Seen, Tuple, UNKNOWN,
 };
 
 /// Octets of a response that are let pass at a time: an acknowledgement says which of them the client has, and the program
@@ -19,6 +19,13 @@ pub const GATE: u64 = 1 << 30;
 pub const REQUEST_PATIENCE: u64 = 50;
 /// Milliseconds after which the rest of a head, or of a response that could be stored whole, is not awaited any more.
 pub const RESPONSE_PATIENCE: u64 = 250;
+/// Milliseconds for which the rest of an object's first flight is awaited: it comes with the head, unless the server is slow or the
+/// client's window small.
+pub const FLIGHT_PATIENCE: u64 = 10;
+/// Segments of a first flight that are awaited: a server that sends the head in a segment of its own has not ten for the body.
+const FLIGHT: usize = 8;
+/// Bytes of a TCP header's options beside data.
+const OPTIONS: u16 = 12;
 /// Milliseconds between attempts to store (`failure: closed`).
 const RETRY: u64 = 100;
 
@@ -39,6 +46,8 @@ pub(super) struct Watched {
     settings: Settings,
     /// There is no room for another response in the record.
     pub is_full: bool,
+    /// The head of an object is there, and not all of its first flight.
+    pub awaits_flight: bool,
     /// As it was handed out last, but for `responses` and `response_at`, which are as they are now.
     record: Record,
     /// From the first request that is not answered.
@@ -122,8 +131,9 @@ impl Watched {
             now: 0,
             settings: *settings,
             is_full: false,
+            awaits_flight: false,
             client: Stream::new(record.request_at, MAX_REQUESTS),
-            server: Stream::new(record.passed(), MAX_WHOLE),
+            server: Stream::new(record.passed(), MAX_CHECK),
             covered: record.request_at,
             record,
             asked: VecDeque::new(),
@@ -351,7 +361,7 @@ impl Watched {
     }
 
     fn read_responses(&mut self) -> Result<(), Reason> {
-        self.is_full = false;
+        (self.is_full, self.awaits_flight) = (false, false);
         while !self.server.octets().is_empty() {
             if let Some(last) = self.record.responses.last_mut().filter(|last| last.passed < last.length) {
                 let next = pass(last, self.server.octets())?;
@@ -383,11 +393,20 @@ impl Watched {
         let request = self.client.octets().get(..asked.length).unwrap_or_default();
         let close = head.close || asked.close;
         let (length, body) = if let Some(object) = head.object {
-            let seen = &rest[..rest.len().min(usize::try_from(object.length).unwrap_or(usize::MAX))];
+            let body = usize::try_from(object.length).unwrap_or(usize::MAX);
+            let flight = FLIGHT * usize::from(self.record.handshake.mss.saturating_sub(OPTIONS));
+            let wanted = body.saturating_add(head.length).min(flight).min(MAX_CHECK);
+            let since = self.incomplete.unwrap_or(self.now);
+            let is_late = self.now.saturating_sub(since) >= FLIGHT_PATIENCE || self.server.is_ended();
+            if octets.len() < wanted && !is_late {
+                self.awaits_flight = true;
+                return Ok(false);
+            }
+            let seen = &rest[..rest.len().min(body)];
             let check = (seen.len() as u32, crc32c::crc32c(seen));
-            let body =
-                Body::Object { request: request.to_vec(), head: octets[..head.length].to_vec(), check };
-            (head.length as u64 + object.length, body)
+            let (request, head) = (request.to_vec(), octets[..head.length].to_vec());
+            let length = head.len() as u64 + object.length;
+            (length, Body::Object { request, head, check, digest: None })
         } else {
             let end = match head.framing {
                 Framing::Length(length) => Some(length),
@@ -395,7 +414,7 @@ impl Watched {
                 Framing::Close => self.server.is_ended().then_some(rest.len() as u64),
             };
             let room = (MAX_WHOLE - head.length.min(MAX_WHOLE)) as u64;
-            let is_short = end.map_or(!self.server.is_full(), |end| end <= room);
+            let is_short = end.map_or(octets.len() < MAX_WHOLE, |end| end <= room);
             if is_short && end.is_some_and(|end| end <= rest.len() as u64) {
                 let whole = octets[..head.length + rest.len().min(end.unwrap_or(0) as usize)].to_vec();
                 (whole.len() as u64, Body::Whole(whole))

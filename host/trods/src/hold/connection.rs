@@ -7,8 +7,8 @@ use rivulet_bpf::trods::{FlowKey, What};
 
 use super::watch::{ASK, LOOK};
 use super::{Frame, Hold};
-use crate::flow::{Action, Flow, Limits, Settings};
-use crate::record::{Handshake, MAX_WHOLE, Record, Tuple};
+use crate::flow::{Action, FLIGHT_PATIENCE, Flow, Limits, Settings};
+use crate::record::{Handshake, MAX_CHECK, Record, Tuple};
 
 /// One connection.
 #[derive(Debug)]
@@ -170,7 +170,7 @@ impl Connection {
     fn read_held(&mut self, more: Option<&Frame>, out: &mut Vec<Action>) {
         while self.read != self.flow.reads() {
             self.read = self.flow.reads();
-            let (from, to) = (self.read, self.read.wrapping_add(MAX_WHOLE as u32));
+            let (from, to) = (self.read, self.read.wrapping_add(MAX_CHECK as u32));
             let in_reach = |frame: &&Frame| after(frame.end(), from) && after(to, frame.seq());
             for frame in self.held.iter().chain(more).filter(in_reach) {
                 self.flow.response(frame.seq(), frame.data(), frame.fin(), out);
@@ -187,7 +187,14 @@ impl Connection {
 
     /// Has it asked again when it may have waited long enough, unless it is to be asked before.
     pub fn ask_later(&mut self, key: &FlowKey, now: u64, due: &mut BinaryHeap<Reverse<(u64, FlowKey)>>) {
-        let at = now + if self.flow.wants_acknowledgement() { LOOK } else { ASK };
+        let at = now
+            + if self.flow.wants_acknowledgement() {
+                LOOK
+            } else if self.flow.awaits_flight() {
+                FLIGHT_PATIENCE + 1
+            } else {
+                ASK
+            };
         if self.due == 0 || self.due > at {
             self.due = at;
             due.push(Reverse((at, *key)));

@@ -1,6 +1,7 @@
 //! The places that connections have in stores: a number each, the lowest that is free, since whoever looks for the records of
 //! a dead replica asks for all numbers up to the highest.
 
+use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::net::SocketAddr;
@@ -10,7 +11,8 @@ use std::time::Instant;
 use rivulet_bpf::trods::FlowKey;
 
 use super::Keeper;
-use crate::record::Record;
+use crate::digest::{self, Digests, Wanted};
+use crate::record::{MAX_RECORD, Record};
 use crate::store::{Done, RecordKeys, Store, StoreConfig, place};
 
 /// A store, and which connection has which number in it.
@@ -61,9 +63,38 @@ pub struct Stores {
     done: Vec<Done>,
     /// What could not be sealed, by connection and ticket.
     unsealed: Vec<(FlowKey, u64)>,
+    digests: Digests,
+    /// Connections in whose records digests are missing, and of what.
+    undigested: HashMap<FlowKey, Vec<Wanted>>,
 }
 
 impl Stores {
+    /// Puts digests into records from now on.
+    pub fn set_digests(&mut self, digests: &Digests) {
+        self.digests = digests.clone();
+    }
+
+    /// The record with the digests that are known.
+    fn with_digests<'r>(&mut self, key: &FlowKey, whole: &'r Record) -> Cow<'r, Record> {
+        let lacking = |response| digest::lacking(key.service(), response);
+        let lacks: Vec<Wanted> = whole.responses.iter().filter_map(lacking).collect();
+        if lacks.is_empty() {
+            self.undigested.remove(key);
+            return Cow::Borrowed(whole);
+        }
+        let mut record = whole.clone();
+        if self.digests.fill(key.service(), &mut record.responses) {
+            self.undigested.insert(*key, lacks);
+        } else {
+            self.undigested.remove(key);
+        }
+        if record.size() > MAX_RECORD {
+            // Then nobody knows.
+            return Cow::Borrowed(whole);
+        }
+        Cow::Owned(record)
+    }
+
     /// Has a store keep the records of these services from now on, sealed with these keys. What others keep stays there.
     pub fn add(
         &mut self,
@@ -109,6 +140,7 @@ impl Stores {
 
 impl Keeper for Stores {
     fn store(&mut self, key: &FlowKey, ticket: u64, record: &Record) {
+        let record = self.with_digests(key, record);
         let Some(places) = self.services.get(&key.service()).and_then(|at| self.all.get_mut(*at)) else {
             return;
         };
@@ -124,6 +156,7 @@ impl Keeper for Stores {
     }
 
     fn forget(&mut self, key: &FlowKey) {
+        self.undigested.remove(key);
         let Some(places) = self.services.get(&key.service()).and_then(|at| self.all.get_mut(*at)) else {
             return;
         };
@@ -137,6 +170,11 @@ impl Keeper for Stores {
     }
 
     fn is_stale(&self, key: &FlowKey) -> bool {
+        // What has become known since is stored with the rest.
+        if self.undigested.get(key).is_some_and(|lacks| lacks.iter().any(|wanted| self.digests.knows(wanted)))
+        {
+            return true;
+        }
         let places = self.services.get(&key.service()).and_then(|at| self.all.get(*at));
         places.is_some_and(|places| {
             places.numbers.get(key).is_some_and(|n| {

@@ -5,9 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use rivulet_plain::ObjectStamp;
 
 use super::{
-    Body, Chunked, Handshake, MAX_REQUESTS, MAX_RESPONSES, MAX_WHOLE, Record, Response, Rest, Seen, Tuple,
-    UNKNOWN,
+    Body, Chunked, Handshake, MAX_CHECK, MAX_REQUESTS, MAX_RESPONSES, MAX_WHOLE, Record, Response, Rest,
+    Seen, Tuple, UNKNOWN,
 };
+use crate::digest::Digest;
 use crate::head::{self, Framing, MAX_HEAD, Method, ResponseHead};
 
 /// Octets of the longest record. One of curl and nginx has less than 500, one of a browser less than 1,000; what is beyond are
@@ -44,6 +45,7 @@ const STAMPS: u8 = 128;
 const CLOSE: u8 = 1;
 const WHOLE: u8 = 2;
 const GENERATED: u8 = 4;
+const DIGEST: u8 = 8;
 
 impl Record {
     /// Octets of [`encode`](Self::encode).
@@ -100,7 +102,7 @@ impl Record {
         out.push(self.responses.len() as u8);
         for response in &self.responses {
             let kind = match response.body {
-                Body::Object { .. } => 0,
+                Body::Object { digest, .. } => flag(digest.is_some(), DIGEST),
                 Body::Whole(_) => WHOLE,
                 Body::Generated { .. } => GENERATED,
             };
@@ -108,9 +110,10 @@ impl Record {
             out.extend_from_slice(&response.length.to_be_bytes());
             out.extend_from_slice(&response.passed.to_be_bytes());
             match &response.body {
-                Body::Object { request, head, check } => {
+                Body::Object { request, head, check, digest } => {
                     out.extend_from_slice(&check.0.to_be_bytes());
                     out.extend_from_slice(&check.1.to_be_bytes());
+                    digest.iter().for_each(|Digest(digest)| out.extend_from_slice(digest));
                     put(&mut out, request);
                     put(&mut out, head);
                 }
@@ -206,7 +209,9 @@ impl Response {
     /// Octets of it in a record.
     pub(crate) fn size(&self) -> usize {
         17 + match &self.body {
-            Body::Object { request, head, .. } => 12 + request.len() + head.len(),
+            Body::Object { request, head, digest, .. } => {
+                12 + digest.map_or(0, |Digest(digest)| digest.len()) + request.len() + head.len()
+            }
             Body::Generated { request, head, .. } => 14 + request.len() + head.len(),
             Body::Whole(octets) => 2 + octets.len(),
         }
@@ -269,7 +274,7 @@ impl Reader<'_> {
             return Err(RecordError::Field("what was let pass"));
         }
         let body = match flags & (WHOLE | GENERATED) {
-            0 => self.object(length)?,
+            0 => self.object(length, flags & DIGEST != 0)?,
             WHOLE => self.whole(length)?,
             GENERATED => self.generated(length, passed)?,
             _ => return Err(RecordError::Field("the kind of a response")),
@@ -285,16 +290,17 @@ impl Reader<'_> {
         Ok(Body::Whole(octets))
     }
 
-    fn object(&mut self, length: u64) -> Result<Body, RecordError> {
+    fn object(&mut self, length: u64, has_digest: bool) -> Result<Body, RecordError> {
         let check = (self.u32()?, self.u32()?);
+        let digest = if has_digest { Some(Digest(self.array()?)) } else { None };
         let (request, head, method) = self.heads()?;
         let object = read(&head, method)?.object.ok_or(RecordError::Field("an object"))?;
         if head.len() as u64 + object.length != length
-            || u64::from(check.0) > object.length.min(MAX_WHOLE as u64)
+            || u64::from(check.0) > object.length.min(MAX_CHECK as u64)
         {
             return Err(RecordError::Field("the length of an object"));
         }
-        Ok(Body::Object { request, head, check })
+        Ok(Body::Object { request, head, check, digest })
     }
 
     fn generated(&mut self, length: u64, passed: u64) -> Result<Body, RecordError> {

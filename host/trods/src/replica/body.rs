@@ -13,9 +13,12 @@ use rivulet_bpf::trods::{FlowKey, Unnamed};
 
 use super::{Command, Counts, Gone, Protected, Shared};
 use crate::adopt::{AdoptConfig, Adopters, Outcome};
+use crate::digest::Digests;
+use crate::digest::share::{Peers, Sharing};
+use crate::flow::{AdoptAs, Settings, Unknown};
 use crate::hold::{Absence, Followers, Heard, HoldError, Leaving, Pins, Rescue, Stores, Watch, now_ms};
 use crate::record::{Handshake, Record, Tuple};
-use crate::store::Store;
+use crate::store::{Store, StoreConfig};
 use crate::ts::{self, Absences, Found, Names};
 
 /// Between two looks at everything that does not make itself heard.
@@ -43,8 +46,13 @@ pub(super) struct Body {
     watch: Watch<Stores>,
     rescue: Rescue,
     pins: Pins,
+    digests: Digests,
+    /// Exchanges lists of objects, a store each.
+    sharing: Vec<Sharing>,
+    /// How connections of services are protected.
+    settings: HashMap<SocketAddr, Settings>,
     /// Who goes on with connections, by service.
-    adopters: HashMap<SocketAddr, Adopters>,
+    adopters: HashMap<(SocketAddr, AdoptAs, Unknown), Adopters>,
     /// What became of adopted connections.
     ended: Sender<(Tuple, Outcome)>,
     ends: Receiver<(Tuple, Outcome)>,
@@ -62,6 +70,7 @@ impl Body {
         netns: Option<String>,
         watch: Watch<Stores>,
         rescue: Rescue,
+        digests: Digests,
         commands: Receiver<Command>,
         shared: Arc<Shared>,
     ) -> Body {
@@ -74,6 +83,9 @@ impl Body {
             watch,
             rescue,
             pins: Pins::default(),
+            settings: HashMap::new(),
+            digests,
+            sharing: Vec::new(),
             adopters: HashMap::new(),
             ended,
             ends,
@@ -299,7 +311,10 @@ impl Body {
             let service = key.service();
             let accepts = || TcpStream::connect_timeout(&service, ACCEPT).is_ok();
             let lives = *lives.entry(service).or_insert_with(accepts);
-            if let Some(record) = self.watch.judge(&key, lives)? {
+            if let Some(mut record) = self.watch.judge(&key, lives)? {
+                // The server that is there now may have something else.
+                self.digests.fill(service, &mut record.responses);
+                self.digests.forget(service, &record.responses);
                 self.rescue.here(key, record, Instant::now());
             }
         }
@@ -308,6 +323,7 @@ impl Body {
 
     fn replace(&mut self, services: &[Protected]) -> Result<(), HoldError> {
         let mut named = Vec::new();
+        self.share(services)?;
         for Protected { sockets, store, keys, named: how, .. } in services {
             named.extend(how.iter().map(|how| (sockets.clone(), how.clone())));
             let keeper = self.watch.keeper_mut();
@@ -322,7 +338,7 @@ impl Body {
             }
         }
         if self.names.is_none() && !named.is_empty() {
-            self.names = Some(Names::open(self.netns.as_deref())?);
+            self.names = Some(Names::open(self.netns.as_deref(), &self.digests)?);
         }
         if let Some(names) = &mut self.names {
             names.set_services(&named, self.watch.hold().programs())?;
@@ -340,6 +356,8 @@ impl Body {
         let can =
             |keeper: &Stores, socket: &SocketAddr| keeper.serves(socket) || issuers.contains_key(socket);
         let all: Vec<_> = all.filter(|(socket, ..)| can(self.watch.keeper_mut(), socket)).collect();
+        let settings: HashMap<_, _> = all.iter().map(|(socket, _, settings)| (*socket, *settings)).collect();
+        self.settings = settings;
         let formers = self.watch.set_services(&all)?;
         if formers.any {
             let mut settles = self.shared.settles.lock().unwrap_or_else(PoisonError::into_inner);
@@ -351,11 +369,40 @@ impl Body {
         Ok(())
     }
 
+    /// Exchanges lists of objects with the other replicas of these services.
+    fn share(&mut self, services: &[Protected]) -> Result<(), HoldError> {
+        let mut before = std::mem::take(&mut self.sharing);
+        for Protected { sockets, store, keys, others, .. } in services {
+            let Some(StoreConfig { servers, prefix, .. }) = store else { continue };
+            let (servers, own, others) = (servers.clone(), prefix.clone(), others.clone());
+            let epochs = keys.epochs();
+            let with = Peers { servers, epochs, own, others, services: sockets.clone() };
+            let kept = before.iter().position(|sharing| sharing.with == with);
+            self.sharing.push(match kept {
+                Some(at) => before.swap_remove(at),
+                None => Sharing::start(&self.digests, self.netns.clone(), keys, with)?,
+            });
+        }
+        Ok(())
+    }
+
+    /// Connections that go on here already go on as they began, so each way has adopters of its own.
     fn adopters(&mut self, service: SocketAddr) -> Result<&Adopters, HoldError> {
-        Ok(match self.adopters.entry(service) {
+        let Settings { adopt_as, unknown, .. } = self.settings.get(&service).copied().unwrap_or_default();
+        Ok(match self.adopters.entry((service, adopt_as, unknown)) {
             Entry::Occupied(there) => there.into_mut(),
             Entry::Vacant(place) => {
-                let config = AdoptConfig { origin: service, patience: PATIENCE, idle: IDLE };
+                let (patience, idle) = (PATIENCE, IDLE);
+                let digests = self.digests.clone();
+                let config = AdoptConfig {
+                    origin: service,
+                    patience,
+                    idle,
+                    adopt_as,
+                    carries: true,
+                    digests,
+                    unknown,
+                };
                 place.insert(Adopters::start(config, self.ended.clone())?)
             }
         })
@@ -377,7 +424,8 @@ impl Body {
         }
         let status = self.watch.status();
         let (protected, watched, moved) = (status.protected, status.watched, self.leaving.moved());
-        let mut counts = Counts { protected, watched, moved, ..Counts::default() };
+        let digests = self.digests.made();
+        let mut counts = Counts { protected, watched, moved, digests, ..Counts::default() };
         counts.unprotected =
             status.unprotected.iter().map(|(reason, count)| (reason.name(), *count)).collect();
         let said = self.watch.hold().counters();
@@ -398,6 +446,11 @@ impl Body {
             let of = adopters.counts();
             counts.adopted += of.adopted;
             counts.refused += of.refused;
+            counts.trusted += of.trusted;
+            counts.read_through += of.read_through;
+            for (why, count) in adopters.refusals() {
+                *counts.refusals.entry(why).or_default() += count;
+            }
         }
         *self.shared.counts.lock().unwrap_or_else(PoisonError::into_inner) = counts;
     }

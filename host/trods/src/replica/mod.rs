@@ -17,6 +17,7 @@ use rivulet_pktio::repair;
 use rivulet_pktio::{Interface, in_netns};
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::digest::Digests;
 use crate::flow::{Settings, Wake};
 use crate::hold::{Absence, Departed, Hold, HoldError, Leave, Rescue, Stores, Watch};
 use crate::store::{RecordKeys, StoreConfig};
@@ -36,6 +37,8 @@ pub struct Protected {
     pub store: Option<StoreConfig>,
     /// What records are sealed with.
     pub keys: RecordKeys,
+    /// The first parts of the keys of the other replicas' records, whose objects this one compares.
+    pub others: Vec<String>,
     /// How timestamps name it.
     pub named: Option<Named>,
 }
@@ -61,8 +64,16 @@ pub struct Counts {
     pub unprotected: BTreeMap<&'static str, u64>,
     /// Connections of other replicas that go on here.
     pub adopted: u64,
-    /// Of these, those whose clients were reset.
+    /// Of these, those whose clients were reset, and why.
     pub refused: u64,
+    /// Why, by [reason](crate::adopt::Refusal::name).
+    pub refusals: BTreeMap<&'static str, u64>,
+    /// Connections that went on in the middle of an object that nobody has compared.
+    pub trusted: u64,
+    /// Answers with all of an object, of servers without ranges, that were read through.
+    pub read_through: u64,
+    /// Objects of which a digest was made.
+    pub digests: u64,
     /// Connections that were left to other replicas.
     pub moved: u64,
     /// Connections that are watched now: a record of each is in the store, or will be.
@@ -132,7 +143,11 @@ impl Replica {
     fn with(hold: Hold, interface: &Interface, wake: Wake) -> Result<Replica, HoldError> {
         let leases = hold.programs().leases()?;
         let rescue = Rescue::new(interface.netns(), wake)?;
-        let watch = Watch::new(hold, Stores::default())?;
+        let digests = Digests::default();
+        let mut stores = Stores::default();
+        stores.set_digests(&digests);
+        let watch = Watch::new(hold, stores)?;
+        let worker = digests.start(interface.netns().map(str::to_owned))?;
         let wake =
             eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(std::io::Error::from)?;
         let shared = Arc::new(Shared {
@@ -146,7 +161,8 @@ impl Replica {
         let (commands, receive) = channel();
         let (netns, of_thread) = (interface.netns().map(str::to_owned), Arc::clone(&shared));
         let thread = std::thread::Builder::new().name("trods".into()).spawn(move || {
-            let mut body = Body::new(netns.clone(), watch, rescue, receive, of_thread);
+            let _worker = worker;
+            let mut body = Body::new(netns.clone(), watch, rescue, digests, receive, of_thread);
             if let Err(e) = in_netns(netns.as_deref(), || body.run()) {
                 tracing::error!(error = %e, "connections are not protected any more");
             }

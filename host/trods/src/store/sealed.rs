@@ -57,6 +57,12 @@ impl RecordKeys {
         self.0.usable
     }
 
+    /// The epoch that seals, and all of them: with others of these the keys are others.
+    #[must_use]
+    pub fn epochs(&self) -> (u16, Vec<u16>) {
+        (self.0.usable, self.0.keys.iter().map(|(epoch, _)| *epoch).collect())
+    }
+
     /// A value that is to stand under this key of the store. None without keys.
     #[must_use]
     pub fn seal(&self, place: &str, value: &[u8]) -> Option<Vec<u8>> {

@@ -2,40 +2,116 @@
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::table::{MAX_TARGET, MAX_TARGETS, Row, Table};
+use crate::digest::{Digests, Knowledge, Wanted};
 
 /// How long the server may take.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Octets of the longest list.
 const MAX_LIST: u64 = 64 << 20;
+/// Octets of the longest host.
+const MAX_HOST: usize = 255;
 /// Octets of a head that is read at most.
 const MAX_HEAD: u64 = 8192;
 
-/// The table as the server at this address has it, in the calling thread's network namespace.
+/// Between two looks whether objects have digests.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// The table as the server at a service's addresses has it, in the calling thread's network namespace. What a digest cannot be made
+/// of is not in it.
 ///
 /// # Errors
-/// The server is not there, or says nothing of use.
-pub fn table(origin: SocketAddr, list: &str) -> io::Result<Table> {
-    let host = origin.to_string();
-    let mut server = connect(origin)?;
-    ask(&mut server, "GET", list.as_bytes(), &host, true)?;
+/// The server is not there, or says nothing of use; `Interrupted`: it is not to go on.
+pub fn table(sockets: &[SocketAddr], list: &str, digests: &Digests, stop: &AtomicBool) -> io::Result<Table> {
+    let Some(&first) = sockets.first() else { return Err(io::ErrorKind::InvalidInput.into()) };
+    let mut server = connect(first)?;
+    ask(&mut server, "GET", list.as_bytes(), &host_of(first), true)?;
     let head = head(&mut server)?;
     if !head.starts_with(b"HTTP/1.1 200 ") {
         return Err(io::Error::new(io::ErrorKind::NotFound, format!("no list at {list}")));
     }
     let mut text = Vec::new();
     server.take(MAX_LIST).read_to_end(&mut text)?;
-    let targets = text.split(|&b| b == b'\n').map(<[u8]>::trim_ascii);
-    let targets: Vec<&[u8]> = targets.filter(|t| is_target(t)).take(MAX_TARGETS).collect();
-    let mut rows = Vec::with_capacity(targets.len());
+    let lines = text.split(|&b| b == b'\n').map(<[u8]>::trim_ascii);
+    let places: Vec<Place<'_>> = lines.flat_map(|line| places(line, sockets)).take(MAX_TARGETS).collect();
+    let mut rows = Vec::with_capacity(places.len());
+    for socket in sockets {
+        let there: Vec<_> = places.iter().filter(|place| place.socket == *socket).collect();
+        if !there.is_empty() {
+            rows_of(*socket, &there, &mut rows)?;
+        }
+    }
+    let wanted = |(socket, row): (SocketAddr, Row)| {
+        let encoding = row.encoding.as_deref();
+        Some((Wanted::new(socket, &row.request(), &row.etag, encoding, row.length)?, row))
+    };
+    let rows: Vec<(Wanted, Row)> = rows.into_iter().filter_map(wanted).collect();
+    let mut pending: Vec<&Wanted> = rows.iter().map(|(wanted, _)| wanted).collect();
+    loop {
+        pending.retain(|wanted| digests.look_for(wanted) == Knowledge::Asked);
+        if pending.is_empty() {
+            break;
+        }
+        if stop.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        std::thread::sleep(LOOK);
+    }
+    let compared = rows.into_iter().filter_map(|(wanted, mut row)| {
+        row.content = digests.content(&wanted)?;
+        Some(row)
+    });
+    Ok(Table::new(compared.collect()))
+}
+
+/// A target of a host, and where it is asked for.
+struct Place<'l> {
+    socket: SocketAddr,
+    host: String,
+    target: &'l [u8],
+}
+
+/// What a line of the list names: `http://HOST/PATH` is of this host, a path alone of the service's addresses.
+fn places<'l>(line: &'l [u8], sockets: &[SocketAddr]) -> Vec<Place<'l>> {
+    let is_plain = |bytes: &[u8]| bytes.iter().all(u8::is_ascii_graphic);
+    let is_target = |target: &[u8]| target.len() <= MAX_TARGET && is_plain(target);
+    if let Some(rest) = line.strip_prefix(b"http://") {
+        let Some(slash) = rest.iter().position(|&b| b == b'/') else { return Vec::new() };
+        let (host, target) = rest.split_at(slash);
+        let is_host = (1..=MAX_HOST).contains(&host.len()) && is_plain(host);
+        return match (sockets.first(), std::str::from_utf8(host)) {
+            (Some(&socket), Ok(host)) if is_host && is_target(target) => {
+                vec![Place { socket, host: host.to_ascii_lowercase(), target }]
+            }
+            _ => Vec::new(),
+        };
+    }
+    if line.first() != Some(&b'/') || !is_target(line) {
+        return Vec::new();
+    }
+    sockets.iter().map(|&socket| Place { socket, host: host_of(socket), target: line }).collect()
+}
+
+/// `Host` as clients write it that have an address: without the port of HTTP (RFC 9110 section 4.2.3).
+fn host_of(socket: SocketAddr) -> String {
+    match (socket.port(), socket) {
+        (80, SocketAddr::V4(socket)) => socket.ip().to_string(),
+        (80, SocketAddr::V6(socket)) => format!("[{}]", socket.ip()),
+        _ => socket.to_string(),
+    }
+}
+
+/// The rows of what is asked for at one address.
+fn rows_of(origin: SocketAddr, places: &[&Place<'_>], rows: &mut Vec<(SocketAddr, Row)>) -> io::Result<()> {
     let mut server = connect(origin)?;
     let mut closing = None;
-    for target in targets {
-        if ask(&mut server, "HEAD", target, &host, false).is_err() {
+    for Place { host, target, .. } in places {
+        if ask(&mut server, "HEAD", target, host, false).is_err() {
             server = connect(origin)?;
-            ask(&mut server, "HEAD", target, &host, false)?;
+            ask(&mut server, "HEAD", target, host, false)?;
         }
         let keep = self::head(&mut server)?;
         // What a server says that closes is looked at once, and concluded from then on.
@@ -43,10 +119,11 @@ pub fn table(origin: SocketAddr, list: &str) -> io::Result<Table> {
             Some(closes) => Some(closed(&keep)).filter(|_| closes),
             None => {
                 let mut server = connect(origin)?;
-                ask(&mut server, "HEAD", target, &host, true)?;
+                ask(&mut server, "HEAD", target, host, true)?;
                 let close = self::head(&mut server)?;
-                let both =
-                    |head: &[u8]| Row::new(target, [Some(head), None]).and_then(|row| row.known[0].clone());
+                let both = |head: &[u8]| {
+                    Row::new(host, target, [Some(head), None]).and_then(|row| row.known[0].clone())
+                };
                 let concluded = closed(&keep);
                 let agrees = both(&close).is_some_and(|known| both(&concluded) == Some(known));
                 if both(&keep).is_some() {
@@ -55,14 +132,9 @@ pub fn table(origin: SocketAddr, list: &str) -> io::Result<Table> {
                 Some(close)
             }
         };
-        rows.extend(Row::new(target, [Some(&keep), close.as_deref()]));
+        rows.extend(Row::new(host, target, [Some(&keep), close.as_deref()]).map(|row| (origin, row)));
     }
-    Ok(Table::new(&host, rows))
-}
-
-/// Whether a line of the list is a target that a request line can have.
-fn is_target(line: &[u8]) -> bool {
-    line.first() == Some(&b'/') && line.len() <= MAX_TARGET && line.iter().all(u8::is_ascii_graphic)
+    Ok(())
 }
 
 /// The head of one that closes, of the head of one that does not.
@@ -105,6 +177,39 @@ fn head(from: &mut BufReader<TcpStream>) -> io::Result<Vec<u8>> {
             b"\r\n" | b"\n" => return Ok(head),
             _ if count == 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
             _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_names_a_path_of_the_addresses_or_of_a_host() {
+        let sockets = ["10.9.0.1:80", "[fd00:9::1]:8080"].map(|socket| socket.parse().unwrap());
+        let read = |line: &[u8]| {
+            let places = places(line, &sockets).into_iter();
+            places
+                .map(|place| (place.socket == sockets[0], place.host, place.target.to_vec()))
+                .collect::<Vec<_>>()
+        };
+        let both = [
+            (true, "10.9.0.1".to_owned(), b"/a".to_vec()),
+            (false, "[fd00:9::1]:8080".to_owned(), b"/a".to_vec()),
+        ];
+        assert_eq!(read(b"/a"), both);
+        assert_eq!(read(b"http://One.example/a"), [(true, "one.example".to_owned(), b"/a".to_vec())]);
+        for line in [
+            &b""[..],
+            b"a",
+            b"http://",
+            b"http://one.example",
+            b"http:///a",
+            b"/a b",
+            b"https://one.example/a",
+        ] {
+            assert_eq!(read(line), []);
         }
     }
 }

@@ -30,6 +30,7 @@ use self::hints::{Hint, Hints, Peers};
 use self::leave::Leaving;
 use self::lost::LostOnes;
 use self::read::Reading;
+use crate::digest::Digests;
 use crate::hold::{Ended, HoldError, Keeper, Watch};
 use crate::lease::clock;
 use crate::wake::Prober;
@@ -91,6 +92,7 @@ type Asked = (SocketAddr, Table);
 #[derive(Debug)]
 pub(crate) struct Names {
     netns: Option<String>,
+    digests: Digests,
     services: Vec<Service>,
     at: HashMap<SocketAddr, usize>,
     hints: Hints,
@@ -114,11 +116,12 @@ impl Names {
     ///
     /// # Errors
     /// The system's.
-    pub fn open(netns: Option<&str>) -> Result<Names, HoldError> {
+    pub fn open(netns: Option<&str>, digests: &Digests) -> Result<Names, HoldError> {
         let (hints, prober) = in_netns(netns, || (Hints::open(hints::PORT), Prober::open()))?;
         let (ask, asked) = channel();
         Ok(Names {
             netns: netns.map(str::to_owned),
+            digests: digests.clone(),
             services: Vec::new(),
             at: HashMap::new(),
             hints: hints?,
@@ -360,10 +363,11 @@ impl Names {
 
     fn begin(&mut self, sockets: &[SocketAddr], named: &Named) -> Service {
         let stop = Arc::new(AtomicBool::new(false));
-        if let Some(&origin) = sockets.first() {
+        if !sockets.is_empty() {
             let (netns, list) = (self.netns.clone(), named.list.clone());
             let (to, stopped) = (self.ask.clone(), Arc::clone(&stop));
-            let body = move || ask_again(origin, &list, &to, &stopped);
+            let (sockets, digests) = (sockets.to_vec(), self.digests.clone());
+            let body = move || ask_again(&sockets, &list, &digests, &to, &stopped);
             let thread = std::thread::Builder::new().name("objects".into());
             if let Err(e) = thread.spawn(move || in_netns(netns.as_deref(), body)) {
                 tracing::error!(error = %e, "nobody asks the server what it has");
@@ -378,7 +382,7 @@ impl Names {
         self.tables += 1;
         for row in table.rows() {
             let heads = row.known.each_ref().map(|known| known.as_ref().map(|k| k.head).unwrap_or_default());
-            programs.stamps().add(self.tables, &row.target, &heads)?;
+            programs.stamps().add(self.tables, &row.host, &row.target, &heads)?;
         }
         tracing::info!(%socket, objects = table.rows().len(), version = table.version(), "the server's table");
         let before = std::mem::replace(&mut self.services[n].table, Arc::new(table));
@@ -430,14 +434,15 @@ fn hint(stamped: &Stamped) -> Hint {
 }
 
 fn remove(programs: &Trods, table: &Table, number: u32) -> Result<(), HoldError> {
-    table.rows().iter().try_for_each(|row| Ok(programs.stamps().remove(number, &row.target)?))
+    table.rows().iter().try_for_each(|row| Ok(programs.stamps().remove(number, &row.host, &row.target)?))
 }
 
 /// Asks the server again and again, and hands on what is new.
-fn ask_again(origin: SocketAddr, list: &str, to: &Sender<Asked>, stop: &AtomicBool) {
+fn ask_again(sockets: &[SocketAddr], list: &str, digests: &Digests, to: &Sender<Asked>, stop: &AtomicBool) {
+    let Some(&origin) = sockets.first() else { return };
     let (mut version, mut trouble) = (0, io::ErrorKind::Other);
     while !stop.load(Ordering::Relaxed) {
-        match ask::table(origin, list) {
+        match ask::table(sockets, list, digests, stop) {
             Ok(table) if table.version() != version => {
                 version = table.version();
                 if to.send((origin, table)).is_err() {

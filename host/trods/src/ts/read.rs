@@ -10,6 +10,7 @@ use super::hints::Hint;
 use super::lost::probed_ack;
 use super::table::Table;
 use crate::flow::GATE;
+use crate::head;
 use crate::lease::clock;
 use crate::record::{Body, Handshake, Record, Response, Tuple};
 use crate::wake::{self, Place};
@@ -247,7 +248,7 @@ fn known_response(table: &Table, object: u32) -> Option<Response> {
     let (row, known) = table.get(object)?;
     let (request, head) = table.exchange(row, known);
     let length = u64::from(known.head.total);
-    let body = Body::Object { request, head, check: (0, 0) };
+    let body = Body::Object { request, head, check: row.content.check, digest: Some(row.content.digest) };
     Some(Response { length, passed: length, close: known.close, body })
 }
 
@@ -255,7 +256,8 @@ fn known_response(table: &Table, object: u32) -> Option<Response> {
 fn asks_for(octets: &[u8], response: &Response) -> bool {
     let Body::Object { request, .. } = &response.body else { return false };
     let line = |octets: &[u8]| octets.split(|&b| b == b'\r').next().map(<[u8]>::to_vec);
-    octets.ends_with(b"\r\n\r\n") && line(octets) == line(request)
+    let host = |octets| head::values(octets, "host").map(<[u8]>::to_ascii_lowercase).collect::<Vec<_>>();
+    octets.ends_with(b"\r\n\r\n") && line(octets) == line(request) && host(octets) == host(request)
 }
 
 #[cfg(test)]
@@ -280,7 +282,7 @@ mod tests {
 
     /// It has half of what was named.
     fn client() -> Client {
-        let row = Row::new(b"/a", [Some(HEAD.as_bytes()), None]).unwrap();
+        let row = Row::new("h", b"/a", [Some(HEAD.as_bytes()), None]).unwrap();
         let (src, dst) = ("192.0.2.7:1025".parse().unwrap(), "10.9.0.1:80".parse().unwrap());
         let keys = [(CookieKey::new([1; 8]), true), (CookieKey::new([2; 8]), false)];
         let stamp = ObjectStamp {
@@ -304,7 +306,7 @@ mod tests {
             quiet: 0,
         });
         Client {
-            table: Table::new("h", vec![row]),
+            table: Table::new(vec![row]),
             keys,
             key: FlowKey::new(src, dst),
             header,

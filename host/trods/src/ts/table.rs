@@ -4,6 +4,7 @@
 use rivulet_bpf::trods::{DATE, HEAD_MAX, HEADS, KnownHead, head_sum};
 use rivulet_plain::MAX_OBJECT;
 
+use crate::digest::Content;
 use crate::head::{self, Method};
 
 /// Targets of a table: each has [`HEADS`] numbers.
@@ -25,6 +26,8 @@ pub struct Known {
 /// What a target is answered with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
+    /// `Host` of requests for it, in lower case: servers have several sites.
+    pub host: Vec<u8>,
     /// The target, as in a request.
     pub target: Vec<u8>,
     /// The entity tag, a strong one.
@@ -35,12 +38,14 @@ pub struct Row {
     pub length: u64,
     /// Each head, where connections go on and where they do not.
     pub known: [Option<Known>; HEADS],
+    /// What the object's bytes come to, and those of its beginning.
+    pub content: Content,
 }
 
 impl Row {
     /// From the heads that a target is answered with; `None` if the first is none of an object that can be had again by ranges.
     #[must_use]
-    pub fn new(target: &[u8], heads: [Option<&[u8]>; HEADS]) -> Option<Row> {
+    pub fn new(host: &str, target: &[u8], heads: [Option<&[u8]>; HEADS]) -> Option<Row> {
         let first = heads[0].and_then(|octets| head::response(octets, Method::Get).ok()?)?;
         let object = first.object.filter(|object| first.status == 200 && object.first == 0)?;
         let known = heads.map(|octets| {
@@ -59,12 +64,20 @@ impl Row {
         });
         known[0].as_ref()?;
         Some(Row {
+            host: host.to_ascii_lowercase().into(),
             target: target.to_vec(),
             etag: object.etag.to_vec(),
             encoding: object.encoding.map(<[u8]>::to_vec),
             length: object.length,
             known,
+            content: Content::default(),
         })
+    }
+
+    /// A request for it.
+    #[must_use]
+    pub fn request(&self) -> Vec<u8> {
+        [b"GET ", &self.target[..], b" HTTP/1.1\r\nHost: ", &self.host, b"\r\n\r\n"].concat()
     }
 }
 
@@ -86,20 +99,22 @@ fn date(octets: &[u8]) -> usize {
 pub struct Table {
     rows: Vec<Row>,
     version: u32,
-    /// `Host` of requests for them.
-    host: String,
 }
 
 impl Table {
-    /// Of rows in any order. The first ones count where a target stands twice.
+    /// Of rows in any order. The first ones count where a target of a host stands twice. What timestamps name is the same on all
+    /// replicas that have the same version, by its bytes.
     #[must_use]
-    pub fn new(host: &str, mut rows: Vec<Row>) -> Table {
-        rows.sort_by(|a, b| a.target.cmp(&b.target));
-        rows.dedup_by(|a, b| a.target == b.target);
+    pub fn new(mut rows: Vec<Row>) -> Table {
+        let place = |row: &Row| (row.target.clone(), row.host.clone());
+        rows.sort_by_cached_key(place);
+        rows.dedup_by(|a, b| (&a.target, &a.host) == (&b.target, &b.host));
         rows.truncate(MAX_TARGETS);
-        let mut sum = crc32c::crc32c(host.as_bytes());
+        let mut sum = 0;
         for (n, row) in (0u32..).zip(&mut rows) {
-            for part in [&row.target, &row.etag, row.encoding.as_deref().unwrap_or_default()] {
+            let digest = &row.content.digest.0[..];
+            let encoding = row.encoding.as_deref().unwrap_or_default();
+            for part in [&row.host[..], &row.target, &row.etag, encoding, digest] {
                 sum = crc32c::crc32c_append(sum, &(part.len() as u32).to_le_bytes());
                 sum = crc32c::crc32c_append(sum, part);
             }
@@ -112,7 +127,7 @@ impl Table {
                 }
             }
         }
-        Table { rows, version: sum.max(1), host: host.to_owned() }
+        Table { rows, version: sum.max(1) }
     }
 
     /// Another content has another one; 0: there is none.
@@ -138,7 +153,6 @@ impl Table {
     /// The request for an object, and a head that says the same of it and is as long as the one that answered it.
     #[must_use]
     pub fn exchange(&self, row: &Row, known: &Known) -> (Vec<u8>, Vec<u8>) {
-        let request = [b"GET ", &row.target[..], b" HTTP/1.1\r\nHost: ", self.host.as_bytes(), b"\r\n\r\n"];
         let mut head = b"HTTP/1.1 200 OK\r\nETag: ".to_vec();
         head.extend_from_slice(&row.etag);
         head.extend_from_slice(format!("\r\nContent-Length: {}\r\n", row.length).as_bytes());
@@ -148,7 +162,7 @@ impl Table {
         // Names are at least one octet, so is their colon; whatever is missing goes into its value.
         let missing = (known.head.length as usize).saturating_sub(head.len() + 2 + 4);
         head.extend_from_slice(&[b"x:", &vec![b'x'; missing][..], b"\r\n\r\n"].concat());
-        (request.concat(), head)
+        (row.request(), head)
     }
 }
 
@@ -161,7 +175,7 @@ mod tests {
 
     fn row(target: &str, keep: &str) -> Option<Row> {
         let close = keep.replace("keep-alive", "close");
-        Row::new(target.as_bytes(), [Some(keep.as_bytes()), Some(close.as_bytes())])
+        Row::new("h", target.as_bytes(), [Some(keep.as_bytes()), Some(close.as_bytes())])
     }
 
     #[test]
@@ -182,8 +196,8 @@ mod tests {
     #[test]
     fn all_replicas_have_the_same_numbers_for_the_same_content() {
         let rows = |order: [&str; 3]| order.map(|target| row(target, KEEP).unwrap()).to_vec();
-        let table = Table::new("h", rows(["/b", "/a", "/c"]));
-        assert_eq!(table, Table::new("h", rows(["/c", "/b", "/a"])));
+        let table = Table::new(rows(["/b", "/a", "/c"]));
+        assert_eq!(table, Table::new(rows(["/c", "/b", "/a"])));
         for (object, target, close) in [(1, "/a", false), (2, "/a", true), (3, "/b", false), (6, "/c", true)]
         {
             let (row, known) = table.get(object).unwrap();
@@ -192,16 +206,26 @@ mod tests {
         assert_eq!((table.get(0), table.get(7)), (None, None));
         let mut other = rows(["/a", "/b", "/c"]);
         other[1] = row("/b", &KEEP.replace("\"a\"", "\"b\"")).unwrap();
-        assert_ne!(Table::new("h", other).version(), table.version());
-        assert_ne!(Table::new("i", rows(["/a", "/b", "/c"])).version(), table.version());
+        assert_ne!(Table::new(other).version(), table.version());
+        let mut site = rows(["/a", "/b", "/c"]);
+        site[1].host = b"i".to_vec();
+        assert_ne!(Table::new(site.clone()).version(), table.version());
+        let both = Table::new([site, rows(["/a", "/b", "/c"])].concat());
+        assert_eq!(
+            both.rows().iter().map(|row| &row.target[..]).collect::<Vec<_>>(),
+            [b"/a", b"/b", b"/b", b"/c"]
+        );
+        let mut bytes = rows(["/a", "/b", "/c"]);
+        bytes[2].content.digest.0[5] = 1;
+        assert_ne!(Table::new(bytes).version(), table.version(), "by its bytes alone");
     }
 
     #[test]
     fn what_is_made_of_a_row_says_the_same() {
-        let table = Table::new("h:80", vec![row("/a", KEEP).unwrap()]);
+        let table = Table::new(vec![row("/a", KEEP).unwrap()]);
         let (found, known) = table.get(2).unwrap();
         let (request, head) = table.exchange(found, known);
-        assert_eq!(request, b"GET /a HTTP/1.1\r\nHost: h:80\r\n\r\n");
+        assert_eq!(request, b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n");
         assert_eq!(head.len(), known.head.length as usize);
         let said = head::response(&head, Method::Get).unwrap().unwrap();
         let object = said.object.unwrap();

@@ -1,23 +1,31 @@
 //! Connections of a replica that is gone, gone on with by another beside real nginx.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use rivulet_bpf::kernel::{Feature, skipped};
+use rivulet_pktio::in_netns;
 use rivulet_pktio::testing::{PATIENCE, Process, eventually};
 use rivulet_trods::adopt::{Adopters, Counts, Outcome, Refusal};
 use rivulet_trods::record::{Body, Response};
 use rivulet_trods::wake;
 use rivulet_trods::{Record, Tuple};
+use rustix::net::sockopt::set_socket_linger;
 
 use crate::support::generate;
-use crate::support::rack::{Rack, fetch, nginx, now_ms};
+use crate::support::rack::{Rack, fetch, nginx, nginx_with, now_ms};
 use crate::support::server::object;
 
 const GET: &str = "GET /a.bin HTTP/1.1\r\nHost: h\r\n\r\n";
 const SIZE: usize = 100_000;
+
+/// Connections that were adopted, and those of them that were refused.
+fn counted(adopters: &Adopters) -> (u64, u64) {
+    let Counts { adopted, refused, .. } = adopters.counts();
+    (adopted, refused)
+}
 
 /// Length of the head.
 fn head(octets: &[u8]) -> usize {
@@ -91,7 +99,7 @@ fn refused(
         Outcome::Refused(refusal) => assert_eq!(refusal, want),
         other => panic!("{want}: {other:?}"),
     }
-    assert_eq!(adopters.counts(), Counts { adopted: count, refused: count });
+    assert_eq!(counted(adopters), (count, count));
 }
 
 fn rest(client: &mut TcpStream, length: usize) -> Vec<u8> {
@@ -124,7 +132,7 @@ fn curl_goes_on_byte_for_byte() {
     assert!(curl.0.wait().unwrap().success());
     assert!(std::fs::read(&file).unwrap() == object("big", size));
     assert!(matches!(ends.recv_timeout(PATIENCE).unwrap().1, Outcome::Over));
-    assert_eq!(adopters.counts(), Counts { adopted: 1, refused: 0 });
+    assert_eq!(counted(&adopters), (1, 0));
 }
 
 #[test]
@@ -156,7 +164,7 @@ fn whatever_the_client_has_it_gets_the_rest_and_the_next_answers() {
         }
         count += 1;
     }
-    assert_eq!(adopters.counts(), Counts { adopted: count, refused: 0 });
+    assert_eq!(counted(&adopters), (count, 0));
 }
 
 #[test]
@@ -224,7 +232,7 @@ fn what_else_was_asked_is_answered_too() {
             assert_eq!(count(&got), count(&want[had..]), "{had}");
         }
     }
-    assert_eq!(adopters.counts(), Counts { adopted: 9, refused: 0 });
+    assert_eq!(counted(&adopters), (9, 0));
 }
 
 #[test]
@@ -265,7 +273,7 @@ fn another_object_is_refused() {
     let other = replaced(&full, etag, "ETag: \"x");
     // Whether the client has part of the head, or of the body.
     for had in [10, size + 5000] {
-        refuses(&rack, GET, &other, had, Refusal::Status(200));
+        refuses(&rack, GET, &other, had, Refusal::Tag);
         let longer = replaced(&full, &length(SIZE), &length(SIZE + 1));
         refuses(&rack, GET, &longer, had, Refusal::Length);
         let shorter = replaced(&full, &length(SIZE), &length(SIZE - 1));
@@ -277,7 +285,7 @@ fn another_object_is_refused() {
     }
     // The file changes, and with it the tag.
     std::fs::write(&file, object("a", SIZE + 5)).unwrap();
-    refuses(&rack, GET, &full, size + 5000, Refusal::Status(200));
+    refuses(&rack, GET, &full, size + 5000, Refusal::Tag);
     assert!(nginx.stop().success());
     refuses(&rack, GET, &full, size + 5000, Refusal::Unreachable);
 }
@@ -300,13 +308,13 @@ fn an_object_may_be_longer_than_sequence_numbers_are() {
     let mut record = cut.record;
     record.response_at = cut.start.wrapping_sub((whole - 20_000) as u32);
     let check = (4000, crc32c::crc32c(&[0; 4000]));
-    let body = Body::Object { request: GET.as_bytes().to_vec(), head, check };
+    let body = Body::Object { request: GET.as_bytes().to_vec(), head, check, digest: None };
     record.responses = vec![Response { length: whole, passed: whole, close: false, body }];
     (record.request_at, record.requests) = (record.acknowledged(), Vec::new());
     record = Record::decode(&record.encode()).unwrap();
     rack.adopt(&adopters, record);
     assert!(rest(&mut cut.client, 20_000) == tail);
-    assert_eq!(adopters.counts(), Counts { adopted: 1, refused: 0 });
+    assert_eq!(counted(&adopters), (1, 0));
 }
 
 #[test]
@@ -326,7 +334,7 @@ fn a_server_that_starts_again_is_asked_for_the_rest() {
     let _nginx = rack.nginx();
     got.append(&mut rest(&mut cut.client, full.len() - 2000 - (2 << 20)));
     assert!(got == full[2000..]);
-    assert_eq!(adopters.counts(), Counts { adopted: 1, refused: 0 });
+    assert_eq!(counted(&adopters), (1, 0));
 }
 
 #[test]
@@ -381,7 +389,7 @@ fn what_is_generated_again_is_the_rest_of_what_the_client_has() {
             count += 1;
         }
     }
-    assert_eq!(adopters.counts(), Counts { adopted: count, refused: 0 });
+    assert_eq!(counted(&adopters), (count, 0));
 }
 
 #[test]
@@ -435,6 +443,95 @@ fn a_server_that_starts_again_generates_the_same_once_more() {
         let _server = generate(&rack.r2, "0.0.0.0:80");
         got.append(&mut rest(&mut cut.client, full.len() - 2000 - (1 << 20)));
         assert!(got == full[2000..], "{how}");
-        assert_eq!(adopters.counts(), Counts { adopted: 1, refused: 0 });
+        assert_eq!(counted(&adopters), (1, 0));
+    }
+}
+
+/// What a server in nginx's place does with a connection.
+fn serve_one(rack: &Rack, serve: impl FnOnce(TcpStream) + Send + 'static) -> std::thread::JoinHandle<()> {
+    let listener = in_netns(Some(rack.r2.name()), || TcpListener::bind("127.0.0.1:80")).unwrap().unwrap();
+    std::thread::spawn(move || serve(listener.accept().unwrap().0))
+}
+
+/// The body of a request holds a whole request line; the server dies after it has read some of it. What comes behind must not
+/// reach the next server, where it would be a request.
+#[test]
+fn a_request_whose_server_dies_in_its_body_reaches_no_other_server() {
+    let Some(rack) = Rack::new() else { return };
+    std::fs::write(rack.www.path().join("a.bin"), object("a", SIZE)).unwrap();
+    let nginx = rack.nginx();
+    let full = replaced(&fetch(&rack.r2, GET), "Connection: close", "Connection: keep-alive");
+    assert!(nginx.stop().success());
+    for first in [1, 60, 4000] {
+        let (adopters, ends) = rack.adopters(PATIENCE);
+        let mut cut = cut(&rack, GET, &full, full.len(), false);
+        rack.adopt(&adopters, cut.record);
+        let served = serve_one(&rack, move |mut server| {
+            server.read_exact(&mut vec![0; first]).unwrap();
+            // What it has not read is lost with it.
+            set_socket_linger(&server, Some(Duration::ZERO)).unwrap();
+        });
+        let hidden = "GET /executed HTTP/1.1\r\nHost: h\r\n\r\n".repeat(3000);
+        let head = format!("POST /upload HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n", hidden.len());
+        // The client is reset while it sends.
+        let said = cut.client.write_all((head + &hidden).as_bytes());
+        served.join().unwrap();
+        let next = in_netns(Some(rack.r2.name()), || TcpListener::bind("127.0.0.1:80")).unwrap().unwrap();
+        let end = ends.recv_timeout(PATIENCE).unwrap().1;
+        assert!(matches!(end, Outcome::Refused(Refusal::Interrupted)), "{first}: {end:?}");
+        next.set_nonblocking(true).unwrap();
+        let asked = next.accept();
+        assert!(asked.is_err_and(|e| e.kind() == ErrorKind::WouldBlock), "another server was asked");
+        let got = said.and_then(|()| cut.client.read(&mut [0; 1]).map(|_| ()));
+        assert!(got.is_err_and(|e| matches!(e.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)));
+    }
+}
+
+/// Nothing was executed of what no server answered, where it is GET.
+#[test]
+fn get_whose_server_dies_is_asked_of_the_next_one() {
+    let Some(rack) = Rack::new() else { return };
+    std::fs::write(rack.www.path().join("a.bin"), object("a", SIZE)).unwrap();
+    let nginx = rack.nginx();
+    let full = replaced(&fetch(&rack.r2, GET), "Connection: close", "Connection: keep-alive");
+    assert!(nginx.stop().success());
+    let (adopters, _ends) = rack.adopters(PATIENCE);
+    let mut cut = cut(&rack, GET, &full, full.len(), false);
+    rack.adopt(&adopters, cut.record);
+    let served = serve_one(&rack, |mut server| server.read_exact(&mut vec![0; GET.len() + 5]).unwrap());
+    cut.client.write_all([GET, &GET[..5]].concat().as_bytes()).unwrap();
+    served.join().unwrap();
+    let _nginx = rack.nginx();
+    cut.client.write_all(&GET.as_bytes()[5..]).unwrap();
+    let got = rest(&mut cut.client, 2 * full.len());
+    assert!(got[..full.len()].ends_with(&object("a", SIZE)) && got.ends_with(&object("a", SIZE)));
+}
+
+/// nginx answers `gzip_static` with a strong tag and knows no ranges of it.
+#[test]
+fn what_a_server_has_no_ranges_of_is_read_through_to_the_place() {
+    let Some(rack) = Rack::new() else { return };
+    let (size, asks) = (12 << 20, "Host: h\r\nAccept-Encoding: gzip\r\n\r\n");
+    let get = GET.replace("Host: h\r\n\r\n", asks);
+    for name in ["a.bin", "a.bin.gz"] {
+        std::fs::write(rack.www.path().join(name), object(name, size)).unwrap();
+    }
+    let text = |text: &str| text.replace("sendfile on;", "sendfile on; gzip_static on;");
+    let _nginx = nginx_with(&rack.r2, rack.folder.path(), rack.www.path(), text);
+    let full = replaced(&fetch(&rack.r2, &get), "Connection: close", "Connection: keep-alive");
+    assert!(full.starts_with(b"HTTP/1.1 200 OK\r\n") && full.ends_with(&object("a.bin.gz", size)));
+    let size = head(&full);
+    for had in [10, size + 1, size + 5000, size + 200_000] {
+        let (adopters, _ends) = rack.adopters(PATIENCE);
+        let mut cut = cut(&rack, &get, &full, had, false);
+        // As much as is sent at once, or nothing.
+        if had == 10
+            && let Body::Object { check, .. } = &mut cut.record.responses[0].body
+        {
+            *check = (0, 0);
+        }
+        rack.adopt(&adopters, cut.record);
+        assert!(rest(&mut cut.client, full.len() - had) == full[had..], "{had}");
+        assert_eq!((counted(&adopters), adopters.counts().read_through), ((1, 0), 1), "{had}");
     }
 }

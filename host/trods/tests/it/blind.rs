@@ -59,7 +59,7 @@ fn outlives(rig: &Rig, content: &[u8], tell: impl Fn()) {
     let forger = Forger::new(rig, stream.local_addr().unwrap());
     // Before a request, in front of its response, and within that.
     forger.attack();
-    stream.write_all(b"GET /large HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").unwrap();
+    stream.write_all(b"GET /large HTTP/1.1\r\nHost: 10.8.9.9:8080\r\nConnection: close\r\n\r\n").unwrap();
     forger.attack();
     let mut got = vec![0; 2_000_000];
     stream.read_exact(&mut got).unwrap();

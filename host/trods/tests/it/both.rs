@@ -150,7 +150,7 @@ fn a_record_counts_for_more_than_what_others_told() {
     let Some(rig) = rig(SERVICE) else { return };
     let to: SocketAddr = SERVICE.parse().unwrap();
     let mut stream = in_netns(Some(rig.client.name()), || TcpStream::connect(to)).unwrap().unwrap();
-    stream.write_all(b"GET /small HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    stream.write_all(b"GET /small HTTP/1.1\r\nHost: 10.8.9.9:8080\r\n\r\n").unwrap();
     let mut said = vec![0; 16_384];
     let (mut got, small) = (0, content(&rig, "small"));
     while !said[..got].ends_with(&small) {
@@ -159,7 +159,7 @@ fn a_record_counts_for_more_than_what_others_told() {
     rig.router.run("nft add table ip t");
     rig.router.run("nft add chain ip t f { type filter hook forward priority 0 ; }");
     rig.router.run(&format!("nft add rule ip t f tcp sport {} drop", to.port()));
-    stream.write_all(b"GET /other HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").unwrap();
+    stream.write_all(b"GET /other HTTP/1.1\r\nHost: 10.8.9.9:8080\r\nConnection: close\r\n\r\n").unwrap();
     let first = &rig.hosts[0].replica;
     eventually("it is recorded", || first.counts().watched == 1);
     std::thread::sleep(Duration::from_millis(100));
@@ -210,7 +210,8 @@ fn a_handshake_that_ends_twice_begins_one_connection() {
     let asks = |cookie: &str| {
         let mut stream = TcpStream::connect(to).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let request = format!("GET /small HTTP/1.1\r\nHost: a\r\n{cookie}Connection: close\r\n\r\n");
+        let request =
+            format!("GET /small HTTP/1.1\r\nHost: 10.8.9.9:8080\r\n{cookie}Connection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).unwrap();
         let mut said = Vec::new();
         stream.read_to_end(&mut said).unwrap();

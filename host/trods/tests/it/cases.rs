@@ -1,6 +1,6 @@
 //! Connections step by step.
 
-use rivulet_trods::flow::{GATE, REQUEST_PATIENCE, RESPONSE_PATIENCE};
+use rivulet_trods::flow::{FLIGHT_PATIENCE, GATE, REQUEST_PATIENCE, RESPONSE_PATIENCE};
 use rivulet_trods::record::Body;
 use rivulet_trods::{Action, Flow, Limits, Reason, Record, Settings};
 
@@ -44,12 +44,18 @@ fn kept(flow: &mut Flow, step: impl FnOnce(&mut Flow, &mut Vec<Action>)) -> (Rec
     (record, after(|out| flow.stored(ticket, true, out)))
 }
 
+/// What there is of a first flight when it is not awaited any more, at the beginning of time.
+fn come(flow: &mut Flow, seq: u32, octets: &[u8], out: &mut Vec<Action>) {
+    flow.response(seq, octets, false, out);
+    flow.tick(FLIGHT_PATIENCE, out);
+}
+
 /// A first request and the head of its answer, stored.
 fn answered(flow: &mut Flow, length: u64) -> u32 {
     assert_eq!(after(|out| flow.request(CLIENT, GET, false, out)), limits(CLIENT, SERVICE, None));
     let head = head(length);
     let whole = head.len() as u64 + length;
-    let (_, then) = kept(flow, |flow, out| flow.response(SERVICE, &head, false, out));
+    let (_, then) = kept(flow, |flow, out| come(flow, SERVICE, &head, out));
     assert_eq!(then, limits(CLIENT + N, at(whole), Some(at(whole))));
     at(whole)
 }
@@ -62,7 +68,7 @@ fn a_response_is_stored_when_its_head_is_there() {
     let head = head(20);
     assert_eq!(after(|out| flow.response(SERVICE, &head[..30], false, out)), []);
     let octets = [&head[30..], b"0123456789"].concat();
-    let (record, then) = kept(&mut flow, |flow, out| flow.response(at(30), &octets, false, out));
+    let (record, then) = kept(&mut flow, |flow, out| come(flow, at(30), &octets, out));
     let whole = head.len() as u64 + 20;
     let end = at(whole);
     assert_eq!(then, limits(CLIENT + N, end, Some(end)));
@@ -76,7 +82,7 @@ fn a_response_is_stored_when_its_head_is_there() {
     let [response] = &record.responses[..] else { panic!("{record:?}") };
     assert_eq!((response.length, response.passed, response.close), (whole, whole, false));
     let check = (10, crc32c::crc32c(b"0123456789"));
-    assert_eq!(response.body, Body::Object { request: GET.to_vec(), head, check });
+    assert_eq!(response.body, Body::Object { request: GET.to_vec(), head, check, digest: None });
     // The next request on the same connection tells that the client has the first answer.
     flow.acknowledged(end);
     assert_eq!(after(|out| flow.request(CLIENT + N, GET, false, out)), limits(CLIENT + N, end, None));
@@ -131,7 +137,13 @@ fn one_frame_may_hold_several_answers() {
     after(|out| flow.request(CLIENT, &[GET, GET, GET].concat(), false, out));
     let one = [head(10_000), vec![7; 10_000]].concat();
     let frame = [&one[..], &one, &one[..one.len() - 1000]].concat();
-    let (record, then) = kept(&mut flow, |flow, out| flow.response(SERVICE, &frame, false, out));
+    let mut out = after(|out| flow.response(SERVICE, &frame, false, out));
+    // The third one's first flight is not all there.
+    let [(ticket, record)] = stores(&out).try_into().unwrap();
+    assert_eq!(record.responses.len(), 2);
+    out = after(|out| flow.stored(ticket, true, out));
+    assert!(stores(&out).is_empty() && flow.awaits_flight());
+    let (record, then) = kept(&mut flow, |flow, out| flow.tick(FLIGHT_PATIENCE, out));
     assert_eq!(record.responses.len(), 3);
     let end = at(3 * one.len() as u64);
     assert_eq!(then, limits(CLIENT + 3 * N, end, Some(end)));
@@ -204,7 +216,7 @@ fn a_long_response_passes_by_stretches() {
     let length = 5 * GATE + 12_345;
     let head = head(length);
     let whole = head.len() as u64 + length;
-    let (_, then) = kept(&mut flow, |flow, out| flow.response(SERVICE, &head, false, out));
+    let (_, then) = kept(&mut flow, |flow, out| come(flow, SERVICE, &head, out));
     assert_eq!(then, limits(CLIENT + N, at(GATE), None));
     let mut passed = GATE;
     while passed < whole {
@@ -220,7 +232,9 @@ fn a_long_response_passes_by_stretches() {
     }
     flow.acknowledged(at(whole));
     after(|out| flow.request(CLIENT + N, GET, false, out));
-    let (record, _) = kept(&mut flow, |flow, out| flow.response(at(whole), &self::head(5), false, out));
+    let (record, _) = kept(&mut flow, |flow, out| {
+        flow.response(at(whole), &[&self::head(5)[..], &[1; 5]].concat(), false, out);
+    });
     assert_eq!((record.response_at, record.responses.len()), (at(whole), 1));
 }
 
@@ -349,13 +363,13 @@ fn a_store_that_fails_lets_pass_or_holds() {
     let head = head(10);
     let mut flow = flow(&OPEN);
     after(|out| flow.request(CLIENT, GET, false, out));
-    let [(ticket, _)] = stores(&after(|out| flow.response(SERVICE, &head, false, out))).try_into().unwrap();
+    let [(ticket, _)] = stores(&after(|out| come(&mut flow, SERVICE, &head, out))).try_into().unwrap();
     let over = after(|out| flow.stored(ticket, false, out));
     assert_eq!(over, [Action::Unprotected(Reason::Store), Action::Forget]);
 
     let mut flow = established(CLIENT - 1, SERVICE - 1, &CLOSED);
     after(|out| flow.request(CLIENT, GET, false, out));
-    let [(ticket, _)] = stores(&after(|out| flow.response(SERVICE, &head, false, out))).try_into().unwrap();
+    let [(ticket, _)] = stores(&after(|out| come(&mut flow, SERVICE, &head, out))).try_into().unwrap();
     assert_eq!(after(|out| flow.stored(ticket, false, out)), []);
     assert_eq!(after(|out| flow.tick(1, out)), []);
     let (record, then) = kept(&mut flow, |flow, out| flow.tick(1000, out));
@@ -373,7 +387,9 @@ fn what_comes_while_something_is_being_stored_is_stored_behind_it() {
     let [(first, _)] = stores(&after(|out| flow.tick(REQUEST_PATIENCE, out))).try_into().unwrap();
     let head = head(10);
     assert_eq!(after(|out| flow.response(SERVICE, &head, false, out)), []);
-    let (record, then) = kept(&mut flow, |flow, out| flow.stored(first, true, out));
+    assert_eq!(after(|out| flow.stored(first, true, out)), limits(CLIENT + N, SERVICE, None));
+    let late = REQUEST_PATIENCE + FLIGHT_PATIENCE;
+    let (record, then) = kept(&mut flow, |flow, out| flow.tick(late, out));
     assert_eq!((record.version, record.responses.len()), (2, 1));
     let end = at(head.len() as u64 + 10);
     assert_eq!(then, limits(CLIENT + N, end, Some(end)));
@@ -383,7 +399,7 @@ fn what_comes_while_something_is_being_stored_is_stored_behind_it() {
 fn a_connection_that_is_taken_over_is_stored_before_it_speaks() {
     let mut first = flow(&OPEN);
     after(|out| first.request(CLIENT, &[GET, GET, b"GET /x"].concat(), false, out));
-    let (record, _) = kept(&mut first, |flow, out| flow.response(SERVICE, &head(5000), false, out));
+    let (record, _) = kept(&mut first, |flow, out| come(flow, SERVICE, &head(5000), out));
     let end = at(head(5000).len() as u64 + 5000);
     let mut out = Vec::new();
     let mut second = Flow::resume(record.clone(), &OPEN, 7, &mut out);

@@ -250,7 +250,7 @@ impl World {
         for response in &record.responses {
             match &response.body {
                 Body::Whole(octets) => says.extend_from_slice(octets),
-                Body::Object { request, head, check } => {
+                Body::Object { request, head, check, .. } => {
                     let (again, _) = server::answers(request);
                     let body = &again[head.len()..];
                     assert_eq!((head.len() + body.len()) as u64, response.length);

@@ -64,7 +64,7 @@ pub fn get(stream: &mut TcpStream, content: &[u8]) {
 }
 
 fn ask(stream: &mut TcpStream) {
-    stream.write_all(b"GET /small HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
+    stream.write_all(b"GET /small HTTP/1.1\r\nHost: 10.8.9.9:8080\r\n\r\n").unwrap();
 }
 
 fn answered(stream: &mut TcpStream, content: &[u8]) {

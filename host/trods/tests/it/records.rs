@@ -1,6 +1,7 @@
 //! Records as octets.
 
 use proptest::prelude::*;
+use rivulet_trods::digest::Digest;
 use rivulet_trods::record::{
     Body, Chunked, Handshake, MAX_RECORD, MAX_RESPONSES, Record, RecordError, Response, Rest, Seen, UNKNOWN,
 };
@@ -16,7 +17,8 @@ const CHUNKED: &[u8] = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nX-TROD
 
 pub fn object() -> Response {
     let length = HEAD.len() as u64 + 1000;
-    let body = Body::Object { request: REQUEST.to_vec(), head: HEAD.to_vec(), check: (10, 77) };
+    let digest = Some(Digest([9; 16]));
+    let body = Body::Object { request: REQUEST.to_vec(), head: HEAD.to_vec(), check: (10, 77), digest };
     Response { length, passed: length, close: false, body }
 }
 
@@ -130,7 +132,8 @@ fn what_no_flow_writes_is_refused() {
         (REQUEST, HEAD, 1001),
     ];
     for (request, head, seen) in bodies {
-        let body = Body::Object { request: request.to_vec(), head: head.to_vec(), check: (seen, 0) };
+        let body =
+            Body::Object { request: request.to_vec(), head: head.to_vec(), check: (seen, 0), digest: None };
         let length = head.len() as u64 + 1000;
         let refused = with(&|record| {
             record.responses = vec![Response { length, passed: length, close: false, body: body.clone() }];

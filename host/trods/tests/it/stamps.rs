@@ -49,7 +49,7 @@ fn connected(rig: &Rig) -> TcpStream {
 /// A client that has a megabyte of what is long.
 fn begun(rig: &Rig) -> TcpStream {
     let mut stream = connected(rig);
-    stream.write_all(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    stream.write_all(b"GET /large HTTP/1.1\r\nHost: 10.8.9.9:8080\r\n\r\n").unwrap();
     stream.read_exact(&mut vec![0; 1_000_000]).unwrap();
     stream
 }
@@ -98,7 +98,7 @@ fn a_request_whose_replica_is_gone_is_answered_elsewhere() {
     let mut stream = connected(&rig);
     rig.router.ip("link set x1 down");
     rig.steer("replace", 2);
-    stream.write_all(b"GET /small HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").unwrap();
+    stream.write_all(b"GET /small HTTP/1.1\r\nHost: 10.8.9.9:8080\r\nConnection: close\r\n\r\n").unwrap();
     rig.tell_named(1, 1);
     let mut said = Vec::new();
     stream.read_to_end(&mut said).unwrap();
@@ -232,7 +232,7 @@ fn a_reset_of_the_kernels_ends_no_connection_that_was_adopted() {
     let adopter = &rig.hosts[1].netns;
     adopter.run("nft add table ip early");
     adopter.run("nft add chain ip early in { type filter hook input priority 0 ; }");
-    let clients = format!("ip saddr {client} tcp dport {}", service.port());
+    let clients = format!("iifname r0 ip saddr {client} tcp dport {}", service.port());
     adopter.run(&format!(
         "nft add rule ip early in {clients} limit rate 1/day burst 3 packets counter reject with tcp reset"
     ));
@@ -352,7 +352,7 @@ fn leave(rig: &Rig, holder: Option<u8>, drains: bool) {
 
 /// Asks on a connection that goes on for what is short.
 fn ask(rig: &Rig, stream: &mut TcpStream) {
-    stream.write_all(b"GET /small HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
+    stream.write_all(b"GET /small HTTP/1.1\r\nHost: 10.8.9.9:8080\r\n\r\n").unwrap();
     let (mut said, want) = (Vec::new(), content(rig, "small"));
     while !said.ends_with(&want) {
         let mut octets = [0; 4096];

@@ -42,6 +42,13 @@ pub struct Host {
     dir: TempDir,
 }
 
+impl Host {
+    /// Of the server alone.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+}
+
 /// What there is beside the client and two replicas.
 pub struct Plan<'a> {
     /// Of the client's link.
@@ -166,12 +173,14 @@ impl Rig {
         };
         let (store, named) = ((plan.stores > 0).then_some(store), plan.named.then_some(named));
         let sockets = vec![plan.service.parse().unwrap()];
+        let others = vec![prefix("www", &format!("r{other}"), 1).unwrap()];
         replica.protect(vec![Protected {
             sockets,
             lease: 0,
             settings: plan.settings,
             store,
             keys: keys(),
+            others,
             named,
         }]);
         replica

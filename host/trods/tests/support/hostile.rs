@@ -80,8 +80,10 @@ pub fn flow(mut octets: &[u8]) {
     let tuple = Tuple { client: "10.0.0.1:5".parse().unwrap(), service: "10.0.0.2:80".parse().unwrap() };
     let first = next(1).first().copied().unwrap_or(0);
     let wake = if first & 4 != 0 { Wake::Client } else { Wake::Server };
-    let mut flow =
-        Flow::new(tuple, &Settings { closed: first & 1 != 0, deterministic: first & 2 != 0, wake });
+    let mut flow = Flow::new(
+        tuple,
+        &Settings { closed: first & 1 != 0, deterministic: first & 2 != 0, wake, ..Settings::default() },
+    );
     let header = |seq: u32| {
         let mut tcp = [0; 20];
         tcp[4..8].copy_from_slice(&seq.to_be_bytes());

@@ -81,7 +81,7 @@ impl Rig {
         let total = HEAD.len() as u32 + 1000;
         let sum = head_sum(HEAD, DATE_AT);
         let head = KnownHead { sum, length: HEAD.len() as u32, date: DATE_AT as u32, total, object: OBJECT };
-        self.trods.stamps().add(9, b"/a", &[KnownHead::default(), head]).unwrap();
+        self.trods.stamps().add(9, b"h", b"/a", &[KnownHead::default(), head]).unwrap();
         self
     }
 
@@ -346,10 +346,20 @@ fn what_is_not_in_the_table_goes_on_unnamed() {
         (other("GET", "PUT"), count(|u| u.asking)),
         ([GET, GET].concat(), count(|u| u.asking)),
         (GET[..20].to_vec(), count(|u| u.asking)),
-        (other("Host: h", "RANGE: bytes=1-"), count(|u| u.fields)),
-        (other("Host: h", "If-None-Match: x"), count(|u| u.fields)),
-        (other("Host: h", "cookie: x"), count(|u| u.fields)),
-        (other("Host: h", "Authorization: x"), count(|u| u.fields)),
+        (other("Host: h", "Host: h\r\nRANGE: bytes=1-"), count(|u| u.fields)),
+        (other("Host: h", "Host: h\r\nIf-None-Match: x"), count(|u| u.fields)),
+        (other("Host: h", "Host: h\r\ncookie: x"), count(|u| u.fields)),
+        (other("Host: h", "Host: h\r\nAuthorization: x"), count(|u| u.fields)),
+        // Another site of the same server, or nobody knows which.
+        (other("Host: h", "Host: i"), count(|u| u.unlisted)),
+        (other("Host: h", "Host: h:80"), count(|u| u.unlisted)),
+        (other("Host: h", "Host: hh"), count(|u| u.unlisted)),
+        (other("Host: h", "Hostess: h"), count(|u| u.fields)),
+        (other("Host: h", "A: h"), count(|u| u.fields)),
+        (other("Host: h", "Host:"), count(|u| u.fields)),
+        (other("Host: h", "Host: h i"), count(|u| u.fields)),
+        (other("Host: h", "Host: h\r\nhost: h"), count(|u| u.fields)),
+        (other("Host: h", "Host: h\r\n\ti"), count(|u| u.fields)),
     ] {
         let Some(rig) = Rig::stamped() else { return };
         rig.put(|_| {});
@@ -360,6 +370,23 @@ fn what_is_not_in_the_table_goes_on_unnamed() {
         let sent = rig.answers(FIN | ACK, 0, asked.len() as u32, KERNEL, &response());
         assert_eq!((sent.verdict, sent.ack, sent.flags), (NEXT, asked.len() as u32, FIN | ACK));
         assert_eq!(object_of(sent.value), NOBODYS);
+    }
+}
+
+#[test]
+fn host_is_looked_up_as_it_is_and_without_case() {
+    for (asked, is_named) in [
+        ("Host: h", true),
+        ("HOST:h", true),
+        ("A: b\r\nhOsT: \tH", true),
+        ("Host: h\r\nB: host", true),
+        ("Host: g", false),
+    ] {
+        let Some(rig) = Rig::stamped() else { return };
+        rig.put(|_| {});
+        let asked = std::str::from_utf8(GET).unwrap().replace("Host: h", asked);
+        assert_eq!(rig.says(ACK, 0, 0, BASE, asked.as_bytes()).verdict, NEXT);
+        assert_eq!(rig.now().phase == Phase::Asked, is_named, "{asked}");
     }
 }
 
@@ -419,7 +446,7 @@ fn others_are_told_of_a_response_of_several_segments_when_it_is_named() {
     let total = long.len() as u32 + 9000;
     let length = long.len() as u32;
     let head = KnownHead { sum: head_sum(&long, DATE_AT), length, date: DATE_AT as u32, total, object: 7 };
-    rig.trods.stamps().add(9, b"/a", &[head, KnownHead::default()]).unwrap();
+    rig.trods.stamps().add(9, b"h", b"/a", &[head, KnownHead::default()]).unwrap();
     rig.put(|_| {});
     assert_eq!(rig.says(ACK, 0, 0, BASE, GET).verdict, NEXT);
     assert_eq!(rig.told(), []);

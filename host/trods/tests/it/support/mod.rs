@@ -10,9 +10,16 @@ use rivulet_packet::segment::TcpFlags;
 use rivulet_pktio::in_netns;
 use rivulet_pktio::testing::{Netns, Process, eventually};
 use rivulet_plain::{Header, Options, Stamps};
-use rivulet_trods::{Action, Flow, Settings, Tuple, Wake};
+use rivulet_trods::{Action, AdoptAs, Flow, Settings, Tuple, Unknown, Wake};
 
-pub const OPEN: Settings = Settings { closed: false, deterministic: false, wake: Wake::Server };
+pub const OPEN: Settings = Settings {
+    closed: false,
+    deterministic: false,
+    wake: Wake::Server,
+    adopt_as: AdoptAs::Client,
+    // Objects are asked for and gone within moments here; what is not known is what `digests.rs` is about.
+    unknown: Unknown::Trust,
+};
 pub const CLOSED: Settings = Settings { closed: true, ..OPEN };
 pub const DETERMINISTIC: Settings = Settings { deterministic: true, ..OPEN };
 
@@ -172,15 +179,26 @@ pub fn nginx(replica: &Netns, service: &str, root: &Path, dir: &Path) -> Process
 
 /// The same with other processes.
 pub fn nginx_of(processes: &str, replica: &Netns, service: &str, root: &Path, dir: &Path) -> Process {
+    nginx_with(replica, service, root, dir, &|text| text.replace("master_process off", processes))
+}
+
+/// The same with another configuration.
+pub fn nginx_with(
+    replica: &Netns,
+    service: &str,
+    root: &Path,
+    dir: &Path,
+    change: &dyn Fn(&str) -> String,
+) -> Process {
     let (path, www) = (dir.display().to_string(), root.join("www").display().to_string());
     let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .map(|what| format!("{what}_temp_path {path}/{what};\n"))
         .concat();
     let text = format!(
-        "user root; daemon off; {processes}; pid {path}/pid; error_log {path}/log;\nevents {{}}\nhttp {{\n{temporary}\
+        "user root; daemon off; master_process off; pid {path}/pid; error_log {path}/log;\nevents {{}}\nhttp {{\n{temporary}\
          access_log off; default_type text/plain; sendfile on;\nserver {{ listen {service}; root {www}; }} }}\n"
     );
-    std::fs::write(dir.join("conf"), text).unwrap();
+    std::fs::write(dir.join("conf"), change(&text)).unwrap();
     let mut command = replica.command("nginx");
     command.args(["-p", &path, "-c", &format!("{path}/conf"), "-e", &format!("{path}/log")]);
     let process = Process(command.stderr(Stdio::null()).spawn().expect("nginx (scripts/setup.sh --test)"));

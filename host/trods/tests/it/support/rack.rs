@@ -19,8 +19,9 @@ use rivulet_pktio::testing::{Netns, PATIENCE, Process, eventually};
 use rivulet_pktio::{AfPacket, Config, Interface, LinkInfo, PacketIo, in_netns};
 use rivulet_plain::Segment;
 use rivulet_trods::adopt::{AdoptConfig, Adopters, Outcome};
+use rivulet_trods::digest::Digests;
 use rivulet_trods::wake::{self, Place, Prober, Told};
-use rivulet_trods::{Action, Flow, Record, Tuple};
+use rivulet_trods::{Action, AdoptAs, Flow, Record, Tuple, Unknown};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, recv, socket_with, sockopt};
 
@@ -34,6 +35,11 @@ pub fn now_ms() -> u64 {
 
 /// nginx in a namespace, on all its addresses.
 pub fn nginx(ns: &Netns, folder: &Path, www: &Path) -> Process {
+    nginx_with(ns, folder, www, str::to_owned)
+}
+
+/// The same with another configuration.
+pub fn nginx_with(ns: &Netns, folder: &Path, www: &Path, change: impl Fn(&str) -> String) -> Process {
     let path = folder.display();
     let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .map(|what| format!("{what}_temp_path {path}/{what};\n"))
@@ -43,7 +49,7 @@ pub fn nginx(ns: &Netns, folder: &Path, www: &Path) -> Process {
          access_log off; sendfile on; server {{ listen 80; root {}; }} }}\n",
         www.display()
     );
-    std::fs::write(folder.join("conf"), text).unwrap();
+    std::fs::write(folder.join("conf"), change(&text)).unwrap();
     let mut command = ns.command("nginx");
     command.arg("-p").arg(folder).arg("-c").arg(folder.join("conf")).arg("-e").arg(folder.join("log"));
     let process = Process(command.stderr(Stdio::null()).spawn().expect("ip"));
@@ -258,7 +264,9 @@ impl Rack {
     pub fn adopters(&self, patience: Duration) -> (Adopters, Receiver<(Tuple, Outcome)>) {
         let (ended, ends) = channel();
         let origin = "127.0.0.1:80".parse().unwrap();
-        let config = AdoptConfig { origin, patience, idle: PATIENCE };
+        let (idle, adopt_as) = (PATIENCE, AdoptAs::Client);
+        let (digests, unknown) = (Digests::default(), Unknown::Trust);
+        let config = AdoptConfig { origin, patience, idle, adopt_as, carries: true, digests, unknown };
         let start = || Adopters::start(config, ended).unwrap();
         (in_netns(Some(self.r2.name()), start).unwrap(), ends)
     }

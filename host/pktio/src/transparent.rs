@@ -1,0 +1,209 @@
+//! TCP connections to a server of this host from an address that is another host's (`IP_TRANSPARENT`): what the server sends back
+//! has to come to this host, and not to the one whose address it is.
+//!
+//! The connection's packets carry a mark. A server's socket takes over the mark of the SYN that it accepts
+//! (`net.ipv4.tcp_fwmark_accept`, for IPv6 too), and a rule has the kernel look up what carries the mark in a routing table
+//! of its own, in which every address is this host's. Nothing else is routed by that table. Rule, table and sysctl stay:
+//! another process of the same host may use them, and without marked packets they do nothing.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketFlags, SocketType, bind, connect, getsockname, ipproto, socket_with, sockopt,
+};
+
+use crate::netlink::{NLM_F_ACK, ask_with, push_attribute, socket};
+
+/// The mark of packets that come back to this host, "RIVT"; the number of the table, and the place of the rule that names it.
+const MARK: u32 = 0x5249_5654;
+const TABLE: u32 = 0x5249;
+const PRIORITY: u32 = 100;
+/// linux/fib_rules.h
+const FRA_PRIORITY: u16 = 6;
+const FRA_FWMARK: u16 = 10;
+const FRA_TABLE: u16 = 15;
+const FR_ACT_TO_TBL: u8 = 1;
+/// The index of the loopback device, in every network namespace.
+const LOOPBACK: u32 = 1;
+/// Ports from which such a connection comes: clients have none of these, unless their programs are privileged (RFC 6335 section 6),
+/// so none of the client's own connections is met.
+const PORTS: std::ops::RangeInclusive<u16> = 1..=1023;
+
+/// Has what servers of this host send on such connections come back, in the calling thread's network namespace. Needs
+/// `CAP_NET_ADMIN` and a writable `/proc/sys`.
+///
+/// # Errors
+/// The system's, and which step it was.
+pub fn prepare(server: IpAddr) -> io::Result<()> {
+    let of = |step: &'static str| move |e: io::Error| io::Error::new(e.kind(), format!("{step}: {e}"));
+    let accept = "/proc/sys/net/ipv4/tcp_fwmark_accept";
+    if std::fs::read_to_string(accept).map_err(of("net.ipv4.tcp_fwmark_accept"))?.trim() != "1" {
+        std::fs::write(accept, "1").map_err(of("net.ipv4.tcp_fwmark_accept"))?;
+    }
+    let family = if server.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 } as u8;
+    let netlink = socket(SocketFlags::empty(), 0)?;
+    let flags = (libc::NLM_F_CREATE | libc::NLM_F_EXCL) as u16 | NLM_F_ACK;
+    let add = |kind, body: &[u8]| match ask_with(&netlink, kind, flags, body) {
+        Err(e) if e.raw_os_error() == Some(libc::EEXIST) => Ok(()),
+        done => done.map(|_| ()),
+    };
+    // struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags.
+    let scope = libc::RT_SCOPE_HOST;
+    let mut route = vec![family, 0, 0, 0, libc::RT_TABLE_UNSPEC, libc::RTPROT_STATIC, scope, libc::RTN_LOCAL];
+    route.extend([0; 4]);
+    push_attribute(&mut route, libc::RTA_TABLE, &TABLE.to_ne_bytes());
+    push_attribute(&mut route, libc::RTA_OIF, &LOOPBACK.to_ne_bytes());
+    add(libc::RTM_NEWROUTE, &route).map_err(of("a local route"))?;
+    // struct fib_rule_hdr: family, dst_len, src_len, tos, table, res1, res2, action, flags.
+    let mut rule = vec![family, 0, 0, 0, libc::RT_TABLE_UNSPEC, 0, 0, FR_ACT_TO_TBL];
+    rule.extend([0; 4]);
+    push_attribute(&mut rule, FRA_PRIORITY, &PRIORITY.to_ne_bytes());
+    push_attribute(&mut rule, FRA_FWMARK, &MARK.to_ne_bytes());
+    push_attribute(&mut rule, FRA_TABLE, &TABLE.to_ne_bytes());
+    add(libc::RTM_NEWRULE, &rule).map_err(of("a routing rule"))
+}
+
+/// A connection to a server of this host that the server takes for one of this client's, perhaps not established yet. After
+/// [`prepare`] for the server's address; needs `CAP_NET_ADMIN` and `CAP_NET_BIND_SERVICE`. It is closed with a RST, so that its
+/// port is free at once.
+///
+/// # Errors
+/// The system's; `AddrInUse` while this client has a connection from each of the ports.
+pub fn connect_as(client: IpAddr, server: SocketAddr) -> io::Result<TcpStream> {
+    let family = if server.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
+    let (level, option) = match family {
+        AddressFamily::INET => (libc::SOL_IP, libc::IP_TRANSPARENT),
+        _ => (libc::SOL_IPV6, libc::IPV6_TRANSPARENT),
+    };
+    set_option(&socket, level, option, 1)?;
+    set_option(&socket, libc::SOL_SOCKET, libc::SO_MARK, MARK)?;
+    sockopt::set_tcp_nodelay(&socket, true)?;
+    sockopt::set_socket_linger(&socket, Some(std::time::Duration::ZERO))?;
+    bind_free(&socket, client)?;
+    match connect(&socket, &server) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket.into()),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Binds to a port that this client has no such connection from.
+fn bind_free(socket: &std::os::fd::OwnedFd, client: IpAddr) -> io::Result<()> {
+    use std::hash::{BuildHasher, RandomState};
+    let count = PORTS.len();
+    let first = RandomState::new().hash_one(0) as usize % count;
+    for n in 0..count {
+        let port = PORTS.start() + ((first + n) % count) as u16;
+        match bind(socket, &SocketAddr::new(client, port)) {
+            Err(Errno::ADDRINUSE) => {}
+            done => return Ok(done?),
+        }
+    }
+    Err(io::ErrorKind::AddrInUse.into())
+}
+
+fn set_option(
+    socket: &std::os::fd::OwnedFd,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: u32,
+) -> io::Result<()> {
+    use std::os::fd::AsRawFd;
+    let size = size_of_val(&value) as libc::socklen_t;
+    // SAFETY: the descriptor is open, and the option's value is the four bytes that the kernel reads of `value`.
+    let result =
+        unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const value).cast(), size) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Whether a server of this host can be asked as anybody: a connection from an address of the documentation's (RFC 5737, RFC 3849)
+/// to a listener of this process.
+///
+/// # Errors
+/// Why not, in words for the operator.
+pub fn check(server: IpAddr) -> io::Result<()> {
+    prepare(server)?;
+    let nobody: IpAddr = match server {
+        IpAddr::V4(_) => Ipv4Addr::new(192, 0, 2, 1).into(),
+        IpAddr::V6(_) => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
+    };
+    let listener = match std::net::TcpListener::bind(SocketAddr::new(server, 0)) {
+        // It has not been given to the host yet.
+        Err(e) if e.kind() == io::ErrorKind::AddrNotAvailable => return Ok(()),
+        listener => listener?,
+    };
+    let client = connect_as(nobody, listener.local_addr()?)?;
+    let mut fds = [rustix::event::PollFd::new(&listener, rustix::event::PollFlags::IN)];
+    let patience = rustix::event::Timespec { tv_sec: 1, tv_nsec: 0 };
+    if rustix::event::poll(&mut fds, Some(&patience))? == 0 {
+        let why = "what a server sends back to a client's address does not come back to this host";
+        return Err(io::Error::new(io::ErrorKind::HostUnreachable, why));
+    }
+    let from: SocketAddr = getsockname(&client)?.try_into().map_err(|_| io::ErrorKind::InvalidData)?;
+    match listener.accept()?.1 == from {
+        true => Ok(()),
+        false => Err(io::Error::new(io::ErrorKind::AddrNotAvailable, "servers see another address")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::in_netns;
+    use crate::testing::Netns;
+
+    #[test]
+    fn server_sees_the_clients_address_and_reaches_this_host() {
+        let Some(ns) = Netns::new("transp") else { return };
+        for (address, client) in [("10.9.0.1", "192.0.2.7"), ("fd00:9::1", "2001:db8::7")] {
+            let bits = if address.contains(':') { "/128 nodad" } else { "/32" };
+            ns.ip(&format!("addr add {address}{bits} dev lo"));
+            let server = SocketAddr::new(address.parse().unwrap(), 80);
+            let client: IpAddr = client.parse().unwrap();
+            in_netns(Some(ns.name()), || {
+                prepare(server.ip()).unwrap();
+                prepare(server.ip()).unwrap();
+                check(server.ip()).unwrap();
+                let listener = TcpListener::bind(server).unwrap();
+                // More than one at a time, and ports that are free again at once.
+                for _ in 0..40 {
+                    let mut ends = Vec::new();
+                    for _ in 0..50 {
+                        let mut stream = connect_as(client, server).unwrap();
+                        let (mut accepted, from) = listener.accept().unwrap();
+                        assert!(from.ip() == client && PORTS.contains(&from.port()), "{from}");
+                        accepted.write_all(b"what it sends").unwrap();
+                        stream.set_nonblocking(false).unwrap();
+                        stream.read_exact(&mut [0; 13]).unwrap();
+                        ends.push((stream, accepted));
+                    }
+                }
+            })
+            .unwrap();
+        }
+    }
+
+    #[test]
+    fn without_the_route_nothing_comes_back() {
+        let Some(ns) = Netns::new("transp-no") else { return };
+        ns.ip("addr add 10.9.0.1/32 dev lo");
+        in_netns(Some(ns.name()), || {
+            prepare("10.9.0.1".parse().unwrap()).unwrap();
+            let table = TABLE.to_string();
+            for command in ["route", "rule"] {
+                let of = ["-4", command, if command == "rule" { "del" } else { "flush" }, "table", &table];
+                assert!(std::process::Command::new("ip").args(of).status().unwrap().success());
+            }
+            let listener = TcpListener::bind("10.9.0.1:0").unwrap();
+            let stream = connect_as("192.0.2.7".parse().unwrap(), listener.local_addr().unwrap()).unwrap();
+            assert!(stream.peer_addr().is_err(), "it is established");
+        })
+        .unwrap();
+    }
+}

@@ -1,0 +1,162 @@
+//! Behind the responses of the record: client and server speak with each other through this process.
+//!
+//! A server that dies before it answered is replaced by the next one, which gets the same requests from their first byte. That is
+//! done for GET and HEAD without a body alone. Any other message is sent once: what belongs to a message never begins another
+//! one, so the client of a request that was cut is reset.
+
+use std::io::{self, Read};
+
+use super::{AdoptConfig, Adoption, MAX_WAITING, Refusal, Stop, stop_client, waits};
+use crate::head;
+
+/// Bytes that the current server was sent and has not answered.
+#[derive(Debug, Default)]
+pub(super) struct Unanswered {
+    /// From the first byte of a request on.
+    sent: Vec<u8>,
+    /// More was sent than is kept.
+    is_cut: bool,
+}
+
+impl Unanswered {
+    fn push(&mut self, bytes: &[u8]) {
+        self.is_cut |= self.sent.len() + bytes.len() > MAX_WAITING;
+        if self.is_cut {
+            self.sent = Vec::new();
+        } else {
+            self.sent.extend_from_slice(bytes);
+        }
+    }
+
+    fn clear(&mut self) {
+        *self = Unanswered::default();
+    }
+
+    /// Takes out what another server is to be sent before `waiting`; `None` if it must not get any of it.
+    fn take_repeatable(&mut self, waiting: &[u8]) -> Option<Vec<u8>> {
+        let Unanswered { mut sent, is_cut } = std::mem::take(self);
+        // Nothing was sent: all of it waits, from the first byte on.
+        if sent.is_empty() && !is_cut {
+            return Some(sent);
+        }
+        let length = sent.len();
+        sent.extend_from_slice(waiting);
+        let is_repeatable = !is_cut && is_repeatable(&sent);
+        sent.truncate(length);
+        is_repeatable.then_some(sent)
+    }
+}
+
+/// Whether these bytes are requests that may be sent again, the last one perhaps in part.
+fn is_repeatable(mut bytes: &[u8]) -> bool {
+    while !bytes.is_empty() {
+        match head::request(bytes) {
+            Ok(Some(request)) => bytes = &bytes[request.length..],
+            Ok(None) => return true,
+            Err(_) => return false,
+        }
+    }
+    true
+}
+
+impl Adoption {
+    pub(super) fn relay(&mut self, config: &AdoptConfig, now: std::time::Instant) -> Result<(), Stop> {
+        let mut progress = false;
+        if !self.client_ended && self.to_origin.len() < MAX_WAITING {
+            let mut chunk = [0; 4096];
+            match self.client.read(&mut chunk) {
+                Ok(0) => (self.client_ended, progress) = (true, true),
+                Ok(count) => {
+                    self.to_origin.extend_from_slice(&chunk[..count]);
+                    progress = true;
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                Err(e) => return Err(stop_client(&e)),
+            }
+        }
+        if self.origin.is_none() {
+            if self.to_origin.is_empty() {
+                // Nothing was asked that is not answered.
+                return if self.client_ended { self.say_all() } else { waits(progress) };
+            }
+            self.connect(config)?;
+        }
+        let Some(origin) = &mut self.origin else { return Err(Stop::Origin) };
+        let mut is_broken = false;
+        while !self.to_origin.is_empty() {
+            match origin.write(&self.to_origin) {
+                Ok(count) => {
+                    if !origin.has_spoken() {
+                        self.unanswered.push(&self.to_origin[..count]);
+                    }
+                    self.to_origin.drain(..count);
+                    progress = true;
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(_) => {
+                    // It may have answered before it ended.
+                    is_broken = true;
+                    break;
+                }
+            }
+        }
+        if self.client_ended && self.to_origin.is_empty() {
+            origin.end();
+        }
+        match self.pipe.read(origin, u64::MAX) {
+            Ok(_) => {
+                self.unanswered.clear();
+                progress = true;
+            }
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock && !is_broken => {}
+            // Part of an answer is the client's, or a request that must not be sent twice.
+            Err(_) if origin.has_spoken() => return self.say_all(),
+            Err(_) => {
+                let Some(mut again) = self.unanswered.take_repeatable(&self.to_origin) else {
+                    return Err(Stop::Refused(Refusal::Interrupted));
+                };
+                again.append(&mut self.to_origin);
+                self.to_origin = again;
+                // One that was asked nothing ends where its client did.
+                return if self.to_origin.is_empty() { self.say_all() } else { Err(Stop::Origin) };
+            }
+        }
+        if progress {
+            self.active = now;
+            self.failing_since = None;
+        }
+        waits(progress)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GET: &[u8] = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n";
+
+    #[test]
+    fn only_whole_messages_without_a_body_are_sent_again() {
+        let post = b"POST /a HTTP/1.1\r\nContent-Length: 60\r\n\r\n".as_slice();
+        for (sent, waiting, want) in [
+            (&b""[..], post, true),
+            (b"", GET, true),
+            (GET, b"", true),
+            (GET, GET, true),
+            (GET, &GET[..9], true),
+            (&GET[..9], &GET[9..], true),
+            (GET, post, false),
+            (post, GET, false),
+            (&post[..2], &post[2..], false),
+            (b"\x16\x03", b"", false),
+        ] {
+            let mut unanswered = Unanswered::default();
+            unanswered.push(sent);
+            let again = unanswered.take_repeatable(waiting);
+            assert_eq!(again.as_deref(), want.then_some(sent), "{sent:?} {waiting:?}");
+        }
+        let mut long = Unanswered::default();
+        (0..MAX_WAITING / GET.len() + 1).for_each(|_| long.push(GET));
+        assert_eq!((long.take_repeatable(b""), long.sent.len()), (None, 0));
+    }
+}

@@ -1,0 +1,386 @@
+//! Digests of objects: whether two servers have the same bytes under one name.
+//!
+//! An entity tag and a length are what a server says of an object, and two servers may say the same of different bytes: `cp -p`,
+//! `rsync` behind an edit, and reproducible builds leave files of equal time and length. So a replica asks its own server for each
+//! object of which it protects a response, once and slowly, and keeps a digest of all of it. The digest stands in the record of
+//! the connection, and a replica that adopts the connection compares it with its own ([`Digests::look_up`]). Replicas list the
+//! objects that they have digests of in the store ([`share`]), so that others have their own before they need them.
+
+mod ask;
+pub mod share;
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rivulet_pktio::in_netns;
+
+use crate::head;
+use crate::record::{Body, Response};
+
+/// Digests that are kept, for all that a table can name and as many more; the oldest gives way.
+const MAX_KNOWN: usize = 1 << 19;
+/// Objects that wait to be asked for; more are asked for when they are served again.
+const MAX_WAITING: usize = 4096;
+/// A server that did not bring an object is not asked for it again before.
+const AGAIN: Duration = Duration::from_secs(30);
+/// An object is asked for again after this, since files may be written in place without another time.
+const STALE: Duration = Duration::from_secs(600);
+
+/// What all bytes of an object come to: BLAKE3, its first 128 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Digest(pub [u8; 16]);
+
+/// What an object's bytes come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Content {
+    /// All of them.
+    pub digest: Digest,
+    /// How many the first ones are, and their CRC-32C, as in records.
+    pub check: (u32, u32),
+}
+
+impl Default for Content {
+    /// Of none.
+    fn default() -> Content {
+        Content { digest: Digest(shorten(&blake3::Hasher::new())), check: (0, 0) }
+    }
+}
+
+/// What an object is known by: service, host, target, entity tag, content coding and length; of a request with credentials also these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Name([u8; 16]);
+
+/// An object as it is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    name: Name,
+    service: SocketAddr,
+    /// The head of a request that was answered with it.
+    request: Vec<u8>,
+    etag: Vec<u8>,
+    encoding: Option<Vec<u8>>,
+    total: u64,
+}
+
+impl Wanted {
+    /// The object of this response, if it is part of one.
+    #[must_use]
+    pub fn of(service: SocketAddr, response: &Response) -> Option<Wanted> {
+        let Body::Object { request, .. } = &response.body else { return None };
+        let object = response.object()?;
+        Wanted::new(service, request, object.etag, object.encoding, object.total)
+    }
+
+    /// The object with this tag, coding and length, for which this request asked.
+    #[must_use]
+    pub fn new(
+        service: SocketAddr,
+        request: &[u8],
+        etag: &[u8],
+        encoding: Option<&[u8]>,
+        total: u64,
+    ) -> Option<Wanted> {
+        let mut hash = blake3::Hasher::new();
+        let mut part = |bytes: &[u8]| {
+            hash.update(&(bytes.len() as u64).to_le_bytes());
+            hash.update(bytes);
+        };
+        part(service.to_string().as_bytes());
+        part(head::target(request)?);
+        let host: Vec<u8> = head::values(request, "host").collect::<Vec<_>>().join(&b","[..]);
+        part(&host.to_ascii_lowercase());
+        part(etag);
+        part(encoding.unwrap_or(b""));
+        part(&total.to_le_bytes());
+        for field in CREDENTIALS {
+            head::values(request, field).for_each(&mut part);
+        }
+        let name = Name(shorten(&hash));
+        let (request, etag, encoding) = (request.to_vec(), etag.to_vec(), encoding.map(<[u8]>::to_vec));
+        Some(Wanted { name, service, request, etag, encoding, total })
+    }
+
+    /// Whether others may be told how to ask for it.
+    fn is_open(&self) -> bool {
+        CREDENTIALS.iter().all(|field| head::values(&self.request, field).next().is_none())
+    }
+}
+
+/// Fields by which a server knows a user.
+const CREDENTIALS: [&str; 2] = ["authorization", "cookie"];
+
+fn shorten(hash: &blake3::Hasher) -> [u8; 16] {
+    let mut digest = [0; 16];
+    hash.finalize_xof().fill(&mut digest);
+    digest
+}
+
+/// What is known of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Knowledge {
+    /// Its digest.
+    Digest(Digest),
+    /// The own server is being asked.
+    Asked,
+    /// The own server does not have it, or does not give it to this host.
+    Unavailable,
+}
+
+#[derive(Debug)]
+enum Known {
+    Content(Content, Instant),
+    /// The server did not bring it at this time.
+    Failed(Instant),
+}
+
+#[derive(Debug, Default)]
+struct State {
+    known: HashMap<Name, Known>,
+    /// Names in the order in which they became known.
+    order: VecDeque<Name>,
+    /// What is asked for when there is nothing else to do, and what a client waits for.
+    idle: VecDeque<Wanted>,
+    urgent: VecDeque<Wanted>,
+    /// Names in either queue, or being asked for.
+    waiting: HashSet<Name>,
+    /// How to ask for what is known, for the list; newest last.
+    open: VecDeque<Wanted>,
+    stop: bool,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    wake: Condvar,
+    /// Digests that were made.
+    made: AtomicU64,
+}
+
+/// The digests of a replica. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Digests(Arc<Shared>);
+
+/// The thread that asks the own servers; it ends with this.
+#[derive(Debug)]
+pub struct Worker {
+    digests: Digests,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Digests {
+    /// Starts to ask servers, in a network namespace.
+    ///
+    /// # Errors
+    /// No thread.
+    pub fn start(&self, netns: Option<String>) -> std::io::Result<Worker> {
+        let digests = self.clone();
+        let thread = std::thread::Builder::new().name("digests".into()).spawn(move || {
+            if let Err(e) = in_netns(netns.as_deref(), || digests.run()) {
+                tracing::error!(error = %e, "no object is compared");
+            }
+        })?;
+        Ok(Worker { digests: self.clone(), thread: Some(thread) })
+    }
+
+    /// The digest of an object, if it is known; else the own server is asked for it when there is time.
+    #[must_use]
+    pub fn get(&self, wanted: &Wanted) -> Option<Digest> {
+        match self.ask(wanted, false) {
+            Knowledge::Digest(digest) => Some(digest),
+            Knowledge::Asked | Knowledge::Unavailable => None,
+        }
+    }
+
+    /// What is known of an object that a client waits for: the own server is asked at once.
+    #[must_use]
+    pub fn look_up(&self, wanted: &Wanted) -> Knowledge {
+        self.ask(wanted, true)
+    }
+
+    /// Puts the digests that are known into responses. Whether some of theirs are still to come.
+    pub fn fill(&self, service: SocketAddr, responses: &mut [Response]) -> bool {
+        let mut lacks = false;
+        for response in responses {
+            let Some(wanted) = lacking(service, response) else { continue };
+            if let Body::Object { digest, .. } = &mut response.body {
+                *digest = self.get(&wanted);
+                lacks |= digest.is_none();
+            }
+        }
+        lacks
+    }
+
+    /// The same when there is time.
+    pub(crate) fn look_for(&self, wanted: &Wanted) -> Knowledge {
+        self.ask(wanted, false)
+    }
+
+    /// What is known of the bytes of an object; nobody is asked.
+    #[must_use]
+    pub fn content(&self, wanted: &Wanted) -> Option<Content> {
+        match self.state().known.get(&wanted.name) {
+            Some(Known::Content(content, _)) => Some(*content),
+            Some(Known::Failed(_)) | None => None,
+        }
+    }
+
+    /// Has the own server asked for an object for the first time, when there is time.
+    fn ask_once(&self, wanted: &Wanted) {
+        if !self.state().known.contains_key(&wanted.name) {
+            self.ask(wanted, false);
+        }
+    }
+
+    /// Whether a digest is known; nobody is asked.
+    #[must_use]
+    pub fn knows(&self, wanted: &Wanted) -> bool {
+        self.content(wanted).is_some()
+    }
+
+    /// The own server of these may be another one now: what it has is asked for anew.
+    pub fn forget(&self, service: SocketAddr, responses: &[Response]) {
+        let mut state = self.state();
+        for wanted in responses.iter().filter_map(|response| Wanted::of(service, response)) {
+            state.known.remove(&wanted.name);
+        }
+    }
+
+    /// How many were made since the start.
+    #[must_use]
+    pub fn made(&self) -> u64 {
+        self.0.made.load(Ordering::Relaxed)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ask(&self, wanted: &Wanted, is_urgent: bool) -> Knowledge {
+        let mut state = self.state();
+        let (known, now) = (state.known.get(&wanted.name), Instant::now());
+        let answer = match known {
+            Some(Known::Content(content, at)) if now - *at < STALE => {
+                return Knowledge::Digest(content.digest);
+            }
+            Some(Known::Content(content, _)) => Knowledge::Digest(content.digest),
+            Some(Known::Failed(at)) if now - *at < AGAIN => return Knowledge::Unavailable,
+            Some(Known::Failed(_)) | None => Knowledge::Asked,
+        };
+        let is_new = !state.waiting.contains(&wanted.name);
+        if is_urgent && answer == Knowledge::Asked {
+            // It may wait behind others.
+            if let Some(at) = state.idle.iter().position(|other| other.name == wanted.name) {
+                state.idle.remove(at);
+                state.urgent.push_back(wanted.clone());
+            } else if is_new {
+                state.urgent.push_back(wanted.clone());
+            }
+        } else if is_new && state.idle.len() < MAX_WAITING {
+            state.idle.push_back(wanted.clone());
+        } else if is_new {
+            return answer;
+        }
+        if is_new {
+            state.waiting.insert(wanted.name);
+        }
+        self.0.wake.notify_all();
+        answer
+    }
+
+    fn run(&self) {
+        while let Some((wanted, is_urgent)) = self.next() {
+            self.make(&wanted, is_urgent);
+        }
+    }
+
+    /// The next object, when there is one; none: it is to end.
+    fn next(&self) -> Option<(Wanted, bool)> {
+        let mut state = self.state();
+        loop {
+            if state.stop {
+                return None;
+            }
+            if let Some(wanted) = state.urgent.pop_front() {
+                return Some((wanted, true));
+            }
+            if let Some(wanted) = state.idle.pop_front() {
+                return Some((wanted, false));
+            }
+            state = self.0.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn make(&self, wanted: &Wanted, is_urgent: bool) {
+        let content = ask::content(wanted, is_urgent, || {
+            // What a client waits for is not to wait for what nobody does.
+            let urgent = || if is_urgent { None } else { self.state().urgent.pop_front() };
+            while let Some(urgent) = urgent() {
+                self.make(&urgent, true);
+            }
+            !self.state().stop
+        });
+        let mut state = self.state();
+        state.waiting.remove(&wanted.name);
+        let now = Instant::now();
+        let known = match content {
+            Ok(content) => {
+                self.0.made.fetch_add(1, Ordering::Relaxed);
+                if wanted.is_open() && !state.known.contains_key(&wanted.name) {
+                    state.open.push_back(wanted.clone());
+                    if state.open.len() > share::MAX_LISTED {
+                        state.open.pop_front();
+                    }
+                }
+                Known::Content(content, now)
+            }
+            Err(e) => {
+                let target =
+                    String::from_utf8_lossy(head::target(&wanted.request).unwrap_or_default()).into_owned();
+                tracing::info!(error = %e, service = %wanted.service, target, "the own server does not bring an object");
+                Known::Failed(now)
+            }
+        };
+        if state.known.insert(wanted.name, known).is_none() {
+            state.order.push_back(wanted.name);
+            if state.order.len() > MAX_KNOWN
+                && let Some(oldest) = state.order.pop_front()
+            {
+                state.known.remove(&oldest);
+            }
+        }
+    }
+}
+
+/// The object of a response that needs a digest and has none.
+#[must_use]
+pub fn lacking(service: SocketAddr, response: &Response) -> Option<Wanted> {
+    let has = matches!(response.body, Body::Object { digest: Some(_), .. });
+    Some(response).filter(|response| !has && needs_digest(response)).and_then(|r| Wanted::of(service, r))
+}
+
+/// Whether the checksum of a response's first flight is not over all of its body.
+#[must_use]
+pub fn needs_digest(response: &Response) -> bool {
+    match &response.body {
+        Body::Object { head, check, .. } => {
+            u64::from(check.0) < response.length.saturating_sub(head.len() as u64)
+        }
+        Body::Generated { .. } | Body::Whole(_) => false,
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.digests.state().stop = true;
+        self.digests.0.wake.notify_all();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread of digests panicked");
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! A connection goes on only on a server that has the same bytes, whatever its entity tags and lengths are. Real servers; needs root,
+//! skipped where namespaces cannot be made.
+
+use std::cell::Cell;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rivulet_pktio::in_netns;
+use rivulet_pktio::testing::{Netns, Process, eventually};
+use rivulet_trods::record::Body;
+use rivulet_trods::store::load;
+use rivulet_trods::testing::keys;
+use rivulet_trods::{Settings, Unknown};
+
+use crate::support::{CLOSED, nginx_with};
+use crate::survive::{Plan, Rig, SERVICE, Start};
+
+const SIZE: usize = 8_000_000;
+const COMPARES: Settings = Settings { unknown: Unknown::Reset, ..CLOSED };
+
+/// Bytes that differ from those of another number from this place on.
+fn content(number: u8, from: usize) -> Vec<u8> {
+    (0..SIZE).map(|n| (n * 7 + n / 251) as u8 ^ if n < from { 0 } else { number }).collect()
+}
+
+/// A file with the time that all of them have.
+fn write(folder: &Path, name: &str, bytes: &[u8]) {
+    fs::create_dir_all(folder).unwrap();
+    let path = folder.join(name);
+    fs::write(&path, bytes).unwrap();
+    assert!(Command::new("touch").args(["-d", "@1700000000"]).arg(path).status().unwrap().success());
+}
+
+/// nginx, whose files are its own.
+fn nginx(ns: &Netns, service: &str, root: &Path, dir: &Path) -> Process {
+    let (shared, own) = (root.join("www").display().to_string(), dir.join("www").display().to_string());
+    nginx_with(ns, service, root, dir, &|text| text.replace(&shared, &own))
+}
+
+/// lighttpd, whose files are its own and whose entity tags are not made of inodes.
+fn lighttpd(ns: &Netns, service: &str, _root: &Path, dir: &Path) -> Process {
+    let (address, port) = service.rsplit_once(':').unwrap();
+    let own = dir.join("www").display().to_string();
+    let text = format!(
+        "server.document-root = \"{own}\"\nserver.port = {port}\nserver.bind = \"{address}\"\n\
+         etag.use-inode = \"disable\"\nmimetype.assign = (\"\" => \"text/plain\")\n"
+    );
+    fs::write(dir.join("conf"), text).unwrap();
+    let mut command = ns.command("lighttpd");
+    let process =
+        Process(command.arg("-D").arg("-f").arg(dir.join("conf")).stderr(Stdio::null()).spawn().unwrap());
+    let service: std::net::SocketAddr = service.parse().unwrap();
+    eventually("lighttpd listens", || {
+        in_netns(Some(ns.name()), || std::net::TcpStream::connect(service).is_ok()).unwrap()
+    });
+    process
+}
+
+/// Starts a server after `files` were written into its folder, which knows the replica's number.
+fn with_files<'a>(
+    server: Start<'a>,
+    files: &'a dyn Fn(u8, &Path),
+) -> impl Fn(&Netns, &str, &Path, &Path) -> Process + 'a {
+    let count = Cell::new(0);
+    move |ns, service, root, dir| {
+        count.set(count.get() + 1);
+        files(count.get(), &dir.join("www"));
+        server(ns, service, root, dir)
+    }
+}
+
+/// Whether the record of the first replica has a digest.
+fn has_digest(rig: &Rig) -> bool {
+    let loaded = in_netns(Some(rig.router.name()), || {
+        load(&rig.servers(), "www.r1.1", &keys(), Duration::from_secs(1))
+    });
+    let records = loaded.unwrap().records;
+    let mut bodies = records.iter().flat_map(|(_, record)| &record.responses).map(|response| &response.body);
+    bodies.any(|body| matches!(body, Body::Object { digest: Some(_), .. }))
+}
+
+fn got(rig: &Rig) -> Vec<u8> {
+    fs::read(rig.files.path().join("got")).unwrap()
+}
+
+fn kill(rig: &Rig) {
+    rig.router.ip("link set x1 down");
+    rig.steer("replace", 2);
+    rig.tell(1, 1);
+}
+
+/// Reproducible builds, `cp -p`, `rsync` behind an edit: time and length are the same, bytes are not.
+#[test]
+fn other_bytes_under_the_same_tag_are_never_mixed() {
+    let servers: [(&str, Start<'_>); 2] = [("nginx", &nginx), ("lighttpd", &lighttpd)];
+    for (name, server) in servers {
+        if Command::new(name).arg("-v").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
+            eprintln!("SKIPPED: no {name}");
+            continue;
+        }
+        for from in [0, 1_000_000] {
+            let files = |n: u8, folder: &Path| write(folder, "large", &content(n, from));
+            let server = with_files(server, &files);
+            // Others know a second later what there is to compare.
+            let plan = Plan { rate: "10mbit", settings: COMPARES, server: &server, ..Plan::default() };
+            let Some(rig) = Rig::new(&plan) else { return };
+            let mut curl = rig.curl(&format!("http://{SERVICE}/large"));
+            eventually("both have compared it", || {
+                has_digest(&rig) && rig.hosts[1].replica.counts().digests == 1
+            });
+            eventually("some of it", || rig.got() > 1_200_000);
+            kill(&rig);
+            assert_eq!(curl.0.wait().unwrap().code(), Some(56), "{name} {from}: it was reset");
+            let got = got(&rig);
+            assert!(got.len() < SIZE && got == content(1, from)[..got.len()], "{name} {from}");
+            let counts = || rig.hosts[1].replica.counts();
+            eventually("it is counted", || counts().refused == 1);
+            assert_eq!(counts().refusals, [("content", 1)].into(), "{name} {from}");
+        }
+    }
+}
+
+/// The digests are not known yet; the first flight is there, in which nginx' head is a segment of its own.
+#[test]
+fn first_flight_is_compared_without_digests() {
+    let files = |n: u8, folder: &Path| write(folder, "large", &content(n, 0));
+    let server = with_files(&secretive, &files);
+    let Some(rig) = Rig::new(&Plan { server: &server, ..Plan::default() }) else { return };
+    let mut curl = rig.curl(&format!("http://{SERVICE}/large"));
+    eventually("some of it", || rig.got() > 1_200_000);
+    kill(&rig);
+    assert_eq!(curl.0.wait().unwrap().code(), Some(56));
+    let got = got(&rig);
+    assert!(got == content(1, 0)[..got.len()]);
+    eventually("it is counted", || rig.hosts[1].replica.counts().refusals == [("content", 1)].into());
+}
+
+/// nginx that gives the agent nothing, so that nobody can compare.
+fn secretive(ns: &Netns, service: &str, root: &Path, dir: &Path) -> Process {
+    let (shared, own) = (root.join("www").display().to_string(), dir.join("www").display().to_string());
+    nginx_with(ns, service, root, dir, &|text| {
+        text.replace(&shared, &own).replace("server {", "deny 10.8.9.9; server {")
+    })
+}
+
+#[test]
+fn what_nobody_can_compare_is_reset_or_trusted_as_the_service_says() {
+    for unknown in [Unknown::Reset, Unknown::Trust] {
+        let files = |_: u8, folder: &Path| write(folder, "large", &content(0, 0));
+        let (server, settings) = (with_files(&secretive, &files), Settings { unknown, ..CLOSED });
+        let Some(rig) = Rig::new(&Plan { settings, server: &server, ..Plan::default() }) else { return };
+        let mut curl = rig.curl(&format!("http://{SERVICE}/large"));
+        eventually("some of it", || rig.got() > 1_200_000);
+        kill(&rig);
+        let status = curl.0.wait().unwrap();
+        let counts = || rig.hosts[1].replica.counts();
+        eventually("it is counted", || counts().refused + counts().trusted == 1);
+        match unknown {
+            Unknown::Reset => {
+                assert_eq!((status.code(), counts().refusals), (Some(56), [("unknown", 1)].into()));
+            }
+            Unknown::Trust => {
+                assert!(status.success() && got(&rig) == content(0, 0));
+                assert_eq!((counts().trusted, counts().refused), (1, 0));
+            }
+        }
+    }
+}
+
+#[test]
+fn same_bytes_are_compared_and_gone_on_with() {
+    let files = |_: u8, folder: &Path| write(folder, "large", &content(0, 0));
+    let server = with_files(&nginx, &files);
+    let Some(rig) = Rig::new(&Plan { settings: COMPARES, server: &server, ..Plan::default() }) else {
+        return;
+    };
+    let mut curl = rig.curl(&format!("http://{SERVICE}/large"));
+    eventually("it is in the record", || has_digest(&rig));
+    kill(&rig);
+    assert!(curl.0.wait().unwrap().success() && got(&rig) == content(0, 0));
+    let counts = || rig.hosts[1].replica.counts();
+    eventually("it is counted", || counts().adopted == 1);
+    assert_eq!((counts().refused, counts().trusted), (0, 0));
+}
+
+/// Two sites of one nginx have files of the same path, time and length.
+fn sites(ns: &Netns, service: &str, root: &Path, dir: &Path) -> Process {
+    let www = root.join("www");
+    let site = |name: &str, number: u8| {
+        write(&www.join(name), "large", &content(number, 0));
+        format!("server {{ listen {service}; server_name {name}; root {}/{name}; }}", www.display())
+    };
+    let sites = format!("{} {} server {{", site("one.example", 1), site("two.example", 2));
+    let list = "http://one.example:8080/large\nhttp://two.example:8080/large\n/large\n";
+    fs::write(www.join("list"), list).unwrap();
+    fs::write(www.join("one.example/list"), list).unwrap();
+    nginx_with(ns, service, root, dir, &|text| text.replacen("server {", &sites, 1))
+}
+
+#[test]
+fn a_client_never_gets_the_bytes_of_another_site() {
+    // By timestamps alone, and by records.
+    for (named, stores) in [(true, 0), (false, 1)] {
+        let plan = Plan { settings: COMPARES, server: &sites, named, stores, ..Plan::default() };
+        let Some(rig) = Rig::new(&plan) else { return };
+        let service: std::net::SocketAddr = SERVICE.parse().unwrap();
+        if named {
+            let versions = || rig.hosts.iter().map(|host| host.replica.table(&service)).collect::<Vec<_>>();
+            eventually("both have the same table", || matches!(versions()[..], [a, b] if a != 0 && a == b));
+        }
+        let curl = |site: &str| {
+            let mut command = rig.client.command("curl");
+            command.args(["-sS", "-m", "60", "-H", &format!("Host: {site}:8080"), "-o"]);
+            command.arg(rig.files.path().join(site)).arg(format!("http://{SERVICE}/large"));
+            Process(command.spawn().unwrap())
+        };
+        let got = |site: &str| fs::read(rig.files.path().join(site)).unwrap_or_default();
+        let sites = [("one.example", 1), ("two.example", 2)];
+        let mut clients = sites.map(|(site, number)| (curl(site), site, number));
+        eventually("some of both", || sites.iter().all(|(site, _)| got(site).len() > 1_000_000));
+        if named {
+            rig.router.ip("link set x1 down");
+            rig.tell_named(1, 1);
+            rig.steer("replace", 2);
+        } else {
+            eventually("they are compared", || has_digest(&rig));
+            kill(&rig);
+        }
+        for (client, site, number) in &mut clients {
+            let status = client.0.wait().unwrap();
+            let got = got(site);
+            assert!(got == content(*number, 0)[..got.len()], "{site}: bytes of another one");
+            assert!(status.success(), "{site}: {status}, {} bytes", got.len());
+        }
+        eventually("they are counted", || rig.hosts[1].replica.counts().adopted == 2);
+        assert_eq!(rig.hosts[0].replica.counts().protected, 2, "both were protected");
+    }
+}
