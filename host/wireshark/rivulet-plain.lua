@@ -41,7 +41,7 @@ field("slot", "uint8", "Slot", base.DEC)
 field("window", "uint32", "Congestion window when it was sent, octets", base.DEC)
 field("all", "uint8", "All that the client said is acknowledged", base.DEC)
 field("object", "uint16", "Number of the large object", base.DEC)
-field("large_check", "uint8", "Hash of connection and object, 2 bits", base.DEC)
+field("large_check", "uint8", "Hash of connection, table and the other bits, 2 bits", base.DEC)
 field("clock", "uint32", "Clock of the kernel's socket, 22 bits", base.DEC)
 
 local list = {}

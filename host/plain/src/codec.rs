@@ -68,7 +68,7 @@ pub struct CookieKeys {
 
 impl CookieKeys {
     /// The key of this number: the current one, then the others.
-    fn get(&self, number: usize) -> Option<CookieKey> {
+    pub(crate) fn get(&self, number: usize) -> Option<CookieKey> {
         match number {
             0 => Some(self.current),
             _ => *self.others.get(number - 1)?,
@@ -190,10 +190,10 @@ impl Flow {
         (distance < reach).then_some(distance)
     }
 
-    /// A hash of these words under one of the keys.
-    pub(crate) fn sealed(&self, keys: &CookieKeys, key: usize, [first, second]: [u32; 2]) -> u32 {
+    /// A hash of these words and the connection under a key.
+    pub(crate) fn seal(&self, key: CookieKey, [first, second]: [u32; 2]) -> u32 {
         let [a, b, c, d, ports] = self.words;
-        keys.get(key).map_or(0, |key| key.hash(&[first, second, a, b, c, d, ports]))
+        key.hash(&[first, second, a, b, c, d, ports])
     }
 
     /// A hash of the client's address under the current key, of IPv6 of the upper half.

@@ -28,7 +28,7 @@ pub fn is_boundary(class: Class, at: u32) -> bool {
     at.is_multiple_of(TINY) || is_full(class, at) || is_narrow(class, at)
 }
 
-fn is_full(class: Class, at: u32) -> bool {
+pub(crate) fn is_full(class: Class, at: u32) -> bool {
     let full = class.segment();
     let first = full.min(EVERYWHERE);
     at >= first && (at - first).is_multiple_of(full)

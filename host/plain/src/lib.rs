@@ -29,8 +29,8 @@ pub use codec::{BARE_SEGMENT, Class, CookieKey, CookieKeys, Flow, MAX_ANSWER, MA
 pub use flight::{Cut, EVERYWHERE, Flight, MAX_PIECES, Piece, TINY, is_boundary};
 pub use head::{Method, Name, Parsed, Range, Request, Target, begins_a_request, name, parse};
 pub use large::{
-    Asked, Download, Downloads, LargeStamp, MAX_LARGE, MAX_LARGE_OBJECTS, Packet, is_placed, is_under_way,
-    window_number, window_of,
+    Asked, Download, Downloads, LargeStamp, MAX_LARGE, MAX_LARGE_OBJECTS, Packet, Seal, is_placed,
+    is_under_way, window_number, window_of,
 };
 pub use object_stamp::{INDICES, MAX_AHEAD, MAX_OBJECT, NOBODYS, ObjectStamp, object_isn};
 pub use objects::{Entry, Found, MAX_NAME, Object, Table, TableError};

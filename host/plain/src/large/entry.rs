@@ -8,7 +8,7 @@ use crate::codec::Flow;
 use crate::large::allowance::Account;
 use crate::large::packet::Packet;
 use crate::large::sender::{Due, Sender};
-use crate::large::stamp::{CELL, Download, LargeStamp, window_number};
+use crate::large::stamp::{CELL, Download, LargeStamp, Seal, window_number};
 use crate::segment::{Header, MAX_SACK, Options, Segment, Stamps};
 use crate::small::{ACK, Site};
 
@@ -37,6 +37,9 @@ pub(super) struct Entry<W> {
     /// When another replica was last seen to have it.
     pub(super) shared: Option<u64>,
     pub(super) of: Download,
+    /// What its timestamps are checked by, and the last one that was made: it is of many segments.
+    pub(super) seal: Seal,
+    pub(super) sealed: Option<(LargeStamp, u32)>,
     pub(super) answer: Answer,
     /// Octets of the answer's head, and of all.
     pub(super) head: u32,
@@ -67,6 +70,11 @@ impl<W: Copy> Entry<W> {
             self.header.ack = self.header.ack.wrapping_add(acknowledged_by_asking(self.unanswered, left));
         }
         self.unanswered += 1;
+    }
+
+    /// Whether a reset has the number that is expected of its client: that of what was acknowledged to it, or behind all that it said.
+    pub(super) fn is_reset_by(&self, header: &Header) -> bool {
+        header.seq.wrapping_sub(self.header.ack) <= self.asked.wrapping_sub(self.header.ack)
     }
 
     /// When another replica was last seen to have it, now that the client has so much.
@@ -117,7 +125,11 @@ impl<W: Copy> Entry<W> {
             window = window.max(self.again.1);
         }
         let stamp = LargeStamp { slot: cell as u8, repair: due.repair, window, all: self.all, of: self.of };
-        let value = stamp.value();
+        let value = match self.sealed {
+            Some((last, value)) if last == stamp => value,
+            _ => stamp.value(&self.flow, &self.seal),
+        };
+        self.sealed = Some((stamp, value));
         if (value.wrapping_sub(self.echoed) as i32) < 0 { self.echoed } else { value }
     }
 }

@@ -32,9 +32,10 @@ use allowance::Allowance;
 use entry::{Entry, WITHHELD, header_of, sacked};
 use others::Others;
 use sender::{Due, Heard, Sender};
+use stamp::Placed;
 
 pub use packet::Packet;
-pub use stamp::{Download, LargeStamp, MAX_LARGE, MAX_LARGE_OBJECTS, window_number, window_of};
+pub use stamp::{Download, LargeStamp, MAX_LARGE, MAX_LARGE_OBJECTS, Seal, window_number, window_of};
 
 /// As many places a connection may have.
 const WAYS: usize = 4;
@@ -166,13 +167,11 @@ impl<W: Copy> Downloads<W> {
             && entry.header.seq == header.ack
             && entry.of.object == asked.object
         {
-            let heard =
-                Heard { at: 0, beyond: &[], twice: None, repair: false, window, told: 0, nudge: true };
-            entry.sender.hear(&heard, now);
+            entry.sender.hear(&Heard { nudge: true, ..Heard::first(&[], window) }, now);
             self.touched(n, now);
             return;
         }
-        let of = Download::new(flow, &site.keys, site.table.version(), asked.object, asked.scale);
+        let of = Download { object: asked.object, scale: asked.scale };
         let (head, length) = asked.answer.lengths(&site.table);
         let entry = Entry {
             flow: *flow,
@@ -182,6 +181,8 @@ impl<W: Copy> Downloads<W> {
             all: false,
             shared: None,
             of,
+            seal: Seal::of(flow, &site.keys, site.table.version(), header.ack),
+            sealed: None,
             answer: asked.answer,
             head,
             length,
@@ -224,15 +225,19 @@ impl<W: Copy> Downloads<W> {
                 None => return Some(Reason::Stamp),
             },
         };
-        let placed = stamp.place(flow, &site.keys, site.table.version(), header.ack, length);
-        let Some((class, at, fin)) = placed else { return Some(Reason::Cookie) };
+        let what = (header.ack, stamps.echo);
+        let placed = stamp.place((flow, &site.keys), site.table.version(), what, length);
+        let Some(Placed { class, at, fin, cell, near, full, seal }) = placed else {
+            return Some(Reason::Cookie);
+        };
         if at == length {
             return self.ended(segment, known, fin, way);
         }
         let (beyond, twice) = sacked(header, at, length);
         let (told, window) = (window_of(stamp.window), stamp.of.scale.window(header.window));
         let nudge = segment.speaks();
-        let heard = Heard { at, beyond: &beyond, twice, repair: stamp.repair, window, told, nudge };
+        let repair = stamp.repair;
+        let heard = Heard { at, beyond: &beyond, twice, repair, window, told, nudge, cell, near, full };
         let base = header.ack.wrapping_sub(at);
         let known = known.filter(|n| {
             self.places[*n].as_ref().is_some_and(|entry| entry.of == stamp.of && entry.header.seq == base)
@@ -254,8 +259,8 @@ impl<W: Copy> Downloads<W> {
         let n = match known {
             Some(n) => {
                 if let Some(entry) = &mut self.places[n] {
-                    let acked = entry.sender.hear(&heard, now);
-                    self.allowance.earn(entry.account, acked, now);
+                    let earned = entry.sender.hear(&heard, now);
+                    self.allowance.earn(entry.account, earned, now);
                 }
                 n
             }
@@ -269,6 +274,8 @@ impl<W: Copy> Downloads<W> {
                     all,
                     shared,
                     of: stamp.of,
+                    seal,
+                    sealed: None,
                     answer,
                     head,
                     length,
@@ -318,11 +325,20 @@ impl<W: Copy> Downloads<W> {
         }
         let (beyond, twice) = sacked(header, 0, entry.length);
         let window = entry.of.scale.window(header.window);
-        let heard = Heard { at: 0, beyond: &beyond, twice, repair: false, window, told: 0, nudge: false };
-        entry.sender.hear(&heard, now);
+        entry.sender.hear(&Heard { twice, ..Heard::first(&beyond, window) }, now);
         entry.unanswered = 0;
         self.touched(n, now);
         None
+    }
+
+    /// A reset: one with the expected number ends what is remembered of its connection, such as where a client is that never asked.
+    pub fn reset(&mut self, segment: &Segment<'_>) {
+        let known = self.find(&Flow::new(segment.header.src, segment.header.dst));
+        if let Some(n) = known
+            && self.places[n].as_ref().is_some_and(|entry| entry.is_reset_by(&segment.header))
+        {
+            self.forget(n);
+        }
     }
 
     /// The client has all: everything it says is acknowledged.
@@ -513,10 +529,12 @@ fn answer(site: &Site, stamp: &LargeStamp) -> Option<(Answer, u32, u32)> {
 pub fn is_placed(site: &Site, segment: &Segment<'_>) -> bool {
     let header = &segment.header;
     let flow = Flow::new(header.src, header.dst);
-    let stamp = header.options.stamps.and_then(|stamps| LargeStamp::parse(stamps.echo));
-    stamp.is_some_and(|stamp| {
-        answer(site, &stamp).is_some_and(|(_, _, length)| {
-            stamp.place(&flow, &site.keys, site.table.version(), header.ack, length).is_some()
+    header.options.stamps.is_some_and(|Stamps { echo, .. }| {
+        LargeStamp::parse(echo).is_some_and(|stamp| {
+            answer(site, &stamp).is_some_and(|(_, _, length)| {
+                let version = site.table.version();
+                stamp.place((&flow, &site.keys), version, (header.ack, echo), length).is_some()
+            })
         })
     })
 }

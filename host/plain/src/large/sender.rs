@@ -13,6 +13,13 @@ use crate::large::window::Window;
 
 /// As many segments beyond a hole say that it is lost (RFC 6675), unless segments are known to overtake each other.
 const REORDERED: u32 = 3;
+/// Segments that a sender made of one acknowledgement sends before another acknowledgement shows a client behind it, unless that one was
+/// where its own timestamp says. A blind forger's seldom is (`a_forged_one_draws_less_than_it_costs`).
+const UNPROVEN_SEGMENTS: u32 = 10;
+/// The same for an acknowledgement that is not where full segments end: a forger hits such a position once in sixteen.
+const UNPROVEN_NARROW_SEGMENTS: u32 = 2;
+/// Segments of the largest window that is taken over from a timestamp.
+const MAX_TOLD_SEGMENTS: u32 = 1024;
 
 /// A segment to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +50,20 @@ pub(crate) struct Heard<'a> {
     pub(crate) told: u32,
     /// It repeats its request: nothing came for long.
     pub(crate) nudge: bool,
+    /// Of the timestamp: its cell, whether that is next to `at`, and whether `at` is where full segments end ([`Placed`]).
+    ///
+    /// [`Placed`]: crate::large::stamp::Placed
+    pub(crate) cell: u32,
+    pub(crate) near: bool,
+    pub(crate) full: bool,
+}
+
+impl<'a> Heard<'a> {
+    /// Of a client that lacks the answer's beginning.
+    pub(crate) fn first(beyond: &'a [(u32, u32)], window: u32) -> Heard<'a> {
+        let (twice, repair, nudge, near, full) = (None, false, false, false, false);
+        Heard { at: 0, beyond, twice, repair, window, told: 0, nudge, cell: 0, near, full }
+    }
 }
 
 /// A segment that was sent to have the client say where it is.
@@ -96,6 +117,14 @@ pub(crate) struct Sender {
     urgent: bool,
     /// Octets of new data that are still sent without waiting for more room.
     piece: u32,
+    /// Bytes that may be sent before an acknowledgement shows that a client gets them; `u32::MAX` once one has.
+    credit: u32,
+    /// New bytes from this position on were sent by this sender.
+    own: u32,
+    /// The allowance was credited for what this sender sent below this position.
+    earned: u32,
+    /// The cell of the timestamp that this sender was made of.
+    began: u32,
 }
 
 impl Sender {
@@ -123,6 +152,10 @@ impl Sender {
             backoff: 0,
             urgent: false,
             piece: 0,
+            credit: u32::MAX,
+            own: 0,
+            earned: 0,
+            began: 0,
         }
     }
 
@@ -133,7 +166,8 @@ impl Sender {
 
     /// Of one that others began, from what its client says.
     pub(crate) fn resume(class: Class, length: u32, heard: &Heard<'_>, now: Time) -> Sender {
-        let mut sender = Sender::new(class, length, Window::told(class.segment(), heard.told));
+        let told = heard.told.min(MAX_TOLD_SEGMENTS * class.segment());
+        let mut sender = Sender::new(class, length, Window::told(class.segment(), told));
         (sender.una, sender.edge) = (heard.at, heard.at.saturating_add(heard.window));
         // Where values of both kinds may be, the higher one is taken.
         sender.repaired = heard.at.max(1);
@@ -158,8 +192,34 @@ impl Sender {
         }
         // What is under way may be more than that, and its values are others.
         sender.repaired = sender.repaired.max(sender.nxt + sender.window.threshold().min(CELL * CELLS) / 2);
+        (sender.own, sender.earned, sender.began) = (sender.nxt, sender.nxt, heard.cell);
+        sender.credit = 0;
+        sender.trust(heard);
+        if sender.credit == 0 {
+            sender.credit =
+                if heard.full { UNPROVEN_SEGMENTS } else { UNPROVEN_NARROW_SEGMENTS } * sender.full();
+        }
         sender.arm(now);
         sender
+    }
+
+    /// Raises the credit by what an acknowledgement shows: it is next to the cell of its timestamp, and where full segments end or behind
+    /// what this sender sent, in another cell than the first.
+    fn trust(&mut self, heard: &Heard<'_>) {
+        if !heard.near || self.credit == u32::MAX {
+            return;
+        }
+        let sent_here = heard.at > self.own && heard.cell > self.began;
+        if heard.full || sent_here {
+            self.credit = u32::MAX;
+        } else {
+            self.credit = self.credit.max(UNPROVEN_NARROW_SEGMENTS * self.full());
+        }
+    }
+
+    /// The credit is used up: only probes are sent.
+    fn is_spent(&self) -> bool {
+        self.credit < self.full()
     }
 
     pub(crate) fn full(&self) -> u32 {
@@ -202,7 +262,8 @@ impl Sender {
         self.board.missing(self.una, self.nxt).saturating_sub(lost)
     }
 
-    /// Takes an acknowledgement. Gives how much of what was sent here is acknowledged that was not before.
+    /// Takes an acknowledgement. Gives how much of what was sent here is acknowledged that was not before: by timestamps that go with it, so
+    /// that who acknowledges what he did not get has to guess one for each cell.
     pub(crate) fn hear(&mut self, heard: &Heard<'_>, now: Time) -> u32 {
         let at = heard.at;
         if at > self.end {
@@ -220,7 +281,10 @@ impl Sender {
             self.edge = if at > self.una { edge } else { self.edge.max(edge) };
         }
         let acked = at.saturating_sub(self.una);
-        // Of that, what the client had not told of before: behind a repair it acknowledges a whole window at once.
+        self.trust(heard);
+        let earned = if heard.near { at.saturating_sub(self.earned) } else { 0 };
+        self.earned += earned;
+        // Of what is acknowledged, what the client had not told of before: behind a repair it acknowledges a whole window at once.
         let delivered = self.board.missing(self.una, at.max(self.una));
         self.nxt = self.nxt.max(at);
         let top = self.board.top();
@@ -260,7 +324,7 @@ impl Sender {
             self.backoff = 0;
             self.arm(now);
         }
-        acked
+        earned
     }
 
     /// A probe that is answered tells what of all that went before it is lost. That it came twice is an answer; that the client is as far as
@@ -399,7 +463,7 @@ impl Sender {
                 self.board.clear();
             }
         }
-        let (from, to) = self.probing(u32::MAX);
+        let (from, to) = if self.is_spent() { self.question() } else { self.probing(u32::MAX) };
         self.probe = Some(Probe { before: self.nxt, from, reach: self.board.hole(to), over: None });
         self.urgent = true;
         self.arm(now);
@@ -432,10 +496,15 @@ impl Sender {
     /// it knows.
     fn probing(&self, path: u32) -> (u32, u32) {
         if self.nxt == self.una {
-            return (self.una.saturating_sub(8), self.una);
+            return self.question();
         }
         let next = self.board.next(self.una).unwrap_or(u32::MAX);
         (self.una, self.segment_end(self.una, path).min(self.nxt).min(next))
+    }
+
+    /// Octets that the client has: they draw an answer, and nothing more than that.
+    fn question(&self) -> (u32, u32) {
+        (self.una.saturating_sub(8), self.una)
     }
 
     /// What is sent now, if anything; `path`: octets of data that a segment on the path may have.
@@ -445,6 +514,10 @@ impl Sender {
         }
         let urgent = core::mem::take(&mut self.urgent);
         self.limited = false;
+        if self.is_spent() {
+            let (from, to) = self.question();
+            return urgent.then(|| self.send(from, to, true, true, now));
+        }
         let pipe = self.pipe();
         // What is lost, then what is new.
         let hole = self.board.hole(self.again.max(self.una));
@@ -512,6 +585,9 @@ impl Sender {
         }
         if again {
             self.window.again(to - from);
+        }
+        if self.credit < u32::MAX {
+            self.credit = self.credit.saturating_sub(to - from);
         }
         let length = self.end - 1;
         Due { from, to: to.min(length), fin: to > length, repair, again }

@@ -92,6 +92,46 @@ fn holes_that_are_made_up_draw_an_allowance() {
     assert_eq!(node.take(&request, 2000).len(), 10);
 }
 
+/// The host at a forged address refuses what it never asked for: that ends the connection, and nothing else does.
+#[test]
+fn a_reset_with_the_expected_number_ends_a_download() {
+    let size = 4_000_000;
+    let mut node = Node::new(site_of(&[size]));
+    let lie = Lie::new(&mut node, size, 5000);
+    let data = node.take(&lie.packet(|_| {}, &[]), 2000);
+    let expected = Segment::parse(&data[0]).unwrap().header.ack;
+    let mut reset = |more: u32| {
+        let seq = expected.wrapping_add(more);
+        let packet = lie.packet(|header| (header.seq, header.flags) = (seq, TcpFlags(TcpFlags::RST)), &[]);
+        node.downloads.reset(&Segment::parse(&packet).unwrap());
+        node.downloads.len()
+    };
+    for other in [u32::MAX, 200, 1 << 20, 1 << 31] {
+        assert_eq!(reset(other), 1, "{other}");
+    }
+    assert_eq!(reset(0), 0);
+    assert!(node.say(60_000_000).is_empty(), "it is asked for");
+}
+
+/// A replica that meets an acknowledgement far from the cell of its timestamp sends ten segments and then probes of eight bytes; one that goes
+/// with its timestamp lets it go on.
+#[test]
+fn acknowledgements_out_of_place_draw_ten_segments() {
+    let size = 40_000_000;
+    let (mut first, mut node) = (Node::new(site_of(&[size])), Node::new(site_of(&[size])));
+    let lie = Lie::new(&mut first, size, 5000);
+    // Ten cells further, by the timestamp of the first one.
+    let far = |segments: u32| lie.packet(|header| header.ack = header.ack.wrapping_add(segments * 1448), &[]);
+    let mut drawn = octets(&node.take(&far(500), 2000));
+    for (n, time) in (1..15).zip((0..).map(|n| 2000 + n * 100_000)) {
+        drawn += octets(&node.take(&far(500 + n), time));
+        drawn += octets(&node.say(time));
+    }
+    assert!((14_480..14_480 + 20 * 8).contains(&drawn), "{drawn}");
+    let gone_on = octets(&node.take(&far(1), 4_000_000));
+    assert!(gone_on > 0, "nothing to a client that goes on");
+}
+
 /// Who acknowledges what he gets is never refused anything: at 10 Gb/s, and of replicas that change, where one in ten packets is lost.
 #[test]
 fn honest_clients_are_never_refused() {

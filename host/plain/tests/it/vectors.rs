@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use rivulet_plain::{
     Answering, Class, CookieKey, CookieKeys, Download, Flow, LargeStamp, MAX_ANSWER, MAX_OBJECT, MAX_START,
-    NOBODYS, ObjectStamp, Opened, Place, Scale, Stamp, Whole, kernel_value, object_isn, window_number,
+    NOBODYS, ObjectStamp, Opened, Place, Scale, Seal, Stamp, Whole, kernel_value, object_isn, window_number,
     window_of,
 };
 
@@ -63,10 +63,10 @@ fn render() -> String {
                 (0x2a5, 7, 0x1234_5678, 0x00ab_cdef, false, 100_000, false),
             ] {
                 let (cell, scale) = (at >> 16, Scale::of(shift));
-                let of = Download::new(&flow, &ring, version, object, scale);
+                let (of, seal) = (Download { object, scale }, Seal { key: ring.current, version });
                 let (slot, window) = (cell as u8, window_number(cwnd, cell));
                 let stamp = LargeStamp { slot, repair, window, all, of };
-                let (value, window) = (stamp.value(), window_of(stamp.window));
+                let (value, window) = (stamp.value(&flow, &seal), window_of(stamp.window));
                 assert_eq!(LargeStamp::parse(value), Some(stamp));
                 large.push(format!(
                     "{{{lead}, \"object\": {object}, \"shift\": {shift}, \"version\": {version}, \"at\": {at}, \

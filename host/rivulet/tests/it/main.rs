@@ -16,6 +16,7 @@ mod cm_udp;
 mod content;
 mod crowd;
 mod downloads;
+mod forger;
 mod http;
 mod interrupted;
 mod large;

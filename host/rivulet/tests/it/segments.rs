@@ -10,8 +10,8 @@ use rivulet_packet::segment::TcpFlags;
 use rivulet_pktio::testing::Netns;
 use rivulet_pktio::{AfPacket, Config as IoConfig, Interface, IoChoice, PacketIo, TxFrame, repair};
 use rivulet_plain::{
-    Class, CookieKey, CookieKeys, Download, Entry, Flow, Header, LargeStamp, Object, Options, Scale, Segment,
-    Stamps, Table,
+    Class, CookieKey, CookieKeys, Download, Entry, Flow, Header, LargeStamp, Object, Options, Scale, Seal,
+    Segment, Stamps, Table,
 };
 use rivulet_server::keys::{CookieEpoch, KeySet, Secret};
 use rivulet_server::service::{Member, Plain, Service};
@@ -44,9 +44,10 @@ fn table() -> Table {
 fn large(client: SocketAddr) -> (u32, u32) {
     let flow = Flow::new(client, SERVICE.parse().unwrap());
     let keys = CookieKeys { current: CookieKey::new([1; 8]), others: [None; 2] };
-    let of = Download::new(&flow, &keys, table().version(), 0, Scale::of(8));
+    let of = Download { object: 0, scale: Scale::of(8) };
+    let seal = Seal { key: keys.current, version: table().version() };
     let stamp = LargeStamp { slot: 0, repair: false, window: 20, all: false, of };
-    (flow.stamped(keys.current, Class::of(1460).unwrap()).wrapping_add(1 + AT), stamp.value())
+    (flow.stamped(keys.current, Class::of(1460).unwrap()).wrapping_add(1 + AT), stamp.value(&flow, &seal))
 }
 
 struct Rig {

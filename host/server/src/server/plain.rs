@@ -186,6 +186,11 @@ impl Server {
         let minute = rivulet_plain::minute(common_clock().0);
         let verdict = match door {
             Door::Objects(objects) => {
+                if segment.has(TcpFlags::RST)
+                    && let Some(downloads) = &mut objects.downloads
+                {
+                    downloads.reset(&segment);
+                }
                 let others = (!way.alone).then_some(&*kernel);
                 match objects.hear(&segment, path, way.to(), now, others, way.handed) {
                     Heard::Taken => {

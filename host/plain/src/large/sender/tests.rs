@@ -1,7 +1,7 @@
 use super::*;
 
 fn heard<'a>(at: u32, beyond: &'a [(u32, u32)]) -> Heard<'a> {
-    Heard { at, beyond, twice: None, repair: false, window: 10_000_000, told: 0, nudge: false }
+    Heard { at, near: true, full: true, ..Heard::first(beyond, 10_000_000) }
 }
 
 fn sent(sender: &mut Sender, now: Time) -> Vec<Due> {

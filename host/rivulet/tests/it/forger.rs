@@ -1,0 +1,117 @@
+//! Forged acknowledgements of large answers, as frames from the source address of a host that never connected. Needs root; skipped where
+//! namespaces cannot be made.
+
+use std::fs::File;
+use std::process::Stdio;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rivulet_packet::{EthHeader, TcpFlags, eth};
+use rivulet_pktio::testing::{Process, eventually};
+use rivulet_pktio::{AfPacket, Config, Filter, PacketIo, TxFrame, in_netns};
+use rivulet_plain::{Header, Options, Stamps};
+
+use crate::rig::SERVICE;
+use crate::stateless::{MAC, Rack, STACK, url};
+
+/// Source ports that the forger guesses for, so many of them in turn.
+const PORTS: u32 = 512;
+const GROUP: u32 = 32;
+/// Acknowledgement numbers that it begins at for each port, equally far apart.
+const GUESSES: u32 = 64;
+/// Acknowledgements from there on, and the bytes between them: most of what a window of 1 MB lets a replica send.
+const RUN: u32 = 16;
+const STEP: u32 = 884_736;
+
+/// Bytes that a replica's interface has received and sent.
+fn carried(rack: &Rack) -> (u64, u64) {
+    let of = |name| {
+        rack.replicas[0].run(&format!("cat /sys/class/net/s0/statistics/{name}")).trim().parse().unwrap()
+    };
+    (of("rx_bytes"), of("tx_bytes"))
+}
+
+fn serve(rack: &Rack) -> Process {
+    rack.wire().only.store(0, Ordering::Relaxed);
+    let server = rack.serve_with(0, &["--large"]);
+    rack.file("small", 100);
+    eventually("it answers", || rack.curl(&[&url("small")]).status.success());
+    server
+}
+
+/// Guesses acknowledgement and timestamp, with the largest window that a timestamp names, and goes on behind each guess.
+fn forge(rack: &Rack) {
+    let ethernet = EthHeader { dst: rack.replicas[0].mac("s0"), src: rack.client.mac("c0"), vlan: None };
+    let config = Config { filter: Some(Filter::new(&[]).unwrap()), ..Config::default() };
+    let mut io = AfPacket::open(&rack.client.interface("c0"), config).unwrap();
+    for group in 0..PORTS / GROUP {
+        for (guess, step) in (0..GUESSES).flat_map(|guess| (0..RUN).map(move |step| (guess, step))) {
+            let frames: Vec<Vec<u8>> = (0..GROUP)
+                .map(|n| {
+                    let port = group * GROUP + n;
+                    let random = port.wrapping_mul(0x9e37_79b9) ^ 0x5bd1_e995;
+                    let value = random & 0xff00_0000 | 1 << 22 | 63 << 16 | (port & 3) << 3 | 7;
+                    // Where a path that takes short segments alone has them end: one of sixteen is right.
+                    let first = (random & 0x78 | 1).wrapping_add(guess * (u32::MAX / GUESSES / 128 * 128));
+                    let header = Header {
+                        src: format!("{STACK}:{}", 10_000 + port).parse().unwrap(),
+                        dst: format!("{SERVICE}:80").parse().unwrap(),
+                        seq: 1,
+                        ack: first.wrapping_add(step * STEP),
+                        flags: TcpFlags(TcpFlags::ACK),
+                        window: 0xffff,
+                        options: Options {
+                            stamps: Some(Stamps { value: 1000 + guess, echo: value }),
+                            ..Options::default()
+                        },
+                    };
+                    let mut frame = vec![0; ethernet.length() + header.length()];
+                    assert!(ethernet.fill(&mut frame, eth::IPV4));
+                    header.finish(&mut frame[ethernet.length()..], 0).unwrap();
+                    frame
+                })
+                .collect();
+            let batch: Vec<TxFrame<'_>> = frames.iter().map(|frame| TxFrame::new(frame)).collect();
+            let _ = io.send(&batch).unwrap();
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+}
+
+/// A forger that sees nothing guesses on and on; the host whose address it takes sends no reset, since there is none. A timestamp's claim of a
+/// window of 1 MB, believed and counted as sent, drew many times what was sent.
+#[test]
+fn a_blind_forger_draws_less_than_it_sends() {
+    let Some(rack) = Rack::new() else { return };
+    File::create(rack.dir.path().join("www/large")).unwrap().set_len(1 << 28).unwrap();
+    let _server = serve(&rack);
+    assert_eq!(rack.replicas[0].mac("s0").map(|byte| format!("{byte:02x}")).join(":"), MAC);
+    let before = carried(&rack);
+    in_netns(Some(rack.client.name()), || forge(&rack)).unwrap();
+    // What was begun asks for its client meanwhile.
+    std::thread::sleep(Duration::from_secs(2));
+    let after = carried(&rack);
+    let (sent, drawn) = (after.0 - before.0, after.1 - before.1);
+    println!("the forger sent {sent} bytes and drew {drawn}");
+    assert!(sent > u64::from(PORTS * GUESSES * RUN) * 66 / 4, "{sent}: its frames are lost");
+    assert!(drawn < sent, "{drawn} bytes for {sent}");
+}
+
+/// A client that is gone resets what it is sent still; after that it is sent nothing.
+#[test]
+fn a_reset_ends_what_is_sent() {
+    let Some(rack) = Rack::new() else { return };
+    rack.file("large", 8_000_000);
+    let _server = serve(&rack);
+    let mut curl = rack.client.command("curl");
+    curl.args(["-sS", "--limit-rate", "200k", "-o", "/dev/null", &url("large")]).stderr(Stdio::null());
+    let curl = Process(curl.spawn().unwrap());
+    eventually("the download is under way", || carried(&rack).1 > 300_000);
+    drop(curl);
+    let resets = || rack.client.counter("TcpOutRsts");
+    eventually("the client resets", || resets() > 0);
+    std::thread::sleep(Duration::from_millis(500));
+    let (before, sent) = (resets(), carried(&rack).1);
+    std::thread::sleep(Duration::from_secs(4));
+    assert_eq!(resets(), before, "{} bytes since", carried(&rack).1 - sent);
+}
