@@ -273,8 +273,8 @@ REMOVALS: dict[str, Removal] = {
         "it:cases::a_store_that_fails_lets_pass_or_holds",
     ),
     "held-bound": trods(
-        "hold/mod.rs", "if self.held + read.len > MAX_HELD {", "if false {",
-        "it:hold::more_than_there_is_room_for_is_dropped",
+        "hold/mod.rs", "if self.room.has(client, length) {", "if true {",
+        "it:hold::a_client_fills_its_share_of_the_room_and_no_more",
     ),
     # Nothing is executed twice.
     "method": trods(

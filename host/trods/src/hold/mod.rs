@@ -11,6 +11,7 @@ mod pace;
 mod pins;
 mod places;
 mod rescue;
+mod room;
 mod watch;
 
 use std::io;
@@ -31,6 +32,7 @@ pub use moves::{Followers, LISTED, Leave, Leaving, Left, List};
 pub use pins::{Absence, Known, Pins};
 pub use places::Stores;
 pub use rescue::{Departed, Heard, Reads, Rescue};
+use room::Room;
 pub(crate) use watch::now_ms;
 pub use watch::{Ended, Formers, Keeper, Status, Watch};
 
@@ -40,8 +42,6 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const TAP: &str = "trods%d";
 /// Frames that wait in it.
 const QUEUE: u32 = 4096;
-/// Octets of all frames that are held; what comes beyond is dropped, and TCP sends it again.
-const MAX_HELD: usize = 64 << 20;
 /// Buffers that are kept for frames to come.
 const SPARE: usize = 128;
 
@@ -75,8 +75,8 @@ pub struct Hold {
     /// Where a frame is read.
     scratch: Box<[u8]>,
     spare: Vec<Vec<u8>>,
-    /// Octets of the frames that were read and are not sent.
-    held: usize,
+    /// For the frames that were read and are not sent.
+    room: Room,
     /// Frames for which there was no room.
     dropped: u64,
 }
@@ -130,8 +130,8 @@ impl Hold {
         let sockets = Sockets::open(interface.netns())?;
         let scratch = vec![0; tap::MAX_FRAME].into();
         let interface = interface.clone();
-        let (spare, held, dropped) = (Vec::new(), 0, 0);
-        Ok(Hold { programs, tap, out, sockets, interface, index, mac, scratch, spare, held, dropped })
+        let (spare, room, dropped) = (Vec::new(), Room::default(), 0);
+        Ok(Hold { programs, tap, out, sockets, interface, index, mac, scratch, spare, room, dropped })
     }
 
     /// The interface of that name may be another one: then the programs go there. True if they did.
@@ -192,15 +192,15 @@ impl Hold {
     pub fn take(&mut self) -> Result<Option<Frame>, HoldError> {
         while let Some(read) = self.tap.read(&mut self.scratch)? {
             let Some(octets) = self.scratch.get(..read.len) else { continue };
-            if self.held + read.len > MAX_HELD {
-                self.dropped += 1;
-                continue;
-            }
             let buffer = self.spare.pop().unwrap_or_default();
-            if let Some(frame) = Frame::new(octets, &read, buffer) {
-                self.held += frame.octets().len();
+            let Some(frame) = Frame::new(octets, &read, buffer) else { continue };
+            let (client, length) = (frame.key().client().ip(), frame.octets().len());
+            if self.room.has(client, length) {
+                self.room.take(client, length);
                 return Ok(Some(frame));
             }
+            self.dropped += 1;
+            self.spare.push(frame.into_buffer());
         }
         Ok(None)
     }
@@ -215,13 +215,13 @@ impl Hold {
     pub fn send_until(&mut self, frame: &mut Frame, at: u32) {
         let front = frame.cut(at, self.spare.pop().unwrap_or_default());
         // Its headers are there twice.
-        self.held += front.octets().len() - front.data().len();
+        self.room.take(front.key().client().ip(), front.octets().len() - front.data().len());
         self.send(front);
     }
 
     /// Gives a frame up.
     pub fn forget(&mut self, frame: Frame) {
-        self.held = self.held.saturating_sub(frame.octets().len());
+        self.room.give_back(frame.key().client().ip(), frame.octets().len());
         if self.spare.len() < SPARE {
             self.spare.push(frame.into_buffer());
         }

@@ -261,17 +261,20 @@ fn what_may_leave_of_a_frame_leaves_and_the_rest_follows() {
 }
 
 #[test]
-fn more_than_there_is_room_for_is_dropped() {
+fn a_client_fills_its_share_of_the_room_and_no_more() {
     let Some(mut rig) = Rig::new(false) else { return };
-    let (src, dst) = (rig.service, "10.7.0.1:1025".parse().unwrap());
-    let (flags, options) = (TcpFlags(TcpFlags::ACK), Options::default());
-    let header = Header { src, dst, seq: 1, ack: 1, flags, window: 9, options };
-    let mut packet = vec![0; header.length() + 1400];
-    header.finish(&mut packet, 1400).unwrap();
-    let frame = [&[2; 12][..], &[8, 0], &packet].concat();
+    let src = rig.service;
+    let to = |client: &str| {
+        let (flags, options) = (TcpFlags(TcpFlags::ACK), Options::default());
+        let header = Header { src, dst: client.parse().unwrap(), seq: 1, ack: 1, flags, window: 9, options };
+        let mut packet = vec![0; header.length() + 1400];
+        header.finish(&mut packet, 1400).unwrap();
+        [&[2; 12][..], &[8, 0], &packet].concat()
+    };
+    let frame = to("10.7.0.1:1025");
     let config = Config { promiscuous: false, filter: Some(Filter::new(&[]).unwrap()), ..Config::default() };
     let mut tap = AfPacket::open(&rig.replica.interface("trods0"), config).unwrap();
-    let room = (64 << 20) / frame.len();
+    let room = (16 << 20) / frame.len();
     // Whatever else the kernel says there is no segment.
     while rig.hold.dropped() == 0 && rig.frames.len() <= room {
         tap.send(&[TxFrame::new(&frame)]).unwrap();
@@ -285,6 +288,10 @@ fn more_than_there_is_room_for_is_dropped() {
         tap.send(&[TxFrame::new(&frame)]).unwrap();
     }
     rig.until("ten of twenty", |rig| rig.frames.len() == room && rig.hold.dropped() == 11);
+    // Another client's are held all the same.
+    tap.send(&[TxFrame::new(&to("10.7.0.9:1025"))]).unwrap();
+    rig.until("another client's", |rig| rig.frames.len() == room + 1);
+    assert_eq!(rig.hold.dropped(), 11);
 }
 
 #[test]
