@@ -46,7 +46,8 @@ struct Entry {
     /// The first segment's sequence number and acknowledgement.
     first: u32,
     ack: u32,
-    stamped: bool,
+    /// On a connection with timestamps, what it echoed: the SYN-ACK's value, in which the number of its first byte is sealed.
+    opening: Option<u32>,
     /// The socket was let go.
     lingers: bool,
 }
@@ -79,7 +80,7 @@ impl Flows {
             number: self.count,
             first: header.seq,
             ack: header.ack,
-            stamped: header.options.stamps.is_some(),
+            opening: header.options.stamps.map(|stamps| stamps.echo),
             lingers: false,
         };
         self.entries.insert(flow, entry);
@@ -120,13 +121,15 @@ impl Flows {
             return if theirs { Whose::Stray } else { Whose::Stateless };
         };
         let is_near = header.seq.wrapping_sub(entry.first) < FIRST_WINDOW;
-        match (entry.stamped, stamp) {
+        let echo = header.options.stamps.map(|stamps| stamps.echo);
+        match (entry.opening.is_some(), stamp) {
             // The kernel knows what becomes of these (RFC 5961).
             _ if reset => Whose::Kernel,
             _ if syn && !entry.lingers => Whose::Kernel,
             _ if syn => Whose::Another,
             (true, Some(Stamp::Kernel)) => Whose::Kernel,
-            (true, Some(Stamp::Opening { .. })) if is_near => Whose::Kernel,
+            // Ports that are used again at once: the numbers are near, and another SYN-ACK was answered.
+            (true, Some(Stamp::Opening { .. })) if is_near && echo == entry.opening => Whose::Kernel,
             (true, _) | (false, Some(_)) => Whose::Another,
             // Whose client had all of it, so it cannot begin again.
             (false, None) if entry.lingers && header.ack == entry.ack && !is_near => Whose::Another,
@@ -200,6 +203,8 @@ mod tests {
             assert_eq!(whose(&flows, first.wrapping_add(further), 1, ACK, Some(OPENING)), want, "{further}");
         }
         assert_eq!(whose(&flows, first.wrapping_sub(1), 1, ACK, Some(OPENING)), Whose::Another);
+        let another = Some(OPENING ^ 77 << 3);
+        assert_eq!(whose(&flows, first.wrapping_add(50_000), 1, ACK, another), Whose::Another);
         // What a socket is to make of these it knows best.
         assert_eq!(whose(&flows, 5, 1, TcpFlags::RST, None), Whose::Kernel);
         assert_eq!(whose(&flows, 5, 1, TcpFlags::SYN, None), Whose::Kernel);
