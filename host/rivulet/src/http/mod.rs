@@ -24,7 +24,7 @@ pub use head::{Fed, Head, Method, Request};
 pub use object::{Identity, Object};
 pub use objects::{Lookup, MAX_NAME, Objects};
 pub use ranges::{RangeSpec, Tags};
-pub use session::{Input, Progress, Promise, Session, Site};
+pub use session::{Input, Progress, Promise, Reads, Session, Site};
 pub use upload::{Limits, Upload, Uploads, Written};
 
 /// A status code with what this server says about it.

@@ -74,6 +74,17 @@ pub struct Promise {
     pub answer: Vec<u8>,
 }
 
+/// What a session is in the middle of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reads {
+    /// Nothing: it is between two requests.
+    Nothing,
+    /// A request's head.
+    Head,
+    /// A request's body.
+    Body,
+}
+
 /// What came of some input.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Progress {
@@ -93,6 +104,18 @@ impl Session {
     #[must_use]
     pub fn new(start: u64) -> Session {
         Session { next: start, ..Session::default() }
+    }
+
+    /// What is read.
+    #[must_use]
+    pub fn reads(&self) -> Reads {
+        if self.body.is_some() || self.unread > 0 {
+            Reads::Body
+        } else if self.head == Head::default() {
+            Reads::Nothing
+        } else {
+            Reads::Head
+        }
     }
 
     /// The input offsets that this state is good for, both included: one offset between requests, all of a

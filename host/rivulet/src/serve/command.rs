@@ -11,6 +11,7 @@ use rivulet_server::{Config, Server, incarnation};
 
 use super::address::ServiceAddresses;
 use super::args::ServeArgs;
+use super::connections::Connections;
 use super::listeners::Listeners;
 use super::metrics;
 use super::plain;
@@ -42,7 +43,9 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let mut second_chance = SecondChance::new(&interface);
     let config = Config { interface, services, incarnation, io: args.io };
     let mut servers = Server::open_workers(&config, args.workers.into())?;
-    let doorway = site.clone().map(plain::doorway).transpose().context("a thread for adopted connections")?;
+    let connections = Connections::default();
+    let doorway = site.clone().map(|site| plain::doorway(site, connections.clone())).transpose();
+    let doorway = doorway.context("a thread for adopted connections")?;
     for server in &mut servers {
         server.set_delta(!args.no_delta);
         if let Some(doorway) = &doorway {
@@ -69,9 +72,9 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         (Some(controllers), Some(name)) => Some(Agent::start(controllers, name, incarnation, server.mac())?),
         _ => None,
     };
-    let mut listeners = site.clone().map(Listeners::new);
+    let mut listeners = site.clone().map(|site| Listeners::new(site, connections.clone()));
     let mut status = Status::default();
-    let metrics = metrics::Shared::of(args.workers.into());
+    let metrics = metrics::Shared::of(args.workers.into(), connections.clone());
     if let Some(address) = args.metrics {
         metrics::listen(address, metrics.clone()).with_context(|| format!("metrics at {address}"))?;
     }
@@ -95,6 +98,7 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         }
         chores = Instant::now();
         workers.check()?;
+        server.set_open_connections(connections.open());
         if known != (server.mac(), server.reopened()) {
             known = (server.mac(), server.reopened());
             second_chance.ensure(server.services(), server.mac(), server.reopened());

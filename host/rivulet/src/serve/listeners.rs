@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use rivulet_server::service::{Plain, Service};
 
+use super::connections::Connections;
 use super::plain;
 use crate::http::Site;
 
@@ -16,6 +17,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The kernel's listening sockets.
 pub(super) struct Listeners {
     site: Site,
+    connections: Connections,
     open: HashSet<SocketAddr>,
     /// Those that clients cannot reach, and why.
     failed: HashMap<SocketAddr, String>,
@@ -23,8 +25,9 @@ pub(super) struct Listeners {
 }
 
 impl Listeners {
-    pub(super) fn new(site: Site) -> Listeners {
-        Listeners { site, open: HashSet::new(), failed: HashMap::new(), tried: Instant::now() }
+    pub(super) fn new(site: Site, connections: Connections) -> Listeners {
+        let (open, failed) = (HashSet::new(), HashMap::new());
+        Listeners { site, connections, open, failed, tried: Instant::now() }
     }
 
     /// Opens what is missing. A service address may stand on this host later than the service is known.
@@ -58,7 +61,7 @@ impl Listeners {
         if self.open.contains(&socket) {
             return is_here(socket.ip());
         }
-        plain::listen(socket, self.site.clone())?;
+        plain::listen_among(socket, self.site.clone(), self.connections.clone())?;
         self.open.insert(socket);
         Ok(())
     }
@@ -145,7 +148,7 @@ mod tests {
                 service(3, "10.9.0.3", 80),
                 service(4, "fd00:9::4", 80),
             ];
-            let mut listeners = Listeners::new(site);
+            let mut listeners = Listeners::new(site, Connections::default());
             assert_eq!(look(&mut listeners, &services), [2, 3, 4]);
             let why = listeners.trouble(services.iter()).unwrap();
             assert!(why.starts_with("service s2: no plain TCP at 10.9.0.2:80: "), "{why}");

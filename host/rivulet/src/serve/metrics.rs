@@ -12,6 +12,8 @@ use rivulet_server::counters::{ADOPTED, Counters, Unserved};
 use rivulet_server::{PoolView, Server};
 use rivulet_transport::server::Refusal;
 
+use super::connections::{Connections, Counts};
+
 /// What is told, as of a few milliseconds ago.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
@@ -21,17 +23,20 @@ pub struct Snapshot {
     load: usize,
     adopted: usize,
     pools: Vec<PoolView>,
+    /// Connections of the kernel's TCP, and what became of others.
+    open: usize,
+    connections: Counts,
 }
 
 /// Shared between the packet path, each of whose workers fills its own place now and then, and whoever asks.
 #[derive(Clone, Debug)]
-pub struct Shared(Arc<[Mutex<Snapshot>]>);
+pub struct Shared(Arc<[Mutex<Snapshot>]>, Connections);
 
 impl Shared {
     /// Places for so many workers.
     #[must_use]
-    pub fn of(workers: usize) -> Shared {
-        Shared((0..workers.max(1)).map(|_| Mutex::default()).collect())
+    pub(super) fn of(workers: usize, connections: Connections) -> Shared {
+        Shared((0..workers.max(1)).map(|_| Mutex::default()).collect(), connections)
     }
 
     /// Takes the present values of a worker.
@@ -44,6 +49,8 @@ impl Shared {
             load: server.load(),
             adopted: server.adopted(),
             pools: server.pools(),
+            open: self.1.open(),
+            connections: self.1.counts(),
         };
         if let Some(place) = self.0.get(worker) {
             *place.lock() = snapshot;
@@ -172,6 +179,15 @@ pub fn page(workers: &[Snapshot]) -> String {
     let help = "Segments to other kernels' connections that went back to the ToR.";
     metric("plain_handed_on_total", "counter", help, &[("", c.plain_handed_on)]);
     metric("plain_adopted", "gauge", "Adopted connections that are held.", &[("", s.adopted as u64)]);
+    let help = "Connections of the kernel's TCP that are open, adopted ones too.";
+    metric("plain_open", "gauge", help, &[("", s.open as u64)]);
+    let ended = [
+        ("{reason=\"refused\"}", s.connections.refused),
+        ("{reason=\"displaced\"}", s.connections.displaced),
+        ("{reason=\"late\"}", s.connections.late),
+    ];
+    let help = "Connections of the kernel's TCP that found no room, gave way to others, or whose client was too slow.";
+    metric("plain_ended_total", "counter", help, &ended);
     let drops = [
         ("{reason=\"not_ours\"}", c.not_ours),
         ("{reason=\"damaged\"}", c.damaged),
@@ -186,7 +202,12 @@ pub fn page(workers: &[Snapshot]) -> String {
     metric("received_bytes_total", "counter", "Octets of frames taken.", &[("", s.io.rx_bytes)]);
     metric("sent_bytes_total", "counter", "Octets of frames sent.", &[("", s.io.tx_bytes)]);
     metric("ready", "gauge", "1 while this replica serves.", &[("", u64::from(s.ready))]);
-    metric("load", "gauge", "Requests in the last batch.", &[("", s.load as u64)]);
+    metric(
+        "load",
+        "gauge",
+        "Requests in the last batch, and open connections of the kernel's TCP.",
+        &[("", s.load as u64)],
+    );
     out
 }
 
@@ -219,7 +240,9 @@ mod tests {
     fn a_request_in_pieces_is_answered_whole() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let server = std::thread::spawn(move || answer(listener.accept().unwrap().0, &Shared::of(1)));
+        let server = std::thread::spawn(move || {
+            answer(listener.accept().unwrap().0, &Shared::of(1, Connections::default()))
+        });
         let mut stream = std::net::TcpStream::connect(address).unwrap();
         for piece in ["GET /metrics HTTP/1.1\r\n", "Host: x\r\n", "\r\n"] {
             stream.write_all(piece.as_bytes()).unwrap();

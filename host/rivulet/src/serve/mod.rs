@@ -3,6 +3,7 @@
 mod address;
 mod args;
 mod command;
+mod connections;
 mod listeners;
 pub mod metrics;
 pub mod plain;

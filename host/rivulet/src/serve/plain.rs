@@ -3,16 +3,20 @@
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rivulet_server::{Adopted, Door, Doorway};
 
-use crate::http::{Answer, Input, Objects, Promise, ReadError, Session, Site};
+use super::connections::{Connections, Guest, MAX_CONNECTIONS};
+use crate::http::{Answer, Input, Objects, Promise, ReadError, Reads, Session, Site};
 
-/// Connections at a time, each with a thread; more are closed at once.
-const MAX_CONNECTIONS: usize = 512;
+/// Adopted connections beside those that are open: they wait until another has given way.
+const WAITING: usize = 64;
+/// For how long a client may send one request's head, from its first byte to its last.
+const HEAD: Duration = Duration::from_secs(20);
+/// Bytes a second that a client sends of a body, and takes of an answer, at least, in the mean from [`IDLE`] after its beginning on.
+const LEAST_RATE: u64 = 1024;
 /// A connection without a request, or whose client takes nothing, is closed after this.
 const IDLE: Duration = Duration::from_secs(60);
 /// How long a request may wait for its content to be hashed.
@@ -29,18 +33,36 @@ pub fn date() -> u32 {
 }
 
 /// Listens on `address` and serves on threads of its own from then on.
+///
+/// # Errors
+/// The system's, where nothing can listen there.
 pub fn listen(address: SocketAddr, site: Site) -> io::Result<SocketAddr> {
+    listen_among(address, site, Connections::default())
+}
+
+/// The same, of a listener whose connections are counted with others'.
+pub(super) fn listen_among(
+    address: SocketAddr,
+    site: Site,
+    connections: Connections,
+) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind(address)?;
     let address = listener.local_addr()?;
-    std::thread::Builder::new().name("tcp-listen".into()).spawn(move || accept(&listener, &site))?;
+    std::thread::Builder::new()
+        .name("tcp-listen".into())
+        .spawn(move || accept(&listener, &site, &connections))?;
     Ok(address)
 }
 
-fn accept(listener: &TcpListener, site: &Site) {
-    let open = Arc::new(AtomicUsize::new(0));
+fn accept(listener: &TcpListener, site: &Site, connections: &Connections) {
     loop {
-        let stream = match listener.accept() {
-            Ok((stream, _)) => stream,
+        let admitted = listener.accept().and_then(|(stream, client)| {
+            let other = stream.try_clone()?;
+            Ok((stream, connections.admit(client, other)))
+        });
+        let (stream, guest) = match admitted {
+            Ok((stream, Some(guest))) => (stream, guest),
+            Ok((_, None)) => continue,
             Err(e) => {
                 // Out of descriptors, most likely; the next attempt would fail at once again.
                 tracing::warn!(error = %e, "accept");
@@ -48,30 +70,25 @@ fn accept(listener: &TcpListener, site: &Site) {
                 continue;
             }
         };
-        if open.fetch_add(1, Ordering::AcqRel) >= MAX_CONNECTIONS {
-            open.fetch_sub(1, Ordering::AcqRel);
-            tracing::warn!("more than {MAX_CONNECTIONS} TCP connections: one closed");
-            continue;
-        }
-        let (site, of_thread) = (site.clone(), open.clone());
+        let site = site.clone();
         let spawned = std::thread::Builder::new().name("tcp".into()).stack_size(256 << 10).spawn(move || {
-            if let Err(e) = serve(stream, &site) {
+            if let Err(e) = serve(stream, &site, &guest) {
                 tracing::debug!(error = %e, "TCP connection");
             }
-            of_thread.fetch_sub(1, Ordering::AcqRel);
         });
         if let Err(e) = spawned {
-            open.fetch_sub(1, Ordering::AcqRel);
             tracing::warn!(error = %e, "no thread for a TCP connection");
         }
     }
 }
 
-/// Where connections go that were begun without state: as many threads as a listener has.
-pub(super) fn doorway(site: Site) -> io::Result<Doorway> {
-    let (sender, receiver) = sync_channel(MAX_CONNECTIONS);
-    std::thread::Builder::new().name("tcp-adopt".into()).spawn(move || take(&receiver, &site))?;
-    Ok(Doorway::new(Arc::new(Queue(sender)), MAX_CONNECTIONS))
+/// Where connections go that were begun without state.
+pub(super) fn doorway(site: Site, connections: Connections) -> io::Result<Doorway> {
+    let (sender, receiver) = sync_channel(MAX_CONNECTIONS + WAITING);
+    std::thread::Builder::new()
+        .name("tcp-adopt".into())
+        .spawn(move || take(&receiver, &site, &connections))?;
+    Ok(Doorway::new(Arc::new(Queue(sender)), MAX_CONNECTIONS + WAITING))
 }
 
 /// Connections that wait for a thread, which is not made on the packet path.
@@ -86,12 +103,21 @@ impl Door for Queue {
     }
 }
 
-fn take(connections: &Receiver<Adopted>, site: &Site) {
-    for connection in connections {
+fn take(adopted: &Receiver<Adopted>, site: &Site, connections: &Connections) {
+    for connection in adopted {
+        let guest = connection.handle().map(|other| connections.admit(connection.peer(), other));
+        let guest = match guest {
+            Ok(Some(guest)) => guest,
+            Ok(None) => continue,
+            Err(e) => {
+                tracing::warn!(error = %e, "an adopted TCP connection");
+                continue;
+            }
+        };
         let site = site.clone();
         let spawned = std::thread::Builder::new().name("tcp".into()).stack_size(256 << 10).spawn(move || {
             let mut connection = connection;
-            match converse(&mut connection, &site).and_then(|()| linger(&mut connection)) {
+            match converse(&mut connection, &site, &guest).and_then(|()| linger(&mut connection)) {
                 Ok(()) => connection.finish(IDLE),
                 Err(e) => tracing::debug!(error = %e, "adopted TCP connection"),
             }
@@ -133,14 +159,44 @@ impl Line for Adopted {
 }
 
 /// One connection of a listener's from its first to its last octet.
-fn serve(mut stream: TcpStream, site: &Site) -> io::Result<()> {
+fn serve(mut stream: TcpStream, site: &Site, guest: &Guest) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    converse(&mut stream, site)?;
+    converse(&mut stream, site, guest)?;
     linger(&mut stream)
 }
 
+/// What a client is in the middle of, since when, and how many bytes of it have passed.
+struct Pace {
+    reads: Reads,
+    since: Instant,
+    bytes: u64,
+}
+
+impl Pace {
+    fn new(reads: Reads) -> Pace {
+        Pace { reads, since: Instant::now(), bytes: 0 }
+    }
+
+    /// For how long it may pause now; none if it has been too slow.
+    fn patience(&self) -> Option<Duration> {
+        let whole = match self.reads {
+            Reads::Nothing => return Some(IDLE),
+            Reads::Head => HEAD,
+            Reads::Body => IDLE + Duration::from_secs(self.bytes / LEAST_RATE),
+        };
+        let left = whole.checked_sub(self.since.elapsed()).filter(|left| !left.is_zero());
+        left.map(|left| left.min(IDLE))
+    }
+}
+
+/// The end of a client that is too slow.
+fn late(guest: &Guest) -> io::Error {
+    guest.count_late();
+    io::ErrorKind::TimedOut.into()
+}
+
 /// Requests and answers, until one side wants no more.
-fn converse(stream: &mut impl Line, site: &Site) -> io::Result<()> {
+fn converse(stream: &mut impl Line, site: &Site, guest: &Guest) -> io::Result<()> {
     stream.set_patience(IDLE)?;
     let mut session = Session::new(0);
     // Its number, for the ids of its uploads: not one that another replica gives.
@@ -150,14 +206,18 @@ fn converse(stream: &mut impl Line, site: &Site) -> io::Result<()> {
     let mut fin = false;
     let mut promises = Vec::new();
     let mut waited = Duration::ZERO;
+    let mut pace = Pace::new(Reads::Nothing);
     while !session.closed {
         let now = Input { connection, stream: 0, offset, data: &input, fin };
         let progress = session.feed(&now, site, date(), PIPELINE, &mut promises);
         input.drain(..progress.consumed);
         offset += progress.consumed as u64;
         let answered = !promises.is_empty();
+        if answered {
+            guest.set_waiting(false);
+        }
         for promise in promises.drain(..) {
-            send(stream, &promise, &site.objects, &mut block)?;
+            send(stream, &promise, &site.objects, &mut block, guest)?;
         }
         if progress.waiting {
             if waited > HASHING {
@@ -165,8 +225,27 @@ fn converse(stream: &mut impl Line, site: &Site) -> io::Result<()> {
             }
             waited += Duration::from_millis(10);
             std::thread::sleep(Duration::from_millis(10));
+            // That is not the client's time.
+            pace.since = Instant::now();
         } else if !session.closed && (!answered || input.is_empty()) {
-            let n = stream.read(&mut block)?;
+            let reads = session.reads();
+            if reads != pace.reads || answered {
+                pace = Pace::new(reads);
+            }
+            guest.set_waiting(reads != Reads::Body);
+            let patience = pace.patience().ok_or_else(|| late(guest))?;
+            stream.set_patience(patience)?;
+            let read = stream.read(&mut block);
+            if guest.is_displaced() {
+                return Err(io::ErrorKind::ConnectionAborted.into());
+            }
+            let waits =
+                |e: &io::Error| matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
+            if reads != Reads::Nothing && read.as_ref().is_err_and(waits) {
+                return Err(late(guest));
+            }
+            let n = read?;
+            pace.bytes += n as u64;
             fin = n == 0;
             input.extend_from_slice(&block[..n]);
         }
@@ -174,19 +253,40 @@ fn converse(stream: &mut impl Line, site: &Site) -> io::Result<()> {
     Ok(())
 }
 
-fn send(stream: &mut impl Line, promise: &Promise, objects: &Objects, block: &mut [u8]) -> io::Result<()> {
+fn send(
+    stream: &mut impl Line,
+    promise: &Promise,
+    objects: &Objects,
+    block: &mut [u8],
+    guest: &Guest,
+) -> io::Result<()> {
     let answer = Answer::decode(&promise.answer).map_err(io::Error::other)?;
+    let mut pace = Pace::new(Reads::Body);
     let mut offset = 0;
     while offset < answer.len() {
         let n = (answer.len() - offset).min(block.len() as u64) as usize;
         match answer.read(offset, &mut block[..n], objects) {
-            Ok(()) => stream.write_all(&block[..n])?,
+            Ok(()) => {}
             Err(ReadError::NotYet) => {
                 std::thread::sleep(Duration::from_millis(10));
+                pace.since += Duration::from_millis(10);
                 continue;
             }
             // Too late for another status: the client sees the connection end early.
             Err(e) => return Err(io::Error::other(e)),
+        }
+        let mut rest = &block[..n];
+        while !rest.is_empty() {
+            stream.set_patience(pace.patience().ok_or_else(|| late(guest))?)?;
+            let taken = stream.write(rest).map_err(|e| match e.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => late(guest),
+                _ => e,
+            })?;
+            if taken == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            pace.bytes += taken as u64;
+            rest = &rest[taken..];
         }
         offset += n as u64;
     }

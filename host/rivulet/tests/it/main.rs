@@ -29,6 +29,7 @@ mod secrets;
 mod segments;
 mod shared;
 mod slow;
+mod slow_clients;
 mod sockets;
 mod stateless;
 mod streams;

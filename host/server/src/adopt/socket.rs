@@ -103,6 +103,14 @@ impl Adopted {
         self.peer
     }
 
+    /// Another handle of the socket, to end it by ([`TcpStream::shutdown`]) from another thread.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn handle(&self) -> io::Result<TcpStream> {
+        self.stream.try_clone()
+    }
+
     /// How long reading and writing wait, at most [`MAX_PATIENCE`].
     ///
     /// # Errors

@@ -89,6 +89,8 @@ pub struct Server {
     started: Instant,
     /// Requests in the last batch: the load that heartbeats tell.
     load: usize,
+    /// Connections of the kernel's TCP, which heartbeats tell besides.
+    open_connections: usize,
     /// Frames of the last batch that are not dealt with.
     waiting: Range<usize>,
     /// When there was last no room to answer a request, microseconds; since then frames say when they came.
@@ -195,6 +197,7 @@ impl Server {
             counters: Counters::default(),
             started,
             load: 0,
+            open_connections: 0,
             waiting: 0..0,
             full: None,
             late: false,
@@ -506,7 +509,12 @@ impl Server {
         }
     }
 
-    /// Requests in the last batch, of all workers.
+    /// How many connections the kernel's TCP has: they are load that heartbeats tell. For one of several workers.
+    pub fn set_open_connections(&mut self, open: usize) {
+        self.open_connections = open;
+    }
+
+    /// Requests in the last batch, of all workers, and open connections.
     #[must_use]
     pub fn load(&self) -> usize {
         self.place.seats().load()

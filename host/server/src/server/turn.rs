@@ -86,7 +86,7 @@ impl Server {
             self.flush();
         }
         self.load += self.waiting.len();
-        self.place.set_load(self.load);
+        self.place.set_load(self.load + self.open_connections);
         if let Some(pulse) = &self.pulse {
             self.counters.heartbeats = pulse.sent();
             [self.counters.answers, self.counters.answers_refused] = pulse.answers();
