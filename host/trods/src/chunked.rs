@@ -2,8 +2,8 @@
 
 use crate::flow::Reason;
 
-/// Digits of the size of a chunk.
-const MAX_DIGITS: u8 = 8;
+/// Digits of the size of a chunk, leading zeros included: as many as other readers take. What they say has to fit into 32 bits.
+const MAX_DIGITS: u8 = 16;
 
 /// Where in a chunked body a reader is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +73,7 @@ impl Chunked {
         Some(match (self, octet) {
             (Chunked::Size { digits, size }, _) if octet.is_ascii_hexdigit() && digits < MAX_DIGITS => {
                 let digit = char::from(octet).to_digit(16)?;
-                Chunked::Size { digits: digits + 1, size: size << 4 | digit }
+                Chunked::Size { digits: digits + 1, size: size.checked_mul(16)? | digit }
             }
             (Chunked::Size { digits: 1.., size } | Chunked::Behind(size), b' ' | b'\t') => {
                 Chunked::Behind(size)
@@ -121,7 +121,7 @@ impl Chunked {
     pub fn decode(place: u8, digits: u8, size: u32) -> Option<Chunked> {
         let read = match place {
             // Digits that were not there say nothing.
-            0 if digits <= MAX_DIGITS && u64::from(size) < 1 << (4 * u64::from(digits)) => {
+            0 if digits <= MAX_DIGITS && u64::from(size) < 1 << (4 * u64::from(digits.min(8))) => {
                 Chunked::Size { digits, size }
             }
             1 => Chunked::Behind(size),
@@ -162,6 +162,7 @@ mod tests {
             "3\r\nabc\r\n0\r\n\r\n",
             "A;x=y\r\n0123456789\r\n1 \r\n\n\r\n00\r\nT: t\r\n\r\n",
             "1\t;a\r\nx\r\n0\r\nA: b\r\nC: d\r\n\r\n",
+            "0000000000000003\r\nabc\r\n0000000000\r\n\r\n",
         ] {
             for n in 0..body.len() {
                 assert_eq!(end(&body.as_bytes()[..n]), Ok(None), "{body} {n}");
@@ -189,6 +190,7 @@ mod tests {
             "3\r\nabcd\r\n",
             "3\nabc",
             "123456789\r\n",
+            "00000000000000003\r\nabc\r\n",
             "3 4\r\n",
             "-1\r\n",
             "0\r\nT: t\n\r\n",
@@ -202,7 +204,7 @@ mod tests {
     #[test]
     fn a_place_that_cannot_be_is_none() {
         for (place, digits, size) in
-            [(0, 9, 0), (0, 0, 1), (0, 2, 256), (1, 1, 5), (4, 0, 0), (5, 0, 1), (11, 1, 0), (12, 0, 0)]
+            [(0, 17, 0), (0, 0, 1), (0, 2, 256), (1, 1, 5), (4, 0, 0), (5, 0, 1), (11, 1, 0), (12, 0, 0)]
         {
             assert_eq!(Chunked::decode(place, digits, size), None, "{place} {digits} {size}");
         }
