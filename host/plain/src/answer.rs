@@ -7,7 +7,9 @@ use arrayvec::ArrayString;
 
 use crate::codec::{Class, MAX_ANSWER, is_bare_end};
 use crate::flight::is_boundary;
-use crate::head::{Method, Request, Target, name, names};
+use rivulet_http::Selection;
+
+use crate::head::{Method, Request, name};
 use crate::large::MAX_LARGE;
 use crate::objects::{Found, MAX_NAME, Object, Table};
 
@@ -58,19 +60,21 @@ impl Answer {
     pub fn to(request: &Request<'_>, table: &Table, ends: Ends) -> Outcome {
         let mut answer = Answer::status(200, request.close);
         answer.head_only = request.method == Method::Head;
-        match name(request.target) {
-            Target::Bad => return Answer::bad(table, ends),
-            Target::Nowhere => answer.status = 404,
-            Target::Name(name) => match table.find(&name) {
-                Found::Kernel => return Outcome::Kernel,
-                Found::Missing => answer.status = 404,
-                Found::Folder(entry) => (answer.status, answer.entry) = (301, entry),
-                Found::Object(entry) => {
-                    answer.entry = entry;
-                    let Some(object) = table.object(entry) else { return Outcome::Kernel };
-                    answer.choose(request, object);
-                }
-            },
+        let (name, has_query) = match name(request.target, request.method) {
+            Ok(found) => found,
+            Err(status) => return Answer::refused(status, table, ends),
+        };
+        match table.find(&name) {
+            Found::Kernel => return Outcome::Kernel,
+            Found::Missing => answer.status = 404,
+            // The location has the query, which an answer does not carry.
+            Found::Folder(_) if has_query => return Outcome::Kernel,
+            Found::Folder(entry) => (answer.status, answer.entry) = (301, entry),
+            Found::Object(entry) => {
+                answer.entry = entry;
+                let Some(object) = table.object(entry) else { return Outcome::Kernel };
+                answer.choose(request, object);
+            }
         }
         match answer.ending(table, ends) {
             // The same to whoever asks for it: its timestamps say no more than which object it is.
@@ -115,10 +119,10 @@ impl Answer {
         self.body(table).get(at as usize..at as usize + length)
     }
 
-    /// The answer to what breaks a rule of HTTP.
+    /// The answer to a request that is refused with this status.
     #[must_use]
-    pub fn bad(table: &Table, ends: Ends) -> Outcome {
-        Answer::status(400, true).ending(table, ends)
+    pub fn refused(status: u16, table: &Table, ends: Ends) -> Outcome {
+        Answer::status(status, true).ending(table, ends)
     }
 
     fn status(status: u16, close: bool) -> Answer {
@@ -129,19 +133,14 @@ impl Answer {
     fn choose(&mut self, request: &Request<'_>, object: &Object) {
         let size = object.body.len() as u64;
         self.length = u32::try_from(size).unwrap_or(u32::MAX);
-        if request.if_none_match.is_some_and(|tags| names(tags, &object.hash, false)) {
-            self.status = 304;
-        } else if request.if_range.is_none_or(|tag| names(tag, &object.hash, true))
-            && let Some(range) = request.range
-            // Ranges are defined for GET alone (RFC 9110 section 14.2).
-            && !self.head_only
-        {
-            match range.resolve(size) {
-                Some((first, length)) => {
-                    (self.status, self.first, self.length) = (206, first as u32, length as u32);
-                }
-                None => self.status = 416,
+        match request.select(&object.hash, size) {
+            Selection::Whole => {}
+            Selection::Part(first, length) => {
+                (self.status, self.first, self.length) = (206, first as u32, length as u32);
             }
+            Selection::NotModified => self.status = 304,
+            Selection::PreconditionFailed => self.status = 412,
+            Selection::Unsatisfiable => self.status = 416,
         }
     }
 
@@ -231,7 +230,7 @@ impl Answer {
         }
         match object {
             Some(object) => {
-                let kind = if status == 416 { "text/plain" } else { &object.kind };
+                let kind = if matches!(status, 412 | 416) { "text/plain" } else { &object.kind };
                 if status != 304 {
                     write!(head, "Content-Type: {kind}\r\n")?;
                 }
@@ -250,7 +249,7 @@ impl Answer {
             None => {
                 if status == 301 {
                     head.write_str("Location: /")?;
-                    for &b in table.name(self.entry).unwrap_or_default().as_bytes() {
+                    for &b in table.name(self.entry).unwrap_or_default() {
                         match b {
                             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
                                 head.write_char(b.into())?;
@@ -322,7 +321,13 @@ fn reason(status: u16) -> &'static str {
         304 => "Not Modified",
         400 => "Bad Request",
         404 => "Not Found",
+        411 => "Length Required",
+        412 => "Precondition Failed",
+        413 => "Content Too Large",
+        414 => "URI Too Long",
         416 => "Range Not Satisfiable",
+        501 => "Not Implemented",
+        505 => "HTTP Version Not Supported",
         _ => "Unknown",
     }
 }
@@ -333,6 +338,12 @@ fn page(status: u16) -> &'static [u8] {
         301 => b"moved permanently\n",
         400 => b"400 bad request\n",
         404 => b"404 not found\n",
+        411 => b"411 length required\n",
+        412 => b"412 precondition failed\n",
+        413 => b"413 content too large\n",
+        414 => b"414 URI too long\n",
+        501 => b"501 not implemented\n",
+        505 => b"505 HTTP version not supported\n",
         416 => b"416 range not satisfiable\n",
         _ => b"",
     }
@@ -352,7 +363,7 @@ mod tests {
             ("a".into(), object),
             ("dir \u{e9}".into(), Entry::Folder),
             ("big".into(), Entry::Kernel),
-            ("\u{e9}".repeat(MAX_NAME / 2).into(), Entry::Folder),
+            ("\u{e9}".repeat(MAX_NAME / 2 - 1).into(), Entry::Folder),
         ];
         Table::new(entries, false).unwrap()
     }
@@ -411,7 +422,7 @@ mod tests {
         assert!(missing.ends_with("\r\n\r\n404 not found\n"));
         assert_eq!(get("/big", ""), "kernel");
         assert!(get("nopath", "").contains("400 bad request\n"));
-        let longest = get(&format!("/{}", "%C3%A9".repeat(MAX_NAME / 2)), "");
+        let longest = get(&format!("/{}", "%C3%A9".repeat(MAX_NAME / 2 - 1)), "");
         assert!(longest.ends_with("keep-alive\r\n\r\nmoved permanently\n"), "{longest}");
         let head = answered(&table, "HEAD /a HTTP/1.0\r\nRange: bytes=1-2\r\n\r\n", Ends::Stamped);
         assert!(

@@ -27,7 +27,7 @@ mod whole;
 pub use answer::{Answer, Ends, Octets, Outcome};
 pub use codec::{BARE_SEGMENT, Class, CookieKey, CookieKeys, Flow, MAX_ANSWER, MAX_START, Place};
 pub use flight::{Cut, EVERYWHERE, Flight, MAX_PIECES, Piece, TINY, is_boundary};
-pub use head::{Method, Name, Parsed, Range, Request, Target, begins_a_request, name, parse};
+pub use head::{Method, Name, Parsed, Request, begins_a_request, name, parse};
 pub use large::{
     Asked, Download, Downloads, LargeStamp, MAX_LARGE, MAX_LARGE_OBJECTS, Packet, Seal, is_placed,
     is_under_way, window_number, window_of,

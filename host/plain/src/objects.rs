@@ -2,11 +2,12 @@
 
 use core::cmp::Ordering;
 
+use crate::head::Name;
 use crate::large::MAX_LARGE_OBJECTS;
 use rivulet_packet::nonce::half_sip_hash_32;
 
-/// Longest name, octets.
-pub const MAX_NAME: usize = 700;
+/// Longest path of a request, bytes; names in the table may be longer by `index.html`.
+pub const MAX_NAME: usize = rivulet_http::MAX_PATH;
 /// Longest media type, octets.
 const MAX_KIND: usize = 100;
 /// Objects of more octets may make an answer that is not small; they are numbered.
@@ -42,7 +43,7 @@ pub enum TableError {
     /// Two entries of one name.
     #[error("a name stands twice")]
     Twice,
-    /// A name longer than [`MAX_NAME`], or a media type that does not fit into a header.
+    /// A name longer than [`Name`] takes, or a media type that does not fit into a header.
     #[error("a name or a media type that does not fit into a header")]
     Long,
 }
@@ -50,7 +51,7 @@ pub enum TableError {
 /// Entries by name, in the order of their names.
 #[derive(Clone, Debug)]
 pub struct Table {
-    entries: Box<[(Box<str>, Entry)]>,
+    entries: Box<[(Box<[u8]>, Entry)]>,
     unknown: bool,
     version: u32,
     /// Entries of the first objects that are longer than any small answer, for their numbers.
@@ -75,13 +76,22 @@ impl Table {
     ///
     /// # Errors
     /// [`TableError`].
-    pub fn new(mut entries: Vec<(Box<str>, Entry)>, unknown: bool) -> Result<Table, TableError> {
+    pub fn new(entries: Vec<(Box<str>, Entry)>, unknown: bool) -> Result<Table, TableError> {
+        let entries = entries.into_iter().map(|(name, entry)| (name.into_boxed_bytes(), entry));
+        Table::with_names(entries.collect(), unknown)
+    }
+
+    /// The same, with names that need not be UTF-8.
+    ///
+    /// # Errors
+    /// [`TableError`].
+    pub fn with_names(mut entries: Vec<(Box<[u8]>, Entry)>, unknown: bool) -> Result<Table, TableError> {
         entries.sort_by(|a, b| a.0.cmp(&b.0));
         if entries.windows(2).any(|pair| pair[0].0 == pair[1].0) {
             return Err(TableError::Twice);
         }
-        let fits = |(name, entry): &(Box<str>, Entry)| {
-            name.len() <= MAX_NAME
+        let fits = |(name, entry): &(Box<[u8]>, Entry)| {
+            name.len() <= Name::new_const().capacity()
                 && match entry {
                     Entry::Object(o) => {
                         o.kind.len() <= MAX_KIND && o.kind.bytes().all(|b| (b' '..0x7f).contains(&b))
@@ -95,7 +105,7 @@ impl Table {
         let mut version = u32::from(unknown);
         for (name, entry) in &entries {
             let mut text = version.to_be_bytes().to_vec();
-            text.extend_from_slice(name.as_bytes());
+            text.extend_from_slice(name);
             match entry {
                 Entry::Object(object) => {
                     text.push(0);
@@ -109,7 +119,7 @@ impl Table {
         }
         // 0 stands for none.
         let long =
-            |(_, entry): &&(Box<str>, Entry)| matches!(entry, Entry::Object(o) if o.body.len() > LARGE);
+            |(_, entry): &&(Box<[u8]>, Entry)| matches!(entry, Entry::Object(o) if o.body.len() > LARGE);
         let long = entries.iter().enumerate().filter(|(_, e)| long(e)).map(|(n, _)| n as u32);
         let large = long.take(MAX_LARGE_OBJECTS).collect();
         Ok(Table { entries: entries.into(), unknown, version: version.max(1), large })
@@ -144,17 +154,20 @@ impl Table {
         self.entries.is_empty()
     }
 
-    /// What stands under a name, which has no slash in front.
+    /// What stands under a name, which has no slash in front. Below a name that is the kernel's, a linked folder or one that
+    /// cannot be read, all is the kernel's.
     #[must_use]
     pub fn find(&self, name: &[u8]) -> Found {
-        let compare = |entry: &(Box<str>, Entry)| -> Ordering { entry.0.as_bytes().cmp(name) };
-        match self.entries.binary_search_by(compare) {
+        let at = |name: &[u8]| self.entries.binary_search_by(|entry| -> Ordering { entry.0[..].cmp(name) });
+        let is_kernels = |above: &[u8]| at(above).is_ok_and(|n| matches!(self.entries[n].1, Entry::Kernel));
+        match at(name) {
             Ok(n) => match self.entries[n].1 {
                 Entry::Object(_) => Found::Object(n as u32),
                 Entry::Folder => Found::Folder(n as u32),
                 Entry::Kernel => Found::Kernel,
             },
             Err(_) if self.unknown => Found::Kernel,
+            Err(_) if folders(name).any(is_kernels) => Found::Kernel,
             Err(_) => Found::Missing,
         }
     }
@@ -170,9 +183,14 @@ impl Table {
 
     /// The name of a number.
     #[must_use]
-    pub fn name(&self, number: u32) -> Option<&str> {
+    pub fn name(&self, number: u32) -> Option<&[u8]> {
         Some(&self.entries.get(number as usize)?.0)
     }
+}
+
+/// The folders on the way to a name.
+fn folders(name: &[u8]) -> impl Iterator<Item = &[u8]> {
+    name.iter().enumerate().filter(|(_, b)| **b == b'/').map(|(n, _)| &name[..n])
 }
 
 #[cfg(test)]
@@ -194,18 +212,19 @@ mod tests {
         assert_eq!(one.version(), other.version());
         assert_ne!(one.version(), table([0, 1, 2, 3], true).version());
         let Found::Object(n) = one.find(b"a/c") else { panic!("not found") };
-        assert_eq!((one.object(n).unwrap().hash, one.name(n)), ([2; 16], Some("a/c")));
+        assert_eq!((one.object(n).unwrap().hash, one.name(n)), ([2; 16], Some(&b"a/c"[..])));
         assert!(matches!(one.find(b"a"), Found::Folder(n) if one.object(n).is_none()));
         assert_eq!((one.find(b"big"), one.find(b"bi")), (Found::Kernel, Found::Missing));
         assert_eq!(table([0, 1, 2, 3], true).find(b"bi"), Found::Kernel);
         assert!(one.object(99).is_none() && one.name(99).is_none());
+        assert_eq!((one.find(b"big/x/y"), one.find(b"a/big/x")), (Found::Kernel, Found::Missing));
     }
 
     #[test]
     fn what_cannot_be_told_is_refused() {
         let twice = vec![("a".into(), object(1)), ("a".into(), object(2))];
         assert_eq!(Table::new(twice, false).unwrap_err(), TableError::Twice);
-        let long = vec![("a".repeat(MAX_NAME + 1).into(), object(1))];
+        let long = vec![("a".repeat(MAX_NAME + 20).into(), object(1))];
         assert_eq!(Table::new(long, false).unwrap_err(), TableError::Long);
         let Entry::Object(o) = object(1) else { panic!() };
         let split = Entry::Object(Object { kind: "text/plain\r\nX: y".into(), ..o });

@@ -205,7 +205,7 @@ impl Relay {
             Protocol::Http => match parse(data) {
                 Parsed::Whole(request) => request.length,
                 Parsed::Line(_) | Parsed::Split => return Err(Cause::Split),
-                Parsed::Bad | Parsed::Body | Parsed::Other => return Err(Cause::Request),
+                Parsed::Bad(_) | Parsed::Body | Parsed::Other => return Err(Cause::Request),
             },
         };
         Ok(Judged::Ask(Ask { length, at, by }))

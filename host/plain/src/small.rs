@@ -431,7 +431,7 @@ impl Talk<'_> {
                 (Answer::to(&Request { length: 1, ..request }, table, ends), 1)
             }
             Parsed::Line(_) | Parsed::Split => return Err(Cause::Split),
-            Parsed::Bad => (Answer::bad(table, ends), payload.len() as u32),
+            Parsed::Bad(status) => (Answer::refused(status, table, ends), payload.len() as u32),
             Parsed::Body | Parsed::Other => return Err(Cause::Request),
         };
         match outcome {

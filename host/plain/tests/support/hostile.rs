@@ -2,8 +2,8 @@
 
 use rivulet_plain::dns::{self, MAX_DATAGRAM, Reply};
 use rivulet_plain::{
-    CookieKey, CookieKeys, Downloads, Entry, Flow, Judged, Object, Options, Protocol, Relay, Replica, Ring,
-    Segment, Site, Table, Target, Verdict, is_under_way, name, parse,
+    CookieKey, CookieKeys, Downloads, Entry, Flow, Judged, Method, Object, Options, Protocol, Relay, Replica,
+    Ring, Segment, Site, Table, Verdict, is_under_way, name, parse,
 };
 
 fn site() -> Site {
@@ -21,12 +21,12 @@ pub fn head(bytes: &[u8]) {
     use rivulet_plain::Parsed::{Line, Whole};
     if let Whole(request) | Line(request) = parse(bytes) {
         assert!(request.length <= bytes.len());
-        if let Target::Name(name) = name(request.target) {
-            assert!(std::str::from_utf8(&name).is_ok() && !name.starts_with(b"/"));
+        if let Ok((name, _)) = name(request.target, request.method) {
+            assert!(!name.starts_with(b"/"));
             assert!(!name.split(|b| *b == b'/').any(|part| part == b".."));
         }
     }
-    let _ = (name(bytes), Options::parse(bytes));
+    let _ = (name(bytes, Method::Get), Options::parse(bytes));
 }
 
 /// Packets, each two octets of length in front, come to one replica. The first octet of each says what is made right in

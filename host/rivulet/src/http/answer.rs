@@ -1,21 +1,26 @@
 //! An answer: everything of which the octets of one response are a function.
 
+use std::ffi::OsStr;
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, UNIX_EPOCH};
 
-use super::codec::{Malformed, Reader, put_text};
+use rivulet_http::{Conditions, Selection};
+
+use super::codec::{Malformed, Reader, put_bytes};
 use super::object::Identity;
 use super::objects::{Lookup, MAX_NAME, Objects};
-use super::{Method, RangeSpec, Request, Status};
+use super::{Method, Query, Request, Status};
 
 /// Version of the encoding; another one is refused.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// Longest encoding, octets.
 pub const MAX_ANSWER: usize = 64 + MAX_NAME;
 
 const HEAD_ONLY: u8 = 1;
 const CLOSE: u8 = 2;
 const FILE: u8 = 4;
+const QUERIED: u8 = 8;
 
 /// A response not yet produced. Its encoding is what an output continuation carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +32,10 @@ pub struct Answer<'a> {
     /// that all produce the same head.
     date: u32,
     head_len: u16,
-    /// Name in the store, or the location for 301.
-    name: &'a str,
+    /// The path of the request.
+    name: &'a [u8],
+    /// Its query, for the location of a 301.
+    query: Option<&'a [u8]>,
     file: Option<Part>,
 }
 
@@ -64,7 +71,8 @@ impl<'a> Answer<'a> {
             close: request.close,
             date,
             head_len: 0,
-            name: "",
+            name: b"",
+            query: None,
             file: None,
         };
         match (request.refuse, request.method) {
@@ -90,7 +98,8 @@ impl<'a> Answer<'a> {
     /// An answer that is its status and nothing else.
     #[must_use]
     pub fn plain(status: Status, close: bool, date: u32) -> Answer<'static> {
-        let mut answer = Answer { status, head_only: false, close, date, head_len: 0, name: "", file: None };
+        let mut answer =
+            Answer { status, head_only: false, close, date, head_len: 0, name: b"", query: None, file: None };
         let mut head = Vec::new();
         answer.write_head(&mut head);
         answer.head_len = head.len() as u16;
@@ -98,15 +107,18 @@ impl<'a> Answer<'a> {
     }
 
     fn find(&mut self, request: &'a Request, objects: &Objects) -> Result<(), ReadError> {
-        if request.path.len() > MAX_NAME - "/index.html".len() {
-            self.status = Status(414);
-            return Ok(());
-        }
+        self.name = &request.path;
         let object = match objects.lookup(&request.path) {
             Lookup::Found(object) => object,
             Lookup::Pending => return Err(ReadError::NotYet),
             Lookup::Directory => {
-                (self.status, self.name) = (Status(301), &request.path);
+                self.status = Status(301);
+                match &request.query {
+                    Query::None => {}
+                    Query::Is(query) => self.query = Some(query),
+                    // A continuation cannot carry it, and without it the location would be another.
+                    Query::Long => self.status = Status(414),
+                }
                 return Ok(());
             }
             Lookup::Missing => {
@@ -123,21 +135,16 @@ impl<'a> Answer<'a> {
             }
         };
         let identity = object.identity();
-        self.name = &request.path;
         let mut part = Part { identity, first: 0, len: identity.size };
-        if request.if_none_match.present && request.if_none_match.matches(&identity.hash) {
-            self.status = Status(304);
-        } else if !request.if_range.present || request.if_range.matches(&identity.hash) {
-            // Ranges are defined for GET alone (RFC 9110 section 14.2).
-            let range = if self.head_only { RangeSpec::All } else { request.range };
-            match range.resolve(identity.size) {
-                Ok(None) => {}
-                Ok(Some((first, len))) => {
-                    self.status = Status(206);
-                    (part.first, part.len) = (first, len);
-                }
-                Err(_) => self.status = Status(416),
+        match conditions(request, Some(&identity.hash)).select(request.method, request.range, identity.size) {
+            Selection::Whole => {}
+            Selection::Part(first, len) => {
+                self.status = Status(206);
+                (part.first, part.len) = (first, len);
             }
+            Selection::NotModified => self.status = Status(304),
+            Selection::PreconditionFailed => self.status = Status(412),
+            Selection::Unsatisfiable => self.status = Status(416),
         }
         self.file = Some(part);
         Ok(())
@@ -205,7 +212,7 @@ impl<'a> Answer<'a> {
             out.copy_from_slice(page.get(at as usize..at as usize + out.len()).ok_or(ReadError::Beyond)?);
             return Ok(());
         };
-        let object = match objects.lookup_known(self.name) {
+        let object = match objects.lookup_content(self.name, part.identity) {
             Lookup::Found(object) if object.identity() == part.identity => object,
             Lookup::Pending => return Err(ReadError::NotYet),
             _ => return Err(ReadError::NotMine),
@@ -243,14 +250,23 @@ impl<'a> Answer<'a> {
                     let last = part.first + part.len.max(1) - 1;
                     let _ = write!(out, "Content-Range: bytes {}-{last}/{size}\r\n", part.first);
                 } else if status.0 == 416 {
-                    let _ = write!(out, "Content-Range: bytes */{size}\r\nContent-Type: text/plain\r\n");
+                    let _ = write!(out, "Content-Range: bytes */{size}\r\n");
+                }
+                if matches!(status.0, 412 | 416) {
+                    let _ = write!(out, "Content-Type: text/plain\r\n");
                 }
             }
             None => {
                 match status.0 {
                     301 => {
-                        let path = percent_encoding::utf8_percent_encode(self.name, PATH);
-                        let _ = write!(out, "Location: {path}/\r\n");
+                        let path = percent_encoding::percent_encode(self.name, PATH);
+                        // What a folder means that is asked for by its slash may be a folder again.
+                        let index = if self.name.ends_with(b"/") { "index.html" } else { "" };
+                        let _ = write!(out, "Location: {path}{index}/");
+                        if let Some(query) = self.query {
+                            let _ = write!(out, "?{}", percent_encoding::percent_encode(query, QUERY));
+                        }
+                        let _ = write!(out, "\r\n");
                     }
                     204 | 405 => {
                         let _ = write!(out, "Allow: GET, HEAD, OPTIONS\r\n");
@@ -269,7 +285,12 @@ impl<'a> Answer<'a> {
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.push(VERSION);
         let flag = |on, bit| if on { bit } else { 0 };
-        out.push(flag(self.head_only, HEAD_ONLY) | flag(self.close, CLOSE) | flag(self.file.is_some(), FILE));
+        out.push(
+            flag(self.head_only, HEAD_ONLY)
+                | flag(self.close, CLOSE)
+                | flag(self.file.is_some(), FILE)
+                | flag(self.query.is_some(), QUERIED),
+        );
         out.extend_from_slice(&self.status.0.to_be_bytes());
         out.extend_from_slice(&self.date.to_be_bytes());
         out.extend_from_slice(&self.head_len.to_be_bytes());
@@ -279,7 +300,10 @@ impl<'a> Answer<'a> {
             }
             out.extend_from_slice(&part.identity.hash);
         }
-        put_text(out, self.name);
+        put_bytes(out, self.name);
+        if let Some(query) = self.query {
+            put_bytes(out, query);
+        }
     }
 
     /// Reads what [`Answer::encode`] wrote; `input` holds nothing else.
@@ -300,30 +324,33 @@ impl<'a> Answer<'a> {
             None
         };
         let name = r.text()?;
+        let query = if flags & QUERIED != 0 { Some(r.text()?) } else { None };
         r.end()?;
         let (head_only, close) = (flags & HEAD_ONLY != 0, flags & CLOSE != 0);
-        Ok(Answer { status, head_only, close, date, head_len, name, file })
+        Ok(Answer { status, head_only, close, date, head_len, name, query, file })
     }
 }
 
-/// Octets of a path that a `Location` must escape.
-const PATH: &percent_encoding::AsciiSet = &percent_encoding::CONTROLS
-    .add(b' ')
-    .add(b'"')
-    .add(b'#')
-    .add(b'%')
-    .add(b'<')
-    .add(b'>')
-    .add(b'?')
-    .add(b'`')
-    .add(b'{')
-    .add(b'}')
-    .add(b'\\');
+/// The conditions of a request, for the content that there is.
+pub(super) fn conditions(request: &Request, content: Option<&[u8; 16]>) -> Conditions {
+    Conditions {
+        if_match: request.if_match.names(content),
+        if_none_match: request.if_none_match.names(content),
+        if_range: request.if_range.names(content),
+    }
+}
+
+/// Bytes of a path that a `Location` must escape: all but unreserved ones (RFC 3986 section 2.3) and slashes.
+const PATH: &percent_encoding::AsciiSet =
+    &percent_encoding::NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
+/// Bytes of a query that it must escape: those that a request line cannot have.
+const QUERY: &percent_encoding::AsciiSet =
+    &percent_encoding::CONTROLS.add(b' ').add(b'"').add(b'#').add(b'<').add(b'>');
 
 /// The media type of what has this name.
-pub(crate) fn content_type(name: &str) -> &'static str {
-    let name = if name.ends_with('/') { "index.html" } else { name };
-    match mime_guess::from_path(name).first_raw() {
+pub(crate) fn content_type(name: &[u8]) -> &'static str {
+    let name = if name.ends_with(b"/") { b"index.html" } else { name };
+    match mime_guess::from_path(OsStr::from_bytes(name)).first_raw() {
         Some("text/html") => "text/html; charset=utf-8",
         Some("text/plain") => "text/plain; charset=utf-8",
         Some(other) => other,
@@ -343,6 +370,7 @@ mod tests {
         std::fs::write(dir.path().join("big.bin"), vec![9; 300_000]).unwrap();
         std::fs::write(dir.path().join("empty"), "").unwrap();
         std::fs::create_dir(dir.path().join("a b")).unwrap();
+        std::fs::create_dir_all(dir.path().join("loop/index.html")).unwrap();
         std::fs::write(dir.path().join("a b/index.html"), "<p>").unwrap();
         let objects = Objects::open(dir.path()).unwrap();
         (dir, objects)
@@ -391,7 +419,17 @@ mod tests {
             ),
             ("GET /empty", String::new(), "200", "Content-Length: 0", ""),
             ("GET /none", String::new(), "404", "Content-Length: 14", "404 not found\n"),
-            ("GET /a%20b", String::new(), "301", "Location: /a%20b/", "moved permanently\n"),
+            ("GET /a%20b", String::new(), "301", "Location: /a%20b/\r\n", "moved permanently\n"),
+            (
+                "GET //a%20b?x=%20&y",
+                String::new(),
+                "301",
+                "Location: /a%20b/?x=%20&y\r\n",
+                "moved permanently\n",
+            ),
+            ("GET /loop/", String::new(), "301", "Location: /loop/index.html/\r\n", "moved permanently\n"),
+            ("GET /ten.txt", "If-Match: \"x\"\r\n".into(), "412", "ETag", "412 precondition failed\n"),
+            ("GET /ten.txt", "If-Match: *\r\nRange: bytes=0-0\r\n".into(), "206", "ETag", "0"),
             ("GET /a%20b/", String::new(), "200", "text/html", "<p>"),
             ("PUT /x", "Content-Length: 0\r\n".into(), "405", "Allow: GET", "405 method not allowed\n"),
             ("BREW /x", String::new(), "501", "Connection: close", "501 not implemented\n"),

@@ -35,10 +35,10 @@ impl<'a> Reader<'a> {
         Ok(u64::from_be_bytes(self.array()?))
     }
 
-    /// A string of at most 65,535 octets behind its length.
-    pub fn text(&mut self) -> Result<&'a str, Malformed> {
+    /// At most 65,535 bytes behind their number.
+    pub fn text(&mut self) -> Result<&'a [u8], Malformed> {
         let n = self.u16()?;
-        std::str::from_utf8(self.bytes(usize::from(n))?).map_err(|_| Malformed)
+        self.bytes(usize::from(n))
     }
 
     pub fn end(self) -> Result<(), Malformed> {
@@ -46,9 +46,9 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Appends a string behind its length; what exceeds 65,535 octets is a bug of the caller's bounds.
-pub(crate) fn put_text(out: &mut Vec<u8>, text: &str) {
-    debug_assert!(text.len() <= usize::from(u16::MAX));
-    out.extend_from_slice(&(text.len() as u16).to_be_bytes());
-    out.extend_from_slice(text.as_bytes());
+/// Appends bytes behind their number; more than 65,535 of them are a bug of the caller's bounds.
+pub(crate) fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
+    debug_assert!(bytes.len() <= usize::from(u16::MAX));
+    out.extend_from_slice(&(bytes.len() as u16).to_be_bytes());
+    out.extend_from_slice(bytes);
 }

@@ -18,9 +18,11 @@ const SLOW: u64 = 50_000;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Key {
     /// The content of this name is to be had.
-    Load(Box<str>),
+    Load(Box<[u8]>),
     /// Whether it is still the same.
-    Check(Box<str>),
+    Check(Box<[u8]>),
+    /// Whether a file begins with the content of this hash.
+    Former([u8; 16]),
     /// This block of the mapping at this address is to be in memory.
     Page(usize, usize),
     /// A piece of this upload: from there on, so long.
@@ -152,7 +154,7 @@ mod tests {
         let (go, wait) = channel::<()>();
         let (done, all) = channel();
         let of_job = done.clone();
-        let key = Key::Load("slow".into());
+        let key = Key::Load(b"slow"[..].into());
         let slow = move || {
             wait.recv().unwrap();
             of_job.send("slow").unwrap();
@@ -162,7 +164,7 @@ mod tests {
         assert!(desk.is_busy());
         // Others are not held up by it.
         let of_job = done.clone();
-        desk.ask(Key::Load("fast".into()), Duration::ZERO, move || of_job.send("fast").unwrap());
+        desk.ask(Key::Load(b"fast"[..].into()), Duration::ZERO, move || of_job.send("fast").unwrap());
         assert_eq!(all.recv().unwrap(), "fast");
         go.send(()).unwrap();
         assert_eq!(all.recv().unwrap(), "slow");

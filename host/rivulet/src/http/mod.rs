@@ -12,19 +12,20 @@ mod guard;
 mod head;
 mod object;
 mod objects;
-mod ranges;
 mod session;
 mod stamp;
+mod tags;
 mod upload;
 
 pub(crate) use answer::content_type;
 pub use answer::{Answer, MAX_ANSWER, ReadError};
 pub use codec::Malformed;
-pub use head::{Fed, Head, Method, Request};
+pub use head::{BodyKind, Fed, Head, Method, Query, Request};
 pub use object::{Identity, Object};
 pub use objects::{Lookup, MAX_NAME, Objects};
-pub use ranges::{RangeSpec, Tags};
+pub use rivulet_http::RangeSpec;
 pub use session::{Input, Progress, Promise, Reads, Session, Site};
+pub use tags::Tags;
 pub use upload::{Limits, Upload, Uploads, Written};
 
 /// A status code with what this server says about it.
@@ -51,8 +52,8 @@ impl Status {
             412 => "Precondition Failed",
             413 => "Content Too Large",
             414 => "URI Too Long",
+            415 => "Unsupported Media Type",
             416 => "Range Not Satisfiable",
-            417 => "Expectation Failed",
             431 => "Request Header Fields Too Large",
             500 => "Internal Server Error",
             501 => "Not Implemented",
@@ -73,10 +74,11 @@ impl Status {
             404 => "404 not found\n",
             405 => "405 method not allowed\n",
             411 => "411 length required\n",
+            412 => "412 precondition failed\n",
             413 => "413 content too large\n",
             414 => "414 URI too long\n",
+            415 => "415 unsupported media type\n",
             416 => "416 range not satisfiable\n",
-            417 => "417 expectation failed\n",
             431 => "431 request header fields too large\n",
             500 => "500 internal server error\n",
             501 => "501 not implemented\n",

@@ -9,8 +9,9 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Seek};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -27,8 +28,8 @@ use super::stamp::Stamp;
 
 /// Files above this size are asked for before anybody does.
 const PREPARED: u64 = 1 << 20;
-/// Longest name, octets; longer ones are refused with 414 so that a continuation fits into a packet.
-pub const MAX_NAME: usize = 700;
+/// Longest path, bytes; longer ones are refused with 414 so that a continuation fits into a packet.
+pub const MAX_NAME: usize = rivulet_http::MAX_PATH;
 /// Files up to this size are held in memory; longer ones are mapped.
 const SMALL: u64 = 64 << 10;
 /// Objects kept; when there are more, all are forgotten.
@@ -45,6 +46,8 @@ const STALE: u64 = 60_000;
 const MAX_REFUSED: usize = 1024;
 /// For how long, microseconds.
 const REFUSED: u64 = 1_000_000;
+/// Contents kept that files have grown beyond; when there are more, all are forgotten, and looked for again.
+const MAX_FORMER: usize = 256;
 /// Folders that are looked into in advance.
 const MAX_FOLDERS: usize = 4096;
 /// How long the packet path waits for a disk: about as long as one that has the file in memory takes.
@@ -76,11 +79,14 @@ struct Shared {
     objects: RwLock<Table>,
     small_total: AtomicUsize,
     /// What was found instead of files, until who asked comes again.
-    refused: Mutex<HashMap<Box<str>, (u64, Lookup)>>,
+    refused: Mutex<HashMap<Box<[u8]>, (u64, Lookup)>>,
+    /// What answers under way were begun with and files have grown beyond, with the time at which it was looked for; none where the
+    /// file begins otherwise.
+    former: Mutex<HashMap<Identity, (u64, Option<Arc<Object>>)>>,
     stop: AtomicBool,
 }
 
-type Table = HashMap<Box<str>, Arc<Object>>;
+type Table = HashMap<Box<[u8]>, Arc<Object>>;
 
 /// The directory that is served. Clones share everything.
 #[derive(Clone, Debug)]
@@ -120,6 +126,7 @@ impl Objects {
             objects: RwLock::default(),
             small_total: AtomicUsize::new(0),
             refused: Mutex::default(),
+            former: Mutex::default(),
             stop: AtomicBool::new(false),
         });
         let desk = Arc::new(Closing(Desk::open()?, shared.clone()));
@@ -147,17 +154,16 @@ impl Objects {
     /// Asks for all files under `dir` (as given to [`open`](Self::open)) in advance, so that the first request for a long
     /// one need not wait.
     pub fn prepare(&self, dir: &Path) {
-        let mut folders = vec![(dir.to_owned(), String::new())];
+        let mut folders = vec![(dir.to_owned(), Vec::new())];
         while let Some((folder, prefix)) = folders.pop() {
             let Ok(entries) = std::fs::read_dir(folder) else { continue };
             for entry in entries.flatten() {
-                let Ok(name) = entry.file_name().into_string() else { continue };
-                let name = format!("{prefix}{name}");
+                let name = [&prefix[..], entry.file_name().as_bytes()].concat();
                 match entry.metadata() {
-                    Ok(meta) if meta.is_dir() => folders.push((entry.path(), name + "/")),
+                    Ok(meta) if meta.is_dir() => folders.push((entry.path(), [&name[..], b"/"].concat())),
                     Ok(meta) if meta.is_file() && meta.len() > PREPARED => {
                         let shared = self.shared.clone();
-                        let key = Key::Load(name.as_str().into());
+                        let key = Key::Load(name.as_slice().into());
                         self.desk.0.ask_later(key, move || shared.load(&name));
                     }
                     _ => {}
@@ -175,36 +181,49 @@ impl Objects {
         self.desk.0.is_busy()
     }
 
-    /// What stands under the path of a request, which begins with `/`. A path that ends in `/` means
-    /// the `index.html` there.
+    /// What stands under the path of a request, which begins with `/` and has neither empty parts nor dots. A path that ends in
+    /// `/` means the `index.html` there. Allocates nothing for another one whose object is at hand.
     #[must_use]
-    pub fn lookup(&self, path: &str) -> Lookup {
-        let mut name = String::with_capacity(path.len() + 10);
-        for part in path.split('/').filter(|part| !part.is_empty() && *part != ".") {
-            if part == ".." {
-                return Lookup::Missing;
-            }
-            if !name.is_empty() {
-                name.push('/');
-            }
-            name.push_str(part);
+    pub fn lookup(&self, path: &[u8]) -> Lookup {
+        let name = path.strip_prefix(b"/").unwrap_or(path);
+        match name.is_empty() || name.ends_with(b"/") {
+            true => self.named(&name_of(path)),
+            false => self.named(name),
         }
-        if path.ends_with('/') {
-            name.push_str(if name.is_empty() { "index.html" } else { "/index.html" });
-        }
-        self.named(&name)
     }
 
-    /// As [`lookup`](Self::lookup); allocates nothing for a plain path whose object is at hand.
+    /// The content that an answer was begun with: what stands under the path, or what stood there before the file grew. A log that
+    /// grows is served as long as it was.
     #[must_use]
-    pub fn lookup_known(&self, path: &str) -> Lookup {
-        let plain = path.strip_prefix('/').filter(|name| {
-            !name.ends_with('/') && name.split('/').all(|part| !matches!(part, "" | "." | ".."))
-        });
-        match plain {
-            Some(name) => self.named(name),
-            None => self.lookup(path),
+    pub fn lookup_content(&self, path: &[u8], identity: Identity) -> Lookup {
+        if let Some(Some(object)) = self.former(identity) {
+            return Lookup::Found(object);
         }
+        match self.lookup(path) {
+            Lookup::Found(object) if object.identity() == identity => Lookup::Found(object),
+            Lookup::Found(_) => match self.former(identity) {
+                Some(there) => there.map_or(Lookup::Missing, Lookup::Found),
+                None => {
+                    let (of_job, name) = (self.shared.clone(), name_of(path));
+                    let key = Key::Former(identity.hash);
+                    self.desk.0.ask(key, self.patience, move || of_job.look_for(&name, identity));
+                    match self.former(identity) {
+                        Some(there) => there.map_or(Lookup::Missing, Lookup::Found),
+                        None => Lookup::Pending,
+                    }
+                }
+            },
+            other => other,
+        }
+    }
+
+    /// What is known of a content that a file may have grown beyond.
+    fn former(&self, identity: Identity) -> Option<Option<Arc<Object>>> {
+        let former = self.shared.former.lock();
+        let (at, there) = former.get(&identity)?;
+        // A file that began otherwise may be put back.
+        let good = there.is_some() || self.shared.now().saturating_sub(*at) < REFUSED;
+        good.then(|| there.clone())
     }
 
     /// Fills `out` with an object's octets from `offset` on.
@@ -231,7 +250,7 @@ impl Objects {
         (self.shared.now() / 1000) as u32
     }
 
-    fn named(&self, name: &str) -> Lookup {
+    fn named(&self, name: &[u8]) -> Lookup {
         let Some(near) = &self.near else { return self.found(name) };
         let mut near = near.lock();
         if let Some(object) = near.get(name) {
@@ -253,7 +272,7 @@ impl Objects {
     }
 
     /// As [`named`](Self::named), from the table of all.
-    fn found(&self, name: &str) -> Lookup {
+    fn found(&self, name: &[u8]) -> Lookup {
         let there = self.shared.objects.read().get(name).cloned();
         match there.map(|object| (self.stands(name, &object), object)) {
             Some((Stands::Yes, object)) => return Lookup::Found(object),
@@ -268,7 +287,7 @@ impl Objects {
         if let Some(refused) = refused() {
             return refused;
         }
-        let owned: Box<str> = name.into();
+        let owned: Box<[u8]> = name.into();
         if !self.desk.0.ask(Key::Load(name.into()), self.patience, move || of_job.load(&owned)) {
             return Lookup::Pending;
         }
@@ -278,11 +297,11 @@ impl Objects {
 
     /// Whether the file is still the object's. Its stamp is looked at again now and then, in time for one that is asked for
     /// often.
-    fn stands(&self, name: &str, object: &Arc<Object>) -> Stands {
+    fn stands(&self, name: &[u8], object: &Arc<Object>) -> Stands {
         let age = || self.shared.now().saturating_sub(object.checked.load(Ordering::Relaxed));
         let before = age();
         if before > RECHECK / 2 && !object.is_gone() {
-            let (shared, owned, of_job): (_, Box<str>, _) =
+            let (shared, owned, of_job): (_, Box<[u8]>, _) =
                 (self.shared.clone(), name.into(), object.clone());
             let patience = if before > RECHECK { self.patience } else { Duration::ZERO };
             self.desk.0.ask(Key::Check(name.into()), patience, move || shared.check(&owned, &of_job));
@@ -295,19 +314,30 @@ impl Objects {
     }
 }
 
+/// The name of a file that a path stands for.
+fn name_of(path: &[u8]) -> Vec<u8> {
+    let name = path.strip_prefix(b"/").unwrap_or(path);
+    let index: &[u8] = if name.is_empty() || name.ends_with(b"/") { b"index.html" } else { b"" };
+    [name, index].concat()
+}
+
 impl Shared {
     fn now(&self) -> u64 {
         self.started.elapsed().as_micros() as u64
     }
 
     /// Looks at a file's stamp again; an object whose file has another one is forgotten.
-    fn check(&self, name: &str, object: &Arc<Object>) {
+    fn check(&self, name: &[u8], object: &Arc<Object>) {
         let stamp = self.open_file(name).ok().and_then(|file| Stamp::of(&file).ok());
         if stamp == Some(object.stamp) {
             object.checked.store(self.now(), Ordering::Relaxed);
             return;
         }
         object.gone.store(true, Ordering::Release);
+        // One that grew still begins with it; answers under way go on.
+        if stamp.is_some_and(|now| now.has_grown(&object.stamp)) {
+            self.put_former(object.identity, Some(object.clone()));
+        }
         let mut objects = self.objects.write();
         // Another thread may have put the new one there.
         if objects.get(name).is_some_and(|there| Arc::ptr_eq(there, object)) {
@@ -315,15 +345,43 @@ impl Shared {
         }
     }
 
+    fn put_former(&self, identity: Identity, there: Option<Arc<Object>>) {
+        let mut former = self.former.lock();
+        if former.len() >= MAX_FORMER {
+            former.clear();
+        }
+        former.insert(identity, (self.now(), there));
+    }
+
+    /// Looks whether a file begins with a content, and keeps that if it does.
+    fn look_for(&self, name: &[u8], identity: Identity) {
+        let found = || -> io::Result<Option<Object>> {
+            let file = self.open_file(name)?;
+            let stamp = Stamp::of(&file)?;
+            if !file.metadata()?.is_file() || stamp.size < identity.size {
+                return Ok(None);
+            }
+            let object = self.read_in(&file, stamp.cut_to(identity.size))?;
+            Ok(object.filter(|object| object.identity == identity))
+        };
+        match found() {
+            Ok(there) if !self.stop.load(Ordering::Acquire) => {
+                self.put_former(identity, there.map(Arc::new));
+            }
+            Ok(_) => {}
+            Err(_) => self.put_former(identity, None),
+        }
+    }
+
     /// Opens a file under the root; no name and no symbolic link leads out of it.
-    fn open_file(&self, name: &str) -> io::Result<File> {
+    fn open_file(&self, name: &[u8]) -> io::Result<File> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         Ok(rustix::fs::openat2(&self.root, name, flags, Mode::empty(), resolve)?.into())
     }
 
     /// Takes a file in, or notes why it is none.
-    fn load(&self, name: &str) {
+    fn load(&self, name: &[u8]) {
         let refused = match self.take_in(name) {
             Ok(None) => return,
             Ok(Some(refused)) => refused,
@@ -336,7 +394,7 @@ impl Shared {
         all.insert(name.into(), (self.now(), refused));
     }
 
-    fn take_in(&self, name: &str) -> io::Result<Option<Lookup>> {
+    fn take_in(&self, name: &[u8]) -> io::Result<Option<Lookup>> {
         let file = self.open_file(name)?;
         let (meta, stamp) = (file.metadata()?, Stamp::of(&file)?);
         if meta.is_dir() {
@@ -353,33 +411,17 @@ impl Shared {
     }
 
     fn read_in(&self, file: &File, stamp: Stamp) -> io::Result<Option<Object>> {
-        let mut hasher = blake3::Hasher::new();
-        let mut bytes = Vec::new();
         let small = stamp.size <= SMALL;
-        let mut block = vec![0; 256 << 10];
-        let mut total = 0u64;
-        loop {
-            if self.stop.load(Ordering::Acquire) {
+        let mut bytes = Vec::new();
+        let Some(hash) = self.hash(file, stamp.size, small.then_some(&mut bytes))? else { return Ok(None) };
+        let now = Stamp::of(file)?;
+        if now != stamp {
+            // One that grows is served as long as it was, if what was read is still there.
+            let grown = now.has_grown(&stamp);
+            if !grown || !small && self.hash(file, stamp.size, None)? != Some(hash) {
                 return Ok(None);
             }
-            let n = (&*file).read(&mut block)?;
-            if n == 0 {
-                break;
-            }
-            total += n as u64;
-            if total > stamp.size {
-                return Ok(None);
-            }
-            hasher.update(&block[..n]);
-            if small {
-                bytes.extend_from_slice(&block[..n]);
-            }
         }
-        if total != stamp.size || Stamp::of(file)? != stamp {
-            return Ok(None);
-        }
-        let mut hash = [0; 16];
-        hash.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
         let content = if small {
             Content::Memory(bytes.into_boxed_slice())
         } else {
@@ -391,7 +433,39 @@ impl Shared {
         Ok(Some(Object { identity, stamp, content, checked, gone: AtomicBool::new(false) }))
     }
 
-    fn insert(&self, name: &str, object: &Arc<Object>) {
+    /// The hash of a file's first `size` bytes, which are put into `copy` too; none if there are not as many, or there is no time for
+    /// that any more.
+    fn hash(
+        &self,
+        mut file: &File,
+        size: u64,
+        mut copy: Option<&mut Vec<u8>>,
+    ) -> io::Result<Option<[u8; 16]>> {
+        let mut hasher = blake3::Hasher::new();
+        let mut block = vec![0; 256 << 10];
+        file.rewind()?;
+        let mut file = file.take(size);
+        let mut total = 0;
+        loop {
+            if self.stop.load(Ordering::Acquire) {
+                return Ok(None);
+            }
+            let n = file.read(&mut block)?;
+            if n == 0 {
+                break;
+            }
+            total += n as u64;
+            hasher.update(&block[..n]);
+            if let Some(copy) = &mut copy {
+                copy.extend_from_slice(&block[..n]);
+            }
+        }
+        let mut hash = [0; 16];
+        hash.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+        Ok((total == size).then_some(hash))
+    }
+
+    fn insert(&self, name: &[u8], object: &Arc<Object>) {
         let mut objects = self.objects.write();
         let memory = match &object.content {
             Content::Memory(bytes) => bytes.len(),
@@ -425,7 +499,7 @@ mod tests {
 
     fn found(objects: &Objects, path: &str) -> Arc<Object> {
         for _ in 0..3000 {
-            match objects.lookup(path) {
+            match objects.lookup(path.as_bytes()) {
                 Lookup::Found(object) => return object,
                 Lookup::Pending => std::thread::sleep(Duration::from_millis(10)),
                 other => panic!("{path}: {other:?}"),
@@ -442,7 +516,7 @@ mod tests {
         }
         let (a, b) = (Objects::open(a.path()).unwrap(), Objects::open(b.path()).unwrap());
         let object = found(&a, "/x");
-        assert_eq!(object.identity(), found(&b, "//./x").identity());
+        assert_eq!(object.identity(), found(&b, "/x").identity());
         let mut out = [0; 10];
         assert!(object.read((3 << 20) - 10, &mut out) && out == [3; 10]);
         assert!(!object.read((3 << 20) - 9, &mut out));
@@ -490,6 +564,45 @@ mod tests {
         assert!(one.near.as_ref().unwrap().lock().len() <= MAX_NEAR);
     }
 
+    fn content(objects: &Objects, path: &str, identity: Identity) -> Option<Arc<Object>> {
+        for _ in 0..3000 {
+            match objects.lookup_content(path.as_bytes(), identity) {
+                Lookup::Found(object) => return Some(object),
+                Lookup::Pending => std::thread::sleep(Duration::from_millis(10)),
+                _ => return None,
+            }
+        }
+        panic!("{path} was never hashed");
+    }
+
+    #[test]
+    fn a_log_that_grows_is_served_as_long_as_it_was() {
+        for size in [1000, 200_000] {
+            let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+            let text: Vec<u8> = (0..size).map(|n| (n % 251) as u8).collect();
+            for dir in [&a, &b] {
+                std::fs::write(dir.path().join("log"), &text).unwrap();
+            }
+            let (one, two) = (Objects::open(a.path()).unwrap(), Objects::open(b.path()).unwrap());
+            let begun = found(&one, "/log").identity();
+            for dir in [&a, &b] {
+                let mut log = File::options().append(true).open(dir.path().join("log")).unwrap();
+                std::io::Write::write_all(&mut log, b"another line\n").unwrap();
+            }
+            std::thread::sleep(Duration::from_micros(STALE + 1000));
+            assert_eq!(found(&one, "/log").identity().size, size + 13);
+            // Also another replica, which has seen the longer one alone.
+            for objects in [&one, &two] {
+                let object = content(objects, "/log", begun).unwrap();
+                let mut out = vec![0; text.len()];
+                assert!(object.read(0, &mut out) && out == text);
+            }
+            std::fs::write(a.path().join("log"), vec![7; text.len() + 100]).unwrap();
+            let three = Objects::open(a.path()).unwrap();
+            assert!(content(&three, "/log", begun).is_none(), "it begins otherwise");
+        }
+    }
+
     #[test]
     fn nothing_outside_is_reachable() {
         let outer = tempfile::tempdir().unwrap();
@@ -501,10 +614,10 @@ mod tests {
         std::os::unix::fs::symlink("sub", dir.join("inner")).unwrap();
         let objects = Objects::open(&dir).unwrap();
         for path in ["/../secret", "/sub/../../secret", "/link", "/nothing"] {
-            assert!(matches!(objects.lookup(path), Lookup::Missing), "{path}");
+            assert!(matches!(objects.lookup(path.as_bytes()), Lookup::Missing), "{path}");
         }
-        assert!(matches!(objects.lookup("/sub"), Lookup::Directory));
-        assert!(matches!(objects.lookup("/inner"), Lookup::Directory));
-        assert!(matches!(objects.lookup("/sub/"), Lookup::Missing), "no index.html");
+        assert!(matches!(objects.lookup(b"/sub"), Lookup::Directory));
+        assert!(matches!(objects.lookup(b"/inner"), Lookup::Directory));
+        assert!(matches!(objects.lookup(b"/sub/"), Lookup::Missing), "no index.html");
     }
 }

@@ -6,15 +6,17 @@ use std::io::ErrorKind;
 
 use rivulet_transport::operation_id;
 
-use super::answer::Answer;
+use rivulet_http::{RangeSpec, Selection};
+
+use super::answer::{Answer, conditions};
 use super::codec::{Malformed, Reader};
 use super::head::{Fed, Head};
-use super::objects::Objects;
+use super::objects::{Lookup, Objects};
 use super::upload::{Upload, Uploads, Written};
-use super::{MAX_ANSWER, Method, Request, Status};
+use super::{BodyKind, MAX_ANSWER, Method, Request, Status};
 
 /// Version of the encoding; another one is refused.
-const VERSION: u8 = 3;
+const VERSION: u8 = 4;
 
 /// What answers are made from.
 #[derive(Clone, Debug)]
@@ -166,14 +168,19 @@ impl Session {
                 Fed::Done(n, request) => {
                     let start = input.offset + (progress.consumed + n) as u64;
                     let id = operation_id(input.connection, input.stream, start);
-                    if let Some(body) = self.begin(&request, site, id, start, date, promises) {
-                        self.body = Some(body);
+                    let begun = self.begin(&request, site, id, start, date, promises);
+                    if let Ok(Some(begun)) = begun {
+                        self.body = begun;
                         progress.consumed += n;
+                    } else if begun.is_err() {
+                        self.head = before;
+                        progress.waiting = true;
+                        break;
                     } else if let Ok(answer) = Answer::new(&request, &site.objects, date) {
                         progress.consumed += n;
                         self.closed = answer.closes();
                         if !self.closed {
-                            self.unread = request.body();
+                            self.unread = request.body_length();
                             self.expected(&request, date, promises);
                         }
                         self.tell(answer, promises);
@@ -197,7 +204,8 @@ impl Session {
         progress
     }
 
-    /// A request whose body is to be stored; an interim answer is promised where it is asked for.
+    /// A request whose body is to be stored: `Some(None)` if it is refused, `None` if it is another request. An interim answer
+    /// is promised where the client asks for it.
     fn begin(
         &mut self,
         request: &Request,
@@ -206,20 +214,36 @@ impl Session {
         start: u64,
         date: u32,
         promises: &mut Vec<Promise>,
-    ) -> Option<Upload> {
-        let uploads = site.uploads.as_ref()?;
-        let length = request.content_length?;
+    ) -> Result<Option<Option<Upload>>, NotYet> {
+        let Some(uploads) = &site.uploads else { return Ok(None) };
+        let Some(length) = request.content_length else { return Ok(None) };
         if request.refuse.is_some() || !matches!(request.method, Method::Put | Method::Post) {
-            return None;
+            return Ok(None);
         }
-        if let Some(status) = uploads.refuses(&request.path, length) {
-            // Its body is not read, so nothing can follow it.
-            self.tell(Answer::plain(Status(status), true, date), promises);
-            self.closed = true;
-            return None;
-        }
+        let path = String::from_utf8(request.path.clone());
+        let refused = match &path {
+            // A name that this server could not give to a file on every system.
+            Err(_) => Some(400),
+            // A part of a file would replace all of it (RFC 9110 section 14.5), a coded one is no file (section 8.4).
+            Ok(_) if request.body == BodyKind::Part => Some(400),
+            Ok(_) if request.body == BodyKind::Coded => Some(415),
+            Ok(path) => match uploads.refuses(path, length) {
+                Some(status) => Some(status),
+                None => (!holds(request, path, site, uploads)?).then_some(412),
+            },
+        };
+        let path = match (refused, path) {
+            (None, Ok(path)) => path,
+            (refused, _) => {
+                // Its body is not read, so nothing can follow it.
+                self.tell(Answer::plain(Status(refused.unwrap_or(400)), true, date), promises);
+                self.closed = true;
+                return Ok(Some(None));
+            }
+        };
         self.expected(request, date, promises);
-        Some(Upload { id, path: request.path.clone(), length, start, date, close: request.close })
+        let create = request.if_none_match.is_any();
+        Ok(Some(Some(Upload { id, path, length, start, date, close: request.close, create })))
     }
 
     /// Stores a piece of a body. False: this is all that can be done with the input.
@@ -274,6 +298,7 @@ impl Session {
                 tracing::warn!(path = body.path, error = %e, "upload");
                 let status = match e.kind() {
                     ErrorKind::PermissionDenied => 403,
+                    ErrorKind::AlreadyExists if body.create => 412,
                     ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge => 507,
                     _ => 500,
                 };
@@ -286,7 +311,7 @@ impl Session {
 
     /// A client that waits for that is told that its body is read.
     fn expected(&mut self, request: &Request, date: u32, promises: &mut Vec<Promise>) {
-        if request.expect_continue && request.body() > 0 {
+        if request.expect_continue && request.body_length() > 0 {
             self.tell(Answer::plain(Status(100), false, date), promises);
         }
     }
@@ -329,6 +354,24 @@ impl Session {
         }
         Ok(session)
     }
+}
+
+/// Whether a content holds against a request's conditions is not known before the content is read.
+struct NotYet;
+
+/// Whether an upload's preconditions hold for what stands under its path now.
+fn holds(request: &Request, path: &str, site: &Site, uploads: &Uploads) -> Result<bool, NotYet> {
+    if !request.if_match.present && !request.if_none_match.present {
+        return Ok(true);
+    }
+    let (there, size) = match site.objects.lookup(path.as_bytes()) {
+        Lookup::Found(object) => (Some(object.identity().hash), object.identity().size),
+        Lookup::Pending => return Err(NotYet),
+        // Something that is not served: no tag names it.
+        _ => (uploads.exists(path).then_some([0; 16]), 0),
+    };
+    let selection = conditions(request, there.as_ref()).select(request.method, RangeSpec::All, size);
+    Ok(selection != Selection::PreconditionFailed)
 }
 
 #[cfg(test)]

@@ -25,4 +25,13 @@ impl Stamp {
             changed: (stat.st_ctime, stat.st_ctime_nsec),
         })
     }
+    /// Of the same file, as if it had these bytes alone.
+    pub(super) fn cut_to(self, size: u64) -> Stamp {
+        Stamp { size, ..self }
+    }
+
+    /// Whether this is the file of an earlier stamp with bytes behind what it had.
+    pub(super) fn has_grown(&self, before: &Stamp) -> bool {
+        (self.device, self.inode) == (before.device, before.inode) && self.size > before.size
+    }
 }

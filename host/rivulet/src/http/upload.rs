@@ -18,10 +18,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use parking_lot::{Condvar, Mutex};
-use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags, RenameFlags, ResolveFlags};
 
 use super::MAX_NAME;
-use super::codec::{Malformed, Reader, put_text};
+use super::codec::{Malformed, Reader, put_bytes};
 use super::desk::Key;
 use super::objects::{Closing, MOMENT};
 
@@ -106,6 +106,8 @@ pub struct Upload {
     pub date: u32,
     /// The connection ends with the answer.
     pub close: bool,
+    /// A file of this name must not be there (`If-None-Match: *`).
+    pub create: bool,
 }
 
 /// What became of a piece.
@@ -157,6 +159,14 @@ impl Uploads {
         } else {
             None
         }
+    }
+
+    /// Whether something stands under a path already.
+    #[must_use]
+    pub fn exists(&self, path: &str) -> bool {
+        let name = path.trim_start_matches('/');
+        let (flags, resolve) = (OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, ResolveFlags::BENEATH);
+        rustix::fs::openat2(&self.store.root, name, flags, Mode::empty(), resolve).is_ok()
     }
 
     /// Writes a piece of the body at its offset `at`. None: the disk takes its time, and the piece is to come again.
@@ -235,7 +245,7 @@ impl Store {
         upload: &Upload,
         replaced: bool,
     ) -> io::Result<Written> {
-        self.commit(&names.data, &upload.path)?;
+        self.commit(&names.data, &upload.path, upload.create)?;
         write_map(notes, DONE, replaced.into(), &[])?;
         notes.sync_data()?;
         rustix::fs::renameat(&self.folder, names.map.as_str(), &self.folder, names.done.as_str())?;
@@ -345,9 +355,11 @@ impl Store {
     }
 
     /// Gives the file its name; folders on the way are made.
-    fn commit(&self, data: &str, path: &str) -> io::Result<()> {
+    fn commit(&self, data: &str, path: &str, create: bool) -> io::Result<()> {
         let (folder, last) = self.target(path)?;
-        match rustix::fs::renameat(&self.folder, data, &folder, last) {
+        // Two clients that create the same file at once do so one after the other.
+        let flags = if create { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
+        match rustix::fs::renameat_with(&self.folder, data, &folder, last, flags) {
             // It was renamed by a process that died before it noted that.
             Err(rustix::io::Errno::NOENT)
                 if rustix::fs::statat(&folder, last, AtFlags::SYMLINK_NOFOLLOW).is_ok() =>
@@ -459,19 +471,15 @@ impl Upload {
         out.extend_from_slice(&self.length.to_be_bytes());
         out.extend_from_slice(&self.start.to_be_bytes());
         out.extend_from_slice(&self.date.to_be_bytes());
-        out.push(u8::from(self.close));
-        put_text(out, &self.path);
+        out.push(u8::from(self.close) | u8::from(self.create) << 1);
+        put_bytes(out, self.path.as_bytes());
     }
 
     pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Upload, Malformed> {
-        Ok(Upload {
-            id: r.array()?,
-            length: r.u64()?,
-            start: r.u64()?,
-            date: r.u32()?,
-            close: r.u8()? != 0,
-            path: r.text()?.to_owned(),
-        })
+        let (id, length, start, date) = (r.array()?, r.u64()?, r.u64()?, r.u32()?);
+        let bits = r.u8()?;
+        let path = std::str::from_utf8(r.text()?).map_err(|_| Malformed)?.to_owned();
+        Ok(Upload { id, path, length, start, date, close: bits & 1 != 0, create: bits & 2 != 0 })
     }
 }
 
@@ -484,7 +492,7 @@ mod tests {
     const WHOLE: Option<Written> = Some(Written::Completely { replaced: false });
 
     fn upload(length: u64, path: &str) -> Upload {
-        Upload { id: [7; 16], path: path.into(), length, start: 100, date: 1, close: false }
+        Upload { id: [7; 16], path: path.into(), length, start: 100, date: 1, close: false, create: false }
     }
 
     proptest! {
@@ -550,6 +558,17 @@ mod tests {
         let names: Vec<_> = std::fs::read_dir(&outside).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(names, ["file"], "nothing was made outside");
         assert_eq!(std::fs::read(outside.join("file")).unwrap(), b"theirs");
+    }
+
+    #[test]
+    fn a_file_that_is_to_be_created_replaces_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let uploads = Uploads::open(dir.path(), Limits::default()).unwrap();
+        let create = |id: u8| Upload { id: [id; 16], create: true, ..upload(3, "/new") };
+        assert_eq!(uploads.write(&create(1), 0, b"one").unwrap(), WHOLE);
+        assert_eq!(uploads.write(&create(2), 0, b"two").unwrap_err().kind(), ErrorKind::AlreadyExists);
+        assert_eq!(uploads.write(&create(1), 0, b"one").unwrap(), WHOLE, "its client may ask again");
+        assert_eq!(std::fs::read(dir.path().join("new")).unwrap(), b"one");
     }
 
     #[test]

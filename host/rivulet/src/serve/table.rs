@@ -1,80 +1,148 @@
-//! The files of a directory as the table of stateless TCP: read once, so that the octets of an answer stay the same.
+//! The files of a directory as the table of stateless TCP: read once, so that the bytes of an answer stay the same.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rivulet_plain::{Entry, MAX_ANSWER, MAX_LARGE, MAX_NAME, Object, Table};
-
+use rivulet_plain::{Entry, MAX_ANSWER, MAX_LARGE, Name, Object, Table};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, openat2, statat};
 
 use crate::http::content_type;
 
 const FOLDER: OFlags = OFlags::DIRECTORY.union(OFlags::RDONLY).union(OFlags::CLOEXEC);
+const FILE: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
 /// A folder or file that became a symbolic link since it was listed is not followed.
 const BENEATH: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS);
 
-/// Octets of all objects; what is beyond is the kernel's. They are in memory, so that none changes while it is sent.
+/// Bytes of all objects; what is beyond is the kernel's. They are in memory, so that none changes while it is sent.
 const MAX_TOTAL: u64 = 256 << 20;
 /// The same where large ones are among them.
 const MAX_TOTAL_LARGE: u64 = 2 << 30;
-/// Octets of a large object, its head left out.
+/// Bytes of a large object, its head left out.
 const MAX_OBJECT: u64 = (MAX_LARGE - 4096) as u64;
 /// Files and folders; more are an error, since a table that leaves some out at will differs between replicas.
 const MAX_ENTRIES: usize = 1 << 20;
+/// Entries that cannot be read and are named in the log; the others are counted.
+const MAX_WARNINGS: usize = 20;
 
-/// Reads the regular files under `dir`. Those that are too long for a small answer are the kernel's, unless `large` ones are wanted. With `unknown` a name that is
-/// not there is the kernel's too, without nothing has it.
+/// A directory being read.
+struct Reading {
+    root: OwnedFd,
+    longest: u64,
+    most: u64,
+    total: u64,
+    entries: Vec<(Box<[u8]>, Entry)>,
+    unreadable: usize,
+}
+
+/// Reads the regular files under `dir`. Those that are too long for a small answer are the kernel's, unless `large` ones are
+/// wanted, and so is what cannot be read. With `unknown` a name that is not there is the kernel's too, without nothing has it.
 pub(super) fn read(dir: &Path, unknown: bool, large: bool) -> io::Result<Table> {
     let (longest, most) =
         if large { (MAX_OBJECT, MAX_TOTAL_LARGE) } else { (u64::from(MAX_ANSWER), MAX_TOTAL) };
-    let mut entries: Vec<(Box<str>, Entry)> = Vec::new();
-    let mut folders = vec![String::new()];
-    let mut total = 0;
     let root = rustix::fs::open(dir, FOLDER, Mode::empty())?;
+    let mut reading = Reading { root, longest, most, total: 0, entries: Vec::new(), unreadable: 0 };
+    let mut folders = vec![Vec::new()];
     while let Some(prefix) = folders.pop() {
-        let path = if prefix.is_empty() { "." } else { prefix.as_str() };
-        let folder = openat2(&root, path, FOLDER, Mode::empty(), BENEATH)?;
-        // In the order of their names: which objects are beyond the total is the same on all replicas.
-        let mut names = Vec::new();
-        for entry in Dir::read_from(&folder)? {
-            names.extend(entry?.file_name().to_str().map(str::to_owned));
-        }
-        names.sort_unstable();
-        for name in names.iter().filter(|name| !matches!(name.as_str(), "." | "..")) {
-            // Links are followed by the kernel's server, which looks where they lead.
-            let stat = statat(&folder, name.as_str(), AtFlags::SYMLINK_NOFOLLOW)?;
-            let kind = FileType::from_raw_mode(stat.st_mode);
-            let name = format!("{prefix}{name}");
-            if name.len() > MAX_NAME {
-                continue;
+        match reading.list(&prefix) {
+            Ok((folder, names)) => {
+                for name in names {
+                    reading.take_in(&folder, &prefix, &name, &mut folders)?;
+                }
             }
-            if entries.len() >= MAX_ENTRIES {
-                return Err(io::Error::other("more than a million files"));
+            // Without the directory itself there is no table.
+            Err(e) if prefix.is_empty() => return Err(e),
+            Err(e) => {
+                let name = &prefix[..prefix.len() - 1];
+                reading.warn(name, &e);
+                // A name stands once: below an entry of the kernel's everything is the kernel's.
+                reading.entries.retain(|(there, _)| &there[..] != name);
+                reading.entries.push((name.into(), Entry::Kernel));
             }
-            if kind.is_dir() {
-                folders.push(format!("{name}/"));
-                entries.push((name.into(), Entry::Folder));
-                continue;
-            }
-            let length = stat.st_size as u64;
-            if !kind.is_file() || length > longest || total + length > most {
-                entries.push((name.into(), Entry::Kernel));
-                continue;
-            }
-            let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-            let file = File::from(openat2(&root, name.as_str(), flags, Mode::empty(), BENEATH)?);
-            let mut body = Vec::with_capacity(length as usize);
-            // One that grows meanwhile is read as far as it was.
-            file.take(length).read_to_end(&mut body)?;
-            total += body.len() as u64;
-            let mut hash = [0; 16];
-            hash.copy_from_slice(&blake3::hash(&body).as_bytes()[..16]);
-            let object = Object { kind: content_type(&name).into(), hash, body: body.into() };
-            entries.push((name.into(), Entry::Object(object)));
         }
     }
-    Table::new(entries, unknown).map_err(io::Error::other)
+    if reading.unreadable > MAX_WARNINGS {
+        tracing::warn!(entries = reading.unreadable - MAX_WARNINGS, "more entries that cannot be read");
+    }
+    Table::with_names(reading.entries, unknown).map_err(io::Error::other)
+}
+
+impl Reading {
+    /// A folder and its names, in their order: which objects are beyond the total is the same on all replicas.
+    fn list(&self, prefix: &[u8]) -> io::Result<(OwnedFd, Vec<Vec<u8>>)> {
+        let path = if prefix.is_empty() { b"." } else { prefix };
+        let folder = openat2(&self.root, path, FOLDER, Mode::empty(), BENEATH)?;
+        let mut names = Vec::new();
+        for entry in Dir::read_from(&folder)? {
+            names.push(entry?.file_name().to_bytes().to_vec());
+        }
+        names.retain(|name| !matches!(&name[..], b"." | b".."));
+        names.sort_unstable();
+        Ok((folder, names))
+    }
+
+    fn take_in(
+        &mut self,
+        folder: &OwnedFd,
+        prefix: &[u8],
+        name: &[u8],
+        folders: &mut Vec<Vec<u8>>,
+    ) -> io::Result<()> {
+        let whole = [prefix, name].concat();
+        // No request has a longer path.
+        if whole.len() > Name::new_const().capacity() {
+            return Ok(());
+        }
+        if self.entries.len() >= MAX_ENTRIES {
+            return Err(io::Error::other("more than a million files"));
+        }
+        let entry = match self.entry(folder, name, &whole) {
+            Ok(entry) => entry,
+            // It went since it was listed.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(e) => {
+                self.warn(&whole, &e);
+                Entry::Kernel
+            }
+        };
+        if matches!(entry, Entry::Folder) {
+            folders.push([&whole[..], b"/"].concat());
+        }
+        self.entries.push((whole.into(), entry));
+        Ok(())
+    }
+
+    fn entry(&mut self, folder: &OwnedFd, name: &[u8], whole: &[u8]) -> io::Result<Entry> {
+        let stat = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        if kind.is_dir() {
+            return Ok(Entry::Folder);
+        }
+        let length = stat.st_size as u64;
+        // Links are followed by the kernel's server, which looks where they lead.
+        if !kind.is_file() || length > self.longest || self.total + length > self.most {
+            return Ok(Entry::Kernel);
+        }
+        let file = File::from(openat2(folder, name, FILE, Mode::empty(), BENEATH)?);
+        let mut body = Vec::with_capacity(length as usize);
+        // One that grows meanwhile is read as far as it was.
+        file.take(length).read_to_end(&mut body)?;
+        self.total += body.len() as u64;
+        let mut hash = [0; 16];
+        hash.copy_from_slice(&blake3::hash(&body).as_bytes()[..16]);
+        Ok(Entry::Object(Object { kind: content_type(whole).into(), hash, body: body.into() }))
+    }
+
+    fn warn(&mut self, name: &[u8], error: &io::Error) {
+        self.unreadable += 1;
+        if self.unreadable <= MAX_WARNINGS {
+            let name = Path::new(OsStr::from_bytes(name)).display();
+            tracing::warn!(%name, %error, "cannot be read: left to the listener of the kernel's TCP");
+        }
+    }
 }
 
 #[cfg(test)]
@@ -110,7 +178,6 @@ mod tests {
         fs::write(dir.path().join("a/b/page.html"), "hullo").unwrap();
         assert_ne!(read(dir.path(), false, false).unwrap().version(), table.version());
     }
-
     #[test]
     fn links_that_appear_while_a_directory_is_read_lead_nowhere() {
         use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -153,5 +220,36 @@ mod tests {
             stop.store(true, std::sync::atomic::Ordering::Relaxed);
             assert_eq!(found, None, "the secret came out");
         });
+    }
+
+    #[test]
+    fn what_the_table_leaves_out_is_the_kernels() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &[u8]| dir.path().join(OsStr::from_bytes(name));
+        fs::create_dir_all(path(b"real/sub")).unwrap();
+        fs::write(path(b"real/sub/file"), "x").unwrap();
+        fs::write(path(b"caf\xe9"), "latin").unwrap();
+        std::os::unix::fs::symlink("real", path(b"linked")).unwrap();
+        // What root may not read either: a loop of links in a file's place would be a link, so a socket stands for it.
+        let _socket = std::os::unix::net::UnixListener::bind(path(b"socket")).unwrap();
+        let long = [vec![b'a'; 250], vec![b'/'], vec![b'b'; 250], vec![b'/']].concat();
+        fs::create_dir_all(path(&long)).unwrap();
+        let (last, beyond) = ([&long[..], &[b'c'; 190]].concat(), [&long[..], &[b'd'; 250]].concat());
+        fs::write(path(&last), "long").unwrap();
+        fs::write(path(&beyond), "longer").unwrap();
+        let table = read(dir.path(), false, false).unwrap();
+        for (name, want) in [
+            (&b"linked"[..], Found::Kernel),
+            (b"linked/sub/file", Found::Kernel),
+            (b"linked/index.html", Found::Kernel),
+            (b"socket", Found::Kernel),
+            (b"real/none", Found::Missing),
+            (&beyond, Found::Missing),
+        ] {
+            assert_eq!(table.find(name), want, "{}", String::from_utf8_lossy(name));
+        }
+        for name in [&b"caf\xe9"[..], b"real/sub/file", &last] {
+            assert!(matches!(table.find(name), Found::Object(_)), "{}", String::from_utf8_lossy(name));
+        }
     }
 }

@@ -1,0 +1,28 @@
+//! Requests of HTTP/1 (RFC 9112) and what RFC 9110 has a server do with their targets, ranges and conditions.
+//!
+//! `rivulet serve` and stateless TCP read requests with these functions, so that both give the same answer. A head is
+//! read line by line: [`RequestLine::parse`] first, then [`Field::parse`] for each line, of which [`Framing`] keeps what
+//! decides where the request ends and whether the connection stays open. What a server does not serve is its own policy.
+//!
+//! Nothing here allocates.
+
+#![forbid(unsafe_code)]
+
+mod condition;
+mod framing;
+mod line;
+mod range;
+mod target;
+
+pub use condition::{Conditions, EntityTag, Selection, entity_tags, matches_any, matches_if_range};
+pub use framing::{Framing, MAX_IGNORED_BODY};
+pub use line::{Field, Method, RequestLine, is_token};
+pub use range::RangeSpec;
+pub use target::{MAX_PATH, Path, Target};
+
+/// A request is refused with this status code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused(pub u16);
+
+/// The request breaks a rule of RFC 9112 or RFC 9110.
+pub(crate) const BAD_REQUEST: Refused = Refused(400);
