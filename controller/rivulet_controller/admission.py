@@ -75,13 +75,17 @@ class ByUser:
         uid = self.connected.get(peer.rpartition("/")[2])
         if uid is None:
             return f"the user who calls itself {replica!r} is not known"
-        names = replicas_of(uid, self._users())
+        names = self.replicas(uid)
         if names is None or replica in names:
             return ""
         return (
             f"user {_user_name(uid)} may not be {replica!r}: let the controller's file say"
             f" `listen: {{agents_users: {{{_user_name(uid)}: [{replica}]}}}}`"
         )
+
+    def replicas(self, uid: int) -> frozenset[str] | None:
+        """`replicas_of` by the configuration in force."""
+        return replicas_of(uid, self._users())
 
 
 def replicas_of(uid: int, users: Users) -> frozenset[str] | None:

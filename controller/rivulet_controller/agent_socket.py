@@ -22,12 +22,18 @@ from pathlib import Path
 
 import grpc
 
-from .admission import ByUser, replicas_of
+from .admission import ByUser
 
 log = logging.getLogger("rivulet.agent_socket")
 
 USER_CONNECTIONS_MAX = 64
-"""Connections of one user at a time, other than root and the controller's own: an agent has one."""
+"""Connections of one user at a time, other than root and the controller's own: an agent has one.
+
+Users that may be no replica have as many together: each user of a machine can have thousands of subordinate user ids.
+"""
+
+NO_REPLICA = -1
+"""Counts the connections of all users that may be no replica."""
 
 CONNECTIONS_MAX = 2048
 """Connections at a time."""
@@ -101,13 +107,16 @@ class AgentSocket:
         task = asyncio.current_task()
         assert task is not None
         self._relays.add(task)
-        uid = None
+        account = None
         try:
             uid = peer_uid(writer.get_extra_info("socket"))
-            self._open[uid] += 1
-            bounded = replicas_of(uid, {}) is not None
-            if (bounded and self._open[uid] > USER_CONNECTIONS_MAX) or self._open.total() > CONNECTIONS_MAX:
-                log.warning("uid %d has %d connections: another one is closed", uid, self._open[uid] - 1)
+            names = self._admission.replicas(uid)
+            account = uid if names is None or names else NO_REPLICA
+            self._open[account] += 1
+            most = CONNECTIONS_MAX if names is None else USER_CONNECTIONS_MAX
+            if self._open[account] > most or self._open.total() > CONNECTIONS_MAX:
+                whose = "users that may be no replica have" if account == NO_REPLICA else f"uid {uid} has"
+                log.warning("%s %d connections: another one of uid %d is closed", whose, self._open[account] - 1, uid)
                 return
             await self._relay(uid, reader, writer)
         except (OSError, asyncio.CancelledError):
@@ -115,8 +124,8 @@ class AgentSocket:
         finally:
             writer.close()
             self._relays.discard(task)
-            if uid is not None:
-                self._open[uid] -= 1
+            if account is not None:
+                self._open[account] -= 1
                 self._open += Counter()
 
     async def _relay(self, uid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -11,7 +11,7 @@ import socket
 import stat
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from glob import glob
 from pathlib import Path
 
@@ -213,6 +213,24 @@ async def test_one_users_connections_leave_room_for_others(open_folder: Path, mo
         opened = [await asyncio.open_unix_connection(address.removeprefix("unix:")) for _ in range(5)]
         closed = [asyncio.ensure_future(reader.read()) for reader, _ in opened]
         # gRPC greets each connection that it gets; what is closed ends at once.
+        await until(lambda: sum(ending.done() for ending in closed) == 2, "two of five are closed")
+        async with as_user(open_folder, DAEMON.pw_uid, path) as other:
+            assert (await keys_of(other, "r1"))[0] > 0
+        for (_, writer), ending in zip(opened, closed, strict=True):
+            ending.cancel()
+            writer.close()
+
+
+@needs_root
+async def test_users_that_may_be_no_replica_share_their_connections(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_socket, "USER_CONNECTIONS_MAX", 3)
+    async with listening(open_folder) as (path, _), AsyncExitStack() as stack:
+        # As a user connects by its subordinate user ids.
+        addresses = [await stack.enter_async_context(as_user(open_folder, 100_000 + n, path)) for n in range(5)]
+        opened = [await asyncio.open_unix_connection(address.removeprefix("unix:")) for address in addresses]
+        closed = [asyncio.ensure_future(reader.read()) for reader, _ in opened]
         await until(lambda: sum(ending.done() for ending in closed) == 2, "two of five are closed")
         async with as_user(open_folder, DAEMON.pw_uid, path) as other:
             assert (await keys_of(other, "r1"))[0] > 0
