@@ -69,13 +69,16 @@ class Judge:
         `own` is the configuration of this machine's file. Raises ConfigError, SwitchError, OutOfNumbers, NamesError,
         Overdue, Busy.
         """
-        situation, held = self._situation()
-        entries = await asyncio.to_thread(lambda: {name: _pickled(items) for name, items in held.items()})
-        switches = {
-            name: Standing(there.known, there.connected, entries[name]) for name, there in situation.switches.items()
-        }
-        whole = Situation(situation.rack, situation.now, situation.lives, switches)
-        return await self.plans.run(plan, text, own, whole)
+        # The copy of the rack and its switches is made in the turn: plans that wait, or are refused, cost none.
+        async with self.plans.turn():
+            situation, held = self._situation()
+            entries = await asyncio.to_thread(lambda: {name: _pickled(items) for name, items in held.items()})
+            switches = {
+                name: Standing(there.known, there.connected, entries[name])
+                for name, there in situation.switches.items()
+            }
+            whole = Situation(situation.rack, situation.now, situation.lives, switches)
+            return await self.plans.run_in_turn(plan, text, own, whole)
 
     async def change(self, text: str, source: str, own: Config | None = None) -> Config:
         """The configuration in a text, once it is certain that it can be brought into force in bounded time.
@@ -83,8 +86,9 @@ class Judge:
         With `own` (the configuration of this machine's file) the text is from elsewhere. Raises ConfigError,
         OutOfNumbers, NamesError, Overdue, Busy.
         """
-        situation, _ = self._situation()
-        config, answers = await self.changes.run(change, text, source, own, situation)
+        async with self.changes.turn():
+            situation, _ = self._situation()
+            config, answers = await self.changes.run_in_turn(change, text, source, own, situation)
         remember(answers)
         return config
 

@@ -16,8 +16,8 @@ import pickle
 import resource
 import struct
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any, BinaryIO, TypeVar
 
 log = logging.getLogger("rivulet.worker")
@@ -71,22 +71,26 @@ class Worker:
 
         Raises Overdue, Busy, and what the function raises.
         """
+        async with self.turn():
+            return await self.run_in_turn(job, *arguments)
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Waits until the process is free, and keeps it: for arguments that are too large to have many waiting.
+
+        Raises Busy.
+        """
         if self._waiting > WAITING_MAX:
             raise Busy(f"{self._waiting} requests of this kind wait already: try again later")
         self._waiting += 1
         try:
             async with self._turn:
-                return await self._run(job, arguments)
+                yield
         finally:
             self._waiting -= 1
 
-    async def stop(self) -> None:
-        """Ends the process."""
-        if self._idle is not None:
-            self._idle.cancel()
-        await self._kill()
-
-    async def _run(self, job: Callable[..., Result], arguments: tuple[Any, ...]) -> Result:
+    async def run_in_turn(self, job: Callable[..., Result], *arguments: Any) -> Result:
+        """As `run`, for the caller that has the turn. Raises Overdue, and what the function raises."""
         cpu_s, wall_s = self._limits
         frame = await asyncio.to_thread(_frame, (cpu_s, job, arguments))
         if self._idle is not None:
@@ -107,6 +111,12 @@ class Worker:
             raise result
         return result  # type: ignore[no-any-return]
 
+    async def stop(self) -> None:
+        """Ends the process."""
+        if self._idle is not None:
+            self._idle.cancel()
+        await self._kill()
+
     async def _exchange(self, frame: bytes) -> tuple[bool, Any]:
         process = self._process
         if process is None or process.returncode is not None:
@@ -121,8 +131,9 @@ class Worker:
 
     async def _start(self) -> asyncio.subprocess.Process:
         path = os.pathsep.join(filter(None, sys.path))
+        # -P: with -m alone Python imports from the current folder first, where another user may have put a `pickle.py`.
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", __name__, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            sys.executable, "-P", "-m", __name__, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path}, limit=1 << 20,
         )  # fmt: skip
         self.pid = process.pid

@@ -102,6 +102,34 @@ async def test_a_change_is_judged_while_plans_are_not(tmp_path: Path) -> None:
         assert {await plan for plan in plans if plan not in refused} == {b'{"tor1": []}'}
 
 
+async def test_plans_that_wait_or_are_refused_copy_nothing(tmp_path: Path) -> None:
+    async with FakeSwitch(NAMES) as switch, running(switch, tmp_path) as controller:
+        await until(lambda: as_described(controller, switch), "first apply")
+        judge, situation, copies = controller.judge, controller.judge._situation, []
+        judge._situation = lambda: copies.append(1) or situation()  # type: ignore[func-returns-value]
+        await judge.plan(rack(switch), controller.local)
+        assert judge.plans.pid is not None and len(copies) == 1
+        os.kill(judge.plans.pid, signal.SIGSTOP)
+        plans = [asyncio.create_task(judge.plan(rack(switch), controller.local)) for _ in range(50)]
+        await until(lambda: sum(plan.done() for plan in plans) == 45, "all but five are refused")
+        assert len(copies) == 2, "that of the plan that runs"
+        os.kill(judge.plans.pid, signal.SIGCONT)
+        await asyncio.gather(*plans, return_exceptions=True)
+        assert len(copies) == 6
+
+
+async def test_the_process_imports_nothing_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("pickle", "resource", "rivulet_controller"):
+        (tmp_path / f"{module}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\nraise SystemExit\n")
+    monkeypatch.chdir(tmp_path)
+    worker = Worker("tests")
+    assert await worker.run(pid) != os.getpid()
+    await worker.stop()
+    assert not (tmp_path / "imported").exists()
+
+
 def spins() -> None:
     while True:
         pass
@@ -129,8 +157,8 @@ def pid() -> int:
     return os.getpid()
 
 
-async def test_a_job_that_takes_too_much_is_killed_and_the_next_one_is_done() -> None:
-    worker = Worker("tests", cpu_s=1.0, wall_s=20.0)
+async def test_a_job_that_takes_too_much_is_killed_and_the_next_one_is_done(caplog: pytest.LogCaptureFixture) -> None:
+    worker = Worker("tests", cpu_s=1.0, wall_s=60.0)
     before = await worker.run(pid)
     assert before != os.getpid() and await worker.run(pid) == before, "one process does job after job"
     for job in (spins, grows, is_large):
@@ -141,6 +169,7 @@ async def test_a_job_that_takes_too_much_is_killed_and_the_next_one_is_done() ->
         with pytest.raises(ProcessLookupError):
             os.kill(before, 0)
         before = after
+    assert "TimeoutError" not in caplog.text, "the bounds of processor time and memory end them, not the clock"
     with pytest.raises(ValueError, match="of the job"):
         await worker.run(fails)
     assert await worker.run(pid) == before, "a job that fails ends nothing"
