@@ -27,7 +27,9 @@ say "Rust: advisories"
 if timeout 120 cargo-deny --log-level error fetch db >/dev/null 2>build/audit-db.log; then
   cargo-deny --log-level error check advisories
 else
-  missed+=("Rust advisories: $(grep -m1 -o 'fatal: .*\|Could not resolve.*\|failed to .*' build/audit-db.log | cut -c1-150 || echo 'the database cannot be fetched')")
+  # What git says, if it said something: the line before it is long and holds no reason.
+  reason=$(grep -m1 -o 'fatal: .*' build/audit-db.log || grep -m1 -o 'failed to .*' build/audit-db.log || echo 'the database cannot be fetched')
+  missed+=("Rust advisories: ${reason:0:150}")
 fi
 
 if [[ ! -x build/audit/bin/pip-audit ]]; then
