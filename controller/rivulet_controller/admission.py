@@ -78,6 +78,12 @@ class ByUser:
         names = self.replicas(uid)
         if names is None or replica in names:
             return ""
+        if uid == overflow_uid():
+            return (
+                f"user {_user_name(uid)} may not be {replica!r}, whatever agents_users says: the kernel shows users of"
+                " other user namespaces under this number. Run the agent as a user of its own, and the controller"
+                " without PrivateUsers="
+            )
         return (
             f"user {_user_name(uid)} may not be {replica!r}: let the controller's file say"
             f" `listen: {{agents_users: {{{_user_name(uid)}: [{replica}]}}}}`"

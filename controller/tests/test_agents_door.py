@@ -242,6 +242,9 @@ async def test_users_that_may_be_no_replica_share_their_connections(
 def test_users_of_other_namespaces_are_nobody() -> None:
     everyone = {str(overflow_uid()): ("r1",), "daemon": ("r2",), "no-such-user": ("r3",)}
     assert replicas_of(overflow_uid(), everyone) == frozenset()
+    by_user = ByUser(lambda: everyone)
+    by_user.connected["7"] = overflow_uid()
+    assert "whatever agents_users says" in by_user.refusal("r1", "unix:/7", {})
     assert replicas_of(DAEMON.pw_uid, everyone) == {"r2"}
     assert replicas_of(MAIL.pw_uid, everyone) == frozenset()
     assert replicas_of(0, everyone) is None and replicas_of(os.geteuid(), everyone) is None
