@@ -7,7 +7,8 @@
  * MSK_REQUEST comes at least once, and in any order: a server may die after acting and before answering. What an
  * event does must bear being done twice.
  *
- * Functions return -1 with errno set and a sentence in msk_error() on failure. One fd belongs to one thread at a time.
+ * Functions return -1 with errno set and a sentence in msk_error() on failure. NULL in place of a minisocket, or of an array or
+ * data that is not empty, and a negative count are such failures (EINVAL). One fd belongs to one thread at a time.
  * Needs CAP_NET_RAW and CAP_NET_ADMIN. The environment variable RIVULET_IO says what moves the packets: af_packet (the
  * default), af_xdp (an error where it cannot be had; needs CAP_BPF too) or auto. Build with `pkg-config --cflags --libs rivulet`.
  */
@@ -107,7 +108,8 @@ int msk_drop(int fd, minisock *msk);
 int msk_detach(int fd, minisock *msk);
 
 /* Moves events to another server, also on another machine. Extracting ends the minisockets; installed events come out of
- * msk_events. *OUTLEN is the room in OUT before and the number of events after. */
+ * msk_events. *OUTLEN is the room in OUT before and the number of events after. If one of IN is no minisocket of FD, or stands
+ * there twice, the call returns -1 EINVAL, *OUTLEN is 0, and all of them are as before. */
 int msk_extract_events(int fd, const extract_mskdesc_in *in, int inlen, msk_collection *out, int *outlen);
 int msk_install_events(int fd, const msk_collection *events, int count); /* returns how many were genuine */
 void msk_free_collection(msk_collection *events, int count);

@@ -53,14 +53,42 @@ pub(crate) unsafe fn text<'a>(text: *const c_char) -> Result<&'a str, i32> {
     unsafe { CStr::from_ptr(text) }.to_str().map_err(|e| fail(libc::EINVAL, &e))
 }
 
+/// Bytes from C. An error: there are more than `max`, or there are some and `data` is null.
+///
 /// # Safety
-/// `data` points to `length` octets, or `length` is 0.
-pub(crate) unsafe fn octets<'a>(data: *const c_void, length: usize) -> &'a [u8] {
-    if data.is_null() || length == 0 {
-        return &[];
+/// `data` is null, or points to `length` bytes if these are at most `max`. `max` is at most `isize::MAX`.
+pub(crate) unsafe fn bytes<'a>(data: *const c_void, length: usize, max: usize) -> Result<&'a [u8], i32> {
+    match length {
+        0 => Ok(&[]),
+        // Before there is a slice: a length that is wrong, such as -1, must not become one.
+        _ if length > max => Err(fail(libc::EMSGSIZE, &format_args!("{length} bytes, {max} are allowed"))),
+        _ if data.is_null() => Err(fail(libc::EINVAL, &"null in place of data")),
+        // SAFETY: the caller's promise.
+        _ => Ok(unsafe { std::slice::from_raw_parts(data.cast(), length) }),
     }
+}
+
+/// An array from C. An error: its count is negative, or there are items and `items` is null.
+///
+/// # Safety
+/// `items` is null or points to `count` items.
+pub(crate) unsafe fn array<'a, T>(items: *const T, count: c_int) -> Result<&'a [T], i32> {
+    match usize::try_from(count) {
+        Ok(0) => Ok(&[]),
+        Err(_) => Err(fail(libc::EINVAL, &"a negative count")),
+        Ok(_) if items.is_null() => Err(fail(libc::EINVAL, &"null in place of an array")),
+        // SAFETY: the caller's promise.
+        Ok(count) => Ok(unsafe { std::slice::from_raw_parts(items, count) }),
+    }
+}
+
+/// A minisocket that C only reads.
+///
+/// # Safety
+/// `msk` is null or a live minisocket.
+unsafe fn event<'a>(msk: *const Event) -> Result<&'a Event, i32> {
     // SAFETY: the caller's promise.
-    unsafe { std::slice::from_raw_parts(data.cast(), length) }
+    unsafe { msk.as_ref() }.ok_or_else(|| fail(libc::EINVAL, &"null in place of a minisocket"))
 }
 
 pub(crate) fn server(fd: c_int) -> Result<Arc<Mutex<Serving>>, i32> {
@@ -146,11 +174,11 @@ pub unsafe extern "C" fn msk_events(
 /// See the header.
 ///
 /// # Safety
-/// `msk` is a live minisocket.
+/// `msk` is null or a live minisocket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_kind(msk: *const Event) -> c_int {
     // SAFETY: the caller's promise.
-    match unsafe { (*msk).kind } {
+    match attempt!(unsafe { event(msk) }).kind {
         EventKind::Open => 1,
         EventKind::Request => 2,
         EventKind::Close => 3,
@@ -160,41 +188,41 @@ pub unsafe extern "C" fn msk_kind(msk: *const Event) -> c_int {
 /// See the header.
 ///
 /// # Safety
-/// `msk` is a live minisocket, the others are null or writable.
+/// `msk` is null or a live minisocket, the others are null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_input(msk: *const Event, length: *mut usize, offset: *mut u64) -> *const c_void {
     // SAFETY: the caller's promise.
     unsafe {
-        let event = &*msk;
+        let event = event(msk).ok();
         if !length.is_null() {
-            *length = event.input.len();
+            *length = event.map_or(0, |event| event.input.len());
         }
         if !offset.is_null() {
-            *offset = event.offset;
+            *offset = event.map_or(0, |event| event.offset);
         }
-        event.input.as_ptr().cast()
+        event.map_or(std::ptr::null(), |event| event.input.as_ptr().cast())
     }
 }
 
 /// See the header.
 ///
 /// # Safety
-/// `msk` is a live minisocket.
+/// `msk` is null or a live minisocket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_is_last_input(msk: *const Event) -> c_int {
     // SAFETY: the caller's promise.
-    c_int::from(unsafe { (*msk).last })
+    c_int::from(attempt!(unsafe { event(msk) }).last)
 }
 
 /// See the header.
 ///
 /// # Safety
-/// `msk` is a live minisocket, `length` is null or writable.
+/// `msk` is null or a live minisocket, `length` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_ucont(msk: *const Event, length: *mut usize) -> *const c_void {
     // SAFETY: the caller's promise.
     unsafe {
-        let user = (*msk).ahead.as_ref().map(|ahead| &ahead.user);
+        let user = event(msk).ok().and_then(|event| event.ahead.as_ref()).map(|ahead| &ahead.user);
         if !length.is_null() {
             *length = user.map_or(0, Vec::len);
         }
@@ -205,17 +233,17 @@ pub unsafe extern "C" fn msk_ucont(msk: *const Event, length: *mut usize) -> *co
 /// See the header.
 ///
 /// # Safety
-/// `msk` is a live minisocket.
+/// `msk` is null or a live minisocket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_packets(msk: *const Event) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { (*msk).packets as c_int }
+    attempt!(unsafe { event(msk) }).packets as c_int
 }
 
 /// See the header.
 ///
 /// # Safety
-/// `msk` is a live minisocket, `address` has room for `*length` octets.
+/// `msk` is null or a live minisocket, `address` has room for `*length` octets.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_peer(
     msk: *const Event,
@@ -226,7 +254,7 @@ pub unsafe extern "C" fn msk_peer(
         return fail(libc::EFAULT, &"no room for the address");
     }
     // SAFETY: the caller's promise.
-    let peer = unsafe { (*msk).peer };
+    let peer = attempt!(unsafe { event(msk) }).peer;
     let mut raw = [0u8; 28];
     raw[2..4].copy_from_slice(&peer.port().to_be_bytes());
     let (family, size) = match peer.ip() {
@@ -276,7 +304,7 @@ pub extern "C" fn msk_consume(fd: c_int, msk: *mut Event, length: usize) -> c_in
 /// See the header.
 ///
 /// # Safety
-/// `buf` points to `length` octets.
+/// `buf` is null or points to `length` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_setucont(
     fd: c_int,
@@ -286,11 +314,8 @@ pub unsafe extern "C" fn msk_setucont(
     length: usize,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    let user = unsafe { octets(buf.cast(), length) };
+    let user = attempt!(unsafe { bytes(buf.cast(), length, MAX_UCONT) });
     with(fd, msk, |event| {
-        if user.len() > MAX_UCONT {
-            return fail(libc::EMSGSIZE, &"longer than MSK_MAX_UCONT");
-        }
         if pkt < 0 || pkt as usize >= event.packets {
             return fail(libc::EINVAL, &"there is no such response packet");
         }
@@ -314,21 +339,24 @@ fn answer(serving: &mut Serving, msk: *mut Event, sources: &[Source]) -> c_int {
     }
 }
 
-fn inline(data: &[u8], last: bool) -> Result<Vec<Source>, i32> {
-    if data.len() > MAX_SEND {
-        return Err(fail(libc::EMSGSIZE, &"longer than MSK_MAX_SEND"));
-    }
+/// What `msk_send` and its like answer with.
+///
+/// # Safety
+/// As `bytes`.
+unsafe fn inline(data: *const c_void, length: usize, last: bool) -> Result<Vec<Source>, i32> {
+    // SAFETY: the caller's promise.
+    let data = unsafe { bytes(data, length, MAX_SEND) }?;
     Ok(vec![Source::Inline { data: data.to_vec(), last }])
 }
 
 /// See the header.
 ///
 /// # Safety
-/// `data` points to `length` octets.
+/// `data` is null or points to `length` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_send(fd: c_int, msk: *mut Event, data: *const c_char, length: usize) -> c_int {
     // SAFETY: the caller's promise.
-    let sources = attempt!(inline(unsafe { octets(data.cast(), length) }, false));
+    let sources = attempt!(unsafe { inline(data.cast(), length, false) });
     let serving = attempt!(server(fd));
     answer(&mut serving.lock(), msk, &sources)
 }
@@ -336,7 +364,7 @@ pub unsafe extern "C" fn msk_send(fd: c_int, msk: *mut Event, data: *const c_cha
 /// See the header.
 ///
 /// # Safety
-/// `data` points to `length` octets.
+/// `data` is null or points to `length` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_sendlast(
     fd: c_int,
@@ -345,7 +373,7 @@ pub unsafe extern "C" fn msk_sendlast(
     length: usize,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    let sources = attempt!(inline(unsafe { octets(data.cast(), length) }, true));
+    let sources = attempt!(unsafe { inline(data.cast(), length, true) });
     let serving = attempt!(server(fd));
     answer(&mut serving.lock(), msk, &sources)
 }
@@ -353,20 +381,16 @@ pub unsafe extern "C" fn msk_sendlast(
 /// See the header.
 ///
 /// # Safety
-/// `pieces` points to `count` pieces, each as long as it says.
+/// `pieces` is null or points to `count` pieces, each as long as its length.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_sendv(fd: c_int, msk: *mut Event, pieces: *const TIoVec, count: c_int) -> c_int {
     let mut data = Vec::new();
-    for i in 0..usize::try_from(count).unwrap_or(0) {
-        // SAFETY: the caller's promise.
-        let piece = unsafe { &*pieces.add(i) };
+    // SAFETY: the caller's promise.
+    for piece in attempt!(unsafe { array(pieces, count) }) {
         // SAFETY: as above.
-        data.extend_from_slice(unsafe { octets(piece.base, piece.length) });
-        if data.len() > MAX_SEND {
-            break;
-        }
+        data.extend_from_slice(attempt!(unsafe { bytes(piece.base, piece.length, MAX_SEND - data.len()) }));
     }
-    let sources = attempt!(inline(&data, false));
+    let sources = [Source::Inline { data, last: false }];
     let serving = attempt!(server(fd));
     answer(&mut serving.lock(), msk, &sources)
 }
@@ -374,7 +398,7 @@ pub unsafe extern "C" fn msk_sendv(fd: c_int, msk: *mut Event, pieces: *const TI
 /// See the header.
 ///
 /// # Safety
-/// `pieces` points to `count` pieces, each with a terminated path.
+/// `pieces` is null or points to `count` pieces, each with a terminated path or null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_sendfilev(
     fd: c_int,
@@ -382,14 +406,13 @@ pub unsafe extern "C" fn msk_sendfilev(
     pieces: *const FIoVec,
     count: c_int,
 ) -> c_int {
-    let count = usize::try_from(count).unwrap_or(0);
-    if count > MAX_FILES {
+    // SAFETY: the caller's promise.
+    let pieces = attempt!(unsafe { array(pieces, count) });
+    if pieces.len() > MAX_FILES {
         return fail(libc::EMSGSIZE, &"more than 4 pieces");
     }
     let mut sources = Vec::new();
-    for i in 0..count {
-        // SAFETY: the caller's promise.
-        let piece = unsafe { &*pieces.add(i) };
+    for piece in pieces {
         // SAFETY: as above.
         let path = attempt!(unsafe { text(piece.path) });
         if path.len() > 200 {
@@ -409,17 +432,16 @@ pub unsafe extern "C" fn msk_sendfilev(
 /// See the header.
 ///
 /// # Safety
-/// `answers` points to `count` answers, each with data as long as it says.
+/// `answers` is null or points to `count` answers, each with as many bytes of data as its length.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_sendbulk(fd: c_int, answers: *const MskDesc, count: c_int) -> c_int {
     let serving = attempt!(server(fd));
     let mut serving = serving.lock();
     let mut sent = 0;
-    for i in 0..usize::try_from(count).unwrap_or(0) {
-        // SAFETY: the caller's promise.
-        let one = unsafe { &*answers.add(i) };
+    // SAFETY: the caller's promise.
+    for one in attempt!(unsafe { array(answers, count) }) {
         // SAFETY: as above.
-        let Ok(sources) = inline(unsafe { octets(one.data, one.length) }, false) else { continue };
+        let Ok(sources) = (unsafe { inline(one.data, one.length, false) }) else { continue };
         sent += c_int::from(answer(&mut serving, one.msk, &sources) == 0);
     }
     sent

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::client::Client;
 use crate::ends::{End, add, fail, get};
-use crate::ffi::{attempt, octets, text};
+use crate::ffi::{array, attempt, text};
 
 /// See the header.
 ///
@@ -41,7 +41,7 @@ fn client(fd: c_int) -> Result<Arc<Client>, i32> {
 /// See the header. The region that the paper reserves by `reserve` is always 2^48 octets here.
 ///
 /// # Safety
-/// `request` points to `length` octets.
+/// `request` is null or points to `length` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_request(
     fd: c_int,
@@ -51,7 +51,7 @@ pub unsafe extern "C" fn msk_request(
 ) -> c_int {
     let client = attempt!(client(fd));
     // SAFETY: the caller's promise.
-    let request = unsafe { octets(request.cast(), usize::try_from(length).unwrap_or(0)) };
+    let request = attempt!(unsafe { array(request.cast::<u8>(), length) });
     match client.request(request) {
         Ok(id) => id.into(),
         Err(e) if e.kind() == std::io::ErrorKind::QuotaExceeded => fail(libc::EDQUOT, &e),
@@ -62,12 +62,12 @@ pub unsafe extern "C" fn msk_request(
 /// See the header.
 ///
 /// # Safety
-/// `data` points to `length` octets.
+/// `data` is null or points to `length` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_write(fd: c_int, data: *const c_char, length: c_int) -> c_int {
     let client = attempt!(client(fd));
     // SAFETY: the caller's promise.
-    let data = unsafe { octets(data.cast(), usize::try_from(length).unwrap_or(0)) };
+    let data = attempt!(unsafe { array(data.cast::<u8>(), length) });
     match client.write(data) {
         Ok(()) => data.len() as c_int,
         Err(e) => fail(e.raw_os_error().unwrap_or(libc::EPIPE), &e),
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn msk_write(fd: c_int, data: *const c_char, length: c_int
 /// See the header.
 ///
 /// # Safety
-/// `data` has room for `length` octets.
+/// `data` is null or has room for `length` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_read(
     fd: c_int,
@@ -90,13 +90,20 @@ pub unsafe extern "C" fn msk_read(
         Ok(client) => client,
         Err(code) => return code as isize,
     };
-    if data.is_null() || length == 0 {
+    if length == 0 {
         return 0;
     }
+    // Not 0, which is the end of the stream.
+    if data.is_null() || length > isize::MAX as usize {
+        return fail(libc::EINVAL, &"no room for what is read") as isize;
+    }
+    let Ok(stream) = u16::try_from(stream) else {
+        return fail(libc::EINVAL, &"not a number of msk_request") as isize;
+    };
     // SAFETY: the caller's promise.
     let into = unsafe { std::slice::from_raw_parts_mut(data.cast::<u8>(), length) };
     let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
-    match client.read(stream as u16, into, timeout) {
+    match client.read(stream, into, timeout) {
         Ok(n) => n as isize,
         Err(e) if e.kind() == std::io::ErrorKind::TimedOut => fail(libc::EAGAIN, &"nothing yet") as isize,
         Err(e) => fail(e.raw_os_error().unwrap_or(libc::ECONNRESET), &e) as isize,

@@ -2,9 +2,9 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::ends::fail;
+use crate::ends::{Serving, fail};
 use crate::event::{Collector, Event};
-use crate::ffi::{attempt, octets, server, take};
+use crate::ffi::{array, attempt, bytes, server, take};
 
 /// `extract_mskdesc_in`
 #[repr(C)]
@@ -19,10 +19,26 @@ pub struct Collection {
     length: usize,
 }
 
+/// Takes minisockets back from C: all of these, or none if one of them cannot be taken.
+#[expect(clippy::vec_box, reason = "they go back to C as pointers if one cannot be taken")]
+fn take_all(serving: &mut Serving, input: &[ExtractIn]) -> Result<Vec<Box<Event>>, i32> {
+    let mut taken = Vec::new();
+    for one in input {
+        match take(serving, one.msk) {
+            Ok(event) => taken.push(event),
+            Err(code) => {
+                serving.out.extend(taken.into_iter().map(Box::into_raw));
+                return Err(code);
+            }
+        }
+    }
+    Ok(taken)
+}
+
 /// See the header.
 ///
 /// # Safety
-/// `input` points to `inlen` entries, `out` has room for `*outlen`.
+/// `input` is null or points to `inlen` entries. `outlen` is null or writable, `out` null or with room for `*outlen`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_extract_events(
     fd: c_int,
@@ -31,22 +47,24 @@ pub unsafe extern "C" fn msk_extract_events(
     out: *mut Collection,
     outlen: *mut c_int,
 ) -> c_int {
-    let serving = attempt!(server(fd));
-    let mut serving = serving.lock();
-    if outlen.is_null() || out.is_null() {
+    if outlen.is_null() {
         return fail(libc::EFAULT, &"no room for events");
     }
-    // SAFETY: the caller's promise.
-    let room = unsafe { *outlen };
+    // SAFETY: the caller's promise. Nothing is extracted yet, and so it is after each error below.
+    let room = unsafe { outlen.replace(0) }.max(0);
+    if out.is_null() {
+        return fail(libc::EFAULT, &"no room for events");
+    }
+    let serving = attempt!(server(fd));
+    let mut serving = serving.lock();
+    // SAFETY: the caller's promise: there are as many entries or more.
+    let input = attempt!(unsafe { array(input, inlen.min(room)) });
     let mut count = 0;
-    for i in 0..inlen.min(room).max(0) {
-        // SAFETY: the caller's promise.
-        let msk = unsafe { (*input.add(i as usize)).msk };
-        let event = attempt!(take(&mut serving, msk));
+    for event in attempt!(take_all(&mut serving, input)) {
         let Some(sealed) = event.detached.as_ref().and_then(|d| serving.server.extract(d)) else { continue };
         let sealed = Box::leak(sealed.into_boxed_slice());
         let collection = Collection { data: sealed.as_mut_ptr().cast(), length: sealed.len() };
-        // SAFETY: count is below the room.
+        // SAFETY: count is below the number of entries, and so below the room.
         unsafe { out.add(count as usize).write(collection) };
         count += 1;
     }
@@ -58,18 +76,17 @@ pub unsafe extern "C" fn msk_extract_events(
 /// See the header.
 ///
 /// # Safety
-/// `events` points to `count` collections.
+/// `events` is null or points to `count` collections, each with as many bytes as its length.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_install_events(fd: c_int, events: *const Collection, count: c_int) -> c_int {
     let serving = attempt!(server(fd));
     let mut serving = serving.lock();
     let serving = &mut *serving;
     let mut installed = 0;
-    for i in 0..usize::try_from(count).unwrap_or(0) {
-        // SAFETY: the caller's promise.
-        let one = unsafe { &*events.add(i) };
+    // SAFETY: the caller's promise.
+    for one in attempt!(unsafe { array(events, count) }) {
         // SAFETY: as above.
-        let sealed = unsafe { octets(one.data, one.length) };
+        let Ok(sealed) = (unsafe { bytes(one.data, one.length, isize::MAX as usize) }) else { continue };
         if let Ok(detached) = serving.server.install(sealed) {
             serving.server.resume(&detached, &mut Collector { events: &mut serving.waiting });
             installed += 1;
@@ -82,9 +99,12 @@ pub unsafe extern "C" fn msk_install_events(fd: c_int, events: *const Collection
 /// See the header.
 ///
 /// # Safety
-/// `events` points to `count` collections made by `msk_extract_events` and not freed before.
+/// `events` is null or points to `count` collections made by `msk_extract_events` and not freed before.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_free_collection(events: *mut Collection, count: c_int) {
+    if events.is_null() {
+        return;
+    }
     for i in 0..usize::try_from(count).unwrap_or(0) {
         // SAFETY: the caller's promise: a leaked box of this length.
         unsafe {

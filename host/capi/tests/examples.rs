@@ -40,12 +40,13 @@ fn pkg_config(prefix: &Path, flag: &str) -> Vec<String> {
     String::from_utf8(out.stdout).unwrap().split_whitespace().map(str::to_owned).collect()
 }
 
+/// Compiles a program below the crate's folder.
 fn compile(name: &str, prefix: &Path, into: &Path) -> PathBuf {
-    let program = into.join(name);
+    let program = into.join(Path::new(name).file_name().unwrap());
     let out = Command::new("cc")
         .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-O1", "-o"])
         .arg(&program)
-        .arg(format!("{ROOT}/examples/{name}.c"))
+        .arg(format!("{ROOT}/{name}.c"))
         .args(pkg_config(prefix, "--cflags"))
         .args(pkg_config(prefix, "--libs"))
         .arg(format!("-Wl,-rpath,{}", prefix.join("lib").display()))
@@ -96,7 +97,8 @@ fn echo_goes_on_counting_after_kill() {
     let Some((client, server)) = namespaces() else { return };
     let dir = tempfile::tempdir().unwrap();
     let library = install(dir.path());
-    let (echo, talk) = (compile("echo", &library, dir.path()), compile("talk", &library, dir.path()));
+    let (echo, talk) =
+        (compile("examples/echo", &library, dir.path()), compile("examples/talk", &library, dir.path()));
     let keys = keys(dir.path());
     let mut process = serve(&server, &echo, &keys);
 
@@ -156,7 +158,8 @@ fn echo_serves_what_the_agent_gives() {
     let Some((client, server)) = namespaces() else { return };
     let dir = tempfile::tempdir().unwrap();
     let prefix = install(dir.path());
-    let (echo, talk) = (compile("echo", &prefix, dir.path()), compile("talk", &prefix, dir.path()));
+    let (echo, talk) =
+        (compile("examples/echo", &prefix, dir.path()), compile("examples/talk", &prefix, dir.path()));
     let socket = dir.path().join("agent.sock");
     let nobody = format!("unix:{}", dir.path().join("nobody.sock").display());
     let _agent = Door::open(DoorConfig {
@@ -189,9 +192,22 @@ fn clock_tells_the_time_and_ends() {
     let Some((client, server)) = namespaces() else { return };
     let dir = tempfile::tempdir().unwrap();
     let library = install(dir.path());
-    let (clock, talk) = (compile("clock", &library, dir.path()), compile("talk", &library, dir.path()));
+    let (clock, talk) =
+        (compile("examples/clock", &library, dir.path()), compile("examples/talk", &library, dir.path()));
     let _process = serve(&server, &clock, &keys(dir.path()));
     let out = client.run(&format!("{} {SERVICE} 7 now", talk.display()));
     let year = out.split('-').next().unwrap().parse::<u32>();
     assert!(year.is_ok_and(|year| year >= 2024) && out.contains("Z\n"), "{out}");
+}
+
+/// Null pointers, wrong counts and minisockets that are not the descriptor's are errors for the caller, and an event
+/// that was named beside a wrong one can still be answered.
+#[test]
+fn wrong_arguments_from_c_are_refused() {
+    let Some((client, server)) = namespaces() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let refusals = compile("tests/refusals", &install(dir.path()), dir.path());
+    let _process = serve(&server, &refusals, &keys(dir.path()));
+    let out = client.run(&format!("{} {SERVICE} 7", refusals.display()));
+    assert_eq!(out, "still here\n");
 }
