@@ -13,6 +13,8 @@ from typing import Any
 import httpx
 import websockets
 
+from .config import is_local
+
 
 class ApiError(Exception):
     """The controller cannot be reached or said no; the text is for people."""
@@ -48,7 +50,10 @@ class Client:
     """
 
     def __init__(self, address: str, token: str = "", timeout_s: float = 30.0, authority: str = "") -> None:
-        """`authority`: a file with the certificate that signs the controller's; https is spoken where it is given."""
+        """`authority`: a file with the certificate that signs the controller's; https is spoken where it is given.
+
+        Raises ApiError, also for a token that would cross a network in the clear.
+        """
         self.address = address
         self._token = token
         headers = {"x-rivulet-client": f"rivuletctl {getpass.getuser()}"[:64]}
@@ -57,12 +62,19 @@ class Client:
         transport = None
         base = address if "://" in address else f"{'https' if authority else 'http'}://{address}"
         try:
-            self._tls = ssl.create_default_context(cafile=authority or None) if base.startswith("https:") else None
+            self._tls = (
+                ssl.create_default_context(cafile=authority or None) if base.lower().startswith("https:") else None
+            )
         except OSError as error:
             raise ApiError(f"the authority's certificate {authority} cannot be read: {error}") from None
         if address.startswith("unix:"):
             transport = httpx.HTTPTransport(uds=address.removeprefix("unix:"))
             base = "http://rivulet"
+        elif token and self._tls is None and not is_local(f"{httpx.URL(base).host}:0"):
+            raise ApiError(
+                f"{address}: the token would cross the network in the clear: name the certificate that signs the"
+                " controller's (--authority, RIVULET_AUTHORITY), or say https://"
+            )
         self._base = base
         self._http = httpx.Client(
             base_url=base, headers=headers, transport=transport, timeout=timeout_s, trust_env=False,

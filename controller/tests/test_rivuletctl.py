@@ -10,7 +10,11 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+from certificates import OPENSSL, Authority
 from harness import served
+
+from rivulet_controller.client import ApiError, Client
 
 
 async def rivuletctl(address: str, *arguments: str, columns: str = "") -> tuple[int, str]:
@@ -72,3 +76,16 @@ async def test_a_table_on_a_terminal_is_as_wide_as_that(tmp_path: Path) -> None:
         lines = re.sub(r"\x1b\[[0-9;]*m", "", os.read(ours, 1 << 16).decode()).splitlines()
         os.close(ours)
         assert len(lines) > 2 and max(map(len, lines)) <= 60
+
+
+@pytest.mark.skipif(not OPENSSL, reason="no openssl")
+def test_a_token_crosses_no_network_in_the_clear(tmp_path: Path) -> None:
+    authority = str(Authority(tmp_path, "ours").make().certificate)
+    for address in ("192.0.2.1:8080", "[2001:db8::1]:8080", "http://192.0.2.1:8080", "HTTP://rack:80", "rack:8080"):
+        with pytest.raises(ApiError, match="in the clear"):
+            Client(address, "sesame")
+        # Without a token there is nothing to read.
+        Client(address)
+    Client("rack:8080", "sesame", authority=authority)
+    for address in ("https://rack", "127.0.0.1:8080", "[::1]:8080", "http://localhost:8080", f"unix:{tmp_path}/api"):
+        Client(address, "sesame")
