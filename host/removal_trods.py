@@ -165,7 +165,9 @@ REMOVALS: dict[str, Removal] = {
     "rst-orphan": bpf("(bpf_map_lookup_elem(&orphans, &s->key) || refuses_early(s, lease, now, is_pinned))",
                       "refuses_early(s, lease, now, is_pinned)", RESET),
     "rst-unknown": bpf(
-        " || refuses_early(s, lease, now, is_pinned)", "", "what_is_unknown_here_is_reset_a_second_after_it_was_asked_first"
+        " || refuses_early(s, lease, now, is_pinned)",
+        "",
+        "what_is_unknown_here_is_reset_a_second_after_it_was_asked_first",
     ),
     # Who may speak.
     "lease": bpf("if (now >= lease->until) {", "if (0) {", LEASE),

@@ -219,6 +219,8 @@ impl Lab {
             certificate: write("certificate.pem", &certificate),
             key: {
                 let path = dir.join("key.pem");
+                // Renewed files take the place of earlier ones; `create` replaces none.
+                let _ = std::fs::remove_file(&path);
                 rivulet_private_file::create(&path, key.as_bytes()).unwrap();
                 path
             },
