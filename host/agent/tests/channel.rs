@@ -2,6 +2,9 @@
 //! controllers that are gone, and through an agent's door.
 #![allow(missing_docs)]
 
+use std::fs::Permissions;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -260,8 +263,8 @@ fn strangers_get_and_give_no_keys() {
     assert_eq!(agent.updates.recv_timeout(PATIENCE).unwrap().0, 9, "renewed certificates are read again");
 }
 
-fn door(dir: &Path, controller: &Path) -> Result<Door, rivulet_agent::DoorError> {
-    Door::open(DoorConfig {
+fn config(dir: &Path, controller: &Path) -> DoorConfig {
+    DoorConfig {
         name: "r1".into(),
         controllers: Controllers::new(&[unix(controller)], None).unwrap(),
         mac: [2, 0, 0, 0, 0, 5],
@@ -269,7 +272,11 @@ fn door(dir: &Path, controller: &Path) -> Result<Door, rivulet_agent::DoorError>
         socket: dir.join("agent.sock"),
         owner: None,
         keep: Some(dir.join("kept")),
-    })
+    }
+}
+
+fn door(dir: &Path, controller: &Path) -> Result<Door, rivulet_agent::DoorError> {
+    Door::open(config(dir, controller))
 }
 
 /// A serving process behind an agent: hello and reports go through, keys stay when the controller dies and are
@@ -284,7 +291,6 @@ fn serving_processes_come_and_go_behind_the_door() {
     hello(&controller.heard, 7);
     let report = reported(&controller.heard, "nobody attached", |r| r.version_in_force == 5);
     assert!(!report.ready && report.reason.contains("no serving process"), "{report:?}");
-    use std::os::unix::fs::PermissionsExt;
     assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
     let twice = door(dir.path(), &path).err().expect("two agents at one socket").to_string();
     assert!(twice.contains("another agent"), "{twice}");
@@ -332,4 +338,41 @@ fn only_dead_sockets_are_replaced() {
     let opened = door(dir.path(), Path::new("/no/such/controller")).unwrap();
     drop(opened);
     assert!(!socket.exists());
+}
+
+/// The keys of a replica are for root, the agent's own user and the configured owner, also where another user reaches the socket.
+#[test]
+fn agents_socket_gives_other_users_no_keys() {
+    const OWNER: u32 = 65_533;
+    const STRANGER: u32 = 65_534;
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+    let path = dir.path().join("controller.sock");
+    let _controller = controller(At::Unix(&path), 5);
+    let _door = Door::open(DoorConfig { owner: Some(OWNER), ..config(dir.path(), &path) }).unwrap();
+    let socket = dir.path().join("agent.sock");
+    let metadata = std::fs::metadata(&socket).unwrap();
+    assert_eq!((metadata.mode() & 0o777, metadata.uid()), (0o600, OWNER));
+    // A thread has a user of its own, and so do the threads that it starts.
+    let start_as = |uid: u32| {
+        let (to, started) = mpsc::channel();
+        let socket = socket.clone();
+        std::thread::spawn(move || {
+            let uid = rustix::process::Uid::from_raw(uid);
+            rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+            to.send((start(&[unix(&socket)], None), UnixStream::connect(&socket).is_ok())).unwrap();
+        });
+        started.recv().unwrap()
+    };
+    let (owner, connects) = start_as(OWNER);
+    assert!(connects);
+    assert_eq!(owner.updates.recv_timeout(PATIENCE).unwrap().0, 5);
+    assert!(!start_as(STRANGER).1, "the socket's mode");
+    std::fs::set_permissions(&socket, Permissions::from_mode(0o666)).unwrap();
+    let (stranger, connects) = start_as(STRANGER);
+    assert!(connects);
+    assert!(stranger.updates.recv_timeout(Duration::from_secs(1)).is_err(), "another user got keys");
 }
