@@ -53,7 +53,7 @@ pub fn again(fd: c_int) -> Option<Again> {
         Some(State::Failed) => return Some(Again::Anew),
         Some(State::Opening) => {}
     }
-    let events = match poll(fd, if is_nonblocking(fd) { 0 } else { -1 }) {
+    let events = match poll(fd, libc::POLLOUT, if is_nonblocking(fd) { 0 } else { -1 }) {
         Err(errno) => return Some(Again::Returns(errno)),
         Ok(0) => return Some(Again::Returns(libc::EALREADY)),
         Ok(events) => events,
@@ -72,7 +72,8 @@ pub fn again(fd: c_int) -> Option<Again> {
 /// Whether a connection of the stack's is open, as getpeername(2) understands it: not before it was opened, and not
 /// when it is over in both directions.
 pub fn is_connected(fd: c_int) -> bool {
-    match poll(fd, 0) {
+    match poll(fd, libc::POLLOUT, 0) {
+        Err(libc::EBADF) => false,
         Ok(events) if events & libc::POLLHUP != 0 => false,
         // Its buffer is full, or it is being opened.
         Ok(0) => id_of_socket(fd).and_then(get) != Some(State::Opening),
@@ -80,12 +81,16 @@ pub fn is_connected(fd: c_int) -> bool {
     }
 }
 
-/// What poll(2) says of writing.
-fn poll(fd: c_int, milliseconds: c_int) -> Result<libc::c_short, c_int> {
-    let mut entry = libc::pollfd { fd, events: libc::POLLOUT, revents: 0 };
-    // SAFETY: one entry, as the count says.
+/// The events of a descriptor, of which those in `wanted` are waited for. `EBADF`: it is closed.
+fn poll(fd: c_int, wanted: libc::c_short, milliseconds: c_int) -> Result<libc::c_short, c_int> {
+    let mut entry = libc::pollfd { fd, events: wanted, revents: 0 };
+    // SAFETY: poll(2) writes into this one entry, which lives through the call, and checks the descriptor itself.
     let got = unsafe { libc::poll(&raw mut entry, 1, milliseconds) };
-    if got < 0 { Err(errno()) } else { Ok(entry.revents) }
+    if got < 0 {
+        return Err(errno());
+    }
+    // Another thread may close the descriptor at any time: that is no connection that opened.
+    if entry.revents & libc::POLLNVAL == 0 { Ok(entry.revents) } else { Err(libc::EBADF) }
 }
 
 /// The state of a connection as `TCP_INFO` has it.
@@ -94,16 +99,31 @@ pub fn tcp_state(fd: c_int) -> u8 {
     const SYN_SENT: u8 = 2;
     const CLOSE: u8 = 7;
     const CLOSE_WAIT: u8 = 8;
-    let mut entry = libc::pollfd { fd, events: libc::POLLOUT | libc::POLLRDHUP, revents: 0 };
-    // SAFETY: one entry, as the count says.
-    unsafe { libc::poll(&raw mut entry, 1, 0) };
-    if entry.revents & libc::POLLHUP != 0 {
+    let events = poll(fd, libc::POLLOUT | libc::POLLRDHUP, 0);
+    if events == Err(libc::EBADF) || events.is_ok_and(|events| events & libc::POLLHUP != 0) {
         CLOSE
-    } else if entry.revents & libc::POLLRDHUP != 0 {
+    } else if events.is_ok_and(|events| events & libc::POLLRDHUP != 0) {
         CLOSE_WAIT
     } else if is_connected(fd) {
         ESTABLISHED
     } else {
         SYN_SENT
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn closed_descriptor_is_no_open_connection() {
+        let (open, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert_eq!(poll(open.as_raw_fd(), libc::POLLOUT, 0), Ok(libc::POLLOUT));
+        // No process has so many descriptors.
+        assert_eq!(poll(c_int::MAX, libc::POLLOUT, -1), Err(libc::EBADF));
+        assert!(!is_connected(c_int::MAX));
+        assert_eq!(tcp_state(c_int::MAX), 7);
     }
 }
