@@ -1,5 +1,6 @@
 //! Opens connections for programs.
 
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
@@ -30,7 +31,7 @@ pub(super) struct Opener {
 
 impl Opener {
     pub(super) fn new(stack: Stack, wait: bool) -> Opener {
-        let ids = AtomicU64::new(u64::from(std::process::id()) << 32);
+        let ids = AtomicU64::new(random_id());
         Opener { stack, activity: Arc::new(Activity::new()), ended: Arc::default(), ids, wait }
     }
 
@@ -111,6 +112,12 @@ impl Opened {
     }
 }
 
+/// The first connection's number. Names with these numbers are shared by all of a network namespace: processes of other
+/// process namespaces have the same process ids, and other users must not guess and take names before us.
+fn random_id() -> u64 {
+    RandomState::new().hash_one(())
+}
+
 /// Our end and the program's, each bound to the name of the address that it stands for.
 fn pair(id: u64, local: SocketAddr, peer: SocketAddr) -> io::Result<(UnixStream, UnixStream)> {
     let (inner, outer) = UnixStream::pair()?;
@@ -157,6 +164,15 @@ mod tests {
         assert_eq!(Name::of_peer(&outer), Some(Name { id: 7, address: peer }));
         drop(inner);
         assert!(pair(7, local, peer).is_err(), "an id is used once");
+    }
+
+    #[test]
+    fn names_of_two_stacks_differ_in_one_process() {
+        let peer = "10.0.0.2:80".parse().unwrap();
+        let taken = Name { id: random_id(), address: peer };
+        let (squatter, _) = UnixStream::pair().unwrap();
+        bind(&squatter, &taken.socket_address().unwrap()).unwrap();
+        assert!(pair(random_id(), "10.0.0.1:5000".parse().unwrap(), peer).is_ok());
     }
 
     /// Not writable before the answer, writable behind it; an error where none came.

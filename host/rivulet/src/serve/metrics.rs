@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rivulet_pktio::Stats;
@@ -70,6 +70,9 @@ impl Shared {
     }
 }
 
+/// Longest time for the head of a request.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// Answers at `address` on a thread of its own from now on.
 pub fn listen(address: SocketAddr, shared: Shared) -> io::Result<()> {
     let listener = TcpListener::bind(address)?;
@@ -88,12 +91,16 @@ pub fn listen(address: SocketAddr, shared: Shared) -> io::Result<()> {
 }
 
 fn answer(mut stream: std::net::TcpStream, shared: &Shared) -> io::Result<()> {
-    stream.set_read_timeout(Some(Duration::from_secs(1)))?;
-    stream.set_write_timeout(Some(Duration::from_secs(1)))?;
+    let end = Instant::now() + PATIENCE;
+    stream.set_write_timeout(Some(PATIENCE))?;
     // What is asked does not matter, there is one page; but all of the head is read, in however many
     // segments it comes: what lies unread at the close has the kernel reset the connection.
     let (mut head, mut length) = ([0; 4096], 0);
     while !head[..length].ends_with(b"\r\n\r\n") {
+        // For the whole head: a client that sends a byte now and then keeps others waiting no longer.
+        let left = end.saturating_duration_since(Instant::now());
+        // A timeout of zero would be none.
+        stream.set_read_timeout(Some(left.max(Duration::from_micros(1))))?;
         match stream.read(&mut head[length..])? {
             0 => return Ok(()),
             n => length += n,
@@ -252,6 +259,23 @@ mod tests {
         stream.read_to_string(&mut text).unwrap();
         assert!(text.starts_with("HTTP/1.1 200 OK\r\n") && text.ends_with('\n'), "{text}");
         server.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn slow_client_of_metrics_is_cut_off() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = std::thread::spawn(move || {
+            answer(listener.accept().unwrap().0, &Shared::of(1, Connections::default()))
+        });
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        // Often enough that no single read waits for long.
+        let sent = (0..25).take_while(|_| {
+            std::thread::sleep(Duration::from_millis(200));
+            stream.write_all(b"G").is_ok()
+        });
+        assert!(sent.count() < 25);
+        assert!(server.join().unwrap().is_err());
     }
 
     #[test]
