@@ -100,13 +100,16 @@ REMOVALS = {
     ),
     # What a client is left to repeat.
     "large-user-timeout": large(
-        "mod.rs", " || self.others.remember(shared, now);", ";", "plains:others::a_user_timeout_is_no_end"
+        "mod.rs",
+        "\n            || self.others.remember(self.bucket(flow).start / WAYS, flow, shared, now);",
+        ";",
+        "plains:others::a_user_timeout_is_no_end",
     ),
     "large-others": large(
         "others.rs",
-        "!crowded && since <= shared &&",
-        "!crowded &&",
-        "plain:large::others::tests::what_died_remembers_nothing",
+        "!may_be_own && since <= shared &&",
+        "!may_be_own &&",
+        "plain:large::others::tests::dead_replicas_remember_nothing",
     ),
     "large-others-steady": large(
         "others.rs",
@@ -121,10 +124,25 @@ REMOVALS = {
         "plains:others::who_is_left_alone_does_not_count_the_dead",
     ),
     "large-others-less": large(
-        "mod.rs", " || stamp.all || ", " || ", "plains:others::who_is_back_acknowledges_no_less"
+        "mod.rs", "\n            || stamp.all\n", "\n", "plains:others::who_is_back_acknowledges_no_less"
     ),
     "large-others-crowded": large(
-        "mod.rs", "self.others.forget(now);", "", "plains:others::who_forgot_does_not_count_itself"
+        "mod.rs",
+        "self.others.evict(n / WAYS, &entry.flow, now);",
+        "let _ = (entry, now);",
+        "plains:others::who_forgot_does_not_count_itself",
+    ),
+    "large-others-network": large(
+        "others.rs",
+        "evicted.network.is_none_or(|network| network == flow.network())",
+        "(evicted.network.is_none() || flow.network().len() == 4)",
+        "plains:others::chosen_ports_end_the_rule_for_their_network_only",
+    ),
+    "large-others-set": large(
+        "others.rs",
+        "self.evictions[set] = Some(",
+        "self.evictions[set & 0] = Some(",
+        "plain:large::others::tests::evictions_count_for_their_set_and_network",
     ),
     "large-acknowledges": large(
         "entry.rs", "if self.unanswered > 0 &&", "if false &&", "plains:stacks::smoltcp_gets_large_answers"

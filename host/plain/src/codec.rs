@@ -198,9 +198,14 @@ impl Flow {
 
     /// A hash of the client's address under the current key, of IPv6 of the upper half.
     pub(crate) fn address_hash(&self, keys: &CookieKeys) -> u32 {
+        keys.current.hash(&self.network())
+    }
+
+    /// The client's network, as the table of downloads tells networks apart: its IPv4 address, or 64 bits of an IPv6 address.
+    pub(crate) fn network(&self) -> [u32; 4] {
         let [a, b, c, d, _] = self.words;
         // IPv4 addresses are mapped: their own octets are the last.
-        keys.current.hash(&if (a, b, c) == (0, 0, 0xffff) { [a, b, c, d] } else { [a, b, 0, 0] })
+        if (a, b, c) == (0, 0, 0xffff) { [a, b, c, d] } else { [a, b, 0, 0] }
     }
 
     /// Where an acknowledgement stands; `None` if it is none of ours, or out of reach.

@@ -76,7 +76,7 @@ impl<W: Copy> Downloads<W> {
             deadlines: vec![NEVER; size].into(),
             next_deadline: NEVER,
             allowance: Allowance::new(),
-            others: Others::UNKNOWN,
+            others: Others::unknown(size / WAYS),
             active: VecDeque::with_capacity(size),
             say: VecDeque::with_capacity(SAID),
         }
@@ -109,7 +109,10 @@ impl<W: Copy> Downloads<W> {
     /// Octets that it takes, however many connections there are.
     #[must_use]
     pub fn octets(&self) -> usize {
-        size_of_val(&*self.places) + size_of_val(&*self.deadlines) + self.allowance.octets()
+        size_of_val(&*self.places)
+            + size_of_val(&*self.deadlines)
+            + self.allowance.octets()
+            + self.others.octets()
     }
 
     /// How often something was not sent since its client had been sent too much that it did not acknowledge.
@@ -247,7 +250,9 @@ impl<W: Copy> Downloads<W> {
         let before = known.and_then(|n| self.places[n].as_ref());
         let shared = before.map_or((!speaks).then_some(now), |entry| entry.shared_by(at, now));
         // Once somebody has, all do.
-        let all = before.is_some_and(|entry| entry.all) || stamp.all || self.others.remember(shared, now);
+        let all = before.is_some_and(|entry| entry.all)
+            || stamp.all
+            || self.others.remember(self.bucket(flow).start / WAYS, flow, shared, now);
         let ack = if all {
             segment.end()
         } else if speaks {
@@ -502,8 +507,8 @@ impl<W: Copy> Downloads<W> {
         });
         let n = n.unwrap_or(0);
         // Who does not answer here is with another replica, if with any.
-        if self.places[n].as_ref().is_some_and(|entry| entry.flow != *flow && !entry.sender.is_silent()) {
-            self.others.forget(now);
+        if let Some(entry) = self.places[n].as_ref().filter(|e| e.flow != *flow && !e.sender.is_silent()) {
+            self.others.evict(n / WAYS, &entry.flow, now);
         }
         self.forget(n);
         n

@@ -4,6 +4,7 @@
 //! counts while anything is not acknowledged), and none that wakes somebody when all who remember it are dead. It is left without
 //! only where somebody else is known to remember it, and nobody has died for a while.
 
+use crate::codec::Flow;
 use crate::large::clock::Time;
 
 /// For so long nobody came or went, microseconds: replicas that die one behind the other take what each remembers along.
@@ -11,18 +12,37 @@ const STEADY: Time = 10_000_000;
 /// For so long who comes may be one that had no room here before.
 const CROWDED: Time = 3_600_000_000;
 
+/// The latest connection that a set of the table had no room for, and that this replica had.
+///
+/// A segment of that connection may come back here later, and would look as if another replica had sent the earlier part.
+#[derive(Clone, Copy, Debug)]
+struct Eviction {
+    at: Time,
+    /// The client's network; none if the set evicted connections of several networks within [`CROWDED`].
+    network: Option<[u32; 4]>,
+}
+
 #[derive(Clone, Debug)]
 pub(super) struct Others {
     /// Since when the same replicas are alive, this one not alone; none if that is not so, or not known.
     since: Option<Time>,
     /// How many have died so far.
     died: u32,
-    /// When this replica last forgot a connection that it had, for want of room: who comes next may be that one.
-    forgot: Option<Time>,
+    /// By set of the table. A connection that was evicted comes back to its own set, so others are judged as before: a
+    /// client that chooses its ports fills one set with five connections.
+    evictions: Box<[Option<Eviction>]>,
 }
 
 impl Others {
-    pub(super) const UNKNOWN: Others = Others { since: None, died: 0, forgot: None };
+    /// Nothing is known of other replicas; the table has this many sets.
+    pub(super) fn unknown(sets: usize) -> Others {
+        Others { since: None, died: 0, evictions: vec![None; sets].into() }
+    }
+
+    /// Bytes on the heap.
+    pub(super) fn octets(&self) -> usize {
+        size_of_val(&*self.evictions)
+    }
 
     /// The same others are alive since then, none if that is not known, and so many have died so far; whether these are others than before.
     pub(super) fn know(&mut self, since: Option<Time>, died: u32) -> bool {
@@ -30,36 +50,85 @@ impl Others {
         std::mem::replace(&mut self.died, died) != died
     }
 
-    /// A connection found no room any more that was with this replica.
-    pub(super) fn forget(&mut self, now: Time) {
-        self.forgot = Some(now);
+    /// Records that `set` had no room any more for a connection that was with this replica.
+    pub(super) fn evict(&mut self, set: usize, flow: &Flow, now: Time) {
+        let network = flow.network();
+        let before = self.evictions[set].filter(|before| before.is_recent(now));
+        let only = before.is_none_or(|before| before.network == Some(network));
+        self.evictions[set] = Some(Eviction { at: now, network: only.then_some(network) });
     }
 
-    /// Whether another replica remembers a connection that was another's when this one got it, at `shared`.
-    pub(super) fn remember(&self, shared: Option<Time>, now: Time) -> bool {
+    /// Whether another replica remembers a connection of `set` that was another's when this one got it, at `shared`.
+    pub(super) fn remember(&self, set: usize, flow: &Flow, shared: Option<Time>, now: Time) -> bool {
         let (Some(since), Some(shared)) = (self.since, shared) else { return false };
-        let crowded = self.forgot.is_some_and(|then| now < then.saturating_add(CROWDED));
-        !crowded && since <= shared && now >= since.saturating_add(STEADY)
+        let may_be_own = self.evictions[set].is_some_and(|evicted| {
+            evicted.is_recent(now) && evicted.network.is_none_or(|network| network == flow.network())
+        });
+        !may_be_own && since <= shared && now >= since.saturating_add(STEADY)
+    }
+}
+
+impl Eviction {
+    fn is_recent(&self, now: Time) -> bool {
+        now < self.at.saturating_add(CROWDED)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
     use super::*;
 
+    fn flow(client: IpAddr, port: u16) -> Flow {
+        Flow::new((client, port).into(), SocketAddr::from(([10, 9, 0, 1], 80)))
+    }
+
     #[test]
-    fn what_died_remembers_nothing() {
-        let mut others = Others::UNKNOWN;
-        assert!(!others.remember(Some(50_000_000), 60_000_000), "nobody is known");
+    fn dead_replicas_remember_nothing() {
+        let mut others = Others::unknown(1);
+        let one = flow([10, 0, 0, 1].into(), 1000);
+        let remember = |others: &Others, shared, now| others.remember(0, &one, shared, now);
+        assert!(!remember(&others, Some(50_000_000), 60_000_000), "no other replica is known");
         assert!(!others.know(Some(20_000_000), 0));
-        assert!(others.remember(Some(25_000_000), 30_000_000));
-        assert!(!others.remember(Some(25_000_000), 29_999_999), "somebody died a moment ago");
-        assert!(!others.remember(Some(19_999_999), 60_000_000), "who had it may have died since");
-        assert!(!others.remember(None, 60_000_000), "nobody else had it");
-        others.forget(30_000_000);
-        assert!(!others.remember(Some(31_000_000), 3_629_999_999), "it may have been this one that had it");
-        assert!(others.remember(Some(31_000_000), 3_630_000_000));
+        assert!(remember(&others, Some(25_000_000), 30_000_000));
+        assert!(!remember(&others, Some(25_000_000), 29_999_999), "a replica died a moment ago");
+        assert!(
+            !remember(&others, Some(19_999_999), 60_000_000),
+            "the replica that had it may have died since"
+        );
+        assert!(!remember(&others, None, 60_000_000), "no other replica had it");
+        others.evict(0, &one, 30_000_000);
+        assert!(
+            !remember(&others, Some(31_000_000), 3_629_999_999),
+            "it may have been this replica that had it"
+        );
+        assert!(remember(&others, Some(31_000_000), 3_630_000_000));
         assert!(others.know(None, 1) && !others.know(None, 1));
-        assert!(!others.remember(Some(31_000_000), 3_630_000_000));
+        assert!(!remember(&others, Some(31_000_000), 3_630_000_000));
+    }
+
+    #[test]
+    fn evictions_count_for_their_set_and_network() {
+        let mut others = Others::unknown(2);
+        others.know(Some(0), 0);
+        let remember = |others: &Others, set, client| {
+            others.remember(set, &flow(client, 1000), Some(20_000_000), 40_000_000)
+        };
+        let v6 = |last| IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 1, 0, 0, 0, last));
+        let (one, two): (IpAddr, IpAddr) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+        others.evict(0, &flow(one, 5000), 30_000_000);
+        others.evict(0, &flow(one, 5001), 30_000_000);
+        assert!(!remember(&others, 0, one));
+        assert!(remember(&others, 0, two), "of another client");
+        assert!(remember(&others, 1, one), "of another set");
+        others.evict(0, &flow(two, 5000), 31_000_000);
+        assert!(!remember(&others, 0, one) && !remember(&others, 0, v6(1)), "of several networks");
+        others.evict(1, &flow(v6(1), 5000), 30_000_000);
+        assert!(!remember(&others, 1, v6(2)), "of the same 64 bits");
+        assert!(remember(&others, 1, one));
+        // An hour after the first ones only the latest counts.
+        others.evict(0, &flow(two, 5000), 3_631_000_000);
+        assert!(others.remember(0, &flow(one, 1000), Some(20_000_000), 3_640_000_000));
     }
 }

@@ -210,3 +210,28 @@ fn who_forgot_does_not_count_itself() {
     });
     complete(&client, SIZE, &format!("{passed:?}"));
 }
+
+/// Five connections of one client that fill a set of the table end the rule for that client's network alone: a client of another
+/// network keeps its download in spite of its TCP_USER_TIMEOUT.
+#[test]
+fn chosen_ports_end_the_rule_for_their_network_only() {
+    let mut nodes = nodes(3, SIZE);
+    for (node, ports) in nodes.iter_mut().zip([5000, 6000, 7000]) {
+        node.downloads = Downloads::new(4);
+        node.downloads.know_others(Some(0), 0, 0);
+        for port in ports..ports + 5 {
+            let mut attacker =
+                Client::new(Nature { v6: true, ..Nature::default() }, port, 7, &[get(SIZE, "")]);
+            let syn_ack = node.take(&attacker.open(0).remove(0), 0).remove(0);
+            for segment in attacker.receive(0, &syn_ack) {
+                node.take(&segment, 0);
+            }
+        }
+        assert_eq!(node.downloads.len(), 4, "the fifth took the place of another one");
+    }
+    let nature = Nature { user_timeout: Some(50_000), buffer: 3_000_000, ..Nature::default() };
+    let mut client = client(nature, 77, SIZE);
+    let mut choose = choose(Grain::Block(1 << 20), 5);
+    let passed = SLOW.run(&mut client, &mut nodes, &mut |_, _| Fate::Arrives, &mut choose);
+    complete(&client, SIZE, &format!("{passed:?}"));
+}
