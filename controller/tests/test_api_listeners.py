@@ -17,6 +17,7 @@ from ports import free_port
 from rivulet_controller import api as api_module
 from rivulet_controller.client import Client
 from rivulet_controller.keys import Kind
+from rivulet_controller.rights import LISTENER, Listener, listener_of
 
 RESETS = 50
 """Connections that are reset, of each kind of request."""
@@ -143,3 +144,9 @@ async def test_over_tcp_a_request_without_a_host_is_refused(tmp_path: Path) -> N
             writer.write(f"GET /api/leader HTTP/1.0\r\n{headers}\r\n".encode())
             assert (await reader.readline()).split()[1] == code, headers
             writer.close()
+
+
+def test_a_request_without_a_noted_listener_is_one_of_tcp() -> None:
+    assert listener_of({}) is Listener.TCP
+    assert listener_of({LISTENER: "unix"}) is Listener.TCP, "what is no Listener notes none"
+    assert listener_of({LISTENER: Listener.UNIX}) is Listener.UNIX
