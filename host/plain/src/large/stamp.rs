@@ -279,7 +279,7 @@ mod tests {
             prop_assert_eq!(is(found(at, &only, 0)), Some((class, at, false, true)));
             prop_assert_eq!(is(found(length, &only, 0)), Some((class, length, false, true)));
             prop_assert_eq!(is(found(length + 1, &only, 0)), Some((class, length, true, true)));
-            prop_assert_eq!(found(at + 8, &only, 0).is_some(), is_full(class, at + 8) || (at + 8) % TINY == 0);
+            prop_assert_eq!(found(at + 8, &only, 0).is_some(), is_full(class, at + 8) || (at + 8).is_multiple_of(TINY));
             prop_assert_eq!(found(length + 8, &only, 0), None);
             prop_assert_eq!(found(0, &only, 0), None);
             // What it echoes is of a cell that a window behind it may begin in.
@@ -329,7 +329,7 @@ mod tests {
             for n in 0..guesses {
                 let random = n.wrapping_mul(0x9e37_79b9);
                 // The lowest three bits are no guess.
-                let ack = random & !7 | 1 + u32::from(class.number()) * 2;
+                let ack = (random & !7) | (1 + u32::from(class.number()) * 2);
                 let value = n << 24 & 0xff00_0000 | 1 << 22 | 63 << 16 | 5 << 5 | n >> 8 & CHECK | 4;
                 let stamp = LargeStamp::parse(value).expect("a large answer's");
                 if let Some(placed) = stamp.place((&flow(9), &keys), 9, (ack, value), length) {

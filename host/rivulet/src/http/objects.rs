@@ -78,15 +78,18 @@ struct Shared {
     started: Instant,
     objects: RwLock<Table>,
     small_total: AtomicUsize,
-    /// What was found instead of files, until who asked comes again.
-    refused: Mutex<HashMap<Box<[u8]>, (u64, Lookup)>>,
-    /// What answers under way were begun with and files have grown beyond, with the time at which it was looked for; none where the
-    /// file begins otherwise.
-    former: Mutex<HashMap<Identity, (u64, Option<Arc<Object>>)>>,
+    /// Results of lookups that found no file, until the same request comes again.
+    refused: Mutex<Refused>,
+    former: Mutex<Former>,
     stop: AtomicBool,
 }
 
 type Table = HashMap<Box<[u8]>, Arc<Object>>;
+/// By path: the time of the lookup, and its result.
+type Refused = HashMap<Box<[u8]>, (u64, Lookup)>;
+/// Contents that answers under way were begun with and that files have grown beyond: the time of the lookup, and the content;
+/// none where the file begins otherwise.
+type Former = HashMap<Identity, (u64, Option<Arc<Object>>)>;
 
 /// The directory that is served. Clones share everything.
 #[derive(Clone, Debug)]
