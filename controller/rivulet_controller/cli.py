@@ -360,14 +360,15 @@ def _trods(found: dict[str, Any]) -> list[Table]:
     reports = {replica["name"]: replica["trods"] for replica in found["replicas"] if replica["trods"] is not None}
     if not reports:
         return []
-    columns = ("replica", "protected", "adopted", "trusted", "moved", "refused", "unprotected")
+    columns = ("replica", "protected", "adopted", "trusted", "moved", "outside window", "refused", "unprotected")
     table = Table(*columns, box=None, title="TRODS, connections", title_justify="left")
     for name, counts in reports.items():
         refused, unprotected = (
             ", ".join(f"{reason} {count}" for reason, count in sorted(counts[kind].items())) or "0"
             for kind in ("refusals", "unprotected")
         )
-        table.add_row(name, *(str(counts[fate]) for fate in columns[1:5]), refused, unprotected)
+        fates = ("protected", "adopted", "trusted", "moved", "outside")
+        table.add_row(name, *(str(counts[fate]) for fate in fates), refused, unprotected)
     return [table]
 
 

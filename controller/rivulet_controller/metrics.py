@@ -102,12 +102,18 @@ class Metrics:
         refusals = CounterMetricFamily(
             "rivulet_trods_refusals", "Connections with TRODS that were reset", labels=["replica", "reason"]
         )
+        outside = CounterMetricFamily(
+            "rivulet_trods_outside_window",
+            "Segments of TRODS' clients that the server's window does not accept",
+            labels=["replica"],
+        )
         for replica in view.replicas(self._controller):
             other.add_metric([replica["name"]], len(replica["other_content"]))
             services.add_metric([replica["name"]], len(replica["refused_services"]))
             if replica["trods"] is not None:
                 for fate, family in trods.items():
                     family.add_metric([replica["name"]], replica["trods"][fate])
+                outside.add_metric([replica["name"]], replica["trods"]["outside"])
                 for reason, count in replica["trods"]["unprotected"].items():
                     unprotected.add_metric([replica["name"], reason], count)
                 for reason, count in replica["trods"]["refusals"].items():
@@ -118,7 +124,8 @@ class Metrics:
                 state.add_metric([replica["name"], name], int(replica["state"] == name))
             load.add_metric([replica["name"]], replica["load"])
             weight.add_metric([replica["name"]], replica["weight"])
-        yield from (state, load, weight, answered, refused, other, services, unprotected, refusals, *trods.values())
+        yield from (state, load, weight, answered, refused, other, services, unprotected, refusals, outside)
+        yield from trods.values()
         for attribute, counter in COUNTERS.items():
             name = counter if counter.startswith("replica_") else f"replica_{counter}"
             family = CounterMetricFamily(

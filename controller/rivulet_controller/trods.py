@@ -144,6 +144,8 @@ class TrodsCounts:
     """Why they were, by reason."""
     trusted: int = 0
     """Another replica's, which go on there in the middle of an object of which nobody had compared the bytes."""
+    outside: int = 0
+    """Segments from clients' addresses that the server's window does not accept: they changed nothing."""
     moved: int = 0
     """Its own, which it left to other replicas while it drained."""
     watched: int = 0
@@ -162,6 +164,7 @@ def counts(report: agent_pb2.Report | None) -> TrodsCounts | None:
         refused=status.refused,
         refusals=_by_reason(status.refusals),
         trusted=status.trusted,
+        outside=status.outside,
         moved=status.moved,
         watched=status.watched,
     )

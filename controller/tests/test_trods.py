@@ -191,8 +191,9 @@ def test_what_agents_report_is_bounded() -> None:
     assert counts(None) is None and counts(agent_pb2.Report()) is None
     status = agent_pb2.TrodsStatus(protected=5, unprotected={"tls": 2, "no_etag": 1}, adopted=3, refused=4)
     assert counts(agent_pb2.Report(trods=status)) == TrodsCounts(5, {"no_etag": 1, "tls": 2}, 3, 4)
-    why = agent_pb2.TrodsStatus(refusals={"content": 3, "No": 1}, trusted=2)
-    assert counts(agent_pb2.Report(trods=why)) == TrodsCounts(refusals={"content": 3, "other": 1}, trusted=2)
+    why = agent_pb2.TrodsStatus(refusals={"content": 3, "No": 1}, trusted=2, outside=9)
+    expected = TrodsCounts(refusals={"content": 3, "other": 1}, trusted=2, outside=9)
+    assert counts(agent_pb2.Report(trods=why)) == expected
     strange = {'x"} evil 1\n': 1, "Upper": 2, "": 4, "a" * 33: 8}
     found = counts(agent_pb2.Report(trods=agent_pb2.TrodsStatus(unprotected=strange)))
     assert found is not None and found.unprotected == {"other": 15}
@@ -265,6 +266,7 @@ async def test_incarnations_of_records_reach_the_others_and_outlive_their_replic
         async with FakeAgent(agents, "r1") as one:
             one.trods = agent_pb2.TrodsStatus(incarnation=41, protected=3, unprotected={"tls": 2}, adopted=1, moved=6)
             one.trods.refusals["content"] = 7
+            one.trods.outside = 8
             await until(lambda: incarnations(two) == [41, 0, 0], "r2 knows where r1's records are")
             text = Metrics(controller).text().decode()
             for line in (
@@ -274,6 +276,7 @@ async def test_incarnations_of_records_reach_the_others_and_outlive_their_replic
                 'rivulet_trods_refused_total{replica="r1"} 0.0',
                 'rivulet_trods_refusals_total{reason="content",replica="r1"} 7.0',
                 'rivulet_trods_moved_total{replica="r1"} 6.0',
+                'rivulet_trods_outside_window_total{replica="r1"} 8.0',
             ):
                 assert line in text
             assert 'rivulet_trods_protected_total{replica="r2"}' not in text
@@ -286,9 +289,10 @@ async def test_incarnations_of_records_reach_the_others_and_outlive_their_replic
 def test_people_see_what_became_of_connections() -> None:
     reset, unprotected = {"content": 2}, {"tls": 2, "post": 1}
     shown = {"protected": 5, "unprotected": unprotected, "adopted": 3, "refusals": reset, "trusted": 1, "moved": 4}
+    shown["outside"] = 6
     (table,) = _trods({"replicas": [{"name": "r1", "trods": shown}, {"name": "r2", "trods": None}]})
     cells = [list(column.cells) for column in table.columns]
-    assert cells == [["r1"], ["5"], ["3"], ["1"], ["4"], ["content 2"], ["post 1, tls 2"]]
+    assert cells == [["r1"], ["5"], ["3"], ["1"], ["4"], ["6"], ["content 2"], ["post 1, tls 2"]]
     assert _trods({"replicas": [{"name": "r2", "trods": None}]}) == []
 
 

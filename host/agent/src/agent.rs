@@ -53,6 +53,8 @@ pub struct TrodsCounts {
     pub refusals: BTreeMap<&'static str, u64>,
     /// Connections that went on in the middle of an object of which nobody had compared the bytes.
     pub trusted: u64,
+    /// Segments from clients that the server's window does not accept: they changed nothing.
+    pub outside: u64,
     /// Connections that this replica, while it drains, left to others.
     pub moved: u64,
     /// Connections that are watched now: while it drains, those that are still to move.
@@ -72,6 +74,7 @@ impl From<&TrodsCounts> for TrodsStatus {
             unprotected: by_reason(&counts.unprotected),
             refusals: by_reason(&counts.refusals),
             trusted: counts.trusted,
+            outside: counts.outside,
             adopted: counts.adopted,
             refused: counts.refused,
             moved: counts.moved,

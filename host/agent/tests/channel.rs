@@ -302,11 +302,13 @@ fn serving_processes_come_and_go_behind_the_door() {
     serving.set_status(&Status { version: 5, ready: true, load: 3, ..Status::default() });
     assert_eq!(reported(&controller.heard, "ready", |r| r.ready).load, 3);
     // Connections of the kernel's TCP are the agent's own affair, whoever serves beside it.
-    let trods = TrodsCounts { incarnation: 7, unprotected: [("tls", 2)].into(), ..TrodsCounts::default() };
+    let unprotected = [("tls", 2)].into();
+    let trods = TrodsCounts { incarnation: 7, unprotected, outside: 5, ..TrodsCounts::default() };
     door_of_agent.set_status(Status { trods: Some(trods), ..Status::default() });
     let report = reported(&controller.heard, "counts of TRODS", |r| r.trods.is_some());
     let trods = report.trods.unwrap();
-    assert_eq!((report.ready, report.load, trods.incarnation, trods.unprotected["tls"]), (true, 3, 7, 2));
+    assert_eq!((report.ready, report.load, trods.incarnation, trods.outside), (true, 3, 7, 5));
+    assert_eq!(trods.unprotected["tls"], 2);
 
     let other = Agent::start(Controllers::new(&[unix(&socket)], None).unwrap(), "r2", 1, [2; 6]).unwrap();
     assert!(other.updates.recv_timeout(Duration::from_millis(200)).is_err(), "another replica's name");

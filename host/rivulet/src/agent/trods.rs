@@ -301,6 +301,7 @@ impl Guard {
             refused: counts.refused,
             refusals: counts.refusals,
             trusted: counts.trusted,
+            outside: counts.outside,
             moved: counts.moved,
             watched: counts.watched + counts.named,
             asks: self.is_asking(),

@@ -432,6 +432,7 @@ impl Body {
         if let Ok(said) = &said {
             let lost = [("handshake", said.handshake), ("full", said.full)];
             counts.unprotected.extend(lost.into_iter().filter(|(_, count)| *count > 0));
+            counts.outside = said.outside;
         }
         if let (Some(names), Ok(said)) = (&self.names, said) {
             counts.protected += said.named;

@@ -70,6 +70,8 @@ pub struct Counts {
     pub refusals: BTreeMap<&'static str, u64>,
     /// Connections that went on in the middle of an object that nobody has compared.
     pub trusted: u64,
+    /// Segments from clients that the server's window does not accept: they changed nothing.
+    pub outside: u64,
     /// Answers with all of an object, of servers without ranges, that were read through.
     pub read_through: u64,
     /// Objects of which a digest was made.

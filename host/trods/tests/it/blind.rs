@@ -66,6 +66,7 @@ fn outlives(rig: &Rig, content: &[u8], tell: impl Fn()) {
     forger.attack();
     let first = &rig.hosts[0].replica;
     eventually("it is protected", || first.counts().protected == 1);
+    eventually("the forged segments are counted", || first.counts().outside > 0);
     rig.router.ip("link set x1 down");
     rig.steer("replace", 2);
     tell();
