@@ -253,7 +253,10 @@ impl Files {
                 renewed = true;
             }
             let room = head.room.saturating_sub(reply.overhead());
-            if head.want.is_some() {
+            // WAIT stands in place of wanted data, which the client requests again: a client that reads only that none of
+            // its input was consumed takes the input for too short, and keeps it until the application writes more.
+            let waits = told.as_ref().is_some_and(|told| told.waiting);
+            if head.want.is_some() && !waits {
                 reply.answer = self.wanted(msk, index, &head, room, data);
             } else if let Some(offset) = end {
                 reply.answer = Say::Data { offset, data: &[], end: true };
