@@ -22,8 +22,8 @@ from rivulet_controller.worker import Busy, Overdue, Worker
 
 ME = {"x-rivulet-client": "a reader"}
 
-REQUESTS = 200
-"""Requests that are answered while a plan is judged."""
+ANSWERS, REPORTS = 20, 2
+"""Answers and agents' reports, at least, while a plan is judged: on the event loop there would be one and none."""
 
 
 def hostile(services: int = 900, slots: int = 64, members: int = 64) -> str:
@@ -53,14 +53,16 @@ async def test_the_api_and_agents_are_served_while_a_hostile_plan_is_judged(tmp_
         await until(lambda: "r1" in controller.agents.agents, "r1 is there")
         known = controller.agents.agents["r1"]
         plan = asyncio.create_task(client.post("/api/plan", content=text, headers=ME))
-        for number in range(REQUESTS):
+        answered = reported = 0
+        while not plan.done():
             assert (await client.get("/api/leader")).json()["leading"]
-            assert not plan.done(), f"the plan is judged before request {number} is answered"
-        for number in range(3):
-            before = known.reported_at
-            agent._fresh.set()
-            await until(lambda before=before: known.reported_at > before, "a report comes in")  # type: ignore[misc]
-            assert not plan.done(), f"the plan is judged before report {number} comes in"
+            answered += 1
+            if answered % 5 == 0:
+                before = known.reported_at
+                agent._fresh.set()
+                await until(lambda before=before: known.reported_at > before, "a report comes in")  # type: ignore[misc]
+                reported += 1
+        assert answered >= ANSWERS and reported >= REPORTS, (answered, reported)
         answer = await plan
         assert answer.status_code == 200
         assert sum("slots[" in line and line[0] == "+" for line in answer.json()["tor1"]) > 50_000
