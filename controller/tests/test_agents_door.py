@@ -206,19 +206,24 @@ async def test_who_reaches_grpc_without_the_listener_is_refused(
         assert listener.connected == {}
 
 
+async def three_stay_open(addresses: list[str], folder: Path, path: Path) -> None:
+    """Of five connections to these addresses two are closed, and another user's agent still gets its keys."""
+    opened = [await asyncio.open_unix_connection(address.removeprefix("unix:")) for address in addresses]
+    closed = [asyncio.ensure_future(reader.read()) for reader, _ in opened]
+    # gRPC greets each connection that it gets; what is closed ends at once.
+    await until(lambda: sum(ending.done() for ending in closed) == 2, "two of five are closed")
+    async with as_user(folder, DAEMON.pw_uid, path) as other:
+        assert (await keys_of(other, "r1"))[0] > 0
+    for (_, writer), ending in zip(opened, closed, strict=True):
+        ending.cancel()
+        writer.close()
+
+
 @needs_root
 async def test_one_users_connections_leave_room_for_others(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_socket, "USER_CONNECTIONS_MAX", 3)
     async with listening(open_folder) as (path, _), as_user(open_folder, MAIL.pw_uid, path) as address:
-        opened = [await asyncio.open_unix_connection(address.removeprefix("unix:")) for _ in range(5)]
-        closed = [asyncio.ensure_future(reader.read()) for reader, _ in opened]
-        # gRPC greets each connection that it gets; what is closed ends at once.
-        await until(lambda: sum(ending.done() for ending in closed) == 2, "two of five are closed")
-        async with as_user(open_folder, DAEMON.pw_uid, path) as other:
-            assert (await keys_of(other, "r1"))[0] > 0
-        for (_, writer), ending in zip(opened, closed, strict=True):
-            ending.cancel()
-            writer.close()
+        await three_stay_open([address] * 5, open_folder, path)
 
 
 @needs_root
@@ -229,14 +234,7 @@ async def test_users_that_may_be_no_replica_share_their_connections(
     async with listening(open_folder) as (path, _), AsyncExitStack() as stack:
         # As a user connects by its subordinate user ids.
         addresses = [await stack.enter_async_context(as_user(open_folder, 100_000 + n, path)) for n in range(5)]
-        opened = [await asyncio.open_unix_connection(address.removeprefix("unix:")) for address in addresses]
-        closed = [asyncio.ensure_future(reader.read()) for reader, _ in opened]
-        await until(lambda: sum(ending.done() for ending in closed) == 2, "two of five are closed")
-        async with as_user(open_folder, DAEMON.pw_uid, path) as other:
-            assert (await keys_of(other, "r1"))[0] > 0
-        for (_, writer), ending in zip(opened, closed, strict=True):
-            ending.cancel()
-            writer.close()
+        await three_stay_open(addresses, open_folder, path)
 
 
 def test_users_of_other_namespaces_are_nobody() -> None:
