@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 mod process;
 mod user;
 
-pub use process::{PATIENCE, Process, eventually};
+pub use process::{PATIENCE, Process, eventually, read_once};
 pub use user::Cgroup;
 
 /// A network namespace of `ip netns`, removed with all its interfaces when dropped.

@@ -1,5 +1,6 @@
 //! Processes of a test, and the wait for what they do.
 
+use std::io::{self, Read};
 use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,22 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     while !condition() {
         assert!(Instant::now() < deadline, "did not happen: {what}");
         std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Reads once, and again where the call was interrupted.
+///
+/// A socket with a timeout answers `Interrupted` without any signal handler when its process was stopped and continued, frozen or
+/// suspended in the call (signal(7)), as machines that run tests do.
+///
+/// # Errors
+/// Any other error of `read`.
+pub fn read_once(from: &mut (impl Read + ?Sized), into: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match from.read(into) {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            done => return done,
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rivulet_pktio::in_netns;
-use rivulet_pktio::testing::{PATIENCE, Process, eventually, lacks_af_xdp};
+use rivulet_pktio::testing::{PATIENCE, Process, eventually, lacks_af_xdp, read_once};
 use socket2::{Domain, Socket, Type};
 
 use crate::rig::SERVICE;
@@ -356,7 +356,7 @@ fn ports_that_come_again() {
             let mut answer = Vec::new();
             let mut block = [0; 8192];
             while answer.len() < content.len() || body(&answer).len() < content.len() {
-                let n = stream.read(&mut block).unwrap();
+                let n = read_once(&mut stream, &mut block).unwrap();
                 assert!(n > 0, "{name}, timestamps {stamps}");
                 answer.extend_from_slice(&block[..n]);
             }
@@ -391,7 +391,7 @@ fn what_a_client_holds_is_bounded() {
         held.push(stream);
     }
     eventually("its share is held", || rack.metric(0, "rivulet_plain_adopted") == SHARE as u64);
-    let end = held[0].read(&mut [0; 100]);
+    let end = read_once(&mut held[0], &mut [0; 100]);
     assert!(matches!(end, Ok(0)) || end.is_err_and(|e| e.kind() == ErrorKind::ConnectionReset));
     rack.client.ip("addr add 10.88.0.7/24 dev c0");
     for replica in &rack.replicas {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use rivulet_pktio::testing::{PATIENCE, eventually};
+use rivulet_pktio::testing::{PATIENCE, eventually, read_once};
 use rivulet_pktio::{Interface, IoChoice, in_netns};
 use rivulet_plain::{Entry, Object, Table};
 use rivulet_server::keys::{CookieEpoch, KeySet, Secret};
@@ -104,7 +104,7 @@ fn ask(stream: &mut TcpStream) -> std::io::Result<()> {
     let mut got = Vec::new();
     while !got.ends_with(b"\r\n\r\nsmall") {
         let mut room = [0; 2048];
-        match stream.read(&mut room)? {
+        match read_once(stream, &mut room)? {
             0 => return Err(ErrorKind::UnexpectedEof.into()),
             n => got.extend_from_slice(&room[..n]),
         }

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rivulet_cli::http::{Limits, Objects, Site, Uploads};
 use rivulet_cli::serve::plain::listen;
-use rivulet_pktio::testing::Process;
+use rivulet_pktio::testing::{Process, read_once};
 
 use crate::rig::{Rig, url};
 
@@ -114,7 +114,7 @@ fn talk(stream: &mut dyn Duplex, parts: &[Vec<u8>]) -> Vec<u8> {
         // A server that has closed is known by its answer.
         let _ = stream.write_all(&whole);
         while last || !all.windows(4).any(|w| w == b"\r\n\r\n") {
-            match stream.read(&mut block) {
+            match read_once(stream, &mut block) {
                 Ok(0) | Err(_) => break,
                 Ok(n) => all.extend_from_slice(&block[..n]),
             }

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use rivulet_pktio::in_netns;
-use rivulet_pktio::testing::{PATIENCE, Process, eventually};
+use rivulet_pktio::testing::{PATIENCE, Process, eventually, read_once};
 
 use crate::moves::{connect, drain, follow, get, sockets};
 use crate::stamps::{content, named};
@@ -154,7 +154,7 @@ fn a_record_counts_for_more_than_what_others_told() {
     let mut said = vec![0; 16_384];
     let (mut got, small) = (0, content(&rig, "small"));
     while !said[..got].ends_with(&small) {
-        got += stream.read(&mut said[got..]).unwrap();
+        got += read_once(&mut stream, &mut said[got..]).unwrap();
     }
     rig.router.run("nft add table ip t");
     rig.router.run("nft add chain ip t f { type filter hook forward priority 0 ; }");

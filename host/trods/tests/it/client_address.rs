@@ -2,12 +2,12 @@
 //! needs root, skipped where namespaces cannot be made.
 
 use std::fs;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 
 use rivulet_pktio::in_netns;
-use rivulet_pktio::testing::{Netns, PATIENCE, Process, eventually};
+use rivulet_pktio::testing::{Netns, PATIENCE, Process, eventually, read_once};
 use rivulet_trods::{AdoptAs, Settings};
 
 use crate::moves;
@@ -53,7 +53,7 @@ fn get(stream: &mut TcpStream, name: &str) -> u16 {
     let end = |got: &[u8]| got.windows(4).position(|four| four == b"\r\n\r\n").map(|at| at + 4);
     loop {
         let mut bytes = [0; 4096];
-        let count = stream.read(&mut bytes).unwrap();
+        let count = read_once(stream, &mut bytes).unwrap();
         assert!(count > 0, "{name}: the connection ended");
         got.extend_from_slice(&bytes[..count]);
         let Some(end) = end(&got) else { continue };
@@ -148,7 +148,7 @@ fn client_is_reset_where_its_address_cannot_be_carried() {
     leave(&rig, "death");
     netns.ip("rule del priority 100");
     stream.write_all(b"GET /denied HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
-    let got = stream.read(&mut [0; 100]);
+    let got = read_once(&mut stream, &mut [0; 100]);
     assert!(got.as_ref().is_err_and(|e| e.kind() == ErrorKind::ConnectionReset), "{got:?}");
     eventually("it is counted", || rig.hosts[1].replica.counts().refused == 1);
 }

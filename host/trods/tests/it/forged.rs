@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::time::Duration;
 
 use rivulet_pktio::in_netns;
-use rivulet_pktio::testing::eventually;
+use rivulet_pktio::testing::{eventually, read_once};
 use rivulet_trods::Record;
 use rivulet_trods::store::{RecordKeys, load};
 use rivulet_trods::testing::keys;
@@ -83,7 +83,7 @@ fn no_connection_is_adopted_by_an_older_record_of_its_own() {
     stream.write_all(b"GET /small HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
     while !got.ends_with(&small) {
         let mut more = [0; 4096];
-        let count = stream.read(&mut more).unwrap();
+        let count = read_once(&mut stream, &mut more).unwrap();
         got.extend_from_slice(&more[..count]);
     }
     eventually("its record", || records(&rig).len() == 1);

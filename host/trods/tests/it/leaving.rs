@@ -8,7 +8,7 @@ use rivulet_bpf::kernel::{Feature, skipped};
 use rivulet_bpf::trods::{FlowKey, Lease};
 use rivulet_packet::segment::TcpFlags;
 use rivulet_pktio::repair::{Connection, restore};
-use rivulet_pktio::testing::{Netns, PATIENCE, eventually};
+use rivulet_pktio::testing::{Netns, PATIENCE, eventually, read_once};
 use rivulet_pktio::{AfPacket, Config, PacketIo, TxFrame, in_netns};
 use rivulet_plain::{Header, Options, Segment};
 use rivulet_trods::hold::{Hold, Watch};
@@ -164,7 +164,7 @@ fn ask(stream: &mut TcpStream, name: &str) {
 fn read(stream: &mut TcpStream, content: &[u8]) {
     let (mut head, mut octet) = (Vec::new(), [0]);
     while !head.ends_with(b"\r\n\r\n") {
-        assert_eq!(stream.read(&mut octet).unwrap(), 1, "the client was told of an end");
+        assert_eq!(read_once(stream, &mut octet).unwrap(), 1, "the client was told of an end");
         head.push(octet[0]);
     }
     let mut body = vec![0; content.len()];

@@ -2,13 +2,13 @@
 //! skipped where namespaces cannot be made.
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use rivulet_bpf::trods::Pin;
 use rivulet_pktio::in_netns;
-use rivulet_pktio::testing::{PATIENCE, eventually};
+use rivulet_pktio::testing::{PATIENCE, eventually, read_once};
 use rivulet_trods::hold::{Absence, Departed, Leave, Left, List, Reads};
 use rivulet_trods::store::{load, prefix};
 use rivulet_trods::testing::keys;
@@ -71,7 +71,7 @@ fn answered(stream: &mut TcpStream, content: &[u8]) {
     let mut got = Vec::new();
     while !got.ends_with(content) {
         let mut octets = [0; 4096];
-        let count = stream.read(&mut octets).unwrap();
+        let count = read_once(stream, &mut octets).unwrap();
         assert!(count > 0, "the client was told of an end");
         got.extend_from_slice(&octets[..count]);
     }
@@ -87,7 +87,7 @@ pub fn store(rig: &Rig, say: &[u8], until: &[u8]) -> Vec<u8> {
     let mut told = Vec::new();
     while !told.ends_with(until) {
         let mut octets = [0; 8192];
-        let count = stream.read(&mut octets).unwrap();
+        let count = read_once(&mut stream, &mut octets).unwrap();
         assert!(count > 0, "{}", String::from_utf8_lossy(&told));
         told.extend_from_slice(&octets[..count]);
     }

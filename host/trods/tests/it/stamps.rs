@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rivulet_bpf::trods::{FlowKey, Limits, Phase, Pin, Stamped, Trods};
 use rivulet_pktio::sockets::Sockets;
-use rivulet_pktio::testing::{PATIENCE, eventually};
+use rivulet_pktio::testing::{PATIENCE, eventually, read_once};
 use rivulet_pktio::{LinkInfo, in_netns};
 use rivulet_trods::lease::clock;
 use rivulet_trods::replica::Replica;
@@ -356,7 +356,7 @@ fn ask(rig: &Rig, stream: &mut TcpStream) {
     let (mut said, want) = (Vec::new(), content(rig, "small"));
     while !said.ends_with(&want) {
         let mut octets = [0; 4096];
-        let got = stream.read(&mut octets).unwrap();
+        let got = read_once(stream, &mut octets).unwrap();
         assert!(got > 0, "it ended behind {said:?}");
         said.extend_from_slice(&octets[..got]);
     }
@@ -491,7 +491,7 @@ fn what_a_process_had_that_died_is_left_to_others() {
             stream.set_read_timeout(Some(PATIENCE)).unwrap();
             while rest.len() < 18_000_000 || !content.ends_with(&rest) {
                 let mut more = [0; 65_536];
-                let count = stream.read(&mut more).unwrap();
+                let count = read_once(&mut stream, &mut more).unwrap();
                 assert!(count > 0 && rest.len() < content.len(), "{} octets", rest.len());
                 rest.extend_from_slice(&more[..count]);
             }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use rivulet_bpf::kernel::{Feature, skipped};
 use rivulet_bpf::trods::{Lease, Pin};
 use rivulet_pktio::in_netns;
-use rivulet_pktio::testing::{Netns, Process, eventually};
+use rivulet_pktio::testing::{Netns, Process, eventually, read_once};
 use rivulet_plain::CookieKey;
 use rivulet_trods::Settings;
 use rivulet_trods::hold::{Absence, Departed, Reads};
@@ -364,7 +364,7 @@ fn what_its_client_ended_ends_once() {
     rig.tell(1, 1);
     while !got.ends_with(&content) {
         let mut more = [0; 65_536];
-        let count = stream.read(&mut more).unwrap();
+        let count = read_once(&mut stream, &mut more).unwrap();
         assert!(count > 0, "{} octets", got.len());
         got.extend_from_slice(&more[..count]);
     }
