@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +23,8 @@ PORTS = range(1, 9)
 GRPC = "127.0.0.1:9559"
 INTERFACES = [part for port in PORTS for part in ("-i", f"{port}@t{port}")]
 """Of ptf: the tests' ends of the links."""
+RULE, THIN_RULE = "=" * 70, "-" * 70
+"""Lines that unittest prints between failed tests."""
 
 
 @contextmanager
@@ -42,6 +44,26 @@ def running_switch(switch: str, binary: str, flags: list[str], folder: Path) -> 
         yield lab, process
         if not process.running():
             raise RackError(f"{binary} died during the tests with {process.popen.returncode}:\n{process.last_lines()}")
+
+
+def failures(output: Iterable[str]) -> list[tuple[str, str]]:
+    """Name and message of each failed test, from what unittest prints: a rule, `FAIL: NAME`, a rule, a traceback."""
+    found: list[tuple[str, str]] = []
+    name, message = "", list[str]()
+    for line in [*output, RULE]:
+        text = line.rstrip("\n")
+        if text in (RULE, THIN_RULE):
+            if message:
+                found.append((name, "\n".join(message).strip()))
+                name, message = "", []
+        elif match := re.match(r"(?:FAIL|ERROR): (.*)", text):
+            name = match[1]
+        elif name and re.match("  File ", text):
+            # The message follows the last frame of the traceback, whose lines are indented.
+            message = []
+        elif name and (message or (text and not text.startswith(("  ", "Traceback ")))):
+            message.append(text)
+    return found
 
 
 def version(binary: str) -> str:
@@ -77,8 +99,10 @@ def main() -> int:
         process = lab.start("ptf", command, lab.spaces["ptf"], env=environment, **pipes).popen
         assert process.stdout is not None
         total = failed = 0
+        output: list[str] = []
         for line in process.stdout:
             print(line, end="", flush=True)
+            output.append(line)
             if match := re.match(r"Ran (\d+) tests? in", line):
                 total += int(match[1])
             elif match := re.match(r"FAILED \((.*)\)", line):
@@ -86,6 +110,8 @@ def main() -> int:
         code = process.wait()
     if total == 0:
         code = code or 1
+    for name, message in failures(output):
+        print(f"FAILED {name}: {message}")
     print(f"ptf: {total - failed} of {total} tests passed on {args.switch} ({version(binary)})")
     return code
 

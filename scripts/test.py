@@ -278,6 +278,10 @@ def ptf(run: Run, switch: str, *flags: str) -> None:
                 test, began = "", time.monotonic()
             elif match := re.match(r"Ran (\d+) tests?", line):
                 total += int(match[1])
+            elif match := re.match(r"FAILED ([\w.]+)[^:]*: (.*)", line):
+                for outcome in found:
+                    if outcome.name == f"ptf {switch} {match[1]}":
+                        outcome.why = match[2][:WHY]
     finally:
         run.outcomes += found
     if total != len(found):

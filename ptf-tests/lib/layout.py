@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ TOR = {4: ip("192.0.2.254"), 6: ip("2001:db8::fe")}
 CLIENTS = {4: ip("198.51.100.10"), 6: ip("2001:db8:c::10")}
 TAGGED_HOPS = 100  # next hop 100 + port sends tagged with VLAN_RACK
 VLAN_RACK, VLAN_CLIENT = 100, 200
+PATIENCE_S = 20.0  # seconds after which a wait for something that must happen fails
 FOREVER = 3_600_000_000  # microseconds of silence allowed where liveness is not what a test is about
 # What the controller sets; no test but those about the limits meets them.
 REPLAY_LIMIT, OPENINGS_LIMIT = 262_144, 32_768
@@ -49,6 +51,8 @@ class Pool:
     sent: Counter[int] = field(default_factory=Counter)
     """Heartbeats sent for each replica, and what the switch had counted of each before."""
     before: dict[int, int] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a heartbeat gets its sequence number and is sent: out of order, it would be refused as a replay."""
 
     def member(self, replica: int) -> int:
         return self.id * 64 + replica

@@ -32,6 +32,7 @@ from layout import (
     KERNEL,
     OFF,
     OPENINGS_LIMIT,
+    PATIENCE_S,
     PORTS,
     REPLAY_LIMIT,
     SKETCH_KEY,
@@ -186,7 +187,7 @@ class RackTest(Traffic):
         self.reasons = self.switch.info.enum("drop_reason_t")
         self.outcomes = self.switch.info.enum("outcome_t")
         self.event_kinds = self.switch.info.enum("event_kind_t")
-        self.beating: list[threading.Event] = []
+        self.beating: list[tuple[threading.Event, threading.Thread]] = []
         self.longest_gap = 0.0  # seconds that `keep_beating` was late, or the switch with what it sent
 
     def tearDown(self) -> None:
@@ -284,10 +285,11 @@ class RackTest(Traffic):
         port = pool.ports[replica]
         if replica not in pool.before:
             pool.before[replica] = self.taken(pool, replica)
-        pool.heard += 1
-        pool.sent[replica] += 1
-        body = packets.heartbeat(pool.id, replica, flags=flags, load=load, sequence=pool.heard)
-        self.send(port, packets.ethernet(TOR_MAC, host_mac(port), 0x88B5, body, self.rack_vlan()))
+        with pool.lock:
+            pool.heard += 1
+            pool.sent[replica] += 1
+            body = packets.heartbeat(pool.id, replica, flags=flags, load=load, sequence=pool.heard)
+            self.send(port, packets.ethernet(TOR_MAC, host_mac(port), 0x88B5, body, self.rack_vlan()))
 
     def taken(self, pool: Pool, replica: int) -> int:
         """Heartbeats of a replica that the switch has counted."""
@@ -298,22 +300,43 @@ class RackTest(Traffic):
         """Heartbeats sent for a replica that the switch has not counted yet."""
         return pool.before[replica] + pool.sent[replica] - self.taken(pool, replica)
 
-    def heard(self, pool: Pool, more: int = 0) -> None:
-        """Waits until the switch has taken the heartbeats sent so far, and `more` of each replica that still beats.
+    def heard(self, pool: Pool) -> None:
+        """Waits until the switch has taken the heartbeats sent so far.
 
-        They come by other ports than what a client sends next, and a busy switch looks at the ports as it likes.
+        They arrive at other ports than the client's next frame, and a busy switch serves its ports in any order.
         """
-        wanted = {replica: pool.before[replica] + count + more for replica, count in pool.sent.copy().items()}
-        deadline = time.monotonic() + 10
+        wanted = {replica: pool.before[replica] + count for replica, count in pool.sent.copy().items()}
         for replica, count in wanted.items():
-            while self.taken(pool, replica) < count and time.monotonic() < deadline:
-                time.sleep(0.002)
+            self.until(
+                lambda replica=replica, count=count: self.taken(pool, replica) >= count,
+                f"the switch has not taken {count} heartbeats of replica {replica}",
+            )
 
     def returned(self, pool: Pool, replica: int) -> None:
         """Waits until the switch has taken more heartbeats of a replica than its return needs."""
-        wanted, deadline = self.taken(pool, replica) + 4, time.monotonic() + 10
-        while self.taken(pool, replica) < wanted and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wanted = self.taken(pool, replica) + 4
+        self.until(lambda: self.taken(pool, replica) >= wanted, f"the switch takes no heartbeats of replica {replica}")
+
+    def until(self, done: Callable[[], bool], problem: str) -> None:
+        """Waits for a condition that must come true; fails with `problem` after PATIENCE_S."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not done():
+            if time.monotonic() > deadline:
+                self.fail(f"after {PATIENCE_S:g} s: {problem}")
+            time.sleep(0.002)
+
+    def answer(self, port: int, beat: bytes) -> bytes:
+        """The answer to this heartbeat, which must arrive at this port.
+
+        Answers to other heartbeats may arrive before it, also to those of the test before.
+        """
+        deadline = time.monotonic() + PATIENCE_S
+        while (found := self.dataplane.take_answer(beat)) is None:
+            self.assertLess(time.monotonic(), deadline, f"no answer to the heartbeat {beat.hex()}")
+            self.dataplane.poll(0, timeout=0.05)
+        at, got = found
+        self.assertEqual(at, port, f"expected the answer at port {port}, it arrived at port {at}\n{got.hex()}")
+        return got
 
     def keep_beating(self, pool: Pool, replicas: Sequence[int], interval: float) -> threading.Event:
         """Heartbeats of these replicas from a thread, until the event it gives is set."""
@@ -334,16 +357,23 @@ class RackTest(Traffic):
                 self.longest_gap = max(self.longest_gap, gap)
                 stop.wait(interval)
             # Taken late, the last ones keep a replica alive that a test holds for dead.
-            self.heard(pool)
-            self.longest_gap = max(self.longest_gap, time.monotonic() - before - interval)
+            try:
+                self.heard(pool)
+            finally:
+                self.longest_gap = max(self.longest_gap, time.monotonic() - before - interval)
 
-        self.beating.append(stop)
-        threading.Thread(target=run, daemon=True).start()
+        thread = threading.Thread(target=run, daemon=True)
+        self.beating.append((stop, thread))
+        thread.start()
         return stop
 
     def stop_beating(self) -> None:
-        for stop in self.beating:
+        """Ends the threads of `keep_beating`, so that none of their heartbeats reaches the switch in a later test."""
+        for stop, _ in self.beating:
             stop.set()
+        for _, thread in self.beating:
+            thread.join()
+        self.beating.clear()
 
     def add_slots(self, pairs: Sequence[tuple[int, int]]) -> tuple[int, int]:
         """A slot set with these candidates, a power of two of them; its id and mask."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import packets
-from layout import CLIENT, CLIENTS, TOR_ID, TOR_MAC, VLAN_RACK, Service, host_mac
+from layout import CLIENT, CLIENTS, PATIENCE_S, TOR_ID, TOR_MAC, VLAN_RACK, Service, host_mac
 from p4rt import Switch
 from packets import CHECKED, TIME_VALID, Address, Request
 from ptf.base_tests import BaseTest
@@ -79,7 +79,7 @@ class Traffic(BaseTest):
     def send(self, port: int, frame: bytes) -> None:
         self.dataplane.send(0, port, frame)
 
-    def receive(self, timeout: float = 20.0) -> tuple[int, bytes]:
+    def receive(self, timeout: float = PATIENCE_S) -> tuple[int, bytes]:
         """The next frame from any port: (port, frame), its checksums verified."""
         result = self.dataplane.poll(0, timeout=timeout)
         if not isinstance(result, self.dataplane.PollSuccess):
@@ -120,7 +120,7 @@ class Traffic(BaseTest):
         before = self.switch.counters(counter)
         yield
         # What the switch has counted it has decided, so the silence need not be long.
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             after = self.switch.counters(counter)
             if sum(after.values()) - sum(before.values()) >= count or time.monotonic() > deadline:
@@ -140,7 +140,7 @@ class Traffic(BaseTest):
         before = self.switch.counters("drops").get(index, 0)
         for frame in frames:
             self.send(CLIENT, frame)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             while isinstance(self.dataplane.poll(0, timeout=0.2), self.dataplane.PollSuccess):
                 came += 1
@@ -158,7 +158,7 @@ class Traffic(BaseTest):
         """Within: this cell grows by `count`."""
         before = self.switch.counter(counter, index)
         yield
-        after, deadline = self.switch.counter(counter, index), time.monotonic() + 10
+        after, deadline = self.switch.counter(counter, index), time.monotonic() + PATIENCE_S
         while after - before < count and time.monotonic() < deadline:
             after = self.switch.counter(counter, index)
         self.assertEqual(after - before, count, f"{counter}[{index}] grew by {after - before}, expected {count}")

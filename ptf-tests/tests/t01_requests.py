@@ -2,7 +2,7 @@
 """Requests through the switch to a replica, and responses back."""
 
 import packets
-from layout import CLIENT, TOR_MAC, host_mac
+from layout import CLIENT, PATIENCE_S, TOR_MAC, host_mac
 from packets import CHECKED, TIME_VALID, Entry, Request, ip_packet
 from rack import RackTest, variants
 
@@ -147,7 +147,7 @@ class AWrongTcpChecksumStaysWrong(RackTest):
             wrong = (int.from_bytes(frame[at : at + 2], "big") ^ (0x0101 << i)) & 0xFFFF
             frame[at : at + 2] = wrong.to_bytes(2, "big")
             self.send(CLIENT, bytes(frame))
-            result = self.dataplane.poll(0, timeout=3)
+            result = self.dataplane.poll(0, timeout=PATIENCE_S)
             self.assertIsInstance(result, self.dataplane.PollSuccess, "expected the request, none came")
             problems = packets.parse(bytes(result.packet)).problems
             self.assertEqual(problems, ["wrong TCP checksum"], "the switch made a wrong checksum right")

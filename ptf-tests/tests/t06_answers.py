@@ -4,7 +4,7 @@
 import struct
 
 import packets
-from layout import CLIENT, CLIENTS, TOR, TOR_MAC, host_mac
+from layout import CLIENT, CLIENTS, PATIENCE_S, TOR, TOR_MAC, host_mac
 from packets import ip
 from rack import RackTest, variants
 
@@ -120,7 +120,7 @@ class EchoDamagedOrFragmented(RackTest):
         message = bytearray(packets.icmp(self.client, service.address, kind, 0, b"\1\2\3\4", b"hello"))
         message[2] ^= 0x40
         self.send(CLIENT, self.ip_frame(service.address, protocol, bytes(message)))
-        result = self.dataplane.poll(0, timeout=3)
+        result = self.dataplane.poll(0, timeout=PATIENCE_S)
         self.assertIsInstance(result, self.dataplane.PollSuccess)
         problems = packets.parse(bytes(result.packet)).problems
         self.assertEqual(len(problems), 1, f"expected a wrong checksum: {problems}")

@@ -5,7 +5,7 @@ import struct
 import time
 
 import packets
-from layout import CLIENT, CLIENTS, TOR, TOR_MAC, host_mac
+from layout import CLIENT, CLIENTS, PATIENCE_S, TOR, TOR_MAC, host_mac
 from packets import ip, number
 from rack import RackTest, variants
 
@@ -299,7 +299,7 @@ class UnknownSources(RackTest):
         frame = packets.ethernet(b"\xff" * 6, mac, 0x9000, b"x" * 46, 123)
         self.send(7, frame)
         kind = self.event_kinds["UNKNOWN_SOURCE"]
-        found = [e for e in self.switch.events(3.0) if e["kind"] == kind]
+        found = [e for e in self.switch.events(PATIENCE_S) if e["kind"] == kind]
         self.assertEqual(len(found), 1, "expected one event")
         event = found[0]
         self.assertEqual((event["mac"], event["port"], event["vlan"]), (integer(mac), 7, 123))
@@ -309,5 +309,5 @@ class UnknownSources(RackTest):
         self.send(7, frame)
         self.assertEqual(self.switch.events(0.4), [])
         self.send(8, frame)  # it moved
-        (event,) = self.switch.events(3.0)
+        (event,) = self.switch.events(PATIENCE_S)
         self.assertEqual((event["kind"], event["mac"], event["port"]), (kind, integer(mac), 8))

@@ -5,7 +5,7 @@ import struct
 import time
 
 import packets
-from layout import CLIENT, TOR, TOR_MAC, UPLINK, host_mac
+from layout import CLIENT, PATIENCE_S, TOR, TOR_MAC, UPLINK, host_mac
 from packets import BLOCK_KEY, CHECKED, KEY_EPOCH, TIME_VALID, Entry, Request, ip, number
 from rack import RackTest, families, variants
 from rivulet_wire import block_tag
@@ -92,7 +92,7 @@ class Tunnels(Remote):
             service = self.add_remote(kind, outer)
             frame = self.to_service(service, self.good_request(service))
             self.send(CLIENT, frame)
-            result = self.dataplane.poll(0, timeout=3)
+            result = self.dataplane.poll(0, timeout=PATIENCE_S)
             self.assertIsInstance(result, self.dataplane.PollSuccess, f"no packet by {kind} over IPv{outer}")
             got = bytes(result.packet)
             header = {"ip_in_ip": 0, "gue": 12}[kind]

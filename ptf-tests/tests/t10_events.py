@@ -3,7 +3,7 @@
 
 import time
 
-from layout import CLIENT, ROUND_ROBIN
+from layout import CLIENT, PATIENCE_S, ROUND_ROBIN
 from packets import Entry, Request
 from rack import RackTest, in_time, set_tor
 from t04_choice import unchecked
@@ -41,7 +41,7 @@ class EventsOfLife(Dying):
         return []
 
     def told(self, kind: str, pool, replica: int) -> None:
-        found = self.relevant(10.0)
+        found = self.relevant(PATIENCE_S)
         self.assertEqual(len(found), 1, f"expected one event {kind}, got {found}")
         event = found[0]
         self.assertEqual(
@@ -66,7 +66,7 @@ class EventsOfChecks(EventsOfLife):
         self.reason("UNJUDGED", "UNJUDGED_RANGES")
         dead = self.add_service(self.add_pool([1], alive=False), modes=unchecked())
         self.send(CLIENT, self.to_service(dead, Request(number=1)))
-        kinds = [e["kind"] for e in self.relevant(10.0)]
+        kinds = [e["kind"] for e in self.relevant(PATIENCE_S)]
         self.assertEqual(kinds, [self.event_kinds["EXCLUDED"]], "the exclusion comes before the drop")
         self.send(CLIENT, self.to_service(dead, Request(number=1)))
         self.reason("NO_REPLICA", "NO_REPLICA")
@@ -87,7 +87,7 @@ class EventsOfChecks(EventsOfLife):
             self.switch.set_meter("event_meter", kind, None)
 
     def reason(self, kind: str, reason: str) -> None:
-        found = self.relevant(10.0)
+        found = self.relevant(PATIENCE_S)
         self.assertEqual([(e["kind"], e["reason"]) for e in found], [(self.event_kinds[kind], self.reasons[reason])])
 
 

@@ -2,7 +2,7 @@
 """The vectors of docs/wire-vectors.json, to which Rust, Python and this program are held."""
 
 import packets
-from layout import CLIENT, ENFORCE, OFF, TOR, TOR_ID, TOR_MAC, host_mac
+from layout import CLIENT, ENFORCE, OFF, PATIENCE_S, TOR, TOR_ID, TOR_MAC, host_mac
 from packets import CHECKED, TIME_VALID, Entry, ip, number
 from rack import RackTest
 from rivulet_wire import load_vectors
@@ -91,7 +91,7 @@ class Vectors(RackTest):
         self.same(packets.forwarded(frame, dst=host_mac(port), src=TOR_MAC, stamp=wanted_block), got)
 
     def dataplane_receive(self) -> tuple[int, bytes]:
-        result = self.dataplane.poll(0, timeout=3)
+        result = self.dataplane.poll(0, timeout=PATIENCE_S)
         self.assertIsInstance(result, self.dataplane.PollSuccess, "expected the packet, none came")
         return result.port, bytes(result.packet)
 

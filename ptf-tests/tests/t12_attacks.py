@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import layout
 import packets
-from layout import CLIENT, CLOCK_OFFSET, OFF, SLOT, Service
+from layout import CLIENT, CLOCK_OFFSET, OFF, PATIENCE_S, SLOT, Service
 from packets import CHECKED, TIME_VALID, Entry, Request
 from rack import RackTest, families, set_tor, variants
 
@@ -39,8 +39,8 @@ class Attack(RackTest):
         return count
 
     def drain_until(self, wanted: int) -> int:
-        """Waits for this many, at most 5 s."""
-        count, deadline = 0, time.monotonic() + 5
+        """Counts arriving frames until there are this many, or PATIENCE_S have passed."""
+        count, deadline = 0, time.monotonic() + PATIENCE_S
         while count < wanted and time.monotonic() < deadline:
             count += self.drain(0.0)
         return count
@@ -234,7 +234,7 @@ class SketchAttack(Attack):
         while batch := list(itertools.islice(frames, 16)):
             for frame in batch:
                 self.send(CLIENT, frame)
-            sent, deadline = sent + len(batch), time.monotonic() + 10
+            sent, deadline = sent + len(batch), time.monotonic() + PATIENCE_S
             while (came := came + self.drain(0.0)) + dropped < sent and time.monotonic() < deadline:
                 dropped = sum(self.switch.counters("drops").values()) - before
             self.assertEqual(came + dropped, sent, f"{came} came out and {dropped} were dropped of {sent}")
