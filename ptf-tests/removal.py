@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Takes one defence at a time out of a copy of the P4 program and sees that a packet test notices.
+"""Removes one defence at a time from a copy of the P4 program and checks that a packet test fails.
 
-ptf-tests/removal.py [--switch bmv2] [NAME...]   needs p4c and root; without names all of them
+ptf-tests/removal.py [--switch bmv2] [NAME...]   needs p4c and root; without names it removes all, one after the other
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from defences import Removal, parser, run, take_out  # noqa: E402
 
 CONTROLS = Path("include", "control")
-"""Where the defences are, in p4src."""
+"""Folder of p4src that the file names below are relative to."""
 
 
 def reason(file: str, name: str, *tests: str) -> Removal:
-    """A check that finds what it looks for, and says nothing."""
+    """A check that still runs but no longer records its drop reason."""
     failed = f"meta.verdict.failed = drop_reason_t.{name};"
     return Removal(file, failed, failed.replace(name, "NONE"), tests)
 
@@ -34,7 +34,7 @@ def reason(file: str, name: str, *tests: str) -> Removal:
 def meter(name: str) -> Removal:
     metered = f"meter_as(service_meter_t.{name}, drop_reason_t.METER_{name})"
     free = metered.replace(f"METER_{name}", "NONE")
-    return Removal("checks.p4", metered, free, ("t03_checks.MetersOfWhatHasNoProofV4",))
+    return Removal("checks.p4", metered, free, ("t03_checks.MetersOfUnprovedRequestsV4",))
 
 
 def heartbeat(name: str, *tests: str) -> Removal:
@@ -81,22 +81,23 @@ REMOVALS = {
         "if (meta.proof.ranges_unseen == 0 && meta.checks.sum_mode",
         ("t03_checks.MoreRangesThanTheSwitchSeesV4",),
     ),
-    "cover-in-sight": Removal(
-        "checks.p4", "|| meta.proof.beyond == 1", "", ("t12_attacks.NumbersBehindARangeThatIsNotThereV4",)
-    ),
-    # The sketch: its limit, what the slot before does not know, what counts, and the one of the openings.
+    "cover-in-sight": Removal("checks.p4", "|| meta.proof.beyond == 1", "", ("t12_attacks.NumbersOfAForgedRangeV4",)),
+    # The replay sketch: its limit, the keys of the slot before, which uses count, and the sketch of openings.
     "sketch-limit": Removal("replay.p4", "put = ~full;", "put = 1;", ("t12_attacks.AfterASaturatedSlot",)),
     "sketch-slot-before": Removal(
         "replay.p4", "judged = ~(full | full_before);", "judged = ~full;", ("t12_attacks.SketchOverflowV4",)
     ),
     "sketch-every-key": Removal(
-        "replay.p4", "put == 1 && current_uses == 0", "put == 1 && uses == 0", ("t12_attacks.AgainInTheNextSlot",)
+        "replay.p4",
+        "put == 1 && current_uses == 0",
+        "put == 1 && uses == 0",
+        ("t12_attacks.UsesAreKnownInTheNextSlot",),
     ),
     "sketch-two-slots": Removal(
         "replay.p4",
         "uses = current_uses + previous_uses;",
         "uses = current_uses;",
-        ("t12_attacks.AgainInTheNextSlot",),
+        ("t12_attacks.UsesAreKnownInTheNextSlot",),
     ),
     "sketch-of-openings": Removal(
         "replay.p4", "if (meta.proof.opening == 0) {", "if (meta.tor.sketch_mask != 0) {", ("t03_checks.SketchFullV4",)
@@ -111,29 +112,29 @@ REMOVALS = {
         "heartbeats.p4",
         "meta.decided.drop_reason = reason;",
         "meta.heartbeat.admitted = 1;",
-        ("t05_liveness.HeartbeatsFromElsewhereV4",),
+        ("t05_liveness.HeartbeatsFromWrongSourcesV4",),
     ),
-    # A heartbeat: its tag, its number, whom it judges, and when; the answer's tag, and that of a block in a tunnel.
+    # Heartbeats: tag, sequence number, which members they exclude and when; tags of answers and of blocks in tunnels.
     "heartbeat-key": heartbeat("KEY", "t16_heartbeats.TagsAreChecked"),
-    "heartbeat-tag": heartbeat("TAG", "t16_heartbeats.TagsAreChecked", "t16_heartbeats.TagsFromOutsideV4"),
+    "heartbeat-tag": heartbeat("TAG", "t16_heartbeats.TagsAreChecked", "t16_heartbeats.UdpHeartbeatTagsV4"),
     "heartbeat-replay": heartbeat(
-        "REPLAY", "t16_heartbeats.ReplaysKeepNobodyAliveV4", "t16_heartbeats.NumbersOnlyGrow"
+        "REPLAY", "t16_heartbeats.ReplayedHeartbeatsHaveNoEffectV4", "t16_heartbeats.SequencesOnlyGrow"
     ),
-    "heartbeat-incarnation": heartbeat("INCARNATION", "t16_heartbeats.NumbersOnlyGrow", "t16_heartbeats.KeysRotate"),
+    "heartbeat-incarnation": heartbeat("INCARNATION", "t16_heartbeats.SequencesOnlyGrow", "t16_heartbeats.KeysRotate"),
     "ring": Removal(
         "judge.p4",
         "meta.decided.resubmit = 1;",
         "meta.decided.resubmit = 0;",
-        ("t16_heartbeats.SilenceIsFoundWithoutTraffic", "t16_heartbeats.OneHeartbeatFindsAllOfSixtyThree"),
+        ("t16_heartbeats.DeathsAreFoundWithoutTraffic", "t16_heartbeats.OneHeartbeatFindsSixtyThreeDeaths"),
     ),
     "settle": Removal(
         "judge.p4",
         "if (meta.pool.settled == 1 && (last",
         "if (meta.pool.settle != 7 && (last",
-        ("t16_heartbeats.AYoungTorGivesNoVerdict",),
+        ("t16_heartbeats.NewTorExcludesNoReplica",),
     ),
     "answer-tag": Removal(
-        "heartbeats.p4", "answer_hash.apply(hdr, meta);", "", ("t16_heartbeats.AnswersSayWhoIsAlive",)
+        "heartbeats.p4", "answer_hash.apply(hdr, meta);", "", ("t16_heartbeats.AnswersListLiveMembers",)
     ),
     "block-tag": Removal("ingress.p4", "block_tag.apply(hdr, meta);", "", ("t08_remote.BlocksForOutsideAreTaggedV4",)),
     "path-mtu": Removal(
@@ -147,15 +148,15 @@ REMOVALS = {
     "own-solicitation": own_meter("SOLICITATION"),
     "own-icmp": own_meter("OWN_ICMP"),
     "own-udp": own_meter("OWN_UDP"),
-    # One meter for all: then a flood of UDP takes what neighbours' answers need.
+    # With one meter for all classes a flood of UDP takes the rate that neighbours' answers need.
     "own-classes": Removal(
         "own_meters.p4",
         "own_meter.apply(meta.carried.ingress_port, cell, above);",
         "own_meter.apply(meta.carried.ingress_port, own_class_t.OWN_UDP, above);",
         ("t17_own_meters.OwnMeters",),
     ),
-    # Stateless TCP: the cookie, both its keys, what it is made of; handshakes; meters; who gets what.
-    "cookie": cookie("COOKIE", "t18_cookies.OnlyWhatACookieReachesV4"),
+    # Stateless TCP: the cookie, its two keys and its inputs; handshakes; meters; choice of a replica.
+    "cookie": cookie("COOKIE", "t18_cookies.AcknowledgementsWithinCookieReachV4"),
     "cookie-handshake": cookie("HANDSHAKE", "t18_cookies.HandshakesEndAtTheTorV4"),
     "cookie-meter": cookie("METER_PLAIN", "t18_cookies.Metered"),
     "cookie-uncookied": cookie("METER_UNCOOKIED", "t18_cookies.Metered"),
@@ -163,13 +164,13 @@ REMOVALS = {
         "cookies.p4",
         "(hdr.tcp.flags & (TCP_FIN | TCP_RST)) != 0",
         "(hdr.tcp.flags & (TCP_FIN | TCP_RST)) == (TCP_FIN | TCP_RST)",
-        ("t18_cookies.OddSynsV4",),
+        ("t18_cookies.SynsWithDataOrOddFlagsV4",),
     ),
     "cookie-two-keys": Removal(
         "cookies.p4",
         "cookie_hash.apply(meta, meta.cookie.other0, meta.cookie.other1);",
         "cookie_hash.apply(meta, meta.cookie.current0, meta.cookie.current1);",
-        ("t18_cookies.OnlyWhatACookieReachesV4",),
+        ("t18_cookies.AcknowledgementsWithinCookieReachV4",),
     ),
     "cookie-pad": Removal(
         "cookies.p4",
@@ -178,13 +179,13 @@ REMOVALS = {
         ("t18_cookies.SynsOfKnownStacksV4",),
     ),
     "cookie-by-flow": Removal(
-        "cookies.p4", "meta.flow.by_flow = 0;", "meta.flow.by_flow = 1;", ("t18_cookies.WhoGetsWhatV4",)
+        "cookies.p4", "meta.flow.by_flow = 0;", "meta.flow.by_flow = 1;", ("t18_cookies.FlowAndSprayedSegmentsV4",)
     ),
     "cookie-opening-by-flow": Removal(
         "cookies.p4",
         "|| hdr.stamps.echo[31:24] != 0",
         "|| hdr.stamps.echo[31:24] != 0xff",
-        ("t18_cookies.WhoGetsWhatV4",),
+        ("t18_cookies.FlowAndSprayedSegmentsV4",),
     ),
     "cookie-sack": Removal(
         "cookies.p4",
@@ -192,18 +193,18 @@ REMOVALS = {
         "&& hdr.tcp.data_offset != 0",
         ("t18_cookies.HandshakesEndAtTheTorV4",),
     ),
-    # Large answers: how far, and who has which block.
+    # Large answers: how far an acknowledgement may reach, and which replica has a block.
     "large-reach": Removal(
         "cookies.p4",
         "reach = LARGE_REACH;",
         "reach = STAMPED_REACH;",
-        ("t18_cookies.OnlyWhatACookieReachesV4",),
+        ("t18_cookies.AcknowledgementsWithinCookieReachV4",),
     ),
     "large-no-further": Removal(
         "cookies.p4",
         "LARGE_REACH    = 0x40000010;",
         "LARGE_REACH    = 0xfffffff8;",
-        ("t18_cookies.OnlyWhatACookieReachesV4",),
+        ("t18_cookies.AcknowledgementsWithinCookieReachV4",),
     ),
     "large-by-block": Removal(
         "cookies.p4",
@@ -217,7 +218,7 @@ REMOVALS = {
         "(meta.cookie.distance >> 31)",
         ("t18_cookies.BlocksOfLargeAnswersV4",),
     ),
-    # Slots under a key that clients do not know.
+    # Slots of a flow under a key that clients do not know.
     "slot-key-flow": Removal(
         "half_sip_hash.p4",
         "hash_key.apply(meta, meta.service.slot_key0, meta.service.slot_key1);",
@@ -242,76 +243,76 @@ REMOVALS = {
         "meta.choice.candidates = meta.bridged.alive;",
         ("t15_second_chance.SegmentWithoutASocketV4",),
     ),
-    # TRODS: who speaks for a service, where that is asked, and who gets what a member hands on.
+    # TRODS: replicas that may send as a service, which packets are checked for that, and second chances.
     "plain-source": Removal(
         "liveness.p4",
         "meta.decided.drop_reason = drop_reason_t.SOURCE_EXCLUDED;",
         "meta.decided.drop_reason = drop_reason_t.NONE;",
-        ("t19_trods.OnlyLiveMembersSpeakV4",),
+        ("t19_trods.ExcludedMembersCannotSendV4",),
     ),
     "plain-source-guarded": Removal(
         "ingress.p4",
         "if (meta.address.guarded == 1) {",
         "if (meta.parsed.is_ip == 1) {",
-        ("t19_trods.OthersAreNotLookedUpV4",),
+        ("t19_trods.UnguardedSegmentsPassV4",),
     ),
     "plain-source-option": Removal(
-        "plain_source.p4", "&& !hdr.option.isValid()", "", ("t19_trods.OnlyLiveMembersSpeakV4",)
+        "plain_source.p4", "&& !hdr.option.isValid()", "", ("t19_trods.ExcludedMembersCannotSendV4",)
     ),
     "holder": Removal(
-        "choose.p4", "others = holder;", "others = others & ~holder;", ("t19_trods.HandedOnToTheHolderV4",)
+        "choose.p4", "others = holder;", "others = others & ~holder;", ("t19_trods.SegmentsGoToNamedHolderV4",)
     ),
     "holder-alive": Removal(
         "choose.p4",
         "&& holder != 0) {",
         "&& meta.bridged.alive != 0) {",
-        ("t19_trods.HandedOnToTheHolderV4",),
+        ("t19_trods.SegmentsGoToNamedHolderV4",),
     ),
     "holder-of-members": Removal(
         "choose.p4",
         "if (meta.bridged.handed_on == 1) {",
         "if (meta.bridged.handed_on == 1 || meta.flow.holder_named == 1) {",
-        ("t19_trods.HandedOnToTheHolderV4",),
+        ("t19_trods.SegmentsGoToNamedHolderV4",),
     ),
     "holder-of-trods": Removal(
         "second_chance.p4",
         "meta.service.plain == plain_t.TRODS",
         "meta.service.plain != plain_t.NONE",
-        ("t19_trods.NamesAreForTrodsAloneV4",),
+        ("t19_trods.HolderNamesNeedTrodsV4",),
     ),
     "affinity": Removal(
         "half_sip_hash.p4",
         "if (meta.service.affinity == affinity_t.FLOW) {",
         "if (meta.service.hit == 1) {",
-        ("t20_affinity.OneReplicaAClientV4", "t20_affinity.AllAddressesAndPortsOfAServiceV4"),
+        ("t20_affinity.OneReplicaPerClientV4", "t20_affinity.AllAddressesAndPortsOfAServiceV4"),
     ),
     "affinity-off": Removal(
         "half_sip_hash.p4",
         "if (meta.service.affinity == affinity_t.FLOW) {",
         "if (meta.service.hit == 0) {",
-        ("t20_affinity.ByFlowWhereItIsOffV4",),
+        ("t20_affinity.WithoutAffinityByFlowV4",),
     ),
     "affinity-openings": Removal(
         "replay.p4",
         "epoch = meta.flow.client_port;",
         "epoch = 0;",
-        ("t20_affinity.OpeningsOfOneClientAreCountedApartV4",),
+        ("t20_affinity.OpeningsAreCountedByPortV4",),
     ),
     "holder-form": Removal(
         "second_chance.p4",
         "(hdr.ethernet.dst & HOLDER_MAC_MASK) == HOLDER_MAC",
         "hdr.ethernet.dst != 0",
-        ("t19_trods.HandedOnToTheHolderV4",),
+        ("t19_trods.SegmentsGoToNamedHolderV4",),
     ),
 }
 
 
 def compile_without(removal: Removal, folder: Path) -> Path:
-    """The program without it, compiled; where the outputs are."""
+    """Compiles a copy of the program without this defence and returns the folder of the outputs."""
     source = folder / "p4src"
     shutil.copytree(ROOT / "p4src", source, ignore=shutil.ignore_patterns("build", "__pycache__"))
     take_out(removal, source / CONTROLS)
-    # Not through artifact.py, which wants no warnings: what is taken away may leave something unused.
+    # artifact.py would refuse the warnings about code that the removal leaves unused.
     command = [
         "p4c",
         "--target",
@@ -326,7 +327,7 @@ def compile_without(removal: Removal, folder: Path) -> Path:
 
 
 def failed(switch: str, build: Path, tests: tuple[str, ...]) -> list[str]:
-    """Which of these tests fail with the program in `build`."""
+    """Runs these tests with the program in `build` and returns the names of those that fail."""
     environment = {**os.environ, "RIVULET_P4_BUILD": str(build)}
     command = [sys.executable, str(HERE / "run.py"), "--switch", switch, "--log-dir", str(build / "log"), *tests]
     text = subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout

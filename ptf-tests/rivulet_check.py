@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-"""The strict parser of the wire format: whether a packet is broken, with the error's name and position exactly as
-`host/packet` has them.
+"""Strict parser of the wire format: raises the first rule that a packet breaks.
+
+Names and positions of errors are the same as in `host/packet`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from rivulet_wire import (
 
 
 class WireError(Exception):
-    """A packet that breaks a rule: the rule's name and the byte at fault, counted within the layer."""
+    """A packet that breaks a rule: the name of the rule, and the offset in bytes within the layer."""
 
     def __init__(self, name: str, position: int, layer: str = "frame") -> None:
         super().__init__(f"{layer} byte {position}: {name}")
@@ -386,7 +387,7 @@ _BODIES: dict[str, Callable[[_Reader], None]] = {
 
 
 def check_heartbeat(data: bytes) -> None:
-    """Raises the WireError of the first rule that a heartbeat breaks; bytes behind it are a frame's padding."""
+    """Raises the WireError of the first rule that a heartbeat breaks. Bytes behind it are Ethernet padding."""
     r = _Reader(data, "heartbeat_truncated", "heartbeat")
     version, flags, _ = _fields(r, 1, 1, 2)
     r.rule(version == HEARTBEAT_VERSION, "heartbeat_version", 0)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-only
 # Reason: this file imports scapy, which is GPL-2.0-only.
 # ruff: noqa: RUF012 -- `fields_desc` is a class attribute by scapy's design
-"""Rivulet as scapy layers: what tests build packets from, broken ones included, and take them apart with.
+"""Rivulet as scapy layers, with which tests build packets (broken ones too) and dissect them.
 
 A request, from Ethernet up:
 
@@ -9,10 +9,10 @@ A request, from Ethernet up:
     ...      / rivulet_tcp("NORMAL", number=7, sport=40000, dport=80)
     ...      / RivuletRequest(tag=1, number=7, base=4, entries=[entry("ORIGINAL", 4, 7, base=4, tag=1, key=(k0, k1))]))
 
-Counts, kinds, lengths and checksums are filled in where they are left out. `dissect` turns a frame into such
-layers, `rivulet_check.check_frame` says what is wrong with one. Fields have the names of the wire format; where a
-scapy packet has an attribute of that name already, an underscore follows (`time_`, `answers_`), and the ToR block's
-`tor_id` is `stamp_id`, since the sealed tail has one too.
+Counts, kinds, lengths and checksums that are left out are computed. `dissect` turns a frame into these layers;
+`rivulet_check.check_frame` raises the error of a malformed one. Fields have the names of the wire format. Where scapy
+already has an attribute of that name, the field ends in an underscore (`time_`, `answers_`). The ToR block's `tor_id`
+is `stamp_id`, because the sealed tail has a `tor_id` too.
 """
 
 from __future__ import annotations
@@ -72,18 +72,18 @@ from scapy.packet import Packet, Raw, bind_layers
 
 
 class _Part(Packet):
-    """A piece of a message: what follows it belongs to the message, not to the piece."""
+    """A part of a message; the bytes behind it belong to the message."""
 
     def extract_padding(self, s: bytes) -> tuple[bytes, bytes]:
         return b"", s
 
 
 class ProofEntry(_Part):
-    """One entry; its kind stands in the `range_kinds` of the request."""
+    """One entry of a proof; its kind is in the `range_kinds` of the request."""
 
     name = "proof entry"
     fields_desc = [ShortField("first", 0), ShortField("last", 0), XIntField("sum", 0)]
-    #: Not on the wire with the entry: `RivuletRequest` gathers it into `range_kinds`.
+    #: Not sent with the entry: `RivuletRequest` puts it into `range_kinds`.
     kind = 0
 
     def copy(self) -> ProofEntry:
@@ -93,7 +93,7 @@ class ProofEntry(_Part):
 
 
 class Want(_Part):
-    """A byte range asked for."""
+    """A byte range that the client requests."""
 
     name = "want"
     fields_desc = [
@@ -123,7 +123,7 @@ class Token(_Part):
 
 
 class Former(_Part):
-    """The address and port that the MAC covers when the client has moved."""
+    """The address and port that the MAC covers after the client has moved."""
 
     name = "former address"
     fields_desc = [IP6Field("address", "::"), ShortField("port", 0)]
@@ -239,7 +239,7 @@ def _host_part() -> list[Any]:
 
 
 class _Kinds(Packet):
-    """Fills in `range_kinds` from the entries, and gives the entries their kinds when it takes them apart."""
+    """Computes `range_kinds` from the entries when building, and sets the entries' kinds when dissecting."""
 
     range_kinds: int | None
     entries: list[ProofEntry]
@@ -274,7 +274,7 @@ class RivuletSyn(_Kinds):
 
 
 class RivuletRequest(_Kinds):
-    """The payload of every other request: ToR block, sealed head, proof, sealed tail, MAC, what is asked for."""
+    """Payload of every other request: ToR block, sealed head, proof, sealed tail, MAC, wanted ranges."""
 
     name = "Rivulet request"
     fields_desc = [
@@ -288,7 +288,7 @@ class RivuletRequest(_Kinds):
 
 
 class RivuletResponse(Packet):
-    """The payload of a response. `body_class` stands in the TCP option and decides what the body is."""
+    """Payload of a response. `body_class` is in the TCP option and decides the type of the body."""
 
     name = "Rivulet response"
 
@@ -324,13 +324,13 @@ class RivuletResponse(Packet):
     ]
 
     def class_name(self) -> str:
-        """The class by the option of the TCP header below; DATA where there is none yet."""
+        """The class in the option of the TCP header below; DATA if there is no such header yet."""
         fields = option_fields(self.underlayer) if isinstance(self.underlayer, TCP) else None
         return fields["class"] if fields else "DATA"
 
 
 class RivuletHeartbeat(Packet):
-    """What a replica tells the ToR."""
+    """The heartbeat that a replica sends to the ToR."""
 
     name = "Rivulet heartbeat"
     fields_desc = [
@@ -347,12 +347,12 @@ class RivuletHeartbeat(Packet):
 
     @classmethod
     def dispatch_hook(cls, _pkt: bytes = b"", *_args: Any, **_kargs: Any) -> type[Packet]:
-        """An answer has a flag of its own, at the same place."""
+        """A flag at the same offset distinguishes answers from heartbeats."""
         return RivuletAnswer if len(_pkt) >= 2 and _pkt[1] & ANSWER else cls
 
 
 class RivuletAnswer(Packet):
-    """What the ToR answers."""
+    """The ToR's answer to a heartbeat."""
 
     name = "Rivulet heartbeat answer"
     fields_desc = [
@@ -376,13 +376,13 @@ bind_layers(UDP, RivuletHeartbeat, sport=HEARTBEAT_PORT)
 
 
 def option(name: str | int, number_low: int = 0) -> tuple[int, bytes]:
-    """The TCP option of a class, as scapy has options."""
+    """The TCP option of a class, in scapy's form."""
     value = CLASSES[name] if isinstance(name, str) else name
     return OPTION_KIND, EX_ID.to_bytes(2, "big") + bytes([value, VERSION << 4]) + number_low.to_bytes(2, "big")
 
 
 def option_fields(tcp: TCP) -> dict[str, Any] | None:
-    """Class and number_low of a TCP header whose first option is ours, else None."""
+    """Class and number_low of a TCP header whose first option is Rivulet's; None for any other header."""
     first = tcp.options[0] if tcp.options else None
     if not first or first[0] != OPTION_KIND or len(first[1]) != 6 or first[1][:2] != EX_ID.to_bytes(2, "big"):
         return None
@@ -394,7 +394,7 @@ def option_fields(tcp: TCP) -> dict[str, Any] | None:
 
 
 def rivulet_tcp(name: str, number: int = 0, **fields: Any) -> TCP:
-    """A TCP header of a segment of this class: option, flags, window; the rest as in scapy."""
+    """TCP header of a segment of this class: option, flags and window; other fields have scapy's defaults."""
     flags = {"SYN": "S", "CLOSE": "FA"}.get(name, "PA")
     options: list[tuple[Any, Any]] = [option(name, number & 0xFFFF)]
     if "S" in str(fields.get("flags", flags)):
@@ -404,7 +404,7 @@ def rivulet_tcp(name: str, number: int = 0, **fields: Any) -> TCP:
 
 
 def syn_block(mss: int, ts_value: int, ts_echo: int, window_scale: int = 14) -> list[tuple[Any, Any]]:
-    """The 20 bytes of ordinary options behind ours in a SYN."""
+    """The 20 bytes of ordinary options behind Rivulet's in a SYN."""
     return [("MSS", mss), ("SAckOK", b""), ("Timestamp", (ts_value, ts_echo)), ("WScale", window_scale), ("EOL", None)]
 
 
@@ -423,7 +423,7 @@ def mark(at: int) -> ProofEntry:
 
 
 def dissect(frame: bytes) -> Packet:
-    """A frame as layers, with RivuletSyn, RivuletRequest or RivuletResponse on top of TCP if its option is ours.
+    """A frame as layers, with RivuletSyn, RivuletRequest or RivuletResponse above a TCP header with Rivulet's option.
 
     A payload that ends within a field stays `Raw`.
     """
@@ -443,7 +443,7 @@ def dissect(frame: bytes) -> Packet:
     if CLASSES.get(name, 0) >= 0x80:
         layer = RivuletResponse
     try:
-        # The class decides the fields, so the layer must know the header below while it is taken apart.
+        # The class decides which fields follow, so the layer needs the TCP header below while it is dissected.
         top = layer(payload, _underlayer=tcp)
     except (struct.error, IndexError, TypeError, ValueError, Scapy_Exception):
         return packet
@@ -453,7 +453,7 @@ def dissect(frame: bytes) -> Packet:
 
 
 def _tcp_payload(packet: Packet) -> bytes:
-    """The payload within the IP length: what follows is the padding of a short frame."""
+    """The payload within the IP length, without the Ethernet padding of a short frame."""
     tcp = packet[TCP]
     length = packet[IP].len - packet[IP].ihl * 4 if IP in packet else packet[IPv6].plen
     return bytes(tcp.payload)[: max(length - tcp.dataofs * 4, 0)]

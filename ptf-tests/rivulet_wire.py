@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 """The wire format without scapy: constants, nonces, checksums, the test vectors.
 
-`rivulet_scapy` builds and takes apart packets, broken ones too; `rivulet_check` says whether one is broken.
+`rivulet_scapy` builds and dissects packets; `rivulet_check` checks them against the format's rules.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _sip_rounds(v: tuple[int, int, int, int], n: int) -> tuple[int, int, int, in
 
 
 def sip_state(key: tuple[int, int], *words: int) -> tuple[int, int, int, int]:
-    """HalfSipHash-2-4's state behind these words of a message."""
+    """State of HalfSipHash-2-4 after these words of a message."""
     k0, k1 = key
     v = k0, k1, 0x6C796765 ^ k0, 0x74656462 ^ k1
     for word in words:
@@ -110,7 +110,7 @@ def half_sip_hash(key: tuple[int, int], *words: int) -> int:
 
 
 def nonce_r(k0: int, k1: int, tag: int, number: int) -> int:
-    """r(x): of the two words tag and number."""
+    """Nonce r(x) of a number: the hash of the two words tag and number."""
     return half_sip_hash((k0, k1), tag, number & _MASK)
 
 
@@ -123,23 +123,23 @@ def range_sum(key: tuple[int, int], tag: int, first: int, last: int) -> int:
 
 
 def flow_hash(key: tuple[int, int], client: bytes, service: bytes, client_port: int, service_port: int) -> int:
-    """Of a connection, under the service's slot key; addresses of 16 bytes, IPv4 mapped."""
+    """Hash of a connection under the service's slot key; addresses have 16 bytes, IPv4 is mapped."""
     words = [int.from_bytes((client + service)[at : at + 4], "big") for at in range(0, 32, 4)]
     return half_sip_hash(key, *words, client_port << 16 | service_port)
 
 
 def client_hash(key: tuple[int, int], client: bytes) -> int:
-    """Of a client's address alone, where a service has client affinity."""
+    """Hash of a client's address alone, for services with client affinity."""
     return half_sip_hash(key, *(int.from_bytes(client[at : at + 4], "big") for at in range(0, 16, 4)))
 
 
 def block_hash(key: tuple[int, int], tag: int, number: int, attempt: int) -> int:
-    """Of eight consecutive numbers and one attempt."""
+    """Hash of a block of eight consecutive numbers and one attempt."""
     return half_sip_hash(key, tag, (attempt & 7) << 29 | number >> 3)
 
 
 def owner(pick: int, slots: Sequence[tuple[int, int]], candidates: int) -> int | None:
-    """Who gets the packet of a hash or a turn: its slot's first, else its second, else any candidate, evenly."""
+    """The replica that gets a packet: its slot's first candidate, else the second, else any, chosen evenly."""
     for replica in slots[pick & (len(slots) - 1)]:
         if candidates >> replica & 1:
             return replica
@@ -152,23 +152,23 @@ def owner(pick: int, slots: Sequence[tuple[int, int]], candidates: int) -> int |
 
 
 def words_key(key: bytes) -> tuple[int, int]:
-    """The words of a key as the controller hands it out."""
+    """A key as the two words that the controller distributes."""
     return int.from_bytes(key[:4], "little"), int.from_bytes(key[4:8], "little")
 
 
 def tag_of(key: tuple[int, int], message: bytes) -> int:
-    """Of bytes as big-endian words."""
+    """Tag of bytes, which are hashed as big-endian words."""
     assert len(message) % 4 == 0
     return half_sip_hash(key, *(int.from_bytes(message[at : at + 4], "big") for at in range(0, len(message), 4)))
 
 
 def with_tag(key: tuple[int, int], message: bytes) -> bytes:
-    """A heartbeat or an answer, without its tag, and that."""
+    """A heartbeat or an answer (given without its tag) with its tag appended."""
     return message + tag_of(key, message).to_bytes(4, "big")
 
 
 def block_tag(key: tuple[int, int], option: bytes, sequence: int, payload: bytes) -> int:
-    """Of the ToR block at the start of a request's payload; `option` is the TCP option, 8 bytes."""
+    """Tag of the ToR block at the start of a request's payload; `option` is the TCP option, 8 bytes."""
     message = payload[:14] + payload[18:20] + option[4:8] + payload[20:24]
     if option[4] == REQUEST_CLASSES["SYN"]:
         return tag_of(key, message + sequence.to_bytes(4, "big"))

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the packet tests on one switch: own namespace, own veth pairs, own switch process; all gone afterwards.
+"""Runs the packet tests on one switch, in a network namespace with veth pairs that it removes at the end.
 
 ptf-tests/run.py --switch bmv2 [--binary PATH] [-- ptf arguments, such as test names]
 """
@@ -22,14 +22,14 @@ HERE = Path(__file__).resolve().parent
 PORTS = range(1, 9)
 GRPC = "127.0.0.1:9559"
 INTERFACES = [part for port in PORTS for part in ("-i", f"{port}@t{port}")]
-"""Of ptf: the tests' ends of the links."""
+"""Arguments of ptf: the tests' ends of the links."""
 RULE, THIN_RULE = "=" * 70, "-" * 70
 """Lines that unittest prints between failed tests."""
 
 
 @contextmanager
 def running_switch(switch: str, binary: str, flags: list[str], folder: Path) -> Iterator[tuple[Lab, Process]]:
-    """A namespace with a veth pair a port, pN for the switch and tN for the tests, and the switch, listening."""
+    """Starts the switch in a namespace with one veth pair per port: pN for the switch, tN for the tests."""
     log = folder / f"{switch}.log"
     log.unlink(missing_ok=True)
     with standing(Lab(folder)) as lab:
@@ -47,7 +47,7 @@ def running_switch(switch: str, binary: str, flags: list[str], folder: Path) -> 
 
 
 def failures(output: Iterable[str]) -> list[tuple[str, str]]:
-    """Name and message of each failed test, from what unittest prints: a rule, `FAIL: NAME`, a rule, a traceback."""
+    """Names and messages of failed tests, parsed from unittest's output: rule, `FAIL: NAME`, rule, traceback."""
     found: list[tuple[str, str]] = []
     name, message = "", list[str]()
     for line in [*output, RULE]:
@@ -67,7 +67,7 @@ def failures(output: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def version(binary: str) -> str:
-    """What a switch calls itself."""
+    """The first line of the switch's --version."""
     text = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False).stdout
     return text.strip().splitlines()[0] if text.strip() else Path(binary).name
 
@@ -75,13 +75,13 @@ def version(binary: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--switch", choices=switches.SWITCHES, default="embedded")
-    parser.add_argument("--binary", help="the switch to run instead of the one that is found")
-    parser.add_argument("--workers", type=int, default=1, help="threads of the embedded switch that move packets")
+    parser.add_argument("--binary", help="path of the switch; by default it is searched for")
+    parser.add_argument("--workers", type=int, default=1, help="packet threads of the embedded switch")
     parser.add_argument("--log-dir", type=Path, default=REPOSITORY / "build" / "ptf")
-    parser.add_argument("ptf", nargs="*", help="tests to run (all), or other arguments of ptf behind --")
+    parser.add_argument("ptf", nargs="*", help="tests to run (default: all), or, after --, other arguments of ptf")
     args = parser.parse_args()
     if args.workers != 1 and args.switch != "embedded":
-        parser.error("--workers: only the embedded switch has several")
+        parser.error("--workers: only the embedded switch has several workers")
     flags = ["--workers", str(args.workers)] if args.workers != 1 else []
     binary = args.binary or switches.program(args.switch)
     args.log_dir.mkdir(parents=True, exist_ok=True)

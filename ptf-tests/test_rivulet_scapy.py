@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-only
 # Reason: this file imports scapy (through rivulet_scapy), which is GPL-2.0-only.
-"""The Python side of the wire format is held to docs/wire-vectors.json, as Rust and P4 are."""
+"""Checks the Python side of the wire format against docs/wire-vectors.json, as Rust and P4 are checked."""
 
 from __future__ import annotations
 
@@ -169,14 +169,14 @@ def test_fields_of_every_packet(vector: dict[str, Any]) -> None:
 
 
 @by_name("packets")
-def test_every_packet_builds_again_with_counts_lengths_and_checksums_left_out(vector: dict[str, Any]) -> None:
+def test_packets_rebuild_without_their_computed_fields(vector: dict[str, Any]) -> None:
     p = rs.dissect(bytes.fromhex(vector["frame"]))
     clear(p)
     assert bytes(p).hex() == vector["frame"]
 
 
 def clear(packet: Any) -> None:
-    """Deletes what is computed, in this layer and in all it holds; the builder has to find it again."""
+    """Deletes the computed fields of this layer and of all layers in it, so that building computes them again."""
     computed = {"chksum", "len", "plen", "dataofs", "range_count", "want_count", "ucont_count", "member_count"}
     computed |= {"range_kinds"}
     while packet:
@@ -195,12 +195,12 @@ def clear(packet: Any) -> None:
 
 
 @by_name("packets")
-def test_the_strict_parser_takes_every_valid_packet(vector: dict[str, Any]) -> None:
+def test_strict_parser_accepts_every_valid_packet(vector: dict[str, Any]) -> None:
     rivulet_check.check_frame(bytes.fromhex(vector["frame"]))
 
 
 @by_name("invalid")
-def test_the_strict_parser_names_the_error_and_its_place(vector: dict[str, Any]) -> None:
+def test_strict_parser_reports_error_and_position(vector: dict[str, Any]) -> None:
     with pytest.raises(rivulet_check.WireError) as caught:
         rivulet_check.check_frame(bytes.fromhex(vector["frame"]))
     error = caught.value
@@ -208,11 +208,11 @@ def test_the_strict_parser_names_the_error_and_its_place(vector: dict[str, Any])
 
 
 @by_name("invalid")
-def test_scapy_takes_broken_packets_apart_without_failing(vector: dict[str, Any]) -> None:
+def test_broken_packets_dissect_without_exception(vector: dict[str, Any]) -> None:
     rs.dissect(bytes.fromhex(vector["frame"]))
 
 
-def test_heartbeats_in_the_rack_and_from_outside() -> None:
+def test_heartbeats_over_ethernet_and_udp() -> None:
     for v in VECTORS["heartbeats"]:
         raw = bytes.fromhex(v["bytes"])
         rivulet_check.check_heartbeat(raw)
@@ -225,7 +225,7 @@ def test_heartbeats_in_the_rack_and_from_outside() -> None:
         assert wire.with_tag(wire.words_key(bytes.fromhex(VECTORS["heartbeat_key"])), raw[:-4]) == raw
 
 
-def test_answers_in_the_rack_and_to_outside() -> None:
+def test_heartbeat_answers_over_ethernet_and_udp() -> None:
     for v in VECTORS["answers"]:
         raw = bytes.fromhex(v["bytes"])
         for p in (Ether(bytes(Ether(type=0x88B5) / raw)), Ether(bytes(Ether() / IP() / UDP(sport=34997) / raw))):
@@ -279,7 +279,7 @@ def test_nonces() -> None:
         assert wire.nonce_r(k0, k1, tag, number) == r
 
 
-def test_a_request_written_by_hand_is_taken_and_its_sums_are_right() -> None:
+def test_hand_built_request_is_valid_with_right_sums() -> None:
     keys = VECTORS["nonce_keys"][0]
     key = (keys["k"]["k0"], keys["k"]["k1"])
     proof = [rs.entry("ORIGINAL", 0xFFFFFFFE, 3, base=0xFFFFFFFE, tag=9, key=key), rs.mark(1)]

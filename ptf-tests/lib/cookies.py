@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cookies and timestamps of stateless TCP, said a second time and from docs/plain.md: it shares no line with the P4."""
+"""Second implementation of stateless TCP's cookies and timestamps, from docs/plain.md alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from packets import ACK, SYN, Address, tcp
 from rivulet_wire import half_sip_hash, sip_state
 
 Key = tuple[int, int]
-MINUTE = 1 << 26  # microseconds of the common clock in the unit of a SYN-ACK's timestamp
+MINUTE = 1 << 26  # time unit of a SYN-ACK's timestamp, in microseconds of the common clock
 CLASSES = (536, 1220, 1440, 1460)
 SHIFTS = (0, 2, 4, 6, 7, 8, 9, 11)
 MAX_ANSWER = 15 << 10
@@ -21,7 +21,7 @@ BARE_SEGMENT = 1024
 
 
 def words(client: Address, port: int, service_port: int) -> list[int]:
-    """What a cookie is made of."""
+    """The words that a cookie is the hash of."""
     mapped = int(client) | (0xFFFF << 32 if client.version == 4 else 0)
     return [mapped >> at & 0xFFFFFFFF for at in (96, 64, 32, 0)] + [port << 16 | service_port]
 
@@ -43,13 +43,13 @@ def opening(key: Key, flow: list[int], minute: int, first: int, shift: int) -> i
 
 
 def answer_value(start: int, scale: int = 4, next_: int = 0x123, version: int = 1) -> int:
-    """TSval of an answer that begins there."""
+    """TSval of an answer that begins at this sequence number."""
     n = start // 64 + 32
     return n >> 5 << 24 | (n & 31) << 17 | next_ << 5 | version << 3 | scale
 
 
 def large_value(position: int, kind: int, window: int = 20, number: int = 3, check: int = 1, scale: int = 4) -> int:
-    """TSval of a large answer's segment that begins there."""
+    """TSval of a large answer's segment that begins at this position."""
     return (position >> 16) % 256 << 24 | kind << 22 | window << 16 | number << 5 | check << 3 | scale
 
 
@@ -58,7 +58,7 @@ def kernel_value(slot: int, clock: int = 77) -> int:
 
 
 def stamps(value: int, echo: int) -> bytes:
-    """Aligned timestamps."""
+    """The timestamps option, aligned by two NOPs."""
     return bytes.fromhex("0101080a") + struct.pack("!II", value, echo)
 
 
@@ -69,11 +69,11 @@ LAYOUTS = {
     "WINDOWS": "mss nop ws nop nop sack",
     "LINUX_BARE": "mss nop nop sack nop ws",
 }
-"""How common stacks order the options of a SYN."""
+"""Order of the options in a SYN of common TCP stacks."""
 
 
 def options(layout: str, mss: int, shift: int, value: int, echo: int = 0) -> bytes:
-    """Options in this order; a shift of None: NOPs in place of the window scale."""
+    """Options in the order of `layout`; shift None puts NOPs in place of the window scale."""
     pieces = {
         "mss": struct.pack("!BBH", 2, 4, mss),
         "sack": b"\x04\x02",
@@ -97,7 +97,7 @@ def welcome(
     answer_options: bytes,
     isn: int,
 ) -> bytes:
-    """The segment of a SYN-ACK."""
+    """The expected SYN-ACK segment."""
     sport, dport = ports
     return tcp(
         service,
@@ -112,6 +112,6 @@ def welcome(
 
 
 def client_cell(slot_key: Key, client: Address) -> int:
-    """Cell of `plain_meter`."""
+    """Cell of `plain_meter` that counts this client."""
     _, v1, _, v3 = sip_state(slot_key, *words(client, 0, 0)[:4])
     return (v1 ^ v3) & 0xFFF

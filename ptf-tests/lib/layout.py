@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where everything is in the rack under test, and what a test's pool and service are."""
+"""Addresses and ports of the rack under test, and the state that a test keeps for a pool and a service."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ CLIENTS = {4: ip("198.51.100.10"), 6: ip("2001:db8:c::10")}
 TAGGED_HOPS = 100  # next hop 100 + port sends tagged with VLAN_RACK
 VLAN_RACK, VLAN_CLIENT = 100, 200
 PATIENCE_S = 20.0  # seconds after which a wait for something that must happen fails
-FOREVER = 3_600_000_000  # microseconds of silence allowed where liveness is not what a test is about
-# What the controller sets; no test but those about the limits meets them.
+FOREVER = 3_600_000_000  # microseconds: bound of pools in tests that are not about liveness
+# Values that the controller sets; only the tests of the limits reach them.
 REPLAY_LIMIT, OPENINGS_LIMIT = 262_144, 32_768
 SKETCH_MASK = 262_143  # all words of a row
-SLOT = 1 << 22  # microseconds of a slot of the sketch
+SLOT = 1 << 22  # microseconds: time slot of the sketch
 SKETCH_KEY = (0x5EED0001, 0x5EED0002)
 OFF, COUNT, ENFORCE = 0, 1, 2
 NO_PLAIN, KERNEL, STATELESS, TRODS = 0, 1, 2, 3  # plain_t
@@ -40,17 +40,19 @@ def host_mac(port: int) -> bytes:
 
 @dataclass
 class Pool:
-    """Replicas of one pool: `ports[r]` is where replica r is."""
+    """Replicas of one pool: replica r is at port `ports[r]`."""
 
     id: int
     ports: list[int]
     bound: int
     settle: int = 0
     hop_base: int = 0
-    heard: int = 0
+    last_sequence: int = 0
+    """Sequence number of the last heartbeat sent for any replica."""
     sent: Counter[int] = field(default_factory=Counter)
-    """Heartbeats sent for each replica, and what the switch had counted of each before."""
-    before: dict[int, int] = field(default_factory=dict)
+    """Heartbeats sent for each replica."""
+    counted_before: dict[int, int] = field(default_factory=dict)
+    """Heartbeats of each replica that the switch had counted before the first of `sent`."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while a heartbeat gets its sequence number and is sent: out of order, it would be refused as a replay."""
 
@@ -60,7 +62,7 @@ class Pool:
 
 @dataclass
 class Service:
-    """A service of one address and port, its keys, and how its requests look when nothing is wrong."""
+    """A service with one address and port, its keys, and the fields of a valid request."""
 
     id: int
     address: Address

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ToR does with a frame, said a second time and from the documents: wire-format.md, the RFCs, dataplane.md.
+"""Second implementation of the ToR's decisions, from wire-format.md, dataplane.md and the RFCs.
 
-It shares no line with the P4 program. `Model.judge` takes a frame as a client sends it and says what must become of
-it: dropped for a reason, handed to a replica as these bytes, answered, routed, or given to the controller.
+It shares no line with the P4 program. `Model.judge` takes a frame of a client and returns what the switch must do
+with it: drop it for a reason, forward it as these bytes, answer it, route it, or send it to the controller.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ EXTENSIONS = {0, 43, 50, 51, 60, 135, 139, 140}
 FRAGMENT_HEADER = 44
 SYN_CLASS, NORMAL, PROBE, TIMEOUT, RESTART, REKEY, CLOSE = range(7)
 ONCE = {NORMAL, REKEY}
-ANSWERING = (NORMAL, PROBE, REKEY)  # their proof reaches the number that they answer
+ANSWERING = (NORMAL, PROBE, REKEY)  # their proof covers the number that they answer
 
 
 class Malformed(Exception):
-    """Why a parser stops."""
+    """The drop reason with which a parser stops."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Verdict:
     kind: str
     detail: str | int = ""
     port: int = 0
-    key: tuple[int, ...] | None = None  # what the replay defence would count
+    key: tuple[int, ...] | None = None  # key under which the replay defence counts the request
 
 
 @dataclass
 class ServiceModel:
-    """A service as the model knows it: everything enforced, block policy."""
+    """A service in the model: every check enforced, block policy."""
 
     address: bytes  # 16 bytes
     port: int
@@ -61,7 +61,7 @@ class Parsed:
     protocol: int = -1
     fragment: bool = False
     extension: bool = False
-    l4: bytes = b""  # the IP payload, without what lies behind the IP packet
+    l4: bytes = b""  # the IP payload, without Ethernet padding
     tcp: bool = False
     request: Request | None = None
     response: bool = False
@@ -75,7 +75,7 @@ class Parsed:
 
 @dataclass
 class Request:
-    """The switch's part of a request."""
+    """The fields of a request that the switch reads."""
 
     class_: int = 0
     attempt: int = 0
@@ -150,7 +150,7 @@ def _ipv4(p: Parsed, body: bytes) -> None:
             _udp(p, body[header:])
         elif p.protocol == 1:
             _icmp(p, body[header:])
-    # What the parser refuses has its own reason first.
+    # A packet that the parser refuses is dropped for that reason, not for its header checksum.
     need(internet_checksum(body[:header]) == 0, "IPV4_CHECKSUM")
 
 
@@ -261,7 +261,7 @@ def _rivulet(p: Parsed, options: bytes, payload: bytes, flags: int, syn: bool) -
     )
     need(count <= 16 and not (class_ == RESTART and count), "ENTRY_COUNT")
     need(r.attempt == 0 or (r.attempt <= 3 and class_ != NORMAL), "ATTEMPT")
-    # The switch extracts four entries at most, from the frame, before it compares lengths.
+    # The switch extracts at most four entries, from the frame, before it compares lengths.
     need(len(payload) >= 44 + 8 * count, "REQUEST_LENGTH")
     need(low == r.number & 0xFFFF, "NUMBER_LOW")
     all_kinds = [kinds >> (30 - 2 * i) & 3 for i in range(16)]
@@ -276,7 +276,7 @@ def _rivulet(p: Parsed, options: bytes, payload: bytes, flags: int, syn: bool) -
 
 
 class Model:
-    """The rack as the model knows it. `routes`: (network, port)."""
+    """The rack in the model. `routes`: (network, port)."""
 
     def __init__(self, own_mac: bytes, own: set[bytes], services: list[ServiceModel]) -> None:
         self.own_mac, self.own = own_mac, own
@@ -286,7 +286,7 @@ class Model:
         self.used: dict[tuple[int, ...], int] = {}
 
     def judge(self, frame: bytes, clock: int) -> Verdict:
-        """What must become of the frame; remembers the numbers that were used."""
+        """The expected verdict on a frame. Remembers the numbers that were used."""
         try:
             p = parse(frame)
         except Malformed as reason:
@@ -399,7 +399,7 @@ class Model:
 
     @staticmethod
     def _form(r: Request) -> str:
-        """What is wrong with the first four entries, the last fault of them, or with what they cover."""
+        """Drop reason of the last fault in the first four entries, or of a fault in what they cover."""
         wrong, before, any_range = "", -1, False
         for (first, last, total), kind in list(zip(r.entries, r.kinds, strict=True))[:4]:
             if kind < 2:

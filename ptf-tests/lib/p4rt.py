@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small synchronous P4Runtime client: what the packet tests need of one switch, by P4Info names."""
+"""Small synchronous P4Runtime client for the packet tests; names are those of the P4Info."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def encode(value: int) -> bytes:
 
 
 class P4Info:
-    """Entities by alias, and the enumerations of the program."""
+    """Entities of a P4Info by alias, and the program's enumerations."""
 
     def __init__(self, path: Path) -> None:
         self.message = text_format.Parse(path.read_text(), p4i.P4Info())
@@ -46,7 +46,7 @@ class P4Info:
 
 
 class Switch:
-    """One switch, this client its primary controller. Everything written is remembered and can be taken back."""
+    """One switch, with this client as its primary controller."""
 
     def __init__(self, address: str, p4info: Path, device_config: Path, device_id: int = 0) -> None:
         self.device_id = device_id
@@ -78,14 +78,14 @@ class Switch:
                 elif kind == "digest":
                     self.digest_lists.put(response.digest)
         except grpc.RpcError:
-            pass  # the switch is gone; the next call says so
+            pass  # the switch has ended; the next call raises the error
 
     def close(self) -> None:
         self._requests.put(None)
         self.channel.close()
 
     def push(self) -> None:
-        """Installs the program; every table, counter and register starts anew."""
+        """Installs the program, which clears every table, counter and register."""
         self.stub.SetForwardingPipelineConfig(
             p4r.SetForwardingPipelineConfigRequest(
                 device_id=self.device_id,
@@ -162,7 +162,7 @@ class Switch:
         self.write(self._update("MODIFY", table_entry=entry))
 
     def set_meter(self, meter: str, index: int, per_second: int | None, burst: int = 1) -> None:
-        """Packets a second above which the meter says red; None: unlimited again."""
+        """Sets the rate in packets per second above which the meter is red; None removes the limit."""
         entry = p4r.MeterEntry(meter_id=self.info.meters[meter].preamble.id, index=p4r.Index(index=index))
         if per_second is not None:
             entry.config.cir = entry.config.pir = per_second
@@ -244,6 +244,6 @@ class Switch:
         return found
 
     def drop_events(self) -> None:
-        """Forgets the events that have come so far."""
+        """Discards the events received so far."""
         while not self.digest_lists.empty():
             self.digest_lists.get_nowait()

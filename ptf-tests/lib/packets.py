@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames as bytes: built field by field, edited by name, every checksum verified.
+"""Builds frames byte by byte, edits fields by name and verifies every checksum.
 
-No packet library: what is expected is the frame that was sent with named edits, byte for byte.
+It uses no packet library. The expected frame is the sent frame with named edits, compared byte for byte.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def ip(text: str) -> Address:
 
 
 def number(address: Address) -> int:
-    """The address as tables have it: 128 bits, IPv4 as ::ffff:a.b.c.d."""
+    """The address as the tables' keys have it: 128 bits, IPv4 as ::ffff:a.b.c.d."""
     return int(address) | (0xFFFF << 32 if address.version == 4 else 0)
 
 
@@ -94,7 +94,7 @@ def ipv6(
 
 
 def ip_packet(src: Address, dst: Address, protocol: int, payload: bytes, **fields: int) -> bytes:
-    """IPv4 or IPv6, as the addresses are; `ttl` is the hop limit."""
+    """An IPv4 or IPv6 packet, by the type of the addresses; `ttl` is the hop limit."""
     if src.version == 4:
         return ipv4(src, dst, protocol, payload, **fields)  # type: ignore[arg-type]
     return ipv6(src, dst, protocol, payload, **({"hop_limit": fields["ttl"]} if "ttl" in fields else {}))
@@ -107,7 +107,7 @@ def pseudo(src: Address, dst: Address, protocol: int, length: int) -> bytes:
 
 
 def with_checksum(src: Address, dst: Address, protocol: int, segment: bytes, at: int) -> bytes:
-    """The segment with the checksum at byte `at` filled in."""
+    """Returns the segment with its checksum filled in at byte `at`."""
     segment = segment[:at] + b"\0\0" + segment[at + 2 :]
     total = internet_checksum(pseudo(src, dst, protocol, len(segment)) + segment)
     if protocol == UDP and total == 0:
@@ -163,13 +163,13 @@ class Entry:
 
 
 def good_range(kind: str, key: tuple[int, int], tag: int, base: int, first: int, last: int) -> Entry:
-    """A range of offsets from base with its right sum."""
+    """A range of offsets from base with its correct sum."""
     return Entry(KINDS[kind], first, last, range_sum(key, tag, base + first, base + last))
 
 
 @dataclass(frozen=True)
 class Request:
-    """A Rivulet request with every field that the switch reads; None means "as it should be"."""
+    """A Rivulet request with every field that the switch reads; None: the valid value."""
 
     name: str = "NORMAL"
     tag: int = 0xA0B0C0D0
@@ -230,7 +230,7 @@ class Request:
         return replace(self, **fields)  # type: ignore[arg-type]
 
 
-# What every replica of the tests shares with the ToR, unless a test gives it something else.
+# Keys that every replica shares with the ToR unless a test installs others.
 BEAT_KEY, BLOCK_KEY, KEY_EPOCH = (0xBEA70001, 0xBEA70002), (0xB10C0001, 0xB10C0002), 5
 
 
@@ -251,7 +251,7 @@ def heartbeat(
 
 
 def heartbeat_answer(beat: bytes, tor_id: int, alive: int, plain: int, settled: bool = True) -> bytes:
-    """The answer to a heartbeat, under the same key."""
+    """The ToR's answer to a heartbeat, under the same key."""
     flags = ANSWER | (SETTLED if settled else 0)
     head = beat[:1] + bytes([flags]) + beat[2:6] + struct.pack("!H", tor_id) + beat[8:16]
     return with_tag(BEAT_KEY, head + struct.pack("!QQ", alive, plain))
@@ -262,7 +262,7 @@ def heartbeat_answer(beat: bytes, tor_id: int, alive: int, plain: int, settled: 
 
 @dataclass
 class Frame:
-    """Where the parts of a frame are."""
+    """A frame with the offsets of its headers."""
 
     data: bytes
     vlan: int | None = None
@@ -280,12 +280,12 @@ class Frame:
         return self.ether_type == 0x0800 and bool(int.from_bytes(self.data[self.l3 + 6 : self.l3 + 8], "big") & 0x3FFF)
 
     def payload(self) -> bytes:
-        """The IP packet, without Ethernet padding."""
+        """The IP packet without Ethernet padding."""
         return self.data[self.l3 : self.end]
 
 
 def parse(data: bytes, quoted: bool = False) -> Frame:
-    """Finds the headers and verifies every checksum that a frame of these tests can hold."""
+    """Finds the headers and verifies every checksum of a frame."""
     frame = Frame(data)
     at = 12
     frame.ether_type = int.from_bytes(data[at : at + 2], "big")
@@ -339,7 +339,7 @@ def _parse_ip(frame: Frame) -> None:
 def forwarded(
     data: bytes, *, dst: bytes, src: bytes, vlan: int | None = None, ttl: int = -1, stamp: bytes | None = None
 ) -> bytes:
-    """The frame as the ToR forwards it: MACs, hop limit, VLAN tag, and the ToR block of a request."""
+    """The frame as the ToR forwards it, with new MACs, hop limit, VLAN tag and ToR block."""
     frame = parse(data)
     l3 = bytearray(data[frame.l3 :])
     if frame.ether_type == 0x0800:
@@ -360,7 +360,7 @@ def forwarded(
 
 
 def tor_block(data: bytes) -> bytes:
-    """The 18 bytes that the ToR overwrites, of a frame with a request."""
+    """The 18 bytes of a request that the ToR overwrites."""
     frame = parse(data)
     at = frame.l4 + (data[frame.l4 + 12] >> 4) * 4
     return data[at : at + TOR_BLOCK]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rack under test: a ToR, replicas on ports 1 to 4, clients on port 5, an uplink on port 6, others on 7 and 8.
+"""The rack under test: a ToR, replicas at ports 1 to 4, clients at port 5, an uplink at port 6, other hosts at 7 and 8.
 
-`RackTest` is the base of every packet test. A test takes services, pools, slot sets, epochs and groups of its own, so
-none depends on what a register held before it, and gives its entries back at the end.
+`RackTest` is the base of every packet test. Each test takes service, pool, slot set, epoch and group numbers that no
+test before it has used, so that old register values cannot affect it, and deletes its table entries at the end.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ from traffic import Traffic
 
 ROOT = Path(__file__).resolve().parents[2]
 _ids = itertools.count(1)
-_pools = itertools.count(1)  # at most 1,023 in a run
-LATE = 0.5  # seconds: half of the silence that kills where a test keeps replicas beating
-# Defences to take away, to see which tests notice: RIVULET_WITHOUT=sum,replay.
+_pools = itertools.count(1)  # the program has 1,023 pools, which is enough for a run
+LATE = 0.5  # seconds: half of the bound of tests whose replicas keep sending heartbeats
+# Checks to switch off, to see which tests then fail: RIVULET_WITHOUT=sum,replay.
 WITHOUT = [check for check in os.environ.get("RIVULET_WITHOUT", "").split(",") if check]
 _switch: Switch | None = None
 _clock_delta = 0
 
 
 def the_switch() -> Switch:
-    """The one switch of this run, with the program pushed and the rack's fixed entries installed."""
+    """The switch of this run, with the program and the rack's fixed entries installed."""
     global _switch
     if _switch is None:
-        # Another program than the committed one: ptf-tests/removal.py.
+        # ptf-tests/removal.py runs another program than the committed one.
         build = Path(os.environ.get("RIVULET_P4_BUILD", ROOT / "p4src" / "build"))
         params = testutils.test_params_get()
         switch = Switch(params["grpcaddr"], build / "rivulet.p4info.txtpb", build / "rivulet.json")
@@ -108,13 +108,13 @@ def set_tor(switch: Switch, **changes: int) -> None:
 
 
 def cookie_keys(keys: Sequence[tuple[int, int]], mtu: int) -> dict[str, int]:
-    """Parameters of `set_cookie_keys`: one key, or the usable one and another."""
+    """Parameters of `set_cookie_keys`: one key, or the usable key and another."""
     (current0, current1), (other0, other1) = keys[0], keys[-1]
     return {"current0": current0, "current1": current1, "other0": other0, "other1": other1, "mtu": mtu}
 
 
 def variants(cls: type) -> type:
-    """Runs a test with IPv4 and IPv6, untagged and tagged: four classes of its name with a suffix."""
+    """Makes four tests of a class, with IPv4 and IPv6, untagged and tagged; their names have a suffix."""
     import sys
 
     module = sys.modules[cls.__module__]
@@ -130,7 +130,7 @@ def variants(cls: type) -> type:
 
 
 def families(cls: type) -> type:
-    """Runs a test with IPv4 and IPv6."""
+    """Makes two tests of a class, with IPv4 and IPv6."""
     import sys
 
     module = sys.modules[cls.__module__]
@@ -143,8 +143,10 @@ def families(cls: type) -> type:
 
 
 def in_time(check: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Runs a check again, four times at most, that failed while the machine did not let heartbeats be sent or taken in
-    time: then replicas were silent that should not have been."""
+    """Repeats a failed check, at most four times, if heartbeats were late.
+
+    On a loaded machine heartbeats may be sent or handled so late that the switch excludes live replicas.
+    """
 
     @functools.wraps(check)
     def run(test: RackTest) -> None:
@@ -154,7 +156,7 @@ def in_time(check: Callable[[Any], None]) -> Callable[[Any], None]:
             try:
                 return check(test)
             except AssertionError:
-                # The threads that beat may have stood still as well: they say so when they run again.
+                # Threads that were not scheduled update `longest_gap` when they run again.
                 time.sleep(0.3)
                 if left == 0 or test.longest_gap < LATE:
                     raise
@@ -167,7 +169,7 @@ def in_time(check: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 class RackTest(Traffic):
-    """A switch with the rack's entries, and what a test adds to them."""
+    """A switch with the rack's entries, and methods that install a test's own."""
 
     family = 4
     vlan: int | None = None
@@ -188,7 +190,7 @@ class RackTest(Traffic):
         self.outcomes = self.switch.info.enum("outcome_t")
         self.event_kinds = self.switch.info.enum("event_kind_t")
         self.beating: list[tuple[threading.Event, threading.Thread]] = []
-        self.longest_gap = 0.0  # seconds that `keep_beating` was late, or the switch with what it sent
+        self.longest_gap = 0.0  # seconds by which `keep_beating` sent, or the switch handled, a heartbeat too late
 
     def tearDown(self) -> None:
         self.stop_beating()
@@ -196,7 +198,7 @@ class RackTest(Traffic):
         super().tearDown()
 
     def take_out(self, entries: int = 0, groups: int = 0) -> None:
-        """What was installed since there were so many."""
+        """Deletes the table entries and groups installed after the first `entries` and `groups`."""
         self.switch.delete(reversed(self.entries[entries:]))
         for group in self.groups[groups:]:
             self.switch.delete_group(group)
@@ -222,8 +224,11 @@ class RackTest(Traffic):
         members: int | None = None,
         settle: int | None = None,
     ) -> Pool:
-        """A pool with one replica on each of `ports`, all heard of unless `alive` is False: then who is never heard is
-        silent from the first packet on, else for as long as the bound nobody is."""
+        """Installs a pool with one replica at each of `ports`.
+
+        Each sends a heartbeat, so that none is excluded within the bound. With `alive` False none does, and the switch
+        excludes replicas without a heartbeat from the first packet on.
+        """
         pool = Pool(next(_pools) if pool_id is None else pool_id, list(ports), bound)
         pool.settle = settle if settle is not None else bound if alive else 0
         pool.hop_base = TAGGED_HOPS if self.vlan else 0
@@ -250,7 +255,7 @@ class RackTest(Traffic):
         return pool
 
     def set_pool(self, pool: Pool, **changes: int) -> None:
-        """Changes what the switch knows of a pool: members, bound, settle."""
+        """Changes members, bound or settle time of a pool in the switch."""
         full = (1 << len(pool.ports)) - 1
         values = {"members": full, "bound": pool.bound, "settle": pool.settle, "copies_group": pool.id} | changes
         self.modify("pools", {"pool": pool.id}, "set_pool", **values)
@@ -263,7 +268,7 @@ class RackTest(Traffic):
         epoch: int = packets.KEY_EPOCH,
         newest: int = 1,
     ) -> None:
-        """The ToR takes heartbeats of this replica under this key."""
+        """Installs the key under which the ToR accepts heartbeats of this replica."""
         match = {"pool": pool.id, "replica": replica, "key_epoch": epoch}
         self.insert("heartbeat_keys", match, "set_heartbeat_key", k0=key[0], k1=key[1], newest=newest)
 
@@ -281,44 +286,47 @@ class RackTest(Traffic):
             self.share_key(pool, replica)
 
     def beat(self, pool: Pool, replica: int, flags: int = 1, load: int = 0) -> None:
-        """One heartbeat, as the replica sends it."""
+        """Sends one heartbeat of a replica."""
         port = pool.ports[replica]
-        if replica not in pool.before:
-            pool.before[replica] = self.taken(pool, replica)
+        if replica not in pool.counted_before:
+            pool.counted_before[replica] = self.counted_heartbeats(pool, replica)
         with pool.lock:
-            pool.heard += 1
+            pool.last_sequence += 1
             pool.sent[replica] += 1
-            body = packets.heartbeat(pool.id, replica, flags=flags, load=load, sequence=pool.heard)
+            body = packets.heartbeat(pool.id, replica, flags=flags, load=load, sequence=pool.last_sequence)
             self.send(port, packets.ethernet(TOR_MAC, host_mac(port), 0x88B5, body, self.rack_vlan()))
 
-    def taken(self, pool: Pool, replica: int) -> int:
-        """Heartbeats of a replica that the switch has counted."""
+    def counted_heartbeats(self, pool: Pool, replica: int) -> int:
+        """Heartbeats of a replica that the switch has accepted, by its counters."""
         member = pool.member(replica)
         return self.switch.counter("heartbeats", member) + self.switch.counter("heartbeats_unready", member)
 
-    def waiting(self, pool: Pool, replica: int) -> int:
+    def uncounted_heartbeats(self, pool: Pool, replica: int) -> int:
         """Heartbeats sent for a replica that the switch has not counted yet."""
-        return pool.before[replica] + pool.sent[replica] - self.taken(pool, replica)
+        return pool.counted_before[replica] + pool.sent[replica] - self.counted_heartbeats(pool, replica)
 
-    def heard(self, pool: Pool) -> None:
-        """Waits until the switch has taken the heartbeats sent so far.
+    def wait_for_heartbeats(self, pool: Pool) -> None:
+        """Waits until the switch has counted all heartbeats sent so far.
 
-        They arrive at other ports than the client's next frame, and a busy switch serves its ports in any order.
+        Heartbeats arrive at other ports than the client's next frame; a loaded switch serves ports in any order.
         """
-        wanted = {replica: pool.before[replica] + count for replica, count in pool.sent.copy().items()}
+        wanted = {replica: pool.counted_before[replica] + count for replica, count in pool.sent.copy().items()}
         for replica, count in wanted.items():
             self.until(
-                lambda replica=replica, count=count: self.taken(pool, replica) >= count,
-                f"the switch has not taken {count} heartbeats of replica {replica}",
+                lambda replica=replica, count=count: self.counted_heartbeats(pool, replica) >= count,
+                f"the switch has not counted {count} heartbeats of replica {replica}",
             )
 
-    def returned(self, pool: Pool, replica: int) -> None:
-        """Waits until the switch has taken more heartbeats of a replica than its return needs."""
-        wanted = self.taken(pool, replica) + 4
-        self.until(lambda: self.taken(pool, replica) >= wanted, f"the switch takes no heartbeats of replica {replica}")
+    def wait_for_return(self, pool: Pool, replica: int) -> None:
+        """Waits for more heartbeats of a replica to be counted than its return needs."""
+        wanted = self.counted_heartbeats(pool, replica) + 4
+        self.until(
+            lambda: self.counted_heartbeats(pool, replica) >= wanted,
+            f"the switch counts no heartbeats of replica {replica}",
+        )
 
     def until(self, done: Callable[[], bool], problem: str) -> None:
-        """Waits for a condition that must come true; fails with `problem` after PATIENCE_S."""
+        """Waits for a condition that must become true; fails with `problem` after PATIENCE_S."""
         deadline = time.monotonic() + PATIENCE_S
         while not done():
             if time.monotonic() > deadline:
@@ -326,9 +334,9 @@ class RackTest(Traffic):
             time.sleep(0.002)
 
     def answer(self, port: int, beat: bytes) -> bytes:
-        """The answer to this heartbeat, which must arrive at this port.
+        """Returns the answer to this heartbeat, which must arrive at this port.
 
-        Answers to other heartbeats may arrive before it, also to those of the test before.
+        Answers to other heartbeats may arrive before it, also answers to those of the test before.
         """
         deadline = time.monotonic() + PATIENCE_S
         while (found := self.dataplane.take_answer(beat)) is None:
@@ -339,7 +347,7 @@ class RackTest(Traffic):
         return got
 
     def keep_beating(self, pool: Pool, replicas: Sequence[int], interval: float) -> threading.Event:
-        """Heartbeats of these replicas from a thread, until the event it gives is set."""
+        """Sends heartbeats of these replicas from a thread until the returned event is set."""
         stop = threading.Event()
 
         def run() -> None:
@@ -350,15 +358,15 @@ class RackTest(Traffic):
                 beats += 1
                 now = time.monotonic()
                 before, gap = now, now - before
-                # A switch that stands still leaves heartbeats waiting, as many as intervals went by. Not asked each
-                # time: that would keep a small machine busy.
+                # A stalled switch leaves heartbeats uncounted, one per interval. Read on every fourth heartbeat only:
+                # more reads would load a small machine.
                 if beats % 4 == 0:
-                    gap += interval * max(self.waiting(pool, replica) for replica in replicas)
+                    gap += interval * max(self.uncounted_heartbeats(pool, replica) for replica in replicas)
                 self.longest_gap = max(self.longest_gap, gap)
                 stop.wait(interval)
-            # Taken late, the last ones keep a replica alive that a test holds for dead.
+            # Counted late, the last heartbeats would keep a replica alive that the test assumes dead.
             try:
-                self.heard(pool)
+                self.wait_for_heartbeats(pool)
             finally:
                 self.longest_gap = max(self.longest_gap, time.monotonic() - before - interval)
 
@@ -376,7 +384,7 @@ class RackTest(Traffic):
         self.beating.clear()
 
     def add_slots(self, pairs: Sequence[tuple[int, int]]) -> tuple[int, int]:
-        """A slot set with these candidates, a power of two of them; its id and mask."""
+        """Installs a slot set with these candidates (a power of two of them); returns its id and mask."""
         assert len(pairs) & (len(pairs) - 1) == 0, "a power of two"
         slot_set = self.new_id()
         rows = (({"slot_set": slot_set, "slot": i}, {"first": a, "second": b}) for i, (a, b) in enumerate(pairs))
@@ -404,9 +412,9 @@ class RackTest(Traffic):
         usable: int = 1,
         slot_key: tuple[int, int] | None = None,
     ) -> Service:
-        """A service with keys, all checks enforced unless `modes` says otherwise.
+        """Installs a service with keys; all checks are enforced unless `modes` changes them.
 
-        `cookies`: keys of a stateless one's SYN cookies, the usable one first.
+        `cookies`: the SYN cookie keys of a stateless service, the usable one first.
         """
         pool = pool or self.add_pool()
         service_id = self.new_id()
@@ -459,7 +467,7 @@ class RackTest(Traffic):
             self.insert("cookie_keys", {"service": service.id}, "set_cookie_keys", **cookie_keys(cookies, mtu))
         self.insert("services", {"address": number(address), "port": service.port}, "set_service", service=service.id)
         self.insert("addresses", {"address": number(address)}, "service_address")
-        self.heard(pool)
+        self.wait_for_heartbeats(pool)
         return service
 
     def set_checks(self, service: Service, **changes: int) -> None:
@@ -469,7 +477,7 @@ class RackTest(Traffic):
     # ---- time ----
 
     def clock(self) -> int:
-        """About what the ToR's clock says now, microseconds."""
+        """Estimate of the ToR's clock, microseconds."""
         global _clock_delta
         if _clock_delta == 0:
             self.calibrate()
@@ -484,6 +492,6 @@ class RackTest(Traffic):
         self.send(CLIENT, frame)
         _, got = self.receive()
         _clock_delta = int.from_bytes(packets.tor_block(got)[:6], "big") - before
-        # Gone at once: a test that knows all services would not know this one.
+        # Deleted at once: tests that list all services must not find this one.
         self.switch.delete(reversed(self.entries[known:]))
         del self.entries[known:]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A test's packets: what clients send, and what has to come out of which port or be counted as dropped."""
+"""Packets of the tests: what clients send, and which frames must leave which port or be counted as dropped."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from p4rt import Switch
 from packets import CHECKED, TIME_VALID, Address, Request
 from ptf.base_tests import BaseTest
 
-SEEN_REASONS: set[str] = set()  # drop reasons that some test of this run has provoked
+SEEN_REASONS: set[str] = set()  # drop reasons that the tests of this run have provoked
 
 
 class Traffic(BaseTest):
-    """The half of `RackTest` that sends and receives, and says in words what was expected and what came."""
+    """Sends and receives frames for `RackTest`; failures state the expected and the received frame."""
 
     vlan: int | None
     switch: Switch
@@ -29,7 +29,7 @@ class Traffic(BaseTest):
     outcomes: dict[str, int]
 
     def clock(self) -> int:
-        """About what the ToR's clock says now, microseconds."""
+        """Estimate of the ToR's clock, microseconds."""
         raise NotImplementedError
 
     # ---- frames ----
@@ -41,13 +41,13 @@ class Traffic(BaseTest):
         return packets.ethernet(TOR_MAC, src or host_mac(CLIENT), ether_type, payload, self.vlan)
 
     def ip_frame(self, dst: Address, protocol: int, payload: bytes, **fields: Any) -> bytes:
-        """An IP packet of the client to `dst`."""
+        """An IP packet from the client to `dst`."""
         ether_type = 0x0800 if dst.version == 4 else 0x86DD
         src = fields.pop("src", None) or CLIENTS[dst.version]
         return self.from_client(ether_type, packets.ip_packet(src, dst, protocol, payload, **fields))
 
     def to_service(self, service: Service, request: Request, sport: int = 40000, **fields: Any) -> bytes:
-        """A request of the client as a frame."""
+        """A request of the client, as a frame."""
         sequence = fields.pop("sequence", 0x11112222)
         src = fields.get("src") or CLIENTS[service.address.version]
         segment = request.segment(src, service.address, sport, service.port, sequence)
@@ -62,7 +62,7 @@ class Traffic(BaseTest):
         return self.ip_frame(service.address, packets.TCP, segment, **extra)
 
     def good_request(self, service: Service, ranges: Sequence[tuple[int, int]] = ((0, 3),), **fields: Any) -> Request:
-        """A request with nothing wrong: a number of its own, fresh, with proofs of these ranges of originals."""
+        """A valid request: unused number, fresh, with proofs of these ranges of original packets."""
         tag = fields.pop("tag", self.random.getrandbits(32))
         base = fields.pop("base", next(service.numbers))
         kinds = fields.pop("kinds", ["ORIGINAL"] * len(ranges))
@@ -80,46 +80,46 @@ class Traffic(BaseTest):
         self.dataplane.send(0, port, frame)
 
     def receive(self, timeout: float = PATIENCE_S) -> tuple[int, bytes]:
-        """The next frame from any port: (port, frame), its checksums verified."""
+        """The next frame from any port as (port, frame); verifies its checksums."""
         result = self.dataplane.poll(0, timeout=timeout)
         if not isinstance(result, self.dataplane.PollSuccess):
-            self.fail(f"expected a frame within {timeout} s, none came")
+            self.fail(f"received no frame within {timeout} s")
         frame = bytes(result.packet)
         problems = packets.parse(frame).problems
         self.assertEqual(problems, [], f"the frame from port {result.port} is broken: {problems}\n{frame.hex()}")
         return result.port, frame
 
     def expect(self, port: int, frame: bytes) -> bytes:
-        """The next frame must come from this port and be this one, byte for byte."""
+        """Checks that the next frame leaves this port and equals `frame` byte for byte."""
         at, got = self.receive()
-        self.assertEqual(at, port, f"expected the frame from port {port}, it came from port {at}\n{got.hex()}")
+        self.assertEqual(at, port, f"expected the frame at port {port}, received it at port {at}\n{got.hex()}")
         self.same(frame, got)
         return got
 
     def same(self, wanted: bytes, got: bytes) -> None:
-        # Ethernet padding of short frames may go when a tag is added or taken.
+        # Adding or removing a tag may change the Ethernet padding of short frames.
         end = max(packets.parse(wanted).end, 14)
         if end == 14 or len(wanted) >= 64:
             end = len(wanted)
         if wanted[:end] != got[:end]:
             differing = [i for i in range(min(len(wanted), len(got))) if wanted[i] != got[i]]
             self.fail(
-                f"the frame differs at bytes {differing[:16]} (lengths {len(wanted)} expected, {len(got)} came)\n"
-                f"expected {wanted.hex()}\ncame     {got.hex()}"
+                f"the frame differs at bytes {differing[:16]} (lengths {len(wanted)} expected, {len(got)} received)\n"
+                f"expected {wanted.hex()}\nreceived {got.hex()}"
             )
 
     def quiet(self, wait: float = 0.15) -> None:
-        """Nothing comes from any port."""
+        """Checks that no port sends a frame for `wait` seconds."""
         result = self.dataplane.poll(0, timeout=wait)
         if isinstance(result, self.dataplane.PollSuccess):
-            self.fail(f"expected silence, port {result.port} sent {bytes(result.packet).hex()}")
+            self.fail(f"expected no frame, port {result.port} sent {bytes(result.packet).hex()}")
 
     @contextlib.contextmanager
     def drops(self, *reasons: str, count: int = 1, counter: str = "drops") -> Iterator[None]:
-        """Within: `count` packets are dropped for this reason (one of these), none for another; nothing comes out."""
+        """In this block `count` packets must be dropped, all for the same one of `reasons`, and no frame may leave."""
         before = self.switch.counters(counter)
         yield
-        # What the switch has counted it has decided, so the silence need not be long.
+        # A counted packet has been handled, so a short wait for stray frames is enough.
         deadline = time.monotonic() + PATIENCE_S
         while True:
             after = self.switch.counters(counter)
@@ -134,8 +134,10 @@ class Traffic(BaseTest):
         self.assertIn(changed, allowed, f"expected {count} drops for {' or '.join(reasons)}, counted {changed}")
 
     def metered(self, reason: str, frames: Sequence[bytes], per_packet: int = 1) -> int:
-        """Sends the frames; how many came out, each as `per_packet`. The others were dropped for this reason, by a
-        meter. Waits until all are accounted for."""
+        """Sends frames of which a meter drops some, for this reason; returns how many passed.
+
+        A frame that passes causes `per_packet` frames. Waits until every frame has left or is counted as dropped.
+        """
         index, came, sent = self.reasons[reason], 0, len(frames)
         before = self.switch.counters("drops").get(index, 0)
         for frame in frames:
@@ -150,12 +152,12 @@ class Traffic(BaseTest):
         SEEN_REASONS.add(reason)
         self.assertEqual(came % per_packet, 0)
         passed = came // per_packet
-        self.assertEqual(passed + dropped, sent, f"{passed} came out and {dropped} were dropped of {sent}")
+        self.assertEqual(passed + dropped, sent, f"of {sent} frames {passed} left and {dropped} were dropped")
         return passed
 
     @contextlib.contextmanager
     def counts(self, counter: str, index: int, count: int = 1) -> Iterator[None]:
-        """Within: this cell grows by `count`."""
+        """In this block the cell must grow by `count`."""
         before = self.switch.counter(counter, index)
         yield
         after, deadline = self.switch.counter(counter, index), time.monotonic() + PATIENCE_S
@@ -164,7 +166,7 @@ class Traffic(BaseTest):
         self.assertEqual(after - before, count, f"{counter}[{index}] grew by {after - before}, expected {count}")
 
     def outcome(self, service: Service, name: str) -> int:
-        """Cell of `service_outcomes`."""
+        """Index of the cell of `service_outcomes`."""
         return service.id * 16 + self.outcomes[name]
 
     def expect_request(
@@ -175,10 +177,10 @@ class Traffic(BaseTest):
         flags: int = CHECKED | TIME_VALID,
         replicas: Sequence[int] | None = None,
     ) -> int:
-        """The request must reach a replica of the pool, stamped; says which."""
+        """Checks that the request reaches a replica of the pool with a stamp; returns the replica."""
         port, got = self.receive()
         pool = service.pool
-        self.assertIn(port, pool.ports, f"the request went to port {port}, where no replica is")
+        self.assertIn(port, pool.ports, f"the request went to port {port}, where there is no replica")
         replica = pool.ports.index(port)
         if replicas is not None:
             self.assertIn(replica, replicas, f"the request went to replica {replica}, allowed were {list(replicas)}")
@@ -191,9 +193,9 @@ class Traffic(BaseTest):
         return replica
 
     def expect_plain(self, service: Service, sent: bytes, replicas: Sequence[int] | None = None) -> int:
-        """A packet that is passed on without a stamp; says to which replica."""
+        """Checks that a packet reaches a replica without a stamp; returns the replica."""
         port, got = self.receive()
-        self.assertIn(port, service.pool.ports, f"the packet went to port {port}, where no replica is")
+        self.assertIn(port, service.pool.ports, f"the packet went to port {port}, where there is no replica")
         replica = service.pool.ports.index(port)
         if replicas is not None:
             self.assertIn(replica, replicas, f"the packet went to replica {replica}, allowed were {list(replicas)}")
@@ -201,12 +203,12 @@ class Traffic(BaseTest):
         return replica
 
     def passes(self, service: Service, request: Request, flags: int = CHECKED | TIME_VALID, **fields: Any) -> int:
-        """Sends a request that must reach a replica with these flags."""
+        """Sends a request that must reach a replica with these flags in its stamp."""
         frame = self.to_service(service, request, **fields)
         self.send(CLIENT, frame)
         return self.expect_request(service, frame, flags=flags)
 
     def fails(self, service: Service, request: Request, *reasons: str, **fields: Any) -> None:
-        """Sends a request that must be dropped for this reason (one of these)."""
+        """Sends a request that must be dropped for this reason (or one of these)."""
         with self.drops(*reasons):
             self.send(CLIENT, self.to_service(service, request, **fields))

@@ -9,7 +9,7 @@ from rack import RackTest, variants
 
 @variants
 class RequestReachesAReplica(RackTest):
-    """A good request with one range goes to one of the pool, stamped and marked, its checksum repaired."""
+    """A valid request reaches one replica of the pool, stamped and marked as checked, with a repaired checksum."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -23,7 +23,7 @@ class RequestReachesAReplica(RackTest):
 
 @variants
 class ResponseReachesTheClient(RackTest):
-    """A response of a replica is routed to the client, untouched but for MACs, hop limit and VLAN."""
+    """A replica's response is routed to the client; only MACs, hop limit and VLAN change."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -38,8 +38,8 @@ class ResponseReachesTheClient(RackTest):
 
 
 @variants
-class OnlyRequestsAndResponsesCountAsSuch(RackTest):
-    """By `replica_requests` and `port_answers` the controller finds who answers nothing: plain TCP is neither."""
+class PlainTcpIsNotCountedAsRequests(RackTest):
+    """`replica_requests` and `port_answers`, by which the controller finds stalled replicas, do not count plain TCP."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -63,7 +63,7 @@ class OnlyRequestsAndResponsesCountAsSuch(RackTest):
 
 @variants
 class EveryProofThatTheSwitchCanSee(RackTest):
-    """One to four ranges, of originals and retransmissions, with marks and excuses behind, pass marked."""
+    """One to four ranges, original or retransmitted, followed by marks and excuses, pass marked as checked."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -74,14 +74,14 @@ class EveryProofThatTheSwitchCanSee(RackTest):
         request = self.good_request(service, [(0, 3), (5, 6)])
         extras = (Entry(2, 5, 5, 0), Entry(3, 77, 0, 0), Entry(2, 6, 6, 0))
         self.passes(service, request.with_(entries=request.entries + extras))
-        # Four ranges and twelve entries behind them that have no sum: all is seen that matters.
+        # Four ranges and then twelve entries without a sum: the switch verifies every sum.
         request = self.good_request(service, ranges)
         self.passes(service, request.with_(entries=request.entries + (Entry(2, 1, 1, 0),) * 12))
 
 
 @variants
 class NumbersWrap(RackTest):
-    """Ranges across the wrap of 32-bit numbers, and the longest one that can be written down."""
+    """Ranges across the wrap of 32-bit numbers, and the longest encodable range, pass."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -92,7 +92,7 @@ class NumbersWrap(RackTest):
 
 @variants
 class EveryClassOfRequest(RackTest):
-    """All classes reach a replica; those without a proof go on without the mark."""
+    """Requests of every class reach a replica; those without a proof are not marked as checked."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -102,7 +102,7 @@ class EveryClassOfRequest(RackTest):
             )
         for name in ("TIMEOUT", "RESTART", "CLOSE"):
             self.passes(service, self.good_request(service, [], name=name), flags=TIME_VALID)
-        # A RESTART may be of any age.
+        # A RESTART may have any age.
         self.passes(service, self.good_request(service, [], name="RESTART", time=5), flags=TIME_VALID)
         with self.counts("service_outcomes", self.outcome(service, "OPENING")):
             self.passes(service, Request(name="SYN"), flags=TIME_VALID)
@@ -110,7 +110,7 @@ class EveryClassOfRequest(RackTest):
 
 @variants
 class BareSyn(RackTest):
-    """A SYN with our option and no data has no ToR block: it is passed on as it is."""
+    """A SYN with Rivulet's option and no data has no ToR block and is forwarded unchanged."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -121,23 +121,23 @@ class BareSyn(RackTest):
 
 
 @variants
-class TheStampIsTheTorsOwn(RackTest):
-    """Whatever a client writes into the ToR block is overwritten, the checked mark first of all."""
+class ClientsCannotSetTheStamp(RackTest):
+    """The switch overwrites the ToR block that a client sends, including the checked mark."""
 
     def check(self) -> None:
         service = self.add_service(modes={"sum": 0})
         for block in (b"\xff" * 18, bytes(range(18)), bytes(12) + b"\x03\x80" + bytes(4)):
             request = self.good_request(service, tor_block=block)
             bad = request.with_(entries=(Entry(0, 0, 3, 0xBAD),))
-            self.passes(service, bad, flags=TIME_VALID)  # nobody checked it
+            self.passes(service, bad, flags=TIME_VALID)  # not checked
         service = self.add_service()
         for block in (b"\xff" * 18, bytes(range(18)), bytes(12) + b"\x03\x80" + bytes(4)):
             self.passes(service, self.good_request(service, tor_block=block))
 
 
 @variants
-class AWrongTcpChecksumStaysWrong(RackTest):
-    """The repair is incremental: damage is not hidden by it."""
+class WrongTcpChecksumStaysWrong(RackTest):
+    """A request with a wrong TCP checksum still has a wrong one after the incremental repair."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -148,14 +148,14 @@ class AWrongTcpChecksumStaysWrong(RackTest):
             frame[at : at + 2] = wrong.to_bytes(2, "big")
             self.send(CLIENT, bytes(frame))
             result = self.dataplane.poll(0, timeout=PATIENCE_S)
-            self.assertIsInstance(result, self.dataplane.PollSuccess, "expected the request, none came")
+            self.assertIsInstance(result, self.dataplane.PollSuccess, "the request did not arrive")
             problems = packets.parse(bytes(result.packet)).problems
             self.assertEqual(problems, ["wrong TCP checksum"], "the switch made a wrong checksum right")
 
 
 @variants
 class ChecksumsOfManyStamps(RackTest):
-    """200 requests with random ToR blocks and payloads, every repaired checksum right."""
+    """The repaired checksum is right for 200 requests with random ToR blocks and payloads."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -165,7 +165,7 @@ class ChecksumsOfManyStamps(RackTest):
 
 
 class Ipv4OptionsAndTos(RackTest):
-    """A request behind IPv4 options of any length, with TOS and ECN bits, passes with both untouched."""
+    """A request with IPv4 options of any length, TOS and ECN bits passes with these unchanged."""
 
     def runTest(self) -> None:
         service = self.add_service()
@@ -178,7 +178,7 @@ class Ipv4OptionsAndTos(RackTest):
 
 @variants
 class ShortestRequest(RackTest):
-    """A request may end where the switch's part ends."""
+    """A request may end with the last field that the switch reads."""
 
     def check(self) -> None:
         service = self.add_service()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Malformed packets: each is dropped, counted by its reason, and nothing comes out."""
+"""Malformed packets: the switch drops each, counts it under its reason and sends nothing."""
 
 import struct
 
@@ -11,7 +11,7 @@ from rack import RackTest, families, variants
 
 @variants
 class MalformedOptions(RackTest):
-    """Our option with a wrong length, version, flag, class, place or data offset."""
+    """Rivulet's option with a wrong length, version, flag, class, position or data offset."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -28,7 +28,7 @@ class MalformedOptions(RackTest):
 
 @variants
 class OptionElsewhere(RackTest):
-    """Our option behind padding or timestamps, or with another option behind it, is malformed without SYN."""
+    """Rivulet's option after padding or timestamps, or before another option, is malformed except on a SYN."""
 
     def segment(self, service, options: bytes, flags: int = ACK) -> bytes:
         return self.plain(service, flags=flags, options=options, payload=bytes(100))
@@ -47,12 +47,12 @@ class OptionElsewhere(RackTest):
         for options in places:
             with self.drops("OPTION_FORM"):
                 self.send(CLIENT, self.segment(service, options))
-            # On a SYN it is plain TCP.
+            # On a SYN it makes the segment plain TCP.
             frame = self.segment(service, options, flags=SYN)
             with self.counts("service_outcomes", self.outcome(service, "PLAIN_SYN")):
                 self.send(CLIENT, frame)
                 self.expect_plain(service, frame)
-        # Another experiment's option is not ours.
+        # An option of another experiment is not Rivulet's.
         frame = self.segment(service, bytes.fromhex("fd08525700000000"))
         self.send(CLIENT, frame)
         self.expect_plain(service, frame)
@@ -60,7 +60,7 @@ class OptionElsewhere(RackTest):
 
 @variants
 class ClassAndFlags(RackTest):
-    """TCP flags that the class does not allow."""
+    """TCP flags that the request's class does not allow."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -77,7 +77,7 @@ class ClassAndFlags(RackTest):
 
 @variants
 class RequestsCutShort(RackTest):
-    """A segment that ends before the fields the switch reads, at every byte."""
+    """A segment that ends at any byte before the last field that the switch reads."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -86,7 +86,7 @@ class RequestsCutShort(RackTest):
             self.fails(service, good.with_(cut=cut), "REQUEST_LENGTH")
         fresh = self.good_request(service, [(0, 1), (3, 3), (5, 5), (8, 9)])
         self.passes(service, fresh.with_(cut=44 + 32))
-        # Entries that the switch does not look at must be there too.
+        # Entries that the switch does not read must be there too.
         self.fails(service, good.with_(range_count=16, range_kinds=0xAAAAAAAA, cut=44 + 120), "REQUEST_LENGTH")
         for cut in (1, 18, 23):
             self.fails(service, Request(name="SYN", cut=cut), "REQUEST_LENGTH")
@@ -94,7 +94,7 @@ class RequestsCutShort(RackTest):
 
 @variants
 class NumbersAndCounts(RackTest):
-    """The option's number, the count of entries, the attempt, the kinds."""
+    """Invalid low number in the option, count of entries, attempt and kinds."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -113,7 +113,7 @@ class NumbersAndCounts(RackTest):
         for kinds in (0x00000001, 0x20000000, 0x10000000, 0x000000C0):
             self.fails(service, good.with_(range_kinds=kinds), "ENTRY_KINDS")
         self.fails(service, Request(name="SYN", range_kinds=0x80000000), "ENTRY_KINDS")
-        # A range behind a mark or an excuse, among the first four and beyond.
+        # A range after a mark or an excuse, within the first four entries and after them.
         for kinds in (0x80000000, 0xC0000000, 0x20000000, 0x08000000):
             request = self.good_request(service, [(0, 1), (3, 3), (5, 5), (8, 9)], range_kinds=kinds)
             self.fails(service, request, "ENTRY_KINDS")
@@ -123,7 +123,7 @@ class NumbersAndCounts(RackTest):
 
 @variants
 class TcpHeaders(RackTest):
-    """A data offset below 5, or beyond the segment."""
+    """A data offset below 5, or beyond the end of the segment."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -135,7 +135,7 @@ class TcpHeaders(RackTest):
 
 @variants
 class UdpHeaders(RackTest):
-    """A length below 8, or beyond the packet."""
+    """A UDP length below 8, or beyond the end of the packet."""
 
     def check(self) -> None:
         for length in (0, 7, 14, 65535):
@@ -145,7 +145,7 @@ class UdpHeaders(RackTest):
 
 
 class Ipv4Headers(RackTest):
-    """Version, header length, total length, and the header checksum."""
+    """Invalid version, header length, total length and header checksum."""
 
     def runTest(self) -> None:
         service = self.add_service()
@@ -165,7 +165,7 @@ class Ipv4Headers(RackTest):
 
 
 class Ipv6Version(RackTest):
-    """Version 4 in a frame of IPv6."""
+    """Version 4 in an IPv6 frame."""
 
     family = 6
 
@@ -179,7 +179,7 @@ class Ipv6Version(RackTest):
 
 @variants
 class Truncated(RackTest):
-    """Frames that end before their headers do, or before their IP length says."""
+    """Frames that end within a header, or before their IP length."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -194,7 +194,7 @@ class Truncated(RackTest):
 
 @families
 class StackedVlans(RackTest):
-    """A second tag, of either kind."""
+    """Two VLAN tags, of either EtherType."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -228,8 +228,8 @@ class FragmentsAndExtensions(RackTest):
 
 
 @variants
-class NotForAService(RackTest):
-    """Another port, another protocol, a response, a group address: nothing of it reaches a replica."""
+class PacketsForNoService(RackTest):
+    """Packets with another port or protocol, responses, and group addresses: none reaches a replica."""
 
     def check(self) -> None:
         service = self.add_service(plain=NO_PLAIN)
@@ -250,7 +250,7 @@ class NotForAService(RackTest):
         for group in (b"\xff" * 6, b"\x01\x00\x5e\x00\x00\x01", b"\x33\x33\x00\x00\x00\x01"):
             with self.drops("MULTICAST_SERVICE"):
                 self.send(CLIENT, group + good[6:])
-        # A neighbour's frame to a replica's own MAC is no way around the checks.
+        # A neighbour's frame to a replica's own MAC does not bypass the checks.
         bad = self.good_request(service).with_(entries=(Entry(0, 0, 3, 1),))
         with self.drops("SUM"):
             self.send(CLIENT, host_mac(1) + self.to_service(service, bad)[6:])
@@ -258,7 +258,7 @@ class NotForAService(RackTest):
 
 @variants
 class ServiceHalfInstalled(RackTest):
-    """A service whose tables are not all filled drops and counts."""
+    """A service with an incomplete set of table entries: its packets are dropped and counted."""
 
     def check(self) -> None:
         from packets import number
@@ -297,7 +297,7 @@ class ServiceHalfInstalled(RackTest):
 
 @families
 class HeartbeatForm(RackTest):
-    """Heartbeats of another version, with unknown flags, or a replica beyond 63."""
+    """Heartbeats with another version, unknown flags, or a replica index above 63."""
 
     def check(self) -> None:
         pool = self.add_pool()
@@ -318,7 +318,7 @@ class HeartbeatForm(RackTest):
 
 
 class SolicitationForm(RackTest):
-    """Neighbour solicitations that RFC 4861 section 7.1.1 says to discard."""
+    """Neighbour solicitations that RFC 4861 section 7.1.1 requires to be discarded."""
 
     family = 6
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks: what each refuses, and what off, count and enforce mean."""
+"""The checks of requests: what each refuses, and the modes off, count and enforce."""
 
 import time
 
@@ -11,13 +11,13 @@ from rack import RackTest, set_tor, variants
 
 @variants
 class KeyEpochs(RackTest):
-    """An epoch without keys, one not usable, and several that live beside each other."""
+    """An epoch without keys, an unusable epoch, and several usable epochs at once."""
 
     def check(self) -> None:
         service = self.add_service()
         self.fails(service, self.good_request(service, epoch=service.epoch + 1), "KEY_UNKNOWN")
         self.fails(service, self.good_request(service, epoch=0), "KEY_UNKNOWN")
-        # A RESTART is the way out when its epoch is gone, and completes a bare SYN without one.
+        # A RESTART is allowed when the epoch is gone, and completes a bare SYN without one.
         for epoch in (service.epoch + 1, 0):
             self.passes(service, self.good_request(service, [], name="RESTART", epoch=epoch), flags=TIME_VALID)
         key = {"service": service.id, "nonce_epoch": service.epoch}
@@ -26,7 +26,7 @@ class KeyEpochs(RackTest):
         self.fails(service, self.good_request(service), "KEY_NOT_USABLE")
         self.modify("nonce_keys", key, "set_nonce_keys", usable=1, **words)
         self.passes(service, self.good_request(service))
-        # Another epoch with other keys: each judges its own only.
+        # Another epoch with other keys: requests verify only under the keys of their epoch.
         other = dict(k0=1, k1=2, k0_prime=3, k1_prime=4)
         self.insert("nonce_keys", {"service": service.id, "nonce_epoch": 9}, "set_nonce_keys", usable=1, **other)
         self.fails(service, self.good_request(service, epoch=9), "SUM")
@@ -37,13 +37,13 @@ class KeyEpochs(RackTest):
 
 @variants
 class Freshness(RackTest):
-    """The stamp in the continuation is older than the horizon, or ahead of the clock."""
+    """The time in the continuation is older than the horizon, or ahead of the clock."""
 
     def check(self) -> None:
         service = self.add_service(horizon=2_000_000)
         now = self.clock
         self.passes(service, self.good_request(service, time=now() - 1_500_000))
-        self.passes(service, self.good_request(service, time=now() + 20_000))  # another ToR's clock, a little ahead
+        self.passes(service, self.good_request(service, time=now() + 20_000))  # another ToR's clock may be ahead
         self.fails(service, self.good_request(service, time=now() - 2_500_000), "STALE")
         self.fails(service, self.good_request(service, time=now() - (1 << 46)), "STALE")
         self.fails(service, self.good_request(service, time=now() + 1_500_000), "FUTURE")
@@ -52,7 +52,7 @@ class Freshness(RackTest):
 
 @variants
 class ClockNotSet(RackTest):
-    """Until the clock offset is set, requests go on unmarked and the host judges freshness; openings as ever."""
+    """Until the clock offset is set, requests pass unmarked, and the host checks freshness; openings pass as usual."""
 
     def check(self) -> None:
         service = self.add_service(drop_unjudged=1)
@@ -70,7 +70,7 @@ class ClockNotSet(RackTest):
 
 @variants
 class FormOfTheProof(RackTest):
-    """Ranges reversed, out of order, overlapping, missing, or not reaching the packet answered; marks with sums."""
+    """Ranges reversed, out of order, overlapping, missing, or not covering the answered packet; marks with sums."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -81,7 +81,7 @@ class FormOfTheProof(RackTest):
             [(5, 6), (0, 1)],
             [(0, 1), (3, 4), (2, 9), (11, 12)],
         ):
-            # Every sum is right: only the order is wrong.
+            # Every sum is right; only the order is wrong.
             self.fails(service, self.good_request(service, ranges), "RANGE_ORDER")
         four = [(0, 1), (3, 4), (6, 7), (7, 9)]
         self.fails(service, self.good_request(service, four), "RANGE_ORDER")
@@ -99,7 +99,7 @@ class FormOfTheProof(RackTest):
 
 @variants
 class Sums(RackTest):
-    """One wrong bit in any sum, a wrong end, base, tag, key or kind."""
+    """One wrong bit in any sum; a wrong end, base, tag, key or kind."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -119,7 +119,7 @@ class Sums(RackTest):
         self.fails(service, lower, "SUM")
         self.fails(service, self.good_request(service, entries=(Entry(0, 0, 4, request.entries[0].sum),)), "SUM")
         self.fails(service, self.good_request(service, entries=(Entry(0, 0, 3, 0),)), "SUM")
-        # Another service's keys do not fit.
+        # The sums of another service's keys do not verify.
         other = self.add_service(service.pool)
         stolen = self.good_request(other).with_(epoch=service.epoch, time=self.clock())
         self.fails(service, stolen, "SUM")
@@ -127,23 +127,23 @@ class Sums(RackTest):
 
 @variants
 class OneUsePerNumber(RackTest):
-    """A number is good once; PROBE, TIMEOUT, RESTART, CLOSE and a SYN four times; other keys are not touched."""
+    """A number passes once; PROBE, TIMEOUT, RESTART, CLOSE and a SYN four times; other keys are independent."""
 
     def check(self) -> None:
         service = self.add_service()
         request = self.good_request(service, [(0, 3)])
         self.passes(service, request)
         self.fails(service, request, "REPLAY")
-        # Another proof of the same number is the same use.
+        # Another proof of the same number counts as the same use.
         whole = service.range(0, 9, base=request.base, tag=request.tag)
         self.fails(service, request.with_(entries=(whole,), time=self.clock()), "REPLAY")
         self.fails(service, request.with_(number=request.number, tail=bytes(120), time=self.clock()), "REPLAY")
-        # The next number is not.
+        # The next number is unused.
         self.passes(service, request.with_(number=request.number - 1, time=self.clock()))
         self.passes(service, self.good_request(service, tag=request.tag + 1, base=request.base))
         other = self.add_service(service.pool)
         self.passes(other, self.good_request(other, tag=request.tag, base=request.base))
-        # Each class has uses of its own.
+        # Each class counts its own uses.
         rekey = request.with_(name="REKEY", time=self.clock())
         self.passes(service, rekey)
         self.fails(service, rekey, "REPLAY")
@@ -158,9 +158,9 @@ class OneUsePerNumber(RackTest):
             for _ in range(4):
                 self.passes(service, opening, flags=TIME_VALID)
             self.fails(service, opening, reason)
-        # A RESTART is counted for its generation, whatever continuation it shows.
+        # A RESTART is counted by its generation, whatever continuation it carries.
         self.fails(service, restart.with_(number=restart.number + 5), "REPLAY")
-        # What completes a bare SYN has neither tag nor number: it is counted for its client, ports and ISN.
+        # A request that completes a bare SYN has neither tag nor number; it is counted by client, ports and ISN.
         completion = Request(name="RESTART", epoch=0, tag=0, number=0, base=0)
         for isn in (7, 8):
             for _ in range(4):
@@ -172,7 +172,7 @@ class OneUsePerNumber(RackTest):
 
 
 class ReplayPastTheHorizon(RackTest):
-    """A replay is refused as long as it is fresh, and as stale afterwards: nothing falls between."""
+    """A replay is refused as a replay until the horizon, and as stale after it, with no gap between."""
 
     def runTest(self) -> None:
         service = self.add_service(horizon=4_000_000)
@@ -180,11 +180,11 @@ class ReplayPastTheHorizon(RackTest):
         for request in requests:
             self.passes(service, request)
         for i, request in enumerate(requests):
-            # From 0 to 6 seconds later, over the change of slot wherever it falls.
+            # Ages from 0 to 6 seconds, so that the test crosses a change of the sketch's slot.
             while self.clock() < request.time + i * 150_000:
                 time.sleep(0.01)
             age = self.clock() - request.time
-            # Near the horizon it is one or the other: it takes its time until the switch looks at it.
+            # Near the horizon either reason is right: the switch handles the request a little later.
             near = -1_500_000 < age - 4_000_000 < 100_000
             late = "STALE" if age > 4_000_000 else "REPLAY"
             self.fails(service, request, *(("REPLAY", "STALE") if near else (late,)))
@@ -192,7 +192,7 @@ class ReplayPastTheHorizon(RackTest):
 
 @variants
 class Modes(RackTest):
-    """Off: not judged. Count: told, passed on unmarked, and later checks still enforced. Enforce: dropped."""
+    """Off: not checked. Count: an event, forwarded unmarked, later checks still enforced. Enforce: dropped."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -211,7 +211,7 @@ class Modes(RackTest):
             with self.counts("suspects", self.reasons[reason], 0):
                 self.passes(service, self.good_request(service))
             if check != "sum":
-                # A fault that is only counted opens no way around the others. (Without a key there are no sums.)
+                # A fault that is only counted does not bypass the other checks. (Without a key there are no sums.)
                 bad = spoil(self.good_request(service)).with_(entries=(Entry(0, 0, 3, 1),))
                 if check != "key":
                     self.fails(service, bad, "SUM")
@@ -233,8 +233,10 @@ class Modes(RackTest):
 
 @variants
 class MoreRangesThanTheSwitchSees(RackTest):
-    """Five ranges are passed on unmarked, or dropped where the service wants that; what is in sight is checked as ever,
-    and a number that it proves is counted with the others."""
+    """Requests with five ranges pass unmarked, or are dropped if the service demands it.
+
+    The first four ranges are checked as usual, and a number that they prove is counted like any other.
+    """
 
     def check(self) -> None:
         service = self.add_service()
@@ -242,18 +244,18 @@ class MoreRangesThanTheSwitchSees(RackTest):
         for count in (5, 16):
             with self.counts("suspects", self.reasons["UNJUDGED_RANGES"]):
                 self.passes(service, self.good_request(service, ranges[:count]), flags=TIME_VALID)
-        # What it sees must still be in order, and right.
+        # The four ranges must still be in order, and their sums right.
         self.fails(service, self.good_request(service, [(4, 5), (1, 2), *ranges[4:8]]), "RANGE_ORDER")
         for at in range(4):
             wrong = list(self.good_request(service, ranges[:5]).entries)
             wrong[at] = Entry(0, wrong[at].first, wrong[at].last, wrong[at].sum ^ 0x100)
             self.fails(service, self.good_request(service, ranges[:5], entries=tuple(wrong)), "SUM")
-        # A number that the four prove is used where those of four ranges are.
+        # A number that the first four prove is counted with those of requests of four ranges.
         five = self.good_request(service, ranges[:5])
         proved = five.with_(number=five.base + 6)
         self.passes(service, proved, flags=TIME_VALID)
         self.fails(service, proved.with_(entries=five.entries[:4], time=self.clock()), "REPLAY")
-        # One that only the fifth proves is used once too.
+        # A number that only the fifth proves is also used once.
         self.passes(service, five.with_(time=self.clock()), flags=TIME_VALID)
         self.fails(service, five.with_(time=self.clock()), "REPLAY")
         self.set_checks(service, drop_unjudged=1)
@@ -262,21 +264,21 @@ class MoreRangesThanTheSwitchSees(RackTest):
 
 @variants
 class SketchFull(RackTest):
-    """Above its limit of first uses a slot the sketch judges no more: told, unmarked or dropped."""
+    """Above its limit of first uses per slot the sketch checks no more requests: event, unmarked or dropped."""
 
     def check(self) -> None:
-        self.clock()  # is found out with an opening, which must not be counted here
+        self.clock()  # calibrates with an opening, which must not count below
         service = self.add_service()
         set_tor(self.switch, replay_limit=0, openings_limit=0)
         try:
             with self.counts("suspects", self.reasons["UNJUDGED_REPLAY"], 3):
                 request = self.good_request(service)
                 self.passes(service, request, flags=TIME_VALID)
-                self.passes(service, request, flags=TIME_VALID)  # nobody remembers
+                self.passes(service, request, flags=TIME_VALID)  # not in the sketch, so not refused
                 self.passes(service, Request(name="SYN", tag=77), flags=TIME_VALID, sport=41111)
             self.set_checks(service, drop_unjudged=1)
             self.fails(service, self.good_request(service), "UNJUDGED_REPLAY")
-            # A full sketch of openings fills no sketch of proved requests.
+            # A full sketch of openings does not fill the sketch of proved requests.
             set_tor(self.switch, openings_limit=0)
             self.fails(service, Request(name="SYN"), "UNJUDGED_REPLAY", sport=42222)
             self.passes(service, self.good_request(service))
@@ -285,9 +287,11 @@ class SketchFull(RackTest):
 
 
 @variants
-class MetersOfWhatHasNoProof(RackTest):
-    """SYN, RESTART, TIMEOUT with a proof, TIMEOUT and CLOSE without one, and what has more than four ranges are metered
-    each on its own; nothing else is."""
+class MetersOfUnprovedRequests(RackTest):
+    """Each class without a checked proof has its own meter, and no other request is metered.
+
+    The classes: SYN, RESTART, TIMEOUT with a proof, TIMEOUT and CLOSE without one, and more than four ranges.
+    """
 
     def of_kind(self, service, name: str) -> Request:
         if name == "SYN":
@@ -308,7 +312,7 @@ class MetersOfWhatHasNoProof(RackTest):
                 frames = [self.to_service(service, self.of_kind(service, name), sport=41000 + i) for i in range(12)]
                 passed = self.metered(f"METER_{name}", frames)
                 self.assertIn(passed, range(1, 6), f"{name}: a meter of 1 a second, burst 2, passed {passed} of 12")
-                # The others go on.
+                # Requests of the other classes pass.
                 self.passes(service, self.good_request(service))
                 others = [other for other in kinds if other != name]
                 for other in others:
@@ -318,7 +322,7 @@ class MetersOfWhatHasNoProof(RackTest):
                     timeouts = [self.good_request(service, [], name="TIMEOUT") for _ in range(12)]
                     passed = self.metered("METER_UNPROVED", [self.to_service(service, t) for t in timeouts])
                     self.assertIn(passed, range(6), f"TIMEOUT and CLOSE share a meter, {passed} of 12 passed")
-                # Counted only: passed on.
+                # In the mode count they are forwarded.
                 self.set_checks(service, meter_mode=COUNT)
                 for i in range(3):
                     self.send(CLIENT, self.to_service(service, self.of_kind(service, name), sport=43000 + i))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which replica gets a packet: the policies, flows, weights."""
+"""Choice of the replica for a packet: policies, flows, weights."""
 
 import itertools
 import time
@@ -25,7 +25,7 @@ def smooth_order(weights: list[int], count: int) -> list[int]:
 
 
 def weighted_slots(weights: list[int], count: int) -> list[tuple[int, int]]:
-    """First candidates in smooth order, the seconds of each spread over the others by weight."""
+    """First candidates in smooth order; the second candidates of each are spread over the others by weight."""
     firsts = smooth_order(weights, count)
     seconds = {}
     for replica in range(len(weights)):
@@ -35,10 +35,10 @@ def weighted_slots(weights: list[int], count: int) -> list[tuple[int, int]]:
 
 
 class Spraying(RackTest):
-    """Helpers: many requests, counted where they arrive."""
+    """Helpers: sends many requests and counts the replicas that they reach."""
 
     def shower(self, service, requests: list[Request], pace: int = 50) -> Counter:
-        """Sends all and says how many reached each replica."""
+        """Sends all requests; returns how many reached each replica."""
         seen: Counter = Counter()
         for i, request in enumerate(requests):
             self.send(CLIENT, self.to_service(service, request))
@@ -58,7 +58,7 @@ class Spraying(RackTest):
 
 @families
 class RoundRobinByWeight(Spraying):
-    """10,000 requests over replicas weighted 1:2:5 land within 1 % of that."""
+    """10,000 requests to replicas of weights 1:2:5 are spread within 1 % of the weights."""
 
     def check(self) -> None:
         pool = self.add_pool()
@@ -70,7 +70,7 @@ class RoundRobinByWeight(Spraying):
             self.assertLessEqual(
                 abs(seen[replica] - share),
                 share * 0.01,
-                f"replica {replica} got {seen[replica]}, expected {share} by 1 %",
+                f"replica {replica} got {seen[replica]}, expected {share} within 1 %",
             )
 
 
@@ -90,7 +90,7 @@ class RoundRobinIsExact(Spraying):
 
 @variants
 class BlocksOfEightNumbers(Spraying):
-    """Eight consecutive numbers go to one replica, which hash(tag, number / 8, attempt) says; a repeat elsewhere."""
+    """Eight consecutive numbers go to the replica of hash(tag, number / 8, attempt), repeats to another."""
 
     def check(self) -> None:
         slots = self.even_slots(self.add_pool(), 64)
@@ -109,14 +109,14 @@ class BlocksOfEightNumbers(Spraying):
 
 
 class ThirdChoice(Spraying):
-    """Helpers: a pool of eight on four ports, of which any may be taken out."""
+    """Helpers: a pool of eight replicas at four ports, from which a test removes some."""
 
     def eight(self, policy: int):
         pool = self.add_pool([1, 2, 3, 4] * 2)
         return self.add_service(pool, policy=policy, slots=self.even_slots(pool), modes=unchecked())
 
     def shares(self, service, dead: tuple[int, ...], requests: list[Request]) -> list[float]:
-        """How often each of the eight got a packet while these were out, in shares of what it should have got."""
+        """Packets of each live replica, with the replicas `dead` removed, divided by the packets of its fair share."""
         pool, slots = service.pool, self.even_slots(service.pool)
         alive = [r for r in range(8) if r not in dead]
         members = sum(1 << r for r in alive)
@@ -136,7 +136,7 @@ class ThirdChoice(Spraying):
 
 
 class SurvivorsShareEvenly(ThirdChoice):
-    """Of eight replicas any one, two or three are out: each of the others gets its share within 10 %."""
+    """With any one, two or three of eight replicas removed, each of the others gets its share within 10 %."""
 
     def runTest(self) -> None:
         service = self.eight(ROUND_ROBIN)
@@ -149,7 +149,7 @@ class SurvivorsShareEvenly(ThirdChoice):
 
 @families
 class HalfOfThePoolIsOut(ThirdChoice):
-    """Four of eight replicas are out: blocks and random packets go to the others evenly, as round robin's do."""
+    """With four of eight replicas removed, all policies spread packets evenly over the others."""
 
     def check(self) -> None:
         for policy in (ROUND_ROBIN, BLOCK, RANDOM):
@@ -157,13 +157,13 @@ class HalfOfThePoolIsOut(ThirdChoice):
             for dead in ((0, 1, 2, 3), (0, 2, 4, 6), (4, 5, 6, 7), (1, 2, 6, 7)):
                 requests = [Request(tag=self.random.getrandbits(32), number=1) for _ in range(2048)]
                 shares = self.shares(service, dead, requests)
-                near = 0.05 if policy == ROUND_ROBIN else 0.25  # of 512 by chance: five standard deviations
+                near = 0.05 if policy == ROUND_ROBIN else 0.25  # five standard deviations of 512 random choices
                 self.assertTrue(all(abs(s - 1) < near for s in shares), f"without {dead} of 8 the others got {shares}")
 
 
 @variants
 class RandomPolicy(Spraying):
-    """Random over the slots, so by weight."""
+    """The random policy chooses slots evenly, so replicas by weight."""
 
     def check(self) -> None:
         pool = self.add_pool()
@@ -176,7 +176,7 @@ class RandomPolicy(Spraying):
 
 @variants
 class LeastLoadedOfTwo(Spraying):
-    """Of the slot's two candidates the one whose heartbeat told the smaller load."""
+    """Of the slot's two candidates the request goes to the one whose heartbeat reported the smaller load."""
 
     def check(self) -> None:
         pool = self.add_pool()
@@ -184,14 +184,14 @@ class LeastLoadedOfTwo(Spraying):
         for loads, winner in (((5, 9), 0), ((9, 5), 1), ((65535, 0), 1), ((0, 1), 0)):
             for replica, load in enumerate(loads):
                 self.beat(pool, replica, load=load)
-            self.heard(pool)
+            self.wait_for_heartbeats(pool)
             seen = self.shower(service, [Request(number=1)] * 20)
             self.assertEqual(seen, {winner: 20}, f"loads {loads}")
 
 
 @variants
 class PlainTcpByFlow(Spraying):
-    """Plain TCP goes by flow: one replica a flow, all flows spread; a SYN with our option where the flow would go."""
+    """All plain TCP of a flow goes to one replica, as does a SYN with Rivulet's option; flows are spread."""
 
     def check(self) -> None:
         service = self.add_service(policy=RANDOM)
@@ -213,8 +213,10 @@ class PlainTcpByFlow(Spraying):
 
 @families
 class SlotsUnderAKey(Spraying):
-    """The slot of a flow and of a block is HalfSipHash under the service's key: another key, other slots. Whoever knows
-    key and slots knows who has a flow, and who has it when that one is gone."""
+    """Slots of flows and blocks are HalfSipHash under the service's key, so another key gives other slots.
+
+    Key and slots determine the replica of a flow, also after the first candidate is removed.
+    """
 
     def check(self) -> None:
         pool = self.add_pool()
@@ -242,12 +244,12 @@ class SlotsUnderAKey(Spraying):
 
 @variants
 class RemovingOneReplicaMovesItsSlotsOnly(Spraying):
-    """Of 16 replicas one is taken out of the slots: flows of the others stay where they are."""
+    """After one of 16 replicas is removed from the slots, the flows of the others have not moved."""
 
     def check(self) -> None:
         ports = [1, 2, 3, 4] * 4
         pool = self.add_pool([1, 2, 3, 4])
-        # 16 replicas on four ports: told apart by the counter of each.
+        # 16 replicas at four ports: the counter of each shows which one got a packet.
         self.set_pool(pool, members=0xFFFF)
         pool.ports = ports
         for replica in range(4, 16):

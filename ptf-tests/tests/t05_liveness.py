@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Liveness in the data plane: no controller takes part in any of this."""
+"""Liveness in the data plane, without a controller."""
 
 import time
 from collections import Counter
@@ -10,12 +10,12 @@ from packets import SYN, TIME_VALID, Request
 from rack import families, in_time, variants
 from t04_choice import Spraying, unchecked, weighted_slots
 
-BOUND = 1_000_000  # microseconds; Python cannot keep 2 ms
+BOUND = 1_000_000  # microseconds; Python cannot send a heartbeat every 2 ms
 BEAT = 0.05
 
 
 class Dying(Spraying):
-    """Helpers: replicas that beat, and stop."""
+    """Helpers: replicas that send heartbeats until they are stopped."""
 
     def start(self, policy: int = ROUND_ROBIN, weights=(1, 2, 5), slots: int = 1024, **fields):
         pool = self.add_pool([1, 2, 3], bound=BOUND)
@@ -35,8 +35,10 @@ class Dying(Spraying):
 
 @variants
 class DeathAndReturn(Dying):
-    """One stops: after the bound none reaches it and none is lost in finding out; its share goes to the others by
-    weight; it returns and is used again. Then all stop: dropped and counted."""
+    """A replica dies: no packet reaches it and none is lost; its share goes to the others by weight.
+
+    After its return it gets packets again. When all are dead, packets are dropped and counted.
+    """
 
     @in_time
     def check(self) -> None:
@@ -44,21 +46,21 @@ class DeathAndReturn(Dying):
         pool = service.pool
         self.assertEqual(set(self.shower(service, [Request(number=n) for n in range(100)])), {0, 1, 2})
 
-        # Found by a heartbeat of another's, or by a packet: once.
+        # Another replica's heartbeat or a client's packet finds the death, once.
         with self.counts("replica_exclusions", pool.member(2)):
             stops[2].set()
             time.sleep(BOUND / 1e6 + 0.3)
             seen = self.shower(service, [Request(number=n) for n in range(6000)])
-        self.assertEqual(seen[2], 0, f"a dead replica got {seen[2]} packets")
+        self.assertEqual(seen[2], 0, f"a dead replica received {seen[2]} packets")
         self.assertEqual(sum(seen.values()), 6000, "packets were lost in finding the death")
         for replica, weight in ((0, 1), (1, 2)):
             share = 6000 * weight / 3
             self.assertLess(abs(seen[replica] - share), 0.05 * share, f"not by weight 1:2 of the rest: {seen}")
 
-        # Back after three heartbeats within the bound, without anybody's help.
+        # It returns after three heartbeats within the bound, without the controller.
         with self.counts("replica_returns", pool.member(2)):
             stops[2] = self.keep_beating(pool, [2], BEAT)
-            self.returned(pool, 2)
+            self.wait_for_return(pool, 2)
             seen = self.shower(service, [Request(number=n) for n in range(800)])
         self.assertGreater(seen[2], 400, f"the returned replica got {seen[2]} of 800")
 
@@ -68,14 +70,14 @@ class DeathAndReturn(Dying):
         with self.drops("NO_REPLICA", count=20):
             for n in range(20):
                 self.send(CLIENT, self.to_service(service, Request(number=n)))
-        # Each death was found once, however many packets came.
+        # Each death was counted once, however many packets arrived.
         self.assertEqual(self.switch.counter("replica_exclusions", pool.member(0)), 1)
         self.assertEqual(self.switch.counter("replica_exclusions", pool.member(2)), 2)
 
 
 @families
 class DeathUnderTraffic(Dying):
-    """While packets come, one dies, then a second: each packet arrives somewhere, none at the dead."""
+    """Replicas die one after the other under traffic: every packet arrives, none at a dead replica."""
 
     @in_time
     def check(self) -> None:
@@ -91,7 +93,7 @@ class DeathUnderTraffic(Dying):
 
 @variants
 class TwoHeartbeatsAreNotEnough(Dying):
-    """A replica is back after three ready heartbeats within the bound, not after two, nor three spread wider."""
+    """A replica returns after three ready heartbeats within the bound; two, or three over more time, are too few."""
 
     @in_time
     def check(self) -> None:
@@ -103,24 +105,24 @@ class TwoHeartbeatsAreNotEnough(Dying):
             self.assertNotEqual(self.one(service), 2)
         self.beat(pool, 2)
         self.beat(pool, 2)
-        self.heard(pool)
+        self.wait_for_heartbeats(pool)
         for _ in range(16):
             self.assertNotEqual(self.one(service), 2, "two heartbeats brought it back")
         time.sleep(BOUND / 1e6)
         self.beat(pool, 2)
-        self.heard(pool)
+        self.wait_for_heartbeats(pool)
         for _ in range(16):
             self.assertNotEqual(self.one(service), 2, "three heartbeats in more than the bound brought it back")
-        # Three at once: the one before may be too old again by now.
+        # Three at once: by now the bound may have passed since the one before.
         for _ in range(3):
             self.beat(pool, 2)
-        self.heard(pool)
+        self.wait_for_heartbeats(pool)
         self.assertIn(2, {self.one(service) for _ in range(16)}, "three heartbeats did not bring it back")
 
 
 @variants
-class NotReadyIsAsGoodAsSilent(Dying):
-    """A replica that beats without `ready` is excluded, and not brought back by such heartbeats."""
+class UnreadyReplicaIsExcluded(Dying):
+    """A replica that sends heartbeats without `ready` is excluded, and such heartbeats do not let it return."""
 
     @in_time
     def check(self) -> None:
@@ -135,16 +137,16 @@ class NotReadyIsAsGoodAsSilent(Dying):
         self.assertGreater(time.monotonic(), end)
         for _ in range(24):
             self.assertNotEqual(self.one(service), 1, "a replica that is not ready got a packet")
-        # Ready again: three, and it is back.
+        # Three ready heartbeats let it return.
         for _ in range(3):
             self.beat(pool, 1)
-        self.heard(pool)
+        self.wait_for_heartbeats(pool)
         self.assertIn(1, {self.one(service) for _ in range(24)})
 
 
 @families
-class HeartbeatsFromElsewhere(Dying):
-    """A heartbeat on another port, from another MAC, for another pool or replica keeps nobody alive."""
+class HeartbeatsFromWrongSources(Dying):
+    """Heartbeats at another port, from another MAC, or for another pool or replica keep no replica alive."""
 
     @in_time
     def check(self) -> None:
@@ -176,8 +178,10 @@ class HeartbeatsFromElsewhere(Dying):
 
 @variants
 class PlainTcpWaitsForReadmission(Dying):
-    """Flows of a dead replica go to the second; when it returns they stay there until the controller readmits it.
-    Rivulet requests use it at once."""
+    """Flows of a dead replica go to the second candidate, and stay there until the controller readmits the first.
+
+    Rivulet requests go to the returned replica at once.
+    """
 
     @in_time
     def check(self) -> None:
@@ -198,24 +202,24 @@ class PlainTcpWaitsForReadmission(Dying):
             if home[sport] == 0:
                 self.assertNotEqual(away[sport], 0)
             else:
-                self.assertEqual(away[sport], home[sport], "the flow of a living replica moved")
+                self.assertEqual(away[sport], home[sport], "the flow of a live replica moved")
         stops[0] = self.keep_beating(pool, [0], BEAT)
-        self.returned(pool, 0)
+        self.wait_for_return(pool, 0)
         self.assertIn(0, {self.one(service) for _ in range(24)}, "Rivulet does not use the returned replica")
         self.assertEqual({sport: flow(sport) for sport in sports}, away, "plain TCP moved back by itself")
-        # An opening goes where the flow would.
+        # A SYN with Rivulet's option goes where the flow goes.
         for sport in sports[:8]:
             frame = self.to_service(service, Request(name="SYN"), sport=sport)
             self.send(CLIENT, frame)
             self.expect_request(service, frame, flags=TIME_VALID, replicas=[away[sport]])
         self.admit(pool, 0, readmitted=1, modify=True)
-        self.returned(pool, 0)
-        self.assertEqual({sport: flow(sport) for sport in sports}, home, "readmitted, the flows are home again")
+        self.wait_for_return(pool, 0)
+        self.assertEqual({sport: flow(sport) for sport in sports}, home, "after the readmission the flows are not back")
 
 
 @families
 class ReturnedReplicaIsBetterThanNone(Dying):
-    """When only a returned replica is left, plain TCP goes there rather than nowhere."""
+    """If all live replicas have returned without readmission, plain TCP still goes to one of them."""
 
     @in_time
     def check(self) -> None:
@@ -226,7 +230,7 @@ class ReturnedReplicaIsBetterThanNone(Dying):
             self.send(CLIENT, self.plain(service, sport))
             self.receive()
         self.keep_beating(service.pool, [0], BEAT)
-        self.returned(service.pool, 0)
+        self.wait_for_return(service.pool, 0)
         stops[1].set()
         stops[2].set()
         time.sleep(BOUND / 1e6 + 0.3)
@@ -238,7 +242,7 @@ class ReturnedReplicaIsBetterThanNone(Dying):
 
 @variants
 class Draining(Dying):
-    """Draining swaps first and second: requests and SYNs go to the new first."""
+    """Draining swaps the candidates of a slot: requests and SYNs go to the new first candidate."""
 
     @in_time
     def check(self) -> None:
@@ -258,8 +262,8 @@ class Draining(Dying):
 
 
 @variants
-class NeverHeard(Dying):
-    """Replicas that were never heard are dead, whatever a register held: the one that was heard gets all."""
+class ReplicasWithoutHeartbeats(Dying):
+    """A replica that has sent no heartbeat is dead, whatever a register held: all packets go to the other."""
 
     @in_time
     def check(self) -> None:
@@ -269,20 +273,20 @@ class NeverHeard(Dying):
             self.send(CLIENT, self.to_service(service, Request(number=1)))
         for _ in range(3):
             self.beat(pool, 3)
-        self.heard(pool)
+        self.wait_for_heartbeats(pool)
         self.assertEqual(Counter(self.one(service) for _ in range(30)), {3: 30})
 
 
 @families
 class SixtyFourReplicas(Dying):
-    """A pool of 64 with all but one silent: the first packet finds 63 deaths and still arrives."""
+    """The first packet for a pool of 64 with 63 dead replicas finds all 63 deaths and still arrives."""
 
     @in_time
     def check(self) -> None:
         pool = self.add_pool([1], alive=False)
-        # The heartbeat shall not find them.
+        # The heartbeat must not find the deaths.
         self.set_pool(pool, members=(1 << 64) - 1, settle=pool.bound)
-        alive = 63  # the last that is tried: first, second, then the others in order
+        alive = 63  # tried last, after first, second and the others in order
         pool.ports = [1] * 64
         for replica in range(1, 64):
             key = {"pool": pool.id, "replica": replica}
@@ -292,7 +296,7 @@ class SixtyFourReplicas(Dying):
         slots = [(i, (i + 1) % 64) for i in range(64)]
         service = self.add_service(pool, policy=ROUND_ROBIN, slots=slots, modes=unchecked())
         self.beat(pool, alive)
-        self.heard(pool)
+        self.wait_for_heartbeats(pool)
         self.set_pool(pool, members=(1 << 64) - 1)
         with self.counts("replica_packets", pool.member(alive), 1):
             self.assertEqual(self.one(service), 0)
@@ -301,8 +305,8 @@ class SixtyFourReplicas(Dying):
         self.assertNotIn(pool.member(alive), found)
 
 
-class AllOfSixtyFourSilent(Dying):
-    """A packet that finds 64 deaths is dropped, and counted as one without a replica: the loop ends by itself."""
+class AllSixtyFourReplicasDead(Dying):
+    """A packet that finds 64 deaths is dropped as NO_REPLICA, which shows that the resubmissions end."""
 
     def runTest(self) -> None:
         pool = self.add_pool([1], alive=False)

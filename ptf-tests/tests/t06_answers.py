@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ToR answers itself: ARP, neighbour solicitations, echo."""
+"""Packets that the ToR answers: ARP requests, neighbour solicitations, echo requests."""
 
 import struct
 
@@ -15,7 +15,7 @@ def arp(operation: int, sender_mac: bytes, sender, target_mac: bytes, target, ha
 
 
 class Arp(RackTest):
-    """Requests for the ToR's and for service addresses are answered, probes too; others are not."""
+    """ARP requests and probes for the ToR's and for service addresses are answered, others are not."""
 
     def runTest(self) -> None:
         service = self.add_service()
@@ -66,7 +66,7 @@ class Solicitations(RackTest):
 
 @variants
 class Echo(RackTest):
-    """Echo to the ToR's and to service addresses, of any length, its checksum repaired, odd values too."""
+    """Echo requests to the ToR's and to service addresses, of any length; the checksum is repaired."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -85,7 +85,7 @@ class Echo(RackTest):
 
 
 class EchoWithIpv4Options(RackTest):
-    """IPv4 options of an echo stay, the header's checksum is right."""
+    """The reply to an echo keeps the IPv4 options and has a right header checksum."""
 
     def runTest(self) -> None:
         service = self.add_service()
@@ -98,7 +98,7 @@ class EchoWithIpv4Options(RackTest):
 
 @variants
 class EchoOfZeros(RackTest):
-    """A reply that is all zeros has the checksum 0xffff, the one case where the sum of RFC 1624 goes wrong."""
+    """A reply of zeros has the checksum 0xffff, the one case that the formula of RFC 1624 gets wrong."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -111,7 +111,7 @@ class EchoOfZeros(RackTest):
 
 @variants
 class EchoDamagedOrFragmented(RackTest):
-    """A wrong echo checksum stays wrong; a fragmented echo to a service is dropped; other ICMP is not served."""
+    """A wrong echo checksum stays wrong; fragmented echoes and other ICMP to a service are dropped."""
 
     def check(self) -> None:
         service = self.add_service()

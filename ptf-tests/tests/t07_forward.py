@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is not for a service: bridging, routing, VLANs, the controller's packets."""
+"""Packets that are not for a service: bridging, routing, VLANs, packets of the controller."""
 
 import struct
 import time
@@ -9,7 +9,7 @@ from layout import CLIENT, CLIENTS, PATIENCE_S, TOR, TOR_MAC, host_mac
 from packets import ip, number
 from rack import RackTest, variants
 
-FLOOD_GROUPS = 2000  # pools have those below
+FLOOD_GROUPS = 2000  # above the group numbers of pools
 
 
 def integer(mac: bytes) -> int:
@@ -18,7 +18,7 @@ def integer(mac: bytes) -> int:
 
 @variants
 class Bridging(RackTest):
-    """Known unicast, unknown unicast and broadcast within one VLAN, never back to where it came from."""
+    """Known unicast, unknown unicast and broadcast stay in their VLAN and do not return to their port."""
 
     def check(self) -> None:
         group = FLOOD_GROUPS + self.new_id()
@@ -49,7 +49,7 @@ class Bridging(RackTest):
 
 
 class VlanTranslation(RackTest):
-    """An access port's untagged frames are in its VLAN; port_vlans says where that leaves untagged."""
+    """Untagged frames at an access port are in its VLAN; `port_vlans` removes the tag where they leave untagged."""
 
     def runTest(self) -> None:
         self.insert("ports", {"ingress_port": 7}, "set_port", pvid=300, guarded=0)
@@ -65,7 +65,7 @@ class VlanTranslation(RackTest):
         self.expect(8, frame(8, 7, 300))
         self.send(8, frame(7, 8, 300))
         self.expect(7, frame(7, 8, None))
-        # A priority tag is no VLAN: the port's is taken, the priority stays.
+        # A priority tag has no VLAN id: the frame gets the port's VLAN and keeps its priority.
         tagged = bytearray(frame(8, 7, 0))
         tagged[14] = 0xA0
         self.send(7, bytes(tagged))
@@ -75,7 +75,7 @@ class VlanTranslation(RackTest):
 
 
 class VlanFilter(RackTest):
-    """A filtered port takes frames of its own VLAN and of those it carries tagged; others are dropped and counted."""
+    """A filtered port accepts its own VLAN and those that it carries tagged, and drops and counts others."""
 
     def runTest(self) -> None:
         self.insert("ports", {"ingress_port": 7}, "set_filtered_port", pvid=300, guarded=0)
@@ -93,18 +93,18 @@ class VlanFilter(RackTest):
             self.expect(8, frame(8, 7, out))
         with self.drops("VLAN_REFUSED"):
             self.send(7, frame(8, 7, 302))
-        # Nor is it punted.
+        # A filtered frame is not sent to the controller either.
         self.insert("punts", {"ether_type": 0x88CC}, "punt", reason=1)
         with self.drops("VLAN_REFUSED"):
             self.send(7, packets.ethernet(b"\x01\x80\xc2\x00\x00\x0e", host_mac(7), 0x88CC, b"x" * 46, 302))
-        # Where nothing is filtered, nothing changes.
+        # Without a filter nothing changes.
         self.send(8, frame(5, 8, 302))
         self.expect(5, frame(5, 8, 302))
 
 
 @variants
 class Routing(RackTest):
-    """Longest prefix, hop limit, MACs; nothing for the ToR's MAC is bridged."""
+    """Longest prefix, hop limit and MACs; no frame to the ToR's MAC is bridged."""
 
     def check(self) -> None:
         wide, narrow = ("10.200.0.0", "10.200.7.0") if self.family == 4 else ("2001:db8:a::", "2001:db8:a:7::")
@@ -133,7 +133,7 @@ class Routing(RackTest):
 
 @variants
 class RoutedFragmentsAndExtensions(RackTest):
-    """What the switch does not look into is routed all the same when it is not for a service."""
+    """Fragments and extension headers are routed unless they are for a service."""
 
     def check(self) -> None:
         dst = CLIENTS[self.family]
@@ -152,7 +152,7 @@ class RoutedFragmentsAndExtensions(RackTest):
 
 @variants
 class TransitRivulet(RackTest):
-    """A Rivulet request or response on its way to somebody else's service passes untouched."""
+    """A Rivulet request or response to a service elsewhere passes unchanged."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -166,14 +166,14 @@ class TransitRivulet(RackTest):
 
 
 class PacketOutAndIn(RackTest):
-    """The controller sends frames as they are, and gets those that it asks for or that are for the ToR."""
+    """The controller sends arbitrary frames, and receives frames that it requests or that are for the ToR."""
 
     def runTest(self) -> None:
-        frame = bytes(range(14)) + b"from the controller, whatever it is" + bytes(20)
+        frame = bytes(range(14)) + b"from the controller, any bytes whatever" + bytes(20)
         for port in (1, 8):
             self.switch.packet_out(frame, egress_port=port)
             self.expect(port, frame)
-        # A malformed one too: nobody parses it.
+        # Also a malformed one: the switch does not parse it.
         self.switch.packet_out(b"\x01\x02\x03" + bytes(57), egress_port=2)
         self.expect(2, b"\x01\x02\x03" + bytes(57))
 
@@ -188,15 +188,15 @@ class PacketOutAndIn(RackTest):
     def sent_to_controller(self, port: int, frame: bytes, vlan: int, reason: int) -> None:
         self.send(port, frame)
         got = self.switch.packet_in(3.0)
-        self.assertIsNotNone(got, "expected a packet-in, none came")
+        self.assertIsNotNone(got, "no packet-in arrived")
         self.assertEqual(got[0], frame)
         self.assertEqual(got[1], {"ingress_port": port, "vlan": vlan, "reason": reason})
         self.quiet(0.02)
 
 
 @variants
-class ForTheTorItself(RackTest):
-    """What is for the ToR and not answered by it goes to the controller: TCP, ARP replies, advertisements."""
+class PacketsForTheTor(RackTest):
+    """Packets for the ToR that it does not answer go to the controller: TCP, ARP replies, advertisements."""
 
     def check(self) -> None:
         reasons = self.switch.info.enum("punt_reason_t")
@@ -214,14 +214,14 @@ class ForTheTorItself(RackTest):
         for frame, reason in frames:
             self.send(CLIENT, frame)
             got = self.switch.packet_in(3.0)
-            self.assertIsNotNone(got, f"expected a packet-in for {reason}, none came")
+            self.assertIsNotNone(got, f"no packet-in for {reason} arrived")
             self.assertEqual(got[0], frame)
             self.assertEqual(got[1], {"ingress_port": CLIENT, "vlan": self.vlan or 0, "reason": reasons[reason]})
 
 
 @variants
 class FatesAndEgressDrops(RackTest):
-    """Each packet has one fate, counted; what egress drops has its reason too."""
+    """Every packet counts under one fate, and drops in egress under a reason."""
 
     def fate(self, name: str) -> int:
         return self.switch.info.enum("fate_t")[name]
@@ -268,7 +268,7 @@ class FatesAndEgressDrops(RackTest):
 
 
 class FloodFates(RackTest):
-    """Bridged and flooded frames; the copy for the port a frame came from is dropped in egress."""
+    """Bridged and flooded frames; egress drops the copy for the ingress port."""
 
     def runTest(self) -> None:
         fates = self.switch.info.enum("fate_t")
@@ -292,7 +292,7 @@ class FloodFates(RackTest):
 
 
 class UnknownSources(RackTest):
-    """A source that the bridge does not know is told with its MAC, port and VLAN; a known one is not."""
+    """A frame from a source unknown to the bridge raises an event with MAC, port and VLAN; a known one does not."""
 
     def runTest(self) -> None:
         mac = b"\x02\x00\x00\x00\x99\x99"
@@ -308,6 +308,6 @@ class UnknownSources(RackTest):
         self.switch.drop_events()
         self.send(7, frame)
         self.assertEqual(self.switch.events(0.4), [])
-        self.send(8, frame)  # it moved
+        self.send(8, frame)  # the source has moved
         (event,) = self.switch.events(PATIENCE_S)
         self.assertEqual((event["kind"], event["mac"], event["port"]), (kind, integer(mac), 8))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas beyond the rack: tunnels, packets that no longer fit, heartbeats from outside."""
+"""Replicas outside the rack: tunnels, packets too big for them, heartbeats over UDP."""
 
 import struct
 import time
@@ -16,10 +16,10 @@ OVERHEAD = {("ip_in_ip", 4): 20, ("ip_in_ip", 6): 40, ("gue", 4): 32, ("gue", 6)
 
 
 class Remote(RackTest):
-    """One replica behind the uplink, reached by a tunnel."""
+    """Helpers: a replica behind the uplink, reached through a tunnel."""
 
     def add_remote(self, kind: str, outer: int, mtu: int = 1500):
-        """A service whose one replica is remote."""
+        """Installs a service whose one replica is remote."""
         pool = self.add_pool([UPLINK], alive=False)
         self.hop = hop = 500 + self.new_id()
         self.insert("next_hops", {"next_hop": hop}, "set_next_hop", port=UPLINK, mtu=mtu)
@@ -31,25 +31,25 @@ class Remote(RackTest):
         self.modify("encapsulations", key, f"{kind}_v{outer}", next_hop=hop, src=int(src), dst=int(dst))
         source = {"pool": pool.id, "replica": 0, "ingress_port": UPLINK, "remote": 1, "source": number(dst)}
         self.insert("heartbeat_sources", source, "admit_heartbeat", readmitted=0)
-        with self.counts("heartbeats", pool.member(0)):  # taken before anything else is sent
+        with self.counts("heartbeats", pool.member(0)):  # counted before the next frame is sent
             self.remote_beat(pool, outer)
         return self.add_service(pool)
 
     def reach(self, pool, hop: int, overhead: int, **changes: int) -> None:
-        """The replica is reached by a tunnel."""
+        """Installs the tunnel to the replica."""
         values = {"path_mtu": 0, "key_epoch": KEY_EPOCH, "block_key0": BLOCK_KEY[0], "block_key1": BLOCK_KEY[1]}
         key = {"pool": pool.id, "replica": 0}
         self.modify("replicas", key, "remote", next_hop=hop, overhead=overhead, **(values | changes))
 
     def remote_beat(self, pool, outer: int, src=None, port: int = UPLINK) -> None:
         src, tor = src or TUNNEL_DST[outer], TOR[outer]
-        pool.heard += 1
-        datagram = packets.udp(src, tor, 40000, 34997, packets.heartbeat(pool.id, 0, sequence=pool.heard))
+        pool.last_sequence += 1
+        datagram = packets.udp(src, tor, 40000, 34997, packets.heartbeat(pool.id, 0, sequence=pool.last_sequence))
         packet = packets.ip_packet(src, tor, packets.UDP, datagram)
         self.send(port, packets.ethernet(TOR_MAC, host_mac(port), 0x0800 if outer == 4 else 0x86DD, packet))
 
     def tagged(self, inner: packets.Frame, flags: int) -> None:
-        """The ToR block of this request has the tag that belongs to it."""
+        """Checks the tag of this request's ToR block."""
         segment = inner.data[inner.l4 :]
         payload = segment[(segment[12] >> 4) * 4 :]
         sequence, tag = (int.from_bytes(part, "big") for part in (segment[4:8], payload[14:18]))
@@ -78,14 +78,14 @@ class Remote(RackTest):
 
 
 def inner_of(sent: bytes, stamp: bytes | None) -> bytes:
-    """The IP packet that was sent, a hop further and stamped."""
+    """The sent IP packet with a smaller hop limit and the stamp."""
     out = packets.forwarded(sent, dst=bytes(6), src=bytes(6), stamp=stamp)
     return packets.parse(out).payload()
 
 
 @variants
 class Tunnels(Remote):
-    """IP-in-IP and GUE, each over IPv4 and IPv6; the ToR block of a request is tagged."""
+    """IP-in-IP and GUE, over IPv4 and IPv6; the ToR block of a request has a tag."""
 
     def check(self) -> None:
         for kind, outer in OVERHEAD:
@@ -93,7 +93,7 @@ class Tunnels(Remote):
             frame = self.to_service(service, self.good_request(service))
             self.send(CLIENT, frame)
             result = self.dataplane.poll(0, timeout=PATIENCE_S)
-            self.assertIsInstance(result, self.dataplane.PollSuccess, f"no packet by {kind} over IPv{outer}")
+            self.assertIsInstance(result, self.dataplane.PollSuccess, f"no packet in {kind} over IPv{outer}")
             got = bytes(result.packet)
             header = {"ip_in_ip": 0, "gue": 12}[kind]
             inner_at = packets.parse(got).l4 + header
@@ -102,7 +102,7 @@ class Tunnels(Remote):
             )
             self.assertEqual(inner.problems, [])
             self.tagged(inner, CHECKED | TIME_VALID)
-            # Once more, byte for byte, plain TCP.
+            # Plain TCP, byte for byte.
             plain = self.plain(service)
             self.send(CLIENT, plain)
             self.expect_tunnel(service, kind, outer, inner_of(plain, None))
@@ -127,7 +127,7 @@ class TunnelsCarryTos(Remote):
 
 @variants
 class TooBigForTheTunnel(Remote):
-    """What fits to the byte is sent; one more is answered with the MTU that fits, quoting what came."""
+    """A packet of exactly the MTU is sent; one byte more is answered with the MTU and a quote of the packet."""
 
     def check(self) -> None:
         for kind, outer in OVERHEAD:
@@ -159,7 +159,7 @@ class TooBigForTheTunnel(Remote):
         ether_type = 0x0800 if self.family == 4 else 0x86DD
         wanted = packets.ethernet(host_mac(CLIENT), TOR_MAC, ether_type, answer, self.vlan)
         got = self.expect(CLIENT, wanted)
-        self.assertEqual(len(got), len(wanted), "the rest must be cut off")
+        self.assertEqual(len(got), len(wanted), "the quote must be cut off")
 
 
 class TooBigWithIpv4Options(TooBigForTheTunnel):
@@ -180,7 +180,7 @@ class TooBigWithIpv4Options(TooBigForTheTunnel):
 
 @variants
 class TooBigOnARoute(TooBigForTheTunnel):
-    """Routed packets get the same answer; some get none."""
+    """Routed packets that are too big get the same answer, except those that must not be answered."""
 
     def check(self) -> None:
         hop = 500 + self.new_id()
@@ -195,7 +195,7 @@ class TooBigOnARoute(TooBigForTheTunnel):
         frame = self.ip_frame(dst, packets.UDP, packets.udp(self.client, dst, 1, 2, b"x" * 1290))
         self.send(CLIENT, frame)
         self.expect_too_big(frame, 1300, quoted=8)
-        # Also one that looks like a heartbeat from outside, which the parser reads on.
+        # Also a packet that looks like a heartbeat by UDP, which the parser reads further.
         frame = self.ip_frame(dst, packets.UDP, packets.udp(self.client, dst, 1, 34997, b"x" * 1290))
         self.send(CLIENT, frame)
         self.expect_too_big(frame, 1300, quoted=8)
@@ -203,7 +203,7 @@ class TooBigOnARoute(TooBigForTheTunnel):
             with self.drops("FRAGMENTATION_NEEDED"):
                 frame = self.ip_frame(dst, packets.UDP, packets.udp(self.client, dst, 1, 2, b"x" * 1290), flags=0)
                 self.send(CLIENT, frame)
-        # Never about an ICMP error, nor about what shows no ports.
+        # ICMP errors, and packets without ports, are not answered.
         kind, code = (3, 1) if self.family == 4 else (1, 0)
         error = packets.icmp(self.client, dst, kind, code, bytes(4), packets.parse(frame).payload()[:1290])
         with self.drops("TOO_BIG_SILENT"):
@@ -213,7 +213,7 @@ class TooBigOnARoute(TooBigForTheTunnel):
 
 
 class TooBigIsMetered(TooBigForTheTunnel):
-    """Answers are metered by the port that asks for them."""
+    """The meter of these answers counts by ingress port."""
 
     def runTest(self) -> None:
         service = self.add_remote("ip_in_ip", 4, mtu=1400)
@@ -226,8 +226,8 @@ class TooBigIsMetered(TooBigForTheTunnel):
 
 
 @families
-class HeartbeatsFromOutside(Remote):
-    """Accepted from the tunnel's far end on its port only; what is no heartbeat for the ToR is not consumed."""
+class UdpHeartbeats(Remote):
+    """Heartbeats over UDP are accepted from the tunnel's far end at its port; datagrams in transit pass."""
 
     def check(self) -> None:
         service = self.add_remote("ip_in_ip", self.family)
@@ -240,7 +240,7 @@ class HeartbeatsFromOutside(Remote):
             self.remote_beat(pool, self.family, src=wrong)
         with self.drops("HEARTBEAT_REFUSED"):
             self.remote_beat(pool, self.family, port=7)
-        # In transit: somebody else's.
+        # In transit to another host.
         dst = self.client
         datagram = packets.udp(wrong, dst, 1, 34997, packets.heartbeat(pool.id, 0))
         frame = self.ip_frame(dst, packets.UDP, datagram, src=wrong)
@@ -250,7 +250,7 @@ class HeartbeatsFromOutside(Remote):
 
 @variants
 class BlocksForOutsideAreTagged(Remote):
-    """Whatever the class and the proof: in the rack the block is bare, beyond it tagged under the replica's key."""
+    """The ToR block has a tag, under the replica's key, outside the rack only, for every class and proof."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -284,7 +284,7 @@ class BlocksForOutsideAreTagged(Remote):
 
 @variants
 class PathsWithASmallerMtu(TooBigForTheTunnel):
-    """Routers said that they take less than the next hop does: what fits to the byte is sent, one more is answered."""
+    """With a path MTU below the next hop's, exactly that size is sent, and one byte more is answered."""
 
     def check(self) -> None:
         service = self.add_remote("gue", 4, mtu=1500)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ICMP errors about a service's responses: to the flow's replica, or to all that live."""
+"""ICMP errors about a service's responses: they go to the flow's replica, or to every live replica."""
 
 import struct
 import time
@@ -14,10 +14,10 @@ ERRORS = {4: ((3, 4), (11, 0), (12, 0)), 6: ((1, 0), (2, 0), (3, 0), (4, 0))}
 
 
 class IcmpErrors(RackTest):
-    """Helpers: an error of a router on the client's side about a response of the service."""
+    """Helpers: ICMP errors of a router near the client about a response of the service."""
 
     def response(self, service, sport: int, rivulet: bool, options: bytes = b"") -> bytes:
-        """The response that an error quotes, an IP packet."""
+        """The response that the error quotes, as an IP packet."""
         tcp_options = Request(class_=0x80).option() if rivulet else bytes.fromhex("0101080a0000000100000002")
         segment = packets.tcp(service.address, self.client, 80, sport, options=tcp_options, payload=b"d" * 500)
         if self.family == 4:
@@ -36,7 +36,7 @@ class IcmpErrors(RackTest):
 
 @variants
 class ErrorsOfPlainTcp(IcmpErrors):
-    """They go where the flow goes, once."""
+    """An error about plain TCP goes to the flow's replica, once."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -58,7 +58,7 @@ class ErrorsOfPlainTcp(IcmpErrors):
 
 @variants
 class ErrorsOfRivulet(IcmpErrors):
-    """They go to every live member; so do those too short to tell; a dead member gets none."""
+    """Errors about Rivulet, or with a quote too short to decide, go to every live member."""
 
     @in_time
     def check(self) -> None:
@@ -84,7 +84,7 @@ class ErrorsOfRivulet(IcmpErrors):
         )
         with self.drops("TTL_EXPIRED"):
             self.send(CLIENT, self.from_client(0x0800 if self.family == 4 else 0x86DD, packet))
-        # One falls silent and is found out; the copies go to the others.
+        # One dies; the copies go to the others.
         self.set_pool(pool, bound=1_000_000, settle=1_000_000)
         for replica in (0, 2):
             self.keep_beating(pool, [replica], 0.05)
@@ -103,8 +103,8 @@ class ErrorsOfRivulet(IcmpErrors):
 
 
 @variants
-class ErrorsAboutNothingOfOurs(IcmpErrors):
-    """A quote of another port, another address or another protocol, or none: dropped. In transit: untouched."""
+class ErrorsAboutOtherConnections(IcmpErrors):
+    """Quotes of another port, address or protocol, or none, are dropped; errors in transit pass unchanged."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -120,7 +120,7 @@ class ErrorsAboutNothingOfOurs(IcmpErrors):
         for quote in (port, bytes(address), bytes(protocol), version, whole[: at + 7], b""):
             with self.drops("ICMP_QUOTE"):
                 self.send(CLIENT, self.error(service, quote, kind, code))
-        # About a response of another service: not to this address.
+        # An error about another service's response, sent to this address.
         other = self.add_service(service.pool)
         with self.drops("ICMP_QUOTE"):
             quote = self.response(other, 50000, True)[: self.header() + 100]
@@ -131,7 +131,7 @@ class ErrorsAboutNothingOfOurs(IcmpErrors):
 
 
 class ErrorsAreMetered(IcmpErrors):
-    """Copies to all members are metered by service."""
+    """Copies to all members are metered for each service."""
 
     def runTest(self) -> None:
         service = self.add_service()

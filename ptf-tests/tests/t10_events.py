@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The digest `event_t`: what is told, in which order, and what is metered."""
+"""The digest `event_t`: which events are sent, their order, and which are metered."""
 
 import time
 
@@ -11,7 +11,7 @@ from t05_liveness import BEAT, BOUND, Dying
 
 
 class EventsOfLife(Dying):
-    """Exclusion, return and readmission, once each, with a sequence number and the common clock."""
+    """Exclusion, return and readmission each send one event, with a sequence number and the common clock."""
 
     @in_time
     def runTest(self) -> None:
@@ -23,13 +23,13 @@ class EventsOfLife(Dying):
         time.sleep(BOUND / 1e6 + 0.3)
         for _ in range(24):
             self.one(service)
-        self.told("EXCLUDED", pool, 1)
+        self.expect_event("EXCLUDED", pool, 1)
         stops[1] = self.keep_beating(pool, [1], BEAT)
-        self.told("RETURNED", pool, 1)
+        self.expect_event("RETURNED", pool, 1)
         self.admit(pool, 1, readmitted=1, modify=True)
-        self.told("READMITTED", pool, 1)
+        self.expect_event("READMITTED", pool, 1)
         time.sleep(0.3)
-        self.assertEqual(self.relevant(0.2), [], "an event is told once")
+        self.assertEqual(self.relevant(0.2), [], "an event was sent twice")
 
     def relevant(self, timeout: float) -> list[dict[str, int]]:
         skip = self.event_kinds["UNKNOWN_SOURCE"]
@@ -40,7 +40,7 @@ class EventsOfLife(Dying):
                 return found
         return []
 
-    def told(self, kind: str, pool, replica: int) -> None:
+    def expect_event(self, kind: str, pool, replica: int) -> None:
         found = self.relevant(PATIENCE_S)
         self.assertEqual(len(found), 1, f"expected one event {kind}, got {found}")
         event = found[0]
@@ -54,7 +54,7 @@ class EventsOfLife(Dying):
 
 
 class EventsOfChecks(EventsOfLife):
-    """A failed check, what could not be judged, and no replica: told with the reason, metered by kind."""
+    """Failed checks, unchecked requests and NO_REPLICA send events with the reason, metered by kind."""
 
     def runTest(self) -> None:
         service = self.add_service()
@@ -78,11 +78,11 @@ class EventsOfChecks(EventsOfLife):
             with self.drops("SUM", count=20):
                 for _ in range(20):
                     self.send(CLIENT, self.to_service(service, bad.with_(time=self.clock())))
-            # The first may take its time on a busy machine; the others are told at once.
-            told, patience = 0, 10.0
+            # The first event may take long on a loaded machine; the others follow at once.
+            events, patience = 0, 10.0
             while found := self.relevant(patience):
-                told, patience = told + len(found), 0.3
-            self.assertIn(told, range(1, 6), f"a meter of 1 a second, burst 2, told {told} of 20")
+                events, patience = events + len(found), 0.3
+            self.assertIn(events, range(1, 6), f"a meter of 1 a second, burst 2, sent {events} of 20")
         finally:
             self.switch.set_meter("event_meter", kind, None)
 
@@ -92,7 +92,7 @@ class EventsOfChecks(EventsOfLife):
 
 
 class TorUnset(RackTest):
-    """Until the controller has said who the ToR is, nothing passes but what the controller sends."""
+    """Until the controller has set the ToR's identity, only the controller's packets pass."""
 
     def runTest(self) -> None:
         service = self.add_service(policy=ROUND_ROBIN)

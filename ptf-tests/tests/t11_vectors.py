@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vectors of docs/wire-vectors.json, to which Rust, Python and this program are held."""
+"""The vectors of docs/wire-vectors.json, which Rust, Python and this program share."""
 
 import packets
 from layout import CLIENT, ENFORCE, OFF, PATIENCE_S, TOR, TOR_ID, TOR_MAC, host_mac
@@ -8,7 +8,7 @@ from rack import RackTest
 from rivulet_wire import load_vectors
 
 VECTORS = load_vectors()
-# What the switch makes of each thing that is wrong; what it does not read, the hosts refuse.
+# Verdict of the switch on each invalid vector. Hosts refuse what the switch does not read.
 HOSTS = "passes: the hosts refuse it"
 ERRORS = {
     "eth_truncated": "TRUNCATED",
@@ -38,9 +38,9 @@ ERRORS = {
     "entry_mark": "ENTRY_FORM",
 }
 BY_NAME = {
-    "a tag and nothing behind it": None,  # Linux itself drops it before a switch can
-    "an ARP frame": None,  # not about an address of ours: not for this test
-    "IPv4 options": None,  # only the header length differs, so TCP stands elsewhere: see Ipv4OptionsAndTos
+    "a tag and nothing behind it": None,  # Linux drops it before the switch reads it
+    "an ARP frame": None,  # its address is not the service's
+    "IPv4 options": None,  # moves the TCP header, see Ipv4OptionsAndTos
     "a total length beyond the frame": "TRUNCATED",
     "a total length within the header": "IPV4_HEADER",
     "an IPv6 length beyond the frame": "TRUNCATED",
@@ -49,7 +49,7 @@ BY_NAME = {
     "a data offset beyond the segment": "TCP_HEADER",
     "a data offset of 4": "TCP_HEADER",
     "our option and another behind it": "OPTION_FORM",
-    "a NORMAL with SYN": "plain",  # a SYN with ours and another data offset is plain TCP
+    "a NORMAL with SYN": "plain",  # a SYN with Rivulet's option at another data offset
     "another experiment's option": "plain",
     "a segment without options": "plain",
     "a SYN with a third data offset": "plain",
@@ -58,7 +58,7 @@ BY_NAME = {
 
 
 class Vectors(RackTest):
-    """One service at the vectors' addresses with their keys; time and replay are not judged, as they are fixed."""
+    """Installs the vectors' service and keys; time and replay are off, because the vectors' times are fixed."""
 
     def install(self) -> None:
         keys = VECTORS["nonce_keys"][0]
@@ -92,12 +92,12 @@ class Vectors(RackTest):
 
     def dataplane_receive(self) -> tuple[int, bytes]:
         result = self.dataplane.poll(0, timeout=PATIENCE_S)
-        self.assertIsInstance(result, self.dataplane.PollSuccess, "expected the packet, none came")
+        self.assertIsInstance(result, self.dataplane.PollSuccess, "the packet did not arrive")
         return result.port, bytes(result.packet)
 
 
 class ValidPackets(Vectors):
-    """Requests with right sums pass marked; responses are routed untouched."""
+    """Requests with right sums pass marked as checked; responses are routed unchanged."""
 
     def runTest(self) -> None:
         self.install()
@@ -133,7 +133,7 @@ class ValidPackets(Vectors):
 
 
 class InvalidPackets(Vectors):
-    """What is wrong in the switch's part is dropped for its reason, the rest is left to the hosts."""
+    """Invalid fields that the switch reads are dropped for their reason; the others pass to the hosts."""
 
     def runTest(self) -> None:
         self.install()
@@ -148,8 +148,8 @@ class InvalidPackets(Vectors):
             else:
                 destination = packets.parse(frame).dst
             if destination is not None and destination not in (ip("198.51.100.80"), ip("2001:db8:1::80")):
-                continue  # a response: what is in it is not the switch's to judge
-            # Some of what is left to the hosts has no proof either, which is not what its vector is about.
+                continue  # a response: the switch does not check its content
+            # Some vectors that the hosts refuse have no proof either, which is not their subject.
             self.set_checks(self.service, range_mode=OFF if reason in (HOSTS, "plain") else ENFORCE)
             with self.subTest(vector["name"]):
                 if reason in (HOSTS, "plain"):
@@ -164,7 +164,7 @@ class InvalidPackets(Vectors):
 
 
 class NonceVectors(Vectors):
-    """Nonces of the vectors: r(x) ^ r(x+1) under their own keys, as a range of one number."""
+    """Nonces of the vectors, r(x) ^ r(x+1) under their keys, as the sum of a range of one number."""
 
     def runTest(self) -> None:
         self.install()
@@ -200,7 +200,7 @@ class NonceVectors(Vectors):
 
     @staticmethod
     def ends(known, k0: int, k1: int, tag: int, x: int) -> list[int]:
-        """Numbers of the vectors that a range from x can end before."""
+        """Numbers of the vectors before which a range from x can end."""
         candidates = [(x + step) & 0xFFFFFFFF for step in (1, 2, 3, 7, 8, 100, 65536)]
         return [y for y in candidates if (k0, k1, tag, y) in known]
 
@@ -210,7 +210,7 @@ class NonceVectors(Vectors):
 
 
 class HeartbeatVectors(Vectors):
-    """Invalid heartbeats are dropped for their form, valid ones of nobody are refused."""
+    """Invalid heartbeats are dropped as malformed, valid ones of unknown replicas as refused."""
 
     def runTest(self) -> None:
         for vector in VECTORS["heartbeats"]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attacks: each against a rack with good traffic, which passes."""
+"""Attacks: requests of an attacker next to good traffic, which must pass."""
 
 import itertools
 import time
@@ -13,12 +13,12 @@ from rack import RackTest, families, set_tor, variants
 
 
 class Attack(RackTest):
-    """Helpers: a flood nobody waits for, then good requests that must pass marked."""
+    """Helpers: sends a flood, then good requests that must pass marked as checked."""
 
     def flood(self, frames: list[bytes], expected: int = 0) -> int:
-        """Sends all, throws away what comes out, says how much that was; waits long for what is expected.
+        """Sends the frames and returns how many left the switch; waits for `expected` of them.
 
-        Where all are expected no more than 16 are under way: BMv2's output queues hold 64 packets and drop the rest.
+        If all must pass, no more than 16 are in flight: BMv2's output queues hold 64 packets and drop the rest.
         """
         passed = 0
         for i, frame in enumerate(frames):
@@ -51,8 +51,8 @@ class Attack(RackTest):
 
 
 @families
-class GarbageOfOneConnection(Attack):
-    """Whoever owns one connection sends requests with wrong sums: none is counted, so none fills the sketch."""
+class WrongSumsOfOneConnection(Attack):
+    """The owner of a connection sends requests with wrong sums: none fills the replay sketch."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -77,7 +77,7 @@ class GarbageOfOneConnection(Attack):
 
 @families
 class UnprovedTimeouts(Attack):
-    """TIMEOUTs without proof fill the sketch of the openings, and the meter; proved requests are judged as ever."""
+    """TIMEOUTs without proof fill the sketch of openings, and the meter; proved requests are still checked."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -100,14 +100,16 @@ class UnprovedTimeouts(Attack):
 
 @variants
 class CopiesOfAVictim(Attack):
-    """Verbatim copies of a victim's request: one use passes. Copies with another number, ahead of the victim, do not
-    use up the numbers to come: the proof does not reach them."""
+    """Of verbatim copies of a victim's request one passes.
+
+    Copies with a later number do not use that number up, because the proof does not cover it.
+    """
 
     def check(self) -> None:
         service = self.add_service()
         victim = self.good_request(service, [(0, 3)])
         frame = self.to_service(service, victim)
-        self.assertEqual(self.flood([frame] * 200, 1), 1, "one use of a continuation")
+        self.assertEqual(self.flood([frame] * 200, 1), 1, "more than one use of a continuation passed")
         ahead = [victim.with_(number=victim.number + step) for step in range(1, 60)]
         self.assertEqual(self.flood([self.to_service(service, request) for request in ahead]), 0)
         for step in range(1, 20):
@@ -116,9 +118,11 @@ class CopiesOfAVictim(Attack):
 
 
 @families
-class NumbersBehindARangeThatIsNotThere(Attack):
-    """Four ranges that were seen of a victim and a fifth that is made up: the numbers behind the four, which only the
-    fifth could prove, are not used up where the victim's own requests are counted."""
+class NumbersOfAForgedRange(Attack):
+    """Four ranges copied from a victim and a fifth with a made-up sum.
+
+    Only the fifth could prove the numbers after the four; they stay unused for the victim's own requests.
+    """
 
     def check(self) -> None:
         service = self.add_service()
@@ -127,7 +131,7 @@ class NumbersBehindARangeThatIsNotThere(Attack):
         ahead = [victim.with_(number=victim.number + step, entries=(*victim.entries, forged)) for step in range(1, 40)]
         for request in ahead:
             self.passes(service, request.with_(time=self.clock()), flags=TIME_VALID)
-        # No range of 16 bits reaches these.
+        # No range of 16 bits covers these.
         far = victim.with_(number=victim.base + 0x10000, entries=(*victim.entries, forged))
         self.fails(service, far, "RANGE_COVER")
         for step in range(1, 20):
@@ -137,7 +141,7 @@ class NumbersBehindARangeThatIsNotThere(Attack):
 
 @variants
 class EmptyAndReversedRanges(Attack):
-    """A range that sums to zero for every tag cannot be written: reversed ones are refused, zero sums too."""
+    """A range whose sum is zero for every tag cannot be encoded: reversed ranges and zero sums are refused."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -150,15 +154,15 @@ class EmptyAndReversedRanges(Attack):
 
 
 @variants
-class FieldsOfOneRangesOfAnother(Attack):
-    """One connection's fields with another's good ranges: the tag is in every nonce."""
+class FieldsAndRangesOfTwoConnections(Attack):
+    """Fields of one connection with valid ranges of another are refused: the tag is in every nonce."""
 
     def check(self) -> None:
         service = self.add_service()
         mine, other = self.good_request(service), self.good_request(service)
         self.fails(service, mine.with_(entries=other.entries), "SUM")
         self.fails(service, mine.with_(entries=other.entries, base=other.base, number=other.number), "SUM")
-        # Originals shown as retransmissions and the other way round.
+        # Originals as retransmissions, and the reverse.
         retransmitted = self.good_request(service, kinds=["RETRANSMITTED"])
         flipped = tuple(Entry(0, e.first, e.last, e.sum) for e in retransmitted.entries)
         self.fails(service, retransmitted.with_(entries=flipped), "SUM")
@@ -167,7 +171,7 @@ class FieldsOfOneRangesOfAnother(Attack):
 
 @families
 class GuessedSums(Attack):
-    """1,000 guesses of a sum: none passes (the odds are 2^-32 a try)."""
+    """None of 1,000 guessed sums passes (each does with probability 2^-32)."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -183,7 +187,7 @@ class GuessedSums(Attack):
 
 @families
 class SynFlood(Attack):
-    """A flood of SYNs above its meter: requests of open connections pass."""
+    """During a flood of SYNs above its meter, requests of open connections pass."""
 
     def check(self) -> None:
         service = self.add_service()
@@ -193,9 +197,9 @@ class SynFlood(Attack):
             frames = [self.to_service(service, Request(name="SYN"), sport=1024 + n, sequence=n) for n in range(1500)]
             began = time.monotonic()
             passed = self.flood(frames)
-            # What the meter gave meanwhile; on a machine so slow that this is all of them nothing would be shown.
+            # SYNs that the meter's rate allowed meanwhile; a machine so slow that this is all of them shows nothing.
             given = 20 + 110 * (time.monotonic() - began)
-            self.assertLess(given, len(frames), "the flood was none")
+            self.assertLess(given, len(frames), "the SYNs came too slowly to be a flood")
             self.assertLess(passed, given, f"{passed} of 1,500 SYNs passed a meter of 100 a second")
             self.good_traffic_passes(service)
         finally:
@@ -203,7 +207,7 @@ class SynFlood(Attack):
 
 
 class SketchAttack(Attack):
-    """Helpers: many fresh requests of one connection that has all its nonces, and the sketch's slots of time."""
+    """Helpers: many fresh requests of one connection with all its nonces, and waits for the sketch's slots."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -214,7 +218,7 @@ class SketchAttack(Attack):
         super().tearDown()
 
     def fresh(self, service: Service, count: int) -> Iterator[bytes]:
-        """Requests that were never sent, proved right, of the time at which they are taken."""
+        """Unused requests with right sums, whose time is that at which the iterator yields them."""
         base, tag = 5000, next(self.tags)
         request = Request(
             tag=tag, base=base, epoch=service.epoch, entries=(service.range(0, count, base=base, tag=tag),)
@@ -222,13 +226,15 @@ class SketchAttack(Attack):
         return (self.to_service(service, request.with_(number=base + n, time=self.clock())) for n in range(count))
 
     def slot_begins(self) -> None:
-        """Waits for the start of a slot."""
+        """Waits until a slot begins."""
         into = (self.clock() - CLOCK_OFFSET) % SLOT
         time.sleep((SLOT - into) / 1e6 + 0.05)
 
     def dropped(self, frames: Iterator[bytes]) -> int:
-        """How many of these fresh requests did not pass. No more than 16 are under way, as in `flood`: the next are
-        sent when each of these has come out or is counted as dropped."""
+        """Sends fresh requests and returns how many were dropped.
+
+        No more than 16 are in flight, as in `flood`: the next are sent when each has left or is counted as dropped.
+        """
         before = sum(self.switch.counters("drops").values())
         sent = came = dropped = 0
         while batch := list(itertools.islice(frames, 16)):
@@ -237,14 +243,16 @@ class SketchAttack(Attack):
             sent, deadline = sent + len(batch), time.monotonic() + PATIENCE_S
             while (came := came + self.drain(0.0)) + dropped < sent and time.monotonic() < deadline:
                 dropped = sum(self.switch.counters("drops").values()) - before
-            self.assertEqual(came + dropped, sent, f"{came} came out and {dropped} were dropped of {sent}")
+            self.assertEqual(came + dropped, sent, f"of {sent} frames {came} left and {dropped} were dropped")
         return sent - came
 
 
 @families
 class SketchOverflow(SketchAttack):
-    """More proved first uses than the limit: what comes then passes unjudged and is told; what was put in is still
-    refused a second time; and two slots later all is judged again."""
+    """Above the limit of first uses proved requests pass unchecked, with an event.
+
+    Requests within the limit are still refused a second time, and two slots later all are checked again.
+    """
 
     def check(self) -> None:
         service = self.add_service()
@@ -258,9 +266,9 @@ class SketchOverflow(SketchAttack):
         self.assertGreater(self.switch.counter("suspects", self.reasons["UNJUDGED_REPLAY"]), 0)
         late = self.good_request(service)
         self.passes(service, late, flags=TIME_VALID)
-        self.passes(service, late, flags=TIME_VALID)  # nobody remembers
+        self.passes(service, late, flags=TIME_VALID)  # not in the sketch, so not refused
         self.fails(service, first.with_(time=self.clock()), "REPLAY")
-        # The next slot does not know what this one did not take.
+        # In the next slot the sketch lacks the requests above the limit.
         self.slot_begins()
         self.passes(service, late.with_(time=self.clock()), flags=TIME_VALID)
         time.sleep(8.6)  # two slots of 4.19 s
@@ -270,8 +278,10 @@ class SketchOverflow(SketchAttack):
 
 
 class AfterASaturatedSlot(SketchAttack):
-    """A slot far beyond its limit, then one with less: none of the fresh requests of these slots or of the next is
-    taken for a replay. A sketch of 128 cells a row, so that a thousand requests are eight times its size."""
+    """After a slot far above the limit and one below it, no fresh request is refused as a replay.
+
+    The sketch has 128 cells a row, so that a thousand requests are eight times its size.
+    """
 
     def runTest(self) -> None:
         service = self.add_service()
@@ -282,8 +292,8 @@ class AfterASaturatedSlot(SketchAttack):
             self.assertEqual(self.dropped(self.fresh(service, count)), 0, f"fresh ones of {count} were refused")
 
 
-class AgainInTheNextSlot(SketchAttack):
-    """What was used in one slot is known in the next. What may be used again is put in there too, and counts there."""
+class UsesAreKnownInTheNextSlot(SketchAttack):
+    """A use in one slot is known in the next; repeatable requests are put into the next slot as well."""
 
     def runTest(self) -> None:
         service = self.add_service()
@@ -304,8 +314,9 @@ class AgainInTheNextSlot(SketchAttack):
 
 
 class OddsOfAFalseReplay(SketchAttack):
-    """At the limit, here half the cells of a small sketch: fresh requests are taken for replays no oftener than
-    2 (limit / cells)^6 = 1 in 32, however many come, because what is over the limit is not put in."""
+    """With the sketch at its limit, half its cells here, at most 2 (limit / cells)^6 = 1 in 32 fresh requests are
+    refused as replays, however many arrive, because requests above the limit are not put in.
+    """
 
     def runTest(self) -> None:
         service = self.add_service()
@@ -317,20 +328,20 @@ class OddsOfAFalseReplay(SketchAttack):
             before = self.switch.counter("drops", self.reasons["REPLAY"])
             dropped = self.dropped(self.fresh(service, count))
             self.assertEqual(self.switch.counter("drops", self.reasons["REPLAY"]) - before, dropped)
-            # About 1 in 270 is expected in the first of these slots and twice that in the second: 4 and 4.
+            # Expected are 1 in 270 in the first slot and 1 in 135 in the second, so 4 and 4.
             self.assertLess(dropped, count / 32, f"{dropped} of {count} fresh requests were refused")
 
 
 @families
 class ForgedMark(Attack):
-    """A client that sends the checked mark itself, to a service that checks nothing."""
+    """A client sets the checked mark in requests to a service without checks."""
 
     def check(self) -> None:
         service = self.add_service(modes=dict.fromkeys(layout.ALL_CHECKS, OFF))
         marked = self.good_request(service, tor_block=bytes(12) + b"\x03" + bytes(5), entries=(Entry(0, 0, 3, 1),))
         self.passes(service, marked, flags=TIME_VALID)
         self.passes(service, Request(name="SYN", tor_block=bytes(12) + b"\x03" + bytes(5)), flags=TIME_VALID)
-        # What carries no ToR block has none to believe.
+        # A segment without a ToR block has no mark.
         frame = self.plain(service, options=b"", payload=bytes(range(48)))
         self.send(CLIENT, frame)
         self.expect_plain(service, frame)

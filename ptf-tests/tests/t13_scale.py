@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No state a connection: table entries and memory do not depend on how many there were."""
+"""The switch keeps no state per connection: table entries and memory do not grow."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ from rack import RackTest
 
 
 def switch_memory() -> int:
-    """Resident bytes of the switch under test."""
+    """Resident memory of the switch in bytes."""
     pid = int(testutils.test_params_get()["pid"])
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS"):
@@ -20,14 +20,16 @@ def switch_memory() -> int:
     raise AssertionError("no VmRSS")
 
 
-class ConnectionsLeaveNothing(RackTest):
-    """10 and then 20,000 simulated connections (RIVULET_CONNECTIONS; `make test-long` takes 100,000):
-    the number of table entries is the same, and the switch's memory within 1 MB, 52 bytes a connection."""
+class ConnectionsLeaveNoState(RackTest):
+    """10 and then 20,000 simulated connections (RIVULET_CONNECTIONS; `make test-long` takes 100,000).
+
+    The table entries stay the same, and the switch's memory within 1 MB, which is 52 bytes a connection.
+    """
 
     def runTest(self) -> None:
         many = int(os.environ.get("RIVULET_CONNECTIONS", "20000"))
         service = self.add_service()
-        # What grows once with the first packets, such as buffers, is not per connection.
+        # Growth with the first packets, such as buffers, is not per connection.
         self.connections(service, 3000)
         self.connections(service, 10)
         entries, memory = self.switch.table_count(), switch_memory()
@@ -38,7 +40,7 @@ class ConnectionsLeaveNothing(RackTest):
         self.assertLessEqual(abs(grown), 1 << 20, f"the switch grew by {grown} bytes over {many} connections")
 
     def connections(self, service, count: int) -> None:
-        """Each a tag, a flow and a number of its own; at most 32 under way."""
+        """Sends requests of connections, each with its own tag, flow and number; at most 32 are in flight."""
         template = bytearray(self.to_service(service, self.good_request(service)))
         frame = packets.parse(bytes(template))
         head = frame.l4 + 28 + wire.TOR_BLOCK
@@ -55,7 +57,7 @@ class ConnectionsLeaveNothing(RackTest):
             while i + 1 - arrived >= 32 or (i + 1 == count and arrived < count):
                 result = self.dataplane.poll(0, timeout=1)
                 if not isinstance(result, self.dataplane.PollSuccess):
-                    refused += 1  # by a collision in the sketch
+                    refused += 1  # refused by a collision in the sketch
                     self.assertLessEqual(refused, 8 + count // 1000, f"{arrived} of {i + 1} requests arrived")
                     break
                 arrived += 1

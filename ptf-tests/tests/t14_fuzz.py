@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutated packets: the switch and an independent model agree on each, and the switch stays up."""
+"""Mutated packets: switch and model must agree on each, and the switch must keep running."""
 
 import ipaddress
 import os
@@ -21,7 +21,7 @@ BATCH = 64
 
 
 class Fuzz(RackTest):
-    """RIVULET_FUZZ packets (5,000; the whole test is 100,000), each a good one with something changed."""
+    """RIVULET_FUZZ mutated packets: 5,000 here, 100,000 in `make test-long`."""
 
     def runTest(self) -> None:
         count = int(os.environ.get("RIVULET_FUZZ", "5000"))
@@ -45,7 +45,7 @@ class Fuzz(RackTest):
             self.switch.set_meter("event_meter", self.event_kinds[kind], None)
 
     def build(self) -> None:
-        """One service of each family, and the model of the rack."""
+        """Installs a service of each family and makes the model of the rack."""
         pool = self.add_pool()
         slots = self.even_slots(pool)
         self.services = {family: self.add_service(pool, family=family, slots=slots) for family in (4, 6)}
@@ -70,7 +70,7 @@ class Fuzz(RackTest):
     # ---- mutating ----
 
     def seed_frame(self, rng: random.Random, clock: int) -> bytes:
-        """A good packet of some kind."""
+        """A valid packet of a random kind."""
         family = rng.choice((4, 6))
         service = self.services[family]
         self.family, self.client = family, CLIENTS[family]
@@ -137,9 +137,9 @@ class Fuzz(RackTest):
         return self.ip_frame(service.address, protocol, message)
 
     def mutate(self, rng: random.Random, clock: int) -> bytes:
-        """A good packet with nothing, a few bits, bytes, its length or a field changed; not about to be stale.
+        """A valid packet with nothing, some bits, some bytes, its length or a field changed, not close to the horizon.
 
-        At least 20 bytes: Linux itself drops a tagged frame that is shorter.
+        It has at least 20 bytes: Linux drops a shorter tagged frame.
         """
         while True:
             frame = bytearray(self.seed_frame(rng, clock))
@@ -167,7 +167,7 @@ class Fuzz(RackTest):
 
     @staticmethod
     def fix_header(frame: bytearray) -> None:
-        """Most mutants get a right IPv4 checksum, or few would come further."""
+        """Recomputes the IPv4 checksum of most mutants, so that they are not all dropped for it."""
         at = 18 if frame[12:14] == b"\x81\0" else 14
         if frame[at - 2 : at] == b"\x08\0" and len(frame) >= at + 20:
             header = (frame[at] & 15) * 4
@@ -177,7 +177,7 @@ class Fuzz(RackTest):
 
     @staticmethod
     def borderline(frame: bytes, clock: int) -> bool:
-        """Whether the time of sending would decide."""
+        """Whether the verdict depends on the time at which the switch handles the frame."""
         from model import Malformed, parse
 
         try:
@@ -192,10 +192,10 @@ class Fuzz(RackTest):
     # ---- comparing ----
 
     def agree(self, frames: list[bytes], clock: int) -> list[Verdict]:
-        """Sends the frames; what comes out and what is counted must be what the model says."""
+        """Sends the frames; the frames that leave and the counters must match the model."""
         verdicts = [self.model.judge(frame, clock) for frame in frames]
         if not self.try_batch(frames, verdicts):
-            # Which one was it? One by one, with the numbers still unused by the switch where it dropped them.
+            # Tries the frames one by one to find it; frames that the switch dropped have not used their numbers.
             self.fail("the switch and the model disagree:\n" + self.describe(frames, verdicts))
         return verdicts
 
@@ -227,7 +227,7 @@ class Fuzz(RackTest):
             got[result.port, self.unstamped(bytes(result.packet))] += 1
         for _ in range(punts):
             if self.switch.packet_in(15.0) is None:
-                self.told = "a packet-in is missing"
+                self.problem = "a packet-in is missing"
                 return False
         deadline = time.monotonic() + 15
         while time.monotonic() < deadline:
@@ -239,14 +239,14 @@ class Fuzz(RackTest):
         traffic.SEEN_REASONS.update(name for name, value in self.reasons.items() if drops.get(value))
         names = {value: name for name, value in self.reasons.items()}
         more, less = ({names[r]: n for r, n in c.items()} for c in (drops - wanted_drops, wanted_drops - drops))
-        self.told = f"drops that the model does not expect: {more}, drops that it expects and are not: {less}"
+        self.problem = f"drops that the model does not expect: {more}, expected drops that are missing: {less}"
         if got == wanted and drops == wanted_drops:
             return True
         self.missing, self.extra = wanted - got, got - wanted
         return False
 
     def describe(self, frames: list[bytes], verdicts: list[Verdict]) -> str:
-        lines = [self.told]
+        lines = [self.problem]
         for title in ("missing", "extra"):
             for (port, frame), n in getattr(self, title, Counter()).items():
                 lines.append(f"{title} at port {port} ({n}): {frame.hex()}")
@@ -257,7 +257,7 @@ class Fuzz(RackTest):
         return self.unstamped(packets.forwarded(frame, dst=host_mac(port), src=TOR_MAC))
 
     def normal(self, frame: bytes, verdict: Verdict) -> bytes:
-        """The request as forwarded, with the flags of its stamp; the clock left out and the TCP checksum too."""
+        """The request as forwarded, with the flags of its stamp, without the stamp's clock and the TCP checksum."""
         out = bytearray(packets.forwarded(frame, dst=host_mac(verdict.port), src=TOR_MAC))
         parsed = packets.parse(bytes(out))
         at = parsed.l4 + (out[parsed.l4 + 12] >> 4) * 4
@@ -269,7 +269,7 @@ class Fuzz(RackTest):
 
     @staticmethod
     def unstamped(frame: bytes) -> bytes:
-        """A request without the clock of its stamp and without its TCP checksum (verified by other tests)."""
+        """A request without its stamp's clock and its TCP checksum, which other tests verify."""
         parsed = packets.parse(frame)
         out = bytearray(frame)
         if parsed.protocol == 6 and parsed.l4 + 28 <= len(frame) and not parsed.fragmented():
@@ -282,7 +282,7 @@ class Fuzz(RackTest):
         return bytes(out)
 
     def answer(self, frame: bytes) -> bytes:
-        """The ToR's answer to an ARP request, a solicitation or an echo."""
+        """The ToR's answer to an ARP request, a solicitation or an echo request."""
         parsed = packets.parse(frame)
         out = bytearray(frame)
         out[:12] = frame[6:12] + TOR_MAC

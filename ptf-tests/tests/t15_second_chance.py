@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain TCP of a drained replica: a segment that the new first has no socket for reaches the second, once."""
+"""Plain TCP of a draining replica: a segment without a socket at the new first candidate goes to the second, once."""
 
 import time
 
@@ -10,10 +10,10 @@ from rack import RackTest, in_time, variants
 
 
 class Handing(RackTest):
-    """Helpers: a drained pool, and a replica that sends a segment back."""
+    """Helpers: a draining replica, and a replica that sends a segment back."""
 
     def drained(self, ports=(1, 2, 3), **fields) -> Service:
-        """Replica 0 drains: replica 1 is first in every slot, replica 0 second."""
+        """Installs a service where replica 0 drains: replica 1 is first in every slot, replica 0 second."""
         pool = self.add_pool(ports, **fields)
         for replica, port in enumerate(pool.ports):
             self.second_chance(pool, replica, port)
@@ -24,7 +24,7 @@ class Handing(RackTest):
         self.insert("second_chances", key, "handed_on_by", replica=replica)
 
     def hand_on(self, service: Service, frame: bytes, by: int, to: int) -> bytes:
-        """Sends `frame`, as replica `by` got it, back; it must reach replica `to` with the source left as it is."""
+        """Replica `by` sends `frame` back; it must reach replica `to` with its source unchanged."""
         ports = service.pool.ports
         back = TOR_MAC + host_mac(ports[by]) + frame[12:]
         with self.counts("service_outcomes", self.outcome(service, "HANDED_ON")):
@@ -38,7 +38,7 @@ class Handing(RackTest):
 
 @variants
 class SegmentWithoutASocket(Handing):
-    """From the client to the new first, from there to the second, with the mark that it was handed on."""
+    """A client's segment goes to the first candidate, from there to the second, marked as handed on."""
 
     def check(self) -> None:
         service = self.drained()
@@ -51,8 +51,8 @@ class SegmentWithoutASocket(Handing):
 
 
 @variants
-class WhatIsNotHandedOn(Handing):
-    """A SYN, a request of ours, a segment from elsewhere: as from any client."""
+class SegmentsWithoutSecondChance(Handing):
+    """SYNs, Rivulet requests and segments from other sources are handled like a client's."""
 
     def check(self) -> None:
         service = self.drained()
@@ -61,7 +61,7 @@ class WhatIsNotHandedOn(Handing):
             frame = self.plain(service, flags=SYN)
             self.send(first, TOR_MAC + host_mac(first) + frame[12:])
             self.expect_plain(service, frame, replicas=[1])
-            # The right port with another address, another port with the right one, another pool's replica.
+            # The right port with another address, another port with the right address, a replica of another pool.
             other = self.add_pool([4])
             self.second_chance(other, 0, 4)
             frame = self.plain(service, flags=ACK)
@@ -78,7 +78,7 @@ class WhatIsNotHandedOn(Handing):
 
 @variants
 class SecondIsDead(Handing):
-    """The second is silent: another gets the segment, and refuses it. Nobody else there: the sender itself does."""
+    """If the second candidate is dead, another replica gets the segment; if none is left, the sender does."""
 
     @in_time
     def check(self) -> None:
@@ -91,9 +91,9 @@ class SecondIsDead(Handing):
         stops[2].set()
         time.sleep(bound / 1e6 + 0.3)
         self.hand_on(service, frame, by=1, to=1)
-        # Returned, but not readmitted: no new flows, but what it still has is its own.
+        # Returned but not readmitted: it gets no new flows, but segments of its old connections.
         self.keep_beating(service.pool, [0], 0.05)
-        self.returned(service.pool, 0)
+        self.wait_for_return(service.pool, 0)
         self.send(CLIENT, frame)
         self.expect_plain(service, frame, replicas=[1])
         self.hand_on(service, frame, by=1, to=0)

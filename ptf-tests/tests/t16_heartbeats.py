@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heartbeats: which are believed, whom they judge, and what the ToR answers."""
+"""Heartbeats: which the ToR accepts, which members they exclude, and the ToR's answers."""
 
 import itertools
 import struct
@@ -17,10 +17,10 @@ SECOND = 1_000_000
 
 
 class Beating(Dying):
-    """Helpers: heartbeats as bytes, and what the ToR says to them."""
+    """Helpers: sends heartbeats as bytes and reads the ToR's answers."""
 
-    def say(self, pool, replica: int, **fields) -> bytes:
-        """Sends a heartbeat; as it was sent."""
+    def send_heartbeat(self, pool, replica: int, **fields) -> bytes:
+        """Sends a heartbeat and returns its bytes."""
         body = heartbeat(pool.id, replica, **fields)
         self.deliver(pool, replica, body)
         return body
@@ -29,10 +29,10 @@ class Beating(Dying):
         port = pool.ports[replica]
         self.send(port, packets.ethernet(TOR_MAC, host_mac(port), 0x88B5, body, self.rack_vlan()))
 
-    def taken_one(self, pool, replica: int, **fields) -> bytes:
-        """Sends a heartbeat that must be taken."""
+    def send_accepted(self, pool, replica: int, **fields) -> bytes:
+        """Sends a heartbeat that the switch must accept."""
         with self.counts("heartbeats", pool.member(replica)):
-            return self.say(pool, replica, **fields)
+            return self.send_heartbeat(pool, replica, **fields)
 
     def expect_answer(self, pool, replica: int, beat: bytes, alive: int, plain: int, settled: bool = True) -> None:
         port = pool.ports[replica]
@@ -41,8 +41,8 @@ class Beating(Dying):
         self.assertEqual(got[: 14 + 36].hex(), packets.ethernet(host_mac(port), TOR_MAC, 0x88B5, body, pad=False).hex())
         self.assertIn(len(got), (50, 60))
 
-    def told(self, reason: str, pool, replica: int) -> None:
-        """An event tells of this refused heartbeat, and no other."""
+    def expect_event(self, reason: str, pool, replica: int) -> None:
+        """Waits for the one event about a refused heartbeat of this replica."""
         skip = self.event_kinds["UNKNOWN_SOURCE"]
         deadline = time.monotonic() + PATIENCE_S
         found = []
@@ -55,26 +55,26 @@ class Beating(Dying):
 
 
 class TagsAreChecked(Beating):
-    """Another key, another epoch, another octet: refused for its reason, told, and the replica stays silent."""
+    """Heartbeats with another key, epoch or byte are refused for that reason, with an event; the replica stays dead."""
 
     def runTest(self) -> None:
         pool = self.add_pool([1, 2], alive=False, settle=FOREVER)
         self.switch.drop_events()
         with self.drops("HEARTBEAT_KEY"):
-            self.say(pool, 0, key_epoch=KEY_EPOCH + 1)
-        self.told("HEARTBEAT_KEY", pool, 0)
+            self.send_heartbeat(pool, 0, key_epoch=KEY_EPOCH + 1)
+        self.expect_event("HEARTBEAT_KEY", pool, 0)
         with self.drops("HEARTBEAT_TAG"):
-            self.say(pool, 0, key=(BEAT_KEY[0], BEAT_KEY[1] ^ 1))
-        self.told("HEARTBEAT_TAG", pool, 0)
+            self.send_heartbeat(pool, 0, key=(BEAT_KEY[0], BEAT_KEY[1] ^ 1))
+        self.expect_event("HEARTBEAT_TAG", pool, 0)
         good = heartbeat(pool.id, 0)
-        # All behind pool and replica, which would be somebody else's, and the key's epoch.
+        # Every byte except pool, replica (another replica's heartbeat) and key epoch.
         changed = [good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :] for at in (1, *range(6, 20))]
         with self.drops("HEARTBEAT_TAG", count=len(changed)):
             for body in changed:
                 self.deliver(pool, 0, body)
         with self.drops("HEARTBEAT_TAG"):
-            self.say(pool, 0, key=(0, 0))
-        self.assertEqual(self.taken(pool, 0), 0)
+            self.send_heartbeat(pool, 0, key=(0, 0))
+        self.assertEqual(self.counted_heartbeats(pool, 0), 0)
         self.dataplane.poll(0, timeout=0.02)
         self.assertEqual(self.dataplane.answers_of_pool(pool.id), [], "a refused heartbeat was answered")
         self.deliver(pool, 0, good)
@@ -82,86 +82,86 @@ class TagsAreChecked(Beating):
 
 
 class EachReplicaHasItsKey(Beating):
-    """Who knows the key of one replica cannot speak for another."""
+    """With the key of one replica no heartbeat of another can be made."""
 
     def runTest(self) -> None:
         pool = self.add_pool([1, 2], alive=False, settle=FOREVER)
         match = {"pool": pool.id, "replica": 1, "key_epoch": KEY_EPOCH}
         self.modify("heartbeat_keys", match, "set_heartbeat_key", k0=1, k1=2, newest=1)
         with self.drops("HEARTBEAT_TAG"):
-            self.say(pool, 1)
-        self.taken_one(pool, 1, key=(1, 2))
-        self.taken_one(pool, 0)
+            self.send_heartbeat(pool, 1)
+        self.send_accepted(pool, 1, key=(1, 2))
+        self.send_accepted(pool, 0)
 
 
-class NumbersOnlyGrow(Beating):
-    """The same heartbeat again, a former one, or one of an older incarnation: refused, told, and nothing changes."""
+class SequencesOnlyGrow(Beating):
+    """A repeated or older heartbeat, or one of an older incarnation, is refused with an event and has no effect."""
 
     def runTest(self) -> None:
         pool = self.add_pool([1], alive=False, settle=FOREVER)
-        self.taken_one(pool, 0, incarnation=100, sequence=50)
+        self.send_accepted(pool, 0, incarnation=100, sequence=50)
         self.switch.drop_events()
         for sequence in (50, 49, 0):
             with self.drops("HEARTBEAT_REPLAY"):
-                self.say(pool, 0, incarnation=100, sequence=sequence)
-            self.told("HEARTBEAT_REPLAY", pool, 0)
+                self.send_heartbeat(pool, 0, incarnation=100, sequence=sequence)
+            self.expect_event("HEARTBEAT_REPLAY", pool, 0)
         for incarnation in (99, 1, 0):
             with self.drops("HEARTBEAT_INCARNATION"):
-                self.say(pool, 0, incarnation=incarnation, sequence=1000)
-            self.told("HEARTBEAT_INCARNATION", pool, 0)
-        self.taken_one(pool, 0, incarnation=100, sequence=51)
-        self.taken_one(pool, 0, incarnation=100, sequence=0xFFFFFFFF)
+                self.send_heartbeat(pool, 0, incarnation=incarnation, sequence=1000)
+            self.expect_event("HEARTBEAT_INCARNATION", pool, 0)
+        self.send_accepted(pool, 0, incarnation=100, sequence=51)
+        self.send_accepted(pool, 0, incarnation=100, sequence=0xFFFFFFFF)
         with self.drops("HEARTBEAT_REPLAY"):
-            self.say(pool, 0, incarnation=100, sequence=0)
+            self.send_heartbeat(pool, 0, incarnation=100, sequence=0)
 
 
 class AnotherIncarnation(Beating):
-    """A new start begins its sequence anew; what the old one sent is refused from then on. Nobody was silent."""
+    """A restarted agent's sequence starts again; heartbeats of its old incarnation are refused from then on."""
 
     def runTest(self) -> None:
         pool = self.add_pool([1, 2], settle=0, alive=False)
         service = self.add_service(pool, modes=unchecked())
-        # In this order: each is heard before the other's heartbeat judges it again.
+        # In this order each has sent a heartbeat before the other's heartbeat can exclude it.
         self.set_pool(pool, settle=FOREVER)
         for replica in (0, 1):
-            self.taken_one(pool, replica, incarnation=7, sequence=900)
+            self.send_accepted(pool, replica, incarnation=7, sequence=900)
         self.set_pool(pool, settle=0)
         old = heartbeat(pool.id, 0, incarnation=7, sequence=901)
-        self.taken_one(pool, 0, incarnation=8, sequence=0)
+        self.send_accepted(pool, 0, incarnation=8, sequence=0)
         with self.drops("HEARTBEAT_INCARNATION"):
             self.deliver(pool, 0, old)
-        self.taken_one(pool, 0, incarnation=8, sequence=1)
-        self.taken_one(pool, 1, incarnation=8, sequence=0)
+        self.send_accepted(pool, 0, incarnation=8, sequence=1)
+        self.send_accepted(pool, 1, incarnation=8, sequence=0)
         self.assertEqual({self.one(service) for _ in range(64)}, {0, 1})
         found = self.switch.counters("replica_exclusions")
         self.assertEqual(
-            [found.get(pool.member(r), 0) for r in (0, 1)], [0, 0], "with a bound of an hour nobody is silent"
+            [found.get(pool.member(r), 0) for r in (0, 1)], [0, 0], "a replica was excluded within a bound of an hour"
         )
 
 
 class KeysRotate(Beating):
-    """A second key: until the replica uses it the first is good, from then on only the second; numbers begin anew."""
+    """The old key is valid until the replica uses the new one, under which its numbers start again."""
 
     def runTest(self) -> None:
         pool = self.add_pool([1], alive=False, settle=FOREVER)
-        self.taken_one(pool, 0, incarnation=100, sequence=50)
+        self.send_accepted(pool, 0, incarnation=100, sequence=50)
         new = (0x11111111, 0x22222222)
         match = {"pool": pool.id, "replica": 0, "key_epoch": KEY_EPOCH}
         self.share_key(pool, 0, key=new, epoch=KEY_EPOCH + 1)
         self.modify("heartbeat_keys", match, "set_heartbeat_key", k0=BEAT_KEY[0], k1=BEAT_KEY[1], newest=0)
-        self.taken_one(pool, 0, incarnation=100, sequence=51)
-        # A host whose clock went back: the new key lets it in.
-        self.taken_one(pool, 0, incarnation=3, sequence=1, key=new, key_epoch=KEY_EPOCH + 1)
+        self.send_accepted(pool, 0, incarnation=100, sequence=51)
+        # A host whose clock has gone back is accepted under the new key.
+        self.send_accepted(pool, 0, incarnation=3, sequence=1, key=new, key_epoch=KEY_EPOCH + 1)
         with self.drops("HEARTBEAT_INCARNATION"):
-            self.say(pool, 0, incarnation=100, sequence=52)
+            self.send_heartbeat(pool, 0, incarnation=100, sequence=52)
         with self.drops("HEARTBEAT_REPLAY"):
-            self.say(pool, 0, incarnation=3, sequence=1, key=new, key_epoch=KEY_EPOCH + 1)
-        self.taken_one(pool, 0, incarnation=3, sequence=2, key=new, key_epoch=KEY_EPOCH + 1)
+            self.send_heartbeat(pool, 0, incarnation=3, sequence=1, key=new, key_epoch=KEY_EPOCH + 1)
+        self.send_accepted(pool, 0, incarnation=3, sequence=2, key=new, key_epoch=KEY_EPOCH + 1)
 
 
 @families
-class ReplaysKeepNobodyAlive(Beating):
-    """Somebody recorded heartbeats in the rack, and sends them again from the right port and address: in vain."""
+class ReplayedHeartbeatsHaveNoEffect(Beating):
+    """Heartbeats recorded in the rack and sent again from the right port and address do not keep a replica alive."""
 
     @in_time
     def check(self) -> None:
@@ -170,9 +170,9 @@ class ReplaysKeepNobodyAlive(Beating):
         record = []
         with pool.lock:
             for _ in range(5):
-                pool.heard += 1
+                pool.last_sequence += 1
                 pool.sent[0] += 1
-                record.append(heartbeat(pool.id, 0, sequence=pool.heard))
+                record.append(heartbeat(pool.id, 0, sequence=pool.last_sequence))
                 self.deliver(pool, 0, record[-1])
         stops[0].set()
         end = time.monotonic() + BOUND / 1e6 + 0.3
@@ -182,12 +182,12 @@ class ReplaysKeepNobodyAlive(Beating):
             if time.monotonic() > end:
                 break
         for _ in range(24):
-            self.assertNotEqual(self.one(service), 0, "heartbeats that were sent again kept a silent replica alive")
+            self.assertNotEqual(self.one(service), 0, "replayed heartbeats kept a dead replica alive")
 
 
 @families
-class TagsFromOutside(Remote):
-    """By UDP too: a wrong tag and a replay are refused, and the right one is answered from where it was sent to."""
+class UdpHeartbeatTags(Remote):
+    """Heartbeats over UDP: a wrong tag and a replay are refused; a valid one is answered to its source."""
 
     def check(self) -> None:
         service = self.add_remote("ip_in_ip", self.family)
@@ -200,7 +200,7 @@ class TagsFromOutside(Remote):
         with self.drops("HEARTBEAT_TAG"):
             self.send(UPLINK, datagram(heartbeat(pool.id, 0, sequence=90, key=(1, 2))))
         with self.drops("HEARTBEAT_REPLAY"):
-            self.send(UPLINK, datagram(heartbeat(pool.id, 0, sequence=pool.heard)))
+            self.send(UPLINK, datagram(heartbeat(pool.id, 0, sequence=pool.last_sequence)))
         beat = heartbeat(pool.id, 0, sequence=91)
         self.send(UPLINK, datagram(beat))
         got = self.answer(UPLINK, beat)
@@ -218,15 +218,15 @@ class TagsFromOutside(Remote):
         return TUNNEL_DST[self.family]
 
 
-class AnswersSayWhoIsAlive(Beating):
-    """Each heartbeat is answered with who is alive and who takes plain TCP, in the rack, tagged or not."""
+class AnswersListLiveMembers(Beating):
+    """Every answer lists the live members and those that take plain TCP, in the rack, tagged or not."""
 
     @in_time
     def runTest(self) -> None:
         for vlan in (None, 200):
             self.vlan = vlan
             pool = self.add_pool([1, 2, 3, 4], alive=False, settle=FOREVER)
-            beats = [self.taken_one(pool, r, sequence=1) for r in range(4)]
+            beats = [self.send_accepted(pool, r, sequence=1) for r in range(4)]
             for replica, beat in enumerate(beats):
                 if vlan is None:
                     self.expect_answer(pool, replica, beat, 0b1111, 0b1111, settled=False)
@@ -238,25 +238,25 @@ class AnswersSayWhoIsAlive(Beating):
                     )
                     self.assertEqual(got[: len(tagged)].hex(), tagged.hex())
         self.vlan = None
-        # Replica 2 is heard no more; a short bound finds it out, and it is gone from both sets.
+        # Replica 2 stops; after the bound it is in neither set.
         pool = self.add_pool([1, 2, 3], alive=False, settle=FOREVER)
         for replica in range(3):
-            self.taken_one(pool, replica, sequence=1)
+            self.send_accepted(pool, replica, sequence=1)
         time.sleep(BOUND / 1e6 + 0.1)
         self.set_pool(pool, settle=0)
         before = time.monotonic()
         for replica in (0, 1):
-            self.taken_one(pool, replica, sequence=2)
+            self.send_accepted(pool, replica, sequence=2)
         self.set_pool(pool, bound=BOUND, settle=0)
-        beat = self.taken_one(pool, 1, sequence=3)
+        beat = self.send_accepted(pool, 1, sequence=3)
         self.longest_gap = time.monotonic() - before
         self.expect_answer(pool, 1, beat, 0b011, 0b011)
-        # Back after three, but plain TCP waits for the controller. The others shall not be silent meanwhile.
+        # It returns after three heartbeats, but without plain TCP. The long bound keeps the others alive meanwhile.
         self.set_pool(pool, bound=60 * SECOND, settle=0)
         for sequence in (4, 5, 6):
-            beat = self.taken_one(pool, 2, sequence=sequence)
+            beat = self.send_accepted(pool, 2, sequence=sequence)
         self.expect_answer(pool, 2, beat, 0b111, 0b011)
-        # Not ready: as good as silent, but told all the same.
+        # A replica that is not ready counts as dead but gets an answer.
         beat = heartbeat(pool.id, 2, sequence=7, flags=0)
         self.deliver(pool, 2, beat)
         self.expect_answer(pool, 2, beat, 0b111, 0b011)
@@ -267,13 +267,13 @@ class AnswersAreMatchedToHeartbeats(Beating):
 
     def runTest(self) -> None:
         pool = self.add_pool([1], alive=False)
-        beats = [self.taken_one(pool, 0, sequence=sequence) for sequence in (1, 2, 3)]
+        beats = [self.send_accepted(pool, 0, sequence=sequence) for sequence in (1, 2, 3)]
         for beat in reversed(beats):
             self.expect_answer(pool, 0, beat, 1, 1)
 
 
-class SilenceIsFoundWithoutTraffic(Beating):
-    """Two neighbours of five fall silent: the heartbeats of the others find both, once each, and no packet is sent."""
+class DeathsAreFoundWithoutTraffic(Beating):
+    """Heartbeats of the others find the deaths of two neighbours of five, once each, without other traffic."""
 
     @in_time
     def runTest(self) -> None:
@@ -291,13 +291,13 @@ class SilenceIsFoundWithoutTraffic(Beating):
         self.assertEqual(sorted((e["pool"], e["replica"]) for e in found), [(pool.id, 2), (pool.id, 3)])
         time.sleep(4 * BEAT)
         late = [e for e in self.switch.events(0.1) if e["kind"] == self.event_kinds["EXCLUDED"]]
-        self.assertEqual(late, [], "an exclusion is told once")
+        self.assertEqual(late, [], "an exclusion sent two events")
         after = [self.switch.counter("replica_exclusions", pool.member(r)) for r in range(5)]
         self.assertEqual(after, [0, 0, 1, 1, 0])
 
 
-class OneHeartbeatFindsAllOfSixtyThree(Beating):
-    """A heartbeat goes on while it finds silent ones: one that is alone finds 63, and is answered."""
+class OneHeartbeatFindsSixtyThreeDeaths(Beating):
+    """One heartbeat is resubmitted until it has found all 63 deaths of a pool of 64, then it is answered."""
 
     def runTest(self) -> None:
         for alive in (0, 31, 63):
@@ -306,7 +306,7 @@ class OneHeartbeatFindsAllOfSixtyThree(Beating):
             pool.ports = [1] * 64
             if alive:
                 self.admit(pool, alive)
-            beat = self.taken_one(pool, alive)
+            beat = self.send_accepted(pool, alive)
             self.expect_answer(pool, alive, beat, 1 << alive, 1 << alive)
             found = self.switch.counters("replica_exclusions")
             others = [r for r in range(64) if r != alive]
@@ -314,20 +314,20 @@ class OneHeartbeatFindsAllOfSixtyThree(Beating):
             self.assertNotIn(pool.member(alive), found)
 
 
-class AYoungTorGivesNoVerdict(Beating):
-    """Before it has known the pool for long enough: nobody is silent, neither to heartbeats nor to packets."""
+class NewTorExcludesNoReplica(Beating):
+    """A ToR that has known the pool for less than the settle time excludes no member, by heartbeat or packet."""
 
     def runTest(self) -> None:
         pool = self.add_pool([1, 2, 3], alive=False, bound=1, settle=0xFFFFFFFF)
         service = self.add_service(pool, modes=unchecked())
-        beat = self.taken_one(pool, 0, sequence=1)
+        beat = self.send_accepted(pool, 0, sequence=1)
         self.expect_answer(pool, 0, beat, 0b111, 0b111, settled=False)
         self.assertEqual({self.one(service) for _ in range(64)}, {0, 1, 2}, "packets go to all")
         found = self.switch.counters("replica_exclusions")
         self.assertEqual([found.get(pool.member(r), 0) for r in range(3)], [0, 0, 0])
-        # It knows the pool since its first heartbeat, so that this is over at once.
+        # It has known the pool since the first heartbeat, so the shorter settle time is already over.
         self.set_pool(pool, bound=60 * SECOND, settle=1)
-        beat = self.taken_one(pool, 0, sequence=2)
+        beat = self.send_accepted(pool, 0, sequence=2)
         self.expect_answer(pool, 0, beat, 0b001, 0b001)
         self.send(CLIENT, self.to_service(service, Request(number=1)))
         self.assertEqual(self.receive()[0], 1)

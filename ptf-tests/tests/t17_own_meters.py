@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is for the ToR itself or for the controller: metered by port and class: no kind starves another."""
+"""Packets for the ToR or the controller are metered by port and class, so that no class starves another."""
 
 import struct
 
 import packets
 import traffic
-from layout import CLIENT, CLIENTS, TOR, TOR_MAC, host_mac
+from layout import CLIENT, CLIENTS, PATIENCE_S, TOR, TOR_MAC, host_mac
 from rack import RackTest
 
 CLASSES = ("PUNT", "NEIGHBOUR", "ARP", "SOLICITATION", "ECHO", "OWN_ICMP", "OWN_UDP", "OWN_OTHER")
 
 
 class OwnMeters(RackTest):
-    """A flood of each class is held to its meter and counted under its reason; every other class comes through."""
+    """A flood of one class is limited by its meter and counted under its reason; other classes pass."""
 
     def frames(self, port: int) -> dict[str, bytes]:
-        """One frame of each class, as it would come in at a port."""
+        """One frame of each class, as it would arrive at a port."""
         mac = host_mac(port)
         v4, v6, tor4, tor6 = CLIENTS[4], CLIENTS[6], TOR[4], TOR[6]
 
@@ -57,7 +57,7 @@ class OwnMeters(RackTest):
                     for other in CLASSES:
                         if other != flooded:
                             self.comes(other, CLIENT, frames[other])
-                    # Another port has meters of its own.
+                    # Another port has its own meters.
                     self.comes(flooded, 8, self.frames(8)[flooded])
             finally:
                 self.switch.set_meter("own_meter", cell, None)
@@ -74,14 +74,14 @@ class OwnMeters(RackTest):
         dropped = self.switch.counter("drops", index) - before
         traffic.SEEN_REASONS.add(reason)
         self.assertIn(passed, range(1, 6), f"a meter of 1 a second, burst 2, let {passed} of {count} through")
-        self.assertEqual(passed + dropped, count, f"{kind}: {passed} came and {dropped} were dropped")
+        self.assertEqual(passed + dropped, count, f"{kind}: {passed} passed and {dropped} were dropped")
 
     def take(self, kind: str, wait: float) -> bool:
-        """Takes one that came through: an answer, or a packet to the controller."""
+        """Removes one frame that passed, an answer or a packet to the controller; False if none arrives in time."""
         if kind in ("ARP", "SOLICITATION", "ECHO"):
             return isinstance(self.dataplane.poll(0, timeout=wait), self.dataplane.PollSuccess)
         return self.switch.packet_in(wait) is not None
 
     def comes(self, kind: str, port: int, frame: bytes) -> None:
         self.send(port, frame)
-        self.assertTrue(self.take(kind, 5.0), f"{kind} at port {port} did not come through")
+        self.assertTrue(self.take(kind, PATIENCE_S), f"{kind} at port {port} did not pass")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain TCP to a stateless service: SYNs get cookies, what shows none is dropped or metered, the rest is sprayed."""
+"""Plain TCP to a stateless service: SYN cookies, segments without a valid cookie, and spraying of the others."""
 
 import json
 import struct
@@ -14,7 +14,7 @@ from rack import RackTest, cookie_keys, families, variants
 
 VECTORS = Path(__file__).resolve().parents[2] / "docs" / "plain-vectors.json"
 SEQUENCE = 0xFFFFFFFF  # its successor is 0
-OFFERED = 0x01020304  # a client's TSval
+OFFERED = 0x01020304  # TSval of the clients' SYNs
 MTU = 1500
 MSS = {4: MTU - 40, 6: MTU - 60}
 
@@ -34,7 +34,7 @@ class Stateless(RackTest):
         return self.plain(service, sport, options=options, **fields)
 
     def answers(self, service: Service, sport: int, layout: str, mss: int, shift: int) -> list[bytes]:
-        """The SYN-ACK: now, or, where the clock goes on meanwhile, a unit of time later."""
+        """The expected SYN-ACKs: for now, and for one time unit later, in case the clock advances meanwhile."""
         order, flow, first = LAYOUTS[layout], self.flow(service, sport), SEQUENCE + 1 & 0xFFFFFFFF
         ours = MSS[self.family]
         wanted = []
@@ -59,19 +59,19 @@ class Stateless(RackTest):
         with self.counts("service_outcomes", self.outcome(service, "COOKIE")):
             self.send(CLIENT, frame)
             port, got = self.receive()
-        self.assertEqual(port, CLIENT, "the answer goes back where the SYN came from")
+        self.assertEqual(port, CLIENT, "the answer must leave the port at which the SYN arrived")
         end = packets.parse(got).end
         self.assertIn(got[:end], [w[: packets.parse(w).end] for w in wanted])
-        self.assertLessEqual(len(got), max(len(frame), 60), "an answer longer than its question")
+        self.assertLessEqual(len(got), max(len(frame), 60), "the answer is longer than the SYN")
 
     def segment(self, service: Service, sport: int, acknowledgement: int, echo: int | None, **fields) -> bytes:
-        """A segment of a client whose stack has timestamps (`echo`: its TSecr), or has none."""
+        """A client's segment, with timestamps reached TSecr is `echo`, or without (None)."""
         options = b"" if echo is None else cookies.stamps(OFFERED, echo)
         fields = {"flags": ACK, "payload": b"GET / HTTP/1.1\r\n\r\n", "acknowledgement": acknowledgement} | fields
         return self.plain(service, sport, options=options, **fields)
 
     def stamped(self, service: Service, sport: int, at: int, echo: int | None = None, key: int = 0, **fields) -> bytes:
-        """One that has `at` octets of the answers."""
+        """A segment that acknowledges `at` bytes of the answers."""
         isn = cookies.stamped_isn(self.keys[key], self.flow(service, sport), 1460)
         if echo is None:
             echo = cookies.opening(self.keys[key], self.flow(service, sport), 5, 0, 7)
@@ -91,7 +91,7 @@ class Stateless(RackTest):
 
 
 class VectorsOfTheDocument(RackTest):
-    """What this side computes is what docs/plain-vectors.json says, to which Rust is held too."""
+    """The second implementation computes the values of docs/plain-vectors.json, as Rust does."""
 
     def runTest(self) -> None:
         vectors = json.loads(VECTORS.read_text())
@@ -110,7 +110,7 @@ class VectorsOfTheDocument(RackTest):
 
 @variants
 class SynsOfKnownStacks(Stateless):
-    """Each layout, size and window scale: the answer byte for byte, as a replica would make it."""
+    """SYNs of each stack's layout, MSS and window scale: the answer is byte for byte a replica's."""
 
     def check(self) -> None:
         service = self.stateless()
@@ -128,8 +128,8 @@ class SynsOfKnownStacks(Stateless):
 
 
 @families
-class OddSyns(Stateless):
-    """With data, with ECN, with FIN or RST; a replica whose path takes less."""
+class SynsWithDataOrOddFlags(Stateless):
+    """SYNs with data, ECN, FIN or RST, and a replica reached path has a smaller MTU."""
 
     def check(self) -> None:
         service = self.stateless()
@@ -152,7 +152,7 @@ class OddSyns(Stateless):
 
 @variants
 class SynsThatAReplicaAnswers(Stateless):
-    """Other layouts, and what the codec of the ToR has no answer to, go to a replica as they are."""
+    """SYNs with layouts that the ToR's codec does not know go to a replica unchanged."""
 
     def check(self) -> None:
         service = self.stateless()
@@ -182,8 +182,8 @@ class SynsThatAReplicaAnswers(Stateless):
 
 
 @variants
-class OnlyWhatACookieReaches(Stateless):
-    """Under either key up to the cookie's reach and no further; another key's, another client's, another port's not."""
+class AcknowledgementsWithinCookieReach(Stateless):
+    """Acknowledgements pass under either key up to the cookie's reach; other keys, clients and ports are dropped."""
 
     def check(self) -> None:
         service = self.stateless()
@@ -204,11 +204,11 @@ class OnlyWhatACookieReaches(Stateless):
         self.dropped("COOKIE", self.segment(service, 34000, isn + 1, value))
         isn = cookies.stamped_isn(self.keys[0], self.flow(service, 34001), 1460)
         self.dropped("COOKIE", self.segment(service, 34000, isn + 1, value))
-        # One key alone: the other's place holds the same.
+        # With one key both parameters hold the same key.
         self.keys = keys
         self.comes(other, self.stamped(other, 34000, 0, value))
         for kind in (cookies.STEADY, cookies.REPAIR):
-            # Of two keys' reaches one would be hit by chance.
+            # With two keys one of the two reaches would match by chance.
             for at in (cookies.LARGE_REACH, -8, -1 << 31):
                 self.dropped("COOKIE", self.stamped(other, 34000, at, cookies.large_value(0, kind)))
         self.dropped("CLASS_FLAGS", self.stamped(other, 34000, 0, value, flags=0))
@@ -217,7 +217,7 @@ class OnlyWhatACookieReaches(Stateless):
 
 @variants
 class HandshakesEndAtTheTor(Stateless):
-    """A bare acknowledgement of the SYN-ACK is dropped; one with data, FIN or SACK, or of the answer, is not."""
+    """A bare acknowledgement of the SYN-ACK is dropped; one with data, FIN or SACK, or of the answer, passes."""
 
     def check(self) -> None:
         service = self.stateless()
@@ -227,7 +227,7 @@ class HandshakesEndAtTheTor(Stateless):
             self.comes(service, segment(service, 35000, 0, payload=b"", flags=ACK | FIN))
             self.comes(service, segment(service, 35000, 0))
             self.comes(service, segment(service, 35000, 1024, payload=b""))
-        # The client has something of an answer whose first segment was lost.
+        # The client has a later segment of an answer reached first segment was lost.
         isn = cookies.stamped_isn(self.keys[0], self.flow(service, 35000), 1460)
         sack = b"\x01\x01" + struct.pack("!BBII", 5, 10, isn + 1449 & 0xFFFFFFFF, isn + 2897 & 0xFFFFFFFF)
         for echo in (cookies.answer_value(0), cookies.large_value(0, cookies.STEADY)):
@@ -238,15 +238,15 @@ class HandshakesEndAtTheTor(Stateless):
 
 
 @families
-class WhoGetsWhat(Stateless):
-    """Answers under way go to any replica, what begins one and what a kernel may have goes where its flow goes."""
+class FlowAndSprayedSegments(Stateless):
+    """Acknowledgements within an answer go to any replica; starts of answers, and kernel connections, by flow."""
 
     def check(self) -> None:
         service = self.stateless(policy=RANDOM)
-        everybody = set(range(len(service.pool.ports)))
+        all_replicas = set(range(len(service.pool.ports)))
         for sport in range(36000, 36006):
             sprayed = {self.comes(service, self.stamped(service, sport, 0, cookies.answer_value(0))) for _ in range(40)}
-            self.assertEqual(sprayed, everybody, "an answer under way goes to any")
+            self.assertEqual(sprayed, all_replicas, "acknowledgements within an answer must reach every replica")
             home = {self.comes(service, self.stamped(service, sport, 0))}
             self.assertEqual(len(home), 1)
             for frame in (
@@ -261,7 +261,7 @@ class WhoGetsWhat(Stateless):
             ):
                 for _ in range(4):
                     self.comes(service, frame, replicas=list(home))
-        # The block policy knows no block here: by flow, so that a ring of soft state is of use.
+        # Without blocks the block policy is by flow, so that a replica's soft state is of use.
         service = self.stateless(policy=BLOCK)
         value = cookies.answer_value(640)
         homes = [
@@ -269,23 +269,23 @@ class WhoGetsWhat(Stateless):
             for sport in range(37000, 37016)
         ]
         self.assertTrue(all(len(home) == 1 for home in homes))
-        self.assertEqual(set().union(*homes), everybody)
+        self.assertEqual(set().union(*homes), all_replicas)
 
 
 @families
 class BlocksOfLargeAnswers(Stateless):
-    """A block goes to one replica, the first to the flow's, and blocks in a row to all, whatever the policy."""
+    """A block of a large answer has one replica, the first block the flow's; blocks are spread under every policy."""
 
     def check(self) -> None:
         for policy in (RANDOM, BLOCK):
             service = self.stateless(keys=1, policy=policy)
-            everybody = set(range(len(service.pool.ports)))
+            all_replicas = set(range(len(service.pool.ports)))
             for sport in (38500, 38501):
                 home = self.comes(service, self.stamped(service, sport, 0))
                 homes = []
                 for block in (*range(16), 1023):
                     first, last = block * cookies.LARGE_BLOCK, (block + 1) * cookies.LARGE_BLOCK - 8
-                    whose = {
+                    reached = {
                         self.comes(
                             service,
                             self.stamped(service, sport, at, cookies.large_value(at, kind), payload=payload),
@@ -293,16 +293,16 @@ class BlocksOfLargeAnswers(Stateless):
                         for at in (max(first, 8), first + 1448 * 8, last)
                         for kind, payload in ((cookies.STEADY, b""), (cookies.REPAIR, b"GET / "))
                     }
-                    self.assertEqual(len(whose), 1, "a block has one replica")
-                    homes.append(whose.pop())
-                self.assertEqual(homes[0], home, "who began the answer goes on with it")
-                self.assertEqual(set(homes), everybody)
-                self.assertLess(max(homes.count(who) for who in everybody), 12, homes)
+                    self.assertEqual(len(reached), 1, "a block went to several replicas")
+                    homes.append(reached.pop())
+                self.assertEqual(homes[0], home, "the replica that began the answer must continue it")
+                self.assertEqual(set(homes), all_replicas)
+                self.assertLess(max(homes.count(replica) for replica in all_replicas), 12, homes)
 
 
 @families
-class TheSilentAreExcluded(Stateless):
-    """A segment that finds its replica silent goes to another, by flow and sprayed, and is judged once."""
+class SegmentsFindDeadReplicas(Stateless):
+    """A segment reached replica is dead goes to another, by flow and sprayed, and finds the death once."""
 
     def check(self) -> None:
         pool = self.add_pool(bound=FOREVER, alive=False)
@@ -318,7 +318,7 @@ class TheSilentAreExcluded(Stateless):
 
 
 class Metered(Stateless):
-    """By client, and what shows no cookie by service: neither takes from the others."""
+    """Meters by client, and by service for segments without a cookie, do not affect other segments."""
 
     def runTest(self) -> None:
         service = self.stateless()
@@ -329,7 +329,7 @@ class Metered(Stateless):
         self.switch.set_meter("plain_meter", cell, 1, burst=3)
         try:
             self.assertIn(self.metered("METER_PLAIN", [good] * 20), range(1, 6))
-            # SYNs are answered all the same, and another client is not held back.
+            # SYNs are still answered, and another client is not limited.
             syn = self.syn(service, 39001, cookies.options(LAYOUTS["LINUX"], 1460, 7, OFFERED))
             self.welcomed(service, syn, self.answers(service, 39001, "LINUX", 1460, 7))
             self.client = CLIENTS[4] + 1
@@ -356,8 +356,8 @@ class Metered(Stateless):
 
 
 @families
-class ErrorsGoToAll(Stateless):
-    """Any replica may have sent what an ICMP error quotes, so all that live learn of a path's MTU."""
+class StatelessErrorsGoToAll(Stateless):
+    """ICMP errors go to every live replica, because any may have sent the quoted packet."""
 
     def check(self) -> None:
         service = self.stateless()
@@ -372,8 +372,8 @@ class ErrorsGoToAll(Stateless):
         self.assertEqual(came, set(range(len(service.pool.ports))))
 
 
-class WithoutKeys(Stateless):
-    """A service whose keys the controller has not given yet lets nothing through."""
+class StatelessServiceWithoutKeys(Stateless):
+    """A service without cookie keys lets no plain TCP pass."""
 
     def runTest(self) -> None:
         service = self.add_service(plain=STATELESS)

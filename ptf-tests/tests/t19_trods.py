@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain TCP of a service with TRODS: by flow, as the kernel's; from live members alone; handed on to who is named."""
+"""Plain TCP of a service with TRODS: by flow, sent by live members only, passed on to the named holder."""
 
 import packets
 from layout import CLIENT, CLIENTS, KERNEL, TOR_MAC, TRODS, Pool, Service, host_mac
@@ -13,7 +13,7 @@ HOLDER_MAC = packets.mac("02:52:56:00:00:00")
 
 
 class Trods(RackTest):
-    """Helpers: a pool with TRODS, what its members send as the service, and what they hand on."""
+    """Helpers: a pool with TRODS, segments that its members send as the service, and segments passed on."""
 
     def trods(self, ports=(1, 2, 3), *, first: int = 0, second: int = 1, plain: int = TRODS, **fields) -> Service:
         pool = self.add_pool(ports, **fields)
@@ -23,7 +23,7 @@ class Trods(RackTest):
         return self.add_service(pool, slots=[(first, second)] * 8, plain=plain)
 
     def guard(self, service: Service, ports=(1, 2, 3)) -> None:
-        """What the controller installs for the members: their ports, and from where each speaks."""
+        """Installs the members' guarded ports and the addresses from which each sends."""
         for port in ports:
             self.insert("ports", {"ingress_port": port}, "set_port", pvid=0, guarded=1)
         for replica, port in enumerate(service.pool.ports):
@@ -36,7 +36,7 @@ class Trods(RackTest):
             self.insert("plain_sources", key, "speaks_for", pool=service.pool.id, replica=replica)
 
     def answer(self, service: Service, port: int, *, flags: int = ACK, sport: int | None = None, **fields) -> bytes:
-        """A segment of the service to the client, as whoever is behind `port` sends it."""
+        """A segment from the service to the client, as the replica at `port` sends it."""
         client = CLIENTS[service.address.version]
         fields = {"payload": b"a piece of the file"} | fields
         segment = packets.tcp(service.address, client, sport or service.port, 40000, flags=flags, **fields)
@@ -49,7 +49,7 @@ class Trods(RackTest):
         self.expect(CLIENT, packets.forwarded(frame, dst=host_mac(CLIENT), src=TOR_MAC, vlan=None))
 
     def excluded(self, pool: Pool, replica: int) -> None:
-        """Waits until the others have found it silent; they beat from now on."""
+        """Waits until heartbeats of the other replicas, which continue afterwards, have excluded this one."""
         others = [r for r in range(len(pool.ports)) if r != replica]
         before = self.switch.counter("replica_exclusions", pool.member(replica))
         self.keep_beating(pool, others, 0.05)
@@ -59,7 +59,7 @@ class Trods(RackTest):
         )
 
     def hand_on(self, service: Service, by: int, holder: int | None, to: int, counted: str = "HANDED_ON") -> None:
-        """Replica `by` sends a segment of a client's back, to the one it names; replica `to` must get it."""
+        """Replica `by` sends a client's segment back to `holder`; replica `to` must receive it."""
         ports = service.pool.ports
         destination = TOR_MAC if holder is None else HOLDER_MAC[:5] + bytes([holder])
         frame = destination + host_mac(ports[by]) + self.plain(service)[12:]
@@ -72,8 +72,8 @@ class Trods(RackTest):
 
 
 @variants
-class FlowsGoAsTheKernels(Trods):
-    """All of a connection goes where its slot says, and that is where the kernel's would go."""
+class TrodsFlowsMatchKernelFlows(Trods):
+    """All segments of a connection go to its slot's replica, as for a service of the kernel's TCP."""
 
     def check(self) -> None:
         pool = self.add_pool()
@@ -92,8 +92,8 @@ class FlowsGoAsTheKernels(Trods):
 
 
 @variants
-class WhoReturnedWaitsToBeReadmitted(Trods):
-    """Silent, then back: what is new goes elsewhere, what it hands on to the other candidate, readmitted or not."""
+class ReturnedReplicaWaitsForReadmission(Trods):
+    """After death and return new flows go elsewhere until the readmission; second chances reach it before that."""
 
     @in_time
     def check(self) -> None:
@@ -104,19 +104,19 @@ class WhoReturnedWaitsToBeReadmitted(Trods):
         self.send(CLIENT, frame)
         self.expect_plain(service, frame, replicas=[1])
         self.keep_beating(pool, [0], 0.05)
-        self.returned(pool, 0)
+        self.wait_for_return(pool, 0)
         self.send(CLIENT, frame)
         self.expect_plain(service, frame, replicas=[1])
         self.hand_on(service, by=1, holder=None, to=0)
         self.admit(pool, 0, readmitted=1, modify=True)
-        self.returned(pool, 0)
+        self.wait_for_return(pool, 0)
         self.send(CLIENT, frame)
         self.expect_plain(service, frame, replicas=[0])
 
 
 @variants
-class OnlyLiveMembersSpeak(Trods):
-    """What an excluded replica still sends as the service is dropped, and nothing else is."""
+class ExcludedMembersCannotSend(Trods):
+    """Segments that an excluded replica sends as the service are dropped; its other frames pass."""
 
     @in_time
     def check(self) -> None:
@@ -134,7 +134,7 @@ class OnlyLiveMembersSpeak(Trods):
                 self.send(dead, self.answer(service, dead, flags=flags))
         with self.drops("SOURCE_EXCLUDED"):
             self.send(dead, self.answer(service, dead, options=bytes.fromhex("0101080a0000000100000002")))
-        # Bridged, too.
+        # Bridged frames too.
         self.insert(
             "bridges",
             {"vlan": self.rack_vlan() or 0, "mac": int.from_bytes(host_mac(live), "big")},
@@ -148,20 +148,20 @@ class OnlyLiveMembersSpeak(Trods):
         port, _ = self.receive()
         self.assertEqual(port, live)
         self.reaches_the_client(live, self.answer(service, live))
-        # Another port of the address, another's Ethernet address, a response of ours.
+        # Another port of the address, another Ethernet source, a Rivulet response.
         self.reaches_the_client(dead, self.answer(service, dead, sport=8080))
         frame = self.answer(service, dead)
         self.reaches_the_client(dead, frame[:6] + host_mac(4) + frame[12:])
         self.reaches_the_client(dead, self.answer(service, dead, options=Request(class_=0x80).option()))
-        # Back, and heard again.
+        # After the return they pass again.
         self.keep_beating(pool, [0], 0.05)
-        self.returned(pool, 0)
+        self.wait_for_return(pool, 0)
         self.reaches_the_client(dead, self.answer(service, dead))
 
 
 @variants
-class OthersAreNotLookedUp(Trods):
-    """Without a guarded port, or for a service whose plain TCP is the kernel's, an excluded replica's segments pass."""
+class UnguardedSegmentsPass(Trods):
+    """At an unguarded port, or for a service of the kernel's TCP, an excluded replica's segments pass."""
 
     @in_time
     def check(self) -> None:
@@ -178,8 +178,8 @@ class OthersAreNotLookedUp(Trods):
 
 
 @variants
-class HandedOnToTheHolder(Trods):
-    """A member names who holds the connection, and that one gets the segment, whatever the slot says."""
+class SegmentsGoToNamedHolder(Trods):
+    """A member names the holder of a connection, and the holder gets the segment, whatever the slot's candidates."""
 
     @in_time
     def check(self) -> None:
@@ -188,14 +188,14 @@ class HandedOnToTheHolder(Trods):
         stop = self.keep_beating(pool, [0, 1, 2, 3], 0.05)
         for by, holder in ((0, 3), (0, 2), (1, 3), (3, 0)):
             self.hand_on(service, by, holder, to=holder)
-        # Itself, or nobody of the pool: as without a name, to the slot's first but for the sender, else its second.
+        # The sender itself or no member: as without a name, the first candidate that is not the sender.
         for holder in (0, 4, 63):
             self.hand_on(service, 0, holder, to=1)
         self.hand_on(service, 1, 1, to=0)
         self.hand_on(service, 0, None, to=1)
-        # Above 63 it is not of this form.
+        # An index above 63 is not a holder's name.
         self.hand_on(service, 0, 64 + 3, to=1)
-        # Not from members, not what opens a connection, not requests of ours.
+        # Not from clients, not for SYNs, not for Rivulet requests.
         named = HOLDER_MAC[:5] + bytes([3])
         frame = named + host_mac(CLIENT) + self.plain(service)[12:]
         with self.counts("service_outcomes", self.outcome(service, "HANDED_ON"), 0):
@@ -207,7 +207,7 @@ class HandedOnToTheHolder(Trods):
             frame = named + host_mac(2) + self.to_service(service, Request(name="SYN"))[12:]
             self.send(2, frame)
             self.expect_request(service, frame, flags=packets.TIME_VALID, replicas=[0])
-        # The holder dies: as without a name.
+        # After the holder's death: as without a name.
         stop.set()
         self.excluded(pool, 3)
         self.hand_on(service, 0, 3, to=1)
@@ -215,8 +215,8 @@ class HandedOnToTheHolder(Trods):
 
 
 @variants
-class NamesAreForTrodsAlone(Trods):
-    """A service whose plain TCP is the kernel's has second chances, and no holders."""
+class HolderNamesNeedTrods(Trods):
+    """A service of the kernel's TCP has second chances, but no named holders."""
 
     def check(self) -> None:
         service = self.trods(plain=KERNEL)
@@ -224,8 +224,8 @@ class NamesAreForTrodsAlone(Trods):
 
 
 @variants
-class HoldersComeBackInAnyOrder(Trods):
-    """The holder returned and is not readmitted: what is named to it is its own all the same."""
+class ReturnedHolderGetsItsSegments(Trods):
+    """A holder that has returned and is not readmitted gets the segments that name it."""
 
     @in_time
     def check(self) -> None:
@@ -233,5 +233,5 @@ class HoldersComeBackInAnyOrder(Trods):
         self.excluded(service.pool, 2)
         self.hand_on(service, 0, 2, to=1)
         self.keep_beating(service.pool, [2], 0.05)
-        self.returned(service.pool, 2)
+        self.wait_for_return(service.pool, 2)
         self.hand_on(service, 0, 2, to=2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client affinity: all plain TCP of one client's address to a service is one replica's; by flow where it is off."""
+"""Client affinity: all plain TCP of a client's address to a service goes to one replica, without it by flow."""
 
 from collections import Counter
 
@@ -16,10 +16,10 @@ PORTS = (20000, 20001, 34567, 61000)
 
 
 class Clients(RackTest):
-    """Helpers: many clients, and who has each."""
+    """Helpers: many clients, and the replica of each."""
 
     def clients(self, count: int) -> list[Address]:
-        """Addresses that differ in their last bytes, and IPv6 ones of one prefix too."""
+        """Addresses that differ in their last bytes, and IPv6 addresses of one prefix."""
         base = ip("203.0.113.0") if self.family == 4 else ip("2001:db8:c:0:5::")
         return [base + n for n in range(1, count + 1)]
 
@@ -27,15 +27,15 @@ class Clients(RackTest):
         return client_hash(service.slot_key, mapped(client.packed))
 
     def reaches(self, service: Service, client: Address, sport: int, flags: int = ACK) -> int:
-        """Sends one segment; which replica got it."""
+        """Sends one segment; returns the replica that received it."""
         frame = self.plain(service, sport, flags=flags, src=client)
         self.send(CLIENT, frame)
         return self.expect_plain(service, frame)
 
 
 @variants
-class OneReplicaAClient(Clients):
-    """Every connection of a client, from SYN to FIN, is at the replica of its address, and clients are spread."""
+class OneReplicaPerClient(Clients):
+    """Every connection of a client, from SYN to FIN, reaches the replica of its address; clients are spread."""
 
     def check(self) -> None:
         pool = self.add_pool()
@@ -54,7 +54,7 @@ class OneReplicaAClient(Clients):
 
 @families
 class AllAddressesAndPortsOfAService(Clients):
-    """A service has one replica for a client, whichever of its addresses and ports was asked."""
+    """A client has the same replica at every address and port of a service."""
 
     def check(self) -> None:
         service = self.add_service(affinity=BY_CLIENT)
@@ -73,8 +73,8 @@ class AllAddressesAndPortsOfAService(Clients):
 
 
 @families
-class ByFlowWhereItIsOff(Clients):
-    """The same clients, slots and key without it: connections of one client meet all replicas."""
+class WithoutAffinityByFlow(Clients):
+    """With the same clients, slots and key, but without affinity, one client's connections reach all replicas."""
 
     def check(self) -> None:
         pool = self.add_pool()
@@ -88,8 +88,8 @@ class ByFlowWhereItIsOff(Clients):
 
 
 @variants
-class OpeningsAndErrorsGoThereToo(Clients, IcmpErrors):
-    """A SYN with our option, and an ICMP error about one of its connections, reach the client's replica."""
+class OpeningsAndErrorsFollowClients(Clients, IcmpErrors):
+    """A SYN with Rivulet's option, and an ICMP error about a connection, reach the client's replica."""
 
     def check(self) -> None:
         service = self.add_service(affinity=BY_CLIENT)
@@ -105,8 +105,8 @@ class OpeningsAndErrorsGoThereToo(Clients, IcmpErrors):
 
 
 @families
-class RequestsAreSprayedAllTheSame(Clients):
-    """What is not plain TCP goes by the service's policy."""
+class RequestsIgnoreAffinity(Clients):
+    """Rivulet requests go by the service's policy, whatever its affinity."""
 
     def check(self) -> None:
         service = self.add_service(affinity=BY_CLIENT)
@@ -115,8 +115,8 @@ class RequestsAreSprayedAllTheSame(Clients):
 
 
 @families
-class OpeningsOfOneClientAreCountedApart(Clients):
-    """A SYN is good four times for its client, port and ISN: one hash for all ports does not make them one."""
+class OpeningsAreCountedByPort(Clients):
+    """Openings are counted by client, port and ISN, four each, although all ports have one hash."""
 
     def check(self) -> None:
         service = self.add_service(affinity=BY_CLIENT)
@@ -129,8 +129,8 @@ class OpeningsOfOneClientAreCountedApart(Clients):
 
 
 @families
-class StatelessServicesMeetOneReplica(Clients):
-    """Of a stateless service what goes by flow goes by client: here segments of a socket that a kernel may have."""
+class StatelessFlowsFollowClients(Clients):
+    """Segments of a stateless service that go by flow go by client: here those of a kernel's socket."""
 
     def check(self) -> None:
         pool = self.add_pool()
@@ -143,9 +143,11 @@ class StatelessServicesMeetOneReplica(Clients):
 
 
 @variants
-class SilenceAndReturn(Clients):
-    """One is silent: all of its clients go to one other, the rest stays. Back, it waits to be readmitted; then it gets
-    its clients back, and what began meanwhile goes on where it is by the second chance."""
+class ClientsOfDeadAndReturnedReplica(Clients):
+    """A dead replica's clients are spread over the others, and no other client moves.
+
+    After its readmission it gets them back, and connections begun meanwhile continue by the second chance.
+    """
 
     @in_time
     def check(self) -> None:
@@ -157,7 +159,7 @@ class SilenceAndReturn(Clients):
         service = self.add_service(pool, slots=slots, affinity=BY_CLIENT)
         clients = self.clients(16)
 
-        def who(alive: int) -> dict[Address, int | None]:
+        def replicas_of(alive: int) -> dict[Address, int | None]:
             return {client: owner(self.hashed(service, client), slots, alive) for client in clients}
 
         def all_at(wanted: dict[Address, int | None]) -> None:
@@ -165,8 +167,8 @@ class SilenceAndReturn(Clients):
                 for sport in PORTS[:2]:
                     self.assertEqual(self.reaches(service, client, sport), replica, f"{client} port {sport}")
 
-        before, after = who(0b111), who(0b110)
-        self.assertEqual(len({after[c] for c in clients if before[c] == 0}), 2, "its clients should share the others")
+        before, after = replicas_of(0b111), replicas_of(0b110)
+        self.assertEqual(len({after[c] for c in clients if before[c] == 0}), 2, "its clients are not spread")
         self.assertTrue(all(after[c] == before[c] for c in clients if before[c] != 0))
         all_at(before)
         exclusions = self.switch.counter("replica_exclusions", pool.member(0))
@@ -177,24 +179,24 @@ class SilenceAndReturn(Clients):
         )
         all_at(after)
         self.keep_beating(pool, [0], 0.05)
-        self.returned(pool, 0)
+        self.wait_for_return(pool, 0)
         all_at(after)
         self.admit(pool, 0, readmitted=1, modify=True)
-        self.returned(pool, 0)
+        self.wait_for_return(pool, 0)
         all_at(before)
         for client in (c for c in clients if before[c] == 0):
             back = TOR_MAC + host_mac(pool.ports[0]) + self.plain(service, src=client)[12:]
             with self.counts("service_outcomes", self.outcome(service, "HANDED_ON")):
                 self.send(pool.ports[0], back)
                 port, got = self.receive()
-            self.assertEqual(pool.ports.index(port), after[client], "a connection of meanwhile went elsewhere")
+            self.assertEqual(pool.ports.index(port), after[client], "a connection begun meanwhile did not continue")
             mark = host_mac(pool.ports[0])
             self.same(packets.forwarded(back, dst=host_mac(port), src=mark, vlan=self.rack_vlan()), got)
 
 
 @families
-class BothCandidatesAreGone(Clients):
-    """The slot's first and second are out: all of a client's connections go to one third, clients to all of them."""
+class BothCandidatesDead(Clients):
+    """With both candidates dead, a client's connections all go to one other replica, and clients to every one."""
 
     def check(self) -> None:
         pool = self.add_pool([1, 2, 3, 4, 7])
