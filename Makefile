@@ -4,14 +4,14 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 
 CARGO ?= cargo
-# Where rustup puts cargo, if the login shell does not know it yet.
+# Folder into which rustup installs cargo, in case the login shell's PATH lacks it.
 export PATH := $(PATH):$(or $(CARGO_HOME),$(HOME)/.cargo)/bin
 PY := .venv/bin/python
 PYTHON_DIRS := controller mininet bench $(wildcard host/removal*.py) host/wireshark packaging ptf-tests p4src switch scripts host/plain/examples host/trods/tests
 BINARIES := rivulet rivulet-switch rivulet-link rivulet-shim rivulet-cm-apps
 packages = $(addprefix -p ,$(1))
 
-# Network namespaces need root; everything else runs as whoever calls make.
+# Network namespaces need root; everything else runs as the user of make.
 ROOT := $(if $(filter 0,$(shell id -u)),,sudo)
 
 .PHONY: help
@@ -28,20 +28,20 @@ setup: ## install what the other commands need (Debian packages, Python environm
 	@scripts/setup.sh
 
 .PHONY: setup-test
-setup-test: setup ## and what only tests need (chromium, etcd, tshark); tests of what is missing are skipped, visibly
+setup-test: setup ## and the packages that only tests need (chromium, etcd, tshark); without one its tests are skipped and listed
 	@scripts/setup.sh --test
 
 build/protos/.complete: switch/p4rt-proto/protos.txt switch/p4rt-proto/fetch_protos.py
 	python3 switch/p4rt-proto/fetch_protos.py build/protos
 	touch $@
 
-protos: build/protos/.complete ## fetch the P4Runtime definitions that the switch is built from
+protos: build/protos/.complete ## fetch the P4Runtime definitions, from which the switch is built
 
 build: setup protos ## build the binaries (target/release)
 	@echo "building the binaries; the first time takes some minutes"
 	$(CARGO) build --release --locked $(call packages,$(BINARIES))
 
-# Testing: scripts/test.py builds once, in the profile `ci`, and runs parts on that; CONTRIBUTING.md says when which.
+# Tests: scripts/test.py builds once, in the profile `ci`, and runs parts with those binaries; CONTRIBUTING.md says when.
 
 # The release of Rust in rust-toolchain.toml. Its warnings are errors; another release, where that one could not be
 # installed, only prints its own.
@@ -50,7 +50,7 @@ PINNED := $(shell sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
 TEST := CARGO="$(CARGO)" python3 scripts/test.py
 
 .PHONY: check test test-long test-rust test-controller
-check: setup protos ## format, lint and types; the committed P4 program is that of its sources; defences stand where lists say
+check: setup protos ## format, lint and types; the committed P4 program matches its sources; removals find their text
 	$(CARGO) fmt --all --check
 	$(PY) -m ruff format --check $(PYTHON_DIRS)
 	$(PY) -m ruff check $(PYTHON_DIRS)
@@ -63,15 +63,15 @@ check: setup protos ## format, lint and types; the committed P4 program is that 
 	  $$([ "$$(rustc --version | cut -d' ' -f2)" != "$(PINNED)" ] || echo -D warnings)
 
 .PHONY: lint-newest
-lint-newest: protos ## what the newest stable release of Rust warns of (installs it by rustup; a build folder of its own)
+lint-newest: protos ## warnings of the newest stable Rust (installed with rustup; builds in build/newest)
 	rustup -q toolchain install stable --no-self-update --profile minimal --component clippy
 	CARGO_TARGET_DIR=build/newest $(CARGO) +stable clippy --workspace --all-targets --profile ci --locked -- -D warnings
 
-# In the order in which a mistake is found soonest.
-test: ## every test of the project but the long ones, and how long they took
+# Parts that find most mistakes in the least time come first.
+test: ## all tests except the long ones, with their times
 	$(TEST) setup check p4 build rust racks packages demos python ptf
 
-test-long: ## what takes long: the second switch, long rotation, large windows, fuzzing, defences taken out (needs p4c, BMv2)
+test-long: ## long tests: second switch, key rotation, large windows, fuzzing, removal of each defence (needs p4c, BMv2)
 	$(TEST) --long setup build rust racks python ptf ptf-bmv2 ptf-workers removal fuzz
 
 test-rust: ## the Rust tests: CRATES=host/sim for one folder
@@ -85,17 +85,17 @@ fuzz-switch: build ## the embedded switch beside simple_switch_grpc: random pack
 	$(ROOT) $(PY) switch/switchd/tests/compare/fuzz.py --packets $(or $(PACKETS),100000) --seed $(or $(SEED),1)
 
 .PHONY: e2e
-e2e: ## demos in short form: kills, sick replicas, an attacker, a new ToR, plain clients; what was begun finishes
+e2e: ## short demos: kills, stalled replicas, an attacker, a new ToR, plain clients; every download must finish
 	$(TEST) setup build demos
 
-# Packages and what is in them
+# Packages and their contents
 
 .PHONY: deb audit
-deb: build ## Debian packages of the binaries and of the controller (build/deb), seen by lintian
+deb: build ## Debian packages of the binaries and of the controller (build/deb), checked with lintian
 	scripts/setup.sh --deb
 	scripts/deb.sh
 
-audit: setup ## licences, sources and known weaknesses of all that is linked or imported; Error 3: lists could not be had
+audit: setup ## licences, sources and known vulnerabilities of all dependencies; Error 3: lists could not be fetched
 	CARGO="$(CARGO)" scripts/audit.sh
 
 include p4src/p4.mk ptf-tests/ptf.mk host/sim/sim.mk host/capi/capi.mk host/libcm/libcm.mk
@@ -107,7 +107,7 @@ DEMO_FLAGS := $(if $(RATE),--rate $(RATE)) $(if $(RTT),--rtt $(RTT)) $(if $(SIZE
 SCENARIOS := $(subst _,-,$(notdir $(patsubst %/,%,$(dir $(wildcard mininet/rivulet_demo/scenarios/*/__init__.py)))))
 
 .PHONY: demo $(addprefix demo-,$(SCENARIOS))
-demo: demo-failover ## kill replicas in the middle of a download and see the same connection finish
+demo: demo-failover ## kill replicas in the middle of a download; the same connection finishes
 
 .PHONY: setup-browser setup-trods
 setup-browser: setup
@@ -128,7 +128,7 @@ $(addprefix demo-,$(SCENARIOS)): demo-%: build
 	@$(if $(ROOT),echo "root is needed once: the demo makes network namespaces")
 	$(ROOT) $(PY) -m rivulet_demo $* $(DEMO_FLAGS)
 
-# Figures: kernel TCP beside ours in the same run; JSON and plots in bench/results/
+# Figures: kernel TCP and Rivulet in the same run; JSON and plots in bench/results/
 
 BENCHES := $(subst _,-,$(patsubst bench/rivulet_bench/%.py,%,$(wildcard $(addprefix bench/rivulet_bench/,figure*.py soak.py chaos.py switch.py host.py stateless.py stateless_large.py trods.py cm.py))))
 
@@ -145,13 +145,13 @@ bench-servers: setup # knot and nsd, which are not started
 	@scripts/setup.sh --bench
 
 .PHONY: results
-results: setup ## write docs/results.md from bench/results; marks what was measured before a change of what it measures
+results: setup ## write docs/results.md from bench/results; marks sections that are older than the code they measure
 	$(PY) -m rivulet_bench.results
 
 .PHONY: rotation
-rotation: build ## seal keys every second, nonce keys every ten, under load for two minutes: nothing breaks, nothing is refused
+rotation: build ## seal keys every second, nonce keys every ten, under load for two minutes: no connection breaks, no request is refused
 	$(ROOT) env RIVULET_ROTATION_S=$(or $(SECONDS_OF_ROTATION),120) $(PY) -m pytest -q -s -rs -m long controller/tests/test_system.py -k "rotate and $(or $(SWITCH),embedded)"
 
 .PHONY: bench-transport
-bench-transport: ## what a step of the transport costs: time, instructions, allocations, header bytes
+bench-transport: ## cost of a step of the transport: time, instructions, allocations, header bytes
 	CARGO="$(CARGO)" $(PY) host/transport/benches/report.py

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Takes one defence of TRODS, stateless TCP, the transport or the Congestion Manager out of a copy: a test must notice.
+"""Removes one defence at a time from a copy of the Rust tree and checks that a test fails.
 
-host/removal.py [NAME...]   needs root, nft, nginx and memcached; without names all of them
+host/removal.py [NAME...]   needs root, nft, nginx and memcached; without names it removes all, one after the other
 
-The copy and what is built of it stay in target/removal, so that each removal compiles little.
+The copy and its build folder stay in target/removal, so that each removal compiles only what it changes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).absolute() / 
 TREE = TARGET / "tree"
 CARGO = os.environ.get("CARGO", "cargo")
 PATIENCE_S = 900
-"""A test that takes longer hangs, which it would not do with the defence: that is noticed too."""
+"""Time limit of a test. One that hangs only without the defence counts as failed."""
 
 PROGRAMS = {
     "bpf": ("-p", "rivulet-bpf", "--lib"),
@@ -49,7 +49,7 @@ PROGRAMS = {
     "streams": ("-p", "rivulet-cm-apps", "--test", "it"),
     "server": ("-p", "rivulet-server", "--lib"),
 }
-"""What a test's name has in front: the program that it is in."""
+"""Cargo's arguments for the program of a test, by the prefix of the test's name."""
 
 REMOVALS = (
     removal_transport.REMOVALS
@@ -62,7 +62,7 @@ REMOVALS = (
 
 
 def sources() -> Iterator[Path]:
-    """What cargo needs of the tree."""
+    """Files of the tree that are tracked or new."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -73,21 +73,21 @@ def sources() -> Iterator[Path]:
 
 
 def copy() -> None:
-    """The tree as it is now in place of the copy; what is the same stays, and so does what was built of it."""
+    """Updates the copy from the tree; unchanged files keep their times, so cargo does not build them again."""
     wanted = {path for path in sources() if (ROOT / path).is_file()}
     there = {path.relative_to(TREE) for path in TREE.rglob("*") if path.is_file()}
     for path in there - wanted:
         (TREE / path).unlink()
     for path in wanted:
         restore(path)
-    # What is taken away may leave something unused.
+    # The C compiler must accept code that a removal leaves unused.
     build = TREE / "host/bpf/build.rs"
     text = build.read_text()
     build.write_text(text.replace(', "-Werror"]', "]"))
 
 
 def restore(path: Path) -> None:
-    """A file of the copy as it is in the tree."""
+    """Copies a file of the tree into the copy if they differ."""
     ours, copied = ROOT / path, TREE / path
     if not copied.exists() or copied.read_bytes() != ours.read_bytes():
         copied.parent.mkdir(parents=True, exist_ok=True)
@@ -95,16 +95,16 @@ def restore(path: Path) -> None:
 
 
 def test(program: str, names: list[str]) -> list[str]:
-    """Which of these tests of a program fail."""
+    """Runs these tests of a program and returns those that fail."""
     command = [CARGO, "test", "--locked", "--quiet", *PROGRAMS[program]]
-    # Debug information takes longer to write than the rest takes to compile.
+    # Without debug information, which takes longer to write than all else to compile.
     environment = {
         **os.environ,
         "CARGO_TARGET_DIR": str(TARGET),
         "CARGO_PROFILE_DEV_DEBUG": "0",
         "RUSTFLAGS": "-Awarnings",
     }
-    # By itself: what takes long to build does not hang.
+    # Builds first, so that the time limit below is for the tests alone.
     subprocess.run([*command, "--no-run"], cwd=TREE, env=environment, check=True)
     command += ["--", "--exact", "--include-ignored", "--format=pretty", "--show-output", *names]
     with subprocess.Popen(
@@ -125,7 +125,7 @@ def test(program: str, names: list[str]) -> list[str]:
 
 
 def failed(removal: Removal) -> list[str]:
-    """The tests that fail without it, with which all is well."""
+    """Removes the defence, runs its tests and returns those that fail; puts the defence back."""
     take_out(removal, TREE)
     try:
         programs: dict[str, list[str]] = {}
@@ -138,7 +138,7 @@ def failed(removal: Removal) -> list[str]:
 
 
 def prepare(removals: Iterable[Removal]) -> None:
-    """The copy, in which no test of these fails: one that fails anyway would notice everything."""
+    """Updates the copy and checks that all tests pass with every defence in place."""
     copy()
     wanted = {name for removal in removals for name in removal.tests}
     for program in PROGRAMS:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The defences of the Congestion Manager, for removal.py."""
+"""Removals of the Congestion Manager's defences: data for removal.py."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from defences import Removal
 
 
 def calls(file: str, old: str, new: str, *tests: str) -> Removal:
-    """Of the Congestion Manager's calls."""
+    """In the calls of the Congestion Manager."""
     return Removal(f"host/{file}", old, new, tuple(f"calls:{test}" for test in tests))
 
 
 def app(file: str, old: str, new: str, *tests: str) -> Removal:
-    """Of the Congestion Manager's applications."""
+    """In the applications of the Congestion Manager."""
     return Removal(f"host/cm-apps/src/{file}", old, new, tests)
 
 
@@ -26,7 +26,7 @@ STREAM_ENDS = "streams:streams::a_silent_receiver_has_lost_all_and_is_given_up"
 NOT_SENT = "apps:outstanding::tests::a_receiver_cannot_report_what_was_not_sent"
 
 REMOVALS: dict[str, Removal] = {
-    # Kernel TCP by the Congestion Manager.
+    # Kernel TCP under the Congestion Manager.
     "cm-old-loss": Removal(
         "host/cm/src/controller/aimd.rs", "self.recovering() || report.old;", "self.recovering();",
         ("rules:controller::aimd::tests::a_loss_of_what_was_sent_before_the_last_reduction_was_known_reduces_nothing",),
@@ -47,7 +47,7 @@ REMOVALS: dict[str, Removal] = {
         "host/bpf/src/bpf/share.h", "CM_STRIDE / (slot->weight ? slot->weight : 1)", "CM_STRIDE",
         ("kernel:share::any_trace_has_the_same_grants_in_c",),
     ),
-    # The Congestion Manager's calls: whose flow it is, what counts as arrived, that no grant is lost, and who is woken.
+    # The calls: owner of a flow, arrived bytes, grants that must not be lost, processes to wake.
     "cm-user": calls(
         "bpf/src/bpf/calls.c", "if (!flow || flow->uid != uid)", "if (!flow)",
         "calls::a_flow_is_its_users_and_so_is_the_window",
@@ -90,7 +90,7 @@ REMOVALS: dict[str, Removal] = {
         "libcm/src/udp.rs", "if self.queue.len() >= self.limit {", "if false {",
         "udp::what_is_sent_waits_for_its_grants_and_leaves_in_order",
     ),
-    # Its applications.
+    # The applications.
     "apps-admission": app(
         "server.rs", "if !self.admission.admits(from, &cookie) {", "if false {", STREAM_IS_ITS_RECEIVERS
     ),

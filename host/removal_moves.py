@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The defences of planned moves, for removal.py."""
+"""Removals of the defences of planned moves: data for removal.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from defences import Removal
 
 
 def moves(file: str, old: str, new: str, *tests: str) -> Removal:
-    """A test without a program in front is of host/trods/tests/it/moves.rs."""
+    """Tests without a program's prefix are those of host/trods/tests/it/moves.rs."""
     return Removal(f"host/{file}", old, new, tuple(test if ":" in test else f"it:moves::{test}" for test in tests))
 
 
@@ -26,7 +26,7 @@ HEARD_AGAIN = "what_nobody_heard_is_heard_where_its_connection_goes_on"
 HEARD = "agents:upgrade::a_drained_replica_is_heard_while_its_agent_is_restarted"
 
 REMOVALS = {
-    # Who says nothing any more, and whom it tells.
+    # The leaving replica: when it stops sending on a connection, and which replicas it informs.
     "moves-mute": moves(
         "trods/src/hold/watch/parting.rs",
         "        self.hold.programs.pin(key, to)?;\n        self.drop_socket(key)",
@@ -53,7 +53,7 @@ REMOVALS = {
         "self.settled().filter(|_| is_whole || ends)",
         "a_request_that_is_not_stored_keeps_its_connection",
     ),
-    # Who goes on, and with what.
+    # The following replica: which connections it adopts, and from which state.
     "moves-age": moves(FOLLOW, "left.age == age && ", "", STAYS),
     "moves-before": moves(
         FOLLOW,
@@ -75,14 +75,14 @@ REMOVALS = {
     ),
     "moves-copies-old": moves(COPIES, "now >= *at + KEPT", "*at > now + KEPT", KEPT),
     "moves-copies-most": moves(COPIES, " || self.order.len() >= MOST", "", KEPT),
-    # Who is drained.
+    # Members that the controller drains.
     "moves-drained": moves(
         "rivulet/src/agent/moves.rs",
         "slots.pairs.iter().all(|slot| slot.first != member)",
         "slots.pairs.iter().all(|slot| slot.second != member)",
         "agent:agent::moves::tests::who_is_in_the_first_place_of_no_slot_is_left",
     ),
-    # Who is heard while there is no agent.
+    # Serving while the agent restarts.
     "moves-heard": moves("rivulet/src/agent/command.rs", "if plain.is_left_alone() {", "if false {", HEARD),
     "moves-over": moves(
         "rivulet/src/agent/stand_in.rs", "Some(Ok(1)) => said == [OVER],", "Some(Ok(1)) => false,", HEARD
@@ -96,7 +96,7 @@ REMOVALS = {
         "replica.is_settling()",
         "agent:agent::moves::tests::while_another_process_is_heard_an_agent_is_not_ready",
     ),
-    # That no kernel resets what another replica has.
+    # No kernel resets a connection of another replica.
     "moves-rules": moves(
         "rivulet/src/agent/stand_in.rs",
         "rules.map(|rules| Table::leave(pid, None, &rules))",

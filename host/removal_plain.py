@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The defences of stateless TCP's large answers, and of its changes of mode and content, for removal.py."""
+"""Removals of the defences of large answers and of changes of mode and content: data for removal.py."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PROGRAMS = {
 
 
 def large(file: str, old: str, new: str, *tests: str) -> Removal:
-    """A test without a program in front is of tests/it/large.rs."""
+    """Tests without a program's prefix are those of tests/it/large.rs."""
     named = tuple(test if ":" in test else f"plains:large::{test}" for test in tests)
     return Removal(f"host/plain/src/large/{file}", old, new, named)
 
 
 def server(file: str, old: str, new: str, test: str) -> Removal:
-    """A test with the server in its process, of the program's."""
+    """In the server; the test runs the whole program."""
     return Removal(f"host/server/src/server/{file}", old, new, (f"agents:{test}",))
 
 
@@ -35,7 +35,7 @@ LATE = "segments::what_shows_a_cookie_and_no_timestamp_of_it_is_handed_on_and_no
 HOPS = "segments::what_was_handed_on_shows_it_by_its_hops"
 
 REMOVALS = {
-    # A change of replica.
+    # Another replica continues an answer.
     "large-stale": large("sender.rs", "if !self.has_sent(at) {", "if false {", BLOCKS),
     "large-back": large(
         "sender.rs",
@@ -55,7 +55,7 @@ REMOVALS = {
     "large-ranges": large(
         "board.rs", "RANGES: usize = 512;", "RANGES: usize = 128;", "a_long_queue_that_overflows_is_mended"
     ),
-    # Nobody's timer.
+    # No replica owns a retransmission timer.
     "large-asks": large(
         "sender.rs",
         "over: None });\n        self.urgent = true;",
@@ -98,7 +98,7 @@ REMOVALS = {
         "if self.others.know(since, died) && false {",
         "plains:others::others_ask_on_a_slow_path",
     ),
-    # What a client is left to repeat.
+    # The client retransmits, and other replicas probe.
     "large-user-timeout": large(
         "mod.rs",
         "\n            || self.others.remember(self.bucket(flow).start / WAYS, flow, shared, now);",
@@ -154,7 +154,7 @@ REMOVALS = {
         "every_loss_of_a_small_window",
         "random_transfers",
     ),
-    # What is lost, and what is not.
+    # Lost segments, and segments that are only late.
     "large-overtaken": large(
         "sender.rs",
         "if heard.twice.is_some_and(|(from, to)| self.window.came_twice(to - from)) {",
@@ -179,7 +179,7 @@ REMOVALS = {
         "false",
         "plains:rates::the_first_segment_is_mended_as_any",
     ),
-    # Who lies.
+    # Clients that send false acknowledgements.
     "large-allowance": large(
         "mod.rs",
         "if !self.allowance.has(entry.account, entry.path, now) {",
@@ -193,7 +193,7 @@ REMOVALS = {
         "let _ = earned;",
         "plains:liars::honest_clients_are_never_refused",
     ),
-    # Whose packet it is, and where it stands.
+    # Which flow a segment belongs to, and its position.
     "large-check": large(
         "stamp.rs",
         " && seal.put(flow, self.bare()) == value;",
@@ -236,7 +236,7 @@ REMOVALS = {
         "value",
         "random_transfers",
     ),
-    # Several segments in one piece, and who is silent.
+    # Large segments that are cut, and clients that send nothing.
     "large-alike": large("packet.rs", "if !alike || ", "if ", "plains:cut::pieces_are_the_same_octets"),
     "large-put-back": large(
         "mod.rs",
@@ -256,7 +256,7 @@ REMOVALS = {
         "        if let Some((header, way)) = self.say.pop_front() {",
         "plains:cut::nobody_is_asked_before_what_came_is_heard",
     ),
-    # While plain TCP changes hands, and content.
+    # Connections of plain TCP during changes of mode and of content.
     "hands-kernels": server("downloads.rs", "if kernel.has(segment) {", "if false {", LARGE),
     "hands-elsewhere": server("downloads.rs", "if !handed {", "if false {", LARGE),
     "hands-asked": server("way.rs", "if !self.alone && !kernel.lacks(segment, now) {", "if false {", BACK),

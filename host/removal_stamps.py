@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The defences of TRODS without a store: what timestamps name, when, and how far they go, for removal.py."""
+"""Removals of the defences of TRODS without a store (names of responses in timestamps): data for removal.py."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from removal_trods import agent, bpf, field, trods
 
 
 def stamps(old: str, new: str, test: str, file: str = "ts.h") -> Removal:
-    """Of the programs that make handshakes and timestamps."""
+    """In the BPF programs that make handshakes and timestamps."""
     return bpf(old, new, f"stamped::{test}", file=file)
 
 
 def named(old: str, new: str, test: str, file: str = "read.rs") -> Removal:
-    """Of what a client's segment alone tells."""
+    """In the code that reads the state of a connection from one segment of the client."""
     return trods(f"ts/{file}", old, new, f"trods:ts::{file.removesuffix('.rs')}::tests::{test}")
 
 
@@ -35,7 +35,7 @@ DYING = "the_kernel_tells_whose_process_died"
 FORMER = "it:stamps::what_a_process_had_that_died_is_left_to_others"
 
 REMOVALS: dict[str, Removal] = {
-    # What a client had behind holes it acknowledges before it was sent here.
+    # Bytes that a client holds behind holes, and acknowledges before the new replica has sent them.
     "ts-beyond": Removal(
         "host/bpf/src/bpf/ts.h",
         "if (!is_limited && st->flags & STAMPED_ADOPTED && !bound_ack(skb, s, &heard))",
@@ -52,14 +52,14 @@ REMOVALS: dict[str, Removal] = {
         "if (0)",
         "no_response_begins_whose_name_nobody_would_tell",
     ),
-    # That who has all, and is owed a word, hears it, and who is not does not.
+    # A client with the whole response gets the acknowledgement that it lacks, and no other client does.
     "ts-reflected": stamps("if (is_owed(s, st) && ", "if (false && is_owed(s, st) && ", REFLECTED),
     "ts-reflected-all": stamps(" && s->ack - st->isn - 1 >= st->total", "", REFLECTED, file="ts_reflect.h"),
     "ts-reflected-echoed": stamps("st->phase == STAMPED_ECHOED && ", "", REFLECTED, file="ts_reflect.h"),
     "ts-reflected-told": stamps("\t\tst->owed = 0;", "\t\t;", REFLECTED, file="trods.c"),
     "ts-reflected-once": stamps("if (st && !st->told)", "if (st)", REFLECTED, file="trods.c"),
     "ts-first-whole": stamps(" && skb->gso_segs <= 1", "", REFLECTED),
-    # What is not of this connection any more.
+    # Stamps of a connection that another has replaced.
     "ts-kernels-handshake": bpf(
         "\t\tif (s.flags & SYN)\n\t\t\tbpf_map_delete_elem(&stamped, &s.key);\n",
         "",
@@ -71,7 +71,7 @@ REMOVALS: dict[str, Removal] = {
         "is_none()",
         ("bpf:trods::tests::stamped::what_is_not_as_it_was_is_not_recorded",),
     ),
-    # Whose process died, and what is held to nothing.
+    # Stamped connections of a process that died, and connections without limits.
     "ts-dying": bpf("st ? limits_of(&key, st) : bpf", "bpf", DYING, file="dying.c"),
     "ts-dying-free": bpf("st->phase == STAMPED_FREE ? NULL : &st->limits", "&st->limits", DYING, file="flows.h"),
     "ts-reflected-whole": stamps(
@@ -122,7 +122,7 @@ REMOVALS: dict[str, Removal] = {
         "(None, _) if true",
         "with_nothing_of_a_response_the_request_comes_again",
     ),
-    # With that a replica that was excluded would be handed what it had.
+    # Without it, an excluded replica would be handed the connections that it held.
     "ts-held-by-dead": trods(
         "ts/others.rs",
         "named.contains(&key.service()) && alive >> (holder & 63) & 1 == 1;",
@@ -135,7 +135,7 @@ REMOVALS: dict[str, Removal] = {
         "if is_reset && programs.stamps().get(&key)?.is_none() {",
         "it:stamps::a_reset_of_the_kernels_ends_no_connection_that_was_adopted",
     ),
-    # What timestamps cannot name, where there is a store.
+    # Objects that timestamps cannot name, in a service with a store.
     "ts-held": stamps(
         "service->records ? hand_over(", "service->records == 2 ? hand_over(", HELD_UNNAMED, file="ts_object.h"
     ),
@@ -231,20 +231,20 @@ REMOVALS: dict[str, Removal] = {
         "return DROP;",
         ("it:stamps::what_is_withheld_halves_no_window",),
     ),
-    # What a process had that died a moment ago is ended, nobody hears of it, and others go on.
+    # Connections of a process that has just died: this replica ends them silently, and others continue them.
     "ts-former": trods("hold/watch/mod.rs", "if are_formers && follows {", "if false {", FORMER),
     "ts-former-silent": trods(
         "hold/mod.rs", "        self.programs.park(key)?;\n        let result", "        let result", FORMER
     ),
     "ts-former-died": trods("hold/watch/mod.rs", " && std::mem::take(&mut self.follows);", ";", FORMER),
-    # A client's numbers come round: on which of two connections it spoke last counts more.
+    # Sequence numbers wrap: of two connections with the same key the one with the later segment is current.
     "ts-quiet": named(
         "if self.quiet != other.quiet {",
         "if false {",
         "whoever_had_a_connection_before_hides_nobody_who_goes_on_with_it",
         "hints.rs",
     ),
-    # Whose client is done with it is not looked for, and who asks is not to ask twice.
+    # Connections that the client has ended are not searched for, and replicas are queried once.
     "ts-ended-half": named("if is_over && header.seq", "if false && header.seq", DONE),
     "ts-gone": trods("ts/lost.rs", "            self.gone.push(*key);\n", "", f"it:stamps::{NOT_ASKED}"),
     "ts-gone-number": named("if is_its { Told::Gone }", "if true { Told::Gone }", DONE),
@@ -257,7 +257,7 @@ REMOVALS: dict[str, Removal] = {
         "let _ = &packet;",
         "it:stamps::what_a_client_asked_is_heard_by_who_goes_on_with_it",
     ),
-    # What that one knew of them the next one tells others, and nobody else is given it.
+    # A new process inherits the names that the one before it knew, if it has the same user.
     "ts-former-told": trods(
         "replica/body.rs",
         "names.leave_formers(formers.ended, Instant::now());",
@@ -276,14 +276,14 @@ REMOVALS: dict[str, Removal] = {
         "if known == 0 {",
         (f"bpf:trods::presence::tests::{GIVEN}",),
     ),
-    # Nobody is waited for who accepts nobody.
+    # A process that accepts no connection from its successor delays nothing.
     "ts-former-waits": Removal(
         "host/bpf/src/trods/presence.rs",
         "    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;\n    let from",
         "    let flags = SocketFlags::CLOEXEC;\n    let from",
         ("bpf:trods::presence::tests::nobody_is_waited_for_who_takes_nobody",),
     ),
-    # Who takes the programs off, and loads others, follows nobody who died.
+    # A process that unloads the programs and loads new ones inherits nothing from a dead one.
     "ts-former-own": Removal(
         "host/bpf/src/linger.rs",
         "        let _ = self.0.read(&mut [0]);\n",

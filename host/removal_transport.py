@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The defences of windows that are moved, of tokens on disk and of streams, for removal.py."""
+"""Removals of the defences of moved windows, stored tokens and streams: data for removal.py."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ PROGRAMS = {
 
 
 def window(file: str, old: str, new: str, *tests: str) -> Removal:
-    """Of the transport; a test without a program in front is of tests/it/retirement.rs."""
+    """In the transport; tests without a program's prefix are those of tests/it/retirement.rs."""
     named = tuple(test if ":" in test else f"transports:retirement::{test}" for test in tests)
     return Removal(f"host/transport/src/{file}", old, new, named)
 
 
 def sealed(old: str, new: str, *tests: str) -> Removal:
-    """Of the token with the window."""
+    """In the token that holds the window."""
     return window("retired.rs", old, new, *tests)
 
 
@@ -55,7 +55,7 @@ TRANSLATED = "translator_that_changes_the_port_ends_no_connection"
 NOBODY_WAITS = "whatever_befell_the_last_process_nobody_waits"
 
 REMOVALS = {
-    # Pauses, and addresses that a translator changes.
+    # Pauses of the client, and translators that change its address.
     "pause-noticed": pauses("timers.rs", "        self.notice_pause(now);\n", "", PATIENCE),
     "pause-silence": pauses(
         "timers.rs", "        self.last_heard = now;\n        let awaits", "        let awaits", PATIENCE
@@ -91,7 +91,7 @@ REMOVALS = {
         "known.remembers",
         "a_small_window_is_not_given_back",
     ),
-    # One window, wherever it is.
+    # A window exists once, wherever it is.
     "window-numbers": window(
         "opening.rs",
         "&[&ip_bytes(client.ip()), &to, &[3]",
@@ -161,7 +161,7 @@ REMOVALS = {
         "HeadKind::Challenge) {",
         "a_window_cannot_be_split_into_tokens",
     ),
-    # The piece that begins with it.
+    # The trickle that begins with the window.
     "window-retreat": window(
         "cwnd.rs",
         "_ => halved(window.min(acked.max(u32::from(self.start_cwnd)))),",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The defences of TRODS, for removal.py."""
+"""Removals of the defences of TRODS: data for removal.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from defences import Removal
 
 
 def bpf(old: str, new: str, *tests: str, file: str = "trods.c") -> Removal:
-    """Of the programs on the interface."""
+    """In the BPF programs of the interface."""
     return Removal(f"host/bpf/src/bpf/{file}", old, new, tuple(f"bpf:trods::tests::{test}" for test in tests))
 
 
@@ -21,22 +21,22 @@ def trods(file: str, old: str, new: str, *tests: str) -> Removal:
 
 
 def agent(old: str, new: str, *tests: str, file: str = "agent/trods.rs") -> Removal:
-    """Of the agent, which hears from the ToR who is gone."""
+    """In the agent, which learns from the ToR which replicas are dead."""
     return Removal(f"host/rivulet/src/{file}", old, new, tests)
 
 
 def field(old: str, new: str = "false") -> Removal:
-    """A rule that every record keeps."""
+    """A rule that every stored record obeys."""
     return trods("record/codec.rs", old, new, "it:records::what_no_flow_writes_is_refused")
 
 
 def identity(old: str, new: str) -> Removal:
-    """By what an object is known again."""
+    """A field by which an object is recognised as the same."""
     return trods("adopt/identity.rs", old, new, "trods:adopt::identity::tests::any_difference_is_another_object")
 
 
 def answer(old: str, new: str = "") -> Removal:
-    """By what a client's answer is known."""
+    """A field by which a client's answer to a probe is recognised."""
     return trods("wake.rs", old, new, "it:waking::what_is_not_the_clients_tells_nothing")
 
 
@@ -75,7 +75,7 @@ OUT = "trods:lease::tests::whoever_may_have_been_excluded_is_silent_until_it_tak
 AWAY = "trods:lease::tests::whoever_was_away_is_silent_until_it_knows_what_others_hold"
 
 REMOVALS: dict[str, Removal] = {
-    # What a client had behind holes it acknowledges before it was sent here.
+    # Bytes that a client holds behind holes, and acknowledges before the new replica has sent them.
     "beyond": bpf("if (limits->flags & LIMITS_ADOPTED && !bound_ack(skb, &s, &heard))", "if (0)", BEYOND),
     "beyond-ended": bpf("heard == limits->fin + 1", "s.ack == limits->fin + 1", BEYOND_ENDED),
     "beyond-freed": bpf("bound_freed(skb, &s) ? NEXT : DROP", "NEXT", BEYOND_FREED),
@@ -87,7 +87,7 @@ REMOVALS: dict[str, Removal] = {
         "awaited, .. } = *self; let adopted = false",
         BEYOND_GOES_ON,
     ),
-    # Segments outside of the window, by whoever does not know the numbers.
+    # Segments outside of the window, sent by an attacker without the sequence numbers.
     "outside": bpf(
         "if (!is_acceptable(&s, heard, limits, 1)) {",
         "if (0) {",
@@ -111,13 +111,13 @@ REMOVALS: dict[str, Removal] = {
         "stamped::segments_outside_of_the_window_change_no_stamped_connection",
         file="ts.h",
     ),
-    # Connections that no process holds are looked for again, and their clients reset in the end.
+    # Segments of connections that no process holds: the search for a holder, then a reset.
     "refused-at-last": bpf(
         "if (since >= REFUSED_AT_LAST)",
         "if (0)",
         "client_of_no_connection_is_reset_in_the_end",
     ),
-    # What others put into the store.
+    # Records that other programs write into the store.
     "sealed": trods(
         "store/load.rs",
         "let value = keys.open(&super::place(prefix, stored.number), &value);",
@@ -130,14 +130,14 @@ REMOVALS: dict[str, Removal] = {
         "Payload { msg, aad: if place.is_empty() { b\"\" } else { b\"\" } }",
         "trods:store::sealed::tests::sealed_value_opens_in_its_place_alone",
     ),
-    # Programs of a process that died, which another user cannot pretend.
+    # Programs of a process that died, which another user cannot imitate.
     "presence-folder": Removal(
         "host/bpf/src/trods/presence.rs",
         "if found.uid() != geteuid().as_raw() && found.uid() != 0 || found.mode() & 0o022 != 0 {",
         "if false {",
         ("bpf:trods::presence::tests::a_folder_that_others_can_write_is_refused",),
     ),
-    # What leaves: data, acknowledgements, FIN, RST.
+    # Frames of the server's kernel: data, acknowledgements, FIN, RST.
     "data": bpf("if (s.length && after(end, limits->data)) {", "if (0) {", "data_beyond_the_limit_does_not_leave"),
     "ack": bpf(
         "if (s.flags & ACK && after(s.ack, ack)) {", "if (0) {", "no_acknowledgement_leaves_beyond_the_limit"
@@ -169,7 +169,7 @@ REMOVALS: dict[str, Removal] = {
         "",
         "what_is_unknown_here_is_reset_a_second_after_it_was_asked_first",
     ),
-    # Who may speak.
+    # Which replica may send on a connection.
     "lease": bpf("if (now >= lease->until) {", "if (0) {", LEASE),
     "lease-unknown": bpf("if (now >= lease->until || ", "if (", LEASE),
     "pin-muted": bpf("bool is_pinned = find_pin(&s->key);", "bool is_pinned = false;", HELD_BY_OTHERS),
@@ -179,7 +179,7 @@ REMOVALS: dict[str, Removal] = {
         file="members.h",
     ),
     "pin-over": bpf("bpf_map_delete_elem(&pins, key);", ";", HELD_BY_OTHERS),
-    # What is heard.
+    # Which segments reach the process.
     "intact": bpf("s.flags & (FIN | RST)) && !is_intact(skb, &s))", "s.flags & (FIN | RST)) && 0)", DAMAGED),
     "intact-syn": bpf("if (!(s.flags & ACK) && is_intact(skb, &s))", "if (!(s.flags & ACK))", DAMAGED),
     "intact-parked": bpf(
@@ -197,10 +197,10 @@ REMOVALS: dict[str, Removal] = {
         "if (s.tcp) {",
         "an_orphan_is_heard_here_alone_until_it_begins_anew",
     ),
-    # With that a flood of acknowledgements of unknown connections would reach the process.
+    # Without it, a flood of acknowledgements of unknown connections would reach the process.
     "unknown-untold": bpf("if (!hunts && !bpf_map_lookup_elem(&orphans, &s.key)) {", "if (0) {", FIRST),
     "unsent-unacknowledged": bpf("&& !after(s.ack, limits->data", "&& !after(0, 0 & limits->data", FIRST),
-    # What becomes a protected connection.
+    # Which handshakes open a protected connection.
     "handshake": bpf("|| s->ack != opening->server_next || s->seq != opening->client_next)", ")", FIRST),
     "syn-data": bpf("!s->length && load_header(skb, s, opening->syn)", "load_header(skb, s, opening->syn)",
                     "a_syn_with_data_opens_nothing"),
@@ -208,17 +208,17 @@ REMOVALS: dict[str, Removal] = {
                      "another_connection_between_the_same_ports_is_another"),
     "fragments": bpf(" || bpf_ntohs(ip.frag_off) & MORE_FRAGMENTS_OR_OFFSET", "",
                      "what_is_not_a_segment_of_a_service_passes", file="segment.h"),
-    # Nobody hands on what is here, whatever was remembered of it before.
+    # Segments of a connection that is here are not passed on, whatever was recorded about it before.
     "known-mark": Removal("host/bpf/src/bpf/trods.c", "skb->mark = KNOWN;", "", (KNOWN,)),
     "known-rule": agent(
         'ingress.insert_str(0, &format!("  meta mark {KNOWN:#x} accept\\n"));', "", KNOWN, file="second_chance.rs"
     ),
-    # What one connection's kernel said last is not said on the next one between the same ends.
+    # A segment withheld for one connection is not sent on the next one between the same ports.
     "withheld-opened": bpf("bpf_map_delete_elem(&withheld, key);", ";", WITHHELD),
     "withheld-adopted": Removal(
         "host/bpf/src/trods.rs", "self.take_withheld(key)?;", "", (f"bpf:trods::tests::{WITHHELD}", ADOPTED_STAYS)
     ),
-    # Whoever dies is silent for as long as it takes until nobody listens.
+    # After a process has died its host sends nothing until the replica is excluded.
     "linger": Removal(
         "host/bpf/src/linger.rs",
         "1000 * i64::from(LINGER)",
@@ -232,7 +232,7 @@ REMOVALS: dict[str, Removal] = {
         (LINGERS,),
     ),
     "dead-begins": bpf("if (s.flags & SYN && dead) {", "if (0) {", "nothing_begins_under_a_process_that_died"),
-    # Nothing passes before what it means is stored, elsewhere.
+    # A segment passes only after its record is stored at another replica.
     "strays": agent(
         'counter drop"\n    );',
         'counter"\n    );',
@@ -278,7 +278,7 @@ REMOVALS: dict[str, Removal] = {
         "hold/mod.rs", "if self.room.has(client, length) {", "if true {",
         "it:hold::a_client_fills_its_share_of_the_room_and_no_more",
     ),
-    # Nothing is executed twice.
+    # No request is executed twice.
     "method": trods(
         "head.rs",
         "[b, ..] if b.is_ascii_alphabetic() => return Err(Reason::Method),",
@@ -289,7 +289,7 @@ REMOVALS: dict[str, Removal] = {
     "body": trods(
         "head.rs", "return Err(Reason::Body);", "", "it:cases::what_cannot_be_protected_is_let_pass_and_says_why"
     ),
-    # Never a mixture of two objects.
+    # No response mixes two objects.
     "identity-status": identity("if !is_whole && head.status != 206 {", "if false {"),
     "identity-weak": identity(
         "None => Refusal::Tag,", "None => return Ok(Answer { head: head.length, before: 0, is_whole }),"
@@ -328,7 +328,7 @@ REMOVALS: dict[str, Removal] = {
     "identity-content": trods(
         "adopt/object.rs", "if crc32c::crc32c(body) != *sum {", "if false {", "it:adoption::another_object_is_refused"
     ),
-    # Who is probed, and whose answer it is.
+    # Probes, and the client's answers to them.
     "answer-tuple": answer("!is_theirs || "),
     "answer-near": answer("!(is_near || is_again) || "),
     "answer-syn": answer(" || segment.has(TcpFlags::SYN)"),
@@ -379,7 +379,7 @@ REMOVALS: dict[str, Removal] = {
         "hold/rescue.rs", "now < *since + STORED", "now < *since",
         "trods:hold::rescue::tests::an_answer_shows_where_a_client_is",
     ),
-    # Of two that have a connection the one that knows more goes on with it, and nobody who may not speak.
+    # Of two replicas with records of a connection the one with the newer record adopts it, if it may send.
     "age-version": trods(
         "record.rs", "if self.isns == other.isns && self.version != other.version {", "if false {",
         "it:records::of_one_connection_the_higher_version_counts",
@@ -409,7 +409,7 @@ REMOVALS: dict[str, Removal] = {
         "What::Reset { .. } => true,",
         "trods:hold::connection::tests::a_reset_counts_in_its_place_alone",
     ),
-    # Whose connections are looked for, by whom, and what is asked of those that live.
+    # Which dead replicas' connections a survivor adopts, and its queries to live replicas.
     "gone-all": agent(
         "for dead in dead().filter(|_| gone != 0) {", "for dead in (0..64).filter(|dead| gone >> dead & 1 == 1) {",
         "agent:agent::trods::tests::with_each_that_is_gone_the_records_of_all_that_are_gone_are_read",
@@ -458,7 +458,7 @@ REMOVALS: dict[str, Removal] = {
         "hold/watch/mod.rs", "self.hold.abort_closing(*service)?;", "",
         "it:leaving::what_the_process_before_closed_is_nobodys",
     ),
-    # How an adopted connection ends.
+    # The end of an adopted connection.
     "adopted-leaves": trods("hold/connection.rs", " || self.leaves", "", ADOPTED_ENDS),
     "adopted-fin": trods(
         "hold/connection.rs", "fin_at.filter(|_| closes || !self.adopted)", "fin_at", ADOPTED_ENDS
@@ -486,7 +486,7 @@ REMOVALS: dict[str, Removal] = {
     ),
     "term-takes": trods("lease.rs", " || !taking || self.away()", " || self.away()", RESETS_NOBODY),
     "term-knows": trods("lease.rs", " || !taking || self.away().is_some()", " || !taking", RESETS_NOBODY),
-    # A frame that may leave in part.
+    # Frames of which a part may leave.
     "part-leaves": trods(
         "hold/connection.rs",
         "                    self.send_part(&mut frame, hold);\n                    self.held",
@@ -520,7 +520,7 @@ REMOVALS: dict[str, Removal] = {
         "it:cases::as_many_responses_as_a_record_has_wait_for_the_client_whatever_is_there_of_the_next",
     ),
     "part-read": trods("hold/connection.rs", "while self.read != self.flow.reads() {", "while false {", PART),
-    # What no flow writes.
+    # Records that no connection writes.
     "record-passed": field("passed > length"),
     "record-last": field("passed < length && !last"),
     "record-empty": field("length == 0"),

@@ -5,5 +5,5 @@ SWITCH ?= embedded
 ptf: ## packet tests of the P4 program: SWITCH=embedded (default) or SWITCH=bmv2, TESTS="names"
 	$(TEST) setup $(if $(filter embedded,$(SWITCH)),build ptf,ptf-bmv2) $(if $(TESTS),--only "$(TESTS)")
 
-ptf-removal: ## each defence taken out of a copy of the P4 program must fail a test (needs p4c): REMOVALS="names"
+ptf-removal: ## remove each defence from a copy of the P4 program; a test must fail (needs p4c): REMOVALS="names"
 	$(TEST) setup build removal $(if $(REMOVALS),--only "$(REMOVALS)")

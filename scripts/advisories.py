@@ -6,9 +6,9 @@ FOLDER has clones of RustSec's list (`advisory-db`) and of the Python Packaging 
     git clone https://github.com/rustsec/advisory-db
     git clone https://github.com/pypa/advisory-database
 
-`make audit` asks the lists on the network; with ADVISORIES=FOLDER it asks the copies where the network gives none.
-That is no pass, since a copy does not know what is newer: its day is printed. Exit code: 0, nothing was found; 1,
-something was; 3, a list is not there.
+`make audit` downloads the lists; with ADVISORIES=FOLDER it uses the copies where the download fails. A copy does not
+replace the download, because newer advisories are missing; its date is printed. Exit code: 0, no advisory was found;
+1, some were; 3, a list is missing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def accepted() -> dict[str, str]:
-    """Advisories that do not concern us, as deny.toml has them: id and why."""
+    """Ids and reasons of the advisories that deny.toml ignores."""
     listed = tomllib.loads((ROOT / "deny.toml").read_text())["advisories"].get("ignore", [])
     return {one["id"]: one["reason"] for one in listed}
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Licences, sources and known weaknesses of everything that is linked or imported: cargo-deny by deny.toml, pip-audit by
-# requirements.lock. The lists of weaknesses come from the network (GitHub, PyPI); where it gives none, ADVISORIES names a
-# folder of copies, which are asked too (scripts/advisories.py).
-# Exit code: 0, all was checked and nothing found; 1 and others, something was found or the audit itself failed; 3, what
-# could be checked is well, but lists could not be fetched: what was not checked is said last.
+# Audits licences, sources and known vulnerabilities of all dependencies: cargo-deny by deny.toml, pip-audit by
+# requirements.lock. The advisory lists come from the network (GitHub, PyPI). Without a network, ADVISORIES names a folder
+# with copies of the lists (scripts/advisories.py).
+# Exit code: 0, everything was checked and nothing found; 1 and others, something was found or the audit failed; 3, nothing
+# was found, but lists could not be fetched: the last lines name what was not checked.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -23,7 +23,7 @@ fi
 say "Rust: bans, licences, sources"
 cargo-deny --log-level error check --hide-inclusion-graph bans licenses sources
 say "Rust: advisories"
-# The database alone first: that it cannot be fetched is another thing than what it says.
+# Fetches the database first, to tell a failed fetch from advisories that were found.
 if timeout 120 cargo-deny --log-level error fetch db >/dev/null 2>build/audit-db.log; then
   cargo-deny --log-level error check advisories
 else
@@ -54,7 +54,7 @@ else
   missed+=("Python advisories: $(tail -n 1 build/audit-python.log | cut -c1-150)")
 fi
 say "Python: licences"
-# What is imported must be compatible with Apache-2.0; scapy and ptf are for tests, in files under GPL-2.0.
+# Licences of imported packages must be compatible with Apache-2.0; scapy and ptf are for tests, in files under GPL-2.0.
 .venv/bin/python scripts/licences.py
 
 if ((${#missed[@]})) && [[ -n ${ADVISORIES:-} ]]; then

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Makes the Debian packages from what `make build` and `make setup` left: build/deb/*.deb.
+# Makes the Debian packages from the output of `make build` and `make setup`: build/deb/*.deb.
 #   rivulet             the binaries, the compiled P4 program, units of the switch, of a replica, of its agent and of the
 #                       Congestion Manager
 #   rivulet-controller  the control plane, with the Python packages that it was tested with
 # Usage: scripts/deb.sh [--quick] [--out FOLDER] [FOLDER OF THE BINARIES]; --quick compresses little, for tests.
-# What lintian calls an error or a warning fails; without lintian the packages are made, and the exit code is 3.
+# Errors and warnings of lintian fail; without lintian the packages are made, and the exit code is 3.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 umask 022
@@ -28,7 +28,7 @@ rm -rf "$out" && mkdir -p "$out"
 
 say() { printf '\033[1m[deb]\033[0m %s\n' "$*"; }
 
-# name, control fields from stdin; the tree is in $out/$name.
+# Arguments: name; control fields on stdin. The package's tree is in $out/$name.
 package() {
   local name=$1 root=$out/$1 size
   local doc=$root/usr/share/doc/$name
@@ -52,7 +52,7 @@ package() {
   say "$out/${name}_${version}_$arch.deb, $(du -h "$out/${name}_${version}_$arch.deb" | cut -f1)"
 }
 
-# A manual page from what the program says about itself: program, folder, what it is.
+# Makes a manual page from the program's --help. Arguments: program, folder, one-line description.
 manual() {
   local page=$2/$(basename "$1").1
   { printf '.TH %s 1 "" "rivulet %s"\n.SH NAME\n%s \\- %s\n.SH DESCRIPTION\n.nf\n' \
@@ -113,9 +113,9 @@ find "$root" -name __pycache__ -prune -exec rm -rf {} +
 .venv/bin/python scripts/vendor.py "$root/usr/lib/rivulet/python" >"$root/usr/share/doc/rivulet-controller/python-packages"
 find "$root/usr/lib/rivulet/python" -name '*.so' -exec strip --strip-unneeded {} +
 find "$root/usr/lib/rivulet/python" -type f -exec chmod 644 {} +
-# Modules are imported, not run: no first line of an interpreter that Debian does not have.
+# Modules are imported, not run: remove first lines that name an interpreter.
 find "$root/usr/lib/rivulet/python" -name '*.py' -exec sed -i '1{/^#!/d}' {} +
-# The controller looks for the program beside its own folder; it comes with the other package.
+# The controller looks for the P4 program beside its own folder; the other package contains it.
 ln -s ../../../share/rivulet/pipeline "$root/usr/lib/rivulet/p4src/build"
 for entry in rivulet-controller:daemon rivuletctl:cli; do
   cat >"$root/usr/bin/${entry%%:*}" <<EOF

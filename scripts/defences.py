@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes one defence at a time out of a copy of what it is in, and sees that a test notices.
+"""Removes one defence at a time from a copy of a program and checks that a test fails without it.
 
-A defence that can be taken away without a failing test is one that nobody would miss when it breaks. What is copied,
-built and run is the caller's (ptf-tests/removal.py, host/removal.py). Needs nothing but Python.
+If no test fails without a defence, the defence could break unnoticed. The callers, ptf-tests/removal.py
+and host/removal.py, copy, build and run the programs. Needs only Python.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Removal:
-    """In `file` the text `old`, which stands there once, becomes `new`; one of `tests` must fail."""
+    """Replaces the text `old`, which `file` must contain once, by `new`; one of `tests` must then fail."""
 
     file: str
     old: str
@@ -24,7 +24,7 @@ class Removal:
 
 
 def take_out(removal: Removal, folder: Path) -> None:
-    """In the copy in this folder."""
+    """Applies a removal to the copy in `folder`."""
     path = folder / removal.file
     if wrong := misplaced(removal, folder):
         raise SystemExit(wrong)
@@ -32,17 +32,17 @@ def take_out(removal: Removal, folder: Path) -> None:
 
 
 def misplaced(removal: Removal, folder: Path) -> str:
-    """What is wrong with where a defence is said to stand; else "". Code moves on, and the list does not by itself."""
+    """Message if `file` does not contain `old` exactly once, which happens when the code changes; else ""."""
     path = folder / removal.file
     count = path.read_text().count(removal.old) if path.is_file() else 0
     return "" if count == 1 else f"{removal.file} holds {removal.old!r} {count} times, not once"
 
 
 def parser(description: str, removals: Mapping[str, Removal]) -> argparse.ArgumentParser:
-    """The arguments of a program that does this."""
+    """Arguments of a program that removes defences."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--list", action="store_true", help="say the names, and do nothing")
-    made.add_argument("--check", action="store_true", help="only see that all stand where they are said to")
+    made.add_argument("--list", action="store_true", help="print the names and exit")
+    made.add_argument("--check", action="store_true", help="only check that each file contains the text to remove")
     made.add_argument("names", nargs="*", metavar="NAME", help=", ".join(removals))
     return made
 
@@ -50,9 +50,9 @@ def parser(description: str, removals: Mapping[str, Removal]) -> argparse.Argume
 def run(
     removals: Mapping[str, Removal], args: argparse.Namespace, folder: Path, failed: Callable[[Removal], list[str]]
 ) -> int:
-    """Says of each of the named, or of all, which tests notice. One that none does makes the exit code 1.
+    """Removes the named defences, or all, and prints the tests that fail; returns 1 if a removal fails no test.
 
-    `failed` takes one out and gives the tests that fail without it; `folder` is what is copied for it.
+    `failed` applies one removal and returns the tests that fail; `folder` holds the files before the removal.
     """
     if args.list:
         print("\n".join(removals))

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Refuses a Python package of requirements.lock whose licence was not looked at: licences.py.
+"""Fails if a Python package of requirements.lock has a licence that is not allowed.
 
-A package says its licence as an expression (PEP 639), as a classifier or as free text; all three are compared with
-what may be imported. What only tests import, in files under GPL-2.0-only, stands in a list of its own.
+A package states its licence as an expression (PEP 639), as classifiers or as free text; each is compared with ALLOWED.
+Packages that only the tests import, in files under GPL-2.0-only, are in TESTS_ONLY.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ TESTS_ONLY = {"scapy"}
 
 
 def licence(distribution: metadata.Distribution) -> str:
-    """What a package says of its licence."""
+    """The licence that a package states."""
     fields = distribution.metadata
-    said = [fields.get("License-Expression") or ""]
-    said += [c.rsplit("::", 1)[-1].strip() for c in fields.get_all("Classifier") or [] if c.startswith("License ::")]
-    if not any(said):
-        said = [(fields.get("License") or "").strip().splitlines()[0] if fields.get("License") else ""]
-    return "; ".join(word for word in said if word)
+    stated = [fields.get("License-Expression") or ""]
+    stated += [c.rsplit("::", 1)[-1].strip() for c in fields.get_all("Classifier") or [] if c.startswith("License ::")]
+    if not any(stated):
+        stated = [(fields.get("License") or "").strip().splitlines()[0] if fields.get("License") else ""]
+    return "; ".join(word for word in stated if word)
 
 
 def main() -> int:
@@ -49,7 +49,7 @@ def main() -> int:
         # A choice of several is allowed if one of them is.
         fine = ALLOWED.search(found) and (not FORBIDDEN.search(found) or " OR " in found)
         if not fine:
-            print(f"{name}: {found or 'says no licence'}")
+            print(f"{name}: {found or 'states no licence'}")
             wrong += 1
     print(f"{len(names)} packages, {wrong} with a licence that is not allowed")
     return 1 if wrong else 0

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Sets up what the commands of the Makefile need, once: Debian packages, Rust where it is missing, the
-# Python environment in .venv from requirements.lock. Run again it does nothing that is already done.
-# Usage: scripts/setup.sh [--test] [--deb] [--browser] [--trods] [--audio] [--bench] [--no-apt]; --test adds what only tests need,
-# --deb what looks at packages, --browser what demos look at their page with, --trods the server and the store of demo-trods,
-# --audio the source of demo-cm, --bench the servers that benches compare with.
+# Installs what the commands of the Makefile need: Debian packages, Rust where it is missing, and the Python environment
+# in .venv from requirements.lock. A second run skips what is already installed.
+# Usage: scripts/setup.sh [--test] [--deb] [--browser] [--trods] [--audio] [--bench] [--no-apt]; --test adds the packages of the
+# tests, --deb those that check packages, --browser the demos' browser, --trods the server and the store of demo-trods,
+# --audio the source of demo-cm, --bench the servers that the benches compare with.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Runs parts of the tests, one after the other; says how long each took, which tests are slow, and what failed.
+"""Runs parts of the tests one after the other and reports their times, the slowest tests and the failures.
 
-scripts/test.py PART...: `make test` and `make test-long` list their parts. A part that fails does not keep the others
-from running, except those that need what it makes (NEEDS). The last line counts the tests of all parts. The workspace
-is built once, in the profile `ci`, and every part runs those binaries (RIVULET_BIN). Parts that wait more than they
-compute run in lanes beside the others; their output is printed when the lane ends. Needs Python alone.
+scripts/test.py PART...: `make test` and `make test-long` list their parts. After a failed part the others still run,
+except those that need its output (NEEDS). The last line counts the tests of all parts. The workspace is built once, in
+the profile `ci`, and every part runs those binaries (RIVULET_BIN). Parts that wait more than they compute run in lanes
+beside the others; their output is printed when the lane ends. Needs only Python.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ BINARIES = TARGET / "ci"
 LOGS = ROOT / "build" / "test"
 CARGO = os.environ.get("CARGO", "cargo")
 PYTHON = str(ROOT / ".venv" / "bin" / "python")
-# Everything in one command, whatever part is asked for: another selection of packages has other features, and all that
-# they touch would be compiled again.
+# One command for all parts: another selection of packages has other features, with which cargo would compile shared
+# dependencies again.
 BUILD = [CARGO, "build", "--profile", "ci", "--locked", "--workspace", "--lib", "--bins", "--tests"]
 SLOWEST = 25
 WHY = 400
-"""Characters of what a failed test said that the last lines repeat."""
+"""Characters of a failed test's message that the last lines repeat."""
 PATIENCE_S = 3600.0
-"""A program of tests that takes longer hangs."""
+"""Time limit of a test program."""
 LAST = 40
-"""Lines of what the processes of failed tests printed that are shown."""
+"""Lines printed by the processes of failed tests that are shown."""
 LONG = {
     "RIVULET_ROTATION_S": "120",
     "RIVULET_FUZZ": "100000",
@@ -47,13 +47,15 @@ LONG = {
     "RIVULET_TRANSFERS": "100000",
     "RIVULET_CONNECTIONS": "100000",
 }
-"""What tests do more of in `make test-long`."""
+"""Settings with which `make test-long` repeats tests more often."""
 REMOVALS = (ROOT / "ptf-tests" / "removal.py", ROOT / "host" / "removal.py")
-"""Programs that take one defence out at a time."""
+"""Programs that remove one defence at a time."""
 DEMOS = ("failover", "sick", "attack", "switch-restart", "stateless", "trods", "cm")
 BESIDE = (("packages", "demos", "python"), ("ptf",))
-"""Lanes of parts that run, one after the other, beside `rust` and `racks`, in network namespaces of their own: they
-wait for clocks and links half of their time."""
+"""Lanes of parts that run, one after the other, beside `rust` and `racks`, in their own network namespaces.
+
+They spend half of their time waiting for clocks and links.
+"""
 
 
 NEEDS = {
@@ -62,16 +64,16 @@ NEEDS = {
     "p4": ("setup",),
     "build": ("setup",),
 }
-"""Parts that make what a part runs with. A part that is not listed runs the binaries: it needs `setup` and `build`."""
+"""Parts that must succeed before a part. Parts that are not listed run the binaries: `setup` and `build`."""
 
 
 class PartFailed(Exception):
-    """The reason why a part failed."""
+    """A part failed; the message is the reason."""
 
 
 @dataclass
 class Outcome:
-    """One test."""
+    """Result of one test."""
 
     name: str
     seconds: float
@@ -82,17 +84,17 @@ class Outcome:
 
 @dataclass
 class Took:
-    """What one part took."""
+    """Times of one part."""
 
     part: str
     seconds: float
     cpu: float
-    """Seconds of all processors."""
+    """CPU seconds of all processes."""
 
 
 @dataclass
 class Run:
-    """What was asked for, and what came of it."""
+    """Options of a run, and its results."""
 
     long: bool = False
     only: str = ""
@@ -100,16 +102,16 @@ class Run:
     times: list[Took] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     failed: set[str] = field(default_factory=set)
-    """Parts that failed, and those that did not run because of them."""
+    """Parts that failed, and those that were not run because of them."""
     programs: list[tuple[str, Path, str]] = field(default_factory=list)
-    """Test programs: name, folder of the crate, path."""
+    """Test programs as (name, folder of the crate, path)."""
 
     def count(self, how: str) -> int:
         return sum(outcome.how == how for outcome in self.outcomes)
 
 
 def as_root(*command: str) -> list[str]:
-    """What runs a command that makes network namespaces."""
+    """The command with sudo if this process is not root; it makes network namespaces."""
     if os.geteuid() == 0:
         return list(command)
     kept = [f"{name}={value}" for name, value in os.environ.items() if name == "PATH" or name.startswith("RIVULET_")]
@@ -117,14 +119,14 @@ def as_root(*command: str) -> list[str]:
 
 
 def call(*command: str, good: tuple[int, ...] = (0,)) -> None:
-    """A command with its output shown; PartFailed if it fails."""
+    """Runs a command with its output shown; raises PartFailed if it fails."""
     done = subprocess.run(command, cwd=ROOT, check=False)
     if done.returncode not in good:
         raise PartFailed(f"`{' '.join(command)}` ended with {done.returncode}")
 
 
 def lines_of(command: list[str], folder: Path = ROOT, stderr: IO[str] | None = None) -> Iterator[str]:
-    """A command's standard output, line by line, and PartFailed if it fails or hangs."""
+    """Yields the standard output of a command line by line; raises PartFailed if the command fails or hangs."""
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=stderr, text=True, errors="replace")
     assert process.stdout is not None
     hung = threading.Timer(PATIENCE_S, process.kill)
@@ -144,7 +146,7 @@ def lines_of(command: list[str], folder: Path = ROOT, stderr: IO[str] | None = N
 
 
 def build(run: Run) -> None:
-    """The workspace with its tests, once."""
+    """Builds the workspace with its tests."""
     linked: dict[str, list[str]] = {}
     for line in lines_of([*BUILD, "--message-format", "json-render-diagnostics"]):
         message = json.loads(line)
@@ -158,11 +160,11 @@ def build(run: Run) -> None:
     run.programs.sort()
     for crate, names in linked.items():
         if len(names) > 1:
-            raise PartFailed(f"{crate}/tests: {' and '.join(names)}; one program a crate, the others are modules of it")
+            raise PartFailed(f"{crate}/tests: {' and '.join(names)}; a crate has one test program")
 
 
 def rust(run: Run) -> None:
-    """Unit, property and integration tests, and the examples of the documentation."""
+    """Runs the unit, property and integration tests, and the examples in the documentation."""
     if not run.programs:
         raise PartFailed("there are no test programs: name the part `build` before it")
     bad = []
@@ -178,13 +180,13 @@ def rust(run: Run) -> None:
 
 
 def libtest(run: Run, name: str, folder: Path, program: str) -> str:
-    """Runs one program of tests; what is wrong, or nothing."""
-    # A stable compiler's tests tell their times only if asked like this; the environment stays with them.
+    """Runs one test program; returns the problem, or ""."""
+    # The stable compiler's tests report their times only with these unstable options; the variable is for them alone.
     flags = ["-Z", "unstable-options", "--format", "json", "--report-time", "--show-output"]
     flags += ["--include-ignored"] if run.long else []
     command = as_root("env", "RUSTC_BOOTSTRAP=1", program, *flags)
     began, running, failed, ended = time.monotonic(), set[str](), list[str](), False
-    # What the processes of tests print is read where one failed; among what all print nobody would find that.
+    # Output of the tests' own processes goes to a file, of which only the end is shown, and only after a failure.
     log = LOGS / f"rust-{name.replace('/', '-').replace(' ', '-')}.log"
     problem = ""
     with log.open("w", buffering=1) as printed:
@@ -200,27 +202,27 @@ def libtest(run: Run, name: str, folder: Path, program: str) -> str:
                     running.add(test)
                 elif kind in (("test", "ok"), ("test", "failed")):
                     running.discard(test)
-                    said = event.get("stdout", "")
-                    skipped = re.search(r"^SKIPPED: (.*)", said, re.M)
+                    printed = event.get("stdout", "")
+                    skipped = re.search(r"^SKIPPED: (.*)", printed, re.M)
                     how = "failed" if event["event"] != "ok" else "skipped" if skipped else "passed"
-                    why = skipped[1] if skipped else " ".join(said.split())[:WHY] if how == "failed" else ""
+                    why = skipped[1] if skipped else " ".join(printed.split())[:WHY] if how == "failed" else ""
                     run.outcomes.append(Outcome(test, event.get("exec_time", 0.0), how, why))
                     if how == "failed":
                         failed.append(test)
-                        print(f"\nFAILED: {test}\n{said}", flush=True)
+                        print(f"\nFAILED: {test}\n{printed}", flush=True)
         except PartFailed as e:
             problem = "" if failed else f"{e}; running: {', '.join(sorted(running)) or 'none'}"
     problem = problem or "\n".join(f"FAILED: {test}" for test in failed)
     problem = problem or ("" if ended else f"{name} did not end as it should")
     print(f"{name}: {time.monotonic() - began:.1f} s{', FAILED' if problem else ''}", flush=True)
     if problem:
-        print(f"the last that its processes printed, of {log.relative_to(ROOT)}:")
+        print(f"last lines of its processes, from {log.relative_to(ROOT)}:")
         print(*log.read_text(errors="replace").splitlines()[-LAST:], sep="\n", flush=True)
     return problem
 
 
 def doc_tests(run: Run) -> None:
-    """The examples in the documentation of the crates."""
+    """Runs the examples in the documentation of the crates."""
     crate = ""
     for line in lines_of([CARGO, "test", "--doc", "--profile", "ci", "--locked", "--workspace"]):
         if match := re.match(r"test (\S+) - (.*) \.\.\. (ok|FAILED|ignored)", line):
@@ -233,14 +235,14 @@ def doc_tests(run: Run) -> None:
 
 
 def pytest(run: Run, name: str, *arguments: str, mark: str = "") -> None:
-    """One call of pytest, of tests that are marked so; root, since most of it makes network namespaces."""
+    """Runs the tests with these marks in one call of pytest, as root, since most make network namespaces."""
     report = LOGS / f"{name}.xml"
     report.unlink(missing_ok=True)
     marked = " and ".join(filter(None, ["long" if run.long else "not long", mark]))
     only = ["-k", run.only] if run.only else []
     command = [PYTHON, "-m", "pytest", "-q", "-rs", "-m", marked, *only, "--junitxml", str(report), *arguments]
     try:
-        # 5: none of this name, which may be in another part.
+        # 5: no test has this name; one in another part may.
         call(*as_root(*command), good=(0, 5) if run.only else (0,))
     finally:
         if report.exists():
@@ -248,7 +250,7 @@ def pytest(run: Run, name: str, *arguments: str, mark: str = "") -> None:
 
 
 def junit(report: Path) -> list[Outcome]:
-    """The tests that a report of pytest names."""
+    """The tests in a report of pytest."""
     found = []
     for case in ElementTree.parse(report).iter("testcase"):
         how, why = "passed", ""
@@ -263,7 +265,7 @@ def junit(report: Path) -> list[Outcome]:
 
 
 def ptf(run: Run, switch: str, *flags: str) -> None:
-    """The packet tests, on one switch."""
+    """Runs the packet tests on one switch."""
     command = as_root(PYTHON, str(ROOT / "ptf-tests" / "run.py"), "--switch", switch, *flags, *run.only.split())
     test, began, found, total = "", time.monotonic(), list[Outcome](), 0
     try:
@@ -285,22 +287,22 @@ def ptf(run: Run, switch: str, *flags: str) -> None:
     finally:
         run.outcomes += found
     if total != len(found):
-        raise PartFailed(f"{total} packet tests ran, {len(found)} of them said how they ended")
+        raise PartFailed(f"{total} packet tests ran, but the output has results of {len(found)}")
 
 
 def demos(run: Run) -> None:
-    """Demos in short form: kills, sick replicas, an attacker, a new ToR; the same connection finishes."""
+    """Short demos: killed and stalled replicas, an attacker, a restarted ToR; connections must survive."""
     for name in DEMOS:
-        # Four attacks one after the other need time, each until the ToR has told of the one before.
+        # Four attacks follow each other, each after the ToR has reported the one before, which takes time.
         of_link = ["--rate", "20", "--size", "60" if name == "attack" else "20"]
-        # Streams have rates of their own, and so has the link that they adapt to.
+        # The streams of `cm` have their own rates, and their link is set to match.
         flags = [*([] if name == "cm" else of_link), "--plain", "--out", "build/e2e"]
         command = as_root(PYTHON, "-m", "rivulet_demo", name, *flags)
         timed(run, f"demo {name}", lambda command=command: call(*command))
 
 
 def removal(run: Run) -> None:
-    """Each defence taken out of a copy of the P4 program, or of the Rust tree, fails a test."""
+    """Checks that each defence, removed from a copy of the P4 program or of the Rust tree, fails a test."""
     bad = []
     for program in REMOVALS:
         known = {line.strip() for line in lines_of([PYTHON, str(program), "--list"])}
@@ -320,13 +322,13 @@ def removal(run: Run) -> None:
 
 
 def fuzz(run: Run) -> None:
-    """Random packets and entries: both switches must do the same with them."""
+    """Compares both switches on random packets and entries."""
     program = ROOT / "switch" / "switchd" / "tests" / "compare" / "fuzz.py"
     timed(run, "fuzz", lambda: call(*as_root(PYTHON, str(program), "--packets", "100000")))
 
 
 def timed(run: Run, name: str, work: Callable[[], None]) -> None:
-    """Work that is one test."""
+    """Runs work that counts as one test."""
     began, how = time.monotonic(), "failed"
     try:
         work()
@@ -354,7 +356,7 @@ PARTS: dict[str, Callable[[Run], None]] = {
 
 
 class Beside:
-    """Parts that run beside those of this process, in one of their own, with what they print in a file."""
+    """Parts that run in another process beside those of this one, with their output in a file."""
 
     def __init__(self, options: argparse.Namespace, parts: list[str]) -> None:
         name = "-".join(parts)
@@ -366,9 +368,9 @@ class Beside:
         self.process = subprocess.Popen(command, stdout=self.log.open("w"), stderr=subprocess.STDOUT)
 
     def join(self, run: Run) -> None:
-        """Waits for them, shows what they printed and adds what came of them."""
+        """Waits for the parts, prints their output and adds their results to `run`."""
         if self.process.poll() is None:
-            print(f"\n=== waiting for what runs beside, see {self.log.relative_to(ROOT)}", flush=True)
+            print(f"\n=== waiting for the parts beside, see {self.log.relative_to(ROOT)}", flush=True)
         code = self.process.wait()
         print(self.log.read_text(errors="replace"), end="", flush=True)
         if not self.report.exists():
@@ -382,8 +384,10 @@ class Beside:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--long", action="store_true", help="what `make test` leaves out, in place of what it runs")
-    parser.add_argument("--only", default="", help="programs (rust), tests (pytest, ptf) or removals of this name")
+    parser.add_argument("--long", action="store_true", help="run the long tests in place of those of `make test`")
+    parser.add_argument(
+        "--only", default="", help="run programs (rust), tests (pytest, ptf) or removals with this name"
+    )
     parser.add_argument("--report", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("parts", nargs="+", choices=PARTS, metavar="PART", help=", ".join(PARTS))
     options = parser.parse_args()
@@ -423,12 +427,12 @@ def main() -> int:
 
 
 def needs_failed(run: Run, part: str) -> str:
-    """The part that this one needs and that failed or did not run; empty if there is none."""
+    """The failed or skipped part that this one needs; "" if there is none."""
     return next((need for need in NEEDS.get(part, ("setup", "build")) if need in run.failed), "")
 
 
 def work(run: Run, part: str) -> None:
-    """Runs one part. If the part fails, the run has a problem more."""
+    """Runs one part and records its time and its failure."""
     print(f"\n=== {part}", flush=True)
     began, cpu = time.monotonic(), cpu_s()
     try:
@@ -440,13 +444,13 @@ def work(run: Run, part: str) -> None:
 
 
 def cpu_s() -> float:
-    """CPU time of all processes so far that ended."""
+    """CPU time in seconds of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def summary(run: Run, seconds: float, parts: list[str]) -> None:
-    """Prints what took how long, what was left out and what failed; the last line counts."""
+    """Prints times, skipped tests and failures, and last the numbers of tests."""
     print(f"\n=== the {SLOWEST} slowest tests")
     for outcome in sorted(run.outcomes, key=lambda outcome: -outcome.seconds)[:SLOWEST]:
         print(f"{outcome.seconds:8.1f} s  {outcome.name}")
@@ -455,7 +459,7 @@ def summary(run: Run, seconds: float, parts: list[str]) -> None:
         print("\n=== skipped")
         for outcome in skipped:
             print(f"{outcome.name}: {outcome.why}")
-    print("\n=== parts: time, and time of the processors")
+    print("\n=== parts: time, CPU time")
     took = {took.part: took for took in run.times}
     for part in parts:
         known = took.get(part)

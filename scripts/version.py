@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints the project's version, which stands in Cargo.toml and nowhere else."""
+"""Prints the project's version, which is stored in Cargo.toml only."""
 
 import tomllib
 from pathlib import Path

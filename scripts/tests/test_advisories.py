@@ -1,4 +1,4 @@
-"""Lock files against copies of advisory lists."""
+"""Tests of scripts/advisories.py, which compares lock files with copies of advisory lists."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ spec.loader.exec_module(advisories)
         ("7.0.0", "*", True),
     ],
 )
-def test_requirements_are_read_as_cargo_reads_them(version: str, requirement: str, meets: bool) -> None:
+def test_requirements_match_as_in_cargo(version: str, requirement: str, meets: bool) -> None:
     assert advisories.satisfies(version, requirement) is meets
 
 
@@ -47,7 +47,7 @@ def test_ranges_of_python_packages(version: str, affected: bool) -> None:
     assert advisories.is_affected(version, {"ranges": [{"type": "ECOSYSTEM", "events": events}]}) is affected
 
 
-def test_what_a_list_has_against_a_lock_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_advisories_of_both_lock_files_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "Cargo.lock").write_text(
         '[[package]]\nname = "leaky"\nversion = "1.0.0"\nsource = "registry"\n'
         '[[package]]\nname = "ours"\nversion = "0.1.0"\n'

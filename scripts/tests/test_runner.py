@@ -1,4 +1,4 @@
-"""Tests of scripts/test.py: a part that fails keeps no other part from running, except those that need it."""
+"""Tests of scripts/test.py and of the failures that ptf-tests/run.py prints."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_failed_rust_tests_do_not_stop_racks(runner: ModuleType, monkeypatch: py
     assert (code, ran) == (1, ["setup", "check", "build", "rust", "racks"])
 
 
-def test_failed_build_stops_what_runs_binaries(
+def test_failed_build_stops_parts_that_run_binaries(
     runner: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, ran = run_parts(runner, monkeypatch, {"build"}, "setup", "build", "p4", "rust", "racks")
