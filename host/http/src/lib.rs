@@ -18,7 +18,7 @@ pub use condition::{Conditions, EntityTag, Selection, entity_tags, matches_any, 
 pub use framing::{Framing, MAX_IGNORED_BODY};
 pub use line::{Field, Method, RequestLine, is_token};
 pub use range::RangeSpec;
-pub use target::{MAX_PATH, Path, Target};
+pub use target::{EscapedPath, MAX_PATH, Path, Target};
 
 /// A request is refused with this status code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,7 @@
 //! The target of a request as a path (RFC 9112 section 3.2, RFC 3986 sections 2.1 and 5.2.4).
 
+use std::fmt;
+
 use arrayvec::ArrayVec;
 
 use crate::framing::is_host;
@@ -121,6 +123,25 @@ impl Iterator for Decoded<'_> {
     }
 }
 
+/// Displays a decoded path as a `Location` has it. What may stand in a path stays as it is, for a reserved character and its
+/// encoding are different URIs (RFC 3986 sections 2.2 and 3.3).
+#[derive(Clone, Copy, Debug)]
+pub struct EscapedPath<'a>(pub &'a [u8]);
+
+impl fmt::Display for EscapedPath<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for &b in self.0 {
+            // pchar of RFC 3986 section 3.3, and the slash between parts.
+            if b.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:@/".contains(&b) {
+                write!(f, "{}", char::from(b))?;
+            } else {
+                write!(f, "%{b:02X}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -186,6 +207,14 @@ mod tests {
         let name = |n: usize| format!("/{}", "a".repeat(n));
         assert!(path(name(MAX_PATH - 1).as_bytes()).is_ok());
         assert_eq!(path(name(MAX_PATH).as_bytes()), Err(414));
+    }
+
+    #[test]
+    fn escaped_paths_keep_what_a_path_may_have() {
+        let path = b"/a b/-._~!$&'()*+,;=:@/%?#[]\"<>\\^`{|}\x7f\xe9\n";
+        let want = "/a%20b/-._~!$&'()*+,;=:@/%25%3F%23%5B%5D%22%3C%3E%5C%5E%60%7B%7C%7D%7F%E9%0A";
+        assert_eq!(EscapedPath(path).to_string(), want);
+        assert_eq!(Target::parse(want.as_bytes(), Method::Get).unwrap().path[..], path[..]);
     }
 
     proptest! {

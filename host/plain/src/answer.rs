@@ -248,16 +248,8 @@ impl Answer {
             }
             None => {
                 if status == 301 {
-                    head.write_str("Location: /")?;
-                    for &b in table.name(self.entry).unwrap_or_default() {
-                        match b {
-                            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
-                                head.write_char(b.into())?;
-                            }
-                            _ => write!(head, "%{b:02X}")?,
-                        }
-                    }
-                    head.write_str("/\r\n")?;
+                    let name = table.name(self.entry).unwrap_or_default();
+                    write!(head, "Location: /{}/\r\n", rivulet_http::EscapedPath(name))?;
                 }
                 head.write_str("Content-Type: text/plain\r\n")?;
             }

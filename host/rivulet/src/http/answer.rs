@@ -5,7 +5,7 @@ use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, UNIX_EPOCH};
 
-use rivulet_http::{Conditions, Selection};
+use rivulet_http::{Conditions, EscapedPath, Selection};
 
 use super::codec::{Malformed, Reader, put_bytes};
 use super::object::Identity;
@@ -259,7 +259,7 @@ impl<'a> Answer<'a> {
             None => {
                 match status.0 {
                     301 => {
-                        let path = percent_encoding::percent_encode(self.name, PATH);
+                        let path = EscapedPath(self.name);
                         // What a folder means that is asked for by its slash may be a folder again.
                         let index = if self.name.ends_with(b"/") { "index.html" } else { "" };
                         let _ = write!(out, "Location: {path}{index}/");
@@ -340,10 +340,7 @@ pub(super) fn conditions(request: &Request, content: Option<&[u8; 16]>) -> Condi
     }
 }
 
-/// Bytes of a path that a `Location` must escape: all but unreserved ones (RFC 3986 section 2.3) and slashes.
-const PATH: &percent_encoding::AsciiSet =
-    &percent_encoding::NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
-/// Bytes of a query that it must escape: those that a request line cannot have.
+/// Bytes of a query that a `Location` must escape: those that a request line cannot have.
 const QUERY: &percent_encoding::AsciiSet =
     &percent_encoding::CONTROLS.add(b' ').add(b'"').add(b'#').add(b'<').add(b'>');
 

@@ -1,206 +1,30 @@
 //! HTTP beside nginx: the same bytes to the server of files and to nginx, and what each answers. The rows
 //! stand in `tests/requests/`. Where nginx differs, the clause of the RFC by which ours is right stands beside it.
 
-use std::ffi::OsStr;
 use std::fs;
-use std::io::{Read, Write};
-use std::net::TcpStream;
-use std::os::unix::ffi::OsStrExt;
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rivulet_cli::http::{Limits, Objects, Site, Uploads};
 use rivulet_cli::serve::plain::listen;
-use rivulet_pktio::testing::{Process, read_once};
+use rivulet_client::{Config, Stack};
+use rivulet_pktio::in_netns;
+use rivulet_pktio::testing::Process;
 
-use crate::rig::{Rig, url};
+use crate::exchange::{Connect, Duplex, Row, answers, parts, rows, said, store, store_hostile_names, tag};
+use crate::rig::{Rig, SERVICE, url};
 
 /// Requests that change nothing.
 const REQUESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/requests/requests.txt");
+/// Requests for names that servers stumble over.
+const NAMES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/requests/names.txt");
 /// Requests that store something, in the order in which they are sent.
 const UPLOADS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/requests/uploads.txt");
-/// Behind every request: shows whether the connection stays open, and where the next request begins.
-const LAST: &[u8] = b"GET /end.txt HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n";
-/// A server that has not closed the connection after this is given up.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// Rows at a time.
-const THREADS: usize = 8;
-
-/// A line of a table: a request, the answers of every server here, and those of nginx with a clause where they differ.
-struct Row<'a> {
-    text: &'a str,
-    want: &'a str,
-    nginx: &'a str,
-    clause: &'a str,
-}
-
-fn rows(table: &str) -> Vec<Row<'_>> {
-    let lines = table.lines().filter(|line| !line.is_empty() && !line.starts_with("# "));
-    let row = |line| {
-        let mut columns = str::split(line, '\t');
-        let mut next = || columns.next().unwrap_or_default();
-        let (text, want) = (next(), next());
-        let (nginx, clause) = (next(), next());
-        assert!(nginx.is_empty() == clause.is_empty(), "a difference has a clause: {line}");
-        Row { text, want, nginx: if nginx.is_empty() { want } else { nginx }, clause }
-    };
-    lines.map(row).collect()
-}
-
-/// The bytes of a request, in parts: before each but the first, the client waits for the head of an answer. `METHOD target | field |
-/// field` is a request of HTTP/1.1 with a `Host`; behind `raw ` stand the bytes themselves, with escapes, `\w` for a wait.
-fn parts(text: &str, tag: &str) -> Vec<Vec<u8>> {
-    let text = text.replace("{etag}", &format!("\"{tag}\"")).replace("{tag}", tag);
-    let Some(raw) = text.strip_prefix("raw ") else {
-        let mut fields = text.split(" | ");
-        let line = fields.next().unwrap_or_default();
-        let fields: String = fields.map(|field| format!("{field}\r\n")).collect();
-        return vec![format!("{line} HTTP/1.1\r\nHost: h\r\n{fields}\r\n").into_bytes()];
-    };
-    let mut parts = vec![Vec::new()];
-    let mut rest = raw.bytes();
-    while let Some(b) = rest.next() {
-        let byte = match (b, if b == b'\\' { rest.next() } else { None }) {
-            (b'\\', Some(b'r')) => b'\r',
-            (b'\\', Some(b'n')) => b'\n',
-            (b'\\', Some(b't')) => b'\t',
-            (b'\\', Some(b'x')) => {
-                let digits = [rest.next(), rest.next()].map(|d| char::from(d.unwrap()).to_digit(16).unwrap());
-                (digits[0] << 4 | digits[1]) as u8
-            }
-            (b'\\', Some(b'w')) => {
-                parts.push(Vec::new());
-                continue;
-            }
-            (b'\\', Some(other)) => other,
-            (other, _) => other,
-        };
-        parts.last_mut().unwrap().push(byte);
-    }
-    parts
-}
-
-trait Duplex: Read + Write {}
-impl<T: Read + Write> Duplex for T {}
-
-/// How connections to a server are made.
-type Connect<'a> = dyn Fn() -> Box<dyn Duplex + Send> + Sync + 'a;
-
-/// What a server answers to a request and to what follows it, in short: status, range or location and, of what succeeded, the
-/// body of each answer.
-fn said(mut stream: Box<dyn Duplex + Send>, parts: Vec<Vec<u8>>) -> String {
-    let (sender, receiver) = mpsc::channel();
-    std::thread::spawn(move || {
-        let _ = sender.send(talk(stream.as_mut(), &parts));
-    });
-    match receiver.recv_timeout(PATIENCE) {
-        Ok(all) => summary(&all),
-        Err(_) => "nothing in time".into(),
-    }
-}
-
-fn talk(stream: &mut dyn Duplex, parts: &[Vec<u8>]) -> Vec<u8> {
-    let mut all = Vec::new();
-    let mut block = [0; 4096];
-    let mut parts = parts.iter().peekable();
-    while let Some(part) = parts.next() {
-        let last = parts.peek().is_none();
-        let whole = if last { [part, LAST].concat() } else { part.clone() };
-        // A server that has closed is known by its answer.
-        let _ = stream.write_all(&whole);
-        while last || !all.windows(4).any(|w| w == b"\r\n\r\n") {
-            match read_once(stream, &mut block) {
-                Ok(0) | Err(_) => break,
-                Ok(n) => all.extend_from_slice(&block[..n]),
-            }
-        }
-    }
-    all
-}
-
-fn summary(all: &[u8]) -> String {
-    let ascii = |b: &u8| char::from(if b.is_ascii() { *b } else { b'?' });
-    let text: String = all.iter().map(ascii).collect();
-    let mut rest = text.as_str();
-    let mut answers = Vec::new();
-    while let Some((head, behind)) = rest.split_once("\r\n\r\n") {
-        let field = |name: &str| {
-            head.lines().find_map(|l| {
-                let (field, value) = l.split_once(':')?;
-                field.eq_ignore_ascii_case(name).then(|| value.trim().to_owned())
-            })
-        };
-        let status = head.split(' ').nth(1).unwrap_or("none");
-        let length = field("content-length").map_or(0, |l| l.parse().unwrap());
-        let bare =
-            matches!(status, "100" | "204" | "304") || behind.is_empty() || behind.starts_with("HTTP/1.1 ");
-        let length = if bare { 0 } else { length.min(behind.len()) };
-        let mut answer = status.to_owned();
-        if let Some(range) = field("content-range") {
-            answer += &format!(" {}", range.trim_start_matches("bytes "));
-        }
-        if status.starts_with('3')
-            && let Some(location) = field("location")
-        {
-            answer += &format!(" {location}");
-        }
-        if field("content-type").is_some_and(|kind| kind.starts_with("multipart/")) {
-            answer += " multipart";
-        } else if status.starts_with('2') && length > 0 {
-            answer += &format!(" {}", &behind[..length]);
-        }
-        answers.push(answer);
-        rest = &behind[length..];
-    }
-    if !rest.is_empty() {
-        answers.push(rest.escape_default().to_string());
-    }
-    answers.join(", ")
-}
-
-/// The entity tag that a server gives `ten.txt`, without its quotes.
-fn tag(connect: &Connect<'_>) -> String {
-    let answer = talk(connect().as_mut(), &parts("HEAD /ten.txt", ""));
-    let text = String::from_utf8_lossy(&answer).into_owned();
-    let tag = text.lines().find_map(|line| line.strip_prefix("ETag: \"")).expect("a strong tag");
-    tag.trim_end_matches('"').to_owned()
-}
-
-fn store(dir: &Path) {
-    fs::create_dir_all(dir.join("folder/sub")).unwrap();
-    fs::create_dir_all(dir.join("loop/index.html")).unwrap();
-    fs::create_dir(dir.join("hidden")).unwrap();
-    for (name, content) in [
-        ("ten.txt", "0123456789"),
-        ("empty.txt", ""),
-        ("end.txt", "end"),
-        ("index.html", "index"),
-        ("folder/index.html", "inner"),
-        ("folder/sub/index.html", "innermost"),
-        ("100%.txt", "percent"),
-        ("a b.txt", "space"),
-        ("a+b.txt", "plus"),
-        ("a;b.txt", "semicolon"),
-        ("a:b.txt", "colon"),
-        ("'.txt", "quote"),
-        ("\".txt", "quotes"),
-        ("a\\b.txt", "backslash"),
-        ("~user.txt", "tilde"),
-        ("question?.txt", "question"),
-        ("hash#.txt", "hash"),
-        ("caf\u{e9}.txt", "coffee"),
-        ("hidden/.secret", "secret"),
-    ] {
-        fs::write(dir.join(name), content).unwrap();
-    }
-    fs::write(dir.join(OsStr::from_bytes(b"latin\xe9.txt")), "latin").unwrap();
-}
-
 /// A process without the right to read what its user may not: tests run as root.
 const BOUNDED: [&str; 2] =
     ["--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-dac_override,-dac_read_search"];
@@ -229,43 +53,63 @@ fn nginx(dir: &Path, www: &Path) -> Process {
     process
 }
 
-/// What every server answers to the requests, several at a time.
-fn answers(servers: &[(&str, &Connect<'_>)], requests: &[Vec<Vec<Vec<u8>>>]) -> Vec<Vec<String>> {
-    let next = AtomicUsize::new(0);
-    let all = Mutex::new(vec![Vec::new(); requests.len()]);
-    std::thread::scope(|scope| {
-        for _ in 0..THREADS {
-            scope.spawn(|| {
-                while let Some((n, of_servers)) =
-                    Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|n| Some((n, requests.get(n)?)))
-                {
-                    let said =
-                        servers.iter().zip(of_servers).map(|((_, connect), r)| said(connect(), r.clone()));
-                    let said = said.collect();
-                    all.lock()[n] = said;
-                }
-            });
-        }
-    });
-    all.into_inner()
+/// A server in namespaces of its own, which may read no more than its user.
+fn serve(rig: &Rig, flags: &[&str]) -> Process {
+    let whole = rig.serve_command(&rig.www(), flags);
+    let mut command = Command::new("setpriv");
+    command.args(BOUNDED).arg(whole.get_program()).args(whole.get_args());
+    rig.started(Process(command.spawn().unwrap()))
+}
+
+/// A connection of the kernel's TCP from the client's namespace.
+fn by_tcp(rig: &Rig) -> Box<dyn Duplex + Send> {
+    let to: SocketAddr = format!("{SERVICE}:80").parse().unwrap();
+    Box::new(in_netns(Some(rig.client.name()), || TcpStream::connect(to)).unwrap().unwrap())
+}
+
+fn stack(rig: &Rig) -> Stack {
+    in_netns(Some(rig.client.name()), || Stack::with_config(Config::default())).unwrap().unwrap()
+}
+
+fn by_rivulet(rig: &Rig, stack: &Stack) -> Box<dyn Duplex + Send> {
+    let to = format!("{SERVICE}:80").parse().unwrap();
+    Box::new(in_netns(Some(rig.client.name()), || stack.connect(to)).unwrap().unwrap())
+}
+
+fn by_nginx(dir: &Path) -> Box<dyn Duplex + Send> {
+    Box::new(UnixStream::connect(dir.join("socket")).unwrap())
 }
 
 #[test]
 fn every_form_of_a_request_beside_nginx() {
-    let (ours, theirs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    for dir in [&ours, &theirs] {
-        store(&dir.path().join("www"));
+    same_answers(REQUESTS, 300, &store);
+}
+
+#[test]
+fn hostile_names_beside_nginx() {
+    same_answers(NAMES, 200, &store_hostile_names);
+}
+
+/// Sends the requests of a table to the server of files in its modes, and to nginx, each with a folder of its own.
+fn same_answers(table: &str, at_least: usize, store: &dyn Fn(&Path)) {
+    let (Some(kernel), Some(stateless)) = (Rig::new(), Rig::new()) else { return };
+    let theirs = tempfile::tempdir().unwrap();
+    for www in [kernel.www(), stateless.www(), theirs.path().join("www")] {
+        store(&www);
     }
-    let objects = Objects::open(&ours.path().join("www")).unwrap();
-    let address = listen("127.0.0.1:0".parse().unwrap(), Site { objects, uploads: None }).unwrap();
+    let _kernel = serve(&kernel, &["--plain", "kernel"]);
+    let _stateless = serve(&stateless, &["--plain", "stateless"]);
     let _nginx = nginx(theirs.path(), &theirs.path().join("www"));
-    let by_kernel = || Box::new(TcpStream::connect(address).unwrap()) as Box<dyn Duplex + Send>;
-    let by_nginx =
-        || Box::new(UnixStream::connect(theirs.path().join("socket")).unwrap()) as Box<dyn Duplex + Send>;
-    let servers: [(&str, &Connect<'_>); 2] = [("kernel", &by_kernel), ("nginx", &by_nginx)];
-    let text = fs::read_to_string(REQUESTS).unwrap();
+    let stack = stack(&stateless);
+    let servers: [(&str, &Connect<'_>); 4] = [
+        ("kernel", &|| by_tcp(&kernel)),
+        ("stateless", &|| by_tcp(&stateless)),
+        ("Rivulet", &|| by_rivulet(&stateless, &stack)),
+        ("nginx", &|| by_nginx(theirs.path())),
+    ];
+    let text = fs::read_to_string(table).unwrap();
     let table = rows(&text);
-    assert!(table.len() >= 200);
+    assert!(table.len() >= at_least);
     let tags = servers.map(|(_, connect)| tag(connect));
     let requests: Vec<Vec<_>> =
         table.iter().map(|row| tags.iter().map(|tag| parts(row.text, tag)).collect()).collect();
@@ -301,9 +145,7 @@ fn uploads_beside_nginx() {
     let address = listen("127.0.0.1:0".parse().unwrap(), site).unwrap();
     let _nginx = nginx(theirs.path(), &theirs.path().join("www"));
     let by_kernel = || Box::new(TcpStream::connect(address).unwrap()) as Box<dyn Duplex + Send>;
-    let by_nginx =
-        || Box::new(UnixStream::connect(theirs.path().join("socket")).unwrap()) as Box<dyn Duplex + Send>;
-    let servers: [(&str, &Connect<'_>); 2] = [("kernel", &by_kernel), ("nginx", &by_nginx)];
+    let servers: [(&str, &Connect<'_>); 2] = [("kernel", &by_kernel), ("nginx", &|| by_nginx(theirs.path()))];
     let text = fs::read_to_string(UPLOADS).unwrap();
     let table = rows(&text);
     let tags = servers.map(|(_, connect)| tag(connect));

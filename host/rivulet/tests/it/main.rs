@@ -16,6 +16,7 @@ mod cm_udp;
 mod content;
 mod crowd;
 mod downloads;
+mod exchange;
 mod forger;
 mod http;
 mod interrupted;
