@@ -11,7 +11,7 @@ import asyncio
 import ipaddress
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import resources
 from typing import Annotated, Any, Literal
@@ -46,6 +46,15 @@ CONFIG_MAX = 4 << 20
 
 BODY_MAX = 64 << 10
 """Longest body of any other request: it is read before anybody knows who asks."""
+
+BODY_S = 30.0
+"""Time for a body, from its first byte to its last."""
+
+BODIES_MAX = 8
+"""Configurations that are read for a plan at the same time."""
+
+LIVE_MAX = 50
+"""Clients that get a snapshot each second."""
 
 LIVE_S = 1.0
 """How often the page hears."""
@@ -82,14 +91,22 @@ class Bounded:
             # Those read their own body, once they know who asks.
             await self._app(scope, receive, send)
             return
-        left = BODY_MAX
+        left, end, whole = BODY_MAX, asyncio.get_running_loop().time() + BODY_S, False
 
         async def bounded() -> Message:
-            nonlocal left
-            message = await receive()
+            nonlocal left, whole
+            if whole:
+                # What comes behind the body is the end of the connection, whenever that is.
+                return await receive()
+            try:
+                async with asyncio.timeout_at(end):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(408, f"the body took longer than {BODY_S:g} s") from None
             left -= len(message.get("body", b""))
             if left < 0:
                 raise HTTPException(413, f"a body has at most {BODY_MAX} bytes")
+            whole = not message.get("more_body", False)
             return message
 
         await self._app(scope, bounded, send)
@@ -110,6 +127,47 @@ class Live:
             self._text = json.dumps(view.snapshot(self._controller, self._audit.recent))
             self._made = time.monotonic()
         return self._text
+
+
+class Limited:
+    """Places for so many at a time."""
+
+    def __init__(self, most: int) -> None:
+        self._free = most
+
+    @contextmanager
+    def place(self) -> Iterator[bool]:
+        """Takes a place for a while; false if there is none."""
+        if self._free <= 0:
+            yield False
+            return
+        self._free -= 1
+        try:
+            yield True
+        finally:
+            self._free += 1
+
+
+class Shared:
+    """A text that many may ask for. Making it takes a tenth of the event loop's time at most, however many ask."""
+
+    def __init__(self, make: Callable[[], str | bytes]) -> None:
+        self._make = make
+        self._text: str | bytes = ""
+        self._good_until = float("-inf")
+
+    def text(self) -> str | bytes:
+        """The text, at most nine times as old as making it took."""
+        began = time.monotonic()
+        if began >= self._good_until:
+            self._text = self._make()
+            now = time.monotonic()
+            self._good_until = now + 9 * (now - began)
+        return self._text
+
+    def forget(self) -> None:
+        """The next one who asks gets a new text."""
+        self._good_until = float("-inf")
 
 
 def caller(request: Request) -> Caller:
@@ -172,7 +230,18 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
     app = FastAPI(title="Rivulet controller", version="1", docs_url=None, redoc_url=None)
     app.state.controller, app.state.tokens = controller, tokens
     app.add_middleware(Bounded)
-    metrics, live_text = Metrics(controller), Live(controller, audit)
+    live_text = Live(controller, audit)
+    metrics_text = Shared(Metrics(controller).text)
+    status_text = Shared(lambda: json.dumps(view.snapshot(controller, audit.recent)))
+    replicas_text = Shared(lambda: json.dumps(view.replicas(controller)))
+    services_text = Shared(lambda: json.dumps(view.services(controller)))
+    health_text = Shared(
+        lambda: "\n".join(
+            [f"{s['name']}: {s['problem']}" for s in view.switches(controller) if s["problem"]] + controller.problems()
+        )
+    )
+    shared = (metrics_text, status_text, replicas_text, services_text, health_text)
+    bodies, live_sockets = Limited(BODIES_MAX), Limited(LIVE_MAX)
 
     def names_us(scope: Scope, host: str | None) -> bool:
         return listener_of(scope) is Listener.UNIX or tokens.wanted or (host is not None and _is_loopback(host))
@@ -186,6 +255,10 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
         if _foreign(request.headers.get("origin"), request.headers.get("host", "")):
             return PlainTextResponse("not from another site's page", status_code=403)
         answer: Response = await call_next(request)
+        if request.method != "GET" and request.url.path != "/api/plan" and answer.status_code < 400:
+            # Who made a change sees it in what is asked for next.
+            for text in shared:
+                text.forget()
         answer.headers["X-Content-Type-Options"] = "nosniff"
         answer.headers["Cache-Control"] = "no-store"
         return answer
@@ -207,13 +280,12 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
     @app.get("/healthz", response_class=PlainTextResponse)
     async def healthz() -> PlainTextResponse:
         """200 when every switch is connected and as described, 503 with the reasons otherwise."""
-        problems = [f"{s['name']}: {s['problem']}" for s in view.switches(controller) if s["problem"]]
-        problems += controller.problems()
-        return PlainTextResponse("\n".join(problems) or "ok", status_code=503 if problems else 200)
+        problems = health_text.text()
+        return PlainTextResponse(problems or "ok", status_code=503 if problems else 200)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def prometheus(_: Reader) -> PlainTextResponse:
-        return PlainTextResponse(metrics.text(), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(metrics_text.text(), media_type="text/plain; version=0.0.4")
 
     @app.get("/api/rights")
     async def rights(who: Reader) -> dict[str, str]:
@@ -225,19 +297,19 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
         """Whether this controller leads, and who does otherwise."""
         return {"leading": controller.leading, "leader": "" if controller.leading else controller.leader}
 
-    @app.get("/api/status")
-    async def status(_: Reader) -> dict[str, Any]:
+    @app.get("/api/status", response_model=dict[str, Any])
+    async def status(_: Reader) -> Response:
         """Everything at a glance."""
-        return view.snapshot(controller, audit.recent)
+        return Response(status_text.text(), media_type="application/json")
 
     @app.get("/api/state")
     async def state(_: Reader) -> dict[str, Any]:
         """What is remembered, for a comparison with what is on disk: a digest, and how many values are not durable."""
         return {"digest": controller.state.digest(), "unsaved": controller.state.unsaved()}
 
-    @app.get("/api/replicas")
-    async def replicas(_: Reader) -> list[dict[str, Any]]:
-        return view.replicas(controller)
+    @app.get("/api/replicas", response_model=list[dict[str, Any]])
+    async def replicas(_: Reader) -> Response:
+        return Response(replicas_text.text(), media_type="application/json")
 
     @app.get("/api/replicas/{name}")
     async def one_replica(name: str, _: Reader) -> dict[str, Any]:
@@ -247,9 +319,9 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
         except KeyError as error:
             raise HTTPException(404, error.args[0]) from None
 
-    @app.get("/api/services")
-    async def services(_: Reader) -> list[dict[str, Any]]:
-        return view.services(controller)
+    @app.get("/api/services", response_model=list[dict[str, Any]])
+    async def services(_: Reader) -> Response:
+        return Response(services_text.text(), media_type="application/json")
 
     @app.get("/api/switches/{name}/entries")
     async def entries(name: str, _: Reader) -> list[str]:
@@ -342,11 +414,15 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
         return {"done": f"rotate {name}"}
 
     async def posted(request: Request) -> str:
-        text = b""
-        async for part in request.stream():
-            text += part
-            if len(text) > CONFIG_MAX:
-                raise HTTPException(413, f"a configuration has at most {CONFIG_MAX} bytes")
+        text = bytearray()
+        try:
+            async with asyncio.timeout(BODY_S):
+                async for part in request.stream():
+                    text += part
+                    if len(text) > CONFIG_MAX:
+                        raise HTTPException(413, f"a configuration has at most {CONFIG_MAX} bytes")
+        except TimeoutError:
+            raise HTTPException(408, f"the configuration took longer than {BODY_S:g} s") from None
         try:
             return text.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -375,7 +451,12 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
     async def plan(request: Request, who: Reader) -> Response:
         """What a configuration (YAML, the body) would change on each switch; nothing is written."""
         _allowed(request, who, Role.READ)
-        text = await posted(request)
+        with refusals(), bodies.place() as has_place:
+            # Before the body is read: what is refused costs no memory.
+            controller.judge.plans.refuse_if_busy()
+            if not has_place:
+                raise Busy(f"{BODIES_MAX} configurations are being read already: try again later")
+            text = await posted(request)
         with refusals():
             return Response(await controller.judge.plan(text, controller.local), media_type="application/json")
 
@@ -409,9 +490,13 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
                 if tokens.caller(token) is None:
                     await socket.close(4401)
                     return
-            while True:
-                await socket.send_text(live_text.text())
-                await asyncio.sleep(LIVE_S)
+            with live_sockets.place() as has_place:
+                if not has_place:
+                    await socket.close(1013, f"{LIVE_MAX} clients are served already")
+                    return
+                while True:
+                    await socket.send_text(live_text.text())
+                    await asyncio.sleep(LIVE_S)
 
     return app
 

@@ -23,6 +23,7 @@ from .api import make_app
 from .audit import Audit
 from .config import Config, ConfigError, Etcd, is_local
 from .controller import RETRY_S, Controller
+from .door import CONNECTIONS_MAX, Door
 from .etcd import EtcdClient, EtcdStore, Leadership
 from .names import NamesError
 from .private_file import require_private
@@ -244,8 +245,8 @@ async def serve_api(controller: Controller, config: Config) -> None:
             AcceptedBy(app, Listener.UNIX if address.startswith("unix:") else Listener.TCP),
             # A proxy's headers would put any address into the audit log.
             proxy_headers=False,
-            log_level="warning", access_log=False, ws="websockets-sansio", timeout_graceful_shutdown=1,
-            h11_max_incomplete_event_size=64 << 10, ws_max_size=1 << 16, limit_concurrency=200,
+            log_level="warning", access_log=False, ws="websockets-sansio", timeout_graceful_shutdown=1, http=Door,
+            h11_max_incomplete_event_size=64 << 10, ws_max_size=1 << 16, limit_concurrency=CONNECTIONS_MAX,
             ssl_certfile=tls.certificate if tls else None, ssl_keyfile=tls.key if tls else None,
         ))
         for address, tls in doors
@@ -332,7 +333,11 @@ async def _follow_file(controller: Controller, path: Path, reload: asyncio.Event
             await controller.change(config, "the file", text)
         except Overdue as error:
             controller.refuse_config("the file", f"{path}: judging it {error}")
-        except (ConfigError, OutOfNumbers, NamesError, Busy) as error:
+        except Busy as error:
+            # The same text is judged again at the next look.
+            seen = None
+            controller.refuse_config("the file", str(error))
+        except (ConfigError, OutOfNumbers, NamesError) as error:
             controller.refuse_config("the file", str(error))
 
 

@@ -18,10 +18,15 @@ OF_EACH = {"switches": ("tls", "pipeline"), "replicas": ("kill_command",)}
 """Of entries, which are matched by name."""
 
 
+NOT_WITHOUT = ("tls",)
+"""Of an entry that the file does not name, what is kept: without it the session with a switch would be in the clear."""
+
+
 def with_local_parts(config: Config, own: Config, source: str = "") -> Config:
     """The configuration with this machine's parts of `own`.
 
-    With a `source` (a name for errors) it must not say anything else about them: ConfigError names what does.
+    With a `source` (a name for errors) it must not say anything else about them: ConfigError names what does. Without
+    one, entries that `own` does not name lose these parts (but for `NOT_WITHOUT`): a store runs no command here.
     """
     problems = [
         f"{source}: {place}: comes from the controller's own file, not from here" for place in _other(config, own)
@@ -32,12 +37,16 @@ def with_local_parts(config: Config, own: Config, source: str = "") -> Config:
     for kind, fields in OF_EACH.items():
         known = {entry.name: entry for entry in getattr(own, kind)}
         update[kind] = tuple(
-            entry.model_copy(update={field: getattr(known[entry.name], field) for field in fields})
-            if entry.name in known
-            else entry
-            for entry in getattr(config, kind)
+            entry.model_copy(update=_own_parts(entry, known.get(entry.name), fields)) for entry in getattr(config, kind)
         )
     return config.model_copy(update=update)
+
+
+def _own_parts(entry: Any, known: Any, fields: tuple[str, ...]) -> dict[str, Any]:
+    """The values of an entry's fields that are this machine's own; `known` is the entry in the file, if it has one."""
+    if known is not None:
+        return {field: getattr(known, field) for field in fields}
+    return {field: type(entry).model_fields[field].default for field in fields if field not in NOT_WITHOUT}
 
 
 def _other(config: Config, own: Config) -> Iterator[str]:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
-from .config import Service
+from .config import Replica, Service
 from .controller import Controller
 from .keys import RACK_RING, KeyRing, Kind
 from .keys import State as KeyState
@@ -100,22 +100,23 @@ def switches(controller: Controller) -> list[dict[str, Any]]:
 def replicas(controller: Controller) -> list[dict[str, Any]]:
     """Each replica: its place, weight, state and the reason."""
     weights, draining = controller.weights(), controller.draining()
-    return [
-        {
-            **asdict(controller.view(place.name)),
-            **controller.lookout.chronicle.brief(place.name),
-            "switch": place.switch,
-            "port": place.port,
-            "ip": str(place.ip),
-            "weight": weights[place.name],
-            "draining": place.name in draining,
-            "maintenance": place.maintenance,
-            "other_content": controller.contents.strange_at(place.name),
-            "refused_services": _refused(controller, place.name),
-            "can_kill": bool(place.kill_command) and controller.config.listen.lab,
-        }
-        for place in controller.config.replicas
-    ]
+    return [_replica(controller, place, weights[place.name], draining) for place in controller.config.replicas]
+
+
+def _replica(controller: Controller, place: Replica, weight: int, draining: frozenset[str]) -> dict[str, Any]:
+    return {
+        **asdict(controller.view(place.name)),
+        **controller.lookout.chronicle.brief(place.name),
+        "switch": place.switch,
+        "port": place.port,
+        "ip": str(place.ip),
+        "weight": weight,
+        "draining": place.name in draining,
+        "maintenance": place.maintenance,
+        "other_content": controller.contents.strange_at(place.name),
+        "refused_services": _refused(controller, place.name),
+        "can_kill": bool(place.kill_command) and controller.config.listen.lab,
+    }
 
 
 def _refused(controller: Controller, replica: str) -> list[str]:
@@ -126,9 +127,10 @@ def _refused(controller: Controller, replica: str) -> list[str]:
 
 def replica(controller: Controller, name: str) -> dict[str, Any]:
     """One replica, with the states it was in, oldest first. Raises KeyError."""
-    found = next((one for one in replicas(controller) if one["name"] == name), None)
-    if found is None:
+    place = next((place for place in controller.config.replicas if place.name == name), None)
+    if place is None:
         raise KeyError(f"there is no replica {name!r}")
+    found = _replica(controller, place, controller.weights()[name], controller.draining())
     return {**found, "states": controller.lookout.chronicle.states(name)}
 
 

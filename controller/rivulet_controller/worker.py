@@ -80,14 +80,18 @@ class Worker:
 
         Raises Busy.
         """
-        if self._waiting > WAITING_MAX:
-            raise Busy(f"{self._waiting} requests of this kind wait already: try again later")
+        self.refuse_if_busy()
         self._waiting += 1
         try:
             async with self._turn:
                 yield
         finally:
             self._waiting -= 1
+
+    def refuse_if_busy(self) -> None:
+        """Raises Busy if too many jobs wait for another one to be asked for."""
+        if self._waiting > WAITING_MAX:
+            raise Busy(f"{self._waiting} requests of this kind wait already: try again later")
 
     async def run_in_turn(self, job: Callable[..., Result], *arguments: Any) -> Result:
         """As `run`, for the caller that has the turn. Raises Overdue, and what the function raises."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from ports import free_port
 from sample_rack import NAMES, RACK, config
 from typer.testing import CliRunner
 
-from rivulet_controller import cli
+from rivulet_controller import cli, view
 from rivulet_controller.api import make_app
 from rivulet_controller.audit import Audit
 from rivulet_controller.client import ApiError, Client
@@ -417,3 +418,30 @@ async def test_rivuletctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         file.write_text(RACK.replace("liveness: 20ms", "liveness: 3ms"))
         code, text = await run("check", str(file))
         assert code == 1 and "new.yaml:19" in text and "at least two heartbeats" in text
+
+
+async def test_status_and_metrics_are_made_once_for_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def slow(make: Any) -> Any:
+        def made_slowly(*arguments: Any) -> Any:
+            made.append(make.__name__)
+            # Of a rack where it takes long: nothing else runs meanwhile.
+            time.sleep(0.3)
+            return make(*arguments)
+
+        return made_slowly
+
+    for name in ("snapshot", "switches"):
+        monkeypatch.setattr(view, name, slow(getattr(view, name)))
+    async with api(tmp_path) as (_, _, client):
+        # A snapshot has switches too; so have metrics and /healthz.
+        for path, makes in (("/api/status", 2), ("/metrics", 1), ("/healthz", 1)):
+            made.clear()
+            for _ in range(5):
+                assert (await client.get(path)).status_code in (200, 503)
+            assert len(made) == makes, path
+        made.clear()
+        await client.post("/api/replicas/r1/drain", headers=ME)
+        shown = {r["name"]: r for r in (await client.get("/api/status")).json()["replicas"]}
+        assert shown["r1"]["draining"] and made.count("snapshot") == 1, "a change is seen at once"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 import ssl
 import struct
@@ -15,7 +17,7 @@ from harness import audit_records, served
 from ports import free_port
 
 from rivulet_controller import api as api_module
-from rivulet_controller.client import Client
+from rivulet_controller.client import ApiError, Client
 from rivulet_controller.keys import Kind
 from rivulet_controller.rights import LISTENER, Listener, listener_of
 
@@ -150,3 +152,71 @@ def test_a_request_without_a_noted_listener_is_one_of_tcp() -> None:
     assert listener_of({}) is Listener.TCP
     assert listener_of({LISTENER: "unix"}) is Listener.TCP, "what is no Listener notes none"
     assert listener_of({LISTENER: Listener.UNIX}) is Listener.UNIX
+
+
+HALVES = (b"", b"GET /api/leader HTTP/1.1\r\nHost: local", request("POST", "/api/plan", "x" * 9)[:-8])
+
+
+@pytest.mark.parametrize("sent", HALVES)
+async def test_connections_that_ask_for_nothing_keep_no_other_out(tmp_path: Path, sent: bytes) -> None:
+    port = free_port()
+    async with served(tmp_path, "", f"127.0.0.1:{port}"):
+        held = []
+        for _ in range(250):
+            held.append(await asyncio.open_connection("127.0.0.1", port))
+            held[-1][1].write(sent)
+        client = Client(f"127.0.0.1:{port}")
+        assert (await asyncio.to_thread(client.get, "/api/leader"))["leading"]
+        assert not held[-1][0].at_eof(), "the newest are kept"
+        for _, writer in held:
+            writer.close()
+
+
+@pytest.mark.parametrize("path", ["/api/plan", "/api/apply", "/api/services/web/rotate"])
+async def test_a_body_has_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.setattr(api_module, "BODY_S", 0.3)
+    async with served(tmp_path) as (_, address):
+        reader, writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))
+        writer.write(request("POST", path, "{" * 9)[:-8])
+        assert (await reader.readline()).split()[1] == b"408"
+        writer.close()
+
+
+async def test_plans_are_refused_before_their_body_is_read(tmp_path: Path) -> None:
+    async with served(tmp_path) as (controller, address):
+        judge, path = controller.judge, address.removeprefix("unix:")
+        await judge.plan(controller.text, controller.local)
+        assert judge.plans.pid is not None
+        os.kill(judge.plans.pid, signal.SIGSTOP)
+        plans = [asyncio.create_task(judge.plan(controller.text, controller.local)) for _ in range(5)]
+        await asyncio.sleep(0)
+        reader, writer = await asyncio.open_unix_connection(path)
+        head = request("POST", "/api/plan", "x" * 4_000_000)[:-4_000_000]
+        writer.write(head)
+        assert (await reader.readline()).split()[1] == b"503"
+        os.kill(judge.plans.pid, signal.SIGCONT)
+        await asyncio.gather(*plans)
+        # As many bodies as are read at a time, and one more.
+        slow = [await asyncio.open_unix_connection(path) for _ in range(api_module.BODIES_MAX)]
+        for _, other in slow:
+            other.write(head + b"x")
+        await asyncio.sleep(0.2)
+        reader, last = await asyncio.open_unix_connection(path)
+        last.write(head)
+        assert (await reader.readline()).split()[1] == b"503"
+        for _, other in [*slow, (reader, writer), (reader, last)]:
+            other.close()
+
+
+async def test_snapshots_over_websockets_are_for_a_bounded_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_module, "LIVE_MAX", 2)
+    async with served(tmp_path) as (_, address):
+        live = [Client(address).live() for _ in range(3)]
+        for one in live[:2]:
+            assert "replicas" in await anext(one)
+        with pytest.raises((ApiError, StopAsyncIteration)):
+            await anext(live[2])
+        for one in live:
+            await one.aclose()

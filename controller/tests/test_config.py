@@ -250,3 +250,12 @@ def test_of_a_shared_description_each_controller_keeps_its_own_doors() -> None:
     alone = parse(GOOD)
     with pytest.raises(ConfigError, match=r"config: listen: comes from the controller's own file"):
         with_local_parts(other, alone, "config")
+
+
+def test_a_store_runs_no_command_for_a_replica_that_the_file_does_not_name() -> None:
+    stored = parse(GOOD)
+    commands = stored.replicas[0].model_copy(update={"kill_command": ("/bin/stranger",)})
+    stranger = commands.model_copy(update={"name": "stranger"})
+    stored = stored.model_copy(update={"replicas": (commands, stranger)})
+    found = with_local_parts(stored, parse(GOOD))
+    assert [replica.kill_command for replica in found.replicas] == [(), ()]

@@ -16,6 +16,7 @@ from harness import as_described, rack, running, served, until
 from ports import free_port
 from sample_rack import NAMES, RACK
 
+from rivulet_controller import daemon
 from rivulet_controller import worker as worker_module
 from rivulet_controller.config import ConfigError
 from rivulet_controller.worker import Busy, Overdue, Worker
@@ -201,3 +202,24 @@ async def test_a_process_without_work_ends(monkeypatch: pytest.MonkeyPatch) -> N
     await until(gone, "it ends by itself")
     assert await worker.run(pid) != number
     await worker.stop()
+
+
+async def test_a_file_that_came_at_a_busy_time_is_judged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon, "FILE_POLL_S", 0.05)
+    async with FakeSwitch(NAMES) as switch, running(switch, tmp_path) as controller:
+        await until(lambda: as_described(controller, switch), "first apply")
+        path, judge = tmp_path / "rack.yaml", controller.judge
+        path.write_text(rack(switch))
+        await judge.change(rack(switch), "config")
+        following = asyncio.create_task(daemon._follow_file(controller, path, asyncio.Event()))
+        assert judge.changes.pid is not None
+        os.kill(judge.changes.pid, signal.SIGSTOP)
+        changes = [asyncio.create_task(judge.change(rack(switch), "config")) for _ in range(5)]
+        await asyncio.sleep(0.1)
+        path.write_text(rack(switch).replace("liveness: 20ms", "liveness: 25ms"))
+        await until(lambda: "try again later" in controller.config_problem, "it is refused")
+        os.kill(judge.changes.pid, signal.SIGCONT)
+        await asyncio.gather(*changes)
+        await until(lambda: controller.config.services[0].liveness == 0.025, "it is in force")
+        await until(lambda: not controller.config_problem, "there is no problem any more")
+        following.cancel()
