@@ -11,7 +11,7 @@ from .scenario import main_of
 
 
 def main(arguments: list[str]) -> int:
-    """Finds the scenario's folder by its name."""
+    """Runs the scenario whose folder has this name."""
     names = sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(scenarios.__path__))
     if not arguments or arguments[0] not in names:
         print("usage: python -m rivulet_demo SCENARIO [--help]\n\nscenarios:", file=sys.stderr)

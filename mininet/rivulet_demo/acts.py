@@ -1,4 +1,4 @@
-"""What a scenario's story waits for: it gives control back meanwhile (Standing.run)."""
+"""Waits inside a scenario's story; each yields, so that `Standing.run` stays in control."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import time
 from collections.abc import Callable, Iterator
 
 ASK_S = 0.2
-"""Between two questions to the controller."""
+"""Interval between two queries to the controller, seconds."""
 
 
 def pause(seconds: float) -> Iterator[None]:
-    """So long."""
+    """Waits for this many seconds."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         yield
 
 
 def until(condition: Callable[[], bool]) -> Iterator[None]:
-    """Until it holds."""
+    """Waits until the condition holds."""
     while not condition():
         yield from pause(ASK_S)

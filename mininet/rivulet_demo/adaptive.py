@@ -1,4 +1,4 @@
-"""Streams that adapt by the Congestion Manager, from a server over a wire whose rate changes to their receivers."""
+"""Streams under the Congestion Manager, from a server over a wire of changing rate to their receivers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Json = dict[str, Any]
 SERVER = "10.79.0.1"
 CLIENT = "10.79.0.2"
 LAYERS = (250_000, 500_000, 1_000_000, 2_000_000)
-"""The paper's four, bits a second."""
+"""Rates of the paper's four layers, bits a second."""
 NS = 1_000_000_000
 
 
 def lacking() -> str:
-    """What this kernel lacks of what the manager's calls want; empty if nothing that can be seen at once."""
+    """What the manager's calls need and this kernel lacks; "" if nothing is known to be missing."""
     if not Path("/sys/kernel/btf/vmlinux").exists():
         return "the kernel has no BTF"
     if not any(line.split()[2] == "cgroup2" for line in Path("/proc/mounts").read_text().splitlines()):
@@ -33,7 +33,7 @@ def lacking() -> str:
 
 
 class Journal:
-    """The lines that a program writes, as far as it has."""
+    """Reads the JSON lines that a program writes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -41,7 +41,7 @@ class Journal:
         self._at = 0
 
     def read(self) -> list[Json]:
-        """All lines so far; of one that is being written nothing."""
+        """All complete lines so far."""
         if not self.path.exists():
             return self.lines
         with self.path.open("rb") as file:
@@ -53,17 +53,17 @@ class Journal:
         return self.lines
 
     def of(self, event: str) -> list[Json]:
-        """Those of one event."""
+        """The lines of one event."""
         return [line for line in self.read() if line["event"] == event]
 
     def last(self, event: str) -> Json:
-        """The last one of an event, {} if there is none."""
+        """The last line of an event; {} if there is none."""
         return next((line for line in reversed(self.read()) if line["event"] == event), {})
 
 
 @dataclass(slots=True)
 class Stream:
-    """A server with one receiver."""
+    """A server and its receiver."""
 
     name: str
     server: Process
@@ -72,7 +72,7 @@ class Stream:
     received: Journal = field(default_factory=lambda: Journal(Path()))
 
     def end(self) -> tuple[Json, Json]:
-        """The last lines of both ends. RackError if one is not there."""
+        """The last lines of server and receiver; RackError if one has written none."""
         close, end = self.served.last("close"), self.received.last("end")
         if not close or not end:
             logs = "\n".join(p.last_lines() for p in (self.server, self.receiver) if p is not None)
@@ -81,19 +81,19 @@ class Stream:
 
 
 class AdaptivePath(Lab):
-    """The namespaces while they stand: `s` the server with the manager, `c` the client, `m` the wire."""
+    """The running namespaces: `s` server with the Congestion Manager, `c` client, `m` wire."""
 
     def __init__(self, folder: Path, rate_mbit: float, rtt_ms: float, queue: int, initial_window: int = 10) -> None:
         super().__init__(folder)
         self.rate_mbit, self.rtt_ms, self.queue, self.initial_window = rate_mbit, rtt_ms, queue, initial_window
         self.door, self.control = folder / "cm.sock", folder / "wire.sock"
         self.changes: list[tuple[int, float]] = []
-        """When the wire's rate became what, ns and Mb/s."""
+        """Changes of the wire's rate: time in ns, rate in Mb/s."""
         self.streams: list[Stream] = []
         self._ports = iter(range(7400, 7500))
 
     def build(self) -> None:
-        """Namespaces, links, the wire, the manager."""
+        """Makes namespaces, links, wire and Congestion Manager."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for old in (*self.folder.glob("*.log"), *self.folder.glob("*.jsonl"), self.door, self.control):
             old.unlink(missing_ok=True)
@@ -112,19 +112,19 @@ class AdaptivePath(Lab):
         self.changes = [(time.monotonic_ns(), self.rate_mbit)]
         flags = ("--socket", str(self.door), "--initial-window", str(self.initial_window))
         command = [*prompt(), *cm_command(f"rvad{os.getpid()}", self.bpf_fs(), "serve", *flags)]
-        # Not in a namespace: `ip netns exec` hides the cgroups, and one manager serves all of them.
-        self.until(self.door.exists, "programs are let in", 20.0, self.start("cm", command))
-        # Neighbours get to know each other.
+        # Not in a namespace: `ip netns exec` hides the cgroups. One manager serves all namespaces.
+        self.until(self.door.exists, "the Congestion Manager accepts programs", 20.0, self.start("cm", command))
+        # The first ping makes both ends resolve their neighbour.
         self.until(lambda: client.succeeds("ping", "-c1", "-W1", SERVER), "the link is up", 20.0)
 
     def set_rate(self, rate_mbit: float) -> None:
-        """The wire has this rate from now on, towards the client."""
+        """Sets the wire's rate towards the client."""
         words = (binary("rivulet-wire"), "set", str(self.control), "a-to-b", f"rate={rate_mbit:g}mbit")
         self.spaces["m"].run(*words)
         self.changes.append((time.monotonic_ns(), rate_mbit))
 
     def stream(self, name: str, server: Sequence[str], receiver: Sequence[str] = ()) -> Stream:
-        """Starts a server of this kind (`layers --by rate`), and a receiver of it."""
+        """Starts a server of this kind (`layers --by rate`) and its receiver."""
         address = f"{SERVER}:{next(self._ports)}"
         paths = [self.folder / f"{name}-{end}.jsonl" for end in ("served", "received")]
         program = [*prompt(), binary("rivulet-cm-apps")]
@@ -138,7 +138,7 @@ class AdaptivePath(Lab):
         return stream
 
     def finish(self) -> None:
-        """Ends receivers and then servers; both write their last lines."""
+        """Ends first the receivers, then the servers; both write their last lines."""
         for stream in self.streams:
             for what in ("receiver", "server"):
                 self.end(f"{stream.name}-{what}", how=15)
@@ -146,40 +146,40 @@ class AdaptivePath(Lab):
 
 @contextmanager
 def adaptive_path(path: AdaptivePath) -> Iterator[AdaptivePath]:
-    """It stands, torn down at the end."""
+    """Builds the path and tears it down at the end of the block."""
     with standing(path):
         path.build()
         yield path
 
 
 def rate_at(changes: Sequence[tuple[int, float]], at: int) -> float:
-    """The wire's rate at a moment, Mb/s."""
+    """The wire's rate at a time, Mb/s."""
     return next((rate for when, rate in reversed(changes) if when <= at), changes[0][1])
 
 
 def layer_at(served: Sequence[Json], at: int) -> int | None:
-    """The layer that was sent at a moment."""
+    """The layer sent at a time."""
     return next((line["to"] for line in reversed(served) if line["at"] <= at), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Reaction:
-    """How a stream followed a wire that became too slow for its layer."""
+    """Reaction of a stream to a rate that its layer exceeds."""
 
     at: int
-    """When that was, ns."""
+    """Time of the change of rate, ns."""
     before: int
     layer: int
-    """The first one that fits."""
+    """First layer that fits the new rate."""
     seconds: float
     rtt: float
-    """Of the path, as the sender measured it last, seconds."""
+    """Round-trip time, as the sender measured it last, seconds."""
 
 
 def reactions(changes: Sequence[tuple[int, float]], served: Sequence[Json], layers: Sequence[int]) -> list[Reaction]:
-    """Of each change after which the layer of that moment does not fit: until the first layer that does.
+    """For each change of rate to below the current layer: the time until the first layer that fits.
 
-    `served`: the server's lines of layers. What never fitted again before the next change took for ever.
+    `served`: the server's lines of layers. Without such a layer before the next change the time is infinite.
     """
     found = []
     ends = [at for at, _ in changes[1:]] + [1 << 63]
@@ -197,7 +197,7 @@ def reactions(changes: Sequence[tuple[int, float]], served: Sequence[Json], laye
 
 
 def spent(served: Sequence[Json], start: int, end: int) -> dict[int, float]:
-    """Of which part of a time each layer was sent."""
+    """Share of the time from `start` to `end` in which each layer was sent."""
     edges = [start, *(line["at"] for line in served if start < line["at"] < end), end]
     parts: dict[int, float] = {}
     for one, two in pairwise(edges):

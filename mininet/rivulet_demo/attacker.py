@@ -2,10 +2,9 @@
 
     python -m rivulet_demo.attacker KIND --device c4-eth0 --rate 5000 --bait "rivulet get ..." --out attacker.json
 
-KIND is `forged`, `replay`, `syn` or `ack`. For the first two it makes small downloads of its own (the bait) and records
-the requests that leave: replays repeat them as they are, forgeries carry them with sums drawn at random, which is
-what a client does that hides a loss. The SYNs, and the acknowledgements of plain TCP with made-up numbers, come from
-addresses that do not exist.
+KIND is `forged`, `replay`, `syn` or `ack`. `forged` and `replay` record the requests of their own small downloads (the
+bait). `replay` sends them again unchanged; `forged` sends them with random sums, as a client does that hides a loss.
+`syn`, and `ack` (acknowledgements of plain TCP with random numbers), send from addresses that do not exist.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from .spec import SERVICE_PORT, SERVICE_V4, STATELESS_PORT, TOR_MAC
 
 BAIT_PAUSE_S = 0.2
 BURST = 64
-"""Packets that are sent at once at most: what could not be sent in time is not made up for, the link would lose it."""
+"""Most packets that are sent at once. Packets that are late are not sent: the link would drop the burst."""
 MEMORY_S = 2.0
-"""Requests older than this are no longer fresh at the switch soon, and refused for that."""
+"""Age above which recorded requests are not sent: the switch would soon refuse them as stale."""
 
 _ETH_P_ALL = 3
 _IP, _TCP = 14, 34
@@ -37,7 +36,7 @@ _PAYLOAD = _TCP + 28
 _OPTION = b"\xfd\x08\x52\x56"
 _NORMAL = 1
 _SUM = _PAYLOAD + 44 + 4
-"""Where the first proof entry has its sum (docs/wire-format.md)."""
+"""Offset of the first proof entry's sum (docs/wire-format.md)."""
 
 
 def checksum(data: bytes) -> int:
@@ -59,7 +58,7 @@ def tcp_checksum(packet: bytearray) -> None:
 
 
 def is_request_with_proof(frame: bytes) -> bool:
-    """Whether a frame is a NORMAL request whose first proof entry is in it."""
+    """Whether a frame is a NORMAL request that contains its first proof entry."""
     return (
         len(frame) >= _SUM + 4
         and frame[12:14] == b"\x08\x00"
@@ -72,20 +71,20 @@ def is_request_with_proof(frame: bytes) -> bool:
 
 
 def forged(frame: bytes, rng: random.Random) -> bytes:
-    """The same request with another sum in its proof; all checksums are right."""
+    """The request with another sum in its proof, and with right checksums."""
     packet = bytearray(frame)
     wrong = int.from_bytes(packet[_SUM : _SUM + 4], "big") ^ rng.randint(1, 0xFFFFFFFF)
     packet[_SUM : _SUM + 4] = wrong.to_bytes(4, "big")
-    # A CRC at the end of the segment is a host's business; it is wrong then, and the switch drops it first.
+    # The CRC at the end is now wrong, but only hosts check it, and the switch drops the request before.
     tcp_checksum(packet)
     return bytes(packet)
 
 
 def syn(mac: bytes, rng: random.Random) -> bytes:
-    """A Rivulet SYN from an address that nobody has."""
+    """A Rivulet SYN from an address that does not exist."""
     options = _OPTION + bytes((0, 0x20, 0, 0))
     options += bytes.fromhex("020405a00402080a") + rng.randbytes(4) + bytes(4) + bytes.fromhex("03030e00")
-    # ToR block and counts are 0; then hold 0, covers 1, and nothing wanted.
+    # ToR block and counts are 0; then hold 0, covers 1, no wanted range.
     payload = bytes(24) + bytes((0, 0, 1, 0, 0, 0))
     tcp = struct.pack(">HH", rng.randint(1024, 65535), SERVICE_PORT) + rng.randbytes(4) + bytes(4)
     tcp += bytes((12 << 4, 0x02)) + b"\xff\xff" + bytes(4) + options + payload
@@ -93,7 +92,7 @@ def syn(mac: bytes, rng: random.Random) -> bytes:
 
 
 def ack(mac: bytes, rng: random.Random) -> bytes:
-    """A plain acknowledgement to stateless TCP from an address that nobody has; numbers and timestamps are made up."""
+    """An acknowledgement to stateless TCP from an address that does not exist; numbers and timestamps are random."""
     tcp = struct.pack(">HH", rng.randint(1024, 65535), STATELESS_PORT) + rng.randbytes(8)
     tcp += bytes((8 << 4, 0x10)) + b"\xff\xff" + bytes(4) + bytes.fromhex("0101080a") + rng.randbytes(8)
     return _spoofed(tcp, mac, rng)
@@ -110,12 +109,12 @@ def _spoofed(tcp: bytes, mac: bytes, rng: random.Random) -> bytes:
 
 
 MADE_UP = {"syn": syn, "ack": ack}
-"""What needs no request of its own."""
+"""Attacks that need no recorded request."""
 
 
 @dataclass(slots=True)
 class Attacker:
-    """Sends what `kind` says, at a rate in packets a second."""
+    """Sends the attack `kind` at a rate in packets a second."""
 
     kind: str
     device: str
@@ -129,7 +128,7 @@ class Attacker:
     def run(self, seconds: float) -> None:
         """Attacks for some seconds."""
         memory: deque[tuple[float, bytes]] = deque(maxlen=4096)
-        # One socket for both: it does not hear what it sends itself.
+        # One raw socket for both directions, which does not receive its own frames.
         with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_ALL)) as raw:
             raw.bind((self.device, 0))
             raw.setblocking(False)
@@ -182,14 +181,14 @@ class Attacker:
 
 
 def main() -> int:
-    """Attacks, and says what it sent."""
+    """Runs the attack and writes the number of packets sent."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=["forged", "replay", *MADE_UP])
     parser.add_argument("--device", required=True, help="interface to the switch")
     parser.add_argument("--rate", type=float, required=True, help="packets a second")
     parser.add_argument("--seconds", type=float, required=True)
-    parser.add_argument("--bait", default="", help="command of a small download of its own, for forged and replay")
-    parser.add_argument("--out", type=Path, required=True, help="where the result goes, as JSON")
+    parser.add_argument("--bait", default="", help="command of a small download to record, for forged and replay")
+    parser.add_argument("--out", type=Path, required=True, help="file for the result, JSON")
     options = parser.parse_args()
     bait = [] if options.kind in MADE_UP else shlex.split(options.bait)
     attacker = Attacker(options.kind, options.device, options.rate, bait)

@@ -1,9 +1,9 @@
-"""A browser as a user has it: headless Chromium with an empty cache loads a page again and again.
+"""Loads a page again and again with headless Chromium and an empty cache.
 
     python -m rivulet_demo.browse --out browse.json --picture page.png URL SECONDS
 
-What counts is what the page says of itself: all its pictures have come, or how many have not. With `--again URL` that
-page is loaded once in place of the other, stays, and says on the console what became of each of its rounds.
+The page itself reports whether all its pictures have arrived, or how many have not. With `--again URL` that page is
+loaded once in place of the other; it repeats rounds by itself and reports each on the console.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ AWAKE = (
     "--disable-background-timer-throttling", "--disable-renderer-backgrounding",
     "--disable-backgrounding-occluded-windows",
 )  # fmt: skip
-"""A page that nobody looks at is put to sleep otherwise, up to a minute at a time."""
+"""Chromium throttles hidden pages, up to a minute at a time, unless these flags prevent it."""
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
@@ -44,7 +44,7 @@ FLAGS = (
 
 
 def chromium() -> str:
-    """The browser's program; RackError where there is none."""
+    """Path of the browser's program; RackError if it is not installed."""
     found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if found is None:
         raise RackError("there is no Chromium: `scripts/setup.sh --browser` installs it")
@@ -52,10 +52,10 @@ def chromium() -> str:
 
 
 def load(url: str, *flags: str) -> str:
-    """Loads a page with an empty cache; what the browser prints."""
+    """Loads a page with an empty cache; returns the browser's output."""
     with tempfile.TemporaryDirectory() as profile:
         command = [chromium(), *FLAGS, f"--user-data-dir={profile}", *flags, url]
-        # A session of its own, so that all its processes can be ended by their one id.
+        # Its own session, so that one process group id ends all its processes.
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
         ) as browser:
@@ -68,11 +68,11 @@ def load(url: str, *flags: str) -> str:
 
 
 def rounds(url: str, seconds: float) -> Iterator[dict[str, object]]:
-    """What a page says of itself that loads everything again and again for so long, over the connections it has."""
+    """Rounds that the page reports on the console for this many seconds, over the connections that it keeps."""
     with tempfile.TemporaryDirectory() as profile:
-        # A page that never rests would keep the controller from the machine, if it were scheduled as we are.
+        # At normal priority: at ours a page that never idles would starve the controller.
         ordinary = ["chrt", "--other", "0", "nice", "-n", "-5"]
-        # It would end at once if nobody could ask it for more.
+        # With a debugging port the browser keeps running after the page has loaded.
         more = ["--enable-logging=stderr", "--remote-debugging-port=0", f"--user-data-dir={profile}"]
         with subprocess.Popen(
             [*ordinary, chromium(), *FLAGS, *AWAKE, *more, f"{url}?{seconds:g}"],
@@ -91,10 +91,10 @@ def rounds(url: str, seconds: float) -> Iterator[dict[str, object]]:
                     over = over or bool(_OVER.search(line))
                     if said := _ROUND.search(line):
                         came, of, took = (int(number) for number in said.groups())
-                        yield _load(now - took / 1e3, took / 1e3, f"{came} of {of} came", whole=came == of > 0)
+                        yield _load(now - took / 1e3, took / 1e3, f"{came} of {of} loaded", whole=came == of > 0)
                     if over:
                         return
-                yield _load(time.monotonic(), 0.0, "it did not come to its end", whole=False)
+                yield _load(time.monotonic(), 0.0, "the page did not finish", whole=False)
             finally:
                 patience.cancel()
                 _kill(browser.pid)
@@ -110,7 +110,7 @@ def _load(began: float, seconds: float, says: str, whole: bool) -> dict[str, obj
 
 
 def loads(url: str, seconds: float) -> Iterator[dict[str, object]]:
-    """A new browser with an empty cache each time."""
+    """Loads by a new browser with an empty cache each."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         began = time.monotonic()
@@ -124,13 +124,15 @@ def main() -> int:
     """Exit code 0 when every load had all objects."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url")
-    parser.add_argument("seconds", type=float, help="for how long")
-    parser.add_argument("--again", metavar="URL", default="", help="a page that is loaded once and goes on by itself")
-    parser.add_argument("--out", type=Path, required=True, help="where the result goes, as JSON")
-    parser.add_argument("--picture", type=Path, required=True, help="where the last load's screenshot goes, PNG")
-    parser.add_argument("--live", type=Path, required=True, help="a file that always holds the loads so far")
+    parser.add_argument("seconds", type=float, help="duration")
+    parser.add_argument(
+        "--again", metavar="URL", default="", help="a page that is loaded once and repeats its rounds by itself"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="file for the result, JSON")
+    parser.add_argument("--picture", type=Path, required=True, help="file for a screenshot of the last load, PNG")
+    parser.add_argument("--live", type=Path, required=True, help="file that is kept up to date with the loads so far")
     options = parser.parse_args()
-    # So that the browser goes too when this is ended.
+    # So that the browser is ended too when this process is.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     found: list[dict[str, object]] = []
     show_live(options.live, 0)

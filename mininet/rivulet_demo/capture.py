@@ -1,7 +1,7 @@
-"""What was on the wire of a client: a pcap while a scenario runs, and what headers and repetitions cost in it.
+"""Captures a client's packets while a scenario runs, and computes the cost of headers and retransmissions.
 
-Both transports are counted by the same code from the same kind of capture, at the client's interface: what the
-links lost on the way to the client is not in it, so a retransmission that was lost too is not counted.
+The same code counts both transports, from captures at the client's interface. Packets that the links lost on the way
+to the client are not in the capture, so lost retransmissions are not counted.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from rivulet_lab import Process, RackError
 from .rack import Rack
 
 SNAP_BYTES = 256
-"""Enough for every header of ours with its proof (162 bytes is what the switch reads), little enough to keep."""
+"""Captured bytes of a packet: enough for every header with its proof (the switch reads 162 bytes)."""
 
 _OPTION = b"\xfd\x08\x52\x56"
-"""Kind, length and ExID of our TCP option, which is always the first one (docs/wire-format.md)."""
+"""Kind, length and ExID of Rivulet's TCP option, which is always the first (docs/wire-format.md)."""
 
 _RETRANSMISSION, _GROUP, _SKIP, _WAIT, _NOT_MINE, _CHALLENGE, _ERROR = 0x81, 0x82, 0x83, 0x84, 0x85, 0x86, 0x88
 _FULL, _DELTA, _UCONT, _OFFSET, _PRIME, _END, _CONSUMED, _TOKEN = (1 << bit for bit in range(8))
 _NO_DATA = (_GROUP, _WAIT, _NOT_MINE, _CHALLENGE, _ERROR)
 _DELTA_BYTES = (4, 6, 2, 2, 2, 4, 1)
-"""Bytes of the fields that the bits of a delta's bitmap announce, from the lowest bit."""
+"""Bytes of each field in a delta's bitmap, from the lowest bit."""
 
 
 def start(rack: Rack, host: str, path: Path) -> Process:
-    """Begins to write a host's TCP packets to a pcap; waits until tcpdump listens."""
+    """Starts a pcap of a host's TCP packets and waits until tcpdump captures."""
     path.unlink(missing_ok=True)
     device = f"{host}-eth0"
-    # -Z: tcpdump would give root up and then may not write here; -B: KiB for when it is not scheduled at once.
+    # -Z: otherwise tcpdump drops root and cannot write here. -B: KiB of buffer, for when it is not scheduled.
     command = ["tcpdump", "-i", device, "-s", str(SNAP_BYTES), "-B", "8192", "-Z", "root", "-w", str(path), "tcp"]
     process = rack.start(f"capture-{host}", command, rack.spaces[host])
     rack.until(lambda: "listening on" in process.last_lines(), "tcpdump listens", 20.0, process)
@@ -42,7 +42,7 @@ def start(rack: Rack, host: str, path: Path) -> Process:
 
 
 def finish(process: Process) -> None:
-    """Ends a capture; its file is then complete."""
+    """Ends a capture, which completes its file."""
     process.end(signal.SIGINT)
 
 
@@ -55,14 +55,14 @@ class Traffic:
     packets_sent: int = 0
     bytes_sent: int = 0
     data_packets: int = 0
-    """Received packets that carry bytes of the application."""
+    """Received packets with bytes of the application."""
     data_bytes: int = 0
-    """Bytes of the application in them, repeated ones included."""
+    """Bytes of the application in them, including repeated ones."""
     retransmissions: int = 0
-    """Of the data packets, those that repeat: class RETRANSMISSION, or for plain TCP below what had come before."""
+    """Data packets that repeat bytes: class RETRANSMISSION, or, in plain TCP, below the highest byte so far."""
 
     def report(self, wanted: int) -> dict[str, object]:
-        """As JSON, with the header overhead of `wanted` bytes of the application."""
+        """As JSON, with the overhead of headers for `wanted` bytes of the application."""
         headers = self.bytes_received - self.data_bytes
         return {
             **asdict(self),
@@ -76,7 +76,7 @@ def count(pcap: Path, address: str) -> Traffic:
     """Counts the IPv4 packets to and from a client's address. RackError if it is not a pcap of Ethernet frames."""
     traffic = Traffic()
     client = bytes(int(part) for part in address.split("."))
-    # By connection: the end of what has come, relative to the first sequence number seen.
+    # By connection: the highest byte received, relative to the first sequence number.
     ends: dict[bytes, tuple[int, int]] = {}
     for frame in _frames(pcap):
         if frame[12:14] != b"\x08\x00" or len(frame) < 54 or frame[23] != 6:
@@ -107,9 +107,9 @@ def count(pcap: Path, address: str) -> Traffic:
 
 
 def plain_connections(pcap: Path, address: str) -> set[tuple[bytes, int]]:
-    """The connections that a client's kernel opened: the remote address and port, and the port it chose.
+    """The connections that a client's kernel opened, as remote address and port, and local port.
 
-    One whose SYN was repeated is one. RackError if it is not a pcap of Ethernet frames.
+    A repeated SYN counts once. RackError if the file is not a pcap of Ethernet frames.
     """
     client = bytes(int(part) for part in address.split("."))
     found = set()
@@ -123,19 +123,19 @@ def plain_connections(pcap: Path, address: str) -> set[tuple[bytes, int]]:
 
 
 def _repeats(ends: dict[bytes, tuple[int, int]], flow: bytes, frame: bytes, tcp: int, carried: int) -> bool:
-    """Whether a plain segment begins below what came before; notes where it ends."""
+    """Whether a plain segment begins below the highest byte received; records its end."""
     sequence = int.from_bytes(frame[tcp + 4 : tcp + 8], "big")
     base, end = ends.get(flow, (sequence, 0))
     start = (sequence - base + (1 << 31)) % (1 << 32) - (1 << 31)
     ends[flow] = (base, max(end, start + carried))
-    # The base must follow: a download of 4 GB wraps.
+    # The base moves along: a download of 4 GB wraps.
     if ends[flow][1] > 1 << 30:
         ends[flow] = ((base + ends[flow][1]) % (1 << 32), 0)
     return start < end
 
 
 def _data_bytes(kind: int, payload: bytes, length: int) -> int:
-    """Application bytes of a response of ours: `length` bytes, of which `payload` is the beginning."""
+    """Application bytes of a Rivulet response of `length` bytes that begins with `payload`."""
     if not kind & 0x80 or kind in _NO_DATA or len(payload) < 10:
         return 0
     content = payload[8]
@@ -154,7 +154,7 @@ def _data_bytes(kind: int, payload: bytes, length: int) -> int:
         units = payload[at]
         at += 1
         for _ in range(units):
-            # What lies beyond the snapshot is unknown: taken as header, so never too good.
+            # Bytes beyond the snapshot are unknown: they count as headers, so the result is never too good.
             if at + 2 > len(payload):
                 return 0
             at += 2 + int.from_bytes(payload[at : at + 2], "big")
@@ -170,7 +170,7 @@ def _data_bytes(kind: int, payload: bytes, length: int) -> int:
 
 
 def _frames(pcap: Path) -> Iterator[bytes]:
-    """The frames of a pcap file, as far as they were kept."""
+    """The frames of a pcap file, each up to the captured length."""
     with pcap.open("rb") as file:
         if not pcap.stat().st_size:
             raise RackError(f"{pcap} is empty")

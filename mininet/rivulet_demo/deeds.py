@@ -1,4 +1,4 @@
-"""What is done to a rack while clients download, and when."""
+"""Actions on a rack while clients download, and their times."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .scenario import Standing
 
 @dataclass(frozen=True, slots=True)
 class Deed:
-    """Something to do, `at` seconds after the Rivulet client's first byte (0: at once).
+    """An action, `at` seconds after the Rivulet client's first byte (0: at once).
 
-    It marks itself (`Standing.mark`).
+    The action calls `Standing.mark` itself.
     """
 
     at: float
@@ -22,5 +22,5 @@ class Deed:
 
 
 def of_plan(plan: Plan) -> list[Deed]:
-    """Kills and restarts of replicas."""
+    """Kills and restarts of replicas, from a plan."""
     return [Deed(s.at, partial(Standing.kill if s.kill else Standing.restart, name=s.replica)) for s in plan]

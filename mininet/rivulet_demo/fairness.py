@@ -1,4 +1,4 @@
-"""How evenly something was shared."""
+"""Jain's fairness index."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A client as a user has it: real curl, and what a patient script around it does when it fails.
+"""Downloads with unmodified curl, which it starts again after a failure.
 
     python -m rivulet_demo.fetch --out fetch.json [--via "rivulet run --"] URL SIZE
 
-When curl ends before SIZE bytes have come, it is started again with a range from where it stopped, as download
-tools do; every start is a connection opened. What came is measured by `meter` as it reaches the application.
+When curl ends before SIZE bytes have arrived, it is started again with a range from that byte on, as download tools do;
+every start counts as an opened connection. `meter` records the bytes as they reach the application.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from pathlib import Path
 from .meter import BIN_S, Meter
 
 RETRY_S = 0.1
-"""Pause before curl is started again: shorter than any tool's default, so TCP is not made to look bad."""
+"""Pause before curl is started again: shorter than the default of any tool, in favour of TCP."""
 
 PIPE = 1 << 20
-"""Octets that may wait between curl and the meter."""
+"""Bytes that fit between curl and the meter."""
 
 STALLED_S = 20
-"""curl gives a connection up that brought nothing for so long (its default is never)."""
+"""Seconds without a byte after which curl gives up a connection (by default it never does)."""
 
 
 def fetch(url: str, size: int, via: list[str], live: Path | None, deadline_s: float) -> dict[str, object]:
-    """Downloads until `size` bytes are there or the time is up; gives what happened."""
+    """Downloads until `size` bytes have arrived or the time is over; returns the measurements."""
     meter = Meter()
     started = time.monotonic()
     failures: list[dict[str, object]] = []
@@ -52,7 +52,7 @@ def fetch(url: str, size: int, via: list[str], live: Path | None, deadline_s: fl
                 now = time.monotonic()
                 meter.take(data, now)
                 if len(data) < PIPE // 2:
-                    # What comes within a bin is one sample, and needs to wake this only once.
+                    # Bytes within one bin are one sample, so this needs to wake up once for them.
                     time.sleep(BIN_S)
                 if live is not None and now - shown > 0.1:
                     shown = now
@@ -82,21 +82,21 @@ def fetch(url: str, size: int, via: list[str], live: Path | None, deadline_s: fl
 
 
 def show_live(live: Path, count: int) -> None:
-    """Replaces the file whole, so that a reader never sees it empty."""
+    """Replaces the file atomically, so that no reader sees it empty."""
     fresh = live.with_name(live.name + ".new")
     fresh.write_text(str(count))
     fresh.replace(live)
 
 
 def main() -> int:
-    """Exit code 0 when all bytes came."""
+    """Exit code 0 when all bytes arrived."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url")
-    parser.add_argument("size", type=int, help="bytes that the whole file has")
-    parser.add_argument("--out", type=Path, required=True, help="where the result goes, as JSON")
-    parser.add_argument("--via", default="", help="what runs curl, such as 'rivulet run --'")
-    parser.add_argument("--live", type=Path, help="a file that always holds the bytes so far")
-    parser.add_argument("--deadline", type=float, default=300.0, help="seconds after which it gives up")
+    parser.add_argument("size", type=int, help="size of the file in bytes")
+    parser.add_argument("--out", type=Path, required=True, help="file for the result, JSON")
+    parser.add_argument("--via", default="", help="command in front of curl, such as 'rivulet run --'")
+    parser.add_argument("--live", type=Path, help="file that is kept up to date with the bytes so far")
+    parser.add_argument("--deadline", type=float, default=300.0, help="seconds after which the download is abandoned")
     options = parser.parse_args()
     result = fetch(options.url, options.size, shlex.split(options.via), options.live, options.deadline)
     options.out.write_text(json.dumps(result))

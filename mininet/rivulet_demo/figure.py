@@ -1,6 +1,6 @@
-"""The picture of a failover: throughput of each client over time, kills and returns marked (Figure 16 of the paper).
+"""Draws a failover: throughput of each client over time, with kills and returns (Figure 16 of the paper).
 
-One SVG drawn by matplotlib serves both outputs: a PNG, and an HTML page that needs nothing from outside.
+Matplotlib draws one SVG for both outputs: a PNG, and an HTML page without external files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Data = TypeVar("Data")
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that was done to the rack, seconds from the start."""
+    """An action on the rack, in seconds from the start."""
 
     at: float
     what: str
@@ -34,23 +34,23 @@ class Mark:
 
     @property
     def harm(self) -> bool:
-        """Whether it did harm, or ended it."""
+        """Whether the action did harm; False if it ended harm."""
         return self.what not in ENDS
 
     @property
     def words(self) -> str:
-        """What stands beside the line."""
+        """Label of the line in the figure."""
         return {"kill": f"✗ {self.replica}", "return": f"↑ {self.replica}"}.get(
             self.what, f"{self.what} {self.replica}".strip()
         )
 
 
 ENDS = ("return", "calm")
-"""Marks that end a harm."""
+"""Marks of actions that end harm."""
 
 
 def throughput(samples: Samples, start: float, end: float, bin_s: float) -> tuple[list[float], list[float]]:
-    """Megabits a second of new in-order bytes in each bin of `bin_s`, by time from `start`."""
+    """Throughput in Mb/s of new in-order bytes, and the times of the bins of `bin_s` seconds from `start`."""
     count = max(1, round((end - start) / bin_s))
     bits = [0.0] * count
     before = 0
@@ -68,7 +68,7 @@ COLOURS = ("#0b6e4f", "#b23a48", "#31528a", "#8a6d31")
 def panels(
     flows: Mapping[str, Data], marks: Sequence[Mark], title: str, paint: Callable[[Axes, str, Data, str], None]
 ) -> Figure:
-    """One panel a flow, the same axes, so that they can be compared by eye; `paint` fills one with its flow."""
+    """Draws one panel per flow with the same axes; `paint` fills a panel with its flow."""
     figure, axes = pyplot.subplots(
         len(flows), 1, figsize=(11, 2.6 * len(flows) + 0.6), sharex=True, sharey=True, squeeze=False
     )
@@ -86,7 +86,7 @@ def panels(
             mark.words,
             (mark.at, 1.0),
             xycoords=("data", "axes fraction"),
-            # In two rows: what ends a harm may come soon after it.
+            # In two rows, because the end of harm may follow soon after it.
             xytext=(2, -2 if mark.harm else -13),
             textcoords="offset points",
             fontsize=8,
@@ -102,7 +102,7 @@ def panels(
 def draw(
     flows: Mapping[str, Samples], marks: Sequence[Mark], start: float, end: float, title: str, bin_s: float = 0.1
 ) -> Figure:
-    """Throughput of each flow."""
+    """Draws the throughput of each flow."""
 
     def paint(axis: Axes, name: str, samples: Samples, colour: str) -> None:
         x, y = throughput(samples, start, end, bin_s)
@@ -143,7 +143,7 @@ def save(
     words: str,
     picture: Path | None = None,
 ) -> None:
-    """Writes the PNG and the page. The first row of `table` is its head; `picture`: a PNG to show in the page too."""
+    """Writes the PNG and the page. The first row of `table` is its head; the page also shows the PNG `picture`."""
     figure.savefig(png, dpi=140)
     svg = io.StringIO()
     figure.savefig(svg, format="svg")

@@ -1,4 +1,4 @@
-"""The picture of many small objects: how long each took, over the time at which it was asked for."""
+"""Draws the time that each of many small objects took, over the time of its request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Objects = Sequence[Mapping[str, Any]]
 
 
 def draw(flows: Mapping[str, Objects], marks: Sequence[Mark], title: str) -> Figure:
-    """One panel a client, the same axes; an object that failed is a cross at the top of what was waited for it."""
+    """Draws one panel per client with the same axes; a failed object is a cross at the top of its waiting time."""
 
     def paint(axis: Axes, name: str, objects: Objects, colour: str) -> None:
         came = [one for one in objects if not one["failure"]]
@@ -24,6 +24,6 @@ def draw(flows: Mapping[str, Objects], marks: Sequence[Mark], title: str) -> Fig
         axis.plot([o["at"] for o in failed], height, "x", markersize=6, color="#b23a48")
         axis.set_yscale("log")
         axis.set_ylabel("ms")
-        axis.set_title(f"{name}: {len(came):,} came, {len(failed):,} failed", loc="left", fontsize=10, color=colour)
+        axis.set_title(f"{name}: {len(came):,} loaded, {len(failed):,} failed", loc="left", fontsize=10, color=colour)
 
     return panels(flows, marks, title, paint)

@@ -1,7 +1,7 @@
-"""Notes when the bytes of a download reached its application.
+"""Records the times at which bytes of a download reach its application.
 
-Each read is an in-order piece, so a gap between reads is a stall that a user would see. Times are
-`time.monotonic()`, which all processes of one machine share.
+Each read is an in-order piece, so a gap between two reads is a stall for the user. Times are `time.monotonic()`, which
+all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import statistics
 from dataclasses import dataclass, field
 
 BIN_S = 0.001
-"""Reads within one bin are one sample: a stall is measured to a millisecond, a 200 MB file stays small."""
+"""Seconds. Reads within one bin are one sample: it resolves stalls to a millisecond and keeps the file small."""
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class Meter:
     digest: hashlib._Hash = field(default_factory=hashlib.sha256)
 
     def take(self, data: bytes, now: float) -> None:
-        """Notes a piece that came at `now`."""
+        """Records a piece that arrived at `now`."""
         self.count += len(data)
         self.digest.update(data)
         if self.samples and now - self.samples[-1][0] < BIN_S:
@@ -37,7 +37,7 @@ class Meter:
 
 
 def longest_gap(samples: list[tuple[float, int]], start: float, end: float) -> float:
-    """Longest time without a new byte that overlaps [start, end), seconds. A gap is what lies between samples."""
+    """Longest gap between two samples that overlaps [start, end), seconds."""
     times = [time_ for time_, _ in samples]
     gaps = [b - a for a, b in itertools.pairwise(times) if b > start and a < end]
     return max(gaps, default=0.0)
@@ -51,18 +51,18 @@ def goodput_mbps(samples: list[tuple[float, int]], start: float, end: float) -> 
 
 
 def typical_mbps(samples: list[tuple[float, int]], start: float, end: float, parts: int = 10) -> float:
-    """The median goodput of so many parts of [start, end): what it was most of the time.
+    """Median goodput of `parts` equal parts of [start, end), Mb/s.
 
-    An attack goes on all the while; what holds a busy machine up for a moment does not.
+    An attack affects most parts; a stall of a busy machine affects few.
     """
     edges = [start + (end - start) * part / parts for part in range(parts + 1)]
     return statistics.median(goodput_mbps(samples, a, b) for a, b in itertools.pairwise(edges))
 
 
 def recovered_after(samples: list[tuple[float, int]], kill: float, before: float, span: float) -> float | None:
-    """Seconds from a kill until goodput is back: the first `span` of it with 90 % of that of the `before` seconds.
+    """Seconds from a kill to the first `span` seconds with 90 % of the goodput of the `before` seconds.
 
-    None if that does not come before the samples end.
+    None if there are none before the samples end.
     """
     usual = goodput_mbps(samples, kill - before, kill)
     last = samples[-1][0] if samples else kill

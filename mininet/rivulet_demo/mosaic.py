@@ -1,7 +1,7 @@
-"""A page of many small pictures: what a browser asks for when nobody has joined them into one.
+"""Makes a page of many small pictures, which a browser requests one by one.
 
-The tiles of one drawing, each an SVG file of its own of some kilobytes, and a page that counts those which have come.
-None is longer than what stateless TCP answers (`docs/plain.md`), and all bytes are a function of their place.
+The pictures are tiles of a drawing, each an SVG file of some kilobytes, and the page counts the loaded ones. No tile is
+longer than stateless TCP answers (`docs/plain.md`), and its bytes depend on its position only.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import random
 from pathlib import Path
 
 COLUMNS, ROWS, EDGE = 12, 8, 80
-"""Tiles across and down, and pixels of one's edge."""
+"""Number of columns and rows, and edge of a tile in pixels."""
 
 SIZES = (1_200, 3_000, 6_000, 10_000, 14_000)
-"""Octets of the tiles, in turn."""
+"""Sizes of the tiles in bytes, in rotation."""
 
 COMPLETE = "all here"
-"""What the page says of itself once all tiles have come."""
+"""Text of the page after all tiles have loaded."""
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{count} objects</title>
@@ -37,13 +37,13 @@ document.getElementById("state").textContent=n===all.length?"{complete}: "+n+" o
 
 
 def _river(x: float) -> float:
-    """Where the river's middle is at this x, in pixels from the top."""
+    """Height of the river's middle at x, in pixels from the top."""
     height = ROWS * EDGE
     return height * (0.55 + 0.18 * math.sin(x / 140) + 0.08 * math.sin(x / 47 + 1))
 
 
 def tile(column: int, row: int) -> str:
-    """One tile as SVG: a part of the drawing, with a comment that makes it as long as it shall be."""
+    """One tile as SVG: its part of the drawing, with a comment that pads it to its size."""
     left, top = column * EDGE, row * EDGE
     sky = [round(c + (d - c) * row / ROWS) for c, d in zip((24, 58, 84), (150, 120, 90), strict=True)]
     paths = []
@@ -68,7 +68,7 @@ def tile(column: int, row: int) -> str:
 
 
 def make(folder: Path) -> dict[str, str]:
-    """Writes page and tiles into a folder; gives the SHA-256 of each file by its path below it."""
+    """Writes page and tiles into a folder; returns the SHA-256 of each file by its path in the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"t{row:02}{column:02}.svg" for row in range(ROWS) for column in range(COLUMNS)]
     files = {name: tile(int(name[3:5]), int(name[1:3])) for name in names}
@@ -83,6 +83,6 @@ def make(folder: Path) -> dict[str, str]:
     for name, text in files.items():
         (folder / name).write_text(text)
     digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items()}
-    # Beside the folder: it is for those who check, not one of the objects.
+    # Beside the folder: the clients check with it, but do not fetch it.
     folder.with_suffix(".json").write_text(json.dumps(digests))
     return digests

@@ -1,4 +1,4 @@
-"""When which replica is killed and comes back."""
+"""Times at which replicas are killed and restarted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One deed, seconds from the start."""
+    """One action, in seconds from the start."""
 
     at: float
     replica: str
@@ -19,7 +19,7 @@ Plan = tuple[Step, ...]
 
 
 def failover(replicas: Sequence[str], seconds: float) -> Plan:
-    """All but one die in turn in the first half of a download of about `seconds`; then they return, in turn."""
+    """All replicas but one die one after the other in the first half of a download of `seconds`, then return."""
     victims = list(replicas[:-1])
     count = 2 * len(victims)
     spacing = seconds / (count + 1)
@@ -29,7 +29,7 @@ def failover(replicas: Sequence[str], seconds: float) -> Plan:
 
 
 def rolling(replicas: Sequence[str], seconds: float) -> Plan:
-    """Each replica in turn is killed and started again before the next one's turn."""
+    """Each replica is killed and started again before the next one."""
     spacing = seconds / (len(replicas) + 1)
     steps = []
     for place, name in enumerate(replicas):

@@ -1,8 +1,8 @@
-"""Plays RTP (RFC 3550) to nobody: counts what arrives of it, and in which order.
+"""Receives RTP (RFC 3550) and counts packets, gaps and reordering.
 
     python -m rivulet_demo.player ADDRESS PORT RESULT
 
-Ended by SIGTERM it leaves a line of JSON.
+On SIGTERM it writes a line of JSON.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 HEADER = 12
-"""Octets of a header without contributors."""
+"""Bytes of an RTP header without contributing sources."""
 
 
 @dataclass(slots=True)
-class Heard:
-    """What arrived."""
+class RtpCounts:
+    """Counts of received packets."""
 
     packets: int = 0
     octets: int = 0
-    """Of sound."""
+    """Payload bytes."""
     other: int = 0
-    """Datagrams that are no RTP, or another source's."""
+    """Datagrams that are not RTP, or from another source."""
     backwards: int = 0
-    """Packets that came again, or after a later one."""
+    """Packets that arrived twice, or after a later one."""
     gaps: int = 0
-    """Sequence numbers that were left out."""
+    """Missing sequence numbers."""
 
     def take(self, datagram: bytes, state: list[int]) -> None:
-        """One datagram; `state` is source and last sequence number, once there is one."""
+        """Counts one datagram; `state` holds source and last sequence number after the first."""
         if len(datagram) < HEADER or datagram[0] >> 6 != 2:
             self.other += 1
             return
@@ -53,8 +53,8 @@ class Heard:
 
 
 def play(address: str, port: int, result: Path) -> None:
-    """Until SIGTERM."""
-    heard, state = Heard(), list[int]()
+    """Receives until SIGTERM."""
+    heard, state = RtpCounts(), list[int]()
 
     def end(number: int, frame: object) -> None:
         raise KeyboardInterrupt

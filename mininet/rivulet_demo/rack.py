@@ -1,7 +1,7 @@
-"""A rack built in Mininet: hosts in namespaces, a wire on every link, the ToR in a namespace of its own.
+"""A rack in Mininet: hosts in namespaces, a wire on every link, the ToR in its own namespace.
 
-Interfaces are made inside the namespaces, so two racks can stand side by side and nothing is left behind in the
-machine's own namespace.
+Interfaces are made inside the namespaces, so that two racks can run at once and the machine's own namespace stays
+unchanged.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .spec import SERVICE_V4, SERVICE_V6, Host, RackSpec
 
 
 class Rack(Lab):
-    """A running rack. Use `running_rack`, which also tears it down."""
+    """A running rack. `running_rack` builds it and tears it down."""
 
     network_priority = 5
-    """Of the processes that stand for wires and the switch, of `prompt`."""
+    """Scheduling priority of wires and switch, for `prompt`."""
 
     def __init__(self, spec: RackSpec, folder: Path, switch: str) -> None:
         super().__init__(folder)
@@ -37,7 +37,7 @@ class Rack(Lab):
     # Building
 
     def build(self) -> None:
-        """Namespaces, links, addresses and the wires on the links."""
+        """Makes namespaces, links, addresses and the wires on the links."""
         for name in ("tor", *(host.name for host in self.spec.hosts)):
             node = self.nodes[name] = self.net.addHost(name, cls=Node)
             self.spaces[name] = Namespace.of(node.pid)
@@ -60,15 +60,15 @@ class Rack(Lab):
             raise RackError(f"link of {host}: {done.stderr.strip() or done.stdout.strip()}")
 
     def _host(self, host: Host, end: End) -> None:
-        """Host interface to wire, wire to switch port; then the host's addresses and routes."""
+        """Connects a host's interface through a wire to a port of the switch; sets addresses and routes."""
         tor, names = self.spaces["tor"], [f"{letter}-{host.name}" for letter in ("wxp" if host.link else "p")]
         veth(End(tor, names[0]), end)
         if host.link is not None:
             veth(End(tor, names[1]), End(tor, names[2]))
         tor.ip(*(f"link set {name} promisc on" for name in names))
-        # It is made where it belongs, so Mininet must not move it.
+        # The interface is made in its namespace, so Mininet must not move it.
         Intf(end.device, node=self.nodes[host.name], moveIntfFn=lambda *_: True)
-        # The paper compares with Reno; BBR, a common default, would push every Reno flow aside.
+        # The paper compares with Reno; BBR, a common default, would suppress every Reno flow.
         end.space.set("net.ipv4.tcp_congestion_control=reno")
         end.space.ip(
             f"addr add {host.ip}/24 dev {end.device}",
@@ -90,7 +90,7 @@ class Rack(Lab):
         return process
 
     def down(self) -> None:
-        """And the nodes of Mininet."""
+        """Stops the nodes of Mininet, too."""
         super().down()
         for node in self.nodes.values():
             node.terminate()
@@ -98,7 +98,7 @@ class Rack(Lab):
 
 @contextmanager
 def running_rack(spec: RackSpec, folder: Path, switch: str = "embedded") -> Iterator[Rack]:
-    """Builds a rack and tears it down however the block ends, Ctrl-C and termination included."""
+    """Builds a rack and tears it down at the end of the block, also on Ctrl-C and SIGTERM."""
     if os.geteuid() != 0:
         raise RackError("network namespaces need root: run it with sudo")
     with standing(Rack(spec, folder, switch)) as rack:

@@ -1,9 +1,9 @@
-"""A relay between Unix sockets that can be cut: the agent channel of a replica that loses its controller.
+"""A relay between Unix sockets, for cutting an agent off from its controller.
 
     python -m rivulet_demo.relay LISTEN TARGET
 
-A firewall does this between machines; in one machine the channel is a Unix socket, which none sees. Ended, it
-leaves the agent as alone as a cut cable would.
+Between machines a firewall does this; here the channel is a Unix socket, which no firewall sees. Killing the relay has
+the effect of a cut cable.
 """
 
 from __future__ import annotations

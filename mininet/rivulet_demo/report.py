@@ -1,4 +1,4 @@
-"""What a scenario leaves behind: JSON, a summary in plain words, a figure and a page."""
+"""Output of a scenario: JSON, a summary, a figure and a page."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from .services import url
 from .spec import BOTH_SERVICES, STATELESS_PORT
 
 RIVULET, STATELESS, TCP, LATE, TRODS = "rivulet", "stateless", "tcp", "rivulet-late", "trods"
-"""Names of the clients: the three that most scenarios have, a Rivulet client that begins in the middle, and one of
-plain TCP whose connection is to outlive its replica."""
+"""Names of the clients: the three of most scenarios, a Rivulet client that starts later, and one of plain TCP whose
+connection must outlive its replica."""
 
 LABELS = {
     RIVULET: "Rivulet",
     STATELESS: "plain curl, stateless TCP",
     TCP: "plain curl, kernel TCP",
-    LATE: "Rivulet, begun in the outage",
+    LATE: "Rivulet, started during the outage",
     TRODS: "plain curl, TRODS",
 }
 
 HOSTS = {RIVULET: "c1", STATELESS: "c2", TCP: "c3"}
 
 STALL_WINDOW_S = 3.0
-"""A gap that begins later after a deed is not its doing."""
+"""Seconds after an action; a gap that begins later has another cause."""
 
 Samples = list[tuple[float, int]]
 
@@ -49,11 +49,11 @@ def three_clients(
     also: Callable[[Standing, dict[str, Any]], None] | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """curl fetches the same file under `rivulet run`, by stateless TCP and by the kernel's TCP while deeds are done.
+    """Fetches one file with three clients during the actions: `rivulet run` curl, stateless TCP and kernel TCP.
 
-    Gives the report. `planner` gets the rack and about how many seconds the download takes. It may prepare the rack;
-    the clients start when it is done. `also` adds to the report what only the scenario knows, while the rack still
-    stands. `settings` are those of `standing_rack` and `rack`.
+    Returns the report. `planner` gets the rack and the estimated seconds of the download, and may prepare the rack
+    before the clients start. `also` adds a scenario's own data to the report while the rack still runs. `settings`
+    are those of `standing_rack` and `rack`.
     """
     seconds = values.size * 8 / (values.rate_mbit * 1e6)
     settings = {"clients": len(HOSTS), "serve": ("--large",), "services": BOTH_SERVICES, **settings}
@@ -69,7 +69,7 @@ def three_clients(
         first, late = math.inf, 0.0
 
         def since() -> float:
-            # From the first byte: a client that starts late must not find the deeds done.
+            # From the first byte: a client that starts late must still meet the actions.
             return max(0.0, time.monotonic() - first)
 
         def act(standing: Standing, elapsed: float) -> None:
@@ -79,7 +79,7 @@ def three_clients(
             while todo and since() >= todo[0].at + late:
                 deed = todo.pop(0)
                 deed.do(standing)
-                # What took long puts off what comes after it: a harm must last as long as it should.
+                # A slow action delays those after it, so that each harm lasts as long as planned.
                 late = max(late, since() - deed.at)
 
         standing.run(act, patience_s=60 + 6 * seconds)
@@ -87,7 +87,7 @@ def three_clients(
             capture.finish(process)
         report = summarise(name, standing, start)
         if todo:
-            # A fast download may leave deeds undone; what was not tried must not look as if it had been.
+            # A fast download may end before all actions; the report says so.
             report["not_done"] = len(todo)
         if also is not None:
             also(standing, report)
@@ -96,7 +96,7 @@ def three_clients(
 
 
 def add_packets(report: dict[str, Any], standing: Standing, captures: dict[str, Path]) -> None:
-    """Adds to the report what the captures say of its clients, by name; they must have ended."""
+    """Adds the counts of the captures to the report's clients, by name, after the captures have ended."""
     for client, path in captures.items():
         address = standing.rack.spec.host(standing.hosts[client]).ip
         traffic = capture.count(path, address)
@@ -107,12 +107,12 @@ def add_packets(report: dict[str, Any], standing: Standing, captures: dict[str, 
 
 
 def pcap_path(name: str, values: Parameters, client: str) -> Path:
-    """Where a client's packets go."""
+    """Path of a client's capture."""
     return values.out / f"{name}-{client}.pcap"
 
 
 def versions(switch: str) -> dict[str, str]:
-    """What the scenario ran with, in the programs' own words."""
+    """Versions of the programs, from their --version."""
     tor = switches.program(switch)
     found = {"kernel": platform.release(), "python": platform.python_version()}
     for name, command in (("rivulet", binary("rivulet")), ("switch", tor), ("curl", "curl")):
@@ -125,9 +125,9 @@ def versions(switch: str) -> dict[str, str]:
 
 
 def summarise(name: str, standing: Standing, start: float, clients: Sequence[str] = ()) -> dict[str, Any]:
-    """`NAME.json`: what each client saw, deed by deed, with the switch's view beside it.
+    """`NAME.json`: measurements of each client for each action, with the switch's counters.
 
-    `clients`: those that download, if not all do.
+    `clients`: the clients that download, if not all do.
     """
     values = standing.parameters
     report: dict[str, Any] = {
@@ -166,7 +166,7 @@ def summarise(name: str, standing: Standing, start: float, clients: Sequence[str
 
 
 def _felt(standing: Standing, samples: Samples, start: float) -> list[dict[str, Any]]:
-    """What a client felt of each harm while it downloaded."""
+    """Stalls of a client after each harm during its download."""
     harms = [(at, what, who) for at, what, who in standing.marks if what not in ENDS]
     felt = []
     for place, (at, what, who) in enumerate(harms):
@@ -186,10 +186,10 @@ def _felt(standing: Standing, samples: Samples, start: float) -> list[dict[str, 
 
 
 def _phases(standing: Standing, samples: Samples, start: float) -> list[dict[str, Any]]:
-    """Goodput between one mark and the next."""
+    """Goodput between consecutive marks."""
     if not samples:
         return []
-    # From the first byte: how long programs take to start is not the network's doing.
+    # From the first byte: the start of the programs is not the network's doing.
     edges = [(max(start, samples[0][0]), "begin"), *((at, f"{what} {who}") for at, what, who in standing.marks)]
     inside = [(at, words) for at, words in edges if at < samples[-1][0]]
     inside.sort(key=lambda edge: edge[0])
@@ -201,12 +201,12 @@ def _phases(standing: Standing, samples: Samples, start: float) -> list[dict[str
 
 
 def _excluded_after(standing: Standing, at: float, replica: str) -> float | None:
-    """Milliseconds from a deed until the switch was seen to have excluded the replica; 0 if it already had."""
+    """Milliseconds from an action to the exclusion of the replica in the switch's counters; 0 if it was excluded."""
     ends = [when for when, what, who in standing.marks if who == replica and what in ENDS and when > at]
     changes = [(when, excluded) for when, name, excluded in standing.watch.history if name == replica]
     earlier = [excluded for when, excluded in changes if when < at]
     if earlier and earlier[-1]:
-        # On a busy machine heartbeats come late: it was out for that, and there is no change to be seen.
+        # On a busy machine late heartbeats may have excluded it before, so that no change follows.
         return 0.0
     for when, excluded in changes:
         if excluded and at <= when < min(ends, default=when + 1):
@@ -215,7 +215,7 @@ def _excluded_after(standing: Standing, at: float, replica: str) -> float | None
 
 
 def kept(client: dict[str, Any]) -> bool:
-    """Whether a client got every byte over one connection."""
+    """Whether a client received every byte over one connection."""
     return bool(client["sha256_ok"]) and client["connections_opened"] == 1 and not client["failures"]
 
 
@@ -227,7 +227,7 @@ def show(
     more: Sequence[str] = (),
     picture: Path | None = None,
 ) -> int:
-    """Summary in plain words, figure, page and JSON; 0 if every client but that of TCP kept its one connection.
+    """Prints the summary, writes figure, page and JSON; 0 if all clients but kernel TCP's kept their connection.
 
     `picture`: a PNG to show in the page too.
     """
@@ -236,7 +236,7 @@ def show(
     if values.switch == "bmv2":
         words.append(
             f"The switch was BMv2: it is far slower than the embedded one, so links run at {values.rate_mbit:g} Mb/s by"
-            f" default and a silent replica is excluded after {values.liveness_ms:g} ms."
+            f" default and a replica without heartbeats is excluded after {values.liveness_ms:g} ms."
         )
     words += [_sentence(LABELS[name], client) for name, client in clients.items()]
     words += more

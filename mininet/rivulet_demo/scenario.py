@@ -1,4 +1,4 @@
-"""What all scenarios share: parameters, a standing rack with its services, the clients, the live view."""
+"""Shared parts of the scenarios: parameters, a running rack with its services, clients, live view."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ console = Console(highlight=False)
 
 MEGA = 1_000_000
 OVERLOAD_S = 30.0
-"""How long links may take to show their delay on a machine that is busy with something else."""
+"""Seconds in which the links must show their delay on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What a user can set on the command line."""
+    """Settings of the command line."""
 
     rate_mbit: float
     rtt_ms: float
@@ -47,12 +47,12 @@ class Parameters:
 
     @property
     def size(self) -> int:
-        """Bytes of the file that is fetched."""
+        """Size of the fetched file in bytes."""
         return round(self.size_mb * MEGA)
 
     @property
     def liveness_ms(self) -> float:
-        """The exclusion bound: BMv2 is ten times slower than the embedded switch (docs/dataplane.md)."""
+        """The exclusion bound; BMv2 is ten times slower than the embedded switch (docs/dataplane.md)."""
         return 200.0 if self.switch == "bmv2" else 20.0
 
     def spec(self, **more: Any) -> RackSpec:
@@ -68,7 +68,7 @@ class Parameters:
 
 
 def parser(name: str, words: str) -> argparse.ArgumentParser:
-    """The flags that every scenario has."""
+    """Flags of every scenario."""
     flags = argparse.ArgumentParser(
         prog=f"make demo-{name}", description=words, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -83,7 +83,7 @@ def parser(name: str, words: str) -> argparse.ArgumentParser:
 
 
 def parameters(options: argparse.Namespace) -> Parameters:
-    """Flags with their defaults, checked."""
+    """Checks the flags and fills in the defaults."""
     bmv2 = options.switch == "bmv2"
     if not 2 <= options.replicas <= 8:
         raise RackError("--replicas: 2 to 8")
@@ -104,7 +104,7 @@ def parameters(options: argparse.Namespace) -> Parameters:
 
 @dataclass(slots=True)
 class Standing:
-    """A rack that serves."""
+    """A running rack with its services."""
 
     parameters: Parameters
     rack: Rack
@@ -112,38 +112,38 @@ class Standing:
     watch: Watch
     sha256: str
     marks: list[tuple[float, str, str]] = field(default_factory=list)
-    """What was done: when, what (`kill`, `return`, ...), to whom."""
+    """Actions on the rack: time, action (`kill`, `return`, ...), replica."""
     clients: dict[str, tuple[Process, Path]] = field(default_factory=dict)
     hosts: dict[str, str] = field(default_factory=dict)
-    """On which host each client runs."""
+    """Host of each client."""
     notes: dict[str, dict[str, int]] = field(default_factory=dict)
-    """What a scenario wants to remember of the switch's counters."""
+    """The switch's counters at times that a scenario names."""
     unit: tuple[str, int] = ("MB", MEGA)
-    """What clients are shown to have, and how much of what they write is one."""
+    """Unit in which clients' progress is shown, and its size in the counts that they write."""
     units: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """The same of clients that are not like the others."""
+    """The same for clients with another unit."""
     undo: list[Callable[[], None]] = field(default_factory=list)
-    """What must be done before the rack goes, such as thawing what was frozen."""
+    """Actions before the teardown, such as continuing stopped processes."""
 
     def client(
         self, name: str, host: str, via: str, path: str = "file.bin", size: int | None = None, address: str = ""
     ) -> None:
-        """Starts a download on a host; `via` runs curl (empty: kernel TCP). `address`: not from the service."""
+        """Starts a download on a host; `via` runs curl (empty: kernel TCP). `address` replaces the service's."""
         self.program(name, host, "fetch", address or url(path), str(size or self.parameters.size), "--via", via)
 
     def program(self, name: str, host: str, module: str, *arguments: str) -> None:
-        """Starts a program of the demo's as a client on a host; it says in files how far it is, and what came of it."""
+        """Starts a module of the demo as a client on a host; it writes its progress and its result to files."""
         result, live = self.rack.folder / f"{module}-{name}.json", self.rack.folder / f"live-{name}"
         for old in (result, live):
             old.unlink(missing_ok=True)
-        # Scheduled at once too: what kept it from reading would be taken for a stall of the network.
+        # Scheduled at once too: otherwise a busy machine would look like a stall of the network.
         command = [*prompt(), sys.executable, "-m", f"rivulet_demo.{module}", *arguments]
         command += ["--out", str(result), "--live", str(live)]
         self.hosts[name] = host
         self.clients[name] = (self.rack.start(f"client-{name}", command, self.rack.spaces[host]), result)
 
     def via_rivulet(self, host: str) -> str:
-        """What runs curl over Rivulet on a host."""
+        """Command that runs curl over Rivulet on a host."""
         return shlex.join([*prompt(), binary("rivulet"), "run", "--"])
 
     def started(self, name: str) -> bool:
@@ -151,44 +151,44 @@ class Standing:
         return (self.rack.folder / f"live-{name}").exists()
 
     def so_far(self, name: str) -> int:
-        """Bytes that a client has."""
+        """Bytes that a client has received."""
         with contextlib.suppress(OSError, ValueError):
             return int((self.rack.folder / f"live-{name}").read_text())
         return 0
 
     def amount(self, name: str, digits: int = 0) -> str:
-        """The same in words."""
+        """The received amount in words."""
         unit, one = self.units.get(name, self.unit)
         return f"{self.so_far(name) / one:.{digits if one > 1 else 0}f} {unit}"
 
     def left(self, name: str) -> Any:
-        """What a client wrote at its end; RackError if it left nothing."""
+        """The result that a client wrote at its end; RackError if there is none."""
         process, path = self.clients[name]
         if not path.exists():
             raise RackError(f"client {name} ended without a result; its log ends:\n{process.last_lines()}")
         return json.loads(path.read_text())
 
     def result(self, name: str) -> dict[str, Any]:
-        """What a downloading client measured."""
+        """The result of a downloading client."""
         loaded: dict[str, Any] = self.left(name)
         loaded["sha256_ok"] = loaded["sha256"] == self.sha256
         return loaded
 
     def mark(self, what: str, who: str) -> None:
-        """Notes that something was done now."""
+        """Records an action at the current time."""
         self.marks.append((time.monotonic(), what, who))
 
     def kill(self, name: str) -> None:
-        """kill -9 of a replica's serving process, marked."""
+        """Kills a replica's serving process with SIGKILL and marks it."""
         self.marks.append((self.replicas.kill(name), "kill", name))
 
     def restart(self, name: str) -> None:
-        """Starts a killed replica again, marked."""
+        """Starts a killed replica again and marks it."""
         self.replicas.start(name)
         self.mark("return", name)
 
     def run(self, act: Callable[[Standing, float], None], patience_s: float) -> None:
-        """Runs until all clients have ended; `act(self, seconds)` is called all the while to kill and restart."""
+        """Runs until all clients have ended; calls `act(self, seconds)` repeatedly for kills and restarts."""
         started = time.monotonic()
         with view(self) as show:
             while any(process.running() for process, _ in self.clients.values()):
@@ -202,7 +202,7 @@ class Standing:
 
 @contextmanager
 def view(standing: Standing) -> Iterator[Callable[[], None]]:
-    """The live view; without a terminal a line every five seconds."""
+    """The live view; without a terminal, a line every five seconds."""
     rates: dict[str, tuple[float, int, float]] = {}
     shown = 0.0
 
@@ -275,12 +275,11 @@ def standing_rack(
     made_of: type[Replicas] = Replicas,
     **settings: Any,
 ) -> Iterator[Standing]:
-    """A rack with switch, controller and replicas up, checked to have the wanted delay.
+    """Starts a rack with switch, controller and replicas, and checks its delay.
 
-    The controller's API listens on `api` (HOST:PORT), by default on a Unix socket in the folder. The agents of
-    the replicas in `relayed` reach the controller through a relay. `serve`: more flags of the serving processes.
-    `www`: the folder to serve, in place of one with a file of the wanted size. `made_of`: what serves in place of
-    `rivulet serve`.
+    The controller's API listens on `api` (HOST:PORT), by default on a Unix socket in the folder. Agents of the replicas
+    in `relayed` reach the controller through a relay. `serve`: more flags of the serving processes. `www`: the folder
+    to serve, by default one with a file of the wanted size. `made_of`: the servers in place of `rivulet serve`.
     """
     folder = values.out / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -319,11 +318,11 @@ def standing_rack(
 
 
 def check_links(rack_: Rack, values: Parameters) -> None:
-    """The wanted delay must really be there before anything is measured."""
+    """Checks that the links have the wanted delay before any measurement."""
     client, replica = rack_.spec.of("client")[0], rack_.spec.of("replica")[0]
     least, most, end = values.rtt_ms * 0.95 - 0.2, values.rtt_ms * 1.2 + 5, time.monotonic() + OVERLOAD_S
     while not least <= (measured := ping_ms(rack_, client.name, replica.ip)) <= most:
-        # What comes too early stays so; what is late may be so because something else had the processors.
+        # Too short a delay is an error at once; a long one may be the delay of a busy machine.
         if measured < least or time.monotonic() > end:
             raise RackError(
                 f"the round-trip time is {measured:.2f} ms, not {values.rtt_ms:g} ms: is the machine overloaded?"
@@ -336,7 +335,7 @@ def _step(words: str) -> None:
 
 
 def main_of(name: str, words: str, body: Callable[[Parameters, argparse.Namespace], int]) -> Callable[[list[str]], int]:
-    """The command line of a scenario: flags, errors in words, Ctrl-C."""
+    """Wraps a scenario as a command line: flags, error messages, Ctrl-C."""
 
     def run(arguments: list[str]) -> int:
         options = parser(name, words).parse_args(arguments)

@@ -1,4 +1,4 @@
-"""What runs in the rack: the controller and the replicas, and the questions a demo asks them."""
+"""Controller and replicas of a rack, and the queries of a demo to them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ARTIFACTS = REPOSITORY / "p4src" / "build"
 
 @dataclass(slots=True)
 class Replicas:
-    """The replicas of a rack: started, killed and started again by name."""
+    """The replicas of a rack, started and killed by name."""
 
     rack: Rack
     www: Path
@@ -36,10 +36,10 @@ class Replicas:
     running: dict[str, Process] = field(default_factory=dict)
     starts: dict[str, int] = field(default_factory=dict)
     doors: dict[str, Path] = field(default_factory=dict)
-    """Sockets of agents that reach the controller through a relay, which can be cut."""
+    """Sockets of agents that reach the controller through a relay, which a scenario can cut."""
     relays: dict[str, int] = field(default_factory=dict)
     flags: Sequence[str] = ()
-    """What every serving process is told beside where it stands, such as where uploads go."""
+    """Flags of every serving process, such as the folder for uploads."""
 
     def start(self, name: str) -> None:
         """Starts the serving process of a replica."""
@@ -50,7 +50,7 @@ class Replicas:
         self.running[name] = self.rack.start(f"{name}-{count}", command, self.rack.spaces[name])
 
     def kill(self, name: str) -> float:
-        """kill -9 of the serving process; gives the time of it."""
+        """Kills the serving process with SIGKILL; returns the time."""
         process = self.running.pop(name)
         process.popen.send_signal(signal.SIGKILL)
         when = time.monotonic()
@@ -58,7 +58,7 @@ class Replicas:
         return when
 
     def relay(self, name: str) -> Callable[[], None]:
-        """Starts a relay between a replica's agent and the controller; what it gives puts it in place, at once."""
+        """Starts a relay between agent and controller; the returned function puts it in place at once."""
         socket = self.doors[name] = self.rack.folder / f"agents-{name}.sock"
         count = self.relays[name] = self.relays.get(name, 0) + 1
         fresh = self.rack.folder / f"agents-{name}-{count}.sock"
@@ -68,21 +68,21 @@ class Replicas:
         return lambda: os.replace(fresh, socket)
 
     def cut(self, name: str) -> None:
-        """Ends a replica's first relay: its agent hears nothing more of the controller."""
+        """Ends a replica's first relay, which cuts its agent off from the controller."""
         self.rack.processes[f"relay-{name}-1"].end()
 
     def alive(self) -> list[str]:
-        """Names of the replicas whose process runs."""
+        """Names of the replicas with a running process."""
         return [name for name, process in self.running.items() if process.running()]
 
 
 def start_controller(rack: Rack, switch_socket: Path, agents: Path, api: str) -> Process:
-    """Starts the controller with the rack's configuration (JSON is YAML)."""
+    """Starts the controller with the rack's configuration (JSON is valid YAML)."""
     config = rack.spec.controller_config(
         f"unix:{switch_socket}", f"unix:{agents}", api, str(rack.folder / "controller.db")
     )
     if not api.startswith("unix:"):
-        # Beside it the socket for `rivuletctl`, and a token for the page's buttons: loopback alone may only look.
+        # Also a socket for `rivuletctl`, and a token for the page's buttons: without it the page is read-only.
         (rack.folder / "tokens").touch(mode=0o600)
         (rack.folder / "tokens").write_text(f"page:operate:{secrets.token_urlsafe(12)}\n")
         config["listen"] |= {
@@ -92,13 +92,13 @@ def start_controller(rack: Rack, switch_socket: Path, agents: Path, api: str) ->
     path = rack.folder / "rack.yaml"
     path.write_text(json.dumps(config, indent=1))
     process = rack.start("controller", [str(Path(sys.executable).parent / "rivulet-controller"), str(path)])
-    rack.until(agents.exists, "the controller opens its door for agents", 60.0, process)
+    rack.until(agents.exists, "the controller accepts agents", 60.0, process)
     return process
 
 
 @dataclass(frozen=True, slots=True)
 class SwitchView:
-    """What the switch has counted: by replica name, and by drop reason."""
+    """Counters of the switch: by replica name, and by drop reason."""
 
     at: float
     packets: dict[str, int]
@@ -108,16 +108,16 @@ class SwitchView:
     drops: dict[str, int]
 
     def excluded(self, name: str) -> bool:
-        """Whether the switch sends this replica nothing now."""
+        """Whether the switch excludes this replica."""
         return self.exclusions.get(name, 0) > self.returns.get(name, 0)
 
     def busiest(self, before: SwitchView, names: list[str]) -> str:
-        """Which of these replicas the switch has sent the most packets since `before`."""
+        """The replica of these to which the switch has sent the most packets since `before`."""
         return max(names, key=lambda name: self.packets[name] - before.packets[name])
 
 
 class Watch:
-    """Reads the switch's counters, which needs no arbitration and so disturbs no controller.
+    """Reads the switch's counters, without arbitration and so without disturbing the controller.
 
     A thread keeps the newest view; `history` has every change of an exclusion with its time.
     """
@@ -131,7 +131,7 @@ class Watch:
         self._address = address
         self._replicas = replicas
         self.interval_s = interval_s
-        """Between two looks, each of which takes some time of the machine."""
+        """Interval between two readings, each of which costs CPU time."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._main, name="watch", daemon=True)
 
@@ -158,7 +158,7 @@ class Watch:
                             cell = fy.P4CounterEntry.decode(entity, schema)
                             counts[cell.counter_id][int(cell.index or 0)] = cell.packet_count
                 except grpc.RpcError as error:
-                    # The switch may restart under us; the demo goes on.
+                    # The switch may restart meanwhile; the demo continues.
                     self.problem = str(error.details() if isinstance(error, grpc.Call) else error)
                     self._stop.wait(0.05)
                     continue
@@ -166,7 +166,7 @@ class Watch:
 
     def _wanted(self, schema: fy.P4Schema) -> Iterator[p4r.Entity]:
         for name in self.COUNTERS:
-            # All cells of a replica counter would be 65,536.
+            # Only these cells: a replica counter has 65,536.
             indices = range(len(self._replicas)) if name != "drops" else [None]
             for index in indices:
                 yield fy.P4CounterEntry(name, index=index).encode(schema)
@@ -202,25 +202,25 @@ def _enum(p4info: Path, name: str) -> dict[int, str]:
 
 
 def wait_ready(rack: Rack, watch: Watch, names: list[str], patience_s: float = 60.0) -> None:
-    """Waits until the switch hears every replica and the service answers."""
+    """Waits until the switch receives heartbeats of every replica and the service answers."""
 
-    def heard() -> bool:
+    def all_live() -> bool:
         view = watch.view
         return view is not None and all(view.heartbeats.get(name, 0) > 5 for name in names)
 
     try:
-        rack.until(heard, f"the switch hears {', '.join(names)}", patience_s)
+        rack.until(all_live, f"the switch receives heartbeats of {', '.join(names)}", patience_s)
     except RackError as error:
         raise RackError(f"{error} ({watch.problem})") from None
 
 
 def url(path: str, port: int = SERVICE_PORT) -> str:
-    """Address of a file of the service."""
+    """URL of a file of the service."""
     return f"http://{SERVICE_V4}:{port}/{path}"
 
 
 def make_file(www: Path, name: str, size: int) -> str:
-    """A file of pseudo-random bytes of that size, made once; gives its sha256."""
+    """Makes a file of pseudo-random bytes of that size, once; returns its SHA-256."""
     import hashlib
     import random
 
@@ -246,7 +246,7 @@ def make_file(www: Path, name: str, size: int) -> str:
 
 
 def ping_ms(rack: Rack, source: str, target: str, count: int = 5) -> float:
-    """Median round-trip time from a host to an address, milliseconds. RackError if nothing comes back."""
+    """Median round-trip time from a host to an address, milliseconds. RackError if no answer arrives."""
     out = rack.spaces[source].run(*f"ping -n -i 0.05 -c {count} -W 10 {target}".split())
     times = sorted(float(part.split("=")[1]) for part in out.split() if part.startswith("time="))
     return times[len(times) // 2]

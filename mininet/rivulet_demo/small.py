@@ -1,8 +1,8 @@
-"""A client of many small objects as a user has it: real curl, a new process and a new connection for each few objects.
+"""Fetches many small objects with unmodified curl: a new process and a new connection for each few objects.
 
     python -m rivulet_demo.small --out small.json --manifest mosaic.json URL SECONDS
 
-Nothing is repeated: an object that curl does not bring, whole and right, has failed.
+It does not retry: an object that curl does not fetch completely and correctly has failed.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from pathlib import Path
 from .fetch import show_live
 
 PATIENCE_S = 20
-"""After so long a user has gone."""
+"""Seconds after which a user would have left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """One object."""
+    """Result for one object."""
 
     at: float
-    """When curl was started."""
+    """Start time of curl."""
     name: str
     seconds: float
-    """From the connection's SYN, or on a kept connection from the request, to the last octet."""
+    """Seconds from the connection's SYN, or on a kept connection from the request, to the last byte."""
     reused: bool
-    """On a connection that was there."""
+    """Whether an existing connection was used."""
     failure: str
-    """Empty: it came as it is."""
+    """Reason of a failure; empty if the object is right."""
 
 
 def fetch(url: str, names: list[str], digests: dict[str, str], folder: Path) -> list[Fetched]:
-    """These objects by one curl, over one connection where the server keeps it."""
+    """Fetches these objects with one curl, over one connection if the server keeps it."""
     command = ["curl", "-sS", "--fail", "--max-time", str(PATIENCE_S)]
     command += ["-w", r"%{num_connects} %{time_total} %{exitcode}\n"]
     for place, name in enumerate(names):
@@ -66,14 +66,14 @@ def fetch(url: str, names: list[str], digests: dict[str, str], folder: Path) -> 
 
 
 def main() -> int:
-    """Exit code 0 when all objects came."""
+    """Exit code 0 when all objects are right."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url", help="the folder's address")
-    parser.add_argument("seconds", type=float, help="for how long")
+    parser.add_argument("seconds", type=float, help="duration")
     parser.add_argument("--manifest", type=Path, required=True, help="SHA-256 of each object, JSON")
-    parser.add_argument("--out", type=Path, required=True, help="where the result goes, as JSON")
-    parser.add_argument("--live", type=Path, required=True, help="a file that always holds the bytes so far")
-    parser.add_argument("--together", type=int, default=1, help="objects a connection, where the server keeps it")
+    parser.add_argument("--out", type=Path, required=True, help="file for the result, JSON")
+    parser.add_argument("--live", type=Path, required=True, help="file that is kept up to date with the bytes so far")
+    parser.add_argument("--together", type=int, default=1, help="objects per connection, if the server keeps it")
     options = parser.parse_args()
     digests: dict[str, str] = json.loads(options.manifest.read_text())
     rng, found, octets = random.Random(1), list[Fetched](), 0

@@ -1,4 +1,4 @@
-"""The rack of the demos as data: who stands where, with which addresses, on which link."""
+"""The rack of the demos as data: hosts, addresses, links."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ SERVICE_V6 = "fd00:9::1"
 SERVICE_PORT = 80
 STATELESS_PORT = 81
 BOTH_SERVICES = (("files", SERVICE_PORT, "kernel"), ("files-stateless", STATELESS_PORT, "stateless"))
-"""Rivulet with the kernel's TCP beside it, and the same files by stateless TCP."""
+"""Ports: Rivulet with the kernel's TCP, and the same files over stateless TCP."""
 STORE_PORT = 11211
-"""Where a memcached listens on a store."""
+"""Port of memcached on a store."""
 
 
 QUANTUM_US = 250
-"""What comes to a wire within so long shares a wake-up of it. A demo has six wires on as few cores as there are: one
-for each frame would cost more than all else does, most of all where three replicas have a wire each."""
+"""Microseconds of frames that share a wake-up of a wire. A demo has six wires on few cores: a wake-up for each frame
+would cost more than everything else together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What `rivulet-wire` does to a link, in each direction."""
+    """Settings of `rivulet-wire` for a link, in each direction."""
 
     rate_mbit: float | None = 100.0
     delay_ms: float = 0.0
@@ -33,7 +33,7 @@ class Link:
     queue_packets: int = 200
 
     def arguments(self) -> list[str]:
-        """The flags of rivulet-wire."""
+        """Flags of rivulet-wire."""
         flags = ["--delay", f"{self.delay_ms:g}ms", "--queue", str(self.queue_packets), "--quantum", str(QUANTUM_US)]
         if self.rate_mbit is not None:
             flags += ["--rate", f"{self.rate_mbit:g}mbit"]
@@ -44,7 +44,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A machine of the rack, in a network namespace of its own."""
+    """A machine of the rack, in its own network namespace."""
 
     name: str
     role: Role
@@ -53,7 +53,7 @@ class Host:
     ip6: str
     mac: str
     link: Link | None
-    """None: the host is at the ToR's port itself, as fast as the machine is."""
+    """None: the host is connected to the ToR's port without a wire, at the machine's speed."""
 
     @property
     def gateway(self) -> str:
@@ -77,24 +77,24 @@ class RackSpec:
     slots: int = 128
     weights: dict[str, int] = field(default_factory=dict)
     services: tuple[tuple[str, int, str], ...] = (("files", SERVICE_PORT, "kernel"),)
-    """Name, port, and who serves plain TCP."""
+    """Name, port, and server of plain TCP."""
     meters: dict[str, int] = field(default_factory=dict)
-    """What the ToR lets through of requests without a proof, packets a second by kind (none: unlimited)."""
+    """Limits of requests without a proof at the ToR, packets a second by kind (none: unlimited)."""
 
     def of(self, role: Role) -> tuple[Host, ...]:
         """The hosts of one role, in order."""
         return tuple(host for host in self.hosts if host.role == role)
 
     def host(self, name: str) -> Host:
-        """The host of that name."""
+        """The host with this name."""
         return next(host for host in self.hosts if host.name == name)
 
     def stores(self) -> list[str]:
-        """Where records of plain connections are kept, ADDRESS:PORT."""
+        """Addresses of the stores with records of plain connections, ADDRESS:PORT."""
         return [f"{host.ip}:{STORE_PORT}" for host in self.of("store")]
 
     def controller_config(self, switch_address: str, agents: str, api: str, state: str) -> dict[str, Any]:
-        """The controller's configuration for this rack, as YAML would hold it."""
+        """The controller's configuration for this rack, as YAML would contain it."""
         gateways = sorted({host.gateway for host in self.hosts} | {host.gateway6 for host in self.hosts})
         return {
             "switches": [
@@ -135,7 +135,7 @@ class RackSpec:
                     "heartbeat": f"{self.heartbeat_ms:g}ms",
                     "liveness": f"{self.liveness_ms:g}ms",
                     "meters": self.meters,
-                    # The racks' files are the same by construction, and some are asked for a moment before a kill.
+                    # All replicas serve the same bytes, and some files are requested just before a kill.
                     **({"trods": {"store": self.stores(), "unknown": "trust"}} if plain == "trods" else {}),
                 }
                 for name, port, plain in self.services
@@ -155,11 +155,11 @@ def rack(
     stores: int = 0,
     **settings: Any,
 ) -> RackSpec:
-    """A rack. The clients' links have the rate and the delay.
+    """Describes a rack. The clients' links have the rate and the delay.
 
-    A replica's link has the rate of all clients together: the last replica alive must be able to serve them
-    all, or a kill would show the neighbours' traffic and not what the kill does. `direct`: no link has either,
-    as none of a store ever has.
+    A replica's link has the rate of all clients together, because the last live replica must serve them all;
+    otherwise a kill would show the other clients' traffic and not its own effect. `direct`: no link has a rate or a
+    delay; a store's never has.
     """
     queue = max(50, int(rate_mbit * 1e6 / 8 / 1500 * rtt_ms / 1e3))
     hosts = [

@@ -1,11 +1,11 @@
-"""What every rack and rig stands on: binaries, namespaces and links, processes, and the switches' command lines.
+"""Parts of every rack: binaries, namespaces and links, processes, and command lines of the switches.
 
 >>> with standing(Lab(folder)) as lab:
 ...     tor, host = lab.namespace("tor"), lab.namespace("h1")
 ...     veth(End(tor, "v1"), End(host, "h1-eth0"))
 ...     lab.start("switch", switches.command("embedded", {1: "v1"}, "127.0.0.1:9559"), tor)
 
-However the block ends, the processes are ended by their ids and the namespaces are gone.
+At the end of the block the processes are ended by their ids, and the namespaces removed.
 """
 
 import os
@@ -35,5 +35,5 @@ __all__ = [
     "veth",
 ]
 
-# Racks have keys of their own at the same addresses: no client is to find what another run's left in a home.
+# Racks use the same addresses with different keys: a client must not find another run's files in the home directory.
 os.environ.setdefault("RIVULET_STATE", "")

@@ -1,4 +1,4 @@
-"""Where binaries are, and how they are run where time matters."""
+"""Paths of binaries, and their scheduling priority."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class RackError(Exception):
-    """The rack could not be built or does not do what it should; the text says what and where to look."""
+    """The rack could not be built or does not work; the message gives the reason and where to look."""
 
 
 def folders() -> list[Path]:
-    """Where binaries of ours are looked for: in RIVULET_BIN, if that is set, else where cargo puts them."""
+    """Folders to search for Rivulet's binaries: RIVULET_BIN if it is set, else cargo's."""
     if "RIVULET_BIN" in os.environ:
         return [Path(os.environ["RIVULET_BIN"])]
     target = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target"))
@@ -23,15 +23,15 @@ def folders() -> list[Path]:
 
 
 def binary(name: str) -> str:
-    """Path of a binary of ours. RackError if it is not there."""
+    """Path of one of Rivulet's binaries; RackError if it does not exist."""
     found = next((folder / name for folder in folders() if (folder / name).exists()), None)
     if found is None:
-        raise RackError(f"{folders()[0] / name} is not there: run `make build` first")
+        raise RackError(f"{folders()[0] / name} does not exist: run `make build` first")
     return str(found)
 
 
 def built(*names: str) -> bool:
-    """Whether these binaries of ours are there."""
+    """Whether these binaries exist."""
     try:
         return all(binary(name) for name in names)
     except RackError:
@@ -40,12 +40,11 @@ def built(*names: str) -> bool:
 
 @functools.cache
 def prompt(priority: int = 5) -> tuple[str, ...]:
-    """What runs a command so that it is scheduled at once, as links, switches and the kernel's TCP are.
+    """Command prefix that gives a process real-time priority, as links, switches and kernels have it.
 
-    The packet path of a rack is hardware and kernels; here it is processes, which wait for their turn on a busy
-    machine, so that heartbeats come late and replicas that are well are excluded. Those of one priority take turns of
-    100 ms; a higher one is for what would have a machine of its own and must answer sooner. Empty where it is not
-    allowed.
+    The packet path of a rack is hardware and kernels; here it is processes. On a busy machine they would wait for the
+    processor, so that heartbeats come late and live replicas are excluded. Processes of one priority alternate every
+    100 ms; a higher one is for processes that must answer sooner. Empty if the kernel does not permit it.
     """
     command = ("chrt", "--rr", str(priority))
     try:

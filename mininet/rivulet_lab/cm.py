@@ -1,4 +1,4 @@
-"""The Congestion Manager beside a lab: where it is pinned, and its command."""
+"""The Congestion Manager of a lab: its BPF file system and its command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .binaries import binary
 
 @contextmanager
 def bpf_fs(folder: Path) -> Iterator[Path]:
-    """A BPF file system in this folder until the end of the block."""
+    """Mounts a BPF file system in this folder until the end of the block."""
     folder.mkdir(parents=True, exist_ok=True)
     subprocess.run(["mount", "-t", "bpf", "bpf", str(folder)], check=True)
     try:
@@ -22,5 +22,5 @@ def bpf_fs(folder: Path) -> Iterator[Path]:
 
 
 def cm_command(name: str, folder: Path, *words: str) -> list[str]:
-    """`rivulet cm` with a congestion control of this name, pinned in a BPF file system's folder."""
+    """`rivulet cm` with a congestion control of this name, pinned in the BPF file system of `folder`."""
     return [binary("rivulet"), "cm", "--name", name, "--state", str(folder / "cm"), *words]

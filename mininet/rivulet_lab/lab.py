@@ -1,4 +1,4 @@
-"""Namespaces and processes that stand together and go together."""
+"""Namespaces and processes that a block starts and its end removes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _count = itertools.count()
 
 @dataclass(slots=True)
 class Process:
-    """A process of ours, with its log (none: what it prints goes elsewhere)."""
+    """A child process, with its log file (None: its output goes elsewhere)."""
 
     name: str
     popen: subprocess.Popen[bytes]
@@ -30,21 +30,21 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Its id."""
+        """Its process id."""
         return self.popen.pid
 
     def running(self) -> bool:
-        """Whether it still runs."""
+        """Whether it is still running."""
         return self.popen.poll() is None
 
     def end(self, how: int = signal.SIGTERM, patience_s: float = 10.0) -> None:
-        """Ends it by its id: `how` first, SIGKILL if that is not heeded in time."""
+        """Ends it by its id: with the signal `how`, and with SIGKILL if it does not end in time."""
         if self.running():
             self.popen.send_signal(how)
         self.reap(patience_s)
 
     def reap(self, patience_s: float) -> None:
-        """Waits for its end, which comes by SIGKILL if it takes too long."""
+        """Waits for its end; sends SIGKILL after `patience_s` seconds."""
         try:
             self.popen.wait(patience_s)
         except subprocess.TimeoutExpired:
@@ -52,7 +52,7 @@ class Process:
             self.popen.wait()
 
     def output(self, patience_s: float = 120.0) -> str:
-        """What it printed into a pipe, once it has ended. RackError with what it said if it failed or does not end."""
+        """Its output on a pipe, after its end. RackError with the output if it fails or does not end."""
         try:
             out, err = self.popen.communicate(timeout=patience_s)
         except subprocess.TimeoutExpired:
@@ -65,19 +65,19 @@ class Process:
         return out.decode(errors="replace")
 
     def text(self) -> str:
-        """Its log."""
+        """The contents of its log."""
         try:
             return "" if self.log is None else self.log.read_text(errors="replace")
         except OSError:
             return ""
 
     def last_lines(self, count: int = 15) -> str:
-        """The end of its log, for error messages."""
+        """The last lines of its log, for error messages."""
         return "\n".join(self.text().splitlines()[-count:]) or "(no log)"
 
 
 class Lab:
-    """A folder for logs, namespaces with names that nobody else has, and the processes in them."""
+    """A folder for logs, namespaces with unique names, and the processes in them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -85,11 +85,11 @@ class Lab:
         self.processes: dict[str, Process] = {}
         self._made: list[Namespace] = []
         self._last = ExitStack()
-        """What is taken away when all else is gone."""
+        """Cleared after everything else."""
         self._prefix = f"rv{os.getpid()}-{next(_count)}-"
 
     def namespace(self, name: str) -> Namespace:
-        """Makes a namespace, called so in `spaces`."""
+        """Makes a namespace; `name` is its key in `spaces`."""
         if os.geteuid() != 0:
             raise RackError("network namespaces need root: run it with sudo")
         space = self.spaces[name] = Namespace.add(f"{self._prefix}{name}")
@@ -97,16 +97,16 @@ class Lab:
         return space
 
     def bpf_fs(self) -> Path:
-        """Mounts a BPF file system in the folder `bpf`, which stays until everything is down."""
+        """Mounts a BPF file system in the folder `bpf`, until all processes have ended."""
         return self._last.enter_context(bpf_fs(self.folder / "bpf"))
 
     def start(self, name: str, command: Sequence[str], space: Namespace | None = None, **options: Any) -> Process:
-        """Starts a process in a namespace (none: ours), with a log of its name unless `options` say where it prints.
+        """Starts a process in a namespace (None: the current one). Its log has its name unless `options` redirect it.
 
-        It ends with us, however we end: nobody could take it down after a kill -9.
+        It ends when this process does, even by kill -9.
         """
         if name in self.processes and self.processes[name].running():
-            raise RackError(f"{name} runs already")
+            raise RackError(f"{name} is already running")
         enter = space.enter if space is not None else ()
         command = ["setpriv", "--pdeathsig", "KILL", "--", *enter, *command]
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -117,15 +117,15 @@ class Lab:
         return process
 
     def end(self, name: str, how: int = signal.SIGKILL) -> Process:
-        """Ends a process, which then is none of ours any more."""
+        """Ends a process and removes it from the lab."""
         process = self.processes.pop(name)
         process.end(how)
         return process
 
     def until(self, condition: Callable[[], bool], what: str, patience_s: float, *watched: Process) -> float:
-        """Waits for a condition; how long it took, seconds.
+        """Waits for a condition; returns the seconds that it took.
 
-        RackError with the ends of the logs of those that are watched if it does not come, or one of them ends.
+        RackError with the last log lines of the watched processes if the time runs out or one of them ends.
         """
         began = time.monotonic()
         while not condition():
@@ -157,17 +157,17 @@ L = TypeVar("L", bound=Lab)
 
 @contextmanager
 def standing(lab: L) -> Iterator[L]:
-    """The lab until the end of the block, and everything down after it, on SIGTERM and Ctrl-C too."""
+    """The lab until the end of the block; everything is removed then, also on SIGTERM and Ctrl-C."""
 
     def interrupted(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    # SIGINT too: Python leaves it ignored where it was started so, as in the background of a script.
+    # SIGINT too: Python ignores it if it was started with it ignored, as in the background of a script.
     before = {number: signal.signal(number, interrupted) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield lab
     finally:
-        # A second Ctrl-C must not leave half a lab behind.
+        # A second Ctrl-C must not interrupt the teardown.
         for number in before:
             signal.signal(number, signal.SIG_IGN)
         lab.down()

@@ -1,4 +1,4 @@
-"""Network namespaces, the links between them, and what a link must not do to frames."""
+"""Network namespaces, links between them, and the offloads that links must not have."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from .binaries import RackError
 
 OFFLOADS = ("tx", "rx", "tso", "gso", "gro", "txvlan", "rxvlan")
-"""veth leaves checksums, segmentation and tags to nobody: the frames here must be whole (docs/dataplane.md)."""
+"""Offloads that a veth must not have: it would leave checksums, segmentation and tags undone (docs/dataplane.md)."""
 
 FULL_FRAME = 1514
 
 
 def run(*command: str, patience_s: float = 60.0, stdin: str | None = None) -> str:
-    """Runs a command to its end and gives what it printed. RackError with what it said if it fails."""
+    """Runs a command and returns its output. RackError with the error output if it fails."""
     try:
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=patience_s, check=False)
     except subprocess.TimeoutExpired:
@@ -29,9 +29,9 @@ class Namespace:
     """A network namespace: one of `ip netns`, or that of a process (a node of Mininet)."""
 
     where: str
-    """What `ip ... netns` calls it: a name, or the process's id."""
+    """Its name for `ip ... netns`, or the process id."""
     enter: tuple[str, ...]
-    """What runs a command in it."""
+    """Command prefix that runs a command in it."""
 
     @staticmethod
     def add(name: str) -> Namespace:
@@ -42,19 +42,19 @@ class Namespace:
 
     @staticmethod
     def of(pid: int) -> Namespace:
-        """That of a node of Mininet."""
+        """The namespace of a node of Mininet."""
         return Namespace(str(pid), ("mnexec", "-da", str(pid)))
 
     def command(self, *words: str) -> list[str]:
-        """The command as run in it."""
+        """The command, with the prefix that runs it in the namespace."""
         return [*self.enter, *words]
 
     def run(self, *words: str, patience_s: float = 60.0, stdin: str | None = None) -> str:
-        """Runs a command in it to its end and gives what it printed. RackError if it fails."""
+        """Runs a command in it and returns its output. RackError if it fails."""
         return run(*self.enter, *words, patience_s=patience_s, stdin=stdin)
 
     def succeeds(self, *words: str) -> bool:
-        """Whether a command in it does not fail."""
+        """Whether a command in it succeeds."""
         done = subprocess.run(self.command(*words), capture_output=True, stdin=subprocess.DEVNULL, check=False)
         return done.returncode == 0
 
@@ -63,7 +63,7 @@ class Namespace:
         self.run("ip", "-batch", "-", stdin="\n".join(lines))
 
     def set(self, *settings: str) -> None:
-        """Kernel settings, as of `sysctl -w`."""
+        """Sets kernel settings, as `sysctl -w` does."""
         self.run("sysctl", "-qw", *settings)
 
     def tcp(self, counter: str) -> int:
@@ -73,8 +73,8 @@ class Namespace:
         return int(dict(zip(names, values, strict=True))[counter])
 
     def serve_at(self, *addresses: str) -> None:
-        """Gives it addresses that nobody announces: those of a service."""
-        # Not every kernel has dummy devices; the loopback device serves as well.
+        """Adds addresses of a service, which it does not announce."""
+        # Some kernels have no dummy devices; then the loopback device holds the addresses.
         device = "service" if self.succeeds("ip", "link", "add", "service", "type", "dummy") else "lo"
         added = (
             f"addr add {a}/128 dev {device} nodad" if ":" in a else f"addr add {a}/32 dev {device}" for a in addresses
@@ -83,7 +83,7 @@ class Namespace:
         self.set("net.ipv4.conf.all.arp_ignore=1", "net.ipv4.conf.all.arp_announce=2")
 
     def delete(self) -> None:
-        """Removes one that was added, with its interfaces; nothing happens if it is gone."""
+        """Removes a namespace that `add` made, with its interfaces; does nothing if it no longer exists."""
         subprocess.run(["ip", "netns", "del", self.where], capture_output=True, check=False)
 
 
@@ -94,13 +94,13 @@ class End:
     space: Namespace
     device: str
     mac: str = ""
-    """Its Ethernet address (empty: the kernel's choice)."""
+    """Its Ethernet address (empty: chosen by the kernel)."""
     ipv6: bool = False
-    """Whether the kernel speaks IPv6 on it; where it does not, it sends nothing by itself."""
+    """Whether IPv6 is on; without it the kernel sends nothing by itself."""
 
 
 def veth(one: End, two: End, mtu: int = 1500) -> None:
-    """Joins two namespaces, or two devices of one, by a link that is up and hands on whole frames as they are."""
+    """Connects two namespaces, or two devices of one, by a link that is up and forwards complete frames."""
     one.space.ip(
         f"link add dev {one.device} mtu {mtu} type veth peer name {two.device} mtu {mtu} netns {two.space.where}"
     )
@@ -112,7 +112,8 @@ def veth(one: End, two: End, mtu: int = 1500) -> None:
 
 
 def shape(space: Namespace, device: str, rate_mbit: float | None, burst: int = 1 << 16) -> None:
-    """A token bucket at a device's egress (none: taken away), with room for 256 full frames as a switch port has."""
+    """Sets a token bucket at a device's egress (None: removes it), with a burst of 256 full frames, as a switch port
+    has."""
     space.succeeds("tc", "qdisc", "del", "dev", device, "root")
     if rate_mbit is not None:
         words = ("rate", f"{rate_mbit:g}mbit", "burst", str(burst), "limit", str(256 * FULL_FRAME))

@@ -1,4 +1,4 @@
-"""nginx as it comes, with everything it writes in a folder of ours."""
+"""Unmodified nginx, with all its files in one folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ http {{
 
 
 def program() -> str:
-    """Where it is. RackError where it is not installed."""
+    """Path of nginx; RackError if it is not installed."""
     found = shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/usr/bin")
     if found is None:
         raise RackError("nginx is not installed: `scripts/setup.sh --trods` installs it")
@@ -29,9 +29,9 @@ def program() -> str:
 
 
 def command(folder: Path, www: Path, *listen: str) -> list[str]:
-    """Runs one process of it that serves `www` at each of `listen` (ADDRESS:PORT, [ADDRESS]:PORT).
+    """Runs one nginx process that serves `www` at each of `listen` (ADDRESS:PORT, [ADDRESS]:PORT).
 
-    Ended by its id all of it is gone.
+    Killing the process by its id ends all of nginx.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "nginx.conf"

@@ -1,4 +1,4 @@
-"""The two switches, which take the same flags."""
+"""Command lines of the two switches, which take the same flags."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .binaries import RackError, binary
 SWITCHES = ("embedded", "bmv2")
 
 CPU_PORT, DROP_PORT = 510, 511
-"""Ports of the P4 program that are no interfaces."""
+"""Ports of the P4 program without an interface."""
 
 
 def program(switch: str) -> str:
-    """Path of a switch's program. RackError if it is not there."""
+    """Path of a switch; RackError if it does not exist."""
     if switch == "embedded":
         return binary("rivulet-switch")
     found = shutil.which("simple_switch_grpc")
@@ -25,7 +25,7 @@ def program(switch: str) -> str:
 
 
 def installed() -> list[str]:
-    """The switches that can be run here."""
+    """The switches that are installed."""
     found = []
     for switch in SWITCHES:
         with suppress(RackError):
@@ -37,7 +37,7 @@ def installed() -> list[str]:
 def command(
     switch: str, ports: Mapping[int, str], grpc: str, *, device_id: int = 1, flags: Sequence[str] = (), path: str = ""
 ) -> list[str]:
-    """Runs a switch with the interface of each port, and P4Runtime at `grpc` (HOST:PORT or unix:PATH)."""
+    """Runs a switch with an interface for each port, and P4Runtime at `grpc` (HOST:PORT or unix:PATH)."""
     interfaces = [word for port, device in ports.items() for word in ("-i", f"{port}@{device}")]
     target = ["--cpu-port", str(CPU_PORT), "--drop-port", str(DROP_PORT), "--grpc-server-addr", grpc]
     return [path or program(switch), "--no-p4", "--device-id", str(device_id), *flags, *interfaces, "--", *target]

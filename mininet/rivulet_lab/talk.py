@@ -1,11 +1,11 @@
-"""Sessions that last: sshd and a websocket echo as servers, and clients that say a numbered line again and again.
+"""Long sessions: sshd and a websocket echo as servers, and clients that send numbered lines and wait for the echo.
 
     python -m rivulet_lab.talk serve-websocket ADDRESS PORT
     python -m rivulet_lab.talk websocket ADDRESS PORT
     python -m rivulet_lab.talk ssh ADDRESS PORT KEY
 
-A client goes on over its one connection until it is terminated, and prints then as JSON how many lines were answered,
-in order and whole, the longest silence and how the session ended; a session that ends by itself says so too.
+A client uses one connection until it gets SIGTERM, then prints as JSON how many lines were echoed in order, the longest
+waits, and how the session ended; it also prints that if the session ends before.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from pathlib import Path
 from .binaries import RackError
 
 PAUSE_S = 0.02
-"""Between an answer and the next line."""
+"""Pause between an answer and the next line."""
 GIVE_UP_S = 60.0
-"""A line that is not answered for so long never is."""
+"""Seconds after which a line counts as unanswered."""
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-"""RFC 6455, section 1.3."""
+"""GUID of RFC 6455, section 1.3."""
 _TEXT, _CLOSE = 0x81, 0x88
 
 
@@ -42,7 +42,7 @@ def _accept(key: bytes) -> bytes:
 
 
 def _frame(kind: int, octets: bytes, mask: bytes = b"") -> bytes:
-    """A whole frame of less than 126 octets (RFC 6455, section 5.2)."""
+    """A whole frame of less than 126 bytes (RFC 6455, section 5.2)."""
     head = bytes([kind, len(octets) | (0x80 if mask else 0)]) + mask
     return head + (bytes(octet ^ mask[n % 4] for n, octet in enumerate(octets)) if mask else octets)
 
@@ -85,7 +85,7 @@ def _echo(stream: socket.socket) -> None:
 
 
 def serve_websocket(address: str, port: int) -> None:
-    """An echo for as long as it runs. `::` is every address, of IPv4 too."""
+    """Runs an echo server until it is killed. `::` accepts IPv4 too."""
     every = address == "::"
     family = socket.AF_INET6 if every else socket.AF_INET
     with socket.create_server((address, port), family=family, dualstack_ipv6=every) as listener:
@@ -100,7 +100,7 @@ def _quietly(stream: socket.socket) -> None:
 
 
 def websocket(address: str, port: int) -> Callable[[str], str]:
-    """A session; what it is called with is echoed."""
+    """Opens a session; the returned function sends a line and returns its echo."""
     stream = socket.create_connection((address, port))
     stream.settimeout(GIVE_UP_S)
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -110,15 +110,15 @@ def websocket(address: str, port: int) -> Callable[[str], str]:
     if _head(stream).get(b"sec-websocket-accept") != _accept(key):
         raise ConnectionError("the server takes no websocket")
 
-    def say(line: str) -> str:
+    def exchange(line: str) -> str:
         stream.sendall(_frame(_TEXT, line.encode(), os.urandom(4)))
         return _read(stream)[1].decode()
 
-    return say
+    return exchange
 
 
 def ssh(address: str, port: int, key: str) -> Callable[[str], str]:
-    """A session of ssh, whose shell repeats lines."""
+    """Opens an ssh session with a shell that echoes lines."""
     options = ("StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "BatchMode=yes", "LogLevel=ERROR")
     flags = [flag for option in options for flag in ("-o", option)]
     command = ["ssh", *flags, "-F", "none", "-i", key, "-p", str(port), f"root@{address}", "cat"]
@@ -126,7 +126,7 @@ def ssh(address: str, port: int, key: str) -> Callable[[str], str]:
     write, read = session.stdin, session.stdout
     assert write is not None and read is not None
 
-    def say(line: str) -> str:
+    def exchange(line: str) -> str:
         write.write(f"{line}\n".encode())
         write.flush()
         if not select.select([read], [], [], GIVE_UP_S)[0]:
@@ -136,7 +136,7 @@ def ssh(address: str, port: int, key: str) -> Callable[[str], str]:
             raise ConnectionError(f"ssh ended with {session.wait()}")
         return answer.decode().rstrip("\n")
 
-    return say
+    return exchange
 
 
 class _Over(Exception):
@@ -144,26 +144,26 @@ class _Over(Exception):
 
 
 def talk(session: Callable[[], Callable[[str], str]]) -> dict[str, object]:
-    """Says lines until SIGTERM."""
+    """Sends lines until SIGTERM."""
 
     def over(_signal: int, _frame: object) -> None:
         raise _Over
 
     answers, longest, at, ended = 0, 0.0, 0.0, "terminated"
-    silences: list[tuple[float, float]] = []
+    waits: list[tuple[float, float]] = []
     try:
-        say = session()
-        # Not while it is set up: of such a session nothing is known.
+        exchange = session()
+        # A session that fails during its setup has no results.
         signal.signal(signal.SIGTERM, over)
         print("talking", flush=True)
         while True:
             began = time.monotonic()
-            if say(f"line {answers}") != f"line {answers}":
-                ended = f"line {answers} came otherwise"
+            if exchange(f"line {answers}") != f"line {answers}":
+                ended = f"line {answers} had another echo"
                 break
             took = time.monotonic() - began
             answers += 1
-            silences.append((time.time() - took, took))
+            waits.append((time.time() - took, took))
             if took > longest:
                 longest, at = took, time.time() - took
             time.sleep(PAUSE_S)
@@ -171,29 +171,29 @@ def talk(session: Callable[[], Callable[[str], str]]) -> dict[str, object]:
         pass
     except (OSError, ConnectionError) as error:
         ended = str(error)
-    # The longest ones, so that whoever reads it can tell which harm they belong to.
-    silences.sort(key=lambda silence: -silence[1])
-    told = [{"at": round(when, 3), "ms": round(1e3 * took, 1)} for when, took in silences[:20]]
+    # Several longest waits with their times, so that a reader can assign each to a harm.
+    waits.sort(key=lambda wait: -wait[1])
+    longest_waits = [{"at": round(when, 3), "ms": round(1e3 * took, 1)} for when, took in waits[:20]]
     return {
         "answers": answers,
         "whole": ended == "terminated",
         "ended": ended,
         "longest_ms": round(1e3 * longest, 1),
         "longest_at": round(at, 3),
-        "silences": told,
+        "silences": longest_waits,
     }
 
 
 def sshd(folder: Path, *listen: str) -> list[str]:
-    """The command of an sshd with a host key of its own that lets in who has `folder`/client.
+    """The command of an sshd with its own host key that accepts the key `folder`/client.
 
-    Several with the same folder are one to their clients.
+    Servers with the same folder are the same host for clients.
     """
     program = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
     if program is None:
         raise RackError("sshd is not installed: `scripts/setup.sh --test` installs it (openssh-server)")
     folder.mkdir(parents=True, exist_ok=True)
-    # It insists on this one, whatever else it is told.
+    # sshd requires this directory, whatever its configuration.
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     for name in ("host", "client"):
         if not (folder / name).exists():
@@ -215,9 +215,9 @@ def main() -> int:
     if what == "serve-websocket":
         serve_websocket(address, int(port))
         return 0
-    told = talk(lambda: ssh(address, int(port), *more) if what == "ssh" else websocket(address, int(port)))
-    print(json.dumps(told), flush=True)
-    return 0 if told["whole"] else 1
+    result = talk(lambda: ssh(address, int(port), *more) if what == "ssh" else websocket(address, int(port)))
+    print(json.dumps(result), flush=True)
+    return 0 if result["whole"] else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How a stream followed its link is read from what its server wrote."""
+"""Tests of the reactions of streams that are computed from the servers' lines."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rivulet_demo.adaptive import LAYERS, NS, Journal, layer_at, rate_at, reacti
 
 
 def served(*steps: tuple[float, int]) -> list[dict[str, object]]:
-    """Lines of layers, at seconds."""
+    """Lines of layers at these seconds."""
     return [{"event": "layer", "at": round(at * NS), "to": to, "sample_ms": 100.0} for at, to in steps]
 
 
 CHANGES = [(0, 3.0), (10 * NS, 0.7), (20 * NS, 1.4), (30 * NS, 0.3)]
 
 
-def test_a_reaction_lasts_until_the_first_layer_that_fits() -> None:
+def test_reaction_lasts_until_first_fitting_layer() -> None:
     lines = served((0.1, 0), (0.2, 3), (10.1, 2), (10.3, 1), (10.4, 0), (21, 2), (30.5, 0))
     first, second = reactions(CHANGES, lines, LAYERS)
     assert (first.at, first.before, first.layer) == (10 * NS, 3, 1)
@@ -27,15 +27,15 @@ def test_a_reaction_lasts_until_the_first_layer_that_fits() -> None:
     assert (second.at, second.before, second.layer, second.seconds) == (30 * NS, 2, 0, 0.5)
 
 
-def test_a_layer_that_fits_already_is_no_reaction_and_one_that_never_does_takes_for_ever() -> None:
+def test_fitting_layer_is_no_reaction_and_missing_one_is_infinite() -> None:
     assert reactions(CHANGES[:2], served((0.1, 1)), LAYERS) == []
     assert reactions(CHANGES[:2], [], LAYERS) == []
-    # What came after the next change is not an answer to this one.
+    # A layer after the next change is not a reaction to this one.
     never, later = reactions(CHANGES[:3], served((0.1, 3), (20.1, 0)), LAYERS)
     assert math.isinf(never.seconds) and later.seconds == pytest.approx(0.1)
 
 
-def test_the_parts_of_a_time_add_up() -> None:
+def test_shares_of_layers_within_window() -> None:
     lines = served((1, 0), (4, 2), (6, 1))
     assert spent(lines, 0, 10 * NS) == pytest.approx({0: 0.3, 2: 0.2, 1: 0.4})
     assert spent(lines, 5 * NS, 7 * NS) == pytest.approx({2: 0.5, 1: 0.5})
@@ -43,7 +43,7 @@ def test_the_parts_of_a_time_add_up() -> None:
     assert (rate_at(CHANGES, 10 * NS - 1), rate_at(CHANGES, 10 * NS)) == (3.0, 0.7)
 
 
-def test_a_line_that_is_being_written_is_not_read(tmp_path: Path) -> None:
+def test_incomplete_line_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = Journal(path)
     assert journal.read() == [] and journal.last("layer") == {}

@@ -1,4 +1,4 @@
-"""Packets of a client are counted as what they are, and an attacker's are what the switch judges."""
+"""Tests of the counts of a client's packets, and of the frames that an attacker sends."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ CLIENT = "192.0.2.1"
 
 
 def pcap(path: Path, frames: list[bytes], snap: int = 1 << 16) -> Path:
-    """A pcap of these frames."""
+    """Writes a pcap of these frames."""
     records = [struct.pack("<4I", 0, 0, len(f[:snap]), len(f)) + f[:snap] for f in frames]
     path.write_bytes(struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, snap, 1) + b"".join(records))
     return path
 
 
 def responses() -> list[tuple[str, bytes, int]]:
-    """Name, frame and application bytes of every untagged IPv4 response among the wire vectors."""
+    """Name, frame and application bytes of every untagged IPv4 response in the wire vectors."""
     found = []
     for packet in VECTORS["packets"]:
         if packet["response"] is None or packet["eth"]["vlan"] is not None or ":" in packet["ip"]["dst"]:
@@ -36,7 +36,7 @@ def responses() -> list[tuple[str, bytes, int]]:
     return found
 
 
-def test_application_bytes_of_every_response_are_those_of_the_wire_vectors(tmp_path: Path) -> None:
+def test_application_bytes_match_wire_vectors(tmp_path: Path) -> None:
     assert len(responses()) > 10 and sum(data > 0 for _, _, data in responses()) > 4
     for name, frame, data in responses():
         traffic = count(pcap(tmp_path / "one.pcap", [frame]), CLIENT)
@@ -45,7 +45,7 @@ def test_application_bytes_of_every_response_are_those_of_the_wire_vectors(tmp_p
         assert traffic.retransmissions == int(name.startswith("RETRANSMISSION")), name
 
 
-def test_every_cut_of_a_response_is_counted_without_a_crash(tmp_path: Path) -> None:
+def test_truncated_responses_are_counted(tmp_path: Path) -> None:
     for _, frame, data in responses():
         for snap in range(14, len(frame), 7):
             assert count(pcap(tmp_path / "cut.pcap", [frame], snap), CLIENT).data_bytes <= max(data, len(frame))
@@ -58,7 +58,7 @@ def segment(sequence: int, data: int, source: bytes = b"\x0a\x09\x00\x01") -> by
     return bytes(12) + b"\x08\x00" + ip + tcp
 
 
-def test_plain_tcp_repeats_what_lies_below_what_came_before(tmp_path: Path) -> None:
+def test_plain_segment_below_highest_byte_is_repeated(tmp_path: Path) -> None:
     wrap = (1 << 32) - 1000
     frames = [segment(wrap, 1000), segment(0, 500), segment(1000, 500), segment(500, 500), segment(1500, 0)]
     traffic = count(pcap(tmp_path / "tcp.pcap", frames), CLIENT)
@@ -76,17 +76,17 @@ def opening(port: int, flags: int, back: bool = False) -> bytes:
     return bytes(12) + b"\x08\x00" + ip + tcp
 
 
-def test_a_connection_is_its_syn_however_often_that_comes(tmp_path: Path) -> None:
+def test_repeated_syn_counts_one_connection(tmp_path: Path) -> None:
     syn, syn_ack, ack = 0x02, 0x12, 0x10
     frames = [opening(40000, syn), opening(40000, syn | 0xC0), opening(40000, syn_ack, back=True), opening(40000, ack)]
-    # What others open to the client is none of its own.
+    # Connections that others open to the client do not count.
     frames += [opening(40001, ack), opening(40002, syn, back=True)]
     service = b"\x0a\x09\x00\x01\x00\x50"
     assert plain_connections(pcap(tmp_path / "one.pcap", frames), CLIENT) == {(service, 40000)}
     assert len(plain_connections(pcap(tmp_path / "two.pcap", [*frames, opening(40003, syn)]), CLIENT)) == 2
 
 
-def test_what_is_no_pcap_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_not_pcap_is_refused(tmp_path: Path) -> None:
     for content in (b"", b"x" * 100):
         (tmp_path / "x").write_bytes(content)
         with pytest.raises(RackError):
@@ -99,7 +99,7 @@ def request() -> bytes:
     return next(frame for frame in frames if attacker.is_request_with_proof(frame))
 
 
-def test_a_forgery_differs_in_the_sum_alone_and_has_right_checksums() -> None:
+def test_forgery_differs_in_sum_and_checksums_only() -> None:
     frame = request()
     made = attacker.forged(frame, random.Random(3))
     differing = {place for place, (a, b) in enumerate(zip(frame, made, strict=True)) if a != b}
@@ -110,10 +110,10 @@ def test_a_forgery_differs_in_the_sum_alone_and_has_right_checksums() -> None:
     assert attacker.checksum(pseudo + made[34:]) == 0
 
 
-def test_the_attackers_syn_is_the_smallest_one_of_the_wire_format() -> None:
+def test_attackers_syn_matches_smallest_syn_vector() -> None:
     made = attacker.syn(bytes(6), random.Random(3))
     vector = next(bytes.fromhex(p["frame"]) for p in VECTORS["packets"] if p["name"] == "the smallest SYN with data")
-    # That one is IPv6: from the TCP header's offset field on all but checksum and timestamp are the same.
+    # The vector is IPv6: from the TCP data offset on everything but checksum and timestamp is equal.
     ours, theirs = bytearray(made[34 + 12 :]), bytearray(vector[54 + 12 :])
     for part in (ours, theirs):
         part[4:6] = bytes(2)

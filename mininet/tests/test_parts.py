@@ -1,4 +1,4 @@
-"""The parts of the demos that need no rack."""
+"""Tests of parts of the demos that need no rack."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rivulet_demo.spec import Link, rack
 from rivulet_lab import nginx
 
 
-def test_the_rack_is_a_configuration_that_the_controller_takes() -> None:
+def test_controller_accepts_rack_configuration() -> None:
     spec = rack(clients=2, replicas=8, policy="round_robin", weights={"r2": 5})
     config = parse(json.dumps(spec.controller_config("unix:/x/s", "unix:/x/a", "127.0.0.1:1", "/x/db")))
     assert [replica.weight for replica in config.replicas][:3] == [1, 5, 1]
@@ -26,7 +26,7 @@ def test_the_rack_is_a_configuration_that_the_controller_takes() -> None:
     assert len({host.mac for host in spec.hosts}) == len(spec.hosts)
 
 
-def test_clients_carry_the_delay_and_a_queue_of_one_bandwidth_delay_product() -> None:
+def test_client_links_have_delay_and_bdp_queue() -> None:
     spec = rack(rate_mbit=100, rtt_ms=10)
     assert spec.host("c1").link == Link(100, 5.0, 0.0, 83)
     assert spec.host("r1").link.delay_ms == 0.0
@@ -34,7 +34,7 @@ def test_clients_carry_the_delay_and_a_queue_of_one_bandwidth_delay_product() ->
 
 
 @pytest.mark.parametrize("count", [2, 3, 8])
-def test_a_plan_kills_all_but_one_and_brings_them_back(count: int) -> None:
+def test_failover_plan_kills_all_but_one_and_restarts_them(count: int) -> None:
     names = [f"r{n}" for n in range(count)]
     steps = failover(names, 16.0)
     alive = set(names)
@@ -47,7 +47,7 @@ def test_a_plan_kills_all_but_one_and_brings_them_back(count: int) -> None:
     assert alive == set(names)
 
 
-def test_a_rolling_restart_has_at_most_one_replica_down() -> None:
+def test_rolling_plan_has_one_replica_down() -> None:
     down: set[str] = set()
     seen: set[str] = set()
     for step in rolling(["r1", "r2", "r3"], 12.0):
@@ -57,7 +57,7 @@ def test_a_rolling_restart_has_at_most_one_replica_down() -> None:
     assert seen == {"r1", "r2", "r3"} and not down
 
 
-def test_the_longest_gap_is_the_one_that_overlaps_the_window() -> None:
+def test_longest_gap_overlaps_window() -> None:
     samples = [(0.0, 1), (0.1, 2), (1.1, 3), (1.2, 4), (3.2, 5)]
     assert longest_gap(samples, 0.5, 1.15) == pytest.approx(1.0)
     assert longest_gap(samples, 1.3, 2.0) == pytest.approx(2.0)
@@ -65,7 +65,7 @@ def test_the_longest_gap_is_the_one_that_overlaps_the_window() -> None:
     assert longest_gap([], 0.0, 1.0) == 0.0
 
 
-def test_the_typical_goodput_is_that_of_most_of_the_time() -> None:
+def test_typical_goodput_is_median() -> None:
     steady = [(n / 100, 1000 * n) for n in range(101)]
     assert typical_mbps(steady, 0.0, 1.0) == pytest.approx(0.8, rel=0.15)
     assert typical_mbps([s for s in steady if not 0.2 < s[0] < 0.6], 0.0, 1.0) == pytest.approx(0.8, rel=0.15), (
@@ -84,7 +84,7 @@ def test_throughput_counts_every_byte_once() -> None:
     assert rates[5] == 0.0
 
 
-def test_the_meter_notes_bytes_gaps_and_digest() -> None:
+def test_meter_records_bytes_gaps_and_digest() -> None:
     meter = Meter()
     for data, now in ((b"a", 1.0), (b"b", 1.0004), (b"c", 1.5)):
         meter.take(data, now)
@@ -92,8 +92,8 @@ def test_the_meter_notes_bytes_gaps_and_digest() -> None:
     assert meter.digest.hexdigest() == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
-def test_a_client_whose_curl_dies_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    """A stand-in for curl gives three bytes of ten at a time and fails."""
+def test_failed_curl_is_resumed_with_range(tmp_path: Path) -> None:
+    """A stand-in for curl writes four bytes at a time and fails until all ten have come."""
     fake = tmp_path / "run"
     fake.write_text(
         f"#!{sys.executable}\n"
@@ -111,7 +111,7 @@ def test_a_client_whose_curl_dies_goes_on_where_it_stopped(tmp_path: Path) -> No
     assert result["sha256"] == "84d89877f0d4041efb6bf91a16f0248f2fd573e6af05c19f96bedb9f882f7882"
 
 
-def test_a_service_with_trods_has_its_store_beside_the_replicas() -> None:
+def test_trods_service_has_store_in_rack() -> None:
     spec = rack(clients=1, stores=1, services=(("files", 80, "trods"), ("beside", 81, "kernel")))
     config = parse(json.dumps(spec.controller_config("unix:/x/s", "unix:/x/a", "127.0.0.1:1", "/x/db")))
     files, beside = config.services
@@ -120,7 +120,7 @@ def test_a_service_with_trods_has_its_store_beside_the_replicas() -> None:
     assert spec.host("s1").link is None and spec.host("s1").port in config.switches[0].ports
 
 
-def test_nginx_listens_at_every_place_that_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nginx_listens_at_every_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nginx, "program", lambda: "nginx")
     command = nginx.command(tmp_path / "n", tmp_path, "10.9.0.1:80", "[fd00:9::1]:80")
     config = Path(command[command.index("-c") + 1]).read_text()

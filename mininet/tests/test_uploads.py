@@ -1,4 +1,4 @@
-"""Uploads through a whole rack: three replicas share storage, one is killed in the middle, the connection stays."""
+"""Uploads in a whole rack: three replicas share storage, one is killed in the middle, the connection survives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rivulet_lab import Process, built
 
 SIZE_MB = 10.0
 MIDDLE = 3_000_000
-"""Bytes that are stored when the replica dies."""
+"""Bytes of the upload that are stored when the replica is killed."""
 PATIENCE_S = 120.0
 
 
@@ -34,10 +34,10 @@ pytestmark = [
 
 @pytest.fixture
 def standing(tmp_path: Path) -> Iterator[Standing]:
-    """A rack whose replicas store uploads in one folder."""
+    """A rack with replicas that store uploads in one folder."""
     storage = tmp_path / "storage"
     storage.mkdir()
-    # Slow links, so that ten megabytes take eight seconds: time enough to kill in the middle.
+    # Slow links: ten megabytes take eight seconds, time enough for a kill in the middle.
     values = Parameters(
         rate_mbit=10.0, rtt_ms=10.0, size_mb=SIZE_MB, replicas=3, switch="embedded", out=tmp_path, live=False
     )
@@ -47,18 +47,18 @@ def standing(tmp_path: Path) -> Iterator[Standing]:
 
 
 def stored(standing: Standing) -> int:
-    """Bytes of the upload that is under way, as far as its last one that came."""
+    """Stored bytes of the unfinished upload, up to the last one received."""
     folder = standing.parameters.out / "storage" / ".rivulet-uploads"
     size = 0
     for file in folder.glob("*.data"):
-        # It gets its name and goes from here at any time.
+        # The finished upload is renamed at any time.
         with contextlib.suppress(FileNotFoundError):
             size = max(size, file.stat().st_size)
     return size
 
 
 def upload(standing: Standing, flags: list[str], name: str) -> Process:
-    """curl, unmodified, on c1; it does not try again."""
+    """Unmodified curl on c1, without retries."""
     source = standing.parameters.out / "www" / "file.bin"
     command = [*shlex.split(standing.via_rivulet("c1")), "curl", "-sS", "--fail", "-m", f"{PATIENCE_S:g}"]
     command += ["-w", "%{http_code} %{num_connects} %{size_upload}", *(f.format(source=source) for f in flags)]
@@ -69,7 +69,7 @@ def upload(standing: Standing, flags: list[str], name: str) -> Process:
 @pytest.mark.parametrize("flags", [["-T", "{source}"], ["--data-binary", "@{source}"]], ids=["put", "post"])
 def test_an_upload_survives_the_death_of_a_replica(standing: Standing, flags: list[str]) -> None:
     victim = "r2"
-    # On a machine that leaves this process no time an upload may end before the kill: then it is done again.
+    # On a busy machine an upload may end before the kill; then it is repeated.
     for attempt in range(3):
         name = f"up/file-{attempt}"
         target = standing.parameters.out / "storage" / name
@@ -81,17 +81,21 @@ def test_an_upload_survives_the_death_of_a_replica(standing: Standing, flags: li
         view = standing.watch.view
         standing.replicas.kill(victim)
         whole = target.exists()
-        assert client.output(PATIENCE_S) == f"201 1 {standing.parameters.size}", "one connection took all of it"
+        assert client.output(PATIENCE_S) == f"201 1 {standing.parameters.size}", (
+            "one connection carried the whole upload"
+        )
         source = standing.parameters.out / "www" / "file.bin"
-        assert target.read_bytes() == source.read_bytes(), "the stored file is not what was sent"
-        assert not stored(standing), "nothing is left of what was under way"
+        assert target.read_bytes() == source.read_bytes(), "the stored file differs from the sent one"
+        assert not stored(standing), "parts of the upload are left"
         if not whole:
             break
         standing.replicas.start(victim)
-    assert not whole, "the replica never died in the middle"
-    assert view is not None and all(view.packets[name] > 0 for name in ("r1", "r2", "r3")), "all three took part"
+    assert not whole, "no upload met the kill"
+    assert view is not None and all(view.packets[name] > 0 for name in ("r1", "r2", "r3")), (
+        "a replica received no packet"
+    )
     assert any(who == victim and excluded for _, who, excluded in standing.watch.history), (
-        "the ToR left the dead one out"
+        "the ToR did not exclude the dead replica"
     )
     process = standing.rack.processes[f"{victim}-{standing.replicas.starts[victim]}"]
     assert -(process.popen.returncode or 0) == signal.SIGKILL

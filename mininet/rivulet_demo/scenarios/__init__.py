@@ -1,1 +1,1 @@
-"""The scenarios, one folder each, all alike: `WORDS` says what happens, `run` does it."""
+"""The scenarios, one folder each, all alike: `WORDS` describes the scenario, `run` runs it."""

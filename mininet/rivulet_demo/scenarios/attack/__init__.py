@@ -1,9 +1,9 @@
-"""Forged proofs, replays, and floods of SYNs and of acknowledgements beside good clients.
+"""Forged proofs, replays, and floods of SYNs and of acknowledgements, beside good clients.
 
-The attacker has a link of its own and sends, one after the other: requests whose proofs are made up, as of a client
-that hides losses; its own requests again and again; from addresses that nobody has SYNs, and acknowledgements of plain
-TCP whose numbers are made up. The ToR drops each for its reason and counts it; the clients of Rivulet and of stateless
-TCP keep their rate and their one connection.
+The attacker has its own link and sends, one after the other: requests with random sums, as of a client that hides
+losses; its own requests again and again; SYNs from addresses that do not exist; acknowledgements of plain TCP with
+random numbers. The ToR drops and counts each for its reason; the clients of Rivulet and of stateless TCP keep their
+rate and their one connection.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from ...services import SwitchView, make_file, url
 WORDS = __doc__ or ""
 
 ATTACKS = {"forged": "SUM", "replay": "REPLAY", "syn": "METER_SYN", "ack": "COOKIE"}
-"""What the attacker does, and the drop reason that answers it. Some of the acknowledgements are within the reach of a
-large answer, and some speak of a socket that a replica's kernel adopted: replicas find out."""
+"""Attacks, and the drop reason of each. Some acknowledgements are within the reach of a large answer, or look like
+those of a connection that a replica's kernel adopted: these reach replicas, which refuse them."""
 
 GOOD = {RIVULET: "the Rivulet client", STATELESS: "stateless TCP"}
 """Clients that must keep their rate."""
 
 PACKETS_PER_MBIT = 50
-"""Packets a second of the attack for each Mb/s of a link: as many as the good client's full link carries."""
+"""Attack packets a second for each Mb/s of a link: as many as a good client's full link carries."""
 
 SYNS_PER_SECOND = 100
-"""What the ToR lets through of SYNs, and of plain packets that show no cookie: more than the good clients need, less
-than a flood."""
+"""Rates that the ToR's meters allow for SYNs and for plain packets without a cookie: above the good clients' needs and
+below a flood."""
 METERS = {"syn": SYNS_PER_SECOND, "uncookied": SYNS_PER_SECOND}
 
 TRIES = 3
-"""What an attack does to a client it does every time; what holds a busy machine up for a moment does not."""
+"""Runs of the scenario. An attack slows a client in every run, a stall of a busy machine only in some."""
 
 BAIT_BYTES = 200_000
 SHARE = 0.7
-"""The least part of its undisturbed goodput that a good client must keep, each most of the time (the median)."""
+"""Least part of its median goodput without attack that a good client must keep in each attack."""
 
 
 def run(values: Parameters, options: argparse.Namespace) -> int:
@@ -54,10 +54,10 @@ def run(values: Parameters, options: argparse.Namespace) -> int:
     for left in reversed(range(TRIES)):
         report = three_clients("attack", values, _plan, _also, clients=4, meters=METERS)
         words, warded, doubts = _judge(report)
-        # Packets that got through and a lost connection are never a stall's doing.
+        # Attack packets that reach a replica, and lost connections, are never the effect of a stall.
         if not (left and doubts and warded and all(kept(report["clients"][name]) for name in GOOD)):
             break
-        for line in [*words, f"Once more, for a stall of this machine looks the same: {', '.join(doubts)}."]:
+        for line in [*words, f"Repeated, because a stall of this machine looks the same: {', '.join(doubts)}."]:
             console.print(line, soft_wrap=True)
     opening = (
         "Forged proofs, replays, SYNs and acknowledgements,"
@@ -67,7 +67,7 @@ def run(values: Parameters, options: argparse.Namespace) -> int:
     code = show(report, values, "an attacker beside good clients", opening, words)
     good = warded and not doubts
     if not good:
-        console.print(f"The attack was NOT warded off as it should be{': ' if doubts else ''}{', '.join(doubts)}.")
+        console.print(f"The attack was NOT repelled{': ' if doubts else ''}{', '.join(doubts)}.")
     return code or int(not good)
 
 
@@ -75,7 +75,8 @@ def _plan(standing: Standing, seconds: float) -> list[Deed]:
     make_file(standing.replicas.www, "bait.bin", BAIT_BYTES)
     deeds = []
     for place, kind in enumerate(ATTACKS):
-        # Quiet first: what the attacks are compared with. The end is left free, for machines on which all is late.
+        # First a quiet phase, with which the attacks are compared. The last seconds are free for machines that run
+        # late.
         start = seconds * (0.12 + 0.2 * place)
         end = start + seconds * 0.15
         deeds.append(Deed(start, partial(_begin, kind=kind, seconds=end - start)))
@@ -101,7 +102,7 @@ def _end(standing: Standing, kind: str) -> None:
 
 
 def _await_end(standing: Standing, kind: str) -> None:
-    """An attacker that began late ends late: what it sends must not be counted as the next one's."""
+    """Waits for the end of an attacker that started late, so that its packets do not count for the next attack."""
     attacker = standing.rack.processes[f"attacker-{kind}"]
     standing.rack.until(lambda: not attacker.running(), f"the attacker ({kind}) ends", 20.0)
 
@@ -111,15 +112,15 @@ def _has_told(standing: Standing, before: SwitchView | None) -> bool:
 
 
 def _drops(standing: Standing) -> dict[str, int]:
-    """What the ToR has dropped so far, by reason."""
-    # On a busy machine the newest view is one of before, and so may be the next one, which was asked for before.
+    """Packets that the ToR has dropped so far, by reason."""
+    # On a busy machine the newest view may be old, and so may the next one, whose reading began before this call.
     for _ in range(2):
-        standing.rack.until(partial(_has_told, standing, standing.watch.view), "the ToR tells what it dropped", 20.0)
+        standing.rack.until(partial(_has_told, standing, standing.watch.view), "the ToR's counters are read", 20.0)
     return dict(standing.watch.view.drops) if standing.watch.view is not None else {}
 
 
 def _also(standing: Standing, report: dict[str, Any]) -> None:
-    """What the attacker sent and what the ToR dropped meanwhile, by reason."""
+    """Adds the attacker's packets and the ToR's drops of each attack, by reason."""
     attacks = []
     for kind in standing.notes:
         path = standing.rack.folder / f"attacker-{kind}.json"
@@ -127,7 +128,7 @@ def _also(standing: Standing, report: dict[str, Any]) -> None:
         if not path.exists():
             raise RackError(f"the attacker ({kind}) left no result; see {path.with_suffix('.log')}")
         attacks.append(json.loads(path.read_text()))
-    # What is under way when an attack ends is counted until the next one begins.
+    # Packets in flight at the end of an attack count until the next one begins.
     counts = [*standing.notes.values(), _drops(standing)]
     for attack, before, after in zip(attacks, counts, counts[1:], strict=False):
         attack["dropped"] = {
@@ -137,7 +138,7 @@ def _also(standing: Standing, report: dict[str, Any]) -> None:
 
 
 def _judge(report: dict[str, Any]) -> tuple[list[str], bool, list[str]]:
-    """Words on each attack, whether it was dropped for its reason, and which ones slowed the client or hardly came."""
+    """A sentence for each attack, whether all were dropped for their reason, and the attacks that slowed a client."""
     phases = {name: _typical(report["clients"][name]) for name in GOOD}
     words, warded, doubts = [], True, []
     for attack in report["attacks"]:
@@ -153,7 +154,7 @@ def _judge(report: dict[str, Any]) -> tuple[list[str], bool, list[str]]:
             for name, rate in rates.items()
             if rate is not None and rate < SHARE * phases[name]["begin"]
         ]
-        # What the meter lets through of SYNs, and originals that the attacker's copies overtook, are not dropped.
+        # SYNs within the meter's rate, and originals overtaken by the attacker's copies, are not dropped.
         warded = warded and (hits >= 0.5 * sent or (few and kind == "syn"))
         had = [
             f"{GOOD[name]} had {'nothing' if rate is None else f'{rate:.1f} Mb/s'} most of the time,"
@@ -169,7 +170,7 @@ def _judge(report: dict[str, Any]) -> tuple[list[str], bool, list[str]]:
 
 
 def _typical(client: dict[str, Any]) -> dict[str, float]:
-    """A client's goodput in each phase, most of the time, Mb/s."""
+    """Median goodput of a client in each phase, Mb/s."""
     samples = [(float(at), int(count)) for at, count in client["samples"]]
     edges = [*(phase["from_s"] for phase in client["phases"]), samples[-1][0]]
     return {

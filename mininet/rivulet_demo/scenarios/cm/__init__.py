@@ -1,10 +1,9 @@
-"""Streams that adapt by the Congestion Manager while their link changes its rate.
+"""Streams under the Congestion Manager while their link changes its rate.
 
 A server streams in four layers (250 kb/s to 2 Mb/s) to one client: once by request and callback, where each packet
-is of the layer of its moment, and once by rate callback, where the server has a clock of its own and is called when
-the rate crossed a threshold. Beside them unmodified ffmpeg plays a tone, by RTP of 0.7 Mb/s that cannot be made less,
-through a relay that takes out what the rate does not carry. All share one window. The link goes down to a quarter, up
-to a half, and back.
+has the layer that fits at its time, and once by rate callback, where the server has its own clock and is called when
+the rate crosses a threshold. Unmodified ffmpeg also plays a tone, by RTP of a constant 0.7 Mb/s, through a relay that
+drops what exceeds the rate. All share one window. The link changes to a quarter of its rate, to a half, and back.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from .picture import Flow, draw
 WORDS = __doc__ or ""
 
 RATE_MBIT = 7.0
-"""The part of each of three streams is between two layers at each of the rates."""
+"""Rates at which the part of each of three streams lies between two layers."""
 RTT_MS = 60.0
 PHASE_S = 10.0
 PHASES = (1.0, 0.25, 0.5, 1.0)
-"""Of the link's rate."""
+"""Parts of the link's rate."""
 QUEUE = 30
 SETTLED = 0.5
-"""The part of a phase, at its end, in which a stream has adapted to it."""
+"""Part of a phase, at its end, in which streams have adapted."""
 PATIENCE_S = 20.0
 
 REQUEST, CALLBACK = "request", "rate"
@@ -51,9 +50,9 @@ LABELS = {
 
 
 def run(values: Parameters, options: argparse.Namespace) -> int:
-    """Runs the scenario; 0 if the streams followed the link and both ends tell the same, or nothing could run."""
+    """Runs the scenario; 0 if the streams followed the link and both ends agree, or if nothing could run."""
     if why := lacking():
-        console.print(f"SKIPPED: {why}, which the Congestion Manager's calls want (docs/hosts.md)")
+        console.print(f"SKIPPED: {why}, which the Congestion Manager's calls need (docs/hosts.md)")
         return 0
     rate = options.rate if options.rate is not None else RATE_MBIT
     rtt = values.rtt_ms if values.rtt_ms != 10.0 else RTT_MS
@@ -75,9 +74,9 @@ def run(values: Parameters, options: argparse.Namespace) -> int:
 
 
 def _phases(path: AdaptivePath, rate: float, live: bool) -> None:
-    """Changes the link's rate, and shows what the streams do."""
+    """Changes the link's rate and shows the streams."""
     with _view(path, live) as show:
-        # What stood there before the streams began is no phase of theirs.
+        # The time before the streams began is not a phase.
         path.changes.clear()
         for part in PHASES:
             path.set_rate(rate * part)
@@ -93,7 +92,7 @@ def _phases(path: AdaptivePath, rate: float, live: bool) -> None:
 
 @contextmanager
 def _view(path: AdaptivePath, live: bool) -> Iterator[Callable[[], None]]:
-    """The live view; without a terminal a line every five seconds."""
+    """The live view; without a terminal, a line every five seconds."""
     shown = time.monotonic()
 
     def row(stream: Stream) -> list[Any]:
@@ -132,7 +131,7 @@ def _view(path: AdaptivePath, live: bool) -> Iterator[Callable[[], None]]:
 
 def _taken(share: Json) -> Text:
     dropped = share.get("dropped", {})
-    return Text(f"taken out: {dropped.get('policed', 0) + dropped.get('buffer', 0):,}", style="red")
+    return Text(f"dropped: {dropped.get('policed', 0) + dropped.get('buffer', 0):,}", style="red")
 
 
 def _report(path: AdaptivePath, rate: float, rtt: float, heard: Json) -> Json:
@@ -167,25 +166,25 @@ def _report(path: AdaptivePath, rate: float, rtt: float, heard: Json) -> Json:
 
 
 def _mean(phase: Json) -> float:
-    """Mean rate of the layers that were sent in the settled part of a phase, bits a second."""
+    """Mean rate of the layers sent in the settled part of a phase, bits a second."""
     return float(sum(LAYERS[int(layer)] * part for layer, part in phase["layers"].items()))
 
 
 def _miscounted(close: Json, end: Json) -> list[str]:
-    """Where the two ends do not tell the same."""
+    """Differences between the counts of the two ends."""
     sent, arrived = sum(close["layers"]), sum(end["layers"])
     doubts = []
     if not 0 < arrived + end["missing"] <= sent:
-        doubts.append(f"{arrived} packets arrived and {end['missing']} are missing of {sent} that were sent")
+        doubts.append(f"{arrived} packets arrived and {end['missing']} are missing, but {sent} were sent")
     if arrived != end["packets"] or end["octets"] > close["octets"]:
-        doubts.append(f"{end['octets']} octets arrived of {close['octets']}")
+        doubts.append(f"{end['octets']} bytes arrived of {close['octets']}")
     if close["lost"] > end["missing"]:
-        doubts.append(f"{close['lost']} were told lost, {end['missing']} are missing")
+        doubts.append(f"{close['lost']} were reported lost, {end['missing']} are missing")
     return doubts
 
 
 def _doubts(name: str, stream: Json, streams: int) -> list[str]:
-    """What a stream did that it should not: counts, octets and orders, no times."""
+    """Errors of a stream in counts, bytes and order; times are not judged."""
     phases = stream["phases"]
     doubts = _miscounted(stream["close"], stream["end"])
     fast, slow, middle, again = (_mean(phase) for phase in phases)
@@ -201,7 +200,7 @@ def _doubts(name: str, stream: Json, streams: int) -> list[str]:
 
 
 def _show(report: Json, path: AdaptivePath, values: Parameters) -> int:
-    """Summary in plain words, figure, page and JSON."""
+    """Prints the summary, writes figure, page and JSON."""
     count = len(path.streams)
     doubts = [doubt for name, stream in report["streams"].items() for doubt in _doubts(name, stream, count)]
     steps = ", ".join(f"{change['rate_mbit']:g}" for change in report["changes"])
@@ -227,7 +226,7 @@ def _show(report: Json, path: AdaptivePath, values: Parameters) -> int:
             f" changes of layer; layers of {', '.join(f'{rate:.2f}' for rate in settled)} Mb/s in the middle."
         )
         words += [
-            f"  When its layer of {LAYERS[r['from']] / 1e6:g} Mb/s did not fit any more, one of"
+            f"  When its layer of {LAYERS[r['from']] / 1e6:g} Mb/s no longer fitted, one of"
             f" {LAYERS[r['to']] / 1e6:g} Mb/s left after {r['seconds']:.2f} s."
             for r in stream["reactions"]
         ]
@@ -241,14 +240,14 @@ def _show(report: Json, path: AdaptivePath, values: Parameters) -> int:
         taken = close["dropped"]
         words.append(
             f"{LABELS[audio.AUDIO]}: {end['packets']:,} packets arrived and were played in order, {end['missing']:,}"
-            f" were lost; the policer took {taken['policed']:,} out, the head of the full buffer {taken['buffer']:,};"
+            f" were lost; the policer dropped {taken['policed']:,}, the full buffer {taken['buffer']:,};"
             f" {', '.join(str(phase['taken_out']) for phase in phases)} of them at each rate."
         )
         rows.append(
             [LABELS[audio.AUDIO], f"{end['packets']:,}", f"{end['octets']:,}", f"{end['missing']:,}", ""]
             + [f"{phase['rate'] / 1e6:.2f} Mb/s" for phase in phases]
         )
-    words += [f"This is NOT as it should be: {doubt}" for doubt in doubts]
+    words += [f"NOT as expected: {doubt}" for doubt in doubts]
     folder = values.out
     data, png, page = (folder / f"cm.{kind}" for kind in ("json", "png", "html"))
     data.write_text(json.dumps(report, indent=1))

@@ -1,4 +1,4 @@
-"""The demo's audio: unmodified ffmpeg, the relay with policer and buffer, and who listens."""
+"""The demo's audio: unmodified ffmpeg, the relay with policer and buffer, and the player."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from ...adaptive import NS, AdaptivePath, Json, Stream
 AUDIO = "audio"
 SOURCE, PLAYER = "127.0.0.1:5004", ("127.0.0.1", "6004")
 PACKET = 1200
-"""Octets of ffmpeg's RTP packets."""
+"""Bytes of ffmpeg's RTP packets."""
 SINE = "sine=frequency=440:sample_rate=44100"
-"""Mono, 16 bits uncompressed: 0.7 Mb/s that nobody can make less."""
+"""Mono, 16 bits uncompressed: a constant 0.7 Mb/s."""
 
 
 def missing() -> str:
-    """Why there is no audio; empty if there is."""
-    return "" if shutil.which("ffmpeg") else "SKIPPED: no audio, for ffmpeg is not installed (apt-get install ffmpeg)"
+    """Message why there is no audio; empty if there is."""
+    return (
+        "" if shutil.which("ffmpeg") else "SKIPPED: no audio, because ffmpeg is not installed (apt-get install ffmpeg)"
+    )
 
 
 def start(path: AdaptivePath) -> Stream:
-    """Source, relay, receiver and player."""
+    """Starts source, relay, receiver and player."""
     result = path.folder / "player.json"
     result.unlink(missing_ok=True)
     command = [*prompt(), sys.executable, "-m", "rivulet_demo.player", *PLAYER, str(result)]
@@ -41,18 +43,18 @@ def start(path: AdaptivePath) -> Stream:
 
 
 def finish(path: AdaptivePath) -> Json:
-    """Ends source and player, once relay and receiver have ended; what the player heard."""
+    """Ends source and player, after relay and receiver have ended; returns the player's counts."""
     for name in ("ffmpeg", "player"):
         path.end(name, how=15)
     result = path.folder / "player.json"
     if not result.exists():
-        raise RackError(f"the player left nothing; see {path.folder / 'player.log'}")
+        raise RackError(f"the player wrote no result; see {path.folder / 'player.log'}")
     heard: Json = json.loads(result.read_text())
     return heard
 
 
 def taken_out(served: Sequence[Json], start: int, end: int) -> int:
-    """Datagrams that policer and buffer took out in a time."""
+    """Datagrams that policer and buffer dropped between two times."""
     counts = [0, 0]
     for line in served:
         if line["event"] == "share":
@@ -65,7 +67,7 @@ def taken_out(served: Sequence[Json], start: int, end: int) -> int:
 
 
 def phases(stream: Stream, edges: Sequence[int]) -> list[Json]:
-    """Of each phase: what arrived, bits a second, and what was taken out."""
+    """For each phase: the rate that arrived, in bits a second, and the datagrams dropped."""
     found = []
     for start, end in pairwise(edges):
         octets = sum(line["octets"] for line in stream.received.of("arrived") if start < line["at"] <= end)
@@ -75,16 +77,16 @@ def phases(stream: Stream, edges: Sequence[int]) -> list[Json]:
 
 
 def doubts(close: Json, end: Json, heard: Json, parts: Sequence[Json]) -> list[str]:
-    """What is not as it should be: counts and orders."""
+    """Unexpected counts and reordering."""
     found = []
     dropped = close["dropped"]
     if heard["packets"] != end["packets"] or heard["other"] or heard["backwards"]:
-        found.append(f"the player heard {heard} of {end['packets']} packets that arrived")
+        found.append(f"the player counted {heard} of {end['packets']} packets that arrived")
     out = end["missing"] + dropped["policed"] + dropped["buffer"] + dropped["large"]
     if heard["gaps"] > out:
-        found.append(f"{heard['gaps']} are missing of what ffmpeg sent, and {out} were lost or taken out")
+        found.append(f"{heard['gaps']} of ffmpeg's packets are missing, but {out} were lost or dropped")
     if dropped["large"]:
         found.append(f"{dropped['large']} datagrams were too large")
     if not parts[1]["taken_out"] > parts[-1]["taken_out"]:
-        found.append("no more was taken out on the slow link than on the fast one")
+        found.append("the slow link dropped no more than the fast one")
     return [f"audio: {doubt}" for doubt in found]

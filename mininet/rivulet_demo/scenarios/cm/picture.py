@@ -1,4 +1,4 @@
-"""The picture of streams that adapt: layer, share and arrivals beside the link's rate, and what stands in queues."""
+"""Draws streams under the Congestion Manager: layer, share and arrivals beside the link's rate, and queueing delay."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .audio import PACKET
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """What both ends of a stream wrote."""
+    """Lines of both ends of a stream."""
 
     served: Sequence[Json]
     received: Sequence[Json]
     layers: Sequence[int] = LAYERS
-    """Their rates, bits a second; none: it has none, and what was taken out of it is shown."""
+    """Rates of its layers, bits a second; None: it has no layers, and its drops are shown."""
 
 
 def paint(
@@ -31,7 +31,7 @@ def paint(
     end_s: float,
     colour: str,
 ) -> None:
-    """One stream: what arrives as an area, its layer as steps, its share by the manager as a line."""
+    """Draws one stream: arrivals as an area, its layer as steps, its share as a line."""
     start = changes[0][0]
 
     def points(lines: Sequence[Json], event: str, field: str) -> tuple[list[float], list[float]]:
@@ -66,7 +66,7 @@ BIN_S = 0.5
 
 
 def _taken_out(served: Sequence[Json], start: int, end_s: float) -> tuple[list[float], list[float]]:
-    """What policer and buffer took out, Mb/s by time."""
+    """Rate of datagrams that policer and buffer dropped, Mb/s by time."""
     counts = [0] * (int(end_s / BIN_S) + 1)
     before = 0
     for line in served:
@@ -80,7 +80,7 @@ def _taken_out(served: Sequence[Json], start: int, end_s: float) -> tuple[list[f
 
 
 def draw(flows: Mapping[str, Flow], changes: Sequence[tuple[int, float]], phase_s: float, title: str) -> Figure:
-    """A panel a stream, and one of the time that packets stood in queues."""
+    """Draws one panel per stream, and one of the queueing delay."""
     end_s = (changes[-1][0] - changes[0][0]) / NS + phase_s
     figure, axes = pyplot.subplots(len(flows) + 1, 1, figsize=(11, 2.6 * len(flows) + 2.2), sharex=True, squeeze=False)
     for axis, (name, flow), colour in zip(axes[:, 0], flows.items(), COLOURS, strict=False):

@@ -1,8 +1,8 @@
-"""Three clients fetch one file; replicas are killed with kill -9 until one is left, and come back.
+"""Three clients fetch one file; replicas are killed with SIGKILL until one is left, and return.
 
-All are curl, unmodified. One runs under `rivulet run` and keeps its one connection; so does the second, under which
-nothing of Rivulet runs at the client, by stateless TCP. The third, resumed by a script, shows what happens with the TCP
-of the replicas' kernels. The result is Figure 16 of the paper with live replicas.
+All clients are unmodified curl. The first runs under `rivulet run` and keeps its one connection. So does the second, by
+stateless TCP, without any Rivulet code at the client. The third, which a script resumes, shows the kernels' TCP. The
+result is Figure 16 of the paper with live replicas.
 """
 
 from __future__ import annotations

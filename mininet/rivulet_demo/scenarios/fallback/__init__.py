@@ -1,7 +1,7 @@
 """Old client, new server, and the reverse: both fall back to plain TCP on the same handshake.
 
-A plain curl fetches from the service (served by the kernel's TCP at a replica), and curl under `rivulet run`
-fetches from an ordinary HTTP server that knows nothing of Rivulet.
+Plain curl fetches from the service, where a replica's kernel serves it; curl under `rivulet run` fetches from an
+ordinary HTTP server.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Every replica is killed and started again in turn, as in an upgrade, while three clients download.
+"""Replicas are killed and started again one after the other, as in an upgrade, while three clients download.
 
-Those of Rivulet and of stateless TCP keep their one connection through all of it.
+The clients of Rivulet and of stateless TCP keep their one connection.
 """
 
 from __future__ import annotations

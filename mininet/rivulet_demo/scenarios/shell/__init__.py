@@ -1,7 +1,7 @@
-"""The rack with a Mininet prompt: try it by hand, and look at the controller's page.
+"""Starts the rack with a Mininet prompt and the controller's page, for trying it by hand.
 
-At the prompt, `c1 rivulet get http://10.9.0.1/file.bin -o /tmp/x` downloads, `r1 ip addr` looks at a replica,
-`exit` tears everything down.
+At the prompt, `c1 rivulet get http://10.9.0.1/file.bin -o /tmp/x` downloads, `r1 ip addr` shows a replica's addresses,
+and `exit` tears everything down.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ API = "127.0.0.1:8080"
 
 
 def run(values: Parameters, options: argparse.Namespace) -> int:
-    """Stands the rack up and gives the prompt."""
+    """Starts the rack and the prompt."""
     with standing_rack("shell", values, api=API) as standing:
         for node in standing.rack.nodes.values():
             node.cmd(f"export PATH={os.path.dirname(binary('rivulet'))}:$PATH")

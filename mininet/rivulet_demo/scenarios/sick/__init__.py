@@ -1,9 +1,9 @@
-"""Replicas that are sick but not dead: one has old keys, one answers nothing, one is frozen.
+"""Replicas that are sick but not dead: one has old keys, one answers no request, one is frozen.
 
-The first was cut off from the controller while the keys were rotated. The second heartbeats on and swallows every
-request (its answers are dropped as they leave it), so that the ToR takes it for well: only other replicas help. The
-third is frozen in the middle of its work (SIGSTOP) and thawed later: it keeps its sockets and its kernel, and only its
-heartbeat stops. One after the other, while three clients download.
+The first is cut off from the controller while the keys rotate. The second sends heartbeats but no answers (they are
+dropped at its interface), so the ToR considers it live, and only other replicas help. The third is stopped (SIGSTOP)
+and continued later: its sockets and kernel stay, and only its heartbeats stop. This happens one after the other,
+while three clients download.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ...scenario import Parameters, Standing, console
 WORDS = __doc__ or ""
 
 LEFT_OUT = ("old keys", "frozen")
-"""Harms after which the ToR must leave the replica out."""
+"""Harms after which the ToR must exclude the replica."""
 
 SEEN_S = 2.0
-"""A harm does not end before the ToR was seen to leave the replica out, but for so long at most."""
+"""Longest wait for the exclusion before a harm ends, seconds."""
 
 BEHIND_S = 0.5
-"""A harm that comes closer to the end of the download is not judged."""
+"""A harm closer to the end of the download is not judged, seconds."""
 
 MUTE = """
 table netdev rivulet_demo_mute {{
@@ -43,7 +43,7 @@ table netdev rivulet_demo_mute {{
 
 
 def run(values: Parameters, options: argparse.Namespace) -> int:
-    """Runs the scenario; 0 if the Rivulet client kept its connection and the ToR left out whom it should."""
+    """Runs the scenario; 0 if the Rivulet client kept its connection and the ToR excluded the expected replicas."""
     if values.replicas < 3:
         raise RackError("--replicas: this scenario needs three or more")
     report = three_clients("sick", values, _plan, relayed=("r2",))
@@ -57,7 +57,7 @@ def run(values: Parameters, options: argparse.Namespace) -> int:
     words = [
         f"{kill['replica']} ({kill['what']}): the Rivulet client waited {kill['stall_ms']:.0f} ms at most, stateless"
         f" TCP {beside.get(kill['what'], 0.0):.0f} ms; the ToR"
-        + (" took it for well." if (after := kill["exclusion_ms"]) is None else f" left it out after {after:.0f} ms.")
+        + (" considered it live." if (after := kill["exclusion_ms"]) is None else f" excluded it after {after:.0f} ms.")
         for kill in felt
     ]
     excluded = {kill["what"] for kill in felt if kill["exclusion_ms"] is not None}
@@ -69,7 +69,7 @@ def run(values: Parameters, options: argparse.Namespace) -> int:
     code = show(report, values, "sick replicas: old keys, mute, frozen", opening, words)
     missed = [mark["what"] for mark in unseen if mark["what"] not in late]
     if missed:
-        console.print(f"The ToR did NOT leave out: {', '.join(missed)}.")
+        console.print(f"The ToR did NOT exclude: {', '.join(missed)}.")
     return code or int(bool(missed))
 
 
@@ -77,7 +77,7 @@ def _plan(standing: Standing, seconds: float) -> list[Deed]:
     mute, old, frozen = (host.name for host in standing.rack.spec.of("replica")[:3])
     eighth = seconds / 8
     standing.undo.append(partial(_unmute, standing, mute))
-    # A stopped process would not heed the end of the rack.
+    # A stopped process would ignore the teardown's SIGTERM.
     standing.undo.append(partial(_send, standing, frozen, signal.SIGCONT))
     _rotate_without(standing, old)
     connect = standing.replicas.relay(old)
@@ -97,7 +97,7 @@ def _mute(standing: Standing, name: str) -> None:
 
 
 def _unmute(standing: Standing, name: str, what: str = "") -> None:
-    # Both lines, so that it is no error where nothing is muted.
+    # Both lines, so that it is no error if the table does not exist.
     _nft(standing, name, "table netdev rivulet_demo_mute\ndelete table netdev rivulet_demo_mute\n")
     if what:
         standing.mark(what, name)
@@ -119,19 +119,19 @@ def _thaw(standing: Standing, name: str) -> None:
 
 
 def _seen(standing: Standing, name: str) -> None:
-    """Waits until the ToR was seen to have left a replica out: we may have slept through the whole harm."""
+    """Waits until the ToR has excluded a replica: this process may not have run during the whole harm."""
 
     def out() -> bool:
         view = standing.watch.view
         return view is not None and view.excluded(name)
 
-    # If it does not come, the scenario fails when all is told.
+    # Without the exclusion the scenario fails in its report.
     with contextlib.suppress(RackError):
-        standing.rack.until(out, f"{name} is left out", SEEN_S)
+        standing.rack.until(out, f"{name} is excluded", SEEN_S)
 
 
 def _rotate_without(standing: Standing, name: str) -> None:
-    """Cuts a replica off from the controller and rotates the keys; waits until the new ones are in use without it."""
+    """Cuts a replica off from the controller and rotates the keys; waits until the new ones are used without it."""
     api = Client(f"unix:{standing.rack.folder / 'api.sock'}")
     kinds = ("seal", "nonce")
 
@@ -151,7 +151,7 @@ def _rotate_without(standing: Standing, name: str) -> None:
 
 
 def _reconnect(standing: Standing, connect: Callable[[], None], name: str) -> None:
-    """The cable is back: the agent finds the controller by itself."""
+    """Restores the connection; the agent reconnects to the controller by itself."""
     _seen(standing, name)
     connect()
     standing.mark("return", name)

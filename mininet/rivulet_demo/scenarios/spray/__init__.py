@@ -1,7 +1,7 @@
-"""Two clients, two servers: per-packet round robin shares the servers evenly (Figure 17 of the paper).
+"""Two clients, two servers: per-packet round robin loads the servers evenly (Figure 17 of the paper).
 
-Both clients download over Rivulet, then both over kernel TCP, through the same links; Jain's index of what the
-two had when the first was done says how even the shares were.
+Both clients download over Rivulet, then both over kernel TCP, through the same links. Jain's index of the bytes that
+the two had received when the first was done shows how even the shares were.
 """
 
 from __future__ import annotations

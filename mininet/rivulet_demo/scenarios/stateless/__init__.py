@@ -1,9 +1,8 @@
-"""A browser and plain curl fetch a page of many small objects, under loss and kills; the kernel's TCP beside it.
+"""A browser and plain curl fetch a page of many small objects, under loss and kills, beside kernel TCP.
 
-Nothing of Rivulet runs at the clients, and no replica and no switch keeps a connection: SYNs are answered at the ToR,
-each request by whichever replica it comes to (docs/plain.md). Replicas are killed with kill -9 until one is left, and
-come back. A third curl does the same through a service whose plain TCP the replicas' kernels serve. It takes SIZE / 5
-seconds.
+The clients run no Rivulet code, and neither replicas nor switch keep connections: the ToR answers SYNs, and any replica
+answers a request (docs/plain.md). Replicas are killed with SIGKILL until one is left, and return. A third curl fetches
+the same from a service of the replicas' kernels. The scenario takes SIZE / 5 seconds.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ WORDS = __doc__ or ""
 KERNEL_PORT = 81
 LOSS_PERCENT = 1.0
 TOGETHER = 6
-"""Objects that one curl fetches over its connection, where it keeps it."""
+"""Objects that one curl fetches over a kept connection."""
 STALLED_S = 60.0
 
 NEW, KEPT, KERNEL, BROWSER = "stateless", "stateless-kept", "kernel", "browser"
@@ -74,7 +73,7 @@ def _url(port: int) -> str:
 
 
 def _report(standing: Standing, start: float) -> dict[str, Any]:
-    """`stateless.json`: every object of every client, every load of the browser, what was done when."""
+    """`stateless.json`: every object of every client, every load of the browser, and the marks."""
     values = standing.parameters
     report: dict[str, Any] = {
         "scenario": "stateless",
@@ -107,7 +106,7 @@ def _report(standing: Standing, start: float) -> dict[str, Any]:
 
 
 def _show(report: dict[str, Any], values: Parameters, picture: Any) -> int:
-    """Summary in plain words, figure, page and JSON."""
+    """Prints the summary, writes figure, page and JSON."""
     clients, loads = report["clients"], report["loads"]
     whole = sum(load["whole"] for load in loads)
     kills = sum(mark["what"] == "kill" for mark in report["marks"])
@@ -115,7 +114,7 @@ def _show(report: dict[str, Any], values: Parameters, picture: Any) -> int:
         f"{kills} of {values.replicas} replicas were killed with kill -9 and came back while a browser and curl fetched"
         f" small objects at {values.rtt_ms:g} ms round-trip time and {LOSS_PERCENT:g} % loss each way, through the"
         f" {values.switch} switch.",
-        f"Browser: {whole} of {len(loads)} loads of the page had all of their objects.",
+        f"Browser: {whole} of {len(loads)} loads of the page were complete.",
     ]
     rows = [["", "objects", "failed", "wrong bytes", "mean", "median", "99 %", "longest"]]
     for name, label in LABELS.items():

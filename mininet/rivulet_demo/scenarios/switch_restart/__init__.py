@@ -1,7 +1,7 @@
-"""The ToR itself is killed and started again in the middle of three downloads.
+"""The ToR is killed and started again in the middle of three downloads.
 
-The controller pushes the pipeline and every entry again; each client goes on over its one connection. A
-fourth client begins while the ToR is gone, so that its very first packet is lost.
+The controller installs the pipeline and every entry again; each client continues over its one connection. A fourth
+client starts while the ToR is down, so that its first packet is lost.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...services import ping_ms
 WORDS = __doc__ or ""
 
 DOWN_S = 0.2
-"""How long the switch is gone before it is started again."""
+"""Seconds between the kill and the restart of the switch."""
 
 
 def run(values: Parameters, options: argparse.Namespace) -> int:
@@ -32,7 +32,7 @@ def run(values: Parameters, options: argparse.Namespace) -> int:
 
 def _plan(standing: Standing, seconds: float) -> list[Deed]:
     socket = standing.rack.folder / "switch.sock"
-    # It learns its gateway's Ethernet address: its first packet would ask for that, and not be a SYN.
+    # The client resolves its gateway now: otherwise its first packet would be an ARP request and not a SYN.
     ping_ms(standing.rack, "c4", standing.rack.spec.of("replica")[0].ip)
 
     def kill(standing: Standing) -> None:
@@ -43,7 +43,7 @@ def _plan(standing: Standing, seconds: float) -> list[Deed]:
         socket.unlink(missing_ok=True)
         standing.client(LATE, "c4", standing.via_rivulet("c4"))
         standing.rack.until(lambda: standing.started(LATE), "the fourth client starts", 20.0)
-        # Started, curl needs some time until its SYN: the outage is counted from there.
+        # curl needs some time from its start to its SYN, which the outage must cover.
         time.sleep(0.1)
 
     def restart(standing: Standing) -> None:

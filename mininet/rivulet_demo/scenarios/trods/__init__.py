@@ -1,10 +1,10 @@
-"""nginx, the agent and the link of whichever replica holds a plain download go, one after the other; it goes on.
+"""Kills nginx, the agent and the link of the replica that holds a plain download, one after the other.
 
-The replicas are nginx as it comes with `rivulet agent --plain-tcp` beside it; plain curl and headless Chromium have
-nothing of Rivulet (docs/trods.md). Each harm meets the replica that holds curl's connection at that time, is healed,
-and the next one begins when all are well again. A second curl does the same through another port of the same nginx,
-where plain TCP is the kernel's alone; it begins on the replica that is harmed first. RATE is 25 Mb/s where it is not
-given, and the file is made large enough for all harms: SIZE, but not less than 45 seconds' worth.
+The replicas are unmodified nginx with `rivulet agent --plain-tcp`; plain curl and headless Chromium run no Rivulet
+code (docs/trods.md). Each harm hits the replica that holds curl's connection at that time, is repaired, and the next
+harm follows when all replicas are live. A second curl fetches from another port of the same nginx, with kernel TCP
+only; it begins at the replica that is harmed first. RATE defaults to 25 Mb/s, and the file is large enough for all
+harms: SIZE, but at least 45 seconds' worth.
 """
 
 from __future__ import annotations
@@ -36,58 +36,58 @@ WORDS = __doc__ or ""
 FILE = "file.bin"
 KERNEL_PORT = 81
 SOCKETS = ("ss", "-Htn", "state", "established")
-"""What lists a kernel's connections."""
+"""Command that lists a kernel's connections."""
 BROWSER = "browser"
 HOSTS = {TRODS: "c1", BROWSER: "c2", TCP: "c3"}
 
 LIVENESS_MS = 200.0
-"""The exclusion bound. Chromium, curl and three replicas share the processors of this machine: a shorter one is not
-kept by replicas that live, which are then left out in turn (docs/trods.md)."""
+"""The exclusion bound. Chromium, curl and three replicas share this machine's processors: with a shorter bound live
+replicas would be excluded one after the other (docs/trods.md)."""
 
 RATE_MBIT = 25.0
-"""Of the links, where nobody says otherwise: with two downloads, a browser and their captures, much more leaves
-Chromium and the controller nothing of two processors."""
+"""Default rate of the links: with two downloads, a browser and their captures a higher rate leaves no CPU time of two
+processors for Chromium and the controller."""
 SHORTEST_S = 45.0
-"""How long the download takes where nobody says otherwise, and the least: three harms, each until all are well."""
+"""Default duration of the download, and its minimum: three harms, each until all replicas are live."""
 HARMED_S = 1.5
-"""A harm lasts so long."""
+"""Duration of a harm."""
 QUIET_S = 0.5
-"""Between the return of all and the next harm."""
+"""Pause between the return of all replicas and the next harm."""
 PATIENCE_S = 60.0
-"""For what a machine that is busy does late."""
+"""Time limit of waits on a busy machine."""
 LOOK_S = 0.1
-"""Between two looks at what the replicas' kernels have."""
+"""Interval between two readings of the replicas' kernels."""
 REPORT_S = 1.5
-"""Agents report each half second, so what the controller says after this time is how it ended."""
+"""Agents report every half second, so after this time the controller's counts are final."""
 TRIES = 30
-"""A connection meets the wanted one of three replicas once in three times."""
+"""Connections to try: each hits the wanted one of three replicas with probability one third."""
 
 
 @dataclass(slots=True)
 class Met:
-    """A harm, and what became of the connection that it met."""
+    """A harm, and the connection that it hit."""
 
     what: str
     words: str
     replica: str
     adopted_by: str = ""
-    """Empty: nobody went on with it."""
+    """Empty: no replica adopted it."""
     healed: bool = False
 
 
 @dataclass(slots=True)
 class Story:
-    """What is done while the clients fetch, and what was seen of it."""
+    """Runs the harms while the clients fetch, and records their effects."""
 
     standing: Standing
     replicas: NginxReplicas
     api: Client
     met: list[Met] = field(default_factory=list)
     forgotten: list[dict[str, Any]] = field(default_factory=list)
-    """Last counts of agents that were killed: they begin again at zero."""
+    """Last counts of killed agents, whose successors count from zero."""
 
     def well(self) -> bool:
-        """Whether new connections outlive their replica, and every replica is live and gets some."""
+        """Whether new connections are protected, and every replica is live and gets some."""
         try:
             found = self.api.get("/api/status")["replicas"]
             modes = {service["name"]: service["plain"] for service in self.api.get("/api/services")}
@@ -96,11 +96,11 @@ class Story:
         return modes["files"] == "trods" and all(r["state"] == "live" and r["ready"] and r["readmitted"] for r in found)
 
     def counts(self) -> dict[str, dict[str, Any]]:
-        """What each agent says became of connections, by replica."""
+        """The agents' counts of connections, by replica."""
         return {r["name"]: dict(r["trods"] or {}) for r in self.api.get("/api/status")["replicas"]}
 
     def acts(self) -> Iterator[None]:
-        """Everything in turn; gives control back while there is nothing to do."""
+        """All harms one after the other; yields while it waits."""
         port = yield from self._port_of(TRODS, SERVICE_PORT)
         yield from self._begin_beside(port)
         for harm in HARMS:
@@ -109,7 +109,7 @@ class Story:
             victim = yield from self._holder(SERVICE_PORT, port)
             if harm.forgets:
                 self.forgotten.append(self.counts()[victim])
-            # Marked first: on a busy machine it takes its time until a process that was killed is gone.
+            # Marked first: on a busy machine it takes some time until a killed process has ended.
             self.standing.mark(harm.what, victim)
             harm.do(self.replicas, victim)
             console.print(f"  {harm.words}: {victim}, which holds the connection")
@@ -117,7 +117,7 @@ class Story:
             self.met.append(met)
             end = time.monotonic() + HARMED_S
             met.adopted_by = yield from self._holder(SERVICE_PORT, port, victim)
-            console.print(f"  {met.adopted_by} goes on with it")
+            console.print(f"  {met.adopted_by} adopts it")
             yield from pause(end - time.monotonic())
             harm.heal(self.replicas, victim)
             self.standing.mark("return", victim)
@@ -125,7 +125,7 @@ class Story:
             met.healed = True
 
     def _begin_beside(self, port: int) -> Iterator[None]:
-        """Starts the kernel's client on the replica that holds the other one, which is harmed first."""
+        """Starts the kernel TCP client at the replica that holds the other connection, which is harmed first."""
         wanted = yield from self._holder(SERVICE_PORT, port)
         for _ in range(TRIES):
             self.standing.client(TCP, HOSTS[TCP], "", address=f"http://{SERVICE_V4}:{KERNEL_PORT}/{FILE}")
@@ -133,7 +133,9 @@ class Story:
             if (yield from self._holder(KERNEL_PORT, beside)) == wanted:
                 return
             self.standing.clients[TCP][0].end()
-        raise RackError(f"{TRIES} connections of the kernel's TCP, and none met {wanted}, which holds the other one")
+        raise RackError(
+            f"{TRIES} connections of the kernel's TCP, but none reached {wanted}, which holds the other one"
+        )
 
     def _port_of(self, client: str, service: int) -> Generator[None, None, int]:
         """The port of a client's connection, once it has one."""
@@ -147,7 +149,7 @@ class Story:
         """The replica that holds a client's connection, other than `but`, once there is one."""
         before: dict[str, int] = {}
         while True:
-            # A replica that was harmed may have its socket still, and nothing is acknowledged to that any more.
+            # A harmed replica may still have its socket, but the client acknowledges nothing more to it.
             now = self._acknowledged(service, port)
             moved = [name for name, octets in now.items() if octets > before.get(name, octets)]
             if len(moved) == 1 and moved[0] != but:
@@ -156,7 +158,7 @@ class Story:
             yield from pause(LOOK_S)
 
     def _acknowledged(self, service: int, port: int) -> dict[str, int]:
-        """Octets that a client acknowledged on its connection, by the replicas whose kernels have it."""
+        """Bytes that a client acknowledged on its connection, by the replicas with a socket for it."""
         rack, found = self.standing.rack, {}
         for host in rack.spec.of("replica"):
             said = rack.spaces[host.name].run(*SOCKETS, "-i", f"( sport = :{service} and dport = :{port} )")
@@ -166,7 +168,7 @@ class Story:
 
 
 def run(values: Parameters, options: argparse.Namespace) -> int:
-    """Runs the scenario; 0 if the one connection outlived every harm, and what Chromium loaded was whole."""
+    """Runs the scenario; 0 if the one connection survived every harm and Chromium's rounds were complete."""
     if options.rate is None:
         values = replace(values, rate_mbit=min(values.rate_mbit, RATE_MBIT))
     megabytes = values.rate_mbit / 8
@@ -176,7 +178,7 @@ def run(values: Parameters, options: argparse.Namespace) -> int:
     www = values.out / "www-trods"
     make(www)
     page.make(www)
-    console.print(f"[bold cyan]›[/] a file of {values.size_mb:g} MB, beside a page of small objects")
+    console.print(f"[bold cyan]›[/] a file of {values.size_mb:g} MB, and a page of small objects")
     sha256 = make_file(www, FILE, values.size)
     picture = values.out / "trods-browser.png"
     services = (("files", SERVICE_PORT, "trods"), ("files-kernel", KERNEL_PORT, "kernel"))
@@ -188,14 +190,14 @@ def run(values: Parameters, options: argparse.Namespace) -> int:
         replicas = standing.replicas
         assert isinstance(replicas, NginxReplicas)
         story = Story(standing, replicas, Client(f"unix:{standing.rack.folder / 'api.sock'}", timeout_s=10.0))
-        standing.rack.until(story.well, "every replica gets connections, which outlive it", PATIENCE_S)
+        standing.rack.until(story.well, "every replica gets connections, and they are protected", PATIENCE_S)
         captures = {client: pcap_path("trods", values, client) for client in HOSTS}
         running = [capture.start(standing.rack, HOSTS[client], path) for client, path in captures.items()]
         start = time.monotonic()
         site = f"http://{SERVICE_V4}:{SERVICE_PORT}"
         browse = (site, f"{seconds:g}", "--again", f"{site}/{page.NAME}", "--picture", str(picture))
         standing.program(BROWSER, HOSTS[BROWSER], "browse", *browse)
-        # A connection without a request has no record yet: harms are for those that have (docs/trods.md).
+        # A connection without a request has no record yet; only recorded ones survive a harm (docs/trods.md).
         standing.rack.until(lambda: standing.so_far(BROWSER) > 0, "Chromium loads the page", PATIENCE_S)
         standing.client(TRODS, HOSTS[TRODS], "", FILE)
         acts = story.acts()
@@ -210,7 +212,7 @@ def run(values: Parameters, options: argparse.Namespace) -> int:
 
 
 def _tell(report: dict[str, Any], story: Story, start: float, captures: dict[str, Path]) -> None:
-    """Adds what only this scenario knows, while the rack still stands."""
+    """Adds this scenario's data to the report while the rack still runs."""
     standing = story.standing
     felt = report["clients"][TRODS]["kills"]
     report["harms"] = [{**asdict(met), **kill} for met, kill in zip(story.met, felt, strict=False)]
@@ -242,38 +244,39 @@ def _harmed(standing: Standing, name: str, at: float) -> bool:
 
 
 def _show(report: dict[str, Any], values: Parameters, picture: Path) -> int:
-    """Summary in plain words, and what was missed of what this demo promises."""
+    """Prints the summary, and every promise of this demo that was not kept."""
     loads, sums, opened, harms = (report[part] for part in ("loads", "connections", "opened", "harms"))
     whole, well = sum(load["whole"] for load in loads), report["left_out_while_well"]
     longest = max((load["seconds"] for load in loads), default=0.0)
     opening = (
         f"{values.replicas} replicas with nginx: plain curl fetched {values.size / 1e6:g} MB at {values.rate_mbit:g}"
         f" Mb/s, {values.rtt_ms:g} ms round-trip time, through the {values.switch} switch, and the replica that held"
-        f" its connection was harmed, {len(harms)} times in a row. Who is silent is left out after {LIVENESS_MS:g} ms."
+        f" its connection was harmed, {len(harms)} times in a row."
+        f" A replica without heartbeats is excluded after {LIVENESS_MS:g} ms."
     )
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(sums["unprotected"].items()))
     left_out = ", ".join(f"{one['replica']} at {one['at_s']:.1f} s" for one in well)
     words = [
-        f"{harm['words']} ({harm['replica']}): {harm['adopted_by'] or 'nobody'} went on with the connection; the"
-        f" longest silence was {harm['stall_ms']:.0f} ms; {_left_out(harm)}."
+        f"{harm['words']} ({harm['replica']}): {harm['adopted_by'] or 'no replica'} adopted the connection; the"
+        f" longest stall was {harm['stall_ms']:.0f} ms; {_left_out(harm)}."
         for harm in harms
     ] + [
         f"On the wire plain curl opened {_connections(opened[TRODS])} to the service.",
-        f"Chromium: {whole} of {len(loads)} rounds of the page had all of their objects, over"
+        f"Chromium: {whole} of {len(loads)} rounds of the page were complete, over"
         f" {_connections(opened[BROWSER])}; the longest round took {longest:.1f} s.",
         f"Agents: {sums['protected']:,} connections protected, {sums['adopted']:,} adopted, {sums['refused']:,}"
         f" refused; unprotected: {reasons or 'none'}.",
-        f"Left out while nothing was wrong with them: {left_out or 'none'}.",
+        f"Excluded without a harm: {left_out or 'none'}.",
     ]
     missed = [
-        f"{harm.words}: it did not meet the holder of the connection, or nobody went on with it"
+        f"{harm.words}: it did not hit the holder of the connection, or no replica adopted it"
         for harm in HARMS
         if not any(met["what"] == harm.what and met["adopted_by"] for met in harms)
     ]
     missed += ["curl opened more than one connection"] if opened[TRODS] != 1 else []
-    missed += ["the browser's page did not come whole"] if not 0 < whole == len(loads) else []
+    missed += ["the browser's page was incomplete"] if not 0 < whole == len(loads) else []
     missed += ["connections were refused"] if sums["refused"] else []
-    words += [f"NOT as it should be: {what}." for what in missed]
+    words += [f"NOT as expected: {what}." for what in missed]
     title = "one plain connection; the replica that holds it is harmed three times"
     return show(report, values, title, opening, words, picture) or int(bool(missed))
 
@@ -284,4 +287,4 @@ def _connections(count: int) -> str:
 
 def _left_out(harm: dict[str, Any]) -> str:
     after = harm["exclusion_ms"]
-    return "the ToR did not leave it out" if after is None else f"the ToR left it out after {after:.0f} ms"
+    return "the ToR did not exclude it" if after is None else f"the ToR excluded it after {after:.0f} ms"

@@ -1,7 +1,7 @@
-"""A page that loads the tiles of the drawing again and again, over the connections that the browser keeps.
+"""A page that loads the drawing's tiles again and again, over the browser's kept connections.
 
-Nothing comes from a cache: each round asks for other URLs of the same files. What counts is what the page says of
-itself on the console, a line a round.
+Each round requests other URLs of the same files, so that no cache serves them. The page reports each round on the
+console.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ...mosaic import COLUMNS, ROWS
 NAME = "again.html"
 
 PAUSE_S = 0.3
-"""Between two rounds, so that connections are met by harms while they are idle too."""
+"""Pause between two rounds, so that harms also hit idle connections."""
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>again and again</title></head><body>

@@ -1,4 +1,4 @@
-"""Replicas that are nginx with an agent beside it, their records in a memcached, and what harms them."""
+"""Replicas with nginx and an agent, with their records in memcached, and the harms."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from ...services import Replicas
 from ...spec import SERVICE_V4, SERVICE_V6
 
 HEALTH_PATH = "/t0000.svg"
-"""A tile of the page: agents ask their nginx for it before they say that the replica is ready."""
+"""A tile of the page, which an agent requests from its nginx before it reports the replica as ready."""
 
 PRIORITY = 6
-"""Above links, switch and clients: with nothing of its own to run on, a store that has 50 ms for an answer misses that
-behind a single turn of theirs, and a server that is killed is not seen to be dead until it had its turn to die."""
+"""Priority above links, switch and clients: below it a store that must answer within 50 ms could wait too long for a
+processor, and a killed server would end late."""
 
 
 @dataclass(slots=True)
 class NginxReplicas(Replicas):
-    """`running` are the agents; the store begins with the first."""
+    """`running` holds the agents; the first start also starts the store."""
 
     servers: dict[str, Process] = field(default_factory=dict)
 
     def start(self, name: str) -> None:
-        """Starts what is not there of a replica: nginx, its agent."""
+        """Starts the missing processes of a replica: nginx, its agent."""
         if "store" not in self.rack.processes:
             self._start_store()
         space = self.rack.spaces[name]
@@ -39,21 +39,21 @@ class NginxReplicas(Replicas):
             self.running[name] = self.rack.start(f"agent-{name}", [*prompt(PRIORITY), *self._agent(name)], space)
 
     def alive(self) -> list[str]:
-        """Names of the replicas of which both processes run."""
+        """Names of the replicas with both processes running."""
         return [name for name, process in self.servers.items() if name in self.running and process.running()]
 
     def kill_nginx(self, name: str) -> None:
-        """kill -9 of the server alone: its kernel lives on, and so does the agent."""
+        """Kills only the server, with SIGKILL: its kernel and the agent stay."""
         process = self.servers.pop(name)
         process.popen.send_signal(signal.SIGKILL)
         process.popen.wait()
 
     def cut(self, name: str) -> None:
-        """The cable to the ToR is pulled: the interface has no carrier."""
+        """Cuts the link to the ToR: the interface loses its carrier."""
         self.rack.spaces["tor"].ip(f"link set w-{name} down")
 
     def mend(self, name: str) -> None:
-        """The cable is put back."""
+        """Restores the link."""
         self.rack.spaces["tor"].ip(f"link set w-{name} up")
 
     def _agent(self, name: str) -> list[str]:
@@ -65,7 +65,7 @@ class NginxReplicas(Replicas):
         return [port for _, port, _ in self.rack.spec.services]
 
     def _start_store(self) -> None:
-        """memcached, which evicts nothing: a record that is gone is a connection that breaks."""
+        """memcached without eviction: an evicted record would be a broken connection."""
         program = shutil.which("memcached")
         if program is None:
             raise RackError("memcached is not installed: `scripts/setup.sh --trods` installs it")
@@ -77,15 +77,15 @@ class NginxReplicas(Replicas):
 
 @dataclass(frozen=True, slots=True)
 class Harm:
-    """What is done to the replica that holds the connection, and what heals it."""
+    """A harm to the replica that holds the connection, and its repair."""
 
     what: str
-    """What is gone."""
+    """The harmed part."""
     words: str
     do: Callable[[NginxReplicas, str], object]
     heal: Callable[[NginxReplicas, str], None]
     forgets: bool = False
-    """Whether what its agent counted is gone with it."""
+    """Whether the counts of its agent are lost with it."""
 
 
 HARMS = (

@@ -1,9 +1,9 @@
-"""Replicas are upgraded one after the other, under a download by plain curl, a session of ssh and a websocket.
+"""Upgrades the replicas one after the other, under a download by plain curl, an ssh session and a websocket.
 
-Each in turn is drained, which moves the download if it has it, its agent is stopped and started as in an upgrade, and
-it is taken back (docs/moves.md). No client is reset and nothing is lost: sessions say a numbered line again and again,
-and wait for its echo. The replicas are nginx, sshd and a websocket echo, with `rivulet agent --plain-tcp` beside them.
-RATE is 25 Mb/s where it is not given, and the file is large enough for all upgrades: 40 seconds' worth, or SIZE.
+Each replica is drained, which moves the download if the replica holds it; its agent is restarted as in an upgrade; then
+the replica is readmitted (docs/moves.md). No client is reset and no data is lost: sessions send numbered lines and wait
+for their echo. The replicas are nginx, sshd and a websocket echo, with `rivulet agent --plain-tcp`. RATE defaults to
+25 Mb/s, and the file is large enough for all upgrades: 40 seconds' worth, or SIZE.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ LIVENESS_MS = 200.0
 """The exclusion bound, which three replicas keep beside their clients on two processors (docs/trods.md)."""
 RATE_MBIT, DOWNLOAD_S = 25.0, 40.0
 QUIET_S = 0.5
-"""Between two steps."""
+"""Pause between two steps."""
 PATIENCE_S = 60.0
 
 
 @dataclass(slots=True)
 class Story:
-    """What is done while the clients are served, and what was seen of it."""
+    """Runs the upgrades while the clients are served, and records their effects."""
 
     standing: Standing
     replicas: SessionReplicas
@@ -51,7 +51,7 @@ class Story:
     upgraded: list[dict[str, Any]] = field(default_factory=list)
 
     def all(self) -> list[dict[str, Any]]:
-        """What the controller says of each replica; nothing while it does not answer."""
+        """The controller's view of each replica; empty while it does not answer."""
         try:
             return list(self.api.get("/api/status")["replicas"])
         except ApiError:
@@ -63,11 +63,11 @@ class Story:
         return bool(found) and all(r["state"] == "live" and r["ready"] and r["readmitted"] for r in found)
 
     def of(self, name: str) -> dict[str, Any]:
-        """What it says of one."""
+        """The controller's view of one replica."""
         return next(r for r in self.all() if r["name"] == name)
 
     def acts(self) -> Iterator[None]:
-        """Everything in turn; gives control back while there is nothing to do."""
+        """All upgrades one after the other; yields while it waits."""
         while self.standing.so_far(TRODS) == 0:
             yield
         for name in sorted(self.standing.replicas.alive()):
@@ -92,7 +92,7 @@ class Story:
             self.upgraded.append({"replica": name, "moved": so_far.moved, "stayed": so_far.staying})
 
     def _is_left(self, name: str) -> bool:
-        """Whether all have moved that can, of what has moved by now: agents report ten times a second."""
+        """Whether all connections that can move have moved; agents report ten times a second."""
         found = self.of(name)
         return bool(found["draining"]) and time.monotonic() > self.standing.marks[-1][0] + 2 and progress(found).done
 
@@ -139,7 +139,7 @@ def run(values: Parameters, options: argparse.Namespace) -> int:
 
 
 def _session(standing: Standing, replicas: SessionReplicas, name: str) -> Process:
-    """A session that has begun."""
+    """Starts a session and waits for its first echo."""
     host, port = SESSIONS[name]
     key = [str(replicas.key())] if name == "ssh" else []
     command = talking(name, port, *key)
@@ -158,28 +158,28 @@ def _ended(process: Process, wall: float) -> dict[str, Any]:
 
 
 def _show(report: dict[str, Any], values: Parameters) -> int:
-    """Summary in plain words, and what was missed of what this demo promises."""
+    """Prints the summary, and every promise of this demo that was not kept."""
     upgrades, sessions = report["upgrades"], report["sessions"]
     opening = (
         f"Each of {values.replicas} replicas was drained, had its agent restarted and was taken back, while plain curl"
         f" fetched {values.size / 1e6:g} MB at {values.rate_mbit:g} Mb/s, {values.rtt_ms:g} ms round-trip time, beside"
-        f" a session of ssh and a websocket. Who is silent is left out after {LIVENESS_MS:g} ms."
+        f" a session of ssh and a websocket. A replica without heartbeats is excluded after {LIVENESS_MS:g} ms."
     )
     words = [
         f"{one['replica']}: {_count(one['moved'])} moved, {_count(one['stayed'])} stayed with their servers."
         for one in upgrades
     ]
     words += [
-        f"{name}: {session['answers']:,} lines were echoed over one connection, the longest silence was"
+        f"{name}: {session['answers']:,} lines were echoed over one connection, the longest wait was"
         f" {session['longest_ms']:.0f} ms; it {'was ended by its client' if session['whole'] else 'BROKE'}."
         for name, session in sessions.items()
     ]
     left_out = ", ".join(f"{one['replica']} at {one['at_s']:.1f} s" for one in report["left_out"])
-    words.append(f"Left out by the ToR meanwhile: {left_out or 'none'}.")
+    words.append(f"Excluded by the ToR meanwhile: {left_out or 'none'}.")
     missed = [f"{name}: {session['ended']}" for name, session in sessions.items() if not session["whole"]]
-    missed += ["not all replicas were upgraded before curl was through"] if len(upgrades) < values.replicas else []
+    missed += ["curl ended before all replicas were upgraded"] if len(upgrades) < values.replicas else []
     missed += ["the download did not move"] if not any(one["moved"] for one in upgrades) else []
-    words += [f"NOT as it should be: {what}." for what in missed]
+    words += [f"NOT as expected: {what}." for what in missed]
     return show(report, values, "three upgrades in turn", opening, words) or int(bool(missed))
 
 

@@ -1,4 +1,4 @@
-"""Replicas whose sessions last: sshd and a websocket echo beside nginx, an agent that is stopped as in an upgrade."""
+"""Replicas with long sessions: sshd and a websocket echo beside nginx, and an agent that can be restarted."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from ...spec import SERVICE_PORT, SERVICE_V4
 from ..trods.replicas import PRIORITY, NginxReplicas
 
 SSH, CHAT = 22, 8080
-"""Ports: sshd is the kernel's plain TCP, the websocket under TRODS, which cannot protect it."""
+"""Ports: sshd with the kernel's TCP, the websocket under TRODS, which cannot protect it."""
 
 
 @dataclass(slots=True)
 class SessionReplicas(NginxReplicas):
-    """What a user's session runs in goes on while the agent is another."""
+    """The servers of the sessions keep running while the agent is restarted."""
 
     def start(self, name: str) -> None:
-        """Starts what is not there of a replica."""
+        """Starts the missing processes of a replica."""
         if f"sshd-{name}" not in self.rack.processes:
             space = self.rack.spaces[name]
             sshd = talk.sshd(self.rack.folder / "ssh", f"0.0.0.0:{SSH}", f"[::]:{SSH}")
             self.rack.start(f"sshd-{name}", [*prompt(PRIORITY), *sshd], space)
             self.rack.start(f"chat-{name}", talking("serve-websocket", CHAT, address="::"), space)
-        # Said through the name of the class: dataclasses with slots are made anew.
+        # Named explicitly: `super()` does not work in dataclasses with slots, which are new classes.
         NginxReplicas.start(self, name)
 
     def stop(self, name: str) -> None:
-        """What an upgrade does first to the agent."""
+        """Stops the agent, as the first step of an upgrade."""
         self.running.pop(name).end(signal.SIGTERM)
 
     def key(self) -> Path:
-        """What lets the client in."""
+        """Key with which the client logs in."""
         return self.rack.folder / "ssh" / "client"
 
     def _agent(self, name: str) -> list[str]:
@@ -49,5 +49,5 @@ class SessionReplicas(NginxReplicas):
 
 
 def talking(what: str, port: int, *more: str, address: str = SERVICE_V4) -> list[str]:
-    """The command of an end of a session."""
+    """Command of one end of a session."""
     return [*prompt(), sys.executable, "-m", "rivulet_lab.talk", what, address, str(port), *more]
