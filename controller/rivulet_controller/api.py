@@ -1,8 +1,10 @@
-"""The REST and WebSocket API, the page and the metrics: what `rivuletctl`, browsers and Prometheus talk to.
+"""The REST and WebSocket API, the page and the metrics: what `rivuletctl`, browsers and Prometheus
+talk to.
 
-The Unix socket's owner may do everything. Over TCP a token says who asks and what they may (rights.py); without a
-token file, on loopback only, everybody may look and nobody may change. Every change is on record in the audit log
-before it is made. Changes need a header that no foreign web page can send.
+The Unix socket's owner may do everything. Over TCP a token says who asks and what they may
+(rights.py); without a token file, on loopback only, everybody may look and nobody may change. Every
+change is on record in the audit log before it is made. Changes need a header that no foreign web
+page can send.
 """
 
 from __future__ import annotations
@@ -171,7 +173,9 @@ class Shared:
 
 
 def caller(request: Request) -> Caller:
-    """Who asks. Raises 400 for a TCP connection without a peer, 401 for a token that is none or is missing."""
+    """Who asks. Raises 400 for a TCP connection without a peer, 401 for a token that is none or is
+    missing.
+    """
     tokens: Tokens = request.app.state.tokens
     claimed = request.headers.get(CLIENT_HEADER, "")[:64] or "somebody"
     if listener_of(request.scope) is Listener.UNIX:
@@ -191,7 +195,9 @@ def caller(request: Request) -> Caller:
 
 
 def _allowed(request: Request, who: Caller, role: Role) -> str:
-    """The caller's name, if the role is enough and no foreign page can have sent it. Raises 403, 409."""
+    """The caller's name, if the role is enough and no foreign page can have sent it. Raises 403,
+    409.
+    """
     if not request.headers.get(CLIENT_HEADER):
         raise HTTPException(403, f"this wants the header {CLIENT_HEADER} with the client's name")
     if who.role < role:
@@ -248,8 +254,8 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
 
     @app.middleware("http")
     async def own_pages_only(request: Request, call_next: Any) -> Response:
-        # Against DNS rebinding: without a token, only names of this machine are answered. And whatever another site's
-        # page sends through a browser is refused before it costs anything.
+        # Against DNS rebinding: without a token, only names of this machine are answered. And
+        # whatever another site's page sends through a browser is refused before it costs anything.
         if not names_us(request.scope, request.headers.get("host")):
             return PlainTextResponse("this name is not ours", status_code=421)
         if _foreign(request.headers.get("origin"), request.headers.get("host", "")):
@@ -304,7 +310,9 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
 
     @app.get("/api/state")
     async def state(_: Reader) -> dict[str, Any]:
-        """What is remembered, for a comparison with what is on disk: a digest, and how many values are not durable."""
+        """What is remembered, for a comparison with what is on disk: a digest, and how many values
+        are not durable.
+        """
         return {"digest": controller.state.digest(), "unsaved": controller.state.unsaved()}
 
     @app.get("/api/replicas", response_model=list[dict[str, Any]])
@@ -346,8 +354,8 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
     ) -> list[dict[str, str]]:
         """The way of a packet to an address and port through the switch's tables.
 
-        Of a plain segment `client`, `client_port` and `ack` (absolute, not relative to the ISN) say what becomes of it
-        at a stateless service, with `tsecr` where it has timestamps.
+        Of a plain segment `client`, `client_port` and `ack` (absolute, not relative to the ISN) say
+        what becomes of it at a stateless service, with `tsecr` where it has timestamps.
         """
         if name not in controller.fleet.switches:
             raise HTTPException(404, f"there is no switch {name!r}")
@@ -462,8 +470,8 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
 
     @app.post("/api/apply")
     async def apply(request: Request, who: Configurer) -> dict[str, str]:
-        """Brings a configuration (YAML, the body) into force, durably: until the file on the controller's machine
-        changes. All of it or, on a refusal, nothing.
+        """Brings a configuration (YAML, the body) into force, durably: until the file on the
+        controller's machine changes. All of it or, on a refusal, nothing.
         """
         text = await posted(request)
         with refusals():
@@ -477,7 +485,9 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
 
     @app.websocket("/api/live")
     async def live(socket: WebSocket) -> None:
-        """A snapshot each second. Over TCP with tokens, the first message from the client is its token."""
+        """A snapshot each second. Over TCP with tokens, the first message from the client is its
+        token.
+        """
         host = socket.headers.get("host")
         if _foreign(socket.headers.get("origin"), host or "") or not names_us(socket.scope, host):
             await socket.close(4403)

@@ -1,4 +1,6 @@
-"""The rack's description as values, each valid in itself; references.py sees what holds between them."""
+"""Models of the rack's description. Each checks its own fields; references.py checks what spans
+several of them.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +35,19 @@ MAX_SERVICES = 4095
 """Service ids are 12 bits and 0 is none (docs/dataplane.md)."""
 
 MAX_POOLS = 1024
-"""Pools are 10 bits."""
+"""Pool ids have 10 bits (docs/dataplane.md)."""
 
 MAX_NONCE_LIFE_S = 3600.0
-"""A nonce key can be searched offline: an hour at most (docs/security.md)."""
+"""A nonce key can be searched for offline, so none lives longer than an hour (docs/security.md)."""
 
 MAX_LIVE_SEAL_KEYS = 60
-"""Seal keys accepted at a time: replicas hold them all, and epochs are 16 bits."""
+"""Seal keys accepted at a time: every replica holds all of them, and an epoch has 16 bits."""
 
 
 class ConfigError(Exception):
-    """The file cannot be used; `problems` has one line each, `FILE:LINE: field: what to do`."""
+    """The rack's file is not valid; `problems` has a line for each mistake: `FILE:LINE: field: what
+    to do`.
+    """
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
@@ -69,9 +73,11 @@ class Vlan(_Model):
 
 
 class Host(_Model):
-    """A neighbour of the ToR: who has this address and behind which port; `mtu` in bytes of IP packet.
+    """A neighbour of the ToR: its address and the ToR's port towards it. `mtu` counts bytes of the
+    IP packet.
 
-    Without `mac` the controller finds it by ARP or neighbour discovery; without `vlan` it is the port's untagged one.
+    Without `mac` the controller finds it by ARP or neighbour discovery; without `vlan` it is the
+    port's untagged one.
     """
 
     ip: HostAddress
@@ -82,7 +88,7 @@ class Host(_Model):
 
 
 class Route(_Model):
-    """A prefix beyond a neighbour: `via` is the address of one of the switch's hosts."""
+    """A prefix reached through a neighbour: `via` is the address of one of the switch's hosts."""
 
     prefix: ipaddress.IPv4Network | ipaddress.IPv6Network
     via: HostAddress
@@ -90,14 +96,16 @@ class Route(_Model):
     @field_validator("prefix", mode="before")
     @classmethod
     def _text(cls, value: Any) -> Any:
-        """A number would be an address of the first prefix of its version."""
+        """Refuses a number, which `ipaddress` would read as the first address of a prefix."""
         if not isinstance(value, str | ipaddress.IPv4Network | ipaddress.IPv6Network):
             raise ValueError(f"{str(value)[:80]!r} is not a prefix such as 10.0.0.0/24 or fd00::/64 (in quotes)")
         return value
 
 
 class Tls(_Model):
-    """Certificates of mutual TLS: ours, its key, and the authority that signs the other side's."""
+    """Files for mutual TLS: our certificate, its key, and the authority that signs the other side's
+    certificate.
+    """
 
     certificate: File
     key: File
@@ -115,9 +123,10 @@ PacketRate = Annotated[int, Field(ge=1, le=10_000_000)]
 
 
 class OwnMeters(_Model):
-    """Most packets a second, of each port, of what is for the ToR itself or for the controller; null: unlimited.
+    """Packets a second that each port may send to the ToR itself or to the controller, by class;
+    null: unlimited.
 
-    A flood of one kind takes nothing from the others.
+    A flood of one class leaves the other classes' share untouched.
     """
 
     punt: PacketRate | None = Field(default=100, description="EtherTypes that the controller wants to see")
@@ -125,23 +134,23 @@ class OwnMeters(_Model):
     arp: PacketRate | None = Field(default=1000, description="ARP requests, answered by the ToR")
     solicitation: PacketRate | None = Field(default=1000, description="neighbour solicitations, answered by the ToR")
     echo: PacketRate | None = Field(default=1000, description="answered by the ToR")
-    own_icmp: PacketRate | None = Field(default=50, description="what routers say about the ToR's tunnels")
+    own_icmp: PacketRate | None = Field(default=50, description="ICMP errors from routers about the ToR's tunnels")
     own_udp: PacketRate | None = 50
     own_other: PacketRate | None = 50
 
     def of_classes(self) -> dict[str, int]:
-        """Those that have a limit, by the member of `own_class_t`."""
+        """The classes that have a limit, by the member of `own_class_t`."""
         rates: dict[str, int | None] = {name: getattr(self, name) for name in type(self).model_fields}
         return {name: rate for name, rate in rates.items() if rate is not None}
 
 
 class SwitchConfig(_Model):
-    """A ToR: where its P4Runtime server listens and what stands around it."""
+    """A ToR: its P4Runtime server, and the ports, hosts, routes and VLANs around it."""
 
     name: Name
     address: Annotated[str, Field(pattern=ENDPOINT, max_length=MAX_ENDPOINT), AfterValidator(port_of)]
     device_id: int = Field(default=1, ge=0, lt=1 << 64, description="of P4Runtime, 64 bits")
-    number: int = Field(ge=1, le=255, description="upper half of the ToR id")
+    number: int = Field(ge=1, le=255, description="upper half of the ToR's id")
     mac: Mac
     addresses: tuple[HostAddress, ...] = Field(min_length=1, max_length=64)
     ports: tuple[PortNumber, ...] = Field(min_length=1)
@@ -158,7 +167,7 @@ class SwitchConfig(_Model):
         default=None,
         ge=1,
         le=1_000_000,
-        description="of all links to clients together: told if the sketch is small for it",
+        description="capacity of all links to clients together; warns if it is too much for the replay sketch",
     )
     pipeline: File | None = Field(default=None, description="folder of rivulet.json and rivulet.p4info.txtpb")
 
@@ -167,7 +176,7 @@ class SwitchConfig(_Model):
         return next((vlan.id for vlan in self.vlans if port in vlan.untagged), 0)
 
     def carries(self, port: int, vlan: int) -> bool:
-        """Whether frames of a VLAN belong on a port, tagged or not."""
+        """Whether a port carries a VLAN, tagged or untagged."""
         if vlan == self.untagged_vlan(port):
             return port in self.ports
         return any(port in known.tagged for known in self.vlans if known.id == vlan)
@@ -178,7 +187,7 @@ class SwitchConfig(_Model):
 
 
 class Replica(_Model):
-    """A machine that serves; `port` is the ToR's port towards it.
+    """A server machine; `port` is the ToR's port towards it.
 
     Without `mac` it is what the replica's agent says; without `vlan` it is the port's untagged one.
     """
@@ -201,7 +210,7 @@ Affinity = Literal["flow", "client"]
 
 
 def store_place(server: str) -> tuple[IPAddress, int]:
-    """Address and port of a server of a store. Raises ValueError."""
+    """Address and port of a memcached server of a store. Raises ValueError."""
     host, colon, port = server.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     address = limits.host_address(host[1:-1] if bracketed else host)
@@ -213,7 +222,9 @@ def store_place(server: str) -> tuple[IPAddress, int]:
 
 
 def _store_server(value: Any) -> Any:
-    """A server of a store in one spelling; a name would have to be looked up while replicas die."""
+    """A store's server in canonical form. A host name is refused: replicas would have to resolve it
+    while others die.
+    """
     if not isinstance(value, str):
         return value
     try:
@@ -224,30 +235,33 @@ def _store_server(value: Any) -> Any:
 
 
 class Trods(_Model):
-    """Where connections of `plain: trods` are recorded, and what becomes of them (docs/trods.md)."""
+    """Where replicas record connections of `plain: trods`, and how they recover them
+    (docs/trods.md).
+    """
 
     store: tuple[Annotated[str, BeforeValidator(_store_server)], ...] = Field(
         default=(),
         max_length=limits.STORES,
-        description="memcached, tried in this order; never a replica's own host alone",
+        description="memcached servers, tried in this order; at least one on a host that is no replica",
     )
     objects: str | None = Field(
         default=None,
         pattern=r"^/[!-~]{0,1023}$",
-        description="where each server has the list of what timestamps shall name, a path a line",
+        description="path at each web server of the list of objects that timestamps may name, one path a line",
     )
-    copies: Literal[1, 2] = Field(default=1, description="of each record, on as many servers")
+    copies: Literal[1, 2] = Field(default=1, description="copies of each record, each on another server")
     failure: Literal["open", "closed"] = Field(
-        default="open", description="while no server answers: go on unprotected, or release nothing"
+        default="open", description="while no store answers: serve unprotected (open), or release no response (closed)"
     )
     deterministic: bool = Field(
-        default=False, description="the server generates the same octets for the same request anywhere, at any time"
+        default=False, description="every web server answers the same request with the same bytes at any time"
     )
     adopt_as: Literal["client", "server"] = Field(
-        default="client", description="whose address the web server sees as the client's behind an adoption"
+        default="client", description="the source address that the web server sees on an adopted connection"
     )
     unknown: Literal["reset", "trust"] = Field(
-        default="reset", description="of a connection in the middle of an object of which nobody has compared the bytes"
+        default="reset",
+        description="a connection within an object that replicas never compared: reset it, or trust the bytes",
     )
 
 
@@ -255,7 +269,9 @@ CheckMode = Literal["off", "count", "enforce"]
 
 
 class Checks(_Model):
-    """What the ToR does about each check of a request: nothing, counting, or dropping (docs/dataplane.md)."""
+    """Mode of each check that the ToR makes of a request: off, count failures, or drop them
+    (docs/dataplane.md).
+    """
 
     key: CheckMode = "enforce"
     time: CheckMode = "enforce"
@@ -265,14 +281,15 @@ class Checks(_Model):
     meter: CheckMode = "enforce"
     unjudged: Literal["pass", "drop"] = Field(
         default="pass",
-        description="what the switch cannot judge: goes on with the mark cleared, or is dropped",
+        description="a request that the switch cannot check: forwarded with its mark cleared, or dropped",
     )
 
 
 class Meters(_Model):
-    """Most packets a second, of each service at each switch, of requests that carry little proof; null: unlimited.
+    """Packets a second of each service at each switch, for requests with little or no proof; null:
+    unlimited.
 
-    Together they stay within what a switch's sketch of openings judges, 7,800 a second.
+    The defaults add up to less than the 7,800 openings a second that a switch's sketch can check.
     """
 
     syn: PacketRate | None = 5000
@@ -282,12 +299,12 @@ class Meters(_Model):
     ranges: PacketRate | None = Field(default=10_000, description="proofs of more than four ranges")
     uncookied: PacketRate | None = Field(
         default=50_000,
-        description="to a stateless service, what shows no cookie: rare SYNs, resets, all of adopted connections",
+        description="segments to a stateless service without a cookie: SYNs, resets, and adopted connections",
     )
     icmp_error: PacketRate | None = 100
 
     def of_classes(self) -> dict[str, int]:
-        """Those by class of request, by the member of `service_meter_t`."""
+        """The limits by class of request, by the member of `service_meter_t`."""
         cells = ("syn", "timeout", "restart", "unproved", "ranges")
         rates: dict[str, int | None] = {cell: getattr(self, cell) for cell in cells}
         return {cell: rate for cell, rate in rates.items() if rate is not None}
@@ -309,23 +326,23 @@ class Service(_Model):
     liveness: Annotated[Seconds, within(limits.HEARTBEAT_S[0], limits.LIVENESS_S)] = 0.020
     plain: PlainMode = Field(
         default="kernel",
-        description="clients of plain TCP: refused, the kernel's, answered from each packet alone (docs/plain.md), or"
-        " the kernel's and going on elsewhere when it dies (docs/trods.md)",
+        description="clients of plain TCP: refused, served by the kernel, served without state (docs/plain.md), or"
+        " served by the kernel with takeover by another replica (docs/trods.md)",
     )
-    trods: Trods | None = Field(default=None, description="for `plain: trods`, and while connections of it drain")
+    trods: Trods | None = Field(default=None, description="for `plain: trods`, and while its connections drain")
     plain_drain: Seconds = Field(
-        default=60.0, le=86400.0, description="how long connections of before go on after `plain` changed"
+        default=60.0, le=86400.0, description="how long existing connections are served after `plain` changed"
     )
     affinity: Affinity = Field(
         default="flow",
-        description="what of plain TCP goes to one replica: each flow for itself, or all of a client's address"
+        description="unit of plain TCP that stays on one replica: a flow, or all flows of a client's address"
         " (docs/control-plane.md)",
     )
     trust_tor: bool = True
 
     @property
     def pool_name(self) -> str:
-        """The pool: the one named, else one of its own."""
+        """The pool that the service names, else a pool named like the service."""
         return self.pool or self.name
 
     @model_validator(mode="after")
@@ -342,9 +359,12 @@ class Keys(_Model):
 
     seal_rotation: Rotation = 3600.0
     nonce_rotation: Rotation = 1800.0
-    tor_rotation: Seconds = Field(default=86400.0, ge=60.0, description="of what replicas and ToRs share")
+    tor_rotation: Seconds = Field(default=86400.0, ge=60.0, description="keys shared by replicas and ToRs")
     cookie_rotation: Seconds = Field(
-        default=43200.0, ge=60.0, le=86400.0, description="of stateless TCP; a cookie is good for one to two of these"
+        default=43200.0,
+        ge=60.0,
+        le=86400.0,
+        description="cookie keys of stateless TCP; a cookie is valid for one to two rotations",
     )
     horizon: Annotated[Seconds, within(*limits.HORIZON_S)] = 4.0
     resume: Seconds = 86400.0
@@ -363,15 +383,17 @@ class Keys(_Model):
 
 
 class Mute(_Model):
-    """When a replica that heartbeats counts as mute, and whether it is left out then (mute.py)."""
+    """When a replica that sends heartbeats but no responses counts as mute, and whether to exclude
+    it then (mute.py).
+    """
 
-    after: Seconds = Field(default=5.0, ge=1.0, le=3600.0, description="for so long no response comes from it")
-    requests: int = Field(default=100, ge=10, le=1_000_000, description="of so many requests or more")
-    exclude: bool = Field(default=False, description="gets nothing new while it is mute, unless no other is live")
+    after: Seconds = Field(default=5.0, ge=1.0, le=3600.0, description="time without any response from it")
+    requests: int = Field(default=100, ge=10, le=1_000_000, description="requests in that time, at least")
+    exclude: bool = Field(default=False, description="send no new requests to a mute replica, unless no other is live")
 
 
 def is_local(address: str) -> bool:
-    """Whether only this machine reaches an address `unix:PATH` or HOST:PORT."""
+    """Whether an address `unix:PATH` or HOST:PORT can be reached only from this machine."""
     if address.startswith("unix:"):
         return True
     host = address.rpartition(":")[0].strip("[]")
@@ -386,58 +408,67 @@ ListenAddress = Annotated[str, Field(pattern=ENDPOINT, max_length=MAX_ENDPOINT),
 
 
 class Listen(_Model):
-    """Where the controller listens. `unix:PATH` or HOST:PORT; beyond this machine with TLS, the API with tokens too."""
+    """Where the controller listens: `unix:PATH` or HOST:PORT. TCP beyond loopback needs TLS, the
+    API also tokens.
+    """
 
     agents: ListenAddress = "unix:/run/rivulet/agents.sock"
     agents_group: str | None = Field(
         default=None,
         pattern=r"^[a-z_][a-z0-9_-]{0,31}$",
-        description="whose members may open the agents' Unix socket too",
+        description="group whose members may also open the agents' Unix socket",
     )
     agents_users: dict[UserName, tuple[Name, ...]] = Field(
         default_factory=dict,
-        description="which replicas processes of a user may be over the Unix socket; root's and the controller's, any",
+        description="by user, the replicas as which its processes may register over the Unix socket; root and the"
+        " controller's own user may register as any",
     )
     agents_tls: Tls | None = None
     api: ListenAddress = "127.0.0.1:8080"
     api_tls: ServerTls | None = None
-    api_token_file: File | None = Field(default=None, description="who may what: NAME:ROLE:TOKEN a line")
+    api_token_file: File | None = Field(
+        default=None, description="tokens of the API's users, one NAME:ROLE:TOKEN a line"
+    )
     control: str | None = Field(
         default=None,
         pattern=r"^unix:[^\x00]+$",
         max_length=MAX_ENDPOINT,
         description="the API for this machine's operators",
     )
-    lab: bool = Field(default=False, description="the page may kill replicas (`kill_command` of each)")
+    lab: bool = Field(default=False, description="allow the page to kill replicas by their `kill_command`")
 
     @model_validator(mode="after")
     def _guarded(self) -> Listen:
         if self.agents_group is not None and not self.agents.startswith("unix:"):
-            raise ValueError("agents_group: only a Unix socket has a group; beyond one, agents_tls says who may")
+            raise ValueError("agents_group: only a Unix socket has a group; over TCP, agents_tls authenticates agents")
         if self.agents_users and self.agents_group is None:
-            raise ValueError("agents_users: name the group too whose members may open the socket (agents_group)")
+            raise ValueError("agents_users: also set agents_group, the group whose members may open the socket")
         if self.agents_group is not None and not self.agents_users:
             raise ValueError(
-                "agents_group: say in agents_users which replica each of its users may be, as in"
+                "agents_group: list in agents_users the replicas as which each user may register, as in"
                 " `agents_users: {rivulet-replica: [r1]}`"
             )
         if not self.agents.startswith("unix:") and self.agents_tls is None:
             raise ValueError(
-                "agents: who registers as a replica is given its keys, so over TCP it needs agents_tls, on loopback too"
+                "agents: an agent receives its replica's keys, so over TCP it needs agents_tls, on loopback too"
             )
         if not is_local(self.api) and self.api_token_file is None:
-            raise ValueError("api: beyond this machine it needs api_token_file")
+            raise ValueError("api: an address beyond loopback needs api_token_file")
         if not is_local(self.api) and self.api_tls is None:
-            raise ValueError("api: tokens cross it; beyond this machine it needs api_tls")
+            raise ValueError("api: an address beyond loopback needs api_tls, since tokens cross it")
         return self
 
 
 class Etcd(_Model):
-    """Where several controllers keep their state; who holds the lease leads."""
+    """The etcd cluster in which several controllers keep their state; the holder of the lease
+    leads.
+    """
 
     endpoints: tuple[Annotated[str, Field(pattern=r"^https?://[^\s/]+$")], ...] = Field(min_length=1)
     prefix: str = Field(default="/rivulet/", pattern=r"^/[a-z0-9/_-]*/$")
-    lease: Seconds = Field(default=3.0, ge=1.0, le=60.0, description="how long a leader that fell silent still leads")
+    lease: Seconds = Field(
+        default=3.0, ge=1.0, le=60.0, description="time without renewal after which another controller may lead"
+    )
     tls: Tls | None = None
 
     @model_validator(mode="after")
@@ -445,16 +476,17 @@ class Etcd(_Model):
         for endpoint in self.endpoints:
             scheme, _, place = endpoint.partition("://")
             if scheme == "http" and not is_local(place if ":" in place.rpartition("]")[2] else f"{place}:2379"):
-                raise ValueError(f"endpoints: keys cross {endpoint} in the clear; beyond this machine it needs https")
+                raise ValueError(f"endpoints: keys would cross {endpoint} in the clear: use https beyond loopback")
         return self
 
 
 SKETCH_MBPS = 769
-"""What the replay sketch judges: 62,500 requests a second, one for each full frame of 1,538 bytes on the wire."""
+"""Link capacity for which the replay sketch suffices: 62,500 requests a second, each answered by a
+full frame (1,538 bytes on the wire)."""
 
 
 class Config(_Model):
-    """The whole description."""
+    """The whole rack's description."""
 
     switches: tuple[SwitchConfig, ...] = Field(min_length=1)
     replicas: tuple[Replica, ...] = Field(min_length=1)
@@ -471,15 +503,17 @@ class Config(_Model):
         strict = next((s.name for s in self.services if s.checks.replay != "off" and s.checks.unjudged == "drop"), None)
         if wide and strict is not None:
             raise ValueError(
-                f"link_mbps: the replay sketch judges {SKETCH_MBPS} Mb/s and {wide[0].name} has {wide[0].link_mbps}, so"
-                f" service {strict} with `unjudged: drop` would lose good requests: say `unjudged: pass`"
+                f"link_mbps: the replay sketch suffices for {SKETCH_MBPS} Mb/s, {wide[0].name} has {wide[0].link_mbps},"
+                f" so service {strict} with `unjudged: drop` would lose good requests: set `unjudged: pass`"
             )
         return self
 
     def wider_than_the_sketch(self) -> list[SwitchConfig]:
-        """Switches whose links bring more requests than their sketch judges."""
+        """Switches whose links carry more requests than their replay sketch can check."""
         return [s for s in self.switches if s.link_mbps is not None and s.link_mbps > SKETCH_MBPS]
 
     def replica(self, name: str) -> Replica:
-        """The replica of that name; KeyError if there is none (validation has made sure of references)."""
+        """The replica of that name. KeyError if there is none; validation has checked every
+        reference.
+        """
         return next(r for r in self.replicas if r.name == name)

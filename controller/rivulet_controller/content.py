@@ -1,10 +1,12 @@
-"""Which content a service's plain clients are answered from without state (docs/plain.md, "New content").
+"""Which content is served to a service's plain clients without connection state (docs/plain.md,
+"New content").
 
-Each replica has a table of its own directory, and any replica may answer any packet. So one version is in force at a
-time, that of most replicas, and whoever has another answers none of these clients. A connection belongs to the content
-to which it began: with a change comes another cookie key, so that no client is ever given octets of two contents.
+Each replica builds a table from its own directory, and any replica may answer any packet. So one
+version is in force at a time, the majority's, and replicas with another version serve none of these
+clients. A connection belongs to the content in force when it began: a change of content brings a
+new cookie key, so that no client receives bytes of two contents.
 
-Pure: who has what comes in as an argument.
+Pure functions: the replicas' versions are arguments.
 """
 
 from __future__ import annotations
@@ -16,37 +18,40 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What is in force for a service, and what follows."""
+    """The version in force for a service, and the version that replaces it."""
 
     version: int = 0
-    """As replicas tell it; 0: not decided."""
+    """Version as replicas report it; 0: undecided."""
     epoch: int = 0
-    """Epoch of the first cookie key under which connections to it began; 0: any."""
+    """Epoch of the cookie key with which this version came into force; older connections belong to
+    older content. 0: any."""
     following: int = 0
-    """The version that is in force next, once connections begin under another cookie key; 0: none."""
+    """Version that comes into force with the next cookie key; 0: none."""
     since: int = 0
-    """The cookie key that was in use when `following` was chosen; its successor is the first one of `following`."""
+    """Epoch of the cookie key in use when `following` was chosen; its successor is the first key
+    for `following`."""
 
     @property
     def rotates(self) -> bool:
-        """Whether another cookie key is awaited."""
+        """Whether a change of content waits for a new cookie key."""
         return self.following != 0
 
     def __str__(self) -> str:
-        """In words, for people."""
+        """For logs and the status page."""
         if not self.version:
             return "undecided"
         return f"{self.version:08x}" + (f", {self.following:08x} follows" if self.following else "")
 
 
 def elect(has: Mapping[str, int], now: int, voters: int, waits: bool) -> int:
-    """The version that should be in force, 0 for none yet.
+    """The version that should be in force; 0 if undecided.
 
-    `has`: by replica, what it has, in the configuration's order; `now`: what is in force; `voters`: how many replicas
-    there are, whether they are there or not; `waits`: some of them may still be on their way here, so that nothing is
-    decided against what they may have.
+    `has`: each reporting replica's version, in the configuration's order. `now`: the version in
+    force. `voters`: number of replicas with a vote, reporting or not. `waits`: some replicas may
+    still report, so a version must have a majority of all voters to replace the one in force.
 
-    Most decide. Of versions that as many have, the one in force stays, else the first one in the configuration's order.
+    The most frequent version wins. On a tie the version in force stays, else the first in the
+    configuration's order wins.
     """
     votes = Counter(has.values())
     if not votes:
@@ -58,9 +63,10 @@ def elect(has: Mapping[str, int], now: int, voters: int, waits: bool) -> int:
 
 
 def step(content: Content, wanted: int, cookie: int) -> Content:
-    """The next stage, or the same. `cookie`: epoch of the cookie key that is usable now, 0 if there is none."""
+    """The next state. `cookie`: epoch of the cookie key that is usable now, 0 if there is none."""
     if wanted == content.version:
-        # Who changed their minds meanwhile have brought another key, and nothing else.
+        # The replicas reverted to the version in force: the change is cancelled, though a new key
+        # may be on its way.
         return replace(content, following=0, since=0)
     if not content.version:
         return Content(wanted)

@@ -1,4 +1,6 @@
-"""What replicas have for plain clients, against what is in force (content.py): each service's, at every round."""
+"""Decides which content (content.py) is in force for each service, and finds the replicas that have
+another.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,14 @@ from .trods import is_named
 
 log = logging.getLogger("rivulet.contents")
 
-PATIENCE_S = 5.0
-"""How long a replica that is not there, or says nothing of its content, is waited for: as long as for a key."""
+REPORT_WAIT_S = 5.0
+"""How long to wait for a replica that is absent or has not reported its content: as long as for a
+new key."""
 
 
 class Contents:
-    """The contents in force. `note` is called with an event about a replica, `rotate` with a service that needs another
-    cookie key.
+    """The contents in force. Calls `note` with an event about a replica, and `rotate` for a service
+    that needs a new cookie key.
     """
 
     def __init__(
@@ -32,16 +35,17 @@ class Contents:
         self._note = note
         self._rotate = rotate
         self._awaited: dict[str, float] = {}
-        """Since when replicas are asked, by service, where nothing is in force yet."""
+        """By service without a content in force: when replicas were first asked for theirs
+        (monotonic seconds)."""
 
     def look(self, agents: Mapping[str, Agent], absent: Mapping[str, float]) -> None:
-        """Of every service that is or shall be answered without state, or whose objects timestamps name (TRODS), the
-        content in force, and who has another.
+        """Updates the content in force, and the replicas with another, of every service that is (or
+        will be) served without state or whose timestamps name objects (TRODS).
 
-        `absent`: since when each replica without an agent has been so, on the monotonic clock.
+        `absent`: when each replica without an agent lost it, on the monotonic clock.
         """
         state = self._rack.state
-        strangers: dict[str, frozenset[str]] = {}
+        mismatched: dict[str, frozenset[str]] = {}
         for service in self._rack.config.services:
             mode = state.modes.get(service.name) or settled(service.plain)
             named = is_named(service) and "trods" in (mode.replicas, mode.drains)
@@ -60,11 +64,11 @@ class Contents:
             state.set_content(service.name, after)
             has = {name: agents[name].content for name in service.replicas if name in agents}
             strange = {name for name, version in has.items() if after.version and version not in (0, after.version)}
-            strangers[service.name] = frozenset(strange)
-            for name in strange - self.strangers(service.name):
+            mismatched[service.name] = frozenset(strange)
+            for name in strange - self.mismatched(service.name):
                 log.warning("service %s: replica %s has other content (%08x)", service.name, name, has[name])
                 self._note("OTHER_CONTENT", name)
-        self._rack.strangers = strangers
+        self._rack.mismatched = mismatched
 
     def _next(
         self,
@@ -74,7 +78,7 @@ class Contents:
         agents: Mapping[str, Agent],
         absent: Mapping[str, float],
     ) -> Content:
-        """What is in force next. Who drains has no say, unless all do."""
+        """The content in force next. Draining replicas have no vote, unless all drain."""
         clock = time.monotonic()
         asked = float("-inf") if content.version else self._awaited.setdefault(service.name, clock)
         maintained = {replica.name for replica in self._rack.config.replicas if replica.maintenance}
@@ -86,7 +90,7 @@ class Contents:
             for name in voters
             if name not in has
         )
-        waits = any(clock - start < PATIENCE_S for start in since)
+        waits = any(clock - start < REPORT_WAIT_S for start in since)
         cookie = ring.usable(Kind.COOKIE)
         after = step(content, elect(has, content.version, len(voters), waits), cookie.epoch if cookie else 0)
         if after.version:
@@ -94,14 +98,16 @@ class Contents:
         return after
 
     def awaits(self, service: str) -> bool:
-        """Whether replicas may still say what content they have. Those that say nothing for a while never do."""
+        """Whether to keep waiting for replicas' reports; a replica that has not reported by then is
+        not waited for.
+        """
         asked = self._awaited.get(service)
-        return asked is not None and time.monotonic() - asked < PATIENCE_S
+        return asked is not None and time.monotonic() - asked < REPORT_WAIT_S
 
-    def strangers(self, service: str) -> frozenset[str]:
-        """Replicas of a service whose content for plain clients is another than the one in force."""
-        return self._rack.strangers.get(service, frozenset())
+    def mismatched(self, service: str) -> frozenset[str]:
+        """Replicas of a service whose content for plain clients differs from the one in force."""
+        return self._rack.mismatched.get(service, frozenset())
 
-    def strange_at(self, replica: str) -> list[str]:
-        """The services at which a replica has other content."""
-        return [service for service, names in self._rack.strangers.items() if replica in names]
+    def mismatched_services(self, replica: str) -> list[str]:
+        """Services for which a replica has content other than the one in force."""
+        return [service for service, names in self._rack.mismatched.items() if replica in names]

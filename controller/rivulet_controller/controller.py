@@ -1,8 +1,9 @@
-"""The controller: keeps every switch and every agent as the configuration, the keys and the operators want it.
+"""The controller: keeps every switch and every agent as the configuration, the keys and the
+operators want it.
 
-One loop: whatever changes (the file, an agent, a switch, an operator, time) sets a flag, and `reconcile` brings
-everything up to date from pure functions: rings tick, state is made durable, agents get what changed, switches get
-the difference.
+One loop: whatever changes (the file, an agent, a switch, an operator, time) sets a flag, and
+`reconcile` brings everything up to date from pure functions: rings tick, state is made durable,
+agents get what changed, switches get the difference.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from .lookout import Lookout
 from .modes import Mode, next_change, settled, step
 from .names import NamesError
 from .pb.rivulet.agent.v1 import agent_pb2
-from .placing import assign, number, weights
+from .placement import assign, number, weights
 from .rack import Rack
 from .rack_file import parse
 from .returning import Returning
@@ -41,8 +42,8 @@ from .updates import PLAIN, update
 log = logging.getLogger("rivulet.controller")
 
 AGENT_PATIENCE_S = 5.0
-"""How long a new key waits for an agent that does not confirm it, or has just gone; its replica then counts as
-lost: without the key it is not ready, and the ToRs leave it out."""
+"""How long a new key waits for an agent that does not confirm it, or has just gone; its replica
+then counts as lost: without the key it is not ready, and the ToRs leave it out."""
 
 SWITCH_PATIENCE_S = 60.0
 """How long a new key waits for a switch that cannot be reached."""
@@ -64,7 +65,8 @@ SHARED = "config"
 """The document that several controllers share: the configuration in force, as YAML."""
 
 APPLIED = "applied"
-"""The document of a controller alone: what came through its API, and the digest of the file that it replaced."""
+"""The document of a controller alone: what came through its API, and the digest of the file that it
+replaced."""
 
 
 class Controller:
@@ -77,8 +79,8 @@ class Controller:
         text: str = "",
         guard: Callable[[], None] = lambda: None,
     ) -> None:
-        """`config` and `text` are the file's, parsed and as it is. `guard` raises SwitchError when this controller must
-        not write.
+        """`config` and `text` are the file's, parsed and as it is. `guard` raises SwitchError when
+        this controller must not write.
         """
         self.local = config
         """The file's configuration: where this machine's own parts come from (local.py)."""
@@ -135,10 +137,12 @@ class Controller:
     # Life
 
     async def start(self) -> None:
-        """Loads the state and numbers everything. Raises StoreError, NamesError, OutOfNumbers, ValueError.
+        """Loads the state and numbers everything. Raises StoreError, NamesError, OutOfNumbers,
+        ValueError.
 
-        Where controllers share their state, the configuration in it is the one in force, but for what is this machine's
-        own; for a controller alone what was applied through the API is, until the file changes.
+        Where controllers share their state, the configuration in it is the one in force, but for
+        what is this machine's own; for a controller alone what was applied through the API is,
+        until the file changes.
         """
         self._rack.state = State(await asyncio.to_thread(self._store.load))
         self._began = time.monotonic()
@@ -207,10 +211,11 @@ class Controller:
         return None
 
     async def change(self, config: Config, who: str, text: str = "", applied: bool = False) -> bool:
-        """Brings a new configuration into force; on a refusal the old one stays. Says whether it is in force.
+        """Brings a new configuration into force; on a refusal the old one stays. Says whether it is
+        in force.
 
-        `text` is the YAML. `applied`: it came through the API; otherwise it is the file's. A caller that is cancelled,
-        as by a client that hangs up, does not stop it half way.
+        `text` is the YAML. `applied`: it came through the API; otherwise it is the file's. A caller
+        that is cancelled, as by a client that hangs up, does not stop it half way.
         """
         task = asyncio.create_task(self._change(config, who, text, applied))
         self._changes.add(task)
@@ -256,8 +261,8 @@ class Controller:
     async def _enforce(self, config: Config) -> list[str]:
         """Makes a configuration the one in force and writes it; the refusals of switches, in words.
 
-        The switches first: agents are told what is in force, and keys of what is gone are forgotten, once all of them
-        have taken it.
+        The switches first: agents are told what is in force, and keys of what is gone are
+        forgotten, once all of them have taken it.
         """
         self._prepare(config)
         self._rack.config = config
@@ -333,7 +338,8 @@ class Controller:
         return self._gone.get(replica, time.monotonic() if replica in self._there else None)
 
     async def decide(self, replica: str, draining: bool | None = None, weight: int | None = None) -> None:
-        """An operator's decision about a replica; None leaves that part as it is, weight -1 is the file's again.
+        """An operator's decision about a replica; None leaves that part as it is, weight -1 is the
+        file's again.
 
         Raises KeyError, StoreError.
         """
@@ -386,7 +392,7 @@ class Controller:
         state = self.state
         return update(
             self.config, replica, rack.numbers, state.rings, state.slots, self.weights(), rack.draining,
-            state.modes, state.incarnations, state.contents, rack.apart(),
+            state.modes, state.incarnations, state.contents, rack.excluded_by_service(),
         )  # fmt: skip
 
     # Keys
@@ -408,7 +414,8 @@ class Controller:
     def _take_keys_over(self) -> None:
         """Goes on with the keys that a controller before this one made, maybe on another machine.
 
-        Nothing is withdrawn for the time between, whatever the wall clocks say; what they say only makes new keys.
+        Nothing is withdrawn for the time between, whatever the wall clocks say; what they say only
+        makes new keys.
         """
         newest = max((ring.newest() for ring in self.state.rings.values()), default=0.0)
         record, lives = self.state.time, self.lives()
@@ -469,13 +476,15 @@ class Controller:
                 after = step(mode, service.plain, now, service.plain_drain, told, held)
                 if (str(after), after.tors) != (str(mode), mode.tors):
                     log.info("service %s: plain TCP is %s", service.name, after)
-                    # Switches and agents are told in this round; what they make of it counts in the next.
+                    # Switches and agents are told in this round; what they make of it counts in the
+                    # next.
                     self.wake()
                 self.state.set_mode(service.name, after)
 
     def _told(self, service: Service, mode: Mode) -> bool:
-        """Whether replicas serve plain TCP as they were told. Who is not there counts as lost after a while, as with a
-        key; one that is there and does not serve so, as when its objects cannot be read, holds the change up.
+        """Whether replicas serve plain TCP as they were told. Who is not there counts as lost after
+        a while, as with a key; one that is there and does not serve so, as when its objects cannot
+        be read, holds the change up.
         """
         wanted, clock = (service.name, PLAIN[mode.replicas]), time.monotonic()
         maintained = {replica.name for replica in self.config.replicas if replica.maintenance}
@@ -488,7 +497,9 @@ class Controller:
         return True
 
     def _at_tors(self, service: Service, mode: Mode) -> bool:
-        """Whether switches serve plain TCP as they were told; who cannot be reached is waited for as with a key."""
+        """Whether switches serve plain TCP as they were told; who cannot be reached is waited for
+        as with a key.
+        """
         match = (("service", self._rack.numbers.services[service.name]),)
         for switch in self.fleet.switches.values():
             if not switch.link.connected:
@@ -503,18 +514,21 @@ class Controller:
     def _held(
         self, owner: str, replicas: Iterable[str], service: dict[str, int] | None, ring: KeyRing, now: float
     ) -> Callable[[Kind, int], bool]:
-        """Whether all that must hold a key do: every ToR that can be reached, every replica that can be.
+        """Whether all that must hold a key do: every ToR that can be reached, every replica that
+        can be.
 
-        `service` is the key of the service in tables; None: keys of the ring that replicas and ToRs share.
+        `service` is the key of the service in tables; None: keys of the ring that replicas and ToRs
+        share.
         """
         created = {(key.kind, key.epoch): key.created for key in ring.keys}
 
         def held(kind: Kind, epoch: int) -> bool:
             age = abs(now - created[kind, epoch])
             clock = time.monotonic()
-            # A service that has no key yet waits for nobody who does not serve. Later, who was not there yet may be on
-            # the way here from the controller before this one, and an agent may hold what its replica does not: one
-            # that has just started says that it is not ready, while the replica serves with the keys of before.
+            # A service that has no key yet waits for nobody who does not serve. Later, who was not
+            # there yet may be on the way here from the controller before this one, and an agent may
+            # hold what its replica does not: one that has just started says that it is not ready,
+            # while the replica serves with the keys of before.
             first = ring.usable(kind) is None
             unseen = float("-inf") if first else self._began
             holders = 0
@@ -558,7 +572,9 @@ class Controller:
         return True
 
     def _reads(self, switch: SwitchState, epoch: int, service: dict[str, int], ring: KeyRing) -> bool:
-        """Whether a switch reads cookies of an epoch: it has two keys, of a service that it answers without state."""
+        """Whether a switch reads cookies of an epoch: it has two keys, of a service that it answers
+        without state.
+        """
         match = tuple(sorted(service.items()))
         row = switch.link.parameters(("entry", "cookie_keys", match, 0, False))
         if row is None:
@@ -570,7 +586,9 @@ class Controller:
     # Agents
 
     def _welcome(self, name: str) -> agent_pb2.Update:
-        """The first update of an agent that registers. Raises KeyError if the configuration has no such replica."""
+        """The first update of an agent that registers. Raises KeyError if the configuration has no
+        such replica.
+        """
         message = self._update(name)
         self._version += 1
         message.version = self._version
@@ -580,8 +598,8 @@ class Controller:
         return message
 
     def _note_agents(self) -> None:
-        """Takes over what agents say: incarnations of records, which others look for when the replica is gone, and MAC
-        addresses of replicas of which the configuration gives none.
+        """Takes over what agents say: incarnations of records, which others look for when the
+        replica is gone, and MAC addresses of replicas of which the configuration gives none.
         """
         for replica in self.config.replicas:
             agent = self.agents.agents.get(replica.name)
@@ -645,7 +663,8 @@ class Controller:
         if self.returning.look():
             self._rack.draining = self._away()
         self._tick_rings()
-        # Keys of a service that is gone go with its last entry, not before: a change may still be refused.
+        # Keys of a service that is gone go with its last entry, not before: a change may still be
+        # refused.
         if self.fleet.converged():
             self.state.forget_services(s.name for s in self.config.services)
         # Durable before anybody is told: a key that was used must not be forgotten.
@@ -656,17 +675,18 @@ class Controller:
         self.last_reconcile_s = time.monotonic() - began
 
     async def _next_election(self) -> int:
-        """An election id for a session, above all before it: this controller's, those of others with the same state,
-        and, by the wall clock, those of controllers whose state is gone. Durable before it is used. Raises StoreError.
+        """An election id for a session, above all before it: this controller's, those of others
+        with the same state, and, by the wall clock, those of controllers whose state is gone.
+        Durable before it is used. Raises StoreError.
         """
         number = self.state.next_counter("election", int(time.time()) << ELECTION_BITS)
         await self._note()
         return number
 
     async def _note(self) -> None:
-        """Makes counters durable. With a state of its own a controller goes on without, as on a full disk: a switch
-        that starts anew must not wait for it. Raises StoreError where several share the state, whose counters tell
-        them apart.
+        """Makes counters durable. With a state of its own a controller goes on without, as on a
+        full disk: a switch that starts anew must not wait for it. Raises StoreError where several
+        share the state, whose counters tell them apart.
         """
         try:
             await self._save()
@@ -695,8 +715,8 @@ class Controller:
         return [f"replica {name}: its agent refuses: {agent.error}" for name, agent in agents if agent.error]
 
     def problems(self) -> list[str]:
-        """What an operator should know, in words: a watchdog's findings, the store, a refused configuration, what
-        agents refuse.
+        """What an operator should know, in words: a watchdog's findings, the store, a refused
+        configuration, what agents refuse.
         """
         found = [self.loop.problem(), *self.fleet.problems(), self.store_problem, self.config_problem, *self.refusals()]
         return [problem for problem in found if problem]

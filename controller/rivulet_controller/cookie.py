@@ -1,7 +1,8 @@
-"""What a plain segment to a stateless service shows of itself, as the ToR reads it (docs/plain.md).
+"""Explains how the ToR classifies a client's segment to a stateless service (docs/plain.md), for
+`rivuletctl trace`.
 
-For people who ask where one went: the same arithmetic as in `p4src/include/control/cookies.p4` and `host/plain`, from
-the keys that a switch has.
+The arithmetic is that of `p4src/include/control/cookies.p4` and `host/plain`, with the keys that a
+switch has.
 """
 
 from __future__ import annotations
@@ -13,49 +14,51 @@ from .l2 import address_int
 from .limits import IPAddress
 
 Words = tuple[int, int]
-"""The words of a HalfSipHash key."""
+"""Two 32-bit words: a HalfSipHash key."""
 
 STAMPED_LOW = 7
 BARE_LOW = 0x3FF
 BARE_SEQUENCE = 0x1FE
-"""Bits of an ISN that are no hash, with timestamps and without; and those that are the client's."""
+"""Bits of an ISN that are not hash: with timestamps, and without; and those of the latter that
+count received bytes."""
 
 FIRST_START = 32
-"""Numbers below are no answer's beginning, in units of 64 bytes."""
+"""Least offset of an answer's start, in units of 64 bytes; smaller values have other meanings."""
 
 MAX_ANSWER = 15 << 10
 STAMPED_REACH = (0x1FFF - FIRST_START) * 64 + MAX_ANSWER
 BARE_REACH = MAX_ANSWER + 2048
-"""Bytes behind the ISN that can be acknowledged."""
+"""Bytes beyond the ISN that a client can acknowledge, with timestamps and without."""
 
 KERNEL = 3
-"""Kind of the timestamps of a socket that a replica's kernel has."""
+"""Kind (two bits of a timestamp) of a socket in a replica's kernel."""
 
 _MASK = 0xFFFF_FFFF
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """What of a client's segment counts."""
+    """The fields of a client's segment that the ToR looks at."""
 
     client: IPAddress
     port: int
     acknowledgement: int
     echo: int | None = None
-    """Its timestamp's echo (TSecr); None without timestamps."""
+    """Echoed timestamp (TSecr); None without timestamps."""
     data: bool = False
-    """It carries data or FIN."""
+    """Whether it carries data or FIN."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of it."""
+    """How the ToR handles a segment."""
 
     meaning: str
     reason: str = ""
-    """Why it is dropped, of `drop_reason_t`; empty if it is not."""
+    """Member of `drop_reason_t` if it is dropped, else empty."""
     by_flow: bool = True
-    """Its replica is that of its flow; otherwise any that is alive, as the service's policy says."""
+    """Whether it goes to the replica of its flow; otherwise any live replica gets it, by the
+    service's policy."""
 
 
 def half_sip_hash(key: Words, words: Iterable[int]) -> int:
@@ -91,7 +94,9 @@ def _left(value: int, bits: int) -> int:
 
 
 def distance(keys: Iterable[Words], segment: Segment, service_port: int) -> int | None:
-    """How far behind an ISN of ours a segment acknowledges, under the first of the keys that reaches it."""
+    """Bytes from our ISN to the segment's acknowledgement, under the first key for which they are
+    within reach.
+    """
     value = address_int(segment.client)
     words = [value >> at & _MASK for at in (96, 64, 32, 0)] + [segment.port << 16 | service_port]
     low, reach = (STAMPED_LOW, STAMPED_REACH) if segment.echo is not None else (BARE_LOW, BARE_REACH)
@@ -103,18 +108,18 @@ def distance(keys: Iterable[Words], segment: Segment, service_port: int) -> int 
 
 
 def judge(keys: Iterable[Words], segment: Segment, service_port: int) -> Verdict:
-    """What the ToR makes of a segment that is no SYN and no reset."""
+    """Classifies a segment that is neither SYN nor RST, as the ToR does."""
     echo = segment.echo
     kind = None if echo is None else echo >> 22 & 3
     if kind == KERNEL:
-        return Verdict("its timestamp is of a socket that a replica's kernel has: to its flow's replica")
+        return Verdict("its timestamp belongs to a socket of a replica's kernel: to its flow's replica")
     found = distance(keys, segment, service_port)
     if found is None and echo is not None:
         return Verdict("acknowledges nothing that a cookie of these keys reaches: dropped as COOKIE", "COOKIE")
     if found is None:
         return Verdict(
-            "acknowledges nothing that a cookie of these keys reaches; without timestamps it may be of a socket that"
-            " a replica's kernel has: metered, to its flow's replica"
+            "acknowledges nothing that a cookie of these keys reaches; without timestamps it may belong to a socket of"
+            " a replica's kernel: metered, to its flow's replica"
         )
     received = found & ~(STAMPED_LOW if echo is not None else BARE_SEQUENCE)
     if received == 0 and not segment.data:

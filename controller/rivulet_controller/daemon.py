@@ -1,4 +1,6 @@
-"""`rivulet-controller FILE`: the process. Signals, the file's changes, the listeners; the work is controller.py's."""
+"""`rivulet-controller FILE`: the process. Signals, the file's changes, the listeners; the work is
+controller.py's.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ FILE_POLL_S = 0.25
 
 
 EXPECTED = (ConfigError, NamesError, StoreError, OutOfNumbers, ValueError, OSError)
-"""What may keep the controller from starting; anything else is a mistake of ours and shows its traceback."""
+"""What may keep the controller from starting; anything else is a mistake of ours and shows its
+traceback."""
 
 
 def main() -> None:
@@ -61,8 +64,8 @@ def main() -> None:
     logging.basicConfig(
         level=arguments.log.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr
     )
-    # Whatever --log says: finsy logs each message at debug, keys included, and httpx's transport what etcd is told.
-    # Our own lines say what matters.
+    # Whatever --log says: finsy logs each message at debug, keys included, and httpx's transport
+    # what etcd is told. Our own lines say what matters.
     for name in ("finsy", "httpx", "httpcore"):
         logging.getLogger(name).setLevel(logging.CRITICAL if name == "finsy" else logging.WARNING)
     try:
@@ -122,7 +125,9 @@ async def _alone(config: Config, text: str, path: Path, reload: asyncio.Event) -
 
 
 async def _in_turn(config: Config, text: str, path: Path, reload: asyncio.Event, etcd: Etcd) -> None:
-    """One of several controllers: leads while it holds the lease and waits otherwise, until cancelled."""
+    """One of several controllers: leads while it holds the lease and waits otherwise, until
+    cancelled.
+    """
     client = EtcdClient(etcd)
     leadership = Leadership(client, etcd, f"{socket.gethostname()} {os.getpid()}, API at {config.listen.api}")
     store = EtcdStore(client, etcd, leadership)
@@ -230,7 +235,9 @@ class _Server(uvicorn.Server):
 
 
 async def serve_api(controller: Controller, config: Config) -> None:
-    """The API and the page at each of its addresses, until cancelled. Raises OSError or ValueError if it cannot."""
+    """The API and the page at each of its addresses, until cancelled. Raises OSError or ValueError
+    if it cannot.
+    """
     tokens = Tokens(config.listen.api_token_file)
     # A mistake in the file is told now, and not to the first who is not let in.
     tokens.read()

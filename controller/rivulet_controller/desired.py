@@ -1,7 +1,9 @@
-"""What a switch should hold, as pure functions of configuration, keys, numbers and slots (docs/dataplane.md).
+"""The entries that a switch should hold, as pure functions of configuration, keys, numbers and
+slots (docs/dataplane.md).
 
-The result comes in fragments, each a tuple of entries under a name, so that a change of one service touches one
-fragment. A fragment whose inputs did not change is the same object as before (`lru_cache`), which the writer uses.
+They come in named fragments (tuples of entries), so that a change of one service affects one
+fragment. A fragment with unchanged inputs is the same object as before (`lru_cache`), which lets
+the writer skip it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from types import MappingProxyType
 from .config import Config, Keys, PlainMode, Replica, Service, SwitchConfig
 from .entry import Digest, Item, Meter, Multicast, default, entry
 from .keys import RACK_RING, KeyRing, Kind, State, TorKeys, derived, words
-from .l2 import Hop, Learned, address_int, hop_name, l2, mac_int, next_hops, routes
+from .l2 import Hop, LearnedSource, address_int, hop_name, l2, mac_int, next_hops, routes
 from .modes import Mode
 from .names import Names
 from .slots import drained, round_robin
@@ -28,40 +30,44 @@ ORDER = (
     "plain_sources", "slots",
     "nonce_keys", "cookie_keys", "service_checks", "service_config", "services", "addresses",
 )  # fmt: skip
-"""Tables in the order of installation; removal is in reverse. A service is last, so never live before its keys."""
+"""Tables in the order of insertion; deletion is in reverse. A service comes last, so it is never
+live before its keys."""
 
 COPIES_GROUPS = 1024
-"""The multicast group `COPIES_GROUPS + pool` copies to all members of a pool; those of l2.py flood VLANs."""
+"""Multicast group `COPIES_GROUPS + pool` copies to all members of a pool; lower groups flood VLANs
+(l2.py)."""
 
 SKETCH_MASK = 262143
 REPLAY_LIMIT = 262144
 OPENINGS_LIMIT = 32768
-"""Words of a row less one; keys that a sketch takes in 4.19 s: an eighth of its cells (docs/dataplane.md)."""
+"""Parameters of the ToR's sketches (docs/dataplane.md): words of a row minus one, and the keys that
+each sketch accepts in 4.19 s, an eighth of its cells."""
 
 EVENT_RATE = 100
-"""Digests a second of each kind that packets alone can cause."""
+"""Digests a second for each kind of event that packets alone can cause."""
 
 TOO_BIG_RATE = 100
-"""ICMP too-big answers a second and port."""
+"""ICMP "too big" answers a second for each port."""
 
 PLAIN_CELLS = 4096
-"""Cells of `plain_meter`: a client has the one that its address falls to."""
+"""Cells of `plain_meter`; the hash of a client's address picks one."""
 
 SETTLE_HEARTBEATS = 3
-"""Heartbeats beside the bound that a ToR which does not know a pool yet waits for before it calls anybody silent."""
+"""Heartbeat intervals, beside the liveness bound, for which a ToR with a new pool waits before it
+excludes members."""
 
 MTU_MIN = 576
-"""Of a pool that has no members now."""
+"""MTU of a pool without members, in bytes."""
 
 TUNNEL_OVERHEAD = {("ip_in_ip", 4): 20, ("ip_in_ip", 6): 40, ("gue", 4): 32, ("gue", 6): 52}
-"""Bytes that a tunnel adds, by kind and IP version of the outer header."""
+"""Bytes that a tunnel adds, by kind and by IP version of the outer header."""
 
 Fragment = tuple[Item, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Tor:
-    """What is particular to one run of one switch's pipeline."""
+    """Parameters of one run of one switch's pipeline."""
 
     tor_id: int
     clock_offset: int = 0
@@ -71,16 +77,16 @@ class Tor:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The numbers that names have in the switch's tables."""
+    """Numbers that stand for names in the switch's tables."""
 
     services: Mapping[str, int]
     pools: Mapping[str, int]
     replicas: Mapping[str, Mapping[str, int]]
     """By pool, then by replica."""
     next_hops: Mapping[str, Mapping[str, int]]
-    """By switch, then by the hop's name (l2.py)."""
+    """By switch, then by the name of the next hop (l2.py)."""
     secret: bytes = field(repr=False)
-    """What keys of slots and heartbeats are derived from."""
+    """Secret from which the keys of slots are derived."""
 
 
 def _switch(names: Names, switch: SwitchConfig, tor: Tor) -> Iterator[Item]:
@@ -113,14 +119,16 @@ def _switch(names: Names, switch: SwitchConfig, tor: Tor) -> Iterator[Item]:
 
 
 def _rate(meter: str, index: int, rate: int) -> Meter:
-    """A limit of `rate` packets a second with a burst of a tenth of a second, ten packets at least."""
+    """Limits a cell to `rate` packets a second, with a burst of a tenth of a second but at least
+    ten packets.
+    """
     burst = max(rate // 10, 10)
     return Meter(meter, index, rate, burst, rate, burst)
 
 
 @lru_cache(maxsize=64)
 def _plain_meters(rate: int) -> Fragment:
-    """The same for every client."""
+    """One cell's limit, the same for all cells of `plain_meter`."""
     return tuple(_rate("plain_meter", cell, rate) for cell in range(PLAIN_CELLS))
 
 
@@ -135,20 +143,20 @@ def _addresses(config: Config, switch: SwitchConfig, live: frozenset[str]) -> It
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A replica in a pool as one switch sees it."""
+    """A member of a pool, as one switch reaches it."""
 
     index: int
     replica: Replica
     hop: int
     port: int
     mac: str
-    """Where it is in the rack; of no meaning for a remote one."""
+    """MAC address within the rack; empty for a remote replica."""
     remote: bool
     keys: tuple[TorKeys, ...]
     path_mtu: int
-    """What routers say that its tunnel takes; 0 if none said."""
+    """MTU of the tunnel's path as routers reported it, in bytes; 0 if none did."""
     mtu: int
-    """The longest IP packet of a client that comes to it as it is."""
+    """Longest IP packet of a client that reaches the replica unfragmented, in bytes."""
 
 
 @lru_cache(maxsize=4096)
@@ -158,13 +166,13 @@ def _pool(
     bound_us: int,
     settle_us: int,
     readmitted: tuple[int, ...],
-    unheard: frozenset[int],
+    without_heartbeat: frozenset[int],
     switch: SwitchConfig,
 ) -> Fragment:
     items: list[Item] = []
     group = COPIES_GROUPS + number
     items.append(Multicast(group, tuple((m.port, m.index) for m in sorted(members, key=lambda m: (m.port, m.index)))))
-    bitmap = sum(1 << m.index for m in members if m.index not in unheard)
+    bitmap = sum(1 << m.index for m in members if m.index not in without_heartbeat)
     items.append(
         entry(
             "pools",
@@ -181,7 +189,11 @@ def _pool(
             usable = next((k for k in member.keys if k.usable), None)
             block_key0, block_key1 = words(usable.block) if usable else (0, 0)
             tunnel = {"next_hop": member.hop, "overhead": overhead, "path_mtu": member.path_mtu}
-            tag = {"key_epoch": _low(usable.epoch) if usable else 0, "block_key0": block_key0, "block_key1": block_key1}
+            tag = {
+                "key_epoch": _wire_epoch(usable.epoch) if usable else 0,
+                "block_key0": block_key0,
+                "block_key1": block_key1,
+            }
             items.append(entry("replicas", key, "remote", tunnel | tag))
             source = next(a for a in switch.addresses if a.version == replica.ip.version)
             items.append(
@@ -197,13 +209,13 @@ def _pool(
             items.append(entry("encapsulations", key, "to_rack", {"next_hop": member.hop}))
             source_key = {"pool": number, "ingress_port": member.port, "mac": mac_int(member.mac)}
             items.append(entry("second_chances", source_key, "handed_on_by", {"replica": member.index}))
-        # Of two epochs with the same low half, which are 256 apart, the newer.
-        for tor_key in {_low(k.epoch): k for k in member.keys}.values():
+        # Of two epochs with the same low byte (256 apart), the newer one is kept.
+        for tor_key in {_wire_epoch(k.epoch): k for k in member.keys}.values():
             k0, k1 = words(tor_key.heartbeat)
             items.append(
                 entry(
                     "heartbeat_keys",
-                    {**key, "key_epoch": _low(tor_key.epoch)},
+                    {**key, "key_epoch": _wire_epoch(tor_key.epoch)},
                     "set_heartbeat_key",
                     {"k0": k0, "k1": k1, "newest": int(tor_key.newest)},
                 )
@@ -220,8 +232,8 @@ def _pool(
     return tuple(items)
 
 
-def _low(epoch: int) -> int:
-    """What is on the wire of an epoch of the keys shared with ToRs."""
+def _wire_epoch(epoch: int) -> int:
+    """The low byte of an epoch of the keys shared with ToRs, as heartbeats carry it."""
     return epoch & 0xFF
 
 
@@ -234,9 +246,9 @@ def _members(
     ring: KeyRing,
     path_mtus: Mapping[str, int],
 ) -> tuple[Member, ...]:
-    """Who is in a service's pool, as this switch reaches them.
+    """The members of a service's pool, as this switch reaches them.
 
-    Maintenance takes a replica out; one whose MAC address is not known yet is not in.
+    Leaves out replicas in maintenance, and local ones whose MAC address is not known yet.
     """
     by_name = {replica.name: replica for replica in config.replicas}
     members = []
@@ -278,7 +290,9 @@ def flow_slots(
     weights: Mapping[str, int],
     away: frozenset[str],
 ) -> Pairs:
-    """A service's slots for flows, with replicas that are `away` in second place: the same for switches and agents."""
+    """A service's slots for flows, with `away` replicas moved to second place; switches and agents
+    get the same slots.
+    """
     indices = numbers.replicas[service.pool_name]
     there = {indices[r.name]: weights[r.name] for r in config.replicas if r.name in indices and not r.maintenance}
     gone = frozenset(indices[name] for name in away if indices.get(name) in there)
@@ -291,24 +305,30 @@ def _round_robin(size: int, weights: tuple[tuple[int, int], ...]) -> Pairs:
 
 
 def slot_key(numbers: Numbers, service: Service) -> bytes:
-    """The key under which a service's slots are chosen: at every switch and as long as there is the service."""
+    """The key that hashes flows to a service's slots; the same at every switch for the life of the
+    service.
+    """
     return derived(numbers.secret, "slots", service.name)
 
 
 def flow_set(service: int) -> int:
-    """Number of a service's slot set for flows."""
+    """Number of the slot set for flows of a service."""
     return 2 * service
 
 
 def spray_set(service: Service, number: int) -> int:
-    """Number of a service's slot set for requests: only round robin needs an order of its own."""
+    """Number of the slot set for requests of a service; only round robin has a set besides the one
+    for flows.
+    """
     return 2 * number + 1 if service.policy == "round_robin" else flow_set(number)
 
 
 def _plain(plain: PlainMode, number: int, ring: KeyRing, mtu: int, items: list[Item]) -> str:
-    """Who serves a service's plain TCP, by the member of `plain_t`; of a stateless one the keys of its cookies.
+    """The mode of a service's plain TCP, by the member of `plain_t`; adds the cookie keys of a
+    stateless service to `items`.
 
-    Before one of them is usable its plain TCP goes by flow: no replica is ready to answer it then.
+    Without a usable cookie key the mode is KERNEL, which keeps a flow on one replica: no replica
+    can answer without state yet.
     """
     keys = ring.cookies() if plain == "stateless" else None
     if keys is None:
@@ -409,21 +429,23 @@ def desired(
     weights: Mapping[str, int],
     draining: frozenset[str],
     readmitted: Mapping[tuple[int, int], int],
-    learned: frozenset[Learned] = frozenset(),
+    learned: frozenset[LearnedSource] = frozenset(),
     found: Mapping[str, str] = MappingProxyType({}),
     path_mtus: Mapping[str, int] = MappingProxyType({}),
     modes: Mapping[str, Mode] = MappingProxyType({}),
-    strangers: Mapping[str, frozenset[str]] = MappingProxyType({}),
-    unheard: frozenset[tuple[int, int]] = frozenset(),
+    mismatched: Mapping[str, frozenset[str]] = MappingProxyType({}),
+    without_heartbeat: frozenset[tuple[int, int]] = frozenset(),
 ) -> dict[str, Fragment]:
-    """Everything that one switch should hold, by fragment.
+    """All entries that one switch should hold, by fragment.
 
-    `weights` are the replicas' weights in force; `readmitted` holds, by (pool, replica) numbers, the exclusions after
-    which a replica takes plain TCP again; `learned` are sources that events told of, `found` MAC addresses by next hop
-    that the configuration does not give, `path_mtus` what tunnels take, by replica's address, `modes` how plain TCP is
-    served, by service, where that is on its way to what the configuration says, `strangers` who gets nothing new of a
-    service because its content is another than the one in force, `unheard` members by (pool, replica) numbers that get
-    nothing before their first heartbeat. A service without a nonce key is left out: it is not live before its keys.
+    `weights`: the replicas' weights in force. `readmitted`: by (pool, replica) numbers, the count
+    of exclusions up to which a replica takes plain TCP again. `learned`: sources reported by
+    events. `found`: MAC addresses, by next hop, that the configuration does not give. `path_mtus`:
+    path MTUs of tunnels, by replica's address. `modes`: by service, the mode of plain TCP during a
+    change. `mismatched`: by service, replicas that get none of its new clients because their
+    content differs. `without_heartbeat`: members by (pool, replica) numbers that get no traffic
+    before their first heartbeat. A service without a nonce key is left out: it is not live before
+    its keys.
     """
     hops = next_hops(config, switch, found)
     live = frozenset(s.name for s in config.services if rings.get(s.name, KeyRing()).of(Kind.NONCE))
@@ -448,9 +470,8 @@ def desired(
             again = tuple(readmitted.get((pool, m.index), 0) for m in members)
             bound = round(service.liveness * 1e6)
             settle = bound + round(SETTLE_HEARTBEATS * service.heartbeat * 1e6)
-            fragments[f"pool {service.pool_name}"] = _pool(
-                pool, members, bound, settle, again, frozenset(index for at, index in unheard if at == pool), switch
-            )
+            new = frozenset(index for at, index in without_heartbeat if at == pool)
+            fragments[f"pool {service.pool_name}"] = _pool(pool, members, bound, settle, again, new, switch)
             mtus[service.pool_name] = min((m.mtu for m in members), default=MTU_MIN)
             indices[service.pool_name] = {m.index: weights[m.replica.name] for m in members}
             leaving[service.pool_name] = frozenset(m.index for m in members if m.replica.name in draining)
@@ -461,7 +482,7 @@ def desired(
             guarded.update(port for _, port, _ in sources)
         by_index, away = indices[service.pool_name], leaving[service.pool_name]
         known = numbers.replicas[service.pool_name]
-        other_content = strangers.get(service.name, frozenset())
+        other_content = mismatched.get(service.name, frozenset())
         away |= {known[name] for name in other_content} & by_index.keys()
         flows = flow_slots(config, service, numbers, slots, weights, draining | other_content)
         fragments[f"slots {service.name}"] = _slot_set(flow_set(number), flows)
@@ -479,7 +500,9 @@ def desired(
 
 
 def tor_of(items: Mapping[str, int]) -> Tor | None:
-    """The `Tor` that a switch already has, from the parameters of its `tor` default action; None if not set."""
+    """The `Tor` of a running switch, from the parameters of its `tor` default action; None if that
+    is not set.
+    """
     if not items.get("tor_id"):
         return None
     return Tor(

@@ -1,7 +1,7 @@
-"""YAML as plain values with the line of each, bounded before anything is built: a file may come from a stranger.
+"""Reads YAML as plain values with their line numbers, within bounds: the text may be hostile.
 
-libyaml composes recursively, so that deep nesting would end the process, and aliases multiply: both are counted over
-the stream of events first, in which nothing is built.
+libyaml recurses on nested collections, so deep nesting would overflow its stack, and aliases can
+multiply values. Both are counted first on the stream of parser events, before anything is built.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from ruamel.yaml.events import (
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 MAX_BYTES = 2 << 20
-"""Longest text. A thousand services take some 200 kB."""
+"""Longest text accepted. A rack with a thousand services takes about 200 kB."""
 
 MAX_VALUES = 300_000
-"""Most keys and values, those that aliases repeat counted each time."""
+"""Most keys and values accepted; what an alias repeats counts each time."""
 
 MAX_DEPTH = 32
-"""Deepest nesting; a rack's description has 6 levels."""
+"""Deepest nesting accepted; a rack's description has 6 levels."""
 
 
 MAX_SLOW_BYTES = 64 << 10
-"""Longest text that the slow reader gets, some 0.2 s."""
+"""Longest text given to ruamel's own (slow) parser, which takes about 0.2 s for it."""
 
 
 class DocumentError(Exception):
-    """The text is no document that is read here; `line` counts from 1."""
+    """The text is not YAML, or exceeds a bound; `line` counts from 1."""
 
     def __init__(self, line: int, message: str) -> None:
         super().__init__(message)
@@ -45,17 +45,17 @@ class DocumentError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One YAML document: `values` in dicts, lists and scalars, and where each of them stands."""
+    """One YAML document: `values` as dicts, lists and scalars, with the line of each."""
 
     values: Any
     _root: Node | None
 
     def line(self, path: tuple[str | int, ...]) -> int:
-        """Line (from 1) of the deepest part of `path` that the text has."""
+        """Line (from 1) of the deepest part of `path` that the text contains."""
         node, line = self._root, 1
         for part in path:
             if isinstance(node, MappingNode):
-                # From the end: what a merge brought stands before what the place says itself.
+                # Search from the end: ruamel puts merged keys (`<<`) before the mapping's own keys.
                 found = next((pair for pair in reversed(node.value) if str(pair[0].value) == str(part)), None)
                 if found is None:
                     break
@@ -69,14 +69,15 @@ class Document:
 
 
 def read(text: str) -> Document:
-    """Reads one document. Raises DocumentError for what is too large, too deep or not YAML."""
+    """Reads one document. Raises DocumentError for text that is too large, too deep or not YAML."""
     if len(text) > MAX_BYTES:
-        raise DocumentError(1, f"{len(text)} characters: at most {MAX_BYTES} are read")
+        raise DocumentError(1, f"{len(text)} characters: at most {MAX_BYTES} are accepted")
     try:
         try:
             root, values = _built(text, pure=False)
         except YAMLError as error:
-            # libyaml refuses `{agents: unix:/run/x}`, which YAML 1.2 allows; ruamel's own reader takes it, slowly.
+            # libyaml rejects `{agents: unix:/run/x}`, which YAML 1.2 allows; ruamel's own parser
+            # accepts it, slowly.
             if getattr(error, "problem", None) != "found unexpected ':'" or len(text) > MAX_SLOW_BYTES:
                 raise
             root, values = _built(text, pure=True)
@@ -86,13 +87,13 @@ def read(text: str) -> Document:
             1 if mark is None else mark.line + 1, f"not YAML: {getattr(error, 'problem', None) or error}"
         ) from None
     except (ValueError, TypeError, OverflowError) as error:
-        # A number of thousands of digits, a date that is none.
+        # For example a number of thousands of digits, or an impossible date.
         raise DocumentError(1, f"not YAML: {str(error)[:200]}") from None
     return Document(_plain(values), root)
 
 
 def _built(text: str, pure: bool) -> tuple[Node | None, Any]:
-    """The tree of nodes and what it means, once its bounds are known."""
+    """The node tree and the values that it stands for, after checking the bounds."""
     _bound(text, pure)
     yaml = YAML(typ="safe", pure=pure)
     root = yaml.compose(text)
@@ -100,10 +101,12 @@ def _built(text: str, pure: bool) -> tuple[Node | None, Any]:
 
 
 def _bound(text: str, pure: bool) -> None:
-    """Counts depth and values, each alias as what it repeats. Raises DocumentError, YAMLError."""
+    """Checks depth and number of values; an alias counts as what it repeats. Raises DocumentError,
+    YAMLError.
+    """
     total = 0
     sizes: dict[str, int] = {}
-    # Of each collection that is open: its anchor, and how many values came before it.
+    # For each open collection: its anchor, and the number of values before it.
     within: list[tuple[str | None, int]] = []
     for event in YAML(typ="safe", pure=pure).parse(text):
         if not isinstance(event, NodeEvent):
@@ -115,7 +118,7 @@ def _bound(text: str, pure: bool) -> None:
         line = event.start_mark.line + 1
         if isinstance(event, AliasEvent):
             if event.anchor not in sizes:
-                raise DocumentError(line, f"*{event.anchor} names nothing that is complete before it")
+                raise DocumentError(line, f"*{event.anchor} refers to no anchor that ends before this line")
             total += sizes[event.anchor]
         elif isinstance(event, (MappingStartEvent, SequenceStartEvent)):
             if len(within) == MAX_DEPTH:
@@ -131,7 +134,7 @@ def _bound(text: str, pure: bool) -> None:
 
 
 def _plain(tree: Any) -> Any:
-    """Keys as text, sets and pairs as lists."""
+    """Converts keys to text, and sets and pairs to lists."""
     if isinstance(tree, dict):
         return {str(key): _plain(value) for key, value in tree.items()}
     if isinstance(tree, (list, set, tuple)):

@@ -1,7 +1,7 @@
 """Entries of a switch as plain values: what is desired, what is there, and the difference.
 
-Values are integers, as the tables hold them; names are the P4Info's. Everything is hashable and prints in one
-readable line, so that a switch's state can be compared as a set of strings.
+Values are integers, as the tables hold them; names are the P4Info's. Everything is hashable and
+prints in one readable line, so that a switch's state can be compared as a set of strings.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 import finsy as fy
 
 MatchValue = int | tuple[int, int]
-"""Exact and optional: an integer. LPM: (value, prefix length). Ternary: (value, mask). Range: (low, high)."""
+"""Exact and optional: an integer. LPM: (value, prefix length). Ternary: (value, mask). Range: (low,
+high)."""
 
 
 SECRET_PARAMS = frozenset(
@@ -50,11 +51,11 @@ class Entry:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What makes it this entry and not another."""
+        """Identifies the row: two entries with this key cannot both be in the table."""
         return ("entry", self.table, self.match, self.priority, self.default)
 
     def entity(self) -> fy.P4TableEntry:
-        """As finsy writes it."""
+        """The entry as a finsy object."""
         return fy.P4TableEntry(
             self.table,
             match=fy.P4TableMatch(dict(self.match)) if self.match else None,
@@ -82,11 +83,11 @@ class Multicast:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """The group's number."""
+        """Identifies the group."""
         return ("multicast", self.group)
 
     def entity(self) -> fy.P4MulticastGroupEntry:
-        """As finsy writes it."""
+        """The group as a finsy object."""
         return fy.P4MulticastGroupEntry(self.group, replicas=self.copies)
 
     def __str__(self) -> str:
@@ -107,16 +108,18 @@ class Meter:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """The cell."""
+        """Identifies the cell."""
         return ("meter", self.meter, self.index)
 
     def entity(self) -> fy.P4MeterEntry:
-        """As finsy writes it."""
+        """The cell's configuration as a finsy object."""
         config = fy.P4MeterConfig(cir=self.cir, cburst=self.cburst, pir=self.pir, pburst=self.pburst)
         return fy.P4MeterEntry(self.meter, index=self.index, config=config)
 
     def reset(self) -> fy.P4MeterEntry:
-        """As finsy makes the cell unlimited again (P4Runtime 9.5: no configuration is the default one)."""
+        """The finsy object that makes the cell unlimited again (P4Runtime 9.5: a cell without
+        configuration is unlimited).
+        """
         return fy.P4MeterEntry(self.meter, index=self.index)
 
     def __str__(self) -> str:
@@ -125,17 +128,19 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """A digest that the switch shall send: each one at once (docs/dataplane.md)."""
+    """A digest that the switch must send at once, one in each message (docs/dataplane.md)."""
 
     name: str
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """The digest's name."""
+        """Identifies the digest."""
         return ("digest", self.name)
 
     def entity(self) -> fy.P4DigestEntry:
-        """As finsy writes it. finsy leaves an all-zero configuration out, and the list size is 1 anyway."""
+        """The digest as a finsy object. finsy omits an all-zero configuration; the list size of 1
+        keeps it non-zero.
+        """
         return fy.P4DigestEntry(self.name, max_list_size=1, max_timeout_ns=0, ack_timeout_ns=0)
 
     def __str__(self) -> str:
@@ -156,17 +161,17 @@ def entry(
     params: Mapping[str, int] | None = None,
     priority: int = 0,
 ) -> Entry:
-    """An entry from dictionaries; the order of fields does not matter."""
+    """Builds an entry from dictionaries in any order."""
     return Entry(table, tuple(sorted(match.items())), action, tuple(sorted((params or {}).items())), priority)
 
 
 def default(table: str, action: str, params: Mapping[str, int] | None = None) -> Entry:
-    """A table's default action."""
+    """Builds a table's default action."""
     return Entry(table, (), action, tuple(sorted((params or {}).items())), default=True)
 
 
 def from_entity(entity: Any) -> Item | None:
-    """What finsy read, as one of ours; None for what the controller does not manage."""
+    """Converts what finsy read; None for entities that the controller does not manage."""
     match entity:
         case fy.P4TableEntry() if isinstance(entity.action, fy.P4TableAction) and not entity.is_const:
             match_fields = tuple(sorted((entity.match or {}).items()))
@@ -190,13 +195,13 @@ def from_entity(entity: Any) -> Item | None:
 
 
 def _copy(replica: Any) -> tuple[int, int]:
-    """finsy gives a plain port where the instance is 0."""
+    """Port and instance; finsy gives a bare port number where the instance is 0."""
     return (replica, 0) if isinstance(replica, int) else (replica.port, replica.instance)
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What must be written to get from what is there to what is desired."""
+    """Writes that turn the switch's entries into the desired ones."""
 
     insert: tuple[Item, ...] = ()
     modify: tuple[Item, ...] = ()
@@ -206,7 +211,7 @@ class Difference:
         return len(self.insert) + len(self.modify) + len(self.delete)
 
     def lines(self) -> list[str]:
-        """One line a write, as `rivuletctl plan` shows it."""
+        """One line for each write, as `rivuletctl plan` prints them."""
         return (
             [f"+ {item}" for item in self.insert]
             + [f"~ {item}" for item in self.modify]
@@ -215,10 +220,10 @@ class Difference:
 
 
 def difference(desired: Iterable[Item], actual: Iterable[Item], order: Sequence[str]) -> Difference:
-    """The least writes that turn `actual` into `desired`.
+    """The fewest writes that turn `actual` into `desired`.
 
-    `order` names tables in the order of installation; removal is in reverse. A default action or a digest that is
-    not desired is left as it is; a meter becomes unlimited.
+    `order` lists tables in the order of insertion; deletion is in reverse order. A default action
+    or digest that is not desired stays as it is; a meter becomes unlimited.
     """
     rank = {name: place for place, name in enumerate(order)}
 

@@ -1,6 +1,7 @@
 """The switches of a rack: their sessions, ToR ids and clocks, what events tell, what was learned.
 
-The controller says when to apply; everything that belongs to one switch and is no table entry stands here.
+The controller says when to apply; everything that belongs to one switch and is no table entry
+stands here.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from .entry import Entry
 from .health import Health
 from .limits import IPAddress
 from .names import ARTIFACTS, Names
-from .neighbours import Neighbours, answer, asker, question
+from .neighbours import Neighbours, parse_reply, request_frame, source_address
 from .paths import Paths, too_big
-from .rack import Known, Rack, fragments_of
+from .rack import Rack, SwitchFacts, fragments_of
 from .sources import Sources
 from .supervise import Loop
 from .switch import Refused, SwitchError, SwitchLink
@@ -62,7 +63,8 @@ class SwitchState:
     settled_at: float = 0.0
     """Events before this may have been made under another clock offset."""
     readmitted: dict[tuple[int, int], int] = field(default_factory=dict)
-    """By pool and replica, the exclusions after which plain TCP is allowed again: what its row shall say."""
+    """By pool and replica, the exclusions after which plain TCP is allowed again: what its row
+    shall say."""
     allowed: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     """The same once the row says it, with the ready heartbeats counted by then."""
     sources: Sources = field(default_factory=Sources)
@@ -76,7 +78,7 @@ class SwitchState:
     lost_at: float = 0.0
     began_at: float = 0.0
     """Start of the session."""
-    unheard: frozenset[tuple[int, int]] = frozenset()
+    without_heartbeat: frozenset[tuple[int, int]] = frozenset()
     """Members that got nothing at the last reading."""
     converged_at: float = 0.0
     told: set[str] = field(default_factory=set)
@@ -84,7 +86,9 @@ class SwitchState:
 
 
 class Fleet:
-    """All switches. `wake` is called when something happened that needs a round of the controller's loop."""
+    """All switches. `wake` is called when something happened that needs a round of the controller's
+    loop.
+    """
 
     def __init__(
         self,
@@ -102,7 +106,8 @@ class Fleet:
         self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
         """Events that packets alone can cause."""
         self.replica_events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
-        """Exclusions, returns, readmissions: apart, so that a flood of the others does not push them out."""
+        """Exclusions, returns, readmissions: apart, so that a flood of the others does not push
+        them out."""
         self._wake = wake
         self._save = save
         self._election_id = election_id
@@ -174,8 +179,8 @@ class Fleet:
             switch.retry_at = 0.0
 
     async def settle(self) -> list[str]:
-        """Every connected switch gets what it lacks now: first what is new on all of them, then what is too much
-        goes, so that a refusal finds nothing removed. The refusals, in words.
+        """Every connected switch gets what it lacks now: first what is new on all of them, then
+        what is too much goes, so that a refusal finds nothing removed. The refusals, in words.
         """
         problems: list[str] = []
         for remove in (False, True):
@@ -186,7 +191,9 @@ class Fleet:
         return problems
 
     def converged(self) -> bool:
-        """Whether every switch of the configuration is connected and has taken all that it was told."""
+        """Whether every switch of the configuration is connected and has taken all that it was
+        told.
+        """
         return all(
             (known := self.switches.get(s.name)) is not None and known.link.connected and known.holds
             for s in self.rack.config.switches
@@ -209,20 +216,21 @@ class Fleet:
             return None
         return fragments_of(self.switches[name].link.names, self.rack, place, known)
 
-    def known(self, name: str) -> Known | None:
+    def known(self, name: str) -> SwitchFacts | None:
         """What is known of a switch; None until its session began once."""
         switch = self.switches.get(name)
         if switch is None or switch.tor is None:
             return None
-        return Known(
+        return SwitchFacts(
             switch.tor, dict(switch.readmitted), switch.sources.learned(), switch.neighbours.found(),
-            switch.paths.mtus(), self.unheard(switch),
+            switch.paths.mtus(), self.without_heartbeat(switch),
         )  # fmt: skip
 
-    def unheard(self, switch: SwitchState) -> frozenset[tuple[int, int]]:
-        """Members, by pool and replica numbers, that the switch gives nothing: it counted no heartbeat of theirs, and
-        they have no agent. None of a pool without any member that is heard, and none before a reading of this session:
-        a switch or a controller that starts takes no replica out.
+    def without_heartbeat(self, switch: SwitchState) -> frozenset[tuple[int, int]]:
+        """Members, by pool and replica numbers, that the switch gives nothing: it counted no
+        heartbeat of theirs, and they have no agent. None of a pool without any member that is
+        heard, and none before a reading of this session: a switch or a controller that starts takes
+        no replica out.
         """
         sample = self.health.samples.get(switch.link.config.name)
         if sample is None or sample.at < switch.began_at:
@@ -254,7 +262,9 @@ class Fleet:
         return None
 
     async def apply(self, switch: SwitchState, remove: bool = True) -> str:
-        """Writes what one switch lacks (and with `remove` takes what is too much); what it refused, or nothing."""
+        """Writes what one switch lacks (and with `remove` takes what is too much); what it refused,
+        or nothing.
+        """
         async with switch.applying:
             return await self._apply(switch, remove)
 
@@ -342,7 +352,9 @@ class Fleet:
         await self._ask(switch)
 
     def _fresh_id(self, place: SwitchConfig) -> int:
-        """A ToR id that no other run of a pipeline had: incarnations count by number, whichever switch has it."""
+        """A ToR id that no other run of a pipeline had: incarnations count by number, whichever
+        switch has it.
+        """
         return place.number << 8 | self.rack.state.next_counter(f"tor {place.number}") & 0xFF
 
     def _state_of(self, link: SwitchLink) -> SwitchState | None:
@@ -411,10 +423,10 @@ class Fleet:
 
     def _packet(self, link: SwitchLink, frame: bytes, metadata: dict[str, int]) -> None:
         """A frame that a switch hands over: an answer of a neighbour, or nothing to us."""
-        switch, heard = self._state_of(link), answer(frame)
+        switch, reply = self._state_of(link), parse_reply(frame)
         if switch is None:
             return
-        if heard is None:
+        if reply is None:
             found = too_big(frame)
             ours = found is not None and self._path(switch, found.source, found.destination)
             if found is not None and ours and switch.paths.learn(found, time.monotonic()):
@@ -422,8 +434,8 @@ class Fleet:
                 self._wake()
             return
         port, vlan = metadata.get("ingress_port", 0), metadata.get("vlan", 0)
-        if switch.neighbours.hear(heard, port, vlan, time.monotonic()):
-            log.info("switch %s: %s is at %s behind port %d", link.config.name, heard.ip, heard.mac, port)
+        if switch.neighbours.record_reply(reply, port, vlan, time.monotonic()):
+            log.info("switch %s: %s is at %s behind port %d", link.config.name, reply.ip, reply.mac, port)
             self._wake()
 
     def _path(self, switch: SwitchState, source: IPAddress, destination: IPAddress) -> bool:
@@ -435,8 +447,10 @@ class Fleet:
     async def _ask(self, switch: SwitchState) -> None:
         """Asks for neighbours whose time has come."""
         config = switch.link.config
-        for neighbour in switch.neighbours.due(time.monotonic()):
-            frame = question(neighbour.ip, asker(config.addresses, neighbour.ip), config.mac, neighbour.tag)
+        for neighbour in switch.neighbours.due_for_request(time.monotonic()):
+            frame = request_frame(
+                neighbour.ip, source_address(config.addresses, neighbour.ip), config.mac, neighbour.tag
+            )
             await switch.link.send_packet(frame, neighbour.port)
 
     def replica_at(self, pool: int, index: int) -> str | None:
@@ -449,7 +463,9 @@ class Fleet:
     # Looking
 
     async def _watch(self, switch: SwitchState) -> None:
-        """Reads one switch's counters, asks for neighbours, re-admits to plain TCP who has come back for good."""
+        """Reads one switch's counters, asks for neighbours, re-admits to plain TCP who has come
+        back for good.
+        """
         if not switch.link.connected or switch.tor is None:
             return
         switch.lost_at = time.monotonic()
@@ -470,8 +486,8 @@ class Fleet:
         place = switch.link.config
         ports = sorted({replica.port for replica in self.rack.config.replicas if replica.switch == place.name})
         sample = await self.health.read(switch.link, places, numbers.services, ports)
-        if (unheard := self.unheard(switch)) != switch.unheard:
-            switch.unheard = unheard
+        if (without_heartbeat := self.without_heartbeat(switch)) != switch.without_heartbeat:
+            switch.without_heartbeat = without_heartbeat
             self._wake()
         # Of an exclusion whose event was lost the counter tells.
         for replica in self.health.excluded_since(switch.link.config.name) - switch.told:
@@ -491,7 +507,9 @@ class Fleet:
                 switch.allowed[pool, index] = count, sample.ready_heartbeats(pool << 6 | index)
 
     def readmitted(self, replica: str) -> dict[str, bool]:
-        """By switch, whether a replica takes plain TCP there: a heartbeat came after its row had said so."""
+        """By switch, whether a replica takes plain TCP there: a heartbeat came after its row had
+        said so.
+        """
         found: dict[str, bool] = {}
         for name, switch in self.switches.items():
             sample = self.health.samples.get(name)

@@ -1,7 +1,9 @@
-"""Judges configurations in processes apart: parses, checks and plans them, within bounds of time and size.
+"""Judges configurations in processes apart: parses, checks and plans them, within bounds of time
+and size.
 
-A reader may send a configuration for a plan, and 80 kB of it can ask for a million entries. None of that work runs in
-the controller's own process. Plans and changes have a process each, so that readers' plans delay no change.
+A reader may send a configuration for a plan, and 80 kB of it can ask for a million entries. None of
+that work runs in the controller's own process. Plans and changes have a process each, so that
+readers' plans delay no change.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from .keys import RACK_RING, KeyRing, Kind, Lives
 from .local import with_local_parts
 from .modes import settled
 from .names import ARTIFACTS, Names
-from .placing import Question, assign, number, questions, remember
-from .rack import UNKNOWN, Known, Rack, fragments_of
+from .placement import SlotInputs, assign, cache_slots, number, slot_inputs
+from .rack import NO_FACTS, Rack, SwitchFacts, fragments_of
 from .rack_file import parse
 from .state import Pairs
 from .switch import SwitchError
@@ -32,14 +34,15 @@ LINES_MAX = 100_000
 """Most lines of a plan; how many more there are is its last line."""
 
 CHUNK = 256
-"""Entries that are pickled in one go: a thread that pickles keeps the event loop waiting for as long."""
+"""Entries that are pickled in one go: a thread that pickles keeps the event loop waiting for as
+long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
     """What a configuration is judged against, of one switch."""
 
-    known: Known | None
+    known: SwitchFacts | None
     connected: bool
     entries: tuple[bytes, ...] = ()
     """What it holds, pickled, `CHUNK` entries each; for plans."""
@@ -66,10 +69,11 @@ class Judge:
     async def plan(self, text: str, own: Config) -> bytes:
         """What a configuration from elsewhere would write to each switch, as JSON: lines by switch.
 
-        `own` is the configuration of this machine's file. Raises ConfigError, SwitchError, OutOfNumbers, NamesError,
-        Overdue, Busy.
+        `own` is the configuration of this machine's file. Raises ConfigError, SwitchError,
+        OutOfNumbers, NamesError, Overdue, Busy.
         """
-        # The copy of the rack and its switches is made in the turn: plans that wait, or are refused, cost none.
+        # The copy of the rack and its switches is made in the turn: plans that wait, or are
+        # refused, cost none.
         async with self.plans.turn():
             situation, held = self._situation()
             entries = await asyncio.to_thread(lambda: {name: _pickled(items) for name, items in held.items()})
@@ -81,15 +85,16 @@ class Judge:
             return await self.plans.run_in_turn(plan, text, own, whole)
 
     async def change(self, text: str, source: str, own: Config | None = None) -> Config:
-        """The configuration in a text, once it is certain that it can be brought into force in bounded time.
+        """The configuration in a text, once it is certain that it can be brought into force in
+        bounded time.
 
-        With `own` (the configuration of this machine's file) the text is from elsewhere. Raises ConfigError,
-        OutOfNumbers, NamesError, Overdue, Busy.
+        With `own` (the configuration of this machine's file) the text is from elsewhere. Raises
+        ConfigError, OutOfNumbers, NamesError, Overdue, Busy.
         """
         async with self.changes.turn():
             situation, _ = self._situation()
             config, answers = await self.changes.run_in_turn(change, text, source, own, situation)
-        remember(answers)
+        cache_slots(answers)
         return config
 
     async def stop(self) -> None:
@@ -125,7 +130,9 @@ def plan(text: str, own: Config, situation: Situation) -> bytes:
     return json.dumps(lines).encode()
 
 
-def change(text: str, source: str, own: Config | None, situation: Situation) -> tuple[Config, Mapping[Question, Pairs]]:
+def change(
+    text: str, source: str, own: Config | None, situation: Situation
+) -> tuple[Config, Mapping[SlotInputs, Pairs]]:
     """See `Judge.change`; with the slots, which take longest to find."""
     config = parse(text, source)
     if own is not None:
@@ -134,18 +141,18 @@ def change(text: str, source: str, own: Config | None, situation: Situation) -> 
     for place in config.switches:
         there = situation.switches.get(place.name)
         known = there.known if there is not None else None
-        _fits(place, fragments_of(_names(place), rack, place, known or UNKNOWN), source)
+        _fits(place, fragments_of(_names(place), rack, place, known or NO_FACTS), source)
     return config, answers
 
 
-def _trial(config: Config, situation: Situation, source: str) -> tuple[Rack, Mapping[Question, Pairs]]:
+def _trial(config: Config, situation: Situation, source: str) -> tuple[Rack, Mapping[SlotInputs, Pairs]]:
     """The rack as it would be with a configuration, once all changes of it have come to their end."""
     for place in config.switches:
         _has_room(config, place, source)
     rack = situation.rack
     rack.config = config
     rack.numbers = number(config, rack.state)
-    asked = list(questions(config, rack.state, rack.numbers))
+    asked = list(slot_inputs(config, rack.state, rack.numbers))
     assign(config, rack.state, rack.numbers)
     for service in config.services:
         rack.state.set_mode(service.name, settled(service.plain))
@@ -156,7 +163,7 @@ def _trial(config: Config, situation: Situation, source: str) -> tuple[Rack, Map
     if RACK_RING not in rack.state.rings:
         fresh = KeyRing().tick(situation.now, situation.lives, _held_by_none, kinds=(Kind.TOR,))
         rack.state.set_ring(RACK_RING, fresh)
-    return rack, {question: rack.state.slots[question[-1]] for question in asked}
+    return rack, {inputs: rack.state.slots[inputs[-1]] for inputs in asked}
 
 
 def _held_by_none(kind: Kind, epoch: int) -> bool:
@@ -164,7 +171,9 @@ def _held_by_none(kind: Kind, epoch: int) -> bool:
 
 
 def _has_room(config: Config, place: SwitchConfig, source: str) -> None:
-    """What needs no computing: raises ConfigError for more slots or members than the switch's tables have rows."""
+    """What needs no computing: raises ConfigError for more slots or members than the switch's
+    tables have rows.
+    """
     pools = {service.pool_name: service.replicas for service in config.services}
     wanted = {
         "slots": sum(service.slots * (2 if service.policy == "round_robin" else 1) for service in config.services),

@@ -1,7 +1,7 @@
 """Ports, VLANs, bridging, neighbours and routes of a switch: pure functions (docs/dataplane.md).
 
-IEEE 802.1Q with one tag. VLAN 0 stands for "untagged and in no VLAN": a port that is untagged in no configured VLAN has
-its untagged frames there.
+IEEE 802.1Q with one tag. VLAN 0 stands for "untagged and in no VLAN": it carries the untagged
+frames of ports that are untagged in no configured VLAN.
 """
 
 from __future__ import annotations
@@ -16,29 +16,32 @@ from .limits import IPAddress
 
 FLOOD_GROUP = 1
 FLOOD_GROUPS = 4096
-"""Multicast groups that flood: one for VLAN 0, `FLOOD_GROUPS + id` for a configured VLAN."""
+"""Multicast groups that flood: `FLOOD_GROUP` for VLAN 0, `FLOOD_GROUPS + id` for a configured
+VLAN."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """A next hop: a neighbour by its port, VLAN (0: untagged) and MAC address; `mtu` in bytes of IP packet."""
+    """A next hop: a neighbour by its port, VLAN (0: untagged) and MAC address; `mtu` in bytes of IP
+    packet.
+    """
 
     port: int
     vlan: int
     mac: str | None
-    """None while it is not known."""
+    """None while unknown."""
     mtu: int
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
-    """A source that an event told of."""
+class LearnedSource:
+    """A source (MAC address, VLAN, port) that a switch reported in an event."""
 
     vlan: int
     mac: int
     port: int
     doubted: bool = False
-    """It was not heard of for long: the switch shall tell when it is seen again."""
+    """The source has not been seen for long: the switch reports its next frame."""
 
 
 def address_int(address: IPAddress) -> int:
@@ -52,21 +55,24 @@ def mac_int(mac: str) -> int:
 
 
 def mac_text(mac: int) -> str:
-    """A MAC address as people write it."""
+    """A MAC address in colon notation."""
     return mac.to_bytes(6, "big").hex(":")
 
 
 def hop_name(switch: SwitchConfig, place: Host | Replica) -> str:
-    """What a next hop is called: addresses behind one port, VLAN and MAC share it.
+    """Name of a next hop; addresses behind one port, VLAN and MAC address share it.
 
-    One whose MAC is to be found is called by its address, so that another MAC is one changed row.
+    A hop whose MAC address is to be found is named by its IP address, so that a new MAC address
+    changes one row.
     """
     vlan = switch.vlan_of(place)
     return f"{place.port}/{place.mac or place.ip}" + (f"/{vlan}" if vlan else "")
 
 
 def next_hops(config: Config, switch: SwitchConfig, found: Mapping[str, str] = MappingProxyType({})) -> dict[str, Hop]:
-    """The switch's next hops by name. `found`: MAC addresses, by hop name, that the configuration does not give."""
+    """A switch's next hops by name. `found`: by hop name, MAC addresses that the configuration does
+    not give.
+    """
     hops: dict[str, Hop] = {}
     places: list[Host | Replica] = [*switch.hosts]
     places += [r for r in config.replicas if r.switch == switch.name]
@@ -80,12 +86,15 @@ def l2(
     switch: SwitchConfig,
     hops: Mapping[str, Hop],
     clock_known: bool,
-    learned: frozenset[Learned],
+    learned: frozenset[LearnedSource],
     guarded: frozenset[int] = frozenset(),
 ) -> Iterator[Item]:
-    """VLANs of the ports, and who is behind which. `guarded`: ports of members of pools with TRODS (trods.py)."""
+    """VLANs of the ports, and known MAC addresses. `guarded`: ports of members of pools with TRODS
+    (trods.py).
+    """
     for port in switch.ports:
-        # What is tagged for a VLAN that the port does not carry stays outside (IEEE 802.1Q ingress filtering).
+        # Drops frames tagged for a VLAN that the port does not carry (IEEE 802.1Q ingress
+        # filtering).
         params = {"pvid": switch.untagged_vlan(port), "guarded": int(port in guarded)}
         yield entry("ports", {"ingress_port": port}, "set_filtered_port", params)
     plain = tuple((port, 0) for port in sorted(switch.ports) if switch.untagged_vlan(port) == 0)
@@ -96,7 +105,7 @@ def l2(
         yield entry("floods", {"vlan": vlan.id}, "flood", {"group": FLOOD_GROUPS + vlan.id})
         for port in sorted(vlan.tagged):
             yield entry("vlan_members", {"ingress_port": port, "vlan": vlan.id}, "member")
-        # What is not VLAN 0 leaves tagged unless a row says otherwise.
+        # Frames of a VLAN leave tagged unless a row of `port_vlans` exists.
         for port in sorted(vlan.untagged):
             yield entry("port_vlans", {"egress_port": port, "vlan": vlan.id}, "send_untagged")
     fixed = {(hop.vlan, mac_int(hop.mac)): hop.port for hop in hops.values() if hop.mac is not None}
@@ -104,7 +113,8 @@ def l2(
     heard = {(s.vlan, s.mac): s.port for s in sorted(learned, key=lambda s: (s.vlan, s.mac))}
     for (number, mac), port in {**heard, **fixed}.items():
         yield entry("bridges", {"vlan": number, "mac": mac}, "bridge_to", {"port": port})
-        # Until the switch's clock is known, every frame may raise an event, since events tell the clock.
+        # Until the switch's clock is known, any frame may raise an event: the controller reads the
+        # clock from events.
         if clock_known and ((number, mac) in fixed or (number, mac) not in doubted):
             match = {"vlan": number, "mac": mac, "ingress_port": port}
             yield entry("known_sources", match, "source_known")
@@ -133,6 +143,6 @@ def routes(config: Config, switch: SwitchConfig, hops: Mapping[str, Hop], number
         via = next(host for host in switch.hosts if host.ip == route.via)
         where.setdefault((address_int(route.prefix.network_address), length), numbers[hop_name(switch, via)])
     for (value, length), number in where.items():
-        # The default route matches anything, which P4Runtime writes as no match at all.
+        # The default route matches everything; P4Runtime expresses that by leaving the match out.
         match: dict[str, int | tuple[int, int]] = {"destination": (value, length)} if length else {}
         yield entry("routes", match, "route_to", {"next_hop": number})

@@ -1,4 +1,6 @@
-"""What agents accept, read from limits.toml, which the agents' Rust reads too (host/server/src/limits.rs)."""
+"""What agents accept, read from limits.toml, which the agents' Rust reads too
+(host/server/src/limits.rs).
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,13 @@ LIVENESS_S: float = _FILE["liveness_max_us"] / 1e6
 HORIZON_S: tuple[float, float] = (_FILE["horizon_min_us"] / 1e6, _FILE["horizon_max_us"] / 1e6)
 
 NO_HOST = tuple(ipaddress.ip_network(text) for text in _FILE["no_host"])
-"""Addresses that no host has, or that no router forwards to one."""
+"""Networks whose addresses no host can have, or that routers do not forward to one host."""
 
 
 def host_address(text: object) -> IPAddress:
-    """An address that one host can have. Raises ValueError, in words that name the text."""
+    """Parses an address that a single host can have. Raises ValueError with a message that shows
+    the text.
+    """
     if isinstance(text, ipaddress.IPv4Address | ipaddress.IPv6Address):
         text = str(text)
     if not isinstance(text, str):
@@ -34,8 +38,10 @@ def host_address(text: object) -> IPAddress:
     except ValueError:
         raise ValueError(f"{text[:80]!r} is not an IP address such as 10.0.2.1 or fd00:2::1") from None
     if "%" in text:
-        raise ValueError(f"{text[:80]!r} has a zone, which no other machine knows: an address without `%`")
+        raise ValueError(
+            f"{text[:80]!r} has a zone, which means nothing on other machines: write the address without `%`"
+        )
     for network in NO_HOST:
         if address.version == network.version and address in network:
-            raise ValueError(f"{text} is in {network}: no host has such an address for others")
+            raise ValueError(f"{text} is in {network}: no host can be reached at such an address")
     return address

@@ -1,4 +1,6 @@
-"""What a validation found, in the operator's words: the path in the file, the value, what is allowed there."""
+"""Validation errors in the operator's terms: the path in the file, the value, and what is allowed
+there.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,16 @@ from pydantic_core import ErrorDetails
 Path = tuple[str | int, ...]
 
 VALUE_MAX = 60
-"""Longest value that is repeated, in characters."""
+"""Longest value that a message repeats, in characters."""
 
 FIELDS_MAX = 12
-"""Most fields that are named where one is unknown."""
+"""Most field names that a message about an unknown field lists."""
 
 REPLACED = {
-    "plain_tcp": "replaced by `plain`: say `plain: kernel` for true (or nothing, it is the default), `plain: none` for"
-    " false",
+    "plain_tcp": "replaced by `plain`: write `plain: kernel` for true (or nothing, it is the default), `plain: none`"
+    " for false",
 }
-"""Fields that there were, and what to say now."""
+"""Former fields, and their replacements."""
 
 ADDRESS = "an IP address such as 10.0.0.1 or fd00::1"
 PREFIX = "a prefix without host bits such as 10.0.0.0/24 or fd00::/64"
@@ -61,11 +63,11 @@ ALLOWED: Mapping[str, str] = {
     "too_short": "{min_length} at least",
     "tuple_type": "a list",
 }
-"""What is allowed, by the kind of mistake; names in braces are those of its context."""
+"""What is allowed, by pydantic's type of error; names in braces come from the error's context."""
 
 
 def allowed_text(pattern: str) -> str:
-    """What a pattern of text allows, in words."""
+    """Describes what a text pattern allows."""
     if "unix:" in pattern and ":[0-9]" in pattern:
         return "unix:PATH or HOST:PORT, an IPv6 address in brackets"
     if pattern.startswith("^unix:"):
@@ -84,11 +86,11 @@ def allowed_text(pattern: str) -> str:
 
 
 def mistakes(errors: list[ErrorDetails], values: Any, model: type[BaseModel]) -> Iterator[tuple[Path, str]]:
-    """Path in the file and what to do, each once. `values` is what was validated, by `model`."""
+    """Yields each path in the file with its message, once. `values` is what `model` validated."""
     above = {item["loc"][:depth] for item in errors for depth in range(len(item["loc"]))}
     seen: set[tuple[Path, str]] = set()
     for item in errors:
-        # A list of which every item is wrong also counts as too short.
+        # Invalid items do not count, so pydantic also reports their list as too short.
         if item["type"] == "too_short" and item["loc"] in above:
             continue
         path = _path(item, values)
@@ -99,8 +101,8 @@ def mistakes(errors: list[ErrorDetails], values: Any, model: type[BaseModel]) ->
 
 
 def in_words(item: Mapping[str, Any]) -> str:
-    """What is wrong with a part of a request: where, the value, what is allowed."""
-    # The first part of the location is the part of the request: body, query, path.
+    """Describes an error in an API request: the field, its value, what is allowed."""
+    # The location's first part is the part of the request: body, query, path.
     where = ".".join(map(str, item["loc"][1:])) or "the body"
     if item["type"] == "json_invalid":
         return "the body is not JSON"
@@ -109,7 +111,9 @@ def in_words(item: Mapping[str, Any]) -> str:
 
 
 def _path(item: ErrorDetails, values: Any) -> Path:
-    """The part of a location that the file has: validators' own names for alternatives are left out."""
+    """The path of an error in the file, without the parts that pydantic adds for alternatives of a
+    union.
+    """
     path: list[str | int] = []
     for part in item["loc"]:
         inside = (isinstance(values, Mapping) and part in values) or (
@@ -146,7 +150,7 @@ def _words(item: ErrorDetails, path: Path, model: type[BaseModel]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as a file would have it, cut off where it is long."""
+    """A value as the file would have it, cut to VALUE_MAX characters."""
     if value is None:
         return "nothing (null)"
     if isinstance(value, bool):
@@ -167,11 +171,11 @@ def _unknown(name: str, path: Path, model: type[BaseModel]) -> str:
     if close:
         return f"unknown field: did you mean `{close[0]}`?"
     names = ", ".join(fields[:FIELDS_MAX]) + (", …" if len(fields) > FIELDS_MAX else "")
-    return f"unknown field: here may stand {names}" if fields else "unknown field"
+    return f"unknown field: allowed here: {names}" if fields else "unknown field"
 
 
 def _fields(model: type[BaseModel], path: Path) -> Iterator[str]:
-    """The fields of what stands at a path."""
+    """The fields of the model at a path."""
     here: Any = model
     for part in path:
         if isinstance(part, str) and isinstance(here, type) and issubclass(here, BaseModel):

@@ -1,13 +1,15 @@
-"""How a service's plain TCP comes from one mode to another (docs/control-plane.md, "Plain TCP").
+"""How a service's plain TCP changes from one mode to another (docs/control-plane.md, "Plain TCP").
 
-A ToR that answers SYNs of a service with cookies and spreads their segments must have none but stateless replicas
-behind it, so replicas become stateless first and ToRs last, and the other way round ToRs come first. Between the kernel
-and stateless TCP what began before goes on for a while: replicas serve both kinds, ToRs leave every flow where it is.
+A ToR that answers a service's SYNs with cookies spreads segments of one connection over replicas,
+so all of them must be stateless: on the way to `stateless` replicas change first and ToRs last, on
+the way back ToRs change first. Between kernel and stateless TCP existing connections drain:
+replicas serve both kinds, and ToRs keep every flow where it is.
 
-With TRODS the kernel serves too, and the ToR drops what an excluded replica still says: so ToRs come first, and go
-last, when what began with TRODS has drained. It and stateless TCP are never there together: the kernel's comes between.
+With TRODS the kernel serves too, and the ToR drops what an excluded replica still sends. So ToRs
+enter TRODS first, and leave it last, after its connections have drained. TRODS and stateless TCP
+never overlap: `kernel` comes between them.
 
-Pure: time comes in as an argument.
+Pure functions: time is an argument.
 """
 
 from __future__ import annotations
@@ -19,24 +21,24 @@ from .config import PlainMode
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """Where a service is on its way."""
+    """A service's mode at replicas and ToRs, which differ during a change."""
 
     replicas: PlainMode
-    """What agents are told."""
+    """Mode sent to agents."""
     drains: PlainMode
-    """What they were told before, while connections of then go on; the same where none do."""
+    """Mode before, whose connections still drain; equal to `replicas` if none do."""
     tors: PlainMode
-    """What switches are told."""
+    """Mode written to switches."""
     since: float = 0.0
-    """When this stage began, or was last held up; seconds of the controller's own clock."""
+    """When this stage began or was last delayed, in seconds of the controller's clock."""
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is under way."""
+        """Whether no change is under way."""
         return self.replicas == self.drains == self.tors
 
     def __str__(self) -> str:
-        """In words, for people."""
+        """For logs and the status page."""
         if self.is_settled:
             return self.replicas
         parts = [f"ToRs {self.tors}"] if self.tors != self.replicas else []
@@ -45,46 +47,47 @@ class Mode:
 
 
 def settled(plain: PlainMode) -> Mode:
-    """Nothing is under way."""
+    """A mode without a change under way."""
     return Mode(plain, plain, plain)
 
 
-def step(mode: Mode, wanted: PlainMode, now: float, drain: float, told: bool, held: bool) -> Mode:
-    """The next stage, or the same. `told`: every replica that counts has `mode.replicas` in force; `held`: every switch
-    that can be reached has `mode.tors`. `drain`: seconds for which what began before goes on.
+def step(mode: Mode, wanted: PlainMode, now: float, drain: float, confirmed: bool, applied: bool) -> Mode:
+    """The next stage, or the same. `confirmed`: every replica that counts applies `mode.replicas`.
+    `applied`: every reachable switch has `mode.tors`. `drain`: seconds for which existing
+    connections are served after a change.
     """
     if now < mode.since:
-        # The clock went back: what is under way takes its time again.
+        # The clock was set back: the stage begins again.
         mode = replace(mode, since=now)
     if {"stateless", "trods"} <= {mode.replicas, mode.drains, mode.tors, wanted}:
         wanted = "kernel"
     if mode.tors == "stateless" and wanted != "stateless":
         return replace(mode, tors=wanted, since=now)
     if mode.replicas != wanted:
-        if mode.replicas == "stateless" and not held:
+        if mode.replicas == "stateless" and not applied:
             return mode
         if (mode.replicas, wanted) == ("kernel", "trods"):
             if mode.tors != "trods":
                 return replace(mode, tors="trods", since=now)
-            return Mode("trods", "trods", "trods", now) if held else mode
+            return Mode("trods", "trods", "trods", now) if applied else mode
         drains = mode.replicas if "none" not in (mode.replicas, wanted) else wanted
         late = wanted == "stateless" or (mode.replicas, wanted) == ("trods", "kernel")
         return Mode(wanted, drains, mode.tors if late else wanted, now)
     if mode.is_settled:
         return mode
-    if not told:
+    if not confirmed:
         return replace(mode, since=now)
     if mode.drains != mode.replicas and mode.tors != "stateless" and now - mode.since < drain:
         return mode
     if mode.drains == "trods" != mode.replicas:
-        # Replicas let go of what is left before the ToRs do.
+        # Replicas drop the remaining TRODS connections before the ToRs leave TRODS.
         return replace(mode, drains=wanted, since=now)
     if mode.tors != wanted:
         return replace(mode, tors=wanted, since=now)
-    return settled(wanted) if held else mode
+    return settled(wanted) if applied else mode
 
 
 def next_change(mode: Mode, drain: float) -> float:
-    """When `step` may next do something by time alone."""
+    """When `step` may next change something without any other event; infinity if never."""
     waits = mode.drains != mode.replicas and mode.tors != "stateless"
     return mode.since + drain if waits else float("inf")

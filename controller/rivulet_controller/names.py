@@ -1,7 +1,6 @@
-"""What the P4 program calls things: its schema, and its enumerations by name.
+"""Names and numbers of the P4 program: its schema and its enumerations, read from the P4Info.
 
-Numbers of drop reasons, event kinds, check modes and the like are written once, in the P4 program; they arrive here
-through the P4Info.
+Drop reasons, event kinds, check modes and the like are numbered once, in the P4 program.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ ENUMS = frozenset(
 
 
 ARTIFACTS = Path(__file__).resolve().parents[2] / "p4src" / "build"
-"""Where the compiled program lies unless a switch's `pipeline` says otherwise."""
+"""Folder of the compiled program unless a switch's `pipeline` names another."""
 
 
 class NamesError(Exception):
-    """The artifacts are missing or not those of this controller."""
+    """The program's files are missing, or do not fit this controller."""
 
 
 class Names:
@@ -49,9 +48,10 @@ class Names:
     """
 
     def __init__(self, artifacts: Path) -> None:
-        """Reads `rivulet.p4info.txtpb` and `rivulet.json`, once and for good. Raises NamesError.
+        """Reads `rivulet.p4info.txtpb` and `rivulet.json` once. Raises NamesError.
 
-        A program compiled anew meanwhile takes effect when the controller starts again, not at some lost session.
+        A program that is recompiled later takes effect when the controller restarts, not when a
+        session reconnects.
         """
         self.p4info_path = artifacts / "rivulet.p4info.txtpb"
         self.program_path = artifacts / "rivulet.json"
@@ -69,12 +69,14 @@ class Names:
         self.digest = next((digest.alias for digest in self.schema.digests), "")
 
     def session_schema(self) -> fy.P4Schema:
-        """The schema for one session, without the program, so that finsy pushes nothing by itself."""
-        # A copy, because the session notes its switch's P4Runtime version in it.
+        """The schema for one session. It lacks the program, so that finsy does not push it by
+        itself.
+        """
+        # A copy: finsy stores the switch's P4Runtime version in the schema of its session.
         return copy.copy(self._for_sessions)
 
     def value(self, enum: str, member: str) -> int:
-        """The number of a member. NamesError if the program has none of that name."""
+        """The number of a member. Raises NamesError if the program lacks it."""
         try:
             return self._enums[enum][member]
         except KeyError:
@@ -83,11 +85,11 @@ class Names:
             ) from None
 
     def member(self, enum: str, value: int) -> str:
-        """The name of a value; its number as text if the program has no name for it."""
+        """The name of a value, or the number as text if the program has no name for it."""
         return self._back.get(enum, {}).get(value, str(value))
 
     def members(self, enum: str) -> dict[str, int]:
-        """All members of an enumeration."""
+        """All members of an enumeration with their numbers."""
         return dict(self._enums.get(enum, {}))
 
 
@@ -101,7 +103,9 @@ def _read(path: Path) -> bytes:
 
 
 def _match(manifest: Path, outputs: dict[str, bytes]) -> None:
-    """Refuses files of two compilations, as while a compiler is at work; without a manifest all is believed."""
+    """Refuses files of two different compilations, for example during one. Without a manifest,
+    accepts the files.
+    """
     if not manifest.is_file():
         return
     try:
@@ -110,4 +114,6 @@ def _match(manifest: Path, outputs: dict[str, bytes]) -> None:
         raise NamesError(f"{manifest} cannot be read: run `make p4`") from None
     for name, content in outputs.items():
         if hashlib.sha256(content).hexdigest() != wanted.get(name):
-            raise NamesError(f"{manifest.with_name(name)} is not of the compilation in {manifest.name}: run `make p4`")
+            raise NamesError(
+                f"{manifest.with_name(name)} does not belong to the compilation in {manifest.name}: run `make p4`"
+            )

@@ -1,8 +1,10 @@
-"""What routers say about the ToRs' own tunnels: ICMP "too big" (RFC 792, RFC 1191, RFC 4443), by path.
+"""Path MTUs of the ToRs' tunnels, from routers' ICMP "too big" messages (RFC 792, RFC 1191, RFC
+4443).
 
-The ToR hands over what is for its own address, metered by class. A router quotes the outer header of what did not fit:
-a tunnel's, from the switch to a replica. Whoever can send to the switch can write such a message, so it counts only
-within bounds and only for a while. Pure bookkeeping: time comes in as an argument.
+The ToR passes packets for its own address to the controller, with a limit for each class. A
+router's message quotes the outer header of the packet that did not fit: a tunnel from the switch to
+a replica. Anyone who can reach the switch can forge such a message, so it counts only within bounds
+and for a limited time. Bookkeeping only: time is an argument.
 """
 
 from __future__ import annotations
@@ -12,14 +14,14 @@ from dataclasses import dataclass
 
 from .limits import IPAddress
 
-LEAST = 1280
-"""No smaller MTU is believed, bytes: what every path of IPv6 takes (RFC 8200 section 5), with little lost where one of
-IPv4 takes less."""
+MIN_MTU_BYTES = 1280
+"""Smallest MTU accepted: the minimum of IPv6 (RFC 8200 section 5). An IPv4 path with a smaller one
+loses little."""
 
-MOST = 9216
+MAX_MTU_BYTES = 9216
 
-KEPT_S = 600.0
-"""After so long the path is tried again (RFC 1191 section 6.3)."""
+REPORT_LIFETIME_S = 600.0
+"""How long a reported MTU lasts; then the path's full MTU is tried again (RFC 1191 section 6.3)."""
 
 MAX_PATHS = 1024
 
@@ -30,7 +32,7 @@ _UDP, _GUE_PORT = 17, (6080).to_bytes(2, "big")
 
 @dataclass(frozen=True, slots=True)
 class TooBig:
-    """The path from `source` to `destination` takes packets of `mtu` bytes."""
+    """The path from `source` to `destination` has an MTU of `mtu` bytes."""
 
     source: IPAddress
     destination: IPAddress
@@ -38,7 +40,9 @@ class TooBig:
 
 
 def too_big(frame: bytes) -> TooBig | None:
-    """What a frame to the switch says of a tunnel; None for anything else, and for an MTU that cannot be."""
+    """Parses a "too big" message about a tunnel; None for anything else, and for an MTU out of
+    bounds.
+    """
     if frame[12:14] == _VLAN:
         frame = frame[:12] + frame[16:]
     kind, packet = frame[12:14], frame[14:]
@@ -62,7 +66,7 @@ def too_big(frame: bytes) -> TooBig | None:
         found = TooBig(ipaddress.IPv6Address(quote[8:24]), ipaddress.IPv6Address(quote[24:40]), mtu)
     else:
         return None
-    return found if LEAST <= mtu <= MOST else None
+    return found if MIN_MTU_BYTES <= mtu <= MAX_MTU_BYTES else None
 
 
 def _is_tunnel(protocol: int, payload: bytes) -> bool:
@@ -70,27 +74,27 @@ def _is_tunnel(protocol: int, payload: bytes) -> bool:
 
 
 class Paths:
-    """What the paths from one switch take, by the replica's address."""
+    """Path MTUs from one switch, by the replica's address."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[int, float]] = {}
 
     def learn(self, found: TooBig, now: float) -> bool:
-        """A router's word; whether it makes a path smaller than was known."""
+        """Takes a router's report; True if it lowers a path's MTU."""
         key = str(found.destination)
-        mtu, _ = self._known.get(key, (MOST + 1, now))
+        mtu, _ = self._known.get(key, (MAX_MTU_BYTES + 1, now))
         if found.mtu >= mtu or (key not in self._known and len(self._known) >= MAX_PATHS):
             return False
         self._known[key] = found.mtu, now
         return True
 
     def age(self, now: float) -> bool:
-        """Forgets what is old; whether there was any."""
-        old = [key for key, (_, since) in self._known.items() if now - since >= KEPT_S]
+        """Drops reports that are too old; True if there were any."""
+        old = [key for key, (_, since) in self._known.items() if now - since >= REPORT_LIFETIME_S]
         for key in old:
             del self._known[key]
         return bool(old)
 
     def mtus(self) -> dict[str, int]:
-        """Bytes, by the replica's address."""
+        """Path MTUs in bytes, by the replica's address."""
         return {key: mtu for key, (mtu, _) in self._known.items()}

@@ -1,4 +1,6 @@
-"""What a rack is now, as values, and what each switch should hold by them: for this process and for workers."""
+"""The rack's state in memory, and the table entries that follow from it for each switch; used by
+workers too.
+"""
 
 from __future__ import annotations
 
@@ -8,64 +10,68 @@ from types import MappingProxyType
 
 from .config import Config, SwitchConfig
 from .desired import Fragment, Numbers, Tor, desired
-from .l2 import Learned, hop_name
+from .l2 import LearnedSource, hop_name
 from .names import Names
-from .placing import weights
+from .placement import weights
 from .state import State
 
 
 @dataclass(slots=True)
 class Rack:
-    """What is in force: shared by the controller, which changes it, and the fleet, which reads it."""
+    """The configuration and state in force. The controller changes it, the fleet reads it."""
 
     config: Config
     state: State
     numbers: Numbers
     draining: frozenset[str] = frozenset()
-    """Replicas that get nothing new: an operator drains them, they are mute and left out, or they return."""
+    """Replicas that get no new requests or connections: drained by an operator, excluded as mute,
+    or returning."""
     returning: frozenset[str] = frozenset()
-    """Those of these that get nothing new for a moment (returning.py)."""
-    strangers: dict[str, frozenset[str]] = field(default_factory=dict)
-    """By service, replicas that get nothing new of it: they have other content than the one in force."""
+    """The subset of `draining` that only waits to return (returning.py)."""
+    mismatched: dict[str, frozenset[str]] = field(default_factory=dict)
+    """By service, replicas that get none of its new clients because their content is not the one in
+    force."""
     refused: dict[str, frozenset[str]] = field(default_factory=dict)
-    """By service, replicas that get nothing new of it: their agents refuse it."""
+    """By service, replicas that get none of its new clients because their agents refused the
+    service."""
 
-    def apart(self) -> dict[str, frozenset[str]]:
-        """By service, replicas that get nothing new of it, for either reason."""
+    def excluded_by_service(self) -> dict[str, frozenset[str]]:
+        """By service, the union of `mismatched` and `refused`."""
         none: frozenset[str] = frozenset()
-        names = {*self.strangers, *self.refused}
-        return {name: self.strangers.get(name, none) | self.refused.get(name, none) for name in names}
+        names = {*self.mismatched, *self.refused}
+        return {name: self.mismatched.get(name, none) | self.refused.get(name, none) for name in names}
 
     def copy(self) -> Rack:
-        """The same values, which later changes leave as they are."""
-        return replace(self, state=self.state.copy(), strangers=dict(self.strangers), refused=dict(self.refused))
+        """A copy that later changes to this rack leave unchanged."""
+        return replace(self, state=self.state.copy(), mismatched=dict(self.mismatched), refused=dict(self.refused))
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What is known of one switch beside its configuration."""
+class SwitchFacts:
+    """Facts about one switch that its configuration does not contain."""
 
     tor: Tor
     readmitted: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    """By pool and replica, the exclusions after which plain TCP is allowed again."""
-    learned: frozenset[Learned] = frozenset()
+    """By (pool, replica) numbers: the count of exclusions up to which plain TCP is allowed
+    again."""
+    learned: frozenset[LearnedSource] = frozenset()
     neighbours: Mapping[str, str] = field(default_factory=dict)
-    """MAC addresses by next hop."""
+    """MAC addresses by next hop, learned by ARP or neighbour discovery."""
     mtus: Mapping[str, int] = field(default_factory=dict)
-    """What tunnels take, by the replica's address."""
-    unheard: frozenset[tuple[int, int]] = frozenset()
-    """Members, by pool and replica numbers, that get nothing before their first heartbeat."""
+    """Path MTUs of tunnels in bytes, by the replica's address."""
+    without_heartbeat: frozenset[tuple[int, int]] = frozenset()
+    """Members, by (pool, replica) numbers, that get no traffic before their first heartbeat."""
 
 
-UNKNOWN = Known(Tor(tor_id=0))
-"""Of a switch that had no session yet."""
+NO_FACTS = SwitchFacts(Tor(tor_id=0))
+"""For a switch that had no session yet."""
 
 
-def fragments_of(names: Names, rack: Rack, place: SwitchConfig, known: Known) -> dict[str, Fragment]:
-    """What a switch should hold."""
+def fragments_of(names: Names, rack: Rack, place: SwitchConfig, known: SwitchFacts) -> dict[str, Fragment]:
+    """The entries that a switch should hold, by fragment."""
     found = dict(known.neighbours)
     for replica in rack.config.replicas:
-        # Replicas' MAC addresses that the configuration does not give come from their agents.
+        # A replica's agent reports the MAC address where the configuration gives none.
         if replica.switch == place.name and replica.mac is None and replica.name in rack.state.macs:
             found[hop_name(place, replica)] = rack.state.macs[replica.name]
     return desired(
@@ -83,6 +89,6 @@ def fragments_of(names: Names, rack: Rack, place: SwitchConfig, known: Known) ->
         found,
         known.mtus,
         MappingProxyType(rack.state.modes),
-        rack.apart(),
-        known.unheard,
+        rack.excluded_by_service(),
+        known.without_heartbeat,
     )

@@ -1,4 +1,4 @@
-"""The rack's file: read, validated, and every mistake told with its line.
+"""Reads and validates the rack's file, and reports every mistake with its line.
 
 >>> config = load("rack.yaml")            # raises ConfigError
 >>> config.services[0].addresses
@@ -16,11 +16,11 @@ from .mistakes import mistakes
 from .references import references
 
 MAX_PROBLEMS = 100
-"""Most problems of one file that are reported, those of the first lines."""
+"""Most problems reported for one file; those of the first lines are kept."""
 
 
 def parse(text: str, source: str = "config") -> Config:
-    """Parses and validates; `source` is the name that errors give. Raises ConfigError."""
+    """Parses and validates text; error messages begin with `source`. Raises ConfigError."""
     try:
         document = read(text)
     except DocumentError as error:
@@ -46,20 +46,21 @@ def parse(text: str, source: str = "config") -> Config:
 
 
 def load(path: str | Path) -> Config:
-    """Reads and validates a file. Raises ConfigError, also for a file that cannot be read."""
+    """Reads and validates a file. Raises ConfigError, also if the file cannot be read."""
     return load_with_text(path)[0]
 
 
 def load_with_text(path: str | Path) -> tuple[Config, str]:
-    """The same, with the text that it was read from. Raises ConfigError."""
+    """Like `load`, and also returns the file's text. Raises ConfigError."""
     text = read_text(path)
     return parse(text, str(path)), text
 
 
 def read_text(path: str | Path) -> str:
-    """A file's text, unparsed. Raises ConfigError."""
+    """A file's text, not parsed. Raises ConfigError."""
     try:
-        # No more than the parser takes, and one more for it to see: a file may be of any size.
+        # Bounds memory: one character more than the parser accepts is enough for it to refuse the
+        # file.
         with Path(path).open(encoding="utf-8") as file:
             return file.read(MAX_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:

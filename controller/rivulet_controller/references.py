@@ -1,4 +1,6 @@
-"""What pydantic cannot see in a rack's description: references and clashes between entries, each with its place."""
+"""Checks across entries of the rack's description: references to names, and conflicting addresses,
+ports and numbers.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,11 @@ from . import limits, trods
 from .config import MAX_POOLS, MAX_SERVICES, Config, Host, Replica, Service, SwitchConfig
 
 Mistake = tuple[tuple[str | int, ...], str]
-"""Where (the path in the file) and what to do."""
+"""Path in the file, and what to do about it."""
 
 
 def references(config: Config) -> Iterator[Mistake]:
-    """What pydantic cannot see: references and clashes between entries, each with its place."""
+    """Yields each dangling reference and each conflict between entries, with its path."""
     switches = {s.name: s for s in config.switches}
     named = {
         "switches": [s.name for s in config.switches],
@@ -23,7 +25,7 @@ def references(config: Config) -> Iterator[Mistake]:
         first = {name: index for index, name in reversed(list(enumerate(all_names)))}
         for index, name in enumerate(all_names):
             if first[name] != index:
-                yield (kind, index, "name"), f"{name!r} stands twice: names are unique"
+                yield (kind, index, "name"), f"{name!r} appears twice: names are unique"
     names = {r.name for r in config.replicas}
     places: dict[tuple[str, str], str] = {}
     for index, replica in enumerate(config.replicas):
@@ -41,8 +43,8 @@ def references(config: Config) -> Iterator[Mistake]:
         if other != replica.name:
             yield ("replicas", index, "ip"), f"{replica.ip} is already the address of replica {other!r}"
     yield from _switch_references(config)
-    yield from _whose(config)
-    yield from _agents(config)
+    yield from _address_conflicts(config)
+    yield from _agent_limits(config)
     yield from trods.mistakes(config)
     for user, replicas in config.listen.agents_users.items():
         for place, name in enumerate(replicas):
@@ -61,7 +63,7 @@ def references(config: Config) -> Iterator[Mistake]:
             if name not in names:
                 yield ("services", index, "replicas", place), f"there is no replica {name!r}"
             if name in service.replicas[:place]:
-                yield ("services", index, "replicas", place), f"{name!r} stands twice"
+                yield ("services", index, "replicas", place), f"{name!r} appears twice"
         for place, address in enumerate(service.addresses):
             owner = owners.setdefault((str(address), service.port), service.name)
             if owner != service.name or address in service.addresses[:place]:
@@ -78,12 +80,12 @@ def references(config: Config) -> Iterator[Mistake]:
         if len(service.replicas) > service.slots:
             yield (
                 ("services", index, "slots"),
-                f"{len(service.replicas)} replicas need at least as many slots",
+                f"{len(service.replicas)} replicas need at least that many slots",
             )
 
 
 def _switch_references(config: Config) -> Iterator[Mistake]:
-    """Ports, numbers and routes of the switches."""
+    """Checks ports, numbers, hosts and routes of the switches."""
     numbers: dict[int, str] = {}
     for index, switch in enumerate(config.switches):
         other = numbers.setdefault(switch.number, switch.name)
@@ -91,7 +93,7 @@ def _switch_references(config: Config) -> Iterator[Mistake]:
             yield ("switches", index, "number"), f"{switch.number} is already the number of switch {other!r}"
         for place, port in enumerate(switch.ports):
             if port in switch.ports[:place]:
-                yield ("switches", index, "ports", place), f"port {port} stands twice"
+                yield ("switches", index, "ports", place), f"port {port} appears twice"
         yield from _vlans(switch, index)
         neighbours: dict[str, str | None] = {}
         for place, host in enumerate(switch.hosts):
@@ -119,17 +121,17 @@ def _switch_references(config: Config) -> Iterator[Mistake]:
             if other_hop != str(route.via):
                 yield (
                     ("switches", index, "routes", place, "prefix"),
-                    f"{route.prefix} is already reached by {other_hop}: a prefix has one next hop",
+                    f"{route.prefix} already has the next hop {other_hop}: give a prefix one next hop",
                 )
             if route.prefix.num_addresses == 1 and route.prefix.network_address in switch.addresses:
                 yield (
                     ("switches", index, "routes", place, "prefix"),
-                    f"{route.prefix} is an address of switch {switch.name!r} itself: no route leads to it",
+                    f"{route.prefix} is an address of switch {switch.name!r} itself: remove the route",
                 )
             if route.prefix.version != route.via.version:
                 yield (
                     ("switches", index, "routes", place, "via"),
-                    f"{route.via} is no next hop for {route.prefix}: both are IPv4, or both IPv6",
+                    f"{route.via} cannot be the next hop of {route.prefix}: both must be IPv4, or both IPv6",
                 )
         for replica in config.replicas:
             here = replica.switch == switch.name
@@ -148,10 +150,10 @@ def _switch_references(config: Config) -> Iterator[Mistake]:
                 )
 
 
-def _agents(config: Config) -> Iterator[Mistake]:
-    """What the agent of a replica would refuse of all its services together (limits.toml)."""
+def _agent_limits(config: Config) -> Iterator[Mistake]:
+    """Checks the limits that a replica's agent enforces over all of its services (limits.toml)."""
     if len(config.switches) - 1 > limits.TUNNELS:
-        yield ("switches",), f"a replica is sent to by {limits.TUNNELS} switches of other racks at most"
+        yield ("switches",), f"a replica accepts tunnels from {limits.TUNNELS} switches of other racks at most"
     count: dict[str, int] = {}
     beats: dict[str, dict[str, int]] = {}
     for index, service in enumerate(config.services):
@@ -161,18 +163,21 @@ def _agents(config: Config) -> Iterator[Mistake]:
                 yield ("services", index, "replicas"), f"replica {name!r} has more than {limits.SERVICES} services"
             pools = beats.setdefault(name, {})
             before = sum(pools.values())
-            # One beat a place in a pool, by the first service that names it.
+            # A replica sends one heartbeat for each pool, at the interval of the pool's first
+            # service.
             pools.setdefault(service.pool_name, 1_000_000 // round(service.heartbeat * 1e6))
             if before <= limits.HEARTBEATS_PER_SECOND < sum(pools.values()):
                 yield (
                     ("services", index, "heartbeat"),
                     f"replica {name!r} would send more than {limits.HEARTBEATS_PER_SECOND} heartbeats a second: let"
-                    " services of the same replicas share a `pool`, or say a longer `heartbeat`",
+                    " services of the same replicas share a `pool`, or set a longer `heartbeat`",
                 )
 
 
-def _whose(config: Config) -> Iterator[Mistake]:
-    """Addresses that two would answer for, switches that are one, and MAC addresses in two places."""
+def _address_conflicts(config: Config) -> Iterator[Mistake]:
+    """Checks for addresses with two owners, two entries for one switch, and a MAC address behind
+    two ports.
+    """
     served = {address: service.name for service in config.services for address in service.addresses}
     servers: dict[tuple[str, int], str] = {}
     for index, switch in enumerate(config.switches):
@@ -207,13 +212,15 @@ def _whose(config: Config) -> Iterator[Mistake]:
 
 
 def _vlans(switch: SwitchConfig, index: int) -> Iterator[Mistake]:
-    """VLANs: each once, on ports that are there, each port untagged in one at most and never both ways."""
+    """Checks that each VLAN is listed once, with existing ports, and each port is untagged in at
+    most one VLAN.
+    """
     seen: set[int] = set()
     untagged: dict[int, int] = {}
     for place, vlan in enumerate(switch.vlans):
         where = ("switches", index, "vlans", place)
         if vlan.id in seen:
-            yield (*where, "id"), f"VLAN {vlan.id} stands twice"
+            yield (*where, "id"), f"VLAN {vlan.id} appears twice"
         seen.add(vlan.id)
         for kind, ports in (("untagged", vlan.untagged), ("tagged", vlan.tagged)):
             for position, port in enumerate(ports):
@@ -223,10 +230,10 @@ def _vlans(switch: SwitchConfig, index: int) -> Iterator[Mistake]:
                         f"switch {switch.name!r} has no port {port} (it has {list(switch.ports)})",
                     )
                 if port in ports[:position]:
-                    yield (*where, kind, position), f"port {port} stands twice"
+                    yield (*where, kind, position), f"port {port} appears twice"
         for position, port in enumerate(vlan.untagged):
             if port in vlan.tagged:
-                yield (*where, "tagged"), f"port {port} carries VLAN {vlan.id} either tagged or untagged, not both"
+                yield (*where, "tagged"), f"port {port} cannot carry VLAN {vlan.id} both tagged and untagged"
             other = untagged.setdefault(port, vlan.id)
             if other != vlan.id:
                 yield (*where, "untagged", position), f"port {port} is already untagged in VLAN {other}"

@@ -1,7 +1,8 @@
-"""Which replica each slot of a service names first and second. Pure functions over replica indices.
+"""Assigns a first and a second replica to each slot of a service. Pure functions over replica
+indices.
 
-A flow's slot keeps its replica for as long as weights allow, so a changed membership moves only the slots that
-must move. Shares are exact to one slot (largest remainder).
+A slot keeps its replica as long as weights allow, so a change of membership moves as few slots as
+possible. Shares are exact to one slot (largest remainder).
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from functools import cache
 from .state import Pairs
 
 MAX_INDEX = 64
-"""Replica indices of a pool are below this (`MAX_MEMBERS` of config.py)."""
+"""Upper bound of replica indices in a pool (`MAX_MEMBERS` of config.py)."""
 
 
 def apportion(weights: Mapping[int, int], total: int) -> dict[int, int]:
-    """How many of `total` slots each replica gets: by weight, largest remainder, ties to the lower index.
+    """How many of `total` slots each replica gets: by weight, largest remainder, ties to the lower
+    index.
 
-    A weight above zero gets at least one slot where there are as many slots as replicas.
+    A weight above zero gets at least one slot if there are at least as many slots as replicas.
     """
     live = {index: weight for index, weight in sorted(weights.items()) if weight > 0}
     whole = sum(live.values())
@@ -39,7 +41,9 @@ def apportion(weights: Mapping[int, int], total: int) -> dict[int, int]:
 
 
 def smooth(quotas: Mapping[int, int]) -> list[int]:
-    """Smooth weighted round robin: each replica `quotas[i]` times, spread as evenly as it goes."""
+    """Smooth weighted round robin: index `i` appears `quotas[i]` times, as evenly spread as
+    possible.
+    """
     total = sum(quotas.values())
     credit = dict.fromkeys(sorted(quotas), 0)
     order = []
@@ -53,9 +57,10 @@ def smooth(quotas: Mapping[int, int]) -> list[int]:
 
 
 def reassign(previous: Sequence[int | None], quotas: Mapping[int, int], seed: str) -> list[int]:
-    """Slots with exactly these quotas, as few as possible of them changed from `previous`.
+    """Slots with exactly these quotas, changing as few of `previous` as possible.
 
-    `seed` (the service's name) permutes the order, so that neighbouring slots name different replicas.
+    `seed` (the service's name) shuffles the order, so that neighbouring slots name different
+    replicas.
     """
     order = list(range(len(previous)))
     random.Random(seed).shuffle(order)
@@ -76,11 +81,13 @@ def reassign(previous: Sequence[int | None], quotas: Mapping[int, int], seed: st
 def balanced_seconds(
     quotas: Mapping[int, int], weights: Mapping[int, int], before: Mapping[tuple[int, int], int], seed: str
 ) -> dict[int, dict[int, int]]:
-    """How many slots of each first replica name each other replica second, exact to one slot in rows and columns.
+    """How many slots of each first replica name each other replica second, exact to one slot in
+    every row and column.
 
-    Every replica is second of as many slots as its weight says, and each pair of replicas shares as many: so whatever
-    set of replicas is dead, one that is alive gets at most its own share more than its fair share of the rest
-    (docs/control-plane.md). `before` counts the pairs of now, which are kept where that leaves the counts exact.
+    Second places follow the weights, for each replica and for each pair. So for any set of dead
+    replicas, a live one gets at most its own share more than its fair share of the rest
+    (docs/control-plane.md). `before` counts the existing pairs, which are kept where the counts
+    stay exact.
     """
     rng = random.Random(f"{seed}/seconds")
     whole = sum(weight for weight in weights.values() if weight > 0)
@@ -132,7 +139,9 @@ def _shift(
     sources: Sequence[int],
     targets: Sequence[int],
 ) -> bool:
-    """Moves one unit from a source column to a target column along a shortest path of rows; False if there is none."""
+    """Moves one unit from a source column to a target column along a shortest path of rows. Returns
+    False if none exists.
+    """
     came: dict[int, tuple[int, int] | None] = dict.fromkeys(sources)
     ends, queue = set(targets), deque(sources)
     while queue:
@@ -156,10 +165,11 @@ def _shift(
 
 
 def pair(previous: Pairs, size: int, weights: Mapping[int, int], seed: str) -> Pairs:
-    """Firsts and seconds of `size` slots: seconds of each replica's slots are spread over the others by weight.
+    """First and second replica of `size` slots; the seconds of a replica's slots are spread over
+    the others by weight.
 
-    `previous` may have another size; its slots repeat or end. Without any weight above zero every slot names replica 0,
-    which is no member.
+    `previous` may have another size: its slots then repeat or are cut. If all weights are zero,
+    every slot names replica 0, which is not a member.
     """
     quotas = apportion(weights, size)
     if not quotas:
@@ -185,8 +195,9 @@ def pair(previous: Pairs, size: int, weights: Mapping[int, int], seed: str) -> P
 def drained(pairs: Pairs, draining: frozenset[int], weights: Mapping[int, int]) -> Pairs:
     """The pairs with draining replicas moved from first to second place.
 
-    A slot whose second replica drains too goes to one that stays and has less than its share by weight: to the first
-    such one in an order of the slot's own, so that another drain moves few of these slots. If all drain, none does.
+    If both replicas of a slot drain, the slot goes to a staying replica with fewer slots than its
+    share: to the first such one in an order that depends on the slot alone, so that another drain
+    moves few of these slots. If all replicas drain, the pairs stay unchanged.
     """
     stay = {index: weight for index, weight in sorted(weights.items()) if weight > 0 and index not in draining}
     if not stay or not draining:
@@ -211,12 +222,14 @@ def drained(pairs: Pairs, draining: frozenset[int], weights: Mapping[int, int]) 
 
 @cache
 def _order(slot: int) -> tuple[int, ...]:
-    """All replica indices in an order of the slot's own."""
+    """All replica indices in a pseudo-random order that depends on the slot alone."""
     return tuple(random.Random(slot).sample(range(MAX_INDEX), MAX_INDEX))
 
 
 def round_robin(size: int, weights: Mapping[int, int]) -> Pairs:
-    """Slots in smooth weighted order, for round robin by packet; seconds are as even as those of `pair`."""
+    """Slots in smooth weighted order, for round robin by packet; second places are spread as in
+    `pair`.
+    """
     quotas = apportion(weights, size)
     if not quotas:
         return ((0, 0),) * size

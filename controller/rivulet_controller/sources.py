@@ -1,8 +1,9 @@
 """Sources that a switch's bridge learned from events, and how they are forgotten.
 
-A P4 switch has no ageing. So a source that was not heard of for long is doubted: its `known_sources` row is taken away,
-while it is still bridged. If it speaks, the switch tells it again and the row comes back; if it stays silent it is
-forgotten. Pure bookkeeping; times are monotonic seconds.
+A P4 switch has no ageing. So a source that was not heard of for long is doubted: its
+`known_sources` row is taken away, while it is still bridged. If it speaks, the switch tells it
+again and the row comes back; if it stays silent it is forgotten. Pure bookkeeping; times are
+monotonic seconds.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .config import SwitchConfig
-from .l2 import Learned
+from .l2 import LearnedSource
 
 AGE_S = 300.0
 """After how long a source is doubted (the default of IEEE 802.1Q bridges)."""
@@ -39,9 +40,9 @@ class Sources:
     def __init__(self) -> None:
         self._all: dict[tuple[int, int], _Source] = {}
 
-    def learned(self) -> frozenset[Learned]:
+    def learned(self) -> frozenset[LearnedSource]:
         """All of them."""
-        return frozenset(Learned(v, m, s.port, s.doubted_at is not None) for (v, m), s in self._all.items())
+        return frozenset(LearnedSource(v, m, s.port, s.doubted_at is not None) for (v, m), s in self._all.items())
 
     def learn(self, switch: SwitchConfig, vlan: int, mac: int, port: int, now: float) -> bool:
         """A source that the switch does not know; whether that changes anything.

@@ -1,6 +1,8 @@
-"""What the control plane does for services whose plain connections outlive their replica (docs/trods.md).
+"""What the control plane does for services whose plain connections outlive their replica
+(docs/trods.md).
 
-Pure functions: what a description may not say, what agents are told, from where members speak, and what agents report.
+Pure functions: what a description may not say, what agents are told, from where members speak, and
+what agents report.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from .modes import Mode
 from .pb.rivulet.agent.v1 import agent_pb2
 
 REASONS_MAX = 32
-"""Reasons of one agent for which connections went on unprotected; it says no more, and none is believed to."""
+"""Reasons of one agent for which connections went on unprotected; it says no more, and none is
+believed to."""
 
 _REASON = re.compile(r"[a-z0-9_]{1,32}")
 
@@ -49,7 +52,7 @@ def mistakes(config: Config) -> Iterator[Mistake]:
         for place, server in enumerate(servers):
             address, _ = store_place(server)
             if server in servers[:place]:
-                yield (*at, place), f"{server} stands twice"
+                yield (*at, place), f"{server} appears twice"
             if address in served:
                 yield (*at, place), f"{address} is an address of service {served[address]!r}"
             elif address in own:
@@ -65,7 +68,9 @@ def mistakes(config: Config) -> Iterator[Mistake]:
 
 
 def _names(config: Config, index: int) -> Iterator[Mistake]:
-    """What a service with a list may not have: replicas of another such service; without a store, settings of one."""
+    """What a service with a list may not have: replicas of another such service; without a store,
+    settings of one.
+    """
     service, where = config.services[index], ("services", index, "trods")
     trods = service.trods
     if trods is None:
@@ -79,13 +84,15 @@ def _names(config: Config, index: int) -> Iterator[Mistake]:
 
 
 def is_named(service: Service) -> bool:
-    """Whether timestamps name what its connections carry; what they cannot is recorded, if there is a store."""
+    """Whether timestamps name what its connections carry; what they cannot is recorded, if there is
+    a store.
+    """
     return service.trods is not None and service.trods.objects is not None
 
 
 def told(service: Service, mode: Mode) -> tuple[PlainMode, PlainMode]:
-    """Who serves a service's plain TCP, and who did while that drains, as agents are told: TRODS only where the
-    description says where its records are.
+    """Who serves a service's plain TCP, and who did while that drains, as agents are told: TRODS
+    only where the description says where its records are.
     """
     replicas: PlainMode = mode.replicas
     if replicas == "trods" and service.trods is None:
@@ -96,7 +103,9 @@ def told(service: Service, mode: Mode) -> tuple[PlainMode, PlainMode]:
 def settings(
     config: Config, service: Service, indices: Mapping[str, int], incarnations: Mapping[str, int]
 ) -> agent_pb2.Trods:
-    """What agents need for TRODS. `incarnations`: of each replica's records, as its agent reported last."""
+    """What agents need for TRODS. `incarnations`: of each replica's records, as its agent reported
+    last.
+    """
     if service.trods is None:
         raise ValueError(f"service {service.name} has no settings of TRODS")
     message = agent_pb2.Trods(
@@ -115,7 +124,9 @@ def settings(
 
 
 def plain_sources(service: Service, pool: int, members: Iterable[tuple[int, int, str]]) -> tuple[Entry, ...]:
-    """From where members (index, port, MAC address) speak for a service: dropped while they are excluded."""
+    """From where members (index, port, MAC address) speak for a service: dropped while they are
+    excluded.
+    """
     return tuple(
         entry(
             "plain_sources",
@@ -143,9 +154,11 @@ class TrodsCounts:
     refusals: Mapping[str, int] = field(default_factory=dict)
     """Why they were, by reason."""
     trusted: int = 0
-    """Another replica's, which go on there in the middle of an object of which nobody had compared the bytes."""
+    """Another replica's, which go on there in the middle of an object of which nobody had compared
+    the bytes."""
     outside: int = 0
-    """Segments from clients' addresses that the server's window does not accept: they changed nothing."""
+    """Segments from clients' addresses that the server's window does not accept: they changed
+    nothing."""
     moved: int = 0
     """Its own, which it left to other replicas while it drained."""
     watched: int = 0
@@ -153,7 +166,9 @@ class TrodsCounts:
 
 
 def counts(report: agent_pb2.Report | None) -> TrodsCounts | None:
-    """What a report says of TRODS, if anything. What is no reason is counted under `other`: reasons become labels."""
+    """What a report says of TRODS, if anything. What is no reason is counted under `other`: reasons
+    become labels.
+    """
     if report is None or not report.HasField("trods"):
         return None
     status = report.trods

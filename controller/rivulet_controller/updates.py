@@ -30,8 +30,8 @@ AFFINITY: Mapping[Affinity, agent_pb2.Affinity] = {
 """What of it has one slot, as agents are told."""
 
 COOKIES_GIVEN = 8
-"""Newest cookie keys that a replica is given. It reads six at most, and there may be many: each change of content makes
-one (content.py)."""
+"""Newest cookie keys that a replica is given. It reads six at most, and there may be many: each
+change of content makes one (content.py)."""
 
 
 def update(
@@ -45,14 +45,15 @@ def update(
     modes: Mapping[str, Mode] = MappingProxyType({}),
     incarnations: Mapping[str, int] = MappingProxyType({}),
     contents: Mapping[str, Content] = MappingProxyType({}),
-    strangers: Mapping[str, frozenset[str]] = MappingProxyType({}),
+    mismatched: Mapping[str, frozenset[str]] = MappingProxyType({}),
 ) -> agent_pb2.Update:
-    """The update for one replica, without a version. Raises KeyError if the configuration has no such replica.
+    """The update for one replica, without a version. Raises KeyError if the configuration has no
+    such replica.
 
-    `weights`: the replicas' weights in force; `modes`: how plain TCP is served, by service, where that is on its way to
-    what the configuration says; `incarnations`: of replicas' records, as their agents reported last (TRODS);
-    `contents`: what is in force where it is served without state; `strangers`: replicas with other content than that,
-    by service.
+    `weights`: the replicas' weights in force; `modes`: how plain TCP is served, by service, where
+    that is on its way to what the configuration says; `incarnations`: of replicas' records, as
+    their agents reported last (TRODS); `contents`: what is in force where it is served without
+    state; `mismatched`: replicas with other content than that, by service.
     """
     place = next((r for r in config.replicas if r.name == replica), None)
     if place is None:
@@ -74,7 +75,7 @@ def update(
         indices = numbers.replicas[service.pool_name]
         records = trods.settings(config, service, indices, incarnations) if "trods" in (plain, drains) else None
         tor_keys = rings.get(RACK_RING, KeyRing()).tor_keys(service.pool_name, replica)
-        away = draining | strangers.get(service.name, frozenset())
+        away = draining | mismatched.get(service.name, frozenset())
         flows = flow_slots(config, service, numbers, slots, weights, away)
         message.services.add(
             id=numbers.services[service.name],

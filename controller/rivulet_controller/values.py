@@ -1,4 +1,6 @@
-"""Scalars of a rack's description: each is checked with the words that name it and what is allowed."""
+"""Scalar types of the rack's description, each with an error message that shows the value and the
+allowed form.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +14,21 @@ from . import limits
 from .limits import IPAddress
 
 MAX_SECONDS = 366 * 86400.0
-"""Longest duration that anything takes, a year."""
+"""Longest duration accepted: a year."""
 
 MIN_ROTATION_S = 0.1
-"""Keys rotate no oftener: each rotation is a round of the controller's loop, and epochs are 16 bits."""
+"""Shortest rotation: each takes a round of the controller's loop, and an epoch has 16 bits."""
 
 
 def _mac(value: Any) -> Any:
     if isinstance(value, int):
-        raise ValueError("write a MAC address in quotes (YAML takes 02:00:… for a number in base 60)")
+        raise ValueError("write a MAC address in quotes (YAML reads 02:00:… as a number in base 60)")
     if isinstance(value, str) and not re.fullmatch(r"([0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}", value):
         raise ValueError(f"{value!r} is not a MAC address such as 02:00:00:00:00:01")
     if isinstance(value, str) and int(value[:2], 16) & 1:
-        raise ValueError(f"{value!r} is a group address: a machine has one whose first byte is even")
+        raise ValueError(f"{value!r} is a group address: the first byte of a machine's address is even")
     if isinstance(value, str) and not int(value.replace(":", ""), 16):
-        raise ValueError(f"{value!r} is no machine's MAC address")
+        raise ValueError(f"{value!r} is the null address, which no machine has")
     return value.lower() if isinstance(value, str) else value
 
 
@@ -34,7 +36,7 @@ _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400
 
 
 def _seconds(value: Any) -> Any:
-    """A duration: a number of seconds, or a number with a unit (`2ms`, `20 min`)."""
+    """Parses a duration: a number of seconds, or a number with a unit (`2ms`, `20 min`)."""
     if isinstance(value, str):
         match = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?|\.[0-9]{1,18})\s*([a-z]+)\s*", value)
         if match is None or match[2] not in _UNITS:
@@ -46,7 +48,9 @@ def _seconds(value: Any) -> Any:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the largest unit that leaves a number without a fraction, as a file has them."""
+    """Formats seconds in the largest unit that leaves no fraction, in the form that the rack's file
+    takes.
+    """
     for unit, size in reversed(_UNITS.items()):
         if seconds >= size and abs(seconds / size - round(seconds / size)) < 1e-6:
             return f"{round(seconds / size)}{unit}"
@@ -54,7 +58,9 @@ def duration(seconds: float) -> str:
 
 
 def within(low: float, high: float) -> AfterValidator:
-    """A duration from `low` to `high`, as whole microseconds: that is what switches and agents are given."""
+    """A duration from `low` to `high`, compared in whole microseconds as switches and agents
+    receive it.
+    """
 
     def check(value: float) -> float:
         if not round(low * 1e6) <= round(value * 1e6) <= round(high * 1e6):
@@ -75,14 +81,14 @@ VlanId = Annotated[int, Field(ge=1, le=4094)]
 
 ENDPOINT = r"^(unix:[^\x00]+|(\[[0-9a-fA-F:]+\]|[^:\s\x00]+):[0-9]{1,5})$"
 MAX_ENDPOINT = 300
-"""A DNS name has 253 characters, a Unix socket's path 107."""
+"""Longest endpoint: a DNS name has at most 253 characters, a Unix socket's path 107."""
 MAX_PATH = 4095
-"""As Linux has it (PATH_MAX)."""
+"""Linux's PATH_MAX."""
 
 
 def _path(value: Any) -> Any:
     if isinstance(value, str) and ("\0" in value or len(value) > MAX_PATH):
-        raise ValueError(f"{value[:80]!r} is no path")
+        raise ValueError(f"{value[:80]!r} is not a path")
     return value
 
 
@@ -90,7 +96,7 @@ File = Annotated[Path, BeforeValidator(_path)]
 
 
 def port_of(address: str) -> str:
-    """`unix:PATH`, or HOST:PORT with a port that there is."""
+    """Checks that HOST:PORT has a port below 65536; accepts `unix:PATH`."""
     if not address.startswith("unix:") and int(address.rpartition(":")[2]) > 65535:
-        raise ValueError(f"{address!r}: ports end at 65535")
+        raise ValueError(f"{address!r}: the highest port is 65535")
     return address

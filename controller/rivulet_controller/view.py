@@ -113,7 +113,7 @@ def _replica(controller: Controller, place: Replica, weight: int, draining: froz
         "weight": weight,
         "draining": place.name in draining,
         "maintenance": place.maintenance,
-        "other_content": controller.contents.strange_at(place.name),
+        "other_content": controller.contents.mismatched_services(place.name),
         "refused_services": _refused(controller, place.name),
         "can_kill": bool(place.kill_command) and controller.config.listen.lab,
     }
@@ -166,7 +166,7 @@ def _content(controller: Controller, service: Service) -> dict[str, Any] | None:
     content = controller.state.contents.get(service.name)
     if content is None:
         return None
-    others = sorted(controller.contents.strangers(service.name))
+    others = sorted(controller.contents.mismatched(service.name))
     return {"version": content.version, "following": content.following, "words": str(content), "others": others}
 
 

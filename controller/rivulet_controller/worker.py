@@ -1,7 +1,9 @@
-"""A process beside this one for work that a stranger's text can make long: it is killed when a job takes too long.
+"""A process beside this one for work that a stranger's text can make long: it is killed when a job
+takes too long.
 
-Python cannot end a thread, and a long computation in one slows the event loop down. A process can be killed, has limits
-of its own for time and memory, and runs behind everything else of this machine.
+Python cannot end a thread, and a long computation in one slows the event loop down. A process can
+be killed, has limits of its own for time and memory, and runs behind everything else of this
+machine.
 
 >>> worker = Worker("plans")
 >>> await worker.run(parse, text)        # raises Overdue, Busy, and what `parse` raises
@@ -67,7 +69,8 @@ class Worker:
         self._idle: asyncio.TimerHandle | None = None
 
     async def run(self, job: Callable[..., Result], *arguments: Any) -> Result:
-        """Calls a function of a module in the process. Arguments and result are pickled, off the event loop.
+        """Calls a function of a module in the process. Arguments and result are pickled, off the
+        event loop.
 
         Raises Overdue, Busy, and what the function raises.
         """
@@ -76,7 +79,8 @@ class Worker:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Waits until the process is free, and keeps it: for arguments that are too large to have many waiting.
+        """Waits until the process is free, and keeps it: for arguments that are too large to have
+        many waiting.
 
         Raises Busy.
         """
@@ -135,7 +139,8 @@ class Worker:
 
     async def _start(self) -> asyncio.subprocess.Process:
         path = os.pathsep.join(filter(None, sys.path))
-        # -P: with -m alone Python imports from the current folder first, where another user may have put a `pickle.py`.
+        # -P: with -m alone Python imports from the current folder first, where another user may
+        # have put a `pickle.py`.
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", __name__, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path}, limit=1 << 20,

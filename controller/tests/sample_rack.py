@@ -8,7 +8,7 @@ from pathlib import Path
 from rivulet_controller.config import Config
 from rivulet_controller.desired import Fragment, Numbers, Tor, desired
 from rivulet_controller.keys import KeyRing, Kind, Lives
-from rivulet_controller.l2 import Learned, next_hops
+from rivulet_controller.l2 import LearnedSource, next_hops
 from rivulet_controller.names import Names
 from rivulet_controller.rack_file import parse
 from rivulet_controller.slots import pair
@@ -94,7 +94,7 @@ def fragments(
     draining: frozenset[str] = frozenset(),
     keys: bool = True,
     state: State | None = None,
-    learned: frozenset[Learned] = frozenset(),
+    learned: frozenset[LearnedSource] = frozenset(),
     path_mtus: Mapping[str, int] | None = None,
 ) -> dict[str, Fragment]:
     """What a switch should hold, with fresh numbers, slots and usable keys."""

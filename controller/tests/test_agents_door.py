@@ -91,8 +91,8 @@ async def test_a_group_that_is_not_there_is_told_before_anything_is_open(tmp_pat
     ("listen", "problem"),
     [
         ('agents: "127.0.0.1:9670", agents_group: daemon', "agents_group: only a Unix socket has a group"),
-        ("agents_group: daemon", "agents_group: say in agents_users"),
-        ("agents_users: {daemon: [r1]}", "agents_users: name the group too"),
+        ("agents_group: daemon", "agents_group: list in agents_users"),
+        ("agents_users: {daemon: [r1]}", "agents_users: also set agents_group"),
         ("agents_group: daemon, agents_users: {daemon: [r9]}", "agents_users.daemon.0: there is no replica 'r9'"),
     ],
 )

@@ -53,10 +53,10 @@ def test_good_file_is_read_with_defaults_and_units() -> None:
         ("    liveness: 20ms", "    liveness: 20 parsecs", 16, "is not a duration such as 20ms"),
         ("    liveness: 20ms", "    liveness: 3ms", 12, "at least two heartbeats"),
         ("[r1, r2]", "[r1, r3]", 15, "there is no replica 'r3'"),
-        ("[r1, r2]", "[r1, r1]", 15, "'r1' stands twice"),
+        ("[r1, r2]", "[r1, r1]", 15, "'r1' appears twice"),
         ("port: 3,", "port: 7,", 10, "has no port 7"),
         ("10.0.1.2,", "10.0.1.1,", 10, "already the address of replica 'r1'"),
-        ("name: r2,", "name: r1,", 10, "'r1' stands twice"),
+        ("name: r2,", "name: r1,", 10, "'r1' appears twice"),
         ("    port: 80\n", "", 12, "services.0.port: missing"),
         ('mac: "02:00:00:00:00:fe"', "mac: fe", 5, "is not a MAC address"),
         ("nonce_rotation: 20 min", "nonce_rotation: 2h", 17, "an hour at most"),
@@ -72,7 +72,7 @@ def test_good_file_is_read_with_defaults_and_units() -> None:
             "    liveness: 20ms",
             "    plain_tcp: false",
             16,
-            "services.0.plain_tcp: replaced by `plain`: say `plain: kernel`",
+            "services.0.plain_tcp: replaced by `plain`: write `plain: kernel`",
         ),
         ("    liveness: 20ms", "    plain: false", 16, "services.0.plain: false: must be 'none'"),
         (
@@ -140,9 +140,9 @@ def routed(*routes: str) -> str:
 @pytest.mark.parametrize(
     ("route", "words"),
     [
-        ("{prefix: 0.0.0.0/0, via: 10.0.0.2}", "0.0.0.0/0 is already reached by 10.0.0.1"),
+        ("{prefix: 0.0.0.0/0, via: 10.0.0.2}", "0.0.0.0/0 already has the next hop 10.0.0.1"),
         ("{prefix: 10.0.0.254/32, via: 10.0.0.1}", "10.0.0.254/32 is an address of switch 'tor1' itself"),
-        ("{prefix: '::/0', via: 10.0.0.1}", "both are IPv4, or both IPv6"),
+        ("{prefix: '::/0', via: 10.0.0.1}", "both must be IPv4, or both IPv6"),
     ],
 )
 def test_routes_that_contradict_are_refused(route: str, words: str) -> None:
@@ -207,7 +207,7 @@ replicas:
         ("02:00:00:00:01:02", "02:00:00:00:01:01", 10, "02:00:00:00:01:01 is already behind port 2"),
         ("02:00:00:00:01:02", "02:00:00:00:00:fe", 10, "the MAC address of switch 'tor1' itself"),
         ("02:00:00:00:01:02", "03:00:00:00:01:02", 10, "is a group address"),
-        ("ports: [1, 2, 3]", "ports: [1, 2, 3, 2]", 7, "port 2 stands twice"),
+        ("ports: [1, 2, 3]", "ports: [1, 2, 3, 2]", 7, "port 2 appears twice"),
         ("ports: [1, 2, 3]", "ports: [1, 2, 3, 510]", 7, "510: must be at most 509"),
         ("replicas:\n  -", SECOND.replace("9560", "9559") + "  -", 8, "device 1 at 127.0.0.1:9559 is already switch"),
         ("replicas:\n  -", SECOND.replace("number: 2", "number: 1") + "  -", 8, "already the number of switch 'tor1'"),

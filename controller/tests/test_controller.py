@@ -21,7 +21,7 @@ from rivulet_controller.clock import FIRST_WAIT_S, signed
 from rivulet_controller.controller import Controller
 from rivulet_controller.keys import RACK_RING, Kind
 from rivulet_controller.names import Names, NamesError
-from rivulet_controller.neighbours import question
+from rivulet_controller.neighbours import request_frame
 from rivulet_controller.store import SqliteStore
 from rivulet_controller.switch import SwitchError
 from rivulet_controller.view import snapshot
@@ -196,7 +196,7 @@ async def test_a_program_compiled_meanwhile_waits_for_the_next_start(switch: Fak
         await switch.restart()
         await until(lambda: switch.pipelines_set == 2 and as_described(controller, switch), "everything again")
         assert switch.pipeline.cookie.cookie == cookie
-    with pytest.raises(NamesError, match="is not of the compilation"):
+    with pytest.raises(NamesError, match="does not belong to the compilation"):
         Names(folder)
     (folder / "manifest.json").unlink()
     with pytest.raises(NamesError, match="is not a P4Info"):
@@ -301,7 +301,7 @@ async def test_a_host_without_a_mac_is_asked_and_kept_over_a_restart(switch: Fak
     async with running(switch, tmp_path, text) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
         await until(lambda: len(switch.packets) > 0, "the question")
-        assert switch.packets[0] == (1, question(TOR.hosts[0].ip, TOR.addresses[0], TOR.mac))
+        assert switch.packets[0] == (1, request_frame(TOR.hosts[0].ip, TOR.addresses[0], TOR.mac))
         assert row not in switch.lines()
         switch.send_packet(b"no answer at all", ingress_port=1, vlan=0)
         switch.send_packet(ARP_REPLY, ingress_port=1, vlan=0)

@@ -13,7 +13,7 @@ from rivulet_controller.entry import Entry, Meter, difference
 from rivulet_controller.keys import RACK_RING, KeyRing, Kind, Lives, derived, words
 from rivulet_controller.l2 import address_int
 from rivulet_controller.names import ENUMS, Names, NamesError
-from rivulet_controller.placing import number
+from rivulet_controller.placement import number
 from rivulet_controller.state import State
 from rivulet_controller.updates import update
 

@@ -18,8 +18,8 @@ def billion(levels: int) -> str:
     ("text", "line", "words"),
     [
         (billion(9), 6, f"more than {MAX_VALUES} values"),
-        ("a: &a [*a]\n", 1, "names nothing that is complete"),
-        ("a: 1\nb: *c\n", 2, "names nothing that is complete"),
+        ("a: &a [*a]\n", 1, "refers to no anchor"),
+        ("a: 1\nb: *c\n", 2, "refers to no anchor"),
         # libyaml's composer recurses: without the bound 50,000 levels end the process by a signal.
         ("- " * 50_000 + "x\n", 1, f"deeper than {MAX_DEPTH} levels"),
         ("a:\n  " + "[" * 50_000 + "]" * 50_000, 2, f"deeper than {MAX_DEPTH} levels"),

@@ -9,8 +9,17 @@ import pytest
 from sample_rack import ARP_REPLY, RACK, config, fragments, lines
 
 from rivulet_controller.config import ConfigError
-from rivulet_controller.l2 import Learned
-from rivulet_controller.neighbours import ANSWER_S, REFRESH_S, STALE_S, Heard, Neighbours, answer, asker, question
+from rivulet_controller.l2 import LearnedSource
+from rivulet_controller.neighbours import (
+    REFRESH_S,
+    REPLY_WINDOW_S,
+    STALE_S,
+    NeighbourReply,
+    Neighbours,
+    parse_reply,
+    request_frame,
+    source_address,
+)
 from rivulet_controller.rack_file import parse
 from rivulet_controller.sources import AGE_S, DOUBT_S, LEARNED_MAX, Sources
 
@@ -61,10 +70,10 @@ def test_vlans_become_rows() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("{id: 20, tagged: [1, 103]}", "{id: 10, tagged: [1]}", "switches.0.vlans.1.id: VLAN 10 stands twice"),
+        ("{id: 20, tagged: [1, 103]}", "{id: 10, tagged: [1]}", "switches.0.vlans.1.id: VLAN 10 appears twice"),
         ("untagged: [101, 102]", "untagged: [101, 7]", "switches.0.vlans.0.untagged.1: switch 'tor1' has no port 7"),
-        ("untagged: [101, 102]", "untagged: [101, 101]", "switches.0.vlans.0.untagged.1: port 101 stands twice"),
-        ("tagged: [1]}", "tagged: [1, 101]}", "either tagged or untagged, not both"),
+        ("untagged: [101, 102]", "untagged: [101, 101]", "switches.0.vlans.0.untagged.1: port 101 appears twice"),
+        ("tagged: [1]}", "tagged: [1, 101]}", "both tagged and untagged"),
         ("{id: 20, tagged", "{id: 20, untagged: [101], tagged", "port 101 is already untagged in VLAN 10"),
         ("vlan: 20,", "vlan: 10,", "replicas.2.vlan: port 103 of switch 'tor1' does not carry VLAN 10"),
         ("vlan: 20,", "vlan: 4095,", "replicas.2.vlan: 4095: must be at most 4094"),
@@ -85,16 +94,16 @@ def test_a_host_without_a_mac_has_a_route_and_no_neighbour_until_it_answers() ->
 
 def test_questions_are_well_formed() -> None:
     # The solicitation's checksum was checked by a Linux host, which answers it (test_vlans.py).
-    arp = question(V4, TOR4, TOR_MAC)
+    arp = request_frame(V4, TOR4, TOR_MAC)
     assert arp[:42] == bytes.fromhex(
         "ffffffffffff0200000000fe080600010800060400010200000000fe0a0001fe0000000000000a000101"
     )
     assert len(arp) == 60
-    tagged = question(V4, TOR4, TOR_MAC, 20)
+    tagged = request_frame(V4, TOR4, TOR_MAC, 20)
     assert tagged[12:18] == bytes.fromhex("810000140806") and tagged[18:] == arp[14:]
-    nd = question(V6, TOR6, TOR_MAC)
+    nd = request_frame(V6, TOR6, TOR_MAC)
     assert nd[:14] == bytes.fromhex("3333ff0000010200000000fe86dd") and nd[21] == 255 and len(nd) == 86
-    assert asker([TOR4, ipaddress.ip_address("10.0.2.254"), TOR6], ipaddress.ip_address("10.0.2.1")) != TOR4
+    assert source_address([TOR4, ipaddress.ip_address("10.0.2.254"), TOR6], ipaddress.ip_address("10.0.2.1")) != TOR4
 
 
 def _advertisement() -> bytes:
@@ -109,53 +118,59 @@ def _advertisement() -> bytes:
 
 
 def test_answers_are_read_and_nothing_else_is() -> None:
-    assert answer(ARP_REPLY) == Heard(V4, "02:00:00:00:01:01")
-    assert answer(ARP_REPLY[:12] + bytes.fromhex("8100000a") + ARP_REPLY[12:]) == Heard(V4, "02:00:00:00:01:01")
+    assert parse_reply(ARP_REPLY) == NeighbourReply(V4, "02:00:00:00:01:01")
+    assert parse_reply(ARP_REPLY[:12] + bytes.fromhex("8100000a") + ARP_REPLY[12:]) == NeighbourReply(
+        V4, "02:00:00:00:01:01"
+    )
     nd = _advertisement()
-    assert answer(nd) == Heard(V6, "02:00:00:00:01:01")
-    assert answer(question(V4, TOR4, TOR_MAC)) is None and answer(question(V6, TOR6, TOR_MAC)) is None
+    assert parse_reply(nd) == NeighbourReply(V6, "02:00:00:00:01:01")
+    assert (
+        parse_reply(request_frame(V4, TOR4, TOR_MAC)) is None and parse_reply(request_frame(V6, TOR6, TOR_MAC)) is None
+    )
     for at, what in [(21, 64), (56, 1), (14 + 40, 135), (14 + 41, 1), (79, 0)]:
-        assert answer(nd[:at] + bytes([what]) + nd[at + 1 :]) is None, f"byte {at} as {what}"
+        assert parse_reply(nd[:at] + bytes([what]) + nd[at + 1 :]) is None, f"byte {at} as {what}"
     group = ARP_REPLY[:22] + b"\x03" + ARP_REPLY[23:]
-    assert answer(group) is None
+    assert parse_reply(group) is None
     rng = random.Random(5)
     for frame in (ARP_REPLY, nd):
         for cut in range(len(frame)):
-            assert answer(frame[:cut]) is None
+            assert parse_reply(frame[:cut]) is None
         for _ in range(2000):
             odd = bytearray(frame)
             for _ in range(rng.randrange(1, 6)):
                 odd[rng.randrange(len(odd))] = rng.randrange(256)
-            answer(bytes(odd))
+            parse_reply(bytes(odd))
 
 
 def test_neighbours_are_asked_found_asked_again_and_kept() -> None:
     neighbours, switch = Neighbours(), config(ASKED).switches[0]
     neighbours.follow(switch)
-    assert [str(n.ip) for n in neighbours.due(0.0)] == ["10.0.1.1", "fd00:1::1"]
-    assert neighbours.due(0.5) == []
-    asked = [now for now in range(1, 60) if any(n.ip == V4 for n in neighbours.due(float(now)))]
+    assert [str(n.ip) for n in neighbours.due_for_request(0.0)] == ["10.0.1.1", "fd00:1::1"]
+    assert neighbours.due_for_request(0.5) == []
+    asked = [now for now in range(1, 60) if any(n.ip == V4 for n in neighbours.due_for_request(float(now)))]
     assert len(asked) < 12 and asked[-1] - asked[-2] == 8, asked
-    assert not neighbours.hear(Heard(V4, "02:00:00:00:01:01"), 1, 0, 58.0 + 2 * ANSWER_S), "long after the question"
-    neighbours.due(100.0)
+    assert not neighbours.record_reply(NeighbourReply(V4, "02:00:00:00:01:01"), 1, 0, 58.0 + 2 * REPLY_WINDOW_S), (
+        "long after the question"
+    )
+    neighbours.due_for_request(100.0)
     for port, vlan in [(101, 0), (1, 10)]:
-        assert not neighbours.hear(Heard(V4, "02:00:00:00:01:01"), port, vlan, 100.1), "from elsewhere"
-    assert neighbours.hear(Heard(V4, "02:00:00:00:01:01"), 1, 0, 100.1)
+        assert not neighbours.record_reply(NeighbourReply(V4, "02:00:00:00:01:01"), port, vlan, 100.1), "from elsewhere"
+    assert neighbours.record_reply(NeighbourReply(V4, "02:00:00:00:01:01"), 1, 0, 100.1)
     assert neighbours.found() == {"1/10.0.1.1": "02:00:00:00:01:01"}
-    assert not any(n.ip == V4 for n in neighbours.due(100.0 + REFRESH_S - 1))
-    assert any(n.ip == V4 for n in neighbours.due(100.0 + REFRESH_S))
-    assert not neighbours.hear(Heard(V4, "02:00:00:00:01:01"), 1, 0, 130.5), "the same as before"
+    assert not any(n.ip == V4 for n in neighbours.due_for_request(100.0 + REFRESH_S - 1))
+    assert any(n.ip == V4 for n in neighbours.due_for_request(100.0 + REFRESH_S))
+    assert not neighbours.record_reply(NeighbourReply(V4, "02:00:00:00:01:01"), 1, 0, 130.5), "the same as before"
     neighbours.suspect(101, 0)
-    assert neighbours.due(135.0) == [] or neighbours.due(135.0)[0].ip == V6
+    assert neighbours.due_for_request(135.0) == [] or neighbours.due_for_request(135.0)[0].ip == V6
     neighbours.suspect(1, 0)
-    assert any(n.ip == V4 for n in neighbours.due(136.0)), "somebody new is behind its port"
-    neighbours.due(170.0)
-    assert neighbours.hear(Heard(V4, "02:00:00:00:01:02"), 1, 0, 171.0), "another card"
+    assert any(n.ip == V4 for n in neighbours.due_for_request(136.0)), "somebody new is behind its port"
+    neighbours.due_for_request(170.0)
+    assert neighbours.record_reply(NeighbourReply(V4, "02:00:00:00:01:02"), 1, 0, 171.0), "another card"
     for second in range(172, 172 + round(STALE_S) + 2):
-        neighbours.due(float(second))
+        neighbours.due_for_request(float(second))
     assert neighbours.view(172.0 + STALE_S)[0]["state"] == "stale" and "1/10.0.1.1" in neighbours.found()
     neighbours.follow(config().switches[0])
-    assert neighbours.found() == {} and neighbours.due(1e6) == []
+    assert neighbours.found() == {} and neighbours.due_for_request(1e6) == []
 
 
 def test_sources_are_learned_doubted_and_forgotten() -> None:
@@ -166,7 +181,7 @@ def test_sources_are_learned_doubted_and_forgotten() -> None:
     assert sources.learn(switch, 10, 0x02AA, 102, 2.0), "it moved"
     assert not sources.age(2.0 + AGE_S - 1) and sources.age(2.0 + AGE_S)
     doubted = sources.learned()
-    assert doubted == {Learned(10, 0x02AA, 102, True)}
+    assert doubted == {LearnedSource(10, 0x02AA, 102, True)}
     parts = lines({"l2": fragments(config(VLANS), learned=doubted)["l2"]})
     assert "bridges[mac=0x2aa vlan=0xa] bridge_to(port=0x66)" in parts
     assert not any("known_sources" in line and "0x2aa" in line for line in parts), "the switch shall tell of it"

@@ -134,7 +134,7 @@ def test_mistakes_are_in_the_order_of_their_lines() -> None:
 
 def test_an_unknown_field_is_told_what_may_stand_there() -> None:
     (found,) = problems(RACK + "mute: {quiet: 1}\n")
-    assert found.endswith("mute.quiet: unknown field: here may stand after, requests, exclude")
+    assert found.endswith("mute.quiet: unknown field: allowed here: after, requests, exclude")
 
 
 async def test_the_apis_refusals_are_in_our_words(tmp_path: Path) -> None:

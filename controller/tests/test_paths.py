@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from rivulet_controller.config import IPAddress
-from rivulet_controller.paths import KEPT_S, LEAST, MAX_PATHS, Paths, TooBig, too_big
+from rivulet_controller.paths import MAX_PATHS, MIN_MTU_BYTES, REPORT_LIFETIME_S, Paths, TooBig, too_big
 
 TOR4, FAR4 = ipaddress.ip_address("10.0.3.254"), ipaddress.ip_address("10.0.2.1")
 TOR6, FAR6 = ipaddress.ip_address("fd00:3::fe"), ipaddress.ip_address("fd00:2::1")
@@ -58,10 +58,10 @@ def test_of_every_tunnel_ends_and_mtu_are_found() -> None:
         said4(QUOTES4[0], 1400, kind=11),
         said4(QUOTES4[0], 1400, code=3),
         said4(QUOTES4[0][:20], 1400),
-        said4(QUOTES4[0], LEAST - 1),
+        said4(QUOTES4[0], MIN_MTU_BYTES - 1),
         said4(QUOTES4[0], 0),
         said4(QUOTES4[0], 9217),
-        said6(QUOTES6[0], LEAST - 1),
+        said6(QUOTES6[0], MIN_MTU_BYTES - 1),
         said6(QUOTES6[0], 1 << 31),
         said6(QUOTES6[0], 1400, kind=1),
         said6(QUOTES6[0][:40], 1400),
@@ -85,8 +85,8 @@ def test_a_path_shrinks_and_is_forgotten_after_a_while() -> None:
     assert not paths.learn(TooBig(TOR4, FAR4, 1450), 101.0), "a path does not grow by a word"
     assert paths.learn(TooBig(TOR4, FAR4, 1300), 200.0)
     assert paths.mtus() == {"10.0.2.1": 1300}
-    assert not paths.age(200.0 + KEPT_S - 1)
-    assert paths.age(200.0 + KEPT_S) and paths.mtus() == {}
+    assert not paths.age(200.0 + REPORT_LIFETIME_S - 1)
+    assert paths.age(200.0 + REPORT_LIFETIME_S) and paths.mtus() == {}
     for n in range(2 * MAX_PATHS):
         paths.learn(TooBig(TOR4, ipaddress.IPv4Address(n), 1400), 1.0)
     assert len(paths.mtus()) == MAX_PATHS

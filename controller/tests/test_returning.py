@@ -16,7 +16,7 @@ from sample_rack import NAMES, RACK
 from rivulet_controller.agents import Agent
 from rivulet_controller.controller import Controller
 from rivulet_controller.pb.rivulet.agent.v1 import agent_pb2
-from rivulet_controller.returning import STANDS_S, Returning
+from rivulet_controller.returning import RESTART_S, Returning
 
 TRODS = RACK.replace(
     "    replicas: [r1, r2, r3]\n", "    replicas: [r1, r2, r3]\n    plain: trods\n    trods: {objects: /l}\n"
@@ -75,9 +75,9 @@ def test_an_agent_that_is_restarted_is_awaited() -> None:
     returning = Returning(agents, left.get)
     returning.take_back("r1")
     assert returning.awaited(frozenset(), [("r1", "r2")]) == {"r1"}
-    left["r1"] -= STANDS_S
+    left["r1"] -= RESTART_S
     assert returning.look() and not returning.awaited(frozenset(), [("r1", "r2")]), "it does not come"
-    left["r1"] += STANDS_S
+    left["r1"] += RESTART_S
     returning.take_back("r1")
     returning.forget()
     assert not returning.awaited(frozenset(), [("r1", "r2")])

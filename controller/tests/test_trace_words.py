@@ -64,8 +64,8 @@ def way(state: State, segment: Segment | None, text: str = STATELESS) -> list[St
         (1 + 1024, None, False, "to its flow's replica", "set 2"),
         (0, ANSWER, True, "dropped as COOKIE", ""),
         (1 << 20, ANSWER, True, "dropped as COOKIE", ""),
-        (1 << 20, KERNEL, True, "a socket that a replica's kernel has", "set 2"),
-        (1 << 20, None, True, "without timestamps it may be of a socket", "set 2"),
+        (1 << 20, KERNEL, True, "a socket of a replica's kernel", "set 2"),
+        (1 << 20, None, True, "without timestamps it may belong to a socket", "set 2"),
     ],
 )
 def test_a_segment_of_a_stateless_service_is_explained(

@@ -42,5 +42,5 @@ async def test_where_nobody_is_heard_nobody_is_taken_out(tmp_path: Path) -> None
         await until(lambda: as_described(controller, switch), "first apply")
         await until(lambda: "tor1" in controller.fleet.health.samples, "a reading")
         await controller.reconcile()
-        assert controller.fleet.unheard(controller.fleet.switches["tor1"]) == frozenset()
+        assert controller.fleet.without_heartbeat(controller.fleet.switches["tor1"]) == frozenset()
         assert {m.rpartition("(")[2] for m in members(switch)} == {"0x7"}

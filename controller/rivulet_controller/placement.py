@@ -1,4 +1,4 @@
-"""Numbers and slots for a configuration, taken from and kept in the state."""
+"""Assigns numbers and slots to a configuration's names, and keeps them in the state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .state import Decision, Pairs, State
 
 
 def weights(config: Config, decisions: Mapping[str, Decision]) -> dict[str, int]:
-    """The weights in force: the operators' where there is one, else the configuration's."""
+    """The weights in force: the operator's if set, else the configuration's."""
     return {
         r.name: r.weight if (chosen := decisions.get(r.name, Decision()).weight) is None else chosen
         for r in config.replicas
@@ -20,7 +20,7 @@ def weights(config: Config, decisions: Mapping[str, Decision]) -> dict[str, int]
 
 
 def number(config: Config, state: State) -> Numbers:
-    """Numbers of everything that tables name. Raises OutOfNumbers."""
+    """Numbers of everything that the tables name. Raises OutOfNumbers."""
     services = state.number("service", (s.name for s in config.services), 1, 4095)
     pools = state.number("pool", (s.pool_name for s in config.services), 0, 1023)
     replicas: dict[str, dict[str, int]] = {}
@@ -33,39 +33,42 @@ def number(config: Config, state: State) -> Numbers:
 
 
 def assign(config: Config, state: State, numbers: Numbers) -> None:
-    """Slots by weight, with few moves. A draining replica keeps its slots, so that coming back moves nothing."""
-    for question in list(questions(config, state, numbers)):
-        state.set_slots(question[-1], _pair(*question))
+    """Assigns slots by weight, with few moves. A draining replica keeps its slots, so that its
+    return moves nothing.
+    """
+    for inputs in list(slot_inputs(config, state, numbers)):
+        state.set_slots(inputs[-1], _pair(*inputs))
 
 
-Question = tuple[Pairs, int, tuple[tuple[int, int], ...], str]
-"""What a service's slots depend on: those of before, how many, weights by index, the service's name."""
+SlotInputs = tuple[Pairs, int, tuple[tuple[int, int], ...], str]
+"""The inputs for one service's slots: previous pairs, number of slots, weights by index, the
+service's name."""
 
-KNOWN_MAX = 16384
-"""Most answers that are remembered; the oldest is forgotten first."""
+SLOT_CACHE_ENTRIES = 16384
+"""Most results in the cache; the oldest is dropped first."""
 
-_known: dict[Question, Pairs] = {}
+_slot_cache: dict[SlotInputs, Pairs] = {}
 
 
-def _pair(*question: *Question) -> Pairs:
-    """`pair`, remembered: most changes leave most services' slots as they are."""
-    answer = _known.get(question)
+def _pair(*inputs: *SlotInputs) -> Pairs:
+    """`pair` with a cache, since most changes leave most services' inputs as they are."""
+    answer = _slot_cache.get(inputs)
     if answer is None:
-        previous, size, by_index, seed = question
+        previous, size, by_index, seed = inputs
         answer = pair(previous, size, dict(by_index), seed)
-        remember({question: answer})
+        cache_slots({inputs: answer})
     return answer
 
 
-def remember(answers: Mapping[Question, Pairs]) -> None:
-    """Takes answers that another process computed."""
-    _known.update(answers)
-    while len(_known) > KNOWN_MAX:
-        del _known[next(iter(_known))]
+def cache_slots(answers: Mapping[SlotInputs, Pairs]) -> None:
+    """Adds results that another process computed."""
+    _slot_cache.update(answers)
+    while len(_slot_cache) > SLOT_CACHE_ENTRIES:
+        del _slot_cache[next(iter(_slot_cache))]
 
 
-def questions(config: Config, state: State, numbers: Numbers) -> Iterator[Question]:
-    """What `assign` asks, service by service."""
+def slot_inputs(config: Config, state: State, numbers: Numbers) -> Iterator[SlotInputs]:
+    """The inputs of `assign`, service by service."""
     by_name = weights(config, state.decisions)
     maintenance = {r.name for r in config.replicas if r.maintenance}
     for service in config.services:
