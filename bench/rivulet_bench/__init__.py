@@ -1,1 +1,1 @@
-"""Every figure of the papers, ours and kernel TCP's side by side in one run (docs/results.md)."""
+"""The benches: each measures a figure of the papers for Rivulet and for kernel TCP in one run (docs/results.md)."""

@@ -1,4 +1,4 @@
-"""Bars: what a figure must reach. Each is printed beside what was measured, and one that is missed fails the bench."""
+"""Bars: bounds that a figure must keep. Each is printed with the measured value; a missed one fails the bench."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class Bar:
     measured: float
     wanted: float
     at_most: bool = False
-    """The bound is from above."""
+    """Whether the bound is an upper one."""
 
     @property
     def reached(self) -> bool:
-        """Whether the figure keeps the bound; nothing measured (not a number) does not."""
+        """Whether the figure keeps the bound; NaN (not measured) does not."""
         return self.measured <= self.wanted if self.at_most else self.measured >= self.wanted
 
 
 def judge(bars: Sequence[Bar]) -> int:
-    """Prints them; the exit code of the bench: 1 if one is missed, or if there was nothing to judge."""
+    """Prints the bars; returns the bench's exit code: 1 if one is missed, or if there are none."""
     for bar in bars:
         bound = "at most" if bar.at_most else "at least"
         print(f"{'reached' if bar.reached else 'MISSED':8}{bar.what}: {bar.measured:.6g}, {bound} {bar.wanted:.6g}")

@@ -1,4 +1,4 @@
-"""Measurements side by side, each in a process of its own: for slow links, which take time and hardly a processor."""
+"""Runs measurements in parallel processes: for slow links, which need much time and little CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 def beside(measure: Callable[[P], R], points: Sequence[P]) -> list[R]:
-    """What is measured at each point, in their order. RackError of the first one that fails; the others end then."""
+    """Results of the points, in their order. RackError of the first one that fails; it ends the others."""
     context = multiprocessing.get_context("fork")
     parts = []
     before = signal.signal(signal.SIGTERM, _interrupted)
@@ -29,7 +29,7 @@ def beside(measure: Callable[[P], R], points: Sequence[P]) -> list[R]:
         return [_result(receive) for _, receive in parts]
     finally:
         for process, _ in parts:
-            # Each takes down what it has built.
+            # Each process removes its own namespaces.
             process.terminate()
         for process, _ in parts:
             process.join()

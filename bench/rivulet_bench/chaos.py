@@ -1,8 +1,9 @@
-"""Chaos: everything is killed, frozen, filled and set to another hour, one after the other, while clients download.
+"""Chaos: kills, freezes, a full disk and clock jumps, one after the other, while clients download.
 
-Half of the time with one controller and SQLite, half with two controllers and etcd. Every download must be whole, over
-one connection; after each fault the rack must be as described again by itself; what the leader remembers at the end
-must be what is on disk. chaos.csv in bench/results has a row a fault, chaos.json the sums and every broken download.
+Half of the time with one controller and SQLite, half with two controllers and etcd. Every download must be complete,
+over one connection. After each fault the rack must return to its described state by itself. At the end the leader's
+memory must equal the store. chaos.csv in bench/results has a row per fault, chaos.json the sums and every broken
+download.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ HUNG_S = 2.0
 FULL_S = 3.0
 HOUR_S = 3600
 CLOCK_S = 2.5
-"""A jump is seen within a second."""
+"""Longest time until a jump of the clock shows, seconds."""
 
 STORES = ("sqlite", "etcd")
 
@@ -52,7 +53,7 @@ class Download:
     ended: float
     octets: int
     gap_s: float
-    """The longest time without a new octet, and when it began."""
+    """Longest time without a new byte, and its begin."""
     gap_at: float
     problem: str
 
@@ -66,21 +67,21 @@ class Fault:
     fault: str
     whom: str
     back_s: float
-    """From the end of the fault until all is as described and every replica live."""
+    """Seconds from the end of the fault until the rack is as described and every replica live."""
     downloads: int
-    """Under way when it struck."""
+    """Downloads in progress at the fault."""
     stall_ms: float
-    """The longest time that any of them waited for data, as far as the fault can be the reason; 0: not noticed."""
+    """Longest wait of these downloads for data that the fault can have caused; 0: none noticed it."""
     note: str
 
 
 class Clients:
-    """Downloads without end, one after the other on each client host."""
+    """Consecutive downloads on each client host."""
 
     def __init__(self, rack: ChaosRack, digests: dict[int, bytes], seed: int) -> None:
         self.done: list[Download] = []
         self.going: dict[str, float] = {}
-        """Since when a client's download is under way."""
+        """Start time of each client's current download."""
         self._rack = rack
         self._files = digests
         self._seed = seed
@@ -88,7 +89,7 @@ class Clients:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """They run during the block; their last downloads are waited for."""
+        """Runs the downloads during the block, and waits for their last ones."""
         hosts = [host.name for host in self._rack.spec.of("client")]
         threads = [threading.Thread(target=self._run, args=(host,)) for host in hosts]
         for thread in threads:
@@ -121,7 +122,7 @@ class Clients:
             problem = problem or ("" if found.get("ok") else f"{found.get('error')}")
             problem = problem or ("" if found["transport"] == "rivulet" else "not over Rivulet")
             if not problem and out.read_bytes() != self._files[size]:
-                problem = "the file came damaged"
+                problem = "the file is damaged"
             gap, at = float(found.get("longest_gap_ms") or 0.0), float(found.get("longest_gap_at_ms") or 0.0)
             return Download(began, ended, size, gap / 1e3, began + at / 1e3, problem)
         except (subprocess.TimeoutExpired, ValueError, KeyError, OSError) as error:
@@ -131,7 +132,7 @@ class Clients:
 
 
 class Chaos:
-    """The faults of one store, in turn."""
+    """The faults of one store, one after the other."""
 
     def __init__(self, rack: ChaosRack, clients: Clients, seed: int, zero: float) -> None:
         self.rows: list[Fault] = []
@@ -155,7 +156,7 @@ class Chaos:
         self.kinds = kinds
 
     def run(self, until: float) -> None:
-        """Faults until it is late; each kind has its turn before the first comes again."""
+        """Strikes until the time is over; each kind once before any kind again."""
         while True:
             order = list(self.kinds)
             if self.rows:
@@ -177,10 +178,10 @@ class Chaos:
             Fault(round(at - self._zero, 2), self._rack.store, kind, whom, round(back, 2), under_way, 0.0, note)
         )
         print(f"\r{self.rows[-1].at_s:6.0f} s  {self._rack.store}: {kind} {whom}, whole after {back:.1f} s   {note}")
-        # What is done next shall not be taken for this one's.
+        # A pause, so that the next fault's effects are not counted for this one.
         time.sleep(self._rng.uniform(0.3, 1.0))
 
-    # What happens: whom it struck, and what there is to say
+    # The faults. Each returns its victim and a note.
 
     def _kill(self, part: str) -> tuple[str, str]:
         self._rack.kill(part)
@@ -222,11 +223,11 @@ class Chaos:
         leader = self._rack.leader()
         seen = leader[1].get("/api/status")["time"] - time.time() if leader else float("nan")
         if not abs(seen - hours * HOUR_S) < HOUR_S / 60:
-            raise RackError(f"the clocks should be {hours} h beside the true one and are {seen:.0f} s: no libfaketime?")
-        return f"{hours:+d} h", f"the controller's clock is {seen:+.0f} s beside the true one"
+            raise RackError(f"the clocks should differ by {hours} h and differ by {seen:.0f} s: no libfaketime?")
+        return f"{hours:+d} h", f"the controller's clock differs by {seen:+.0f} s"
 
     def _operate(self) -> bool:
-        """What an operator does all day; whether it was taken."""
+        """A change as an operator makes it; returns whether the controller accepted it."""
         leader = self._rack.leader()
         if leader is None:
             return False
@@ -246,7 +247,7 @@ class Chaos:
 
 
 def stalls(rows: Sequence[Fault], downloads: Sequence[Download], zero: float) -> list[Fault]:
-    """The rows with what their downloads felt: the longest gap that began between a fault and the one after it."""
+    """Adds to each row the longest gap of its downloads between this fault and the next."""
     found = []
     for index, row in enumerate(rows):
         begin = zero + row.at_s - 0.1
@@ -257,7 +258,7 @@ def stalls(rows: Sequence[Fault], downloads: Sequence[Download], zero: float) ->
 
 
 def half(store: str, seconds: float, seed: int, files: dict[int, bytes]) -> tuple[list[Fault], dict[str, Any]]:
-    """One store: the faults, and the sums."""
+    """Runs one store; returns the faults and the sums."""
     spec = rack_spec(clients=2, replicas=3, rate_mbit=RATE_MBIT, rtt_ms=10.0, heartbeat_ms=20.0, liveness_ms=200.0)
     folder = BUILD / "chaos" / store
     with chaos_rack(spec, folder, store) as rack:
@@ -299,7 +300,7 @@ def half(store: str, seconds: float, seed: int, files: dict[int, bytes]) -> tupl
 
 
 def bars(result: Json) -> list[Bar]:
-    """Nothing breaks, all comes back, and every kind of fault had its turn."""
+    """No download breaks, the rack recovers, and every kind of fault has occurred."""
     halves = [result[store] for store in STORES if store in result]
     total = {key: sum(half[key] for half in halves) for key in ("downloads", "broken", "disk_is_memory")}
     stayed_away = sum(bool(half["did_not_come_back"]) for half in halves)
@@ -308,20 +309,20 @@ def bars(result: Json) -> list[Bar]:
     return [
         Bar("broken downloads", total["broken"], 0, at_most=True),
         Bar("downloads", total["downloads"], result["faults"] / 4),
-        Bar("stores after whose faults the rack did not come back", stayed_away, 0, at_most=True),
-        Bar("parts that ended by themselves", ended, 0, at_most=True),
+        Bar("stores with a fault from which the rack did not recover", stayed_away, 0, at_most=True),
+        Bar("parts that ended without a fault", ended, 0, at_most=True),
         # A short run has no time for every kind.
-        Bar("kinds of faults that had no turn", missing, 0 if result["seconds"] >= 300 else 99, at_most=True),
-        Bar("stores whose disk is what the leader remembers", total["disk_is_memory"], len(halves)),
+        Bar("kinds of faults that did not occur", missing, 0 if result["seconds"] >= 300 else 99, at_most=True),
+        Bar("stores that equal the leader's memory", total["disk_is_memory"], len(halves)),
     ]
 
 
 def main() -> int:
-    """Runs for so many seconds; 0 if nothing broke and all came back."""
+    """Runs for a number of seconds; 0 if nothing broke and the rack recovered from all faults."""
     parser = flags(__doc__ or "")
     parser.set_defaults(seconds=600.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--store", choices=STORES, help="this one alone")
+    parser.add_argument("--store", choices=STORES, help="only this store")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for chaos.csv, chaos.json and chaos.png")
     options = parser.parse_args()
     files = {}

@@ -1,4 +1,4 @@
-"""The picture of the chaos run: what the clients got each second, and the faults."""
+"""Draws the chaos run: downloads of each client, and the stalls of the faults."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Row(Protocol):
 
 
 def draw(path: Path, rows: Sequence[Row], downloads: Mapping[str, Sequence[Sequence[float]]]) -> None:
-    """One part a store: a bar for each download (begin, end, whether it broke), a mark at the stall of each fault."""
+    """Draws one panel per store: a bar per download (begin, end, broken), a mark at the stall of each fault."""
     figure, axes = pyplot.subplots(len(downloads), 1, figsize=(9, 2.9 * len(downloads)), squeeze=False)
     kinds = sorted({row.fault for row in rows})
     hue = {kind: HUES[index % len(HUES)] for index, kind in enumerate(kinds)}

@@ -1,4 +1,5 @@
-"""The rack of the chaos run: every part a process that is killed and comes back, a small disk, and clocks that jump."""
+"""The rack of the chaos run: every part is a process that is restarted after its end, with a small disk and own
+clocks."""
 
 from __future__ import annotations
 
@@ -24,23 +25,23 @@ from rivulet_demo.spec import RackSpec
 from rivulet_lab import Process, RackError, binary, prompt, standing, switches
 
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
-"""Debian's libfaketime: it moves the wall clock of the processes that load it, and nobody else's."""
+"""Debian's libfaketime, which changes the wall clock of the processes that load it."""
 
 KEYS = {"seal_rotation": "3s", "nonce_rotation": "10s", "resume": "120s", "horizon": "4s"}
-"""Keys rotate all the while: what a jump of the clock, or a lost save, would break."""
+"""Keys rotate during the run, because clock jumps and lost writes would break the rotation."""
 
 DISK_MB = {"sqlite": 8, "etcd": 300}
-"""The disk that fills. etcd sets aside 64 MB for each file of its log."""
+"""Size of the disk that fills. etcd reserves 64 MB for each file of its log."""
 
 BACK_S = {"controller": 1.0}
-"""What systemd waits before it starts a part again; 0.2 s for the others."""
+"""Seconds until a part is restarted, as with systemd; 0.2 s for the others."""
 
 ETCD_PORT = 23790
 PATIENCE_S = 90.0
 
 
 class ChaosRack(Rack):
-    """Switch, three replicas with an agent each, and one controller with SQLite or two with etcd."""
+    """Switch, three replicas with agents, and one controller with SQLite or two with etcd."""
 
     def __init__(self, spec: RackSpec, folder: Path, store: str) -> None:
         super().__init__(spec, folder, "embedded")
@@ -50,9 +51,9 @@ class ChaosRack(Rack):
         self.controllers = ("controller-1",) if store == "sqlite" else ("controller-1", "controller-2")
         self.replicas = [host.name for host in spec.of("replica")]
         self.parts: dict[str, list[str]] = {}
-        """What runs each part, and comes back when it ends."""
+        """The function that starts each part."""
         self.exits: list[str] = []
-        """Parts that ended by themselves."""
+        """Parts that ended without a fault."""
         self.doors = {name: Client(f"unix:{folder}/{name}.api", timeout_s=5.0) for name in self.controllers}
         self._down: dict[str, float] = {}
         self._starts: dict[str, int] = {}
@@ -60,13 +61,13 @@ class ChaosRack(Rack):
     # Building
 
     def build(self) -> None:
-        """And the disk."""
+        """Also makes the disk."""
         super().build()
         self.disk.mkdir()
         size = f"size={DISK_MB[self.store]}m"
         subprocess.run(["mount", "-t", "tmpfs", "-o", size, "chaos", str(self.disk)], check=True)
         self.clock.write_text("+0\n")
-        # The control plane comes before other work of this machine, behind what moves packets.
+        # The control plane has priority over other work of this machine, below the packet path.
         soon = ["chrt", "--rr", "1"] if prompt() else []
         if self.store == "etcd":
             self._add("etcd", [*soon, shutil.which("etcd") or "etcd", *self._etcd_flags()])
@@ -94,7 +95,7 @@ class ChaosRack(Rack):
         return [*flags, "--initial-cluster", f"default={peer}"]
 
     def _description(self, name: str) -> dict[str, Any]:
-        """The rack as one controller reads it."""
+        """Configuration of one controller."""
         folder = self.folder
         config = self.spec.controller_config(
             f"unix:{folder}/switch.sock", f"unix:{folder}/{name}.agents", f"unix:{folder}/{name}.api",
@@ -114,7 +115,7 @@ class ChaosRack(Rack):
             "LD_PRELOAD": str(FAKETIME),
             "FAKETIME_TIMESTAMP_FILE": str(self.clock),
             "FAKETIME_CACHE_DURATION": "1",
-            # A jump of the wall clock leaves the monotonic one alone, and what the file system says too.
+            # Clock jumps must not affect the monotonic clock or the file times.
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "DONT_FAKE_MONOTONIC": "1",
             "NO_FAKE_STAT": "1",
@@ -133,7 +134,7 @@ class ChaosRack(Rack):
         self._down[part] = time.monotonic()
 
     def mind(self) -> None:
-        """What systemd does: a part that ended comes back after a while."""
+        """Restarts ended parts after a while, as systemd does."""
         now = time.monotonic()
         for part in self.parts:
             if self.process(part).running():
@@ -146,14 +147,14 @@ class ChaosRack(Rack):
                 self._begin(part)
 
     def jump(self, seconds: int) -> None:
-        """Moves the wall clock of all parts to so many seconds beside the true one."""
+        """Sets the wall clock of all parts to differ by this many seconds from the true one."""
         fresh = self.clock.with_suffix(".new")
         fresh.write_text(f"{seconds:+d}\n")
         fresh.replace(self.clock)
 
     @contextmanager
     def full_disk(self) -> Iterator[None]:
-        """Not a byte is left on the disk."""
+        """Fills the disk completely."""
         filler = self.disk / "filler"
         with filler.open("wb", buffering=0) as file, suppress(OSError):
             for size in (1 << 20, 4096, 1):
@@ -165,10 +166,10 @@ class ChaosRack(Rack):
         finally:
             filler.unlink()
 
-    # Asking
+    # Queries
 
     def leader(self) -> tuple[str, Client] | None:
-        """The controller that leads, if one does."""
+        """The leading controller, if there is one."""
         for name, client in self.doors.items():
             with suppress(ApiError):
                 if client.get("/api/leader")["leading"]:
@@ -176,7 +177,7 @@ class ChaosRack(Rack):
         return None
 
     def wrong(self) -> str:
-        """What is not as it should be; empty if the rack is whole."""
+        """The first problem of the rack; empty if it is as described."""
         if down := [part for part in self.parts if not self.process(part).running()]:
             return f"{', '.join(down)}: not running"
         leader = self.leader()
@@ -194,17 +195,17 @@ class ChaosRack(Rack):
         return "; ".join(bad)
 
     def whole(self, what: str) -> float:
-        """Waits until the rack is whole; how long it took, seconds. RackError if it does not come back."""
+        """Waits until the rack is as described; returns the seconds. RackError if it does not recover."""
         began = time.monotonic()
         while wrong := self.wrong():
             self.mind()
             if time.monotonic() - began > PATIENCE_S:
-                raise RackError(f"{what}: not whole after {PATIENCE_S:g} s: {wrong}")
+                raise RackError(f"{what}: not recovered after {PATIENCE_S:g} s: {wrong}")
             time.sleep(0.05)
         return time.monotonic() - began
 
     def durable(self) -> tuple[bool, str]:
-        """Whether what the leader remembers is what is on disk, byte for byte; and what was compared."""
+        """Whether the leader's memory equals the store, byte for byte; and what was compared."""
         end = time.monotonic() + 30.0
         while True:
             leader = self.leader()
@@ -212,13 +213,13 @@ class ChaosRack(Rack):
             on_disk = State(self._on_disk()).digest()
             if told.get("unsaved") == 0 and told["digest"] == on_disk:
                 return True, on_disk[:16]
-            # It may have saved between the two.
+            # It may have saved between the two readings.
             if time.monotonic() > end:
                 return False, f"in memory {told}, on disk {on_disk}"
             time.sleep(0.2)
 
     def _on_disk(self) -> dict[str, bytes]:
-        """Everything in the store, read beside the controller."""
+        """Everything in the store, read without the controller."""
         store: Store
         if self.store == "sqlite":
             store = SqliteStore(self.disk / f"{self.controllers[0]}.db")
@@ -231,12 +232,12 @@ class ChaosRack(Rack):
             store.close()
 
     def down(self) -> None:
-        """And the disk."""
+        """Also removes the disk."""
         for part in self._starts:
             with suppress(OSError):
                 self.process(part).popen.send_signal(signal.SIGCONT)
         super().down()
-        # libfaketime's, of processes that were killed: each has the id of its process at the end of its name.
+        # Files of libfaketime that killed processes left; their names end in the process id.
         for left in Path("/dev/shm").glob("*faketime_*"):
             if not Path(f"/proc/{left.name.rpartition('_')[2]}").exists():
                 left.unlink(missing_ok=True)
@@ -249,14 +250,14 @@ def _etcd() -> Etcd:
 
 @contextmanager
 def chaos_rack(spec: RackSpec, folder: Path, store: str) -> Iterator[ChaosRack]:
-    """The rack while it stands, whole at first."""
+    """A running rack, in its described state."""
     if not FAKETIME.exists():
         raise RackError("libfaketime is not installed: apt-get install libfaketime")
     if store == "etcd" and shutil.which("etcd") is None:
         raise RackError("etcd is not installed: apt-get install etcd-server")
     if os.geteuid() != 0:
         raise RackError("network namespaces need root: run it with sudo")
-    # What a run before it, that was killed, left.
+    # Leftovers of an earlier run that was killed.
     subprocess.run(["umount", "-l", str(folder / "disk")], capture_output=True, check=False)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

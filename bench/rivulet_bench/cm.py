@@ -1,11 +1,11 @@
-"""The Congestion Manager: the paper's figures 3 to 7, sharing, and users who die or lie.
+"""The Congestion Manager: the paper's figures 3 to 7, sharing, and users that die or lie.
 
-Its TCP stands beside Reno, Cubic and BBR, its calls beside TCP.
+Its TCP is compared with Reno, Cubic and BBR, its calls with TCP.
 
-Figures 8 to 10, of streams that adapt, are those of cm_layers.py.
+Figures 8 to 10, on adaptive streams, are in cm_layers.py.
 
-bench/results/cm.json. Each part is kept as it ends, and says when and on what it was measured: the whole takes more
-than an hour. Parts that are chosen by --parts are kept with --update only, with ten repetitions or more.
+Output: bench/results/cm.json. Each part is stored when it ends, with its date and machine: all parts take more than
+an hour. Parts chosen with --parts are stored only with --update, and with ten repetitions or more.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ FETCH = Wire(rate_mbit=20, rtt_ms=75)
 LOSS = Wire(rate_mbit=10, rtt_ms=60)
 LOSSES = (0.0, 0.005, 0.01, 0.02, 0.05)
 SHARE = Wire(rate_mbit=20, rtt_ms=40, jitter_ms=2.5)
-"""As in the simulator: without jitter whose packet a full queue drops depends on phases (Floyd and Jacobson, 1991)."""
+"""Jitter, as in the simulator: without it phase effects decide which packet a full queue drops (Floyd, Jacobson
+1991)."""
 UDP, UDP_SIZE = "cm-udp", 1448
-"""Octets of a datagram: as many as TCP has in a segment."""
+"""Bytes of a datagram: as many as in a TCP segment."""
 GROUPS = (1, 2, 4, 8, 16)
 LONG = Wire(rate_mbit=100, rtt_ms=10)
 SETUPS = 20
@@ -51,7 +52,7 @@ STATS = Path("/proc/sys/kernel/bpf_stats_enabled")
 
 
 def fetches(options: Any) -> Json:
-    """Figure 7: curl fetches a file again and again from nginx, both as they are."""
+    """Figure 7: curl fetches a file repeatedly from nginx, both unmodified."""
     took: dict[str, list[list[float]]] = {name: [] for name in CONTROLS}
     with cm_rig(FETCH) as rig:
         www = rig.folder / "www"
@@ -59,7 +60,7 @@ def fetches(options: Any) -> Json:
         (www / "file").write_bytes(bytes(FETCH_BYTES))
         server = rig.start("nginx", nginx.command(rig.folder / "nginx", www, f"{SERVER}:80"), rig.spaces["s"])
         rig.until(lambda: f"{SERVER}:80" in rig.spaces["s"].run("ss", "-Hltn"), "nginx listens", 10.0, server)
-        # Neighbours get to know each other.
+        # The first ping makes both ends resolve their neighbour.
         rig.choose("reno")
         _fetch(rig)
         for _ in range(options.repetitions):
@@ -80,12 +81,12 @@ def _fetch(rig: CmRig) -> float:
     words = ("curl", "-sS", "--fail", "-o", "/dev/null", "-w", "%{time_total} %{size_download}")
     seconds, size = rig.spaces["c"].run(*words, f"http://{SERVER}/file").split()
     if int(float(size)) != FETCH_BYTES:
-        raise SystemExit(f"{size} bytes of {FETCH_BYTES} came")
+        raise SystemExit(f"{size} bytes of {FETCH_BYTES} arrived")
     return float(seconds) * 1e3
 
 
 def losses(options: Any) -> Json:
-    """Figure 3: one connection, and one CM-UDP socket, at each rate of loss."""
+    """Figure 3: one connection, and one CM-UDP socket, at each loss rate."""
 
     def at(loss: float) -> Json:
         got: dict[str, list[float]] = {name: [] for name in (*CONTROLS, UDP)}
@@ -95,7 +96,7 @@ def losses(options: Any) -> Json:
             for _ in range(options.repetitions):
                 for control in CONTROLS:
                     got[control].append(rig.shares([control], 2.0, options.seconds)[0] * 8 / options.seconds / 1e6)
-        # About as long as a connection of Reno's.
+        # Takes about as long as a connection of Reno's.
         count = int(statistics.fmean(got["reno"]) * 1e6 / 8 / UDP_SIZE * (options.seconds + 2.0))
         with calls_rig(wire, name) as calls:
             calls.receive()
@@ -107,7 +108,7 @@ def losses(options: Any) -> Json:
 
 
 def _datagrams(rig: CallsRig, user: int, count: int) -> float:
-    """Mb/s that arrive of so many datagrams, which leave as they are granted to a user of whom nothing is known."""
+    """Mb/s of `count` datagrams of a user without history, sent as they are granted."""
     words = [binary("cm-udp"), "send", f"{SERVER}:{PORT}", "--style", "buffered", "--json"]
     words += ["--size", str(UDP_SIZE), "--count", str(count)]
     report = finish(rig.client("send", user, words, stdout=subprocess.PIPE, stderr=subprocess.PIPE), 600.0)
@@ -115,7 +116,7 @@ def _datagrams(rig: CallsRig, user: int, count: int) -> float:
 
 
 def sharing(options: Any) -> Json:
-    """Groups of connections beside one of Reno."""
+    """Groups of connections that share a link with one Reno connection."""
 
     def of(count: int) -> Json:
         runs: dict[str, list[float]] = {"cm": [], "reno": []}
@@ -141,7 +142,7 @@ def sharing(options: Any) -> Json:
 
 
 def long(options: Any) -> Json:
-    """Figures 4 and 5: one long connection, and what its programs cost in the kernel."""
+    """Figures 4 and 5: a long connection, and the cost of its programs in the kernel."""
     got: dict[str, list[float]] = {name: [] for name in CONTROLS}
     with cm_rig(LONG) as rig, _counted():
         rig.send()
@@ -161,7 +162,7 @@ def long(options: Any) -> Json:
 
 @contextmanager
 def _counted() -> Iterator[None]:
-    """The kernel counts what BPF programs cost."""
+    """Makes the kernel measure BPF programs during the block."""
     before = STATS.read_text()
     STATS.write_text("1")
     try:
@@ -171,12 +172,12 @@ def _counted() -> Iterator[None]:
 
 
 def _costs(rig: CmRig) -> Json:
-    """Of each program: runs, ns a run. An acknowledgement runs cong_control."""
+    """Runs, and ns per run, of each BPF program. An acknowledgement runs cong_control."""
     programs = {
         one["name"]: {"runs": one["runs"], "ns": one["time"] / max(one["runs"], 1)}
         for one in json.loads(rig.cm("status", "--json"))["programs"]
     }
-    # The kernel cuts names.
+    # The kernel truncates names.
     return {"programs": programs, "ack_ns": programs["cm_tcp_cong_control"[:15]]["ns"]}
 
 
@@ -201,7 +202,7 @@ PARTS: dict[str, Callable[[Any], Json]] = {
 
 
 def bars(result: Json) -> list[Bar]:
-    """What must be reached."""
+    """The bounds of the parts that were run."""
     found = []
     of = {row["control"]: row for row in result.get("fetches", {}).get("summary", [])}
     if of:

@@ -1,4 +1,4 @@
-"""Two namespaces, a link between them, and the Congestion Manager's calls for programs of users without rights."""
+"""Two namespaces with a link, and the Congestion Manager's calls for programs of unprivileged users."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .cm_rig import CLIENT, PORT, SERVER, Wire
 from .rig import BUILD
 
 USER = 54_400
-"""The first of the users whose programs run here; nobody has them."""
+"""First of the user ids with which programs run here; no account has them."""
 
 
 def cgroups() -> Path:
-    """Where cgroups of version 2 are mounted. RackError if they are not."""
+    """Mount point of cgroups v2; RackError if there is none."""
     for line in Path("/proc/self/mounts").read_text().splitlines():
         fields = line.split()
         if fields[2] == "cgroup2":
@@ -27,19 +27,19 @@ def cgroups() -> Path:
 
 
 class CallsRig(Lab):
-    """The namespaces while they stand: `s` receives, `c` has the programs; between them is a wire, or a plain link."""
+    """The running namespaces: `s` receives, `c` runs the programs; a wire or a plain link connects them."""
 
     def __init__(self, folder: Path, wire: Wire | None) -> None:
         super().__init__(folder)
         self.wire = wire
         self.name = f"rvcm_c{os.getpid()}"
-        """Of the congestion control, and of the folder in the BPF file system."""
+        """Name of the congestion control, and of its folder in the BPF file system."""
         self.door = folder / "cm.sock"
         self.cgroup = cgroups() / self.name
 
     def build(self) -> None:
-        """Namespaces, the link, the daemon."""
-        # What earlier runs said is not waited for.
+        """Makes namespaces, link and daemon."""
+        # Output of earlier runs must not satisfy the waits.
         for log in self.folder.glob("*.log"):
             log.unlink()
         for name in ("s", "c", *(("m",) if self.wire else ())):
@@ -49,7 +49,7 @@ class CallsRig(Lab):
             middle = self.spaces["m"]
             veth(server, End(middle, "ms0"))
             veth(client, End(middle, "mc0"))
-            # What is measured goes from the programs to the receiver: `a` is theirs.
+            # Data flows from the programs, at end `a`, to the receiver.
             self.start("wire", [*prompt(), binary("rivulet-wire"), "mc0", "ms0", *self.wire.flags()], middle)
         else:
             veth(server, client)
@@ -60,7 +60,7 @@ class CallsRig(Lab):
         self.serve()
 
     def down(self) -> None:
-        """Takes all of it away."""
+        """Removes everything."""
         try:
             super().down()
         finally:
@@ -68,26 +68,26 @@ class CallsRig(Lab):
                 self.cgroup.rmdir()
 
     def cm(self, *words: str) -> list[str]:
-        """The command `rivulet cm`."""
+        """Command line of `rivulet cm`."""
         return cm_command(self.name, self.folder / "bpf", *words)
 
     def serve(self) -> Process:
-        """Starts the daemon, which lets programs in when this returns."""
+        """Starts the daemon; returns when it accepts programs."""
         said = self.folder / "daemon.log"
         said.unlink(missing_ok=True)
         flags = ("--socket", str(self.door), "--cgroup", str(self.cgroup))
         daemon = self.start("daemon", self.cm("serve", *flags))
-        self.until(lambda: "let in" in daemon.text(), "the daemon lets programs in", 60.0, daemon)
+        self.until(lambda: "let in" in daemon.text(), "the daemon accepts programs", 60.0, daemon)
         return daemon
 
     def receive(self, *before: str) -> None:
-        """Somebody is where packets go; `before` is before the command."""
+        """Starts the receiver of the packets; `before` precedes its command."""
         command = [*before, binary("cm-udp"), "receive", f"{SERVER}:{PORT}"]
         receiver = self.start("receive", command, self.spaces["s"])
         self.until(lambda: "receiving at" in receiver.text(), "it receives", 60.0, receiver)
 
     def client(self, name: str, user: int, words: Sequence[str], **options: Any) -> Process:
-        """Starts a program in `c` as a user without rights, whose datagrams are counted."""
+        """Starts a program in `c` as an unprivileged user, in the cgroup whose datagrams are counted."""
         # `ip netns exec` hides the cgroups.
         enter = ["sh", "-c", f'echo $$ >{self.cgroup}/cgroup.procs && exec "$@"', "sh"]
         become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--pdeathsig", "KILL", "--"]
@@ -97,7 +97,7 @@ class CallsRig(Lab):
 
 @contextmanager
 def calls_rig(wire: Wire | None = None, name: str = "rig") -> Iterator[CallsRig]:
-    """A rig, torn down at the end; `name`: of its folder."""
+    """A rig, torn down at the end; `name` is its folder."""
     rig = CallsRig(BUILD / "cm-calls" / name, wire)
     with standing(rig):
         rig.build()

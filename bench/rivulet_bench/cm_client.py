@@ -1,13 +1,13 @@
-"""Programs of users for the benches of the Congestion Manager's calls, over libcm.so.
+"""Programs of users for the benches of the Congestion Manager's calls, through libcm.so.
 
     python -m rivulet_bench.cm_client LIBCM hold ADDRESS PORT
     python -m rivulet_bench.cm_client LIBCM wait ADDRESS PORT
     python -m rivulet_bench.cm_client LIBCM send ADDRESS PORT SECONDS honest|liar
 
-`hold` has the whole window outstanding, and more requests than it has room for, says so, and keeps it until it is
-killed. `wait` asks for a packet when it is told so (a line), and says when it was granted, ns of the monotonic clock.
-`send` sends as it is granted and acknowledged, and says last how many bytes arrived; a liar says that he sent an octet
-instead of each datagram, and with each acknowledgement that a hundred datagrams arrived of a flow that sends none.
+`hold` has the whole window outstanding, requests more, reports that on a line, and stays until it is killed. `wait`
+requests a packet for each input line, and prints the time of the grant in ns of the monotonic clock. `send` sends as
+granted and acknowledged, and prints the arrived bytes at the end; a liar reports one byte sent in place of each
+datagram, and, with each acknowledgement, a hundred arrived datagrams of a flow that sends none.
 """
 
 from __future__ import annotations
@@ -44,51 +44,51 @@ class Cm:
         self.check(self.cm.cm_register_send(self.flow, self._callback, None))
 
     def open(self) -> tuple[socket.socket, ctypes.c_uint64]:
-        """A socket and its flow."""
+        """Opens a socket and its flow."""
         udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         udp.connect(self.address)
         udp.setblocking(False)
         flow = ctypes.c_uint64(self.cm.cm_open_socket(udp.fileno(), None))
         if not flow.value:
-            raise SystemExit(self.said())
+            raise SystemExit(self.error_message())
         return udp, flow
 
     def _may_send(self, _flow: int, _context: object) -> None:
         self.granted += 1
 
-    def said(self) -> str:
-        """What went wrong."""
+    def error_message(self) -> str:
+        """The library's error message."""
         return (self.cm.cm_error() or b"").decode()
 
     def check(self, result: int) -> int:
-        """SystemExit if it failed."""
+        """Raises SystemExit if a call failed."""
         if result < 0:
-            raise SystemExit(self.said())
+            raise SystemExit(self.error_message())
         return result
 
     def request(self) -> None:
-        """Asks for a packet."""
+        """Requests a grant for a packet."""
         self.check(self.cm.cm_request(self.flow))
 
     def notify(self, octets: int) -> None:
-        """Octets were sent; 0: a grant is left to others."""
+        """Reports sent bytes; 0 leaves a grant to other flows."""
         self.check(self.cm.cm_notify(self.flow, octets))
 
     def update(self, sent: int, arrived: int, mode: int, rtt_ns: int, flow: ctypes.c_uint64 | None = None) -> None:
-        """Feedback, of the flow unless another one is named."""
+        """Reports feedback for the flow, or for another one."""
         counts = (ctypes.c_uint64(sent), ctypes.c_uint64(arrived))
         self.check(self.cm.cm_update(flow or self.flow, *counts, mode, ctypes.c_uint64(rtt_ns)))
 
     def wait(self, seconds: float) -> list[int]:
-        """Descriptors that can be read from; grants are taken."""
+        """Waits; returns the readable descriptors, and takes grants."""
         ready, _, _ = select.select([self.udp.fileno(), self.cm.cm_fd()], [], [], seconds)
         self.check(self.cm.cm_dispatch())
         return ready
 
 
 def hold(cm: Cm) -> None:
-    """Has the window outstanding."""
-    # A round trip time, so that the timeout is the least one.
+    """Keeps the window outstanding."""
+    # A short round-trip time, so that the retransmission timeout is the minimum.
     cm.request()
     while not cm.granted:
         cm.wait(SILENCE_S)
@@ -108,7 +108,7 @@ def hold(cm: Cm) -> None:
 
 
 def wait(cm: Cm) -> None:
-    """Waits for grants, one a line."""
+    """Waits for grants, one per input line."""
     print("open", flush=True)
     for _ in sys.stdin:
         cm.granted = 0
@@ -122,7 +122,7 @@ def wait(cm: Cm) -> None:
 
 
 def send(cm: Cm, seconds: float, liar: bool) -> None:
-    """Sends for some time."""
+    """Sends for a number of seconds."""
     end = time.monotonic() + seconds
     sent: deque[tuple[int, float]] = deque()
     number = arrived = 0
@@ -167,7 +167,7 @@ def send(cm: Cm, seconds: float, liar: bool) -> None:
 
 
 def main() -> int:
-    """One of these."""
+    """Runs one of the programs."""
     match sys.argv[1:]:
         case [library, "hold", address, port]:
             hold(Cm(library, address, int(port)))

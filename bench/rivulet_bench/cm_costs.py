@@ -1,8 +1,8 @@
-"""What a packet costs by each of the Congestion Manager's interfaces (the paper's Figure 6 and Table 1).
+"""Cost of a packet with each interface of the Congestion Manager (the paper's Figure 6 and Table 1).
 
-`cm-udp` sends small and large packets, each of which is acknowledged, by each style, and by TCP without Nagle's delay
-and without delayed acknowledgements, over a link that is as fast as the machine. TCP's packets are those of the link:
-what the kernel joins counts as one. It is not in the cgroup whose datagrams are counted.
+`cm-udp` sends small and large packets with each interface, all acknowledged, over a link at the machine's speed. It
+is compared with TCP without Nagle's algorithm and delayed acknowledgements, whose packets are those on the link:
+segments that the kernel joins count as one. TCP runs outside the cgroup whose datagrams are counted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SIZES = (64, 168, 400, 700, 1000, 1400)
 STYLES = ("tcp", "tcp-cm", "buffered", "alf", "alf-noconnect", "bulk")
 PACKETS = 200_000
 OF_TCP = {"alf-noconnect": 0.75, "bulk": 0.9}
-"""Packets a second, of those that TCP without delays sends."""
+"""Packets a second, relative to TCP without delays."""
 
 
 def costs(options: Any) -> Json:
@@ -39,7 +39,7 @@ def costs(options: Any) -> Json:
             for size in SIZES:
                 for style in STYLES:
                     report = _send(rig, style, size, options.packets)
-                    # The first run finds windows and neighbours as nobody left them.
+                    # The first run has no window and no resolved neighbour.
                     if repetition:
                         times[style, size].append(report["us_a_packet"])
                         lost[style] += report["lost"]
@@ -57,7 +57,7 @@ def costs(options: Any) -> Json:
 
 
 def bars(result: Json) -> list[Bar]:
-    """Of all sizes the worst."""
+    """Each interface at its worst packet size."""
     found = []
     for style, wanted in OF_TCP.items():
         worst = min(row["tcp"][0] / row[style][0] for row in result["summary"])
@@ -75,7 +75,7 @@ def _prepare(rig: CallsRig) -> None:
 
 
 def _pinned(processor: int) -> list[str]:
-    """Sender and receiver do not take turns where there is room for both."""
+    """Pins sender and receiver to different processors if there are two."""
     there = sorted(os.sched_getaffinity(0))
     return ["taskset", "-c", str(there[processor % len(there)])]
 
@@ -87,7 +87,7 @@ def _send(rig: CallsRig, style: str, size: int, packets: int) -> Json:
     if style.startswith("tcp"):
         process = rig.start("send", [*_pinned(0), *words], rig.spaces["c"], **pipes)
     else:
-        # A user a style: the windows of one are not the other's.
+        # One user per interface, so that they do not share windows.
         process = rig.client("send", USER + STYLES.index(style), [*_pinned(0), *words], **pipes)
     report: Json = json.loads(process.output(300.0))
     return report

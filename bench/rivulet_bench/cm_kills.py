@@ -1,8 +1,8 @@
-"""A thousand kills of the daemon and of programs of users: how long what they held is nobody's.
+"""A thousand kills of the daemon and of programs: how long the killed program's window stays unusable.
 
-A program has a whole window outstanding, and asks for more; another one of the same user waits for a packet. Then the
-first is killed, or the daemon and it; whoever keeps daemons running starts the next one at once. The window must be the
-other's within two retransmission timeouts of the macroflow, whose round trip time is a millisecond: 400 ms.
+A program has a whole window outstanding and requests more; another program of the same user waits for a grant. Then
+the first is killed, or it and the daemon, which is restarted at once. The second must get the window within two
+retransmission timeouts of the macroflow, whose round-trip time is a millisecond: 400 ms.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .stats import percentile
 Json = dict[str, Any]
 
 TIMEOUTS_MS = 2 * 200.0
-"""Two of the least ones (host/cm's rules), which a path of a millisecond has."""
+"""Two minimal retransmission timeouts (rules in host/cm), which apply to a path of a millisecond."""
 
 
 def kills(options: Any) -> Json:
-    """Every second kill is of the daemon too."""
+    """Every second kill includes the daemon."""
     took: dict[str, list[float]] = {"program": [], "daemon and program": []}
     with calls_rig() as rig:
         rig.receive()
@@ -62,19 +62,19 @@ def kills(options: Any) -> Json:
 
 
 def bars(result: Json) -> list[Bar]:
-    """Of all kills the longest."""
+    """The longest of all kills."""
     longest = max(row["longest_ms"] for row in result["summary"])
-    what = "ms until what a killed program held is another's, the longest"
+    what = "longest time until another program gets a killed one's window, ms"
     return [Bar(what, longest, result["bound_ms"], at_most=True)]
 
 
 def library() -> str:
-    """libcm.so, beside the binaries."""
+    """libcm.so in the folder of the binaries."""
     return str(Path(binary("rivulet")).with_name("libcm.so"))
 
 
 def program(rig: CallsRig, name: str, user: int, *words: str) -> Process:
-    """One of `cm_client`'s, with pipes."""
+    """Starts a program of `cm_client` with pipes."""
     command = [sys.executable, "-m", "rivulet_bench.cm_client", library(), *words]
     pipes: Json = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return rig.client(name, user, command, **pipes)

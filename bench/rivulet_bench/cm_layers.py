@@ -1,8 +1,8 @@
-"""Adaptation by the Congestion Manager: the paper's figures 8 (request and callback), 9 (rate callback), 10 (feedback).
+"""Adaptation under the Congestion Manager: figures 8 (request and callback), 9 (rate callback), 10 (feedback).
 
-A stream of four layers alone on a link that changes its rate. What is measured is what the server wrote when it sent:
-after each change to a rate that its layer does not fit, until the first layer that does, in seconds and in round trips
-as the server measured them last. Those have the queue in front of the slow link in them, which is where the news waits.
+One stream of four layers uses a link of changing rate. From the lines that the server wrote: after each change to a
+rate below its layer, the time until the first layer that fits, in seconds and in round trips as the server measured
+them last. These include the queue in front of the slow link, in which the feedback waits.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ Json = dict[str, Any]
 REQUEST, CALLBACK = "request", "rate"
 RTT_MS = 75.0
 QUEUE = 10
-"""Packets: at the lowest rate 0.3 s, in which nobody can learn of it."""
+"""Packets: 0.3 s at the lowest rate, in which the sender cannot learn of it."""
 STEPS = (3.0, 0.7, 1.4, 0.4, 3.0)
-"""Rates of the link one after the other, Mb/s."""
+"""Consecutive rates of the link, Mb/s."""
 STEP_S = 6.0
 
 LATE_RATE, LATE_QUEUE, LATE_OCTETS = 20.0, 1000, 256
-"""A path that holds more than 500 packets of this size, so that so many acknowledgements can come at all."""
+"""A path that holds more than 500 packets of this size, so that a report can acknowledge as many."""
 LATE_EVERY, LATE_MS = 500, 2000
 LATE_S = 24.0
 FIRST_WINDOW = 10
 SETTLED_S = 8.0
-"""The end of a run with late feedback, when the pipe is full."""
+"""Last part of a run with late feedback, when the pipe is full."""
 
 
 def layers(options: Any) -> Json:
@@ -71,7 +71,7 @@ def _draw(path: AdaptivePath, stream: Stream, seconds: float, title: str, pictur
 
 
 def _steps(by: str, picture: Path | None) -> Json:
-    """One stream, and a link that goes through all of its rates."""
+    """Runs one stream over all rates of the link."""
     with adaptive_path(AdaptivePath(BUILD / "cm-layers", STEPS[0], RTT_MS, QUEUE)) as path:
         stream = path.stream(by, ["layers", "--by", by])
         path.until(lambda: bool(stream.received.of("layer")), "the stream arrives", 20.0)
@@ -92,7 +92,7 @@ def _steps(by: str, picture: Path | None) -> Json:
 
 
 def _late(flags: tuple[str, ...], picture: Path | None) -> Json:
-    """One stream by request, whose receiver reports so."""
+    """Runs one stream by request, with a receiver that reports late."""
     wide = AdaptivePath(BUILD / "cm-layers", LATE_RATE, RTT_MS, LATE_QUEUE, FIRST_WINDOW)
     with adaptive_path(wide) as path:
         stream = path.stream(REQUEST, ["layers", "--by", REQUEST, "--octets", str(LATE_OCTETS)], flags)
@@ -104,7 +104,7 @@ def _late(flags: tuple[str, ...], picture: Path | None) -> Json:
         close, end = stream.end()
         arrived, shares = stream.received.of("arrived"), stream.served.of("share")
         _draw(path, stream, LATE_S, f"feedback: {' '.join(flags) or 'of each packet'}", picture)
-    # Lines cover what came since the one before: the first window is in the first of them.
+    # A line counts arrivals since the line before it, so the first window is in the first lines.
     began = stream.received.of("layer")[0]["at"]
     first = arrived[0]["packets"]
     second = next((line["at"] for line in arrived[1:] if line["packets"]), began)
@@ -114,7 +114,7 @@ def _late(flags: tuple[str, ...], picture: Path | None) -> Json:
         "first_packets": first,
         "second_s": (second - began) / NS,
         "jump": max((b / a for a, b in pairwise(rates)), default=1.0),
-        # How much more or less comes in one tenth of a second than in the one before.
+        # Change of the arrivals from each tenth of a second to the next.
         "waves": statistics.fmean(abs(b - a) for a, b in pairwise(settled)) / statistics.fmean(settled),
         "reports": close["reports"],
         "busiest": max(sum(0 <= other["at"] - line["at"] < LATE_MS * 1_000_000 for other in shares) for line in shares),
@@ -152,7 +152,7 @@ def _of_feedback(name: str, runs: list[Json]) -> Json:
 
 
 def bars(found: Json) -> list[Bar]:
-    """What must be reached: the paper's claims in numbers."""
+    """The paper's claims as bounds."""
     request, callback = found["summary"][REQUEST], found["summary"][CALLBACK]
     late, prompt = found["feedback"]["late"], found["feedback"]["prompt"]
     nothing = float("nan")
@@ -175,7 +175,7 @@ def bars(found: Json) -> list[Bar]:
             1.0,
         ),
         Bar("figure 10: packets before the first late report", late["first_packets"][0], FIRST_WINDOW, at_most=True),
-        Bar("figure 10: seconds until the stream goes on", late["second_s"][0], LATE_MS / 1e3),
+        Bar("figure 10: seconds until the stream continues", late["second_s"][0], LATE_MS / 1e3),
         Bar("figure 10: the same, at most", late["second_s"][0], LATE_MS / 1e3 + 0.5, at_most=True),
         Bar(
             "figure 10: waves of what arrives, of those with prompt feedback",

@@ -1,9 +1,9 @@
-"""What a user who lies takes from another one.
+"""Effect of a lying user on another one.
 
-Two users send by the Congestion Manager's calls to one receiver over one slow link, each by a window of his own. In
-every second run one of them says that he sent less, and that more arrived than ever left. The other's throughput must
-be what it is beside an honest one. (Who acknowledges what is still on its way, or hides losses, gets more, as one who
-uses no congestion control does: docs/congestion-manager.md.)
+Two users send with the Congestion Manager's calls to one receiver over a slow link, each with his own window. In
+every second run one of them reports fewer sent bytes, and more arrived bytes than he sent. The other's throughput
+must equal that beside an honest user. (A user that acknowledges packets in flight, or hides losses, gets more, as a
+program without congestion control does: docs/congestion-manager.md.)
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ WITHIN = 0.05
 
 
 def liar(options: Any) -> Json:
-    """The other's throughput, beside an honest user and beside a liar."""
+    """The other user's throughput beside an honest user and beside a liar."""
     seconds = 3 * options.seconds
     got: dict[str, list[float]] = {"honest": [], "liar": []}
     with calls_rig(WIRE) as rig:
         rig.receive()
         for repetition in range(options.repetitions):
             for number, how in enumerate(got):
-                # Users whom nobody knows: what one has learnt the next does not find.
+                # Users without history, so that no run uses what another has learnt.
                 user = USER + 1 + 4 * repetition + 2 * number
                 words = ("send", SERVER, str(PORT), f"{seconds:g}")
                 them = program(rig, "them", user, *words, how)
@@ -44,6 +44,6 @@ def liar(options: Any) -> Json:
 
 
 def bars(result: Json) -> list[Bar]:
-    """As much as beside an honest one."""
+    """The throughput must be as beside an honest user."""
     what, ratio = "a user's throughput beside a liar, of that beside an honest one", result["of_honest"]
     return [Bar(what, ratio, 1 - WITHIN), Bar(what, ratio, 1 + WITHIN, at_most=True)]

@@ -1,4 +1,4 @@
-"""A server, a client, a slow and long wire between them, and the Congestion Manager's TCP under a name of its own."""
+"""A server, a client, a slow and long wire between them, and the Congestion Manager's TCP under a unique name."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ PORT = 7000
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """From the server to the client; the way back has the delay alone."""
+    """The wire from the server to the client; the way back only has the delay."""
 
     rate_mbit: float
     rtt_ms: float
     loss: float = 0.0
-    """Probability."""
+    """Loss probability."""
     jitter_ms: float = 0.0
-    """Of acknowledgements: uniform, plus and minus; their order is kept."""
+    """Jitter of acknowledgements: uniform, plus and minus, in order."""
 
     @property
     def queue(self) -> int:
-        """Packets of a round trip."""
+        """Packets of one bandwidth-delay product."""
         return max(int(self.rate_mbit * 1e6 * self.rtt_ms / 1e3 / 8 / 1514), 8)
 
     def flags(self) -> list[str]:
-        """Of rivulet-wire, `a` at the server."""
+        """Flags of rivulet-wire, with end `a` at the server."""
         down = f"rate={self.rate_mbit:g}mbit,delay={self.rtt_ms / 2:g}ms,loss={self.loss:g},queue={self.queue}"
         return ["--a-to-b", down, "--b-to-a", f"delay={self.rtt_ms / 2:g}ms,jitter={self.jitter_ms:g}ms,queue=10000"]
 
 
 class CmRig(Lab):
-    """The namespaces while they stand: `s` the server, `c` the client, `m` the wire."""
+    """The running namespaces: `s` server, `c` client, `m` wire."""
 
     def __init__(self, folder: Path, wire: Wire) -> None:
         super().__init__(folder)
         self.wire = wire
         self.name = f"rvcm_b{os.getpid()}"
-        """Of the congestion control."""
+        """Name of the congestion control."""
 
     def build(self) -> None:
-        """Namespaces, links, the wire, the congestion control."""
+        """Makes namespaces, links, wire and congestion control."""
         for name in ("s", "c", "m"):
             self.namespace(name)
         middle = self.spaces["m"]
@@ -61,8 +61,8 @@ class CmRig(Lab):
         veth(End(self.spaces["c"], "c0"), End(middle, "mc0"))
         self.spaces["s"].ip(f"addr add {SERVER}/24 dev s0", f"route add {CLIENT}/32 dev s0 src {SERVER}")
         self.spaces["c"].ip(f"addr add {CLIENT}/24 dev c0")
-        # Segments as they are on a wire; nothing remembered of earlier runs; buffers of seconds, so that on a busy
-        # machine the ends of connections do not hold them back.
+        # Segments as on a real wire; no metrics of earlier runs; buffers for seconds, so that on a busy machine the
+        # ends of connections do not limit them.
         for name, device in (("s", "s0"), ("c", "c0")):
             self.spaces[name].run("ethtool", "-K", device, "tso", "off", "gso", "off", "gro", "off", "tx", "off")
             self.spaces[name].set("net.ipv4.tcp_no_metrics_save=1", "net.ipv4.tcp_rmem=4096 8388608 16777216")
@@ -73,12 +73,12 @@ class CmRig(Lab):
         self.cm("load")
 
     def cm(self, *words: str) -> str:
-        """`rivulet cm`."""
+        """Runs `rivulet cm`."""
         command = cm_command(self.name, self.folder / "bpf", *words)
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
     def choose(self, name: str) -> None:
-        """The congestion control of the server's new connections; `cm`: ours, which knows nothing yet."""
+        """Sets the congestion control of the server's new connections; `cm`: ours, without history."""
         if name == "cm":
             self.cm("forget")
             name = self.name
@@ -86,7 +86,7 @@ class CmRig(Lab):
         self.spaces["s"].ip(route)
 
     def idle(self) -> bool:
-        """Nothing is known of any destination, and no connection has ours."""
+        """Whether no destination has a macroflow and no connection uses ours."""
         self.cm("forget")
         return not json.loads(self.cm("status", "--json"))["macroflows"]
 
@@ -97,14 +97,14 @@ class CmRig(Lab):
         self.until(lambda: "listening" in process.text(), "the server listens", 20.0, process)
 
     def shares(self, names: Sequence[str], warm_up_s: float, seconds: float) -> list[int]:
-        """Bytes that connections with these congestion controls get beside one another; `cm`: ours."""
-        # A forgotten macroflow is as new as the others' state.
+        """Bytes of parallel connections with these congestion controls; `cm`: ours."""
+        # Wait until the macroflow is forgotten, so that it starts like the others' state.
         self.until(self.idle, "connections of before are gone", 60.0)
         counts = self._client("receive", [f"{warm_up_s:g}", f"{seconds:g}"], names, warm_up_s + seconds + 60)
         return [int(count) for count in counts]
 
     def setups(self, names: Sequence[str], count: int) -> list[list[float]]:
-        """Seconds until the first byte of so many connections with each of these congestion controls."""
+        """Seconds until the first byte of `count` connections with each of these congestion controls."""
         return [[float(s) for s in times] for times in self._client("connect", [str(count)], names, 60.0 + count)]
 
     def _client(self, what: str, words: Sequence[str], names: Sequence[str], patience_s: float) -> Any:
@@ -117,7 +117,7 @@ class CmRig(Lab):
 
 @contextmanager
 def cm_rig(wire: Wire, name: str = "rig") -> Iterator[CmRig]:
-    """A rig, torn down at the end; `name`: of its folder."""
+    """A rig, torn down at the end; `name` is its folder."""
     rig = CmRig(BUILD / "cm" / name, wire)
     with standing(rig):
         rig.build()

@@ -1,7 +1,7 @@
-"""Figure 7 with Rivulet's own connections: fetches of one process as streams of one connection, and fetches of
-processes that have nothing in common but a token on disk.
+"""Figure 7 with Rivulet's own connections: fetches of one process as streams of one connection, and fetches of separate
+processes that share only a token on disk.
 
-A part of `make bench-cm` (`--parts rivulet`). Run by itself under `rivulet run` it is the process that fetches.
+It is the part `rivulet` of `make bench-cm`. As a program under `rivulet run` it is the process that fetches.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Json = dict[str, Any]
 FETCHES = 9
 FETCH_BYTES = 128 * 1024
 FETCH_GAP_S = 0.5
-# The round trip of the paper's path; its octets are sent in a seventh of one, so that what is counted is round trips.
+# The paper's round trip. The bytes take a seventh of it, so that round trips dominate the time.
 WIRE = Wire(rate_mbit=100, rtt_ms=75)
 SENDING_MS = FETCH_BYTES * 8 / WIRE.rate_mbit / 1e3
 ROUNDS = 3
-"""The bar. A tenth of a round trip is for what the programs take."""
+"""The bar, with a tenth of a round trip for the programs' own time."""
 SERVICE = "10.78.1.1"
-# A server moves windows once it remembers a horizon.
+# A server accepts moved windows only after it has run for a horizon.
 HORIZON_S = 4.0
 KINDS = ("streams", "processes", "without")
-"""One process; processes with the user's folder for state; processes without one."""
+"""One process; processes that share the user's state folder; processes without one."""
 
 
 def fetches(options: Any) -> Json:
-    """Nine fetches of each kind, again and again, the kinds in turn."""
+    """Nine fetches of each kind, repeatedly, the kinds alternating."""
     took: dict[str, list[list[float]]] = {kind: [] for kind in KINDS}
     with cm_rig(WIRE) as rig:
         _serve(rig)
@@ -64,7 +64,7 @@ def fetches(options: Any) -> Json:
 
 
 def bars(result: Json) -> list[Bar]:
-    """What must be reached."""
+    """The bounds."""
     found = []
     of = {row["kind"]: row for row in result.get("summary", [])}
     for kind in ("streams", "processes") if of else ():
@@ -76,7 +76,7 @@ def bars(result: Json) -> list[Bar]:
 
 
 def _rounds(ms: float) -> float:
-    """Round trips in a time, but for what the link takes for the octets."""
+    """Round trips in a time, without the time that the link needs for the bytes."""
     return (ms - SENDING_MS) / WIRE.rtt_ms
 
 
@@ -96,7 +96,7 @@ def _serve(rig: CmRig) -> None:
 
 
 def _nine(rig: CmRig, kind: str, state: Path) -> list[float]:
-    """How long each of nine fetches took, milliseconds."""
+    """Milliseconds of each of nine fetches."""
     url = f"http://{SERVICE}/file"
     folder = "" if kind == "without" else str(state)
     run = ["env", f"RIVULET_STATE={folder}", binary("rivulet"), "run", "--"]
@@ -119,7 +119,7 @@ def _check(size: int) -> None:
 
 
 def _fetch(url: str) -> float:
-    """Milliseconds from the connection's opening to the last octet."""
+    """Milliseconds from the opening of the connection to the last byte."""
     began = time.perf_counter()
     with urlopen(url) as answer:
         size = len(answer.read())
@@ -129,7 +129,7 @@ def _fetch(url: str) -> float:
 
 
 def main() -> int:
-    """Fetches URL so often, with the pause between, and prints how long each took."""
+    """Fetches URL a number of times, with a pause between, and prints the times."""
     url, count = sys.argv[1], int(sys.argv[2])
     took = []
     for number in range(count):

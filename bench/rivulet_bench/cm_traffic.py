@@ -1,12 +1,12 @@
-"""Connections whose server's ends have congestion controls of one's choice: sends without end, and counts what arrives.
+"""Connections with a chosen congestion control at the server: it sends without end, the client counts.
 
     python -m rivulet_bench.cm_traffic send ADDRESS PORT
     python -m rivulet_bench.cm_traffic receive ADDRESS PORT WARM_UP_S SECONDS NAME...
     python -m rivulet_bench.cm_traffic connect ADDRESS PORT COUNT NAME...
 
-The client names the congestion control in the first line of each connection. It prints a line of JSON: bytes of each
-connection after the warm-up, in the order of the names; or, of so many connections with each, one after the other, the
-seconds until the first byte.
+The client names the congestion control in the first line of each connection. It prints a line of JSON: the bytes of
+each connection after the warm-up, in the order of the names; or, for COUNT connections with each control, the seconds
+until the first byte.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _serve(connection: socket.socket) -> None:
 
 
 def send(address: str, port: int) -> None:
-    """Takes connections until it is ended."""
+    """Accepts connections until it is killed."""
     with socket.create_server((address, port), backlog=64) as listener:
         print("listening", flush=True)
         while True:
@@ -41,7 +41,7 @@ def send(address: str, port: int) -> None:
 
 
 def receive(address: str, port: int, warm_up_s: float, seconds: float, names: list[str]) -> list[int]:
-    """Bytes of each connection in so many seconds after the warm-up."""
+    """Bytes of each connection in `seconds` after the warm-up."""
     selector = selectors.DefaultSelector()
     counts = [0] * len(names)
     for index, name in enumerate(names):
@@ -65,7 +65,7 @@ def receive(address: str, port: int, warm_up_s: float, seconds: float, names: li
 
 
 def connect(address: str, port: int, count: int, names: list[str]) -> list[list[float]]:
-    """Seconds that connections take until their first byte, by name."""
+    """Seconds until the first byte of each connection, by name."""
     took: list[list[float]] = [[] for _ in names]
     for _ in range(count):
         for name, times in zip(names, took, strict=True):
@@ -79,7 +79,7 @@ def connect(address: str, port: int, count: int, names: list[str]) -> list[list[
 
 
 def main() -> int:
-    """One of the two ends."""
+    """Runs one of the two ends."""
     match sys.argv[1:]:
         case ["send", address, port]:
             send(address, int(port))

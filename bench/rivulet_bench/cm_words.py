@@ -1,4 +1,4 @@
-"""What `make bench-cm` measured, in words and tables."""
+"""The section of `make bench-cm` on the results page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Json = dict[str, Any]
 
 
 def cm_words(d: Json) -> str:
-    """Its section of the results: the parts that were measured, each by itself."""
+    """The text of the parts that were measured."""
     missing = [name for name in PARTS if name not in d]
     parts = [PARTS[name](d[name]) for name in PARTS if name in d]
     if missing:
@@ -90,14 +90,16 @@ def _kills(part: Json) -> str:
         for r in part["summary"]
     ]
     head = ("killed with -9", "kills", "median, ms", "p99", "longest")
-    return f"Until what a killed program held is another's (at most {part['bound_ms']:g} ms):\n\n" + table(head, rows)
+    return f"Until another program gets a killed one's window (at most {part['bound_ms']:g} ms):\n\n" + table(
+        head, rows
+    )
 
 
 def _liar(part: Json) -> str:
     by = part["summary"]
     return (
-        f"A user beside one who is honest has {_interval(by['honest'], 3)} Mb/s, beside one who acknowledges what never"
-        f" left {_interval(by['liar'], 3)}: {part['of_honest']:.3f} of it."
+        f"A user beside an honest one gets {_interval(by['honest'], 3)} Mb/s, beside one that acknowledges bytes that"
+        f" it never sent {_interval(by['liar'], 3)}: {part['of_honest']:.3f} of it."
     )
 
 
@@ -109,9 +111,9 @@ def _layers(part: Json) -> str:
     late = part["feedback"]["late"]
     return (
         "Figures 8 and 9, until the layer fits a link that changed:\n\n"
-        + table(("told by", "changes of rate", "round trips, 90 %", "seconds, most", "changes of layer"), rows)
+        + table(("interface", "changes of rate", "round trips, 90 %", "seconds, most", "changes of layer"), rows)
         + f"\n\nFigure 10, reports that are late: {late['first_packets'][0]:.1f} packets before the first, the stream"
-        f" goes on after {_interval(late['second_s'])} s, then {late['busiest'][0]:.1f} reports in two seconds."
+        f" continues after {_interval(late['second_s'])} s, then {late['busiest'][0]:.1f} reports in two seconds."
     )
 
 

@@ -1,7 +1,7 @@
-"""Figure 10: one client alone that fetches small objects, a new connection each, at a round-trip time of 10 ms.
+"""Figure 10: one client fetches small objects, each over a new connection, at a round-trip time of 10 ms.
 
-Kernel TCP (Reno, nginx) without and with Fast Open, ours without and with an address token, by turns in the same run;
-all begin with a window of ten segments. The response time in round trips says what each spends on its handshake.
+Kernel TCP (Reno, nginx) without and with Fast Open, and Rivulet without and with an address token, alternate in one
+run; all begin with a window of ten segments. The response time in round trips shows the cost of each handshake.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ KINDS: dict[str, tuple[Transport, tuple[str, ...]]] = {
 }
 RTT_MS = 10.0
 OF_TCP = 1.05
-"""Response time, of kernel TCP's with the same handshake: without a token of TCP's, with one of Fast Open's."""
+"""Bound of the response time relative to kernel TCP with the same handshake: without token to TCP, with token to Fast
+Open."""
 
 
 def bars(result: Json) -> list[Bar]:
-    """The response time of each size, of kernel TCP's in the same run."""
+    """The response time for each size, relative to kernel TCP in the same run."""
     rtts = {(row["kind"], row["bytes"]): row["rtts"] for row in result["summary"]}
     return [
         Bar(f"{size:,} bytes: {ours}, of {theirs}'s time", rtts[ours, size] / rtts[theirs, size], OF_TCP, at_most=True)
@@ -51,7 +52,7 @@ def fetch(rig: HostRig, kind: str, size: int, requests: int) -> Json:
 
 
 def main() -> int:
-    """Runs it and writes bench/results/figure10.json and .png."""
+    """Runs the bench and writes bench/results/figure10.json and .png."""
     parser = flags(__doc__ or "")
     parser.add_argument("--requests", type=int, default=25, help="requests of a run")
     options = parser.parse_args()
@@ -62,7 +63,7 @@ def main() -> int:
         rig.start_nginx()
         rig.start_rivulet()
         for kind in KINDS:
-            # The first connection of all gets the cookie or the token; it is not measured.
+            # The first connection gets the cookie or the token; it is not measured.
             fetch(rig, kind, SIZES[0], 3)
         for size in SIZES:
             for repetition in range(options.repetitions):

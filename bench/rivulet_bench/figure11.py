@@ -1,7 +1,7 @@
-"""Figure 11: memory of the server with 1 to 100,000 open, idle connections, each of which has fetched one object.
+"""Figure 11: the server's memory with 1 to 100,000 open, idle connections, each after one fetch.
 
-Ours: the serving process; it has no kernel sockets but its packet socket. Kernel TCP: nginx, and for each of its
-sockets the objects that the kernel keeps (sizes from /proc/slabinfo, number from the server's namespace).
+Rivulet: the serving process, which has no kernel socket but its packet socket. Kernel TCP: nginx, and for each socket
+the kernel's objects (sizes from /proc/slabinfo, number from the server's namespace).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Json = dict[str, Any]
 CONNECTIONS = (1, 100, 10_000, 100_000)
 TRANSPORTS: tuple[Transport, ...] = ("rivulet", "tcp")
 OBJECTS = ("TCP", "sock_inode_cache", "dentry", "filp", "eventpoll_epi", "eventpoll_pwq")
-"""What the kernel keeps for a TCP socket that a process waits for with epoll."""
+"""Kernel objects of a TCP socket that a process watches with epoll."""
 WANTED_GROWTH = 1_000_000
-"""Bytes that our server may grow by, from one connection to the most."""
+"""Bytes by which Rivulet's server may grow from one connection to the most."""
 SPARE = 1_000
 MEGABYTE = 1e6
 
 
 def socket_bytes() -> int:
-    """Bytes of kernel memory for one idle TCP socket."""
+    """Kernel memory of one idle TCP socket in bytes."""
     sizes = {}
     for line in Path("/proc/slabinfo").read_text().splitlines()[2:]:
         words = line.split()
@@ -45,14 +45,14 @@ def socket_bytes() -> int:
 
 
 def kernel_sockets(rig: HostRig) -> int:
-    """TCP sockets of the server's port that are open."""
+    """Number of open TCP sockets at the server's port."""
     return len(rig.run("s", ["ss", "-tnH", "state", "established", f"sport = :{TCP_PORT}"]).splitlines())
 
 
 def hold(
     rig: HostRig, transport: Transport, path: str, connections: int, port: int = 0, more: tuple[str, ...] = ()
 ) -> list[Process]:
-    """Opens connections and leaves them open; several processes where one may not have so many descriptors."""
+    """Opens connections and keeps them open, in several processes if one may not have enough descriptors."""
     most = descriptors_most() - SPARE if transport == "tcp" else connections
     held: list[Process] = []
     try:
@@ -61,7 +61,7 @@ def hold(
             count = min(left, most)
             left -= count
             words = ["--one-thread", "--hold", *more]
-            # A source of its own for each process, and more than one where one has not enough ports.
+            # Each process uses its own source address, and several if one has not enough ports.
             own = CLIENTS if transport in ("rivulet", "plain") else (CLIENTS[len(held) % len(CLIENTS)],)
             for address in own:
                 words += ["--source", address]
@@ -79,7 +79,7 @@ def hold(
 
 
 def release(held: list[Process]) -> None:
-    """Closes them; RackError if one did not live so long."""
+    """Closes the connections; RackError if one of them failed meanwhile."""
     for load in held:
         result = finish(load)
         if result["errors"]:
@@ -87,7 +87,7 @@ def release(held: list[Process]) -> None:
 
 
 def memory(rig: HostRig, server: Server, transport: Transport, path: str, connections: int) -> Json:
-    """What the server holds while so many connections are open."""
+    """Memory of the server while the connections are open."""
     held = hold(rig, transport, path, connections)
     try:
         process = server.anonymous_bytes()
@@ -107,7 +107,7 @@ def memory(rig: HostRig, server: Server, transport: Transport, path: str, connec
 
 
 def main() -> int:
-    """Runs it and writes bench/results/figure11.json and .png."""
+    """Runs the bench and writes bench/results/figure11.json and .png."""
     parser = flags(__doc__ or "")
     parser.add_argument("--connections", type=int, nargs="+", default=list(CONNECTIONS))
     options = parser.parse_args()
@@ -119,7 +119,8 @@ def main() -> int:
                 server: Server | None = None
                 for connections in sorted(options.connections):
                     if transport == "tcp":
-                        # nginx sets memory aside for what it is configured for: each point with what it needs.
+                        # nginx reserves memory for its configured connections, so each point gets its own
+                        # configuration.
                         server = rig.start_nginx(connections)
                     elif server is None:
                         server = rig.start_rivulet()
@@ -130,7 +131,7 @@ def main() -> int:
                         f" (kernel {row['kernel_bytes'] / MEGABYTE:.1f})",
                         flush=True,
                     )
-                # Started anew for the next: what a process has once taken it does not always give back.
+                # Restarted for the next point, because processes do not return all freed memory.
                 rig.stop("rivulet" if transport == "rivulet" else "nginx")
                 time.sleep(0.2)
     summary, series = summarise(rows, sorted(options.connections))
@@ -138,7 +139,7 @@ def main() -> int:
     lines(plot_path("figure11"), series, "open connections", "MB", title, log_y=True)
     judged = bars(rows)
     if not judged:
-        print("not the whole range was run: nothing is kept")
+        print("not the whole range was run: the result is not stored")
         return judge(judged)
     growth = judged[0]
     result = {
@@ -156,7 +157,7 @@ def main() -> int:
 
 
 def summarise(rows: list[Json], connections: list[int]) -> tuple[list[Json], dict[str, Points]]:
-    """Means with intervals, for the table and the plot."""
+    """Means with intervals, for table and plot."""
     summary: list[Json] = []
     series: dict[str, Points] = {}
     for transport in TRANSPORTS:
@@ -180,7 +181,7 @@ def summarise(rows: list[Json], connections: list[int]) -> tuple[list[Json], dic
 
 
 def bars(rows: list[Json]) -> list[Bar]:
-    """What our server grew by at most over the repetitions; none where the range of connections shows nothing."""
+    """Largest growth of Rivulet's server over the repetitions; no bars if the range of connections is too small."""
     most = 0
     for repetition in {r["repetition"] for r in rows}:
         mine = [r for r in rows if r["transport"] == "rivulet" and r["repetition"] == repetition]

@@ -1,7 +1,7 @@
-"""Figure 12: where the server's processor time goes while it fills a link of 1 Gb/s with one connection.
+"""Figure 12: use of the server's processor time while one connection fills a link of 1 Gb/s.
 
-Ours, without any soft state (each request is verified and its state computed anew, as in the paper's figure), and
-kernel TCP (Reno, nginx). The server's core is sampled; what a symbol's name says decides for what it counts.
+Rivulet without soft state (each request is verified and its state computed again, as in the paper's figure), and
+kernel TCP (Reno, nginx). The server's core is sampled; the name of a symbol decides for its kind of work.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from .stats import Json, interval, save
 
 RATE_MBIT = 1000.0
 OF_TCP = 0.95
-"""Rate of one connection on one core, of kernel TCP's."""
+"""Bound of the rate of one connection on one core, relative to kernel TCP."""
 TRANSPORTS: tuple[Transport, ...] = ("rivulet", "tcp")
 COLOURS = ("#b23a48", "#0b6e4f", "#7fb8a4", "#e0b04a", "#4a6fa5", "#999999")
 
 
 def bars(result: Json) -> list[Bar]:
-    """The rate that one core gives one connection, of kernel TCP's in the same run."""
+    """The rate of one connection on one core, relative to kernel TCP in the same run."""
     mbps = {row["transport"]: row["mbps"] for row in result["summary"]}
     return [Bar("Mb/s of one connection, of kernel TCP", mbps["rivulet"] / mbps["tcp"], OF_TCP)]
 
 
 def sample(rig: HostRig, transport: Transport, seconds: float) -> Json:
-    """One transfer, the server's core sampled in its middle."""
+    """One transfer; the server's core is sampled in its middle."""
     path = rig.put(round(RATE_MBIT * 1e6 / 8 * (seconds + 1.0)))
     data = rig.folder / "server.perf"
     server = rig.servers["rivulet" if transport == "rivulet" else "nginx"]
@@ -48,7 +48,7 @@ def sample(rig: HostRig, transport: Transport, seconds: float) -> Json:
 
 
 def main() -> int:
-    """Runs it and writes bench/results/figure12.json and .png."""
+    """Runs the bench and writes bench/results/figure12.json and .png."""
     parser = flags(__doc__ or "")
     parser.set_defaults(seconds=2.0)
     options = parser.parse_args()

@@ -1,11 +1,11 @@
-"""Figure 16 with live replicas: what a kill costs, over many kills, and kernel TCP beside it.
+"""Figure 16 with live replicas: the cost of a kill, over many kills, and kernel TCP for comparison.
 
-One long download after another at 100 Mb/s and 10 ms; in each, one or two of three replicas are killed with kill -9 at
-random moments and come back. For each kill: the longest time without a new in-order byte at the application, when the
-switch was seen to have excluded the replica, and how long until goodput was back at 90 % of what it was. The bounds:
-the stall at most the exclusion bound plus 3 round trips at the median, plus 6 at the 99th percentile; goodput back
-within 10 round trips. Round trips are those that the link has under load, measured in the same run: its queue holds
-one bandwidth-delay product, so they are up to twice those of the idle link, which stand beside them.
+Long downloads at 100 Mb/s and 10 ms; in each, one or two of three replicas are killed with SIGKILL at random times
+and restarted. For each kill: the longest time without a new in-order byte at the application, the time of the
+exclusion at the switch, and the time until goodput is at 90 % of its former value. Bounds: the median stall is at
+most the exclusion bound plus 3 round trips, its 99th percentile plus 6; goodput is back within 10 round trips. Round
+trips are those under load, measured in the same run: the link's queue holds one bandwidth-delay product, so they are
+up to twice those of the idle link, which are reported too.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from .stats import Json, percentile, save
 
 SIZE = 60_000_000
 BEFORE_S = 0.5
-"""Goodput before a kill is that of so long."""
+"""Seconds before a kill from which its former goodput is computed."""
 
 SETTLE_S = 0.8
-"""From a replica's return to the next kill at least: the window must be what it was."""
+"""Least seconds from a replica's return to the next kill, so that the window has recovered."""
 
 SPAN_ROUND_TRIPS = 4
-"""Goodput is back when so many round trips together have 90 % of what was before."""
+"""Round trips that must have 90 % of the former goodput together."""
 
 
 def one(standing: Standing, chaos: Chaos, rng: random.Random, client: str, host: str, via: str) -> list[dict[str, Any]]:
-    """A download with kills in it; a line a kill."""
+    """A download with kills; one row per kill."""
     standing.rack.until(chaos.all_up, "the replicas come back", 60.0)
     first, seen = len(chaos.kills), len(standing.watch.history)
     standing.client(client, host, via, f"figure16-{SIZE}.bin", SIZE)
@@ -61,7 +61,7 @@ def one(standing: Standing, chaos: Chaos, rng: random.Random, client: str, host:
     excluded = [(at, who) for at, who, out in standing.watch.history[seen:] if out]
     rows = []
     kills = chaos.kills[first:]
-    # Two at once are one deed for the client: it is measured from the first, and the stall counts once.
+    # Two at once are one event for the client: it is measured from the first, and the stall counts once.
     for place, (at, who) in enumerate(kills):
         if place and at - kills[place - 1][0] < 0.1:
             continue
@@ -96,12 +96,12 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def finite(value: float) -> float | None:
-    """None for what never came (JSON has no infinity)."""
+    """None for infinity, which JSON lacks."""
     return round(value, 1) if value < float("inf") else None
 
 
 def bars(result: Json) -> list[Bar]:
-    """What a kill may cost a Rivulet connection, in terms of exclusion and the round-trip time under load."""
+    """Cost of a kill for a Rivulet connection, in terms of the exclusion bound and the round trip under load."""
     mine, bounds = result["clients"]["rivulet"], result["bounds"]
     recovered = mine["recovered_ms"]["p50"]
     return [
@@ -118,11 +118,11 @@ def bars(result: Json) -> list[Bar]:
 
 
 def main() -> int:
-    """Runs it and writes bench/results/figure16.json and .png; 0 if the bounds are kept."""
+    """Runs the bench and writes bench/results/figure16.json and .png; 0 if the bounds are kept."""
     parser = flags(__doc__ or "")
     parser.add_argument("--kills", type=int, default=100, help="kills of the Rivulet client")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds after which it ends all the same")
+    parser.add_argument("--limit", type=float, default=600.0, help="time limit in seconds")
     options = parser.parse_args()
     rng = random.Random(options.seed)
     setting = Setting()
@@ -138,7 +138,7 @@ def main() -> int:
             if time.monotonic() - began > options.limit:
                 break
             rows += one(standing, chaos, rng, "rivulet", "c1", standing.via_rivulet("c1"))
-            # A TCP download for each two of ours: it is the picture beside it, not the question.
+            # One TCP download for two Rivulet ones, since it is only for comparison.
             if len(rows) % 2 == 0:
                 rows += one(standing, chaos, rng, "tcp", "c2", "")
             print(f"\r{len(rows)} kills   ", end="", flush=True)

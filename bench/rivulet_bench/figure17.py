@@ -1,8 +1,8 @@
-"""Figure 17: fairness of two clients at two servers: per-packet round robin against connections that stay.
+"""Figure 17: fairness of two clients at two servers: per-packet round robin against fixed connections.
 
-Each client has some connections that fetch a large file; Jain's index of what the two clients got. TCP
-connections stay at the replica that the flow hash (which stands for least connections: each replica gets half)
-gave them; Rivulet's packets go round robin.
+Each client has several connections that fetch a large file; Jain's index is that of the clients' bytes. A TCP
+connection stays at the replica of its flow hash (in place of least connections: each replica gets half of them);
+Rivulet's packets go round robin.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .stats import Json, interval, save
 CONNECTIONS = (1, 2, 4, 8)
 TRANSPORTS: tuple[Transport, ...] = ("rivulet", "tcp")
 JAIN = 0.98
-"""Jain's index of the two clients when packets are spread one by one: the reason to spread them."""
+"""Bound of Jain's index of the two clients with per-packet round robin."""
 
 
 def bars(result: Json) -> list[Bar]:
@@ -32,7 +32,7 @@ def bars(result: Json) -> list[Bar]:
 
 
 def main() -> int:
-    """Runs it and writes bench/results/figure17.json and .png."""
+    """Runs the bench and writes bench/results/figure17.json and .png."""
     options = flags(__doc__ or "").parse_args()
     # The servers' links are the bottleneck, as in the paper.
     setting = Setting(rate_mbit=100.0, replicas=2, policy="round_robin")

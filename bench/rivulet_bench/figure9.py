@@ -1,6 +1,6 @@
-"""Figure 9: aggregate throughput of many clients that fetch a 500 kB file again and again, a new connection each.
+"""Figure 9: aggregate throughput of many clients that fetch a 500 kB file repeatedly, each time over a new connection.
 
-Rivulet and kernel TCP (Reno) in the same run, turn by turn, through the same switch and the same links.
+Rivulet and kernel TCP (Reno) alternate in one run, through the same switch and links.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from .stats import Json, interval, save
 
 CLIENTS = (1, 10, 100, 1000)
 WARM_S = 1.0
-"""Slow start and, with many clients, the first rush."""
+"""Warm-up: slow start and, with many clients, their simultaneous start, seconds."""
 
 TRANSPORTS: tuple[Transport, ...] = ("rivulet", "tcp")
 OF_TCP = 0.97
-"""Share of kernel TCP's aggregate, at ten clients and more (the paper's section 8 has 0.9)."""
+"""Bound relative to kernel TCP's aggregate, at ten clients and more (the paper's section 8 has 0.9)."""
 
 
 def bars(result: Json) -> list[Bar]:
-    """The aggregate of many clients, of kernel TCP's in the same run."""
+    """The aggregate of many clients, relative to kernel TCP in the same run."""
     mbps = {(row["transport"], row["clients"]): row["mbps"] for row in result["summary"]}
     return [
         Bar(f"{clients:,} clients: aggregate, of kernel TCP", mbps["rivulet", clients] / mbps["tcp", clients], OF_TCP)
@@ -32,7 +32,7 @@ def bars(result: Json) -> list[Bar]:
 
 
 def main() -> int:
-    """Runs it and writes bench/results/figure9.json and .png."""
+    """Runs the bench and writes bench/results/figure9.json and .png."""
     parser = flags(__doc__ or "")
     parser.add_argument("--clients", type=int, nargs="+", default=list(CLIENTS))
     options = parser.parse_args()
@@ -43,7 +43,7 @@ def main() -> int:
         for clients in options.clients:
             for repetition in range(options.repetitions):
                 for transport in TRANSPORTS:
-                    # A thousand clients take a while to start; what comes after that counts, whole answers or not.
+                    # A thousand clients take a while to start; bytes after that count, of incomplete answers too.
                     warm = WARM_S + clients / 250
                     result = load(standing, "c1", transport, path, warm + options.seconds, clients=clients, warm=warm)
                     rows.append({"repetition": repetition, **{k: v for k, v in result.items() if k != "shares"}})

@@ -1,4 +1,4 @@
-"""Whether a kept figure is older than a change of what it measures: compares commits."""
+"""Decides whether a stored figure is older than a change of the code that it measures, by commits."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "switch": TOR,
     "transport": ("host/transport", "host/packet"),
 }
-"""What each section's figures depend on; tests, comments and documents in there count too."""
+"""Paths that each section's figures depend on, including their tests, comments and documents."""
 
 
 def _git(*arguments: str) -> str:
-    """The output of git; empty if it fails."""
+    """Output of git; empty if it fails."""
     command = ["git", "-C", str(REPOSITORY), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def measured_at(name: str, data: Json) -> str:
-    """The commit that was measured. Figures from before it was recorded: the commit that brought their file."""
+    """The measured commit, or for older figures the commit that added their file."""
     recorded = str(data.get("machine", {}).get("commit", "")).removesuffix("+")
     return recorded or _git("log", "-1", "--format=%h", "--", str((RESULTS / f"{name}.json").relative_to(REPOSITORY)))
 
 
 def changes_since(commit: str, sources: tuple[str, ...]) -> int | None:
-    """Commits that changed the sources since then; None if this clone does not hold that commit."""
+    """Commits since then that changed the sources; None if this clone lacks that commit."""
     if not commit or not _git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"):
         return None
     return int(_git("rev-list", "--count", f"{commit}..HEAD", "--", *sources) or 0)
 
 
 def is_stale(name: str, data: Json) -> bool:
-    """Whether something that the figures depend on changed behind them. A clone without that commit says no."""
+    """Whether the sources have changed since the measurement; False in a clone without that commit."""
     return bool(changes_since(measured_at(name, data), SOURCES[name]))
 
 
 def unmarked(page: Path, stale: dict[str, bool], mark: str) -> list[str]:
-    """Sections of the page that are stale and do not say so."""
+    """Stale sections of the page without the mark."""
     sections = page.read_text().split("\n## ")[1:]
     titles = {section.partition("\n")[0]: section for section in sections}
     return [title for title, old in stale.items() if old and mark not in titles.get(title, "")]

@@ -1,7 +1,7 @@
-"""One server and one client: throughput, requests a second, and good clients under attack. Kernel TCP beside ours.
+"""One server and one client: throughput, requests a second, and good clients under attack, beside kernel TCP.
 
-bench/results/host.json. Server and client have a core each; on a machine that does other work the figures are lower and
-their intervals wide. About eight minutes.
+Output: bench/results/host.json. Server and client have a core each; other work on the machine lowers the figures and
+widens their intervals. Takes about eight minutes.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ LENGTHS = {100.0: 2.0, 1000.0: 1.0, None: 0.7}
 CONNECTIONS = (1, 100)
 KINDS = ("rivulet", "rivulet, no delta", "tcp reno", "tcp cubic")
 XDP = "rivulet, af_xdp"
-"""The server by AF_XDP, the load by AF_PACKET as ever. Unshaped only: it goes around the shaper. Stopped for
-kernel TCP, since the program on the interface looks at every frame."""
+"""The server by AF_XDP, the load by AF_PACKET. Unshaped only, because AF_XDP bypasses the shaper. Stopped for kernel
+TCP, whose frames its program on the interface would slow down."""
 BOTH = "rivulet, both af_xdp"
-"""The load by AF_XDP too: with large objects it is the load that a core is too slow for."""
+"""The load by AF_XDP too: with large objects the load's core is the bottleneck."""
 XDP_KINDS = (XDP, BOTH, f"{BOTH}, token")
 WANTED = {"rivulet": 0.95, "rivulet, no delta": 0.90}
 OBJECTS = (1, 100, 1_000, 10_000)
@@ -50,18 +50,18 @@ REQUEST_KINDS = ("rivulet", "rivulet, token", "nginx", "nginx, fast open")
 XDP_FLAGS = ("--io", "af_xdp")
 PARTS = ("throughput", "requests", "attacks")
 UNSHAPED_MBIT = 2_000.0
-"""What an unshaped transfer is sized for."""
+"""Rate from which the size of an unshaped transfer is computed."""
 
 
 def rate_name(rate: float | None) -> str:
-    """A rate for people."""
+    """A rate in words."""
     if rate is None:
         return "unshaped"
     return f"{rate / 1000:g} Gb/s" if rate >= 1000 else f"{rate:g} Mb/s"
 
 
 def server_of(rig: HostRig, kind: str) -> Server:
-    """The server that a kind is measured with; one that is idle does not disturb the other."""
+    """The server of a kind; an idle one does not disturb the other."""
     if kind.startswith("rivulet"):
         if kind in XDP_KINDS:
             return rig.start_rivulet(*XDP_FLAGS)
@@ -75,7 +75,7 @@ def server_of(rig: HostRig, kind: str) -> Server:
 
 
 def has_xdp(rig: HostRig) -> bool:
-    """Whether this machine's kernel lets the server have AF_XDP; says why not."""
+    """Whether the server can use AF_XDP on this machine; prints the reason if not."""
     try:
         rig.start_rivulet(*XDP_FLAGS)
     except RackError as error:
@@ -87,7 +87,7 @@ def has_xdp(rig: HostRig) -> bool:
 
 
 def transfer(rig: HostRig, kind: str, connections: int, total: int) -> Json:
-    """So many bytes over so many connections, one request each."""
+    """Transfers `total` bytes over the connections, one request each."""
     server = rig.servers["rivulet" if kind.startswith("rivulet") else "nginx"]
     path = rig.put(total // connections)
     before, busy = server.cpu_s(), busy_s(SERVER_CORE)
@@ -113,20 +113,20 @@ def transfer(rig: HostRig, kind: str, connections: int, total: int) -> Json:
 
 
 def used_control(rig: HostRig) -> str | None:
-    """Congestion control of the kernel's connections at the server; none if all are over."""
+    """Congestion control of the kernel's connections at the server; None if all have ended."""
     words = rig.run("s", ["ss", "-tinH", "state", "established", f"sport = :{TCP_PORT}"]).split()
     return next((word for word in words if word in ("reno", "cubic", "bbr")), None)
 
 
 def throughput(rig: HostRig, repetitions: int, seconds: float) -> list[Json]:
-    """Every kind in turn, so that what else the machine does meets all alike."""
+    """All kinds alternate, so that other work of the machine affects all alike."""
     rows: list[Json] = []
     unshaped = (*KINDS, XDP) if has_xdp(rig) else KINDS
     for rate in RATES:
         shaped(rig, "s", "s0", rate)
         shaped(rig, "c", "c0", rate)
         for connections in CONNECTIONS:
-            # The slower the link, the longer a start takes that is no part of what is asked for here.
+            # On slow links the start takes longer, which is not part of the figure.
             size = round((rate or UNSHAPED_MBIT) * 1e6 / 8 * seconds * LENGTHS[rate])
             rig.put(size // connections)
             for repetition in range(repetitions):
@@ -145,7 +145,7 @@ def throughput(rig: HostRig, repetitions: int, seconds: float) -> list[Json]:
 
 
 def throughput_summary(rows: list[Json]) -> list[Json]:
-    """Means, intervals, and the ratio to Reno of the same repetition."""
+    """Means, intervals, and the ratio to Reno in the same repetition."""
     out: list[Json] = []
     for rate in RATES:
         for connections in CONNECTIONS:
@@ -181,7 +181,7 @@ def throughput_summary(rows: list[Json]) -> list[Json]:
 
 
 def where_time_goes(rig: HostRig, seconds: float) -> Json:
-    """One unshaped connection of each kind, both cores sampled."""
+    """One unshaped connection of each kind, with both cores sampled."""
     out: Json = {}
     for kind in ("rivulet", "tcp reno"):
         server = server_of(rig, kind)
@@ -266,7 +266,7 @@ def requests_summary(rows: list[Json]) -> list[Json]:
 
 
 def bars(result: Json) -> list[Bar]:
-    """Those of the parts that were run."""
+    """The bounds of the parts that were run."""
     found = []
     for row in result.get("throughput", {}).get("summary", []):
         if row["wanted"] is not None:
@@ -279,13 +279,13 @@ def bars(result: Json) -> list[Bar]:
 
 
 def nginx_version() -> str:
-    """What nginx calls itself."""
+    """The version of nginx."""
     done = subprocess.run(["/usr/sbin/nginx", "-v"], capture_output=True, text=True, check=False)
     return done.stderr.strip().removeprefix("nginx version: ")
 
 
 def main() -> int:
-    """Runs it and writes bench/results/host.json and .png."""
+    """Runs the bench and writes bench/results/host.json and .png."""
     parser = flags(__doc__ or "")
     parser.set_defaults(seconds=1.1)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
@@ -310,7 +310,7 @@ def main() -> int:
         plot(plot_path("host"), result)
         print(save("host", result))
     else:
-        print("not all parts were run: nothing is kept")
+        print("not all parts were run: the result is not stored")
     return judge(bars(result))
 
 

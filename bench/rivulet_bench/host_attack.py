@@ -1,7 +1,8 @@
-"""Good clients beside attackers who send ten times as many packets: what is left to them, by kind of attack.
+"""Good clients beside attackers that send ten times as many packets: their remaining throughput for each kind of
+attack.
 
-First the rate is measured at which the server refuses each kind (for SYNs: answers them). Then the good clients are put
-behind a shaper so narrow that ten times their packets, and theirs, are below 80 % of the lowest of these rates.
+First it measures the rate at which the server refuses each kind (for SYNs: answers them). Then a shaper limits the
+good clients so far that ten times their packets, plus theirs, stay below 80 % of the lowest of these rates.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ Json = dict[str, Any]
 CLASSES = ("wrong-keys", "expired-epochs", "garbage", "syn", "syn-data", "forged", "bad-mac")
 ANSWERED = ("syn", "syn-data")
 FLOOD = 2_000_000
-"""Packets a second that are tried when the refusal rate is measured: more than can be sent."""
+"""Packets a second offered when the refusal rate is measured: more than can be sent."""
 FRAME = 1514 + 24
 TIMES = 10
 SHARE = 0.8
 DEALT = 0.9
-"""Of the attack that is meant, what must have come: good clients beside none show nothing."""
+"""Least part of the intended attack that must arrive, so that the result means something."""
 KEPT = 0.9
 MOST_MBIT = 100.0
 
 
 def attacks(repetitions: int, seconds: float) -> Json:
-    """All classes in turn."""
+    """All classes, one after the other."""
     with host_rig("attack", attackers=True) as rig:
         server = rig.start_rivulet()
         rates = {name: refusal_rate(rig, name) for name in CLASSES}
         for name, rate in rates.items():
             print(f"{name:15} {rate:9,.0f} packets/s {'answered' if name in ANSWERED else 'refused'}", flush=True)
-        # A response for each request: the good clients' packets to the server are as many as the frames they get.
+        # One response per request: the good clients' packets to the server are as many as their received frames.
         good = SHARE * min(rates.values()) / (TIMES + 1)
         mbit = min(MOST_MBIT, good * FRAME * 8 / 1e6)
         shaped(rig, "m", "mc0", mbit)
@@ -70,7 +71,7 @@ def flood(rig: HostRig, name: str, rate: float, seconds: float) -> Process:
 
 
 def taken(rig: HostRig, name: str) -> float:
-    """Packets that the server has dealt with as with this class; SYNs are requests like those of good clients."""
+    """Packets of this class that the server has handled; SYNs count with those of good clients."""
     metrics = rig.metrics()
     if name in ANSWERED:
         return metrics["rivulet_requests_total"]
@@ -78,10 +79,10 @@ def taken(rig: HostRig, name: str) -> float:
 
 
 def refusal_rate(rig: HostRig, name: str, seconds: float = 1.0) -> float:
-    """Packets of a class that the server refuses in a second when it gets more."""
+    """Packets of a class that the server refuses per second under overload."""
     before = taken(rig, name)
     sent = finish(flood(rig, name, FLOOD, seconds))
-    # The server tells its counters now and then.
+    # The server publishes its counters in intervals.
     time.sleep(0.2)
     refused = taken(rig, name) - before
     if refused < 500:
@@ -90,7 +91,7 @@ def refusal_rate(rig: HostRig, name: str, seconds: float = 1.0) -> float:
 
 
 def good_clients(rig: HostRig, mbit: float, seconds: float) -> Json:
-    """What good clients get: four, one long download each."""
+    """Throughput of the good clients: four, with one long download each."""
     path = rig.put(round(mbit * 1e6 / 8 * seconds / 4))
     before = taken(rig, "syn")
     result = rig.load("rivulet", path, clients=4, requests=1, seconds=60)
@@ -105,7 +106,7 @@ def beside(rig: HostRig, server: Server, name: str, mbit: float, seconds: float,
     try:
         result = good_clients(rig, mbit, seconds)
     finally:
-        # It ends with its victim; the server counted what it sent until then.
+        # The attack ends with the good clients; the server has counted it until then.
         attack.end()
     took = time.monotonic() - began
     dealt = taken(rig, name) - before - (alone["packets"] if name in ANSWERED else 0)
@@ -120,7 +121,7 @@ def beside(rig: HostRig, server: Server, name: str, mbit: float, seconds: float,
 
 
 def bars(summaries: list[Json]) -> list[Bar]:
-    """Good clients keep enough beside each class, while there is such an attack at all."""
+    """Good clients keep enough beside each class, and the attack had the intended size."""
     found = []
     for row in summaries:
         found.append(
@@ -131,7 +132,7 @@ def bars(summaries: list[Json]) -> list[Bar]:
 
 
 def summary(name: str, rows: list[Json]) -> Json:
-    """What good clients keep under attacks of a class."""
+    """Results of the attacks of one class."""
     mine = [r for r in rows if r["class"] == name]
     kept, half = interval([r["kept"] for r in mine])
     memory = max(r["memory_bytes"] for r in mine)

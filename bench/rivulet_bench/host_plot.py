@@ -1,4 +1,4 @@
-"""The picture of `make bench-host`: throughput, processor time, requests a second, and what attacks leave."""
+"""Draws `make bench-host`: throughput, processor time, requests a second, and good clients under attack."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LABELS |= {"tcp reno": "kernel TCP, Reno", "tcp cubic": "kernel TCP, CUBIC", "ng
 
 
 def groups(axis: Axes, names: list[str], series: dict[str, list[tuple[float, float]]], y: str, title: str) -> None:
-    """Bars in groups, with 95 % intervals."""
+    """Grouped bars with 95 % intervals."""
     width = 0.8 / len(series)
     for i, (name, values) in enumerate(series.items()):
         places = [g + (i - (len(series) - 1) / 2) * width for g in range(len(names))]
@@ -56,13 +56,13 @@ def groups(axis: Axes, names: list[str], series: dict[str, list[tuple[float, flo
 
 
 def below(axis: Axes, distance: float) -> None:
-    """A legend under the axis, where no bar is."""
+    """Puts the legend below the axis, where it hides no bar."""
     columns = 4 if len(axis.get_legend_handles_labels()[1]) <= 5 else 3
     axis.legend(frameon=False, fontsize=7.5, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, distance))
 
 
 def plot(path: Path, result: Json) -> None:
-    """Draws all four."""
+    """Draws all four panels."""
     figure, axes = pyplot.subplots(2, 2, figsize=(11, 7.2))
     rows = result["throughput"]["summary"]
     points = list(dict.fromkeys((r["rate_mbit"], r["connections"]) for r in rows))
@@ -73,7 +73,7 @@ def plot(path: Path, result: Json) -> None:
 
     def of(kind: str, value: str, half: str) -> list[tuple[float, float]]:
         found = {key(r): (r[value], r[half]) for r in rows if r["kind"] == kind}
-        # Not every kind is measured everywhere: no bar there.
+        # Kinds that were not measured at a point have no bar.
         return [found.get(p, (nan, 0.0)) for p in points]
 
     def key(row: Json) -> tuple[float | None, int]:

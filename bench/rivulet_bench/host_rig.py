@@ -1,8 +1,8 @@
-"""Two machines on one wire: server and client in network namespaces, with nothing between them but a shaper or a delay.
+"""Two machines on one wire: server and client in network namespaces, with only a shaper or a delay between them.
 
-The rack of `rig.py` measures the whole; this one measures the hosts. Each end runs on a core of its own, and what an
-end receives is handled on its core too (receive packet steering), so that the processor time of the server's core
-is the server's. Segmentation offloads are off on both ends, for both transports.
+The rack of `rig.py` measures the whole system, this one the hosts. Each end runs on its own core, which also handles
+its received packets (receive packet steering), so that the time of the server's core is the server's. Segmentation
+offloads are off on both ends for both transports.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SERVER_CORE = 0
 CLIENT_CORE = 1
 
 Transport = Literal["rivulet", "tcp", "tcp-fastopen", "plain"]
-"""`plain`: ordinary TCP as `tcp`, by clients that cost little (no kernel socket each)."""
+"""`plain`: ordinary TCP like `tcp`, by clients without kernel sockets, which need little CPU."""
 Plain = Literal["none", "kernel", "stateless"]
 Congestion = Literal["reno", "cubic"]
 
@@ -39,7 +39,7 @@ FOLDER = BUILD / "host"
 WWW = Path("/dev/shm") if Path("/dev/shm").is_dir() else FOLDER
 
 NGINX = """\
-# One worker (more only where one may not have enough descriptors), no log, files from memory.
+# One worker (more only if one may not have enough descriptors), no log, files from memory.
 daemon off; {processes} pid {folder}/nginx.pid; error_log {folder}/nginx.log;
 events {{ worker_connections {connections}; multi_accept on; }}
 http {{
@@ -60,54 +60,54 @@ class Server:
     flags: tuple[str, ...] = ()
 
     def cpu_s(self) -> float:
-        """Processor time of all its threads so far, those that have ended too, seconds."""
-        # The clock of another process (clock_getcpuclockid(3)), by the scheduler's account.
+        """Processor time of all its threads, including ended ones, in seconds."""
+        # Read from the process's CPU clock (clock_getcpuclockid(3)).
         return time.clock_gettime_ns((~self.process.pid << 3) | 2) / 1e9
 
     def anonymous_bytes(self) -> int:
-        """Memory of its own that is resident: files it maps do not count."""
+        """Its resident anonymous memory; mapped files do not count."""
         return sum(anonymous_bytes(pid) for pid in self.processes())
 
     def processes(self) -> list[int]:
-        """It and its workers."""
+        """The ids of the process and its workers."""
         pid = self.process.pid
         return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
 
 
 class HostRig(Lab):
-    """The namespaces while they stand: `s` the server, `c` the client, `a` an attacker, `m` what is between them."""
+    """The running namespaces: `s` server, `c` client, `a` attacker, `m` the wire between them."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.servers: dict[str, Server] = {}
         self.www = WWW / f"rivulet-www-{os.getpid()}"
-        """The folder that is served, in memory."""
+        """The served folder, in memory."""
         self._loads = itertools.count()
 
     def begin(self, name: str, command: Sequence[str], space: str, core: int | str, **options: Any) -> Process:
-        """Starts a process in a namespace, on a core (or a list of them), before ordinary work."""
+        """Starts a process in a namespace on a core (or several), with priority over ordinary work."""
         pinned = ["taskset", "-c", str(core), "nice", "-n", "-10", *command]
         return self.start(name, pinned, self.spaces[space], **options)
 
     def run(self, name: str, command: Sequence[str]) -> str:
-        """Runs a command to its end in a namespace; RackError if it fails."""
+        """Runs a command in a namespace until it ends; RackError if it fails."""
         return self.spaces[name].run(*command)
 
     # Building
 
     def end_of(self, name: str, device: str, addresses: Sequence[str], core: int) -> None:
-        """One end of the wire: addresses on, receiving on its core."""
+        """Sets up one end of the wire: its addresses, and the core that receives."""
         space = self.spaces[name]
         space.set("net.ipv4.ip_local_port_range=1024 65000")
         space.ip(*(f"addr add {address}/16 dev {device}" for address in addresses))
         self.receive_on(name, device, core)
 
     def receive_on(self, name: str, device: str, core: int) -> None:
-        """What a device takes is dealt with by this core from now on."""
+        """Makes this core handle the device's received packets."""
         self.spaces[name].run("sh", "-c", f"echo {1 << core:x} > /sys/class/net/{device}/queues/rx-0/rps_cpus")
 
     def build(self, rtt_ms: float, attackers: bool) -> None:
-        """Namespaces, links and addresses. With `attackers` a bridge joins a third host, `a`."""
+        """Makes namespaces, links and addresses. With `attackers` a bridge joins a third host, `a`."""
         self.www.mkdir(mode=0o755)
         for name in ("s", "c", "a", "m") if attackers else ("s", "c", "m"):
             self.namespace(name)
@@ -125,7 +125,7 @@ class HostRig(Lab):
             self.end_of("a", "a0", ["10.77.2.1"], CLIENT_CORE)
             middle.ip("link add dev hub type bridge", *(f"link set dev m{d} master hub" for d in ends.values()))
             middle.ip("link set dev hub up")
-            # It stands for a switch, which asks no firewall about a frame.
+            # The bridge stands for a switch, which passes no frame through a firewall.
             if Path("/proc/sys/net/bridge").exists():
                 middle.set(
                     *(f"net.bridge.bridge-nf-call-{table}=0" for table in ("iptables", "ip6tables", "arptables"))
@@ -140,13 +140,13 @@ class HostRig(Lab):
         self.congestion("reno")
 
     def lose(self, percent: float) -> None:
-        """So many of a hundred frames are lost each way from now on, by chance (a rig with a delay)."""
+        """Sets the percentage of frames that are lost each way (in a rig with a delay)."""
         self.run("m", [binary("rivulet-wire"), "set", str(self.folder / "wire.sock"), f"loss={percent:g}%"])
 
     # Servers
 
     def put(self, size: int) -> str:
-        """A file of so many bytes; its path below the root."""
+        """Makes a file of `size` bytes; returns its path below the root."""
         path = self.www / f"{size}.bin"
         if not path.exists():
             block = os.urandom(1 << 20)
@@ -159,7 +159,7 @@ class HostRig(Lab):
     def start_rivulet(
         self, *more: str, plain: Plain = "none", port: int = RIVULET_PORT, name: str = "rivulet"
     ) -> Server:
-        """`rivulet serve` on the server's core (the one of that name that runs, if its flags are these)."""
+        """Starts `rivulet serve` on the server's core, or returns the running one with the same name and flags."""
         more = ("--plain", plain, *more)
         running = self.servers.get(name)
         if running is not None and running.flags == more and running.process.running():
@@ -167,7 +167,7 @@ class HostRig(Lab):
         keys = self.folder / "keys.toml"
         if not keys.exists():
             self.run("s", [binary("rivulet"), "keygen", str(keys)])
-        # The metrics are told in the namespace, to whoever asks from there.
+        # The metrics are served in the namespace only.
         listen = ["--listen", f"{SERVICE}:{port}", "--keys", str(keys)]
         command = [binary("rivulet"), "serve", str(self.www), "-i", "s0", *listen]
         metrics = ["--metrics", f"127.0.0.1:{METRICS_PORT + port - RIVULET_PORT}"]
@@ -176,16 +176,16 @@ class HostRig(Lab):
         return server
 
     def start_nginx(self, connections: int = 4000) -> Server:
-        """nginx on the server's core, with one worker if that may have so many connections."""
+        """Starts nginx on the server's core, with one worker if it may have enough connections."""
         config = self.folder / "nginx.conf"
-        # The kernel spreads connections over listening sockets, not quite evenly: a quarter is to spare.
+        # The kernel spreads connections over listening sockets unevenly: a quarter is reserve.
         workers = 1 + connections * 5 // 4 // descriptors_most()
         config.write_text(
             NGINX.format(
                 folder=self.folder,
                 processes="master_process off;" if workers == 1 else f"worker_processes {workers};",
                 share="" if workers == 1 else " reuseport",
-                # It closes idle connections when the last sixteenth is in use.
+                # nginx closes idle connections when the last sixteenth is in use.
                 connections=min(connections * 5 // 4 + 96, descriptors_most() - 64),
                 address=SERVICE,
                 port=TCP_PORT,
@@ -206,7 +206,7 @@ class HostRig(Lab):
         process = self.begin(name, command, "s", SERVER_CORE)
         server = self.servers[name] = Server(process)
         self.until(lambda: sign in process.text(), f"{name} starts", 15.0, process)
-        # What it does once (hashing the files) is not part of any figure.
+        # Work at the start (hashing the files) is not part of any figure.
         before = -1.0
         while server.cpu_s() - before > 0.001:
             before = server.cpu_s()
@@ -222,15 +222,15 @@ class HostRig(Lab):
     # Load
 
     def congestion(self, name: Congestion) -> None:
-        """Sets the congestion control of the server's kernel TCP for connections from now on."""
-        # By the route: a namespace of its own may not change the default to one that the machine does not allow to all.
+        """Sets the congestion control of the server's later kernel TCP connections."""
+        # By route: a namespace may not select a default that the machine does not permit to everyone.
         route = ["10.77.0.0/16", "dev", "s0", "src", "10.77.0.1", "congctl", name]
         self.run("s", ["ip", "route", "change", *route])
 
     def start_load(
         self, transport: Transport, path: str, *words: str, namespace: str = "c", port: int = 0, **flags: Any
     ) -> Process:
-        """Starts rivulet-load on the client's core; `finish` waits for it. `port`: not the usual one."""
+        """Starts rivulet-load on the client's core; `finish` waits for it. `port` replaces the usual port."""
         port = port or (RIVULET_PORT if transport == "rivulet" else TCP_PORT)
         command = [*descriptors(), binary("rivulet-load"), f"http://{SERVICE}:{port}/{path}"]
         command += ["--transport", transport, *words]
@@ -239,43 +239,43 @@ class HostRig(Lab):
         return self.client(command, namespace)
 
     def client(self, command: Sequence[str], space: str = "c") -> Process:
-        """Starts what tells its result as a line of JSON, on the client's core; `finish` waits for it."""
+        """Starts a program that prints its result as a line of JSON on the client's core; `finish` waits for it."""
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return self.begin(f"load {next(self._loads)}", command, space, CLIENT_CORE, **pipes)
 
     def load(self, transport: Transport, path: str, *words: str, **flags: Any) -> dict[str, Any]:
-        """Load to its end. RackError for one that fails, or any request that does."""
+        """Runs a load until it ends; RackError if it or any request fails."""
         result = finish(self.start_load(transport, path, *words, **flags))
         if result["errors"]:
             raise RackError(f"{transport}: {result['errors']} requests failed: {result['first_error']}")
         return result
 
     def metrics(self) -> dict[str, float]:
-        """What the Rivulet server tells Prometheus."""
+        """The Rivulet server's metrics."""
         page = self.run("s", ["curl", "-s", "-m", "5", f"http://127.0.0.1:{METRICS_PORT}/metrics"])
         rows = (line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
         return {name: float(value) for name, value in rows}
 
     def down(self) -> None:
-        """And the served folder."""
+        """Also removes the served folder."""
         super().down()
         shutil.rmtree(self.www, ignore_errors=True)
 
 
 def descriptors() -> list[str]:
-    """What runs a command with as many descriptors as may be: one for each connection."""
+    """Command prefix that raises the limit of descriptors, of which each connection needs one."""
     most = descriptors_most()
     return ["prlimit", f"--nofile={most}:{most}"]
 
 
 def descriptors_most() -> int:
-    """Descriptors that a process may have."""
+    """Most descriptors that a process may have."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Resident memory of a process that no file stands behind."""
-    # Counted from the page tables: the counters in /proc/PID/status lag behind by some pages a thread.
+    """Resident anonymous memory of a process in bytes."""
+    # From the page tables, because the counters in /proc/PID/status lag by some pages per thread.
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Anonymous:"):
             return int(line.split()[1]) * 1024
@@ -283,12 +283,12 @@ def anonymous_bytes(pid: int) -> int:
 
 
 def busy_s(core: int) -> float:
-    """Seconds for which a core was not idle since boot."""
-    # By the microsecond, up to when it was last idle; processors that are not told when to idle have none.
+    """Seconds since boot in which a core was not idle."""
+    # In microseconds, up to its last idle time; cores that never enter idle states have no such counter.
     states = list(Path(f"/sys/devices/system/cpu/cpu{core}/cpuidle").glob("state*/time"))
     if states:
         return time.monotonic() - sum(int(state.read_text()) for state in states) / 1e6
-    # The kernel keeps it exactly, and tells it in units of 10 ms.
+    # The kernel reports it in units of 10 ms.
     for line in Path("/proc/stat").read_text().splitlines():
         words = line.split()
         if words[0] == f"cpu{core}":
@@ -298,12 +298,12 @@ def busy_s(core: int) -> float:
 
 
 CLIENTS = tuple(f"10.77.1.{n}" for n in range(1, 9))
-"""Addresses of the client; eight, for 28,000 kernel sockets and more each."""
+"""Eight addresses of the client, each good for 28,000 kernel sockets and more."""
 
 
 @contextmanager
 def host_rig(name: str, rtt_ms: float = 0.0, attackers: bool = False) -> Iterator[HostRig]:
-    """Builds the namespaces; everything is gone at the end. With `attackers` a bridge joins a third host, `a`."""
+    """Builds the namespaces, and removes them at the end. With `attackers` a bridge joins a third host, `a`."""
     if (os.cpu_count() or 1) < 2:
         raise RackError("server and client need a core each: this machine has one")
     folder = FOLDER / name
@@ -316,7 +316,7 @@ def host_rig(name: str, rtt_ms: float = 0.0, attackers: bool = False) -> Iterato
 
 
 def _reachable(rig: HostRig, rtt_ms: float) -> None:
-    """Checks that the wanted delay is really there."""
+    """Checks the delay of the wire."""
     ping = ("ping", "-c", "5", "-i", "0.05", "-W", "1", "-q", SERVICE)
     rig.until(lambda: rig.spaces["c"].succeeds(*ping), "the client reaches the server", 10.0)
     least = float(rig.spaces["c"].run(*ping).rsplit("=", 1)[1].split("/")[0])
@@ -325,5 +325,5 @@ def _reachable(rig: HostRig, rtt_ms: float) -> None:
 
 
 def shaped(rig: HostRig, space: str, device: str, rate_mbit: float | None) -> None:
-    """A token bucket at a device's egress, as small as a rate allows (none: taken away)."""
+    """Sets a token bucket at a device's egress, as small as its rate permits (None: removes it)."""
     shape(rig.spaces[space], device, rate_mbit, max(5_000, round((rate_mbit or 0.0) * 1e6 / 8 * 0.0004)))

@@ -1,4 +1,4 @@
-"""Plots of the benches: the same colours and error bars everywhere."""
+"""Plots of the benches, with the same colours and error bars."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Points = Sequence[tuple[float, float, float]]
 def lines(
     path: Path, series: Mapping[str, Points], x: str, y: str, title: str, log_x: bool = True, log_y: bool = False
 ) -> None:
-    """One line with error bars a transport."""
+    """Draws one line with error bars per transport."""
     figure, axis = pyplot.subplots(figsize=(8, 4.2))
     for name, points in series.items():
         axis.errorbar(
@@ -58,7 +58,7 @@ def lines(
 
 
 def histogram(path: Path, series: Mapping[str, Sequence[float]], x: str, title: str) -> None:
-    """The share of values below each, one line a transport, on a logarithmic scale."""
+    """Draws the share of values below each value, one line per transport, on a logarithmic scale."""
     figure, axis = pyplot.subplots(figsize=(8, 4.2))
     for name, values in series.items():
         ordered = sorted(max(value, 0.1) for value in values)

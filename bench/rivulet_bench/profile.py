@@ -1,4 +1,4 @@
-"""Where a core's time goes, by sampling: perf with the processor's clock, sorted into a few kinds of work."""
+"""Profiles a core with perf and sorts the samples into kinds of work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS = (
         re.compile(r"rivulet_(server|cli|pktio)::|ngx_|httpdate|hashbrown|malloc|cfree|_int_free"),
     ),
 )
-"""What a symbol's name says; the first that matches. The rest is the kernel's, or unknown."""
+"""Kinds of work by patterns of symbol names; the first match counts. Other symbols are the kernel's or unknown."""
 KERNEL = "kernel: sockets, devices, scheduling"
 OTHER = "other"
 ORDER = ("cryptography", "transport", "server and application", "copies and checksums", KERNEL, OTHER)
@@ -35,7 +35,7 @@ LINE = re.compile(r"^\s*(?P<comm>.*?)\s+(?P<pid>\d+)\s+[0-9a-f]+\s+(?P<symbol>.*
 
 
 def kind(symbol: str, image: str) -> str:
-    """The kind of work that a symbol stands for."""
+    """Kind of work of a symbol."""
     for name, pattern in KINDS:
         if pattern.search(symbol):
             return name
@@ -45,7 +45,7 @@ def kind(symbol: str, image: str) -> str:
 
 
 def perf() -> str:
-    """The perf command; RackError where it is not installed."""
+    """Path of perf; RackError if it is not installed."""
     path = shutil.which("perf")
     if path is None:
         raise RackError("perf is not installed: apt-get install linux-perf")
@@ -61,8 +61,11 @@ def start(core: int, seconds: float, data: Path) -> subprocess.Popen[bytes]:
 
 
 def shares(popen: subprocess.Popen[bytes], data: Path, processes: Collection[int]) -> dict[str, float]:
-    """Per cent of the core's time in each kind of work. Samples of other processes than these and the kernel's own
-    threads are left out, with their time: they are other work of the machine."""
+    """Percent of the core's time by kind of work.
+
+    Samples of other processes than these and the kernel's threads are not counted, since they are other work of the
+    machine.
+    """
     if popen.wait(60) != 0:
         raise RackError("perf failed: are performance events allowed here (kernel.perf_event_paranoid)?")
     out = subprocess.run(
@@ -84,5 +87,5 @@ def shares(popen: subprocess.Popen[bytes], data: Path, processes: Collection[int
             counts[kind(symbol, image)] += 1
     total = sum(counts.values())
     if total < 50:
-        raise RackError("perf took hardly any samples")
+        raise RackError("perf took too few samples")
     return {name: 100 * count / total for name, count in sorted(counts.items())}

@@ -1,7 +1,7 @@
-"""Writes docs/results.md from bench/results: every figure there is one that a bench wrote.
+"""Writes docs/results.md from bench/results: a bench has written every figure there.
 
-python -m rivulet_bench.results [--check]: with --check it writes nothing and fails if a section is older than what it
-measures and the page does not say so.
+python -m rivulet_bench.results [--check]: with --check it writes nothing, and fails if a section is older than the
+code that it measures and has no mark.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _transport(d: Json) -> str:
 
 
 def transport_bars(d: Json) -> list[Bar]:
-    """What a step of the transport may cost."""
+    """Bounds of the cost of a step of the transport."""
     rows = (
         ("server step, one range, one response, ns", d["server_step_ns"], 1000),
         ("each further response, ns", d["server_further_response_ns"], 400),
@@ -85,7 +85,7 @@ def _switch(d: Json) -> str:
 
 
 def engine_section(engine: Json) -> str:
-    """The engine without input and output, and what ten thousand entries cost beside ten."""
+    """The engine without packet I/O, and lookups among ten thousand entries compared with ten."""
     rows = [
         (name, f"{row['ns_per_packet']:,.0f}", f"{row['packets_per_second']:,}")
         for name, row in engine.items()
@@ -104,7 +104,7 @@ def engine_section(engine: Json) -> str:
 
 
 def soak_section(soak: Json) -> str:
-    """What an hour of traffic with changing tables left in memory."""
+    """Memory of the switch after an hour of traffic with changing tables."""
     return (
         f"Soak: {soak['seconds']:,.0f} s of requests at {soak['offered_pps']:,} packets/s, {soak['sent']:,} sent,"
         f" {soak['lost']:,} lost, {soak['table_writes']:,} table writes meanwhile"
@@ -115,7 +115,7 @@ def soak_section(soak: Json) -> str:
 
 
 def stf_section(stf: Json) -> str:
-    """The counts of p4c's own tests, and by name what failed or could not be run."""
+    """Counts of p4c's tests, with the names of those that failed or could not be run."""
     kinds = [kind for kind in ("machine code", "interpreted") if kind in stf]
     rows = [(kind, *(stf[kind][count] for count in ("run", "passed", "failed"))) for kind in kinds]
     lines = [f"{kind}: {one['name']} ({one['why'].strip()})" for kind in kinds for one in stf[kind]["failures"]]
@@ -300,10 +300,9 @@ def _chaos(d: Json) -> str:
     same = sum(half["disk_is_memory"] for half in halves)
     return (
         f"{d['faults']} faults in {d['seconds']:g} s over {sum(half['downloads'] for half in halves)} downloads,"
-        f" {sum(half['broken'] for half in halves)} broken; {same} of {len(halves)} stores had at the end what the"
-        " leader remembered. Seconds until the rack was whole again by itself, and the longest wait of a download, ms"
-        " (rows: `bench/results/chaos.csv`):\n\n"
-        + table(("fault", "whole again p50", "p100", "wait p50", "p100"), rows)
+        f" {sum(half['broken'] for half in halves)} broken; {same} of {len(halves)} stores equalled the leader's memory"
+        " at the end. Seconds until the rack had recovered by itself, and the longest wait of a download, ms"
+        " (rows: `bench/results/chaos.csv`):\n\n" + table(("fault", "recovered p50", "p100", "wait p50", "p100"), rows)
     )
 
 
@@ -358,7 +357,7 @@ def _stateless(d: Json) -> str:
     kills = d["kills"]
     stalls = ", ".join(f"{name} {value} ms" for name, value in kills["request_ms"].items())
     own = len(d["rates"]["summary"])
-    head = ("bytes", "requests/s asked for", "requests/s", "other's", "core, us each", "other's", "ratio")
+    head = ("bytes", "offered requests/s", "requests/s", "other's", "core, us each", "other's", "ratio")
     return "\n\n".join(
         (
             f"{d['setting']}; {d['nginx_version']}. Medians of interleaved rounds.",
@@ -371,12 +370,12 @@ def _stateless(d: Json) -> str:
             f"{d['loss']['bytes']:,} bytes at {d['loss']['rtt_ms']:g} ms, packets lost each way, the kernel's clients:",
             table(("loss", "server", "exact", "mean, ms", "of the kernel's", "p50", "p99"), loss),
             f"{kills['kills']:,} kills under {kills['requests']:,} requests: {kills['failed']} failed,"
-            f" {kills['wrong']} with wrong octets; time of a request {stalls}."
+            f" {kills['wrong']} with wrong bytes; time of a request {stalls}."
             " Rows: `bench/results/stateless-kills.csv`.",
-            f"DNS over TCP, a query a connection: {dns['of_the_better']:.2f} of the better of the two. The stateless"
-            f" server asks an nsd by UDP, on the same core; it grew by {dns['growth_bytes']:,} bytes.",
+            f"DNS over TCP, one query per connection: {dns['of_the_better']:.2f} of the better of the two. The"
+            f" stateless server asks an nsd by UDP, on the same core; it grew by {dns['growth_bytes']:,} bytes.",
             table(("server", "queries/s", "core, us each"), servers),
-            "Floods at half of what the ToR deals with:",
+            "Floods at half of the rate that the ToR can handle:",
             table(
                 ("flood", "ToR, packets/s", "flood, packets/s", "good clients keep, %", "replicas, % of a core"), floods
             ),
@@ -386,10 +385,10 @@ def _stateless(d: Json) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One bench on the page."""
+    """A section of the page for one bench."""
 
     name: str
-    """Of its JSON in bench/results, and of its make target."""
+    """Name of its JSON in bench/results, and of its make target."""
     title: str
     render: Callable[[Json], str]
     bars: Callable[[Json], Sequence[Bar]]
@@ -397,7 +396,7 @@ class Section:
 
 SECTIONS = (
     Section("soak", "Kills at random moments of downloads", _soak, soak.bars),
-    Section("chaos", "Chaos: everything fails, in turn", _chaos, chaos.bars),
+    Section("chaos", "Chaos: every part fails", _chaos, chaos.bars),
     Section("figure9", "Figure 9: aggregate throughput", _figure9, figure9.bars),
     Section("figure10", "Figure 10: small objects, one client", _figure10, figure10.bars),
     Section("figure11", "Figure 11: memory of the server", _figure11, lambda d: figure11.bars(d["runs"])),
@@ -417,16 +416,16 @@ STALE = "**Stale:**"
 
 HEAD = """# Results
 
-Written by `make results` from the JSON in `bench/results/`; nothing here is typed by hand. Absolute figures are those
-of one small shared machine: read the ratios, and run the benches on yours. Each section ends with its bars: what was
-measured, what was wanted, and whether it was reached. A section marked stale was measured before a change of what it
-measures. The simulator's figures are in [simulator.md](simulator.md), those of the control plane in
+Written by `make results` from the JSON in `bench/results/`. Absolute figures are those of one small shared machine:
+compare the ratios, and run the benches on your machine. Each section ends with its bars: the measured value, the
+bound, and whether it was reached. A section marked stale was measured before a change of the code that it measures.
+The simulator's figures are in [simulator.md](simulator.md), those of the control plane in
 [control-plane.md](control-plane.md).
 """
 
 
 def main() -> int:
-    """Writes the page, or checks that it marks what is stale."""
+    """Writes the page, or checks that stale sections are marked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; fail if a stale section is not marked")
     options = parser.parse_args()
@@ -440,7 +439,8 @@ def main() -> int:
         missing = unmarked(PAGE, stale, STALE)
         for title in missing:
             print(
-                f"docs/results.md: {title!r} is older than what it measures; `make results` marks it", file=sys.stderr
+                f"docs/results.md: {title!r} is older than the code that it measures; `make results` marks it",
+                file=sys.stderr,
             )
         return 1 if missing else 0
     parts = [HEAD]
@@ -477,7 +477,7 @@ def _reached(bar: Bar) -> str:
 
 
 def _missed(bars: dict[str, Sequence[Bar]]) -> str:
-    """The bars that were missed, by section."""
+    """The missed bars, by section."""
     missed = {title: [bar for bar in found if not bar.reached] for title, found in bars.items()}
     count, total = sum(map(len, missed.values())), sum(map(len, bars.values()))
     rows = [
@@ -489,7 +489,7 @@ def _missed(bars: dict[str, Sequence[Bar]]) -> str:
 
 
 def _machine(name: str, data: Json) -> str:
-    """The date, the processor and the commit of the figures, and those of parts that were measured again."""
+    """Date, processor and commit of the figures, and of parts that were measured again."""
     said = [_measured(data.get("machine", {}), measured_at(name, data))]
     said += [f"part `{part}`: {_measured(machine, '')}" for part, machine in data.get("again", {}).items()]
     return "; ".join(said)

@@ -1,4 +1,4 @@
-"""The rack that the benches measure on, and the load they put on it."""
+"""The rack of the benches, and the load on it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BUILD = REPOSITORY / "build" / "bench"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a bench fixes: the links and the replicas."""
+    """Links and replicas of a bench."""
 
     rate_mbit: float = 100.0
     rtt_ms: float = 10.0
@@ -50,7 +50,7 @@ def rig(name: str, setting: Setting) -> Iterator[Standing]:
 
 
 def put(name: str, size: int) -> str:
-    """Makes a file of that many bytes in the served folder; gives its path below the root."""
+    """Makes a file of `size` bytes in the served folder; returns its path below the root."""
     make_file(BUILD / "www", name, size)
     return name
 
@@ -65,7 +65,7 @@ def start_load(standing: Standing, host: str, transport: Transport, path: str, *
 
 
 def finish(load: Process, patience_s: float = 120.0) -> dict[str, Any]:
-    """The line of JSON that rivulet-load printed. RackError if it failed or did not end."""
+    """The line of JSON that rivulet-load printed; RackError if it failed or did not end."""
     result: dict[str, Any] = json.loads(load.output(patience_s).splitlines()[-1])
     return result
 
@@ -73,12 +73,12 @@ def finish(load: Process, patience_s: float = 120.0) -> dict[str, Any]:
 def load(
     standing: Standing, host: str, transport: Transport, path: str, seconds: float, **flags: Any
 ) -> dict[str, Any]:
-    """Load from one host for some seconds."""
+    """Runs a load from one host for some seconds."""
     return finish(start_load(standing, host, transport, path, seconds=seconds, **flags), seconds + 60)
 
 
 def flags(words: str, repetitions: int = 6) -> argparse.ArgumentParser:
-    """The flags that every bench has."""
+    """Flags of every bench."""
     parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=repetitions, help="runs of each point (the paper has six)")
     parser.add_argument("--seconds", type=float, default=4.0, help="length of a run")
@@ -86,5 +86,5 @@ def flags(words: str, repetitions: int = 6) -> argparse.ArgumentParser:
 
 
 def plot_path(name: str) -> Path:
-    """Where a bench's plot goes."""
+    """Path of a bench's plot."""
     return REPOSITORY / "bench" / "results" / f"{name}.png"

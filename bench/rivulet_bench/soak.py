@@ -1,8 +1,8 @@
-"""The soak: kills at random moments of downloads from 1 kB to 100 MB, one to N-1 replicas at once.
+"""The soak: kills at random times in downloads of 1 kB to 100 MB, one to N-1 replicas at once.
 
-Every download must be whole, over one connection. A download of a moment is killed into once, at a random moment
-from the start of its program to its expected end; a long one again and again. A row a download goes to
-bench/results/soak.csv; what a kill cost (the longest time without a new in-order byte) is summed up in soak.json.
+Every download must be complete, over one connection. A short download meets one kill, at a random time from the start
+of its program to its expected end; a long one meets several. bench/results/soak.csv has a row per download; soak.json
+sums up the longest time without a new in-order byte after a kill.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from .stats import RESULTS, Json, percentile, save
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000)
 RETURN_S = 0.5
-"""A killed replica comes back after about so long: shorter would be a process that never died."""
+"""Seconds until a killed replica is restarted; much less would not be an outage."""
 
 START_S = 0.15
-"""From the start of curl under `rivulet run` to its first byte, about."""
+"""Typical seconds from the start of curl under `rivulet run` to its first byte."""
 
 PATIENCE_S = 120.0
 KILLS = 1000
-"""Kills that the claim needs."""
+"""Least number of kills for the claim."""
 STALL_P99_MS = 250.0
-"""Longest time without a new byte in the second after a kill, 99th percentile."""
+"""Bound of the longest time without a new byte in the second after a kill, 99th percentile."""
 
 
 def bars(result: Json) -> list[Bar]:
-    """No download breaks, and what a kill costs is bounded."""
+    """No download breaks, and the stall after a kill is bounded."""
     return [
         Bar("kills", result["kills"], KILLS),
         Bar("broken downloads", result["broken"], 0, at_most=True),
@@ -48,7 +48,7 @@ def bars(result: Json) -> list[Bar]:
 
 
 class Chaos:
-    """Kills one to N-1 of the live replicas at chosen moments, and brings them back."""
+    """Kills one to N-1 of the live replicas at chosen times, and restarts them."""
 
     def __init__(self, standing: Standing, rng: random.Random) -> None:
         self.standing = standing
@@ -58,20 +58,20 @@ class Chaos:
         self._back: dict[str, float] = {}
 
     def all_up(self) -> bool:
-        """Whether the switch holds every replica for alive; a replica returns after a few heartbeats."""
+        """Whether the switch considers every replica live; a replica returns after a few heartbeats."""
         self.bring_back()
         view = self.standing.watch.view
         return not self._back and view is not None and not any(view.excluded(name) for name in self._names)
 
     def bring_back(self) -> None:
-        """Starts again what has been dead for long enough."""
+        """Restarts replicas that have been dead for long enough."""
         now = time.monotonic()
         for name in [name for name, at in self._back.items() if now >= at]:
             del self._back[name]
             self.standing.restart(name)
 
     def strike(self) -> None:
-        """Kills some replicas, all but one at most."""
+        """Kills some replicas, at most all but one."""
         for name in self._rng.sample(self._names, self._rng.randint(1, len(self._names) - 1)):
             self.standing.kill(name)
             at = self.standing.marks[-1][0]
@@ -80,12 +80,12 @@ class Chaos:
 
 
 def download(standing: Standing, chaos: Chaos, rng: random.Random, size: int, pause: float) -> dict[str, Any]:
-    """One download with its kills; gives what its client measured. RackError if it does not end."""
+    """One download with its kills; returns the client's result. RackError if it does not end."""
     standing.rack.until(chaos.all_up, "the replicas come back", 60.0)
     began = time.monotonic()
     standing.client("soak", "c1", standing.via_rivulet("c1"), f"soak-{size}.bin", size)
     process, _ = standing.clients["soak"]
-    # The file with the bytes so far appears when curl is started.
+    # The file with the byte count appears when curl is started.
     while process.running() and not standing.started("soak"):
         time.sleep(0.001)
     expected = START_S + size * 8 / (standing.parameters.rate_mbit * 1e6)
@@ -103,10 +103,10 @@ def download(standing: Standing, chaos: Chaos, rng: random.Random, size: int, pa
 
 
 def row(size: int, sha256: str, result: dict[str, Any], kills: list[float]) -> tuple[dict[str, Any], list[float]]:
-    """A download as a line of the table, and the stalls that its kills cost, ms."""
+    """A row of the table for a download, and the stalls of its kills in ms."""
     samples = [(float(at), int(count)) for at, count in result["samples"]]
     inside = [at for at in kills if result["started"] <= at < result["ended"]]
-    # Before the first byte a kill costs time too: the start counts as a sample.
+    # A kill before the first byte costs time too, so the start counts as a sample.
     samples = [(float(result["started"]), 0), *samples]
     felt = [longest_gap(samples, at, at + 1.0) * 1e3 for at in inside]
     return {
@@ -121,12 +121,12 @@ def row(size: int, sha256: str, result: dict[str, Any], kills: list[float]) -> t
 
 
 def main() -> int:
-    """Runs until so many kills have hit downloads; judges the bars."""
+    """Runs until enough kills have hit downloads; judges the bars."""
     parser = flags(__doc__ or "")
     parser.add_argument("--kills", type=int, default=KILLS)
     parser.add_argument("--pause", type=float, default=1.0, help="mean seconds between kills in a long download")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--limit", type=float, default=1500.0, help="seconds after which it ends all the same")
+    parser.add_argument("--limit", type=float, default=1500.0, help="time limit in seconds")
     parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes of the largest file")
     options = parser.parse_args()
     rng = random.Random(options.seed)

@@ -1,8 +1,8 @@
-"""Stateless TCP: what requests cost, what loss, kills and floods do to them, and its memory. Kernel TCP, nginx and DNS
-servers beside it.
+"""Stateless TCP: cost of requests, effects of loss, kills and floods, and memory, beside kernel TCP, nginx and DNS
+servers.
 
-bench/results/stateless.json (and stateless-kills.csv, a row a kill). Parts can be chosen by --parts; only all together
-are kept.
+Output: bench/results/stateless.json, and stateless-kills.csv with a row per kill. --parts chooses parts; only a run
+of all parts is stored.
 """
 
 from __future__ import annotations
@@ -68,19 +68,21 @@ PARTS: dict[str, Callable[[Any], Json]] = {
 
 
 def bars(result: Json) -> list[Bar]:
-    """Those of the parts that were run."""
+    """The bounds of the parts that were run."""
     parts = (stateless_cost, stateless_loss, stateless_kills, stateless_dns, stateless_floods)
     return [bar for part in parts for bar in part.bars(result)]
 
 
 def main() -> int:
-    """Runs it and writes bench/results/stateless.json and .png."""
+    """Runs the bench and writes bench/results/stateless.json and .png."""
     parser = flags(__doc__ or "", repetitions=3)
     parser.set_defaults(seconds=1.0)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--transfers", type=int, default=stateless_loss.TRANSFERS, help="downloads of a rate of loss")
+    parser.add_argument(
+        "--transfers", type=int, default=stateless_loss.TRANSFERS, help="downloads for each rate of loss"
+    )
     parser.add_argument("--kills", type=int, default=stateless_kills.KILLS)
-    parser.add_argument("--kills-limit", type=float, default=600.0, help="seconds after which kills end all the same")
+    parser.add_argument("--kills-limit", type=float, default=600.0, help="time limit of the kills in seconds")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     result: Json = {
@@ -97,7 +99,7 @@ def main() -> int:
         plot(plot_path("stateless"), result)
         print(save("stateless", result))
     else:
-        print("not all was run: nothing is kept")
+        print("not all parts were run: the result is not stored")
     return judge(bars(result))
 
 

@@ -1,6 +1,6 @@
-"""What a request costs the server's core: stateless TCP beside the same server on the kernel's TCP, and beside nginx.
+"""Cost of a request on the server's core: stateless TCP, the same server on kernel TCP, and nginx.
 
-The clients speak ordinary TCP, a new connection for each request, but have no kernel sockets (`rivulet-load --transport
+The clients use ordinary TCP with a new connection for each request, but no kernel sockets (`rivulet-load --transport
 plain`): with those the client's core would be full before the server's.
 """
 
@@ -22,32 +22,32 @@ from .host_rig import RIVULET_PORT, SERVER_CORE, TCP_PORT, HostRig, Server, busy
 Json = dict[str, Any]
 
 RATES = (200, 1_000, 2_000)
-"""Requests a second of Figures 4 and 5, by chance (Poisson); beside them as many as can be."""
+"""Requests a second of Figures 4 and 5, as a Poisson process; None: as many as possible."""
 RATE_SIZES = (1, 1_000, 5_000, 14_000)
 SIZES = (1, 100, 1_000, 10_000)
 CLIENTS = 64
 LEAST_REQUESTS = 600
-"""Of a point."""
+"""Requests of a point."""
 CALM_S = 2.0
 OPEN = 100_000
 LESS = 0.75
 NGINX_TIMES = {1: 2.0, 100: 2.0, 1_000: 2.0, 10_000: 1.0}
 NGINX_CPU = 0.5
 MOST_BYTES = 0.5
-"""Of memory a connection: what rounds to none."""
+"""Bound of the memory per connection in bytes: below it is rounding."""
 
 
 def port_of(kind: str) -> int:
-    """Where a kind listens."""
+    """Port of a kind of server."""
     return TCP_PORT if kind == "nginx" else RIVULET_PORT
 
 
 def alone(rig: HostRig, kind: str) -> Server:
-    """The server of that kind, and no other: a packet socket looks at what passes by."""
+    """Starts the server of this kind and stops the others, because packet sockets see all traffic."""
     for name in list(rig.servers):
         if (name == "nginx") != (kind == "nginx"):
             rig.stop(name)
-    # The table of stateless TCP is read when the server starts.
+    # The server reads the table of stateless TCP at its start.
     for size in (*SIZES, *RATE_SIZES):
         rig.put(size)
     if kind == "nginx":
@@ -56,7 +56,7 @@ def alone(rig: HostRig, kind: str) -> Server:
 
 
 def measured(rig: HostRig, server: Server, kind: str, size: int, *words: str, **flags: Any) -> Json:
-    """Load on one server, and what it cost its process and its core; RackError if a request fails."""
+    """Runs a load on one server; returns its cost for process and core. RackError if a request fails."""
     path = rig.put(size)
     expect = ("--expect", str(rig.www / path))
     process, busy, began = server.cpu_s(), busy_s(SERVER_CORE), time.monotonic()
@@ -78,9 +78,9 @@ def measured(rig: HostRig, server: Server, kind: str, size: int, *words: str, **
 def rounds(
     rig: HostRig, kinds: tuple[str, ...], repetitions: int
 ) -> Iterator[tuple[int, str, Server, tuple[float, float]]]:
-    """Every kind in every round; with the shares of time that its process and its core take while nothing is asked."""
+    """Every kind in every round, with the CPU shares of process and core while idle."""
     for repetition in range(repetitions):
-        # Each is first as often as it is last.
+        # Each kind is first as often as last.
         for kind in kinds if repetition % 2 == 0 else reversed(kinds):
             server = alone(rig, kind)
             process, busy, began = server.cpu_s(), busy_s(SERVER_CORE), time.monotonic()
@@ -98,26 +98,26 @@ def at_rates(rig: HostRig, repetitions: int, seconds: float) -> Json:
                 length = max(seconds, LEAST_REQUESTS / rate) if rate else seconds
                 words = ("--rate", str(rate)) if rate else ()
                 row = measured(rig, server, kind, size, *words, seconds=length)
-                # Less what is done anyway.
+                # Without the idle share.
                 for value, share in zip(("process_us", "core_us"), idle, strict=True):
                     row[value] = max(0.0, row[value] - share / row["per_second"] * 1e6)
                 rows.append({"repetition": repetition, "rate": rate, "idle": idle, **row})
-                _say(rows[-1])
+                _print_row(rows[-1])
     return {"summary": compared(rows, "kernel", lambda row: (row["bytes"], row["rate"])), "runs": rows}
 
 
 def beside_nginx(rig: HostRig, repetitions: int, seconds: float) -> Json:
-    """As many new connections as can be."""
+    """As many new connections as possible."""
     rows: list[Json] = []
     for repetition, kind, server, idle in rounds(rig, ("stateless", "nginx"), repetitions):
         for size in SIZES:
             row = measured(rig, server, kind, size, seconds=seconds)
             rows.append({"repetition": repetition, "rate": None, "idle": idle, **row})
-            _say(rows[-1])
+            _print_row(rows[-1])
     return {"summary": compared(rows, "nginx", lambda row: (row["bytes"], None)), "runs": rows}
 
 
-def _say(row: Json) -> None:
+def _print_row(row: Json) -> None:
     rate = f"{row['rate']:,}/s" if row["rate"] else "highest"
     print(
         f"{row['bytes']:6} bytes {rate:>8}  {row['kind']:10}{row['per_second']:9,.0f} requests/s  process"
@@ -127,7 +127,7 @@ def _say(row: Json) -> None:
 
 
 def compared(rows: list[Json], other: str, key: Callable[[Json], tuple[Any, ...]]) -> list[Json]:
-    """The median of every point, and of the ratios to the other server in the same round."""
+    """Medians of every point, and of the ratios to the other server in the same round."""
     summary = []
     for point in dict.fromkeys(map(key, rows)):
         here = [row for row in rows if key(row) == point]
@@ -149,7 +149,7 @@ def compared(rows: list[Json], other: str, key: Callable[[Json], tuple[Any, ...]
 
 
 def memory(rig: HostRig) -> Json:
-    """What a hundred thousand open, idle connections cost, each of which has fetched an object."""
+    """Memory of a hundred thousand open, idle connections, each after one fetch."""
     rows = []
     for kind in ("stateless", "nginx"):
         for name in list(rig.servers):
@@ -157,7 +157,7 @@ def memory(rig: HostRig) -> Json:
         path = rig.put(100)
         server = rig.start_nginx(OPEN) if kind == "nginx" else rig.start_rivulet(plain="stateless")
         points = {}
-        # Twice: what is set aside for connections when they first come is no memory of each.
+        # Measured twice, because memory reserved for the first connections is not per connection.
         for count in (1_000, OPEN, 1_000, OPEN):
             before = slab_bytes()
             held = hold(rig, "plain", path, count, port_of(kind))
@@ -192,12 +192,12 @@ def memory(rig: HostRig) -> Json:
 
 
 def open_sockets(rig: HostRig, port: int) -> int:
-    """TCP sockets of the server's port, whatever their state, but for those that listen."""
+    """TCP sockets of the server's port in any state except listening."""
     return len(rig.run("s", ["ss", "-tanH", "state", "connected", f"sport = :{port}"]).splitlines())
 
 
 def slab_bytes() -> int:
-    """What all of the kernel's objects take, anybody's."""
+    """Memory of all kernel objects of the machine."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("Slab:"):
             return int(line.split()[1]) * 1024
@@ -205,7 +205,7 @@ def slab_bytes() -> int:
 
 
 def bars(result: Json) -> list[Bar]:
-    """Those of the parts that were run."""
+    """The bounds of the parts that were run."""
     found = []
     for row in result.get("rates", {}).get("summary", []):
         rate = f"{row['rate']:,} requests/s" if row["rate"] else "saturated"
@@ -225,5 +225,5 @@ def bars(result: Json) -> list[Bar]:
 
 
 def _number(value: float | None) -> float:
-    """Nothing measured is not a number, which reaches no bar."""
+    """NaN for a missing value; it reaches no bar."""
     return nan if value is None else value

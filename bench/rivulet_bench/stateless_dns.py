@@ -1,5 +1,6 @@
-"""DNS over TCP, a connection for each query: stateless TCP in front of nsd by UDP, beside knot's and nsd's TCP.
-Whatever serves has one core, the back end included.
+"""DNS over TCP, one connection per query: stateless TCP in front of nsd over UDP, beside the TCP of knot and nsd.
+
+Each server has one core, including its back end.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ PORTS = {"stateless": 53, "knot": 5301, "nsd": 5302}
 BACK_END = 5300
 NAME = "www.example.test"
 CLIENTS = 8
-"""At a time: knot lets ten wait to be accepted, and what is lost there would be measured."""
+"""Parallel clients: knot's backlog is ten connections, and a full backlog would dominate the result."""
 TIMES = 2.0
 GROWTH = 100_000
-"""Bytes that our server may have more at the end than after its first round: what rounds to none."""
+"""Bytes by which Rivulet's server may grow after its first round: below it is rounding."""
 
 ZONE = """\
 $ORIGIN example.test.
@@ -119,7 +120,7 @@ def _measured(rig: HostRig, port: int, seconds: float) -> Json:
     busy, began = busy_s(SERVER_CORE), time.monotonic()
     result = finish(rig.client(command))
     took, busy = time.monotonic() - began, busy_s(SERVER_CORE) - busy
-    # Now and then a SYN to knot or nsd was not answered for 30 s, which ended the whole bench. Of ours none may fail.
+    # Sometimes knot or nsd did not answer a SYN for 30 s, which would end the bench. Rivulet's server must answer all.
     if result["errors"] and port == PORTS["stateless"]:
         raise RackError(f"port {port}: {result['errors']} queries failed: {result['first_error']}")
     return {
@@ -179,7 +180,7 @@ def _folder(rig: HostRig, name: str) -> Path:
 
 
 def bars(result: Json) -> list[Bar]:
-    """Twice the better of the two, and no memory."""
+    """Twice the better of the two, and no memory growth."""
     if "dns" not in result:
         return []
     found = result["dns"]

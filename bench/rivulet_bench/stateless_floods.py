@@ -1,8 +1,9 @@
-"""Floods of SYNs and of forged data beside good clients of a stateless service: the ToR answers the first and drops the
-second, so replicas should not notice.
+"""Floods of SYNs and of forged segments beside good clients of a stateless service.
 
-First the rate is measured at which the ToR deals with each kind; then it gets half of that. The ToR has a core, all
-others share the other one, replicas and good clients before attackers.
+The ToR answers the SYNs and drops the forged segments, so replicas should not notice.
+
+First it measures the rate at which the ToR handles each kind; then it offers half of that. The ToR has a core;
+everything else shares the other one, with priority for replicas and good clients over attackers.
 """
 
 from __future__ import annotations
@@ -32,24 +33,24 @@ SIZE = 1_000
 RATE = 300
 """Requests a second of the good clients."""
 PATIENCE_S = 1.0
-"""What is answered later is no good service."""
+"""Seconds after which an answer counts as late."""
 FLOOD = 5_000_000
 """Packets a second: more than can be sent."""
 SHARE = 0.5
 KEPT = 0.9
 MOST_CPU = {"plain-syn": 0.5, "plain-data": 5.0}
-"""Percent of a core that replicas may use more; for SYNs none, as far as that can be seen."""
+"""Percent of a core that replicas may use more; for SYNs none, within the accuracy of the measurement."""
 CALM_S = 0.25
 
 
 def floods(repetitions: int, seconds: float) -> Json:
-    """Both kinds in turn, and none."""
+    """Both kinds and none, alternating."""
     values = Parameters(rate_mbit=100.0, rtt_ms=0.1, size_mb=0.001, replicas=2, switch="embedded", out=OUT, live=False)
     make_file(OUT / "www", FILE, SIZE)
-    # No limits of a client's: what the ToR does by itself is measured.
+    # No limits per client, so that the ToR's own rate is measured.
     with standing_rack("floods", values, clients=2, services=SERVICES, direct=True) as standing:
         _place(standing)
-        # Its counters are read for the live view elsewhere, at some cost.
+        # Not read for the live view, which would cost time.
         standing.watch.interval_s = CALM_S
         time.sleep(2 * CALM_S)
         rates = {kind: _highest(standing, kind, seconds) for kind in KINDS}
@@ -93,7 +94,7 @@ def floods(repetitions: int, seconds: float) -> Json:
 
 
 def _place(standing: Standing) -> None:
-    """Puts the ToR on one core, and what serves on the other."""
+    """Puts the ToR on one core, and everything that serves on the other."""
     rack = standing.rack
     for name, process in rack.processes.items():
         for task in Path(f"/proc/{process.pid}/task").iterdir():
@@ -112,7 +113,7 @@ def _attack(standing: Standing, kind: str, rate: float, seconds: float) -> Proce
 
 
 def _dealt_with(standing: Standing, kind: str) -> int:
-    """SYNs answered, or packets dropped because no cookie is in them, so far."""
+    """SYNs answered, or segments dropped for a wrong cookie, so far."""
     if kind == "plain-syn":
         return int(standing.rack.spaces["c2"].run("cat", "/sys/class/net/c2-eth0/statistics/rx_packets"))
     time.sleep(2 * CALM_S)
@@ -121,7 +122,7 @@ def _dealt_with(standing: Standing, kind: str) -> int:
 
 
 def _highest(standing: Standing, kind: str, seconds: float) -> float:
-    """Packets a second that the ToR deals with when it gets more."""
+    """Packets a second that the ToR handles under overload."""
     before = _dealt_with(standing, kind)
     sent = finish(_attack(standing, kind, FLOOD, seconds))
     dealt = _dealt_with(standing, kind) - before
@@ -131,7 +132,7 @@ def _highest(standing: Standing, kind: str, seconds: float) -> float:
 
 
 def _good(standing: Standing, seconds: float) -> Json:
-    """The share of requests that are answered in time, and what the replicas' processes take meanwhile."""
+    """Share of requests answered in time, and CPU time of the replicas' processes meanwhile."""
     log = standing.rack.folder / "good.csv"
     command = [*prompt(), *_flags(), binary("rivulet-load"), url(FILE), "--transport", "tcp", "--one-thread"]
     command += ["--clients", "500", "--rate", str(RATE), "--seconds", f"{seconds:g}", "--timeout", "10"]
@@ -153,7 +154,7 @@ def _good(standing: Standing, seconds: float) -> Json:
 
 
 def bars(result: Json) -> list[Bar]:
-    """Good clients keep enough, and replicas do not notice, while there is such a flood at all."""
+    """Good clients keep enough, replicas do not notice, and the flood had the intended rate."""
     found = []
     for row in result.get("floods", {}).get("summary", []):
         kind = row["class"]

@@ -1,6 +1,6 @@
-"""Kills of replicas under plain clients: nothing but the client's own kernel has a connection, so none may fail.
+"""Kills of replicas under plain clients: only the client's kernel holds a connection, so none may fail.
 
-A row a kill goes to stateless-kills.csv: what was under way, and what became of it.
+stateless-kills.csv has a row per kill: the requests in progress, and their results.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ REPLICAS = 4
 KILLS = 1_000
 CLIENTS = ("c1", "c2")
 PAUSE_S = 0.15
-"""Between two kills at least."""
+"""Least seconds between two kills."""
 RETURN_S = 0.1
-"""A killed replica is started again after about so long."""
+"""Seconds until a killed replica is restarted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What each client asks for: one file again and again, so often a second, so many at a time."""
+    """Load of a client: file, requests a second, parallel requests."""
 
     size: int
     rate: float
@@ -47,13 +47,13 @@ class Load:
 
     @property
     def file(self) -> str:
-        """Its name."""
+        """Name of the file."""
         return f"{self.size}.bin"
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """What is under way while replicas die."""
+    """Loads that run while replicas die."""
 
     name: str
     loads: tuple[Load, ...]
@@ -76,7 +76,7 @@ LARGE = Mix(
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request of the log; seconds of the monotonic clock."""
+    """One request of the log, with seconds of the monotonic clock."""
 
     began: float
     ended: float
@@ -84,7 +84,7 @@ class Request:
 
 
 def kills(wanted: int, limit_s: float, seed: int, mix: Mix = SMALL) -> Json:
-    """Kills replica after replica, as long as another lives, until there were so many or the time is over."""
+    """Kills one replica after the other while another is live, until the number or the time is reached."""
     values = Parameters(
         rate_mbit=100.0, rtt_ms=10.0, size_mb=0.001, replicas=REPLICAS, switch="embedded", out=OUT, live=False
     )
@@ -98,11 +98,11 @@ def kills(wanted: int, limit_s: float, seed: int, mix: Mix = SMALL) -> Json:
         time.sleep(1.0)
         results, requests = [], []
         for (host, load), process in loads.items():
-            # Ends its requests as an end of its time would.
+            # Ends its requests as if its time were over.
             results.append(_ended(process, load.timeout_s + 30.0))
             requests += _read(standing.rack.folder / f"requests-{host}-{load.size}.csv")
     rows = _rows(struck, requests)
-    # Fewer than wanted are no result.
+    # Too few kills are no result.
     path = (RESULTS if len(rows) >= KILLS else OUT) / f"{mix.name}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
@@ -146,7 +146,7 @@ def _ended(load: Process, patience_s: float) -> Json:
 def _strike(
     standing: Standing, wanted: int, limit_s: float, rng: random.Random, loads: dict[tuple[str, Load], Process]
 ) -> list[tuple[float, str, int]]:
-    """When, whom, and how many others were there."""
+    """Kills: time, replica, number of other live ones."""
     names = [host.name for host in standing.rack.spec.of("replica")]
     struck: list[tuple[float, str, int]] = []
     back: dict[str, float] = {}
@@ -161,7 +161,7 @@ def _strike(
             del back[name]
             standing.restart(name)
         view = standing.watch.view
-        # One that was started again is there when the switch has let it return.
+        # A restarted replica counts as live after the switch has readmitted it.
         there = [
             name
             for name in names
@@ -193,7 +193,7 @@ def _read(log: Path) -> list[Request]:
 
 
 def _rows(struck: list[tuple[float, str, int]], requests: list[Request]) -> list[Json]:
-    """What was under way at each kill."""
+    """Requests in progress at each kill."""
     requests = sorted(requests, key=lambda r: r.began)
     begins = [r.began for r in requests]
     start = struck[0][0] if struck else 0.0
@@ -217,12 +217,12 @@ def _rows(struck: list[tuple[float, str, int]], requests: list[Request]) -> list
 
 
 def bars(result: Json) -> list[Bar]:
-    """Nothing fails."""
+    """No request fails."""
     found = result.get("kills")
     if not found:
         return []
     return [
         Bar("kills under load", found["kills"], KILLS),
         Bar(f"{found['kills']:,} kills: requests that failed", found["failed"], 0, at_most=True),
-        Bar(f"{found['kills']:,} kills: answers with wrong octets", found["wrong"], 0, at_most=True),
+        Bar(f"{found['kills']:,} kills: answers with wrong bytes", found["wrong"], 0, at_most=True),
     ]

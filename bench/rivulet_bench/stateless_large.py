@@ -1,6 +1,7 @@
-"""Large downloads by stateless TCP: beside the kernel's Reno and Cubic, through kills behind the ToR, with others.
+"""Large downloads by stateless TCP: beside the kernel's Reno and Cubic, through kills behind the ToR, and in parallel.
 
-bench/results/stateless-large.json (and stateless-large-kills.csv, a row a kill). Each part is kept as it ends.
+Output: bench/results/stateless-large.json, and stateless-large-kills.csv with a row per kill. Each part is stored
+when it ends.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .words import table
 Json = dict[str, Any]
 
 WHOLE = 5
-"""Repetitions of what is kept."""
+"""Least repetitions of a stored result."""
 
 
 PARTS: dict[str, Callable[[Any], Any]] = {
@@ -71,7 +72,7 @@ def words(result: Json) -> str:
             )
             for row in result["cpu"]
         ]
-        said += ["What a download costs the server's core, no offloads on its device:", table(columns, rows)]
+        said += ["Cost of a download on the server's core, without offloads:", table(columns, rows)]
     if "memory" in result:
         rows = [
             (
@@ -89,14 +90,14 @@ def words(result: Json) -> str:
             (str(row["flows"]), f"{row['median']:.2f}", ", ".join(f"{share:.2f}" for share in row["shares"]))
             for row in result["fairness"]
         ]
-        said += ["Beside as many of Reno's on one wire of 100 Mb/s, their share of its:"]
+        said += ["Share of Reno's throughput, beside as many Reno downloads on one wire of 100 Mb/s:"]
         said += [table(("downloads", "median", "each"), rows)]
     if "kills" in result:
         part = result["kills"]
         stalls = ", ".join(f"{name} {value} ms" for name, value in part["stall_ms"].items())
         said.append(
             f"{len(part['downloads'])} downloads of {part['megabytes']:g} MB at 100 Mb/s and 10 ms, in each of which"
-            f" whoever sent was killed three times: {part['broken']} broken, stall {stalls},"
+            f" the sending replica was killed three times: {part['broken']} broken, stall {stalls},"
             f" {part['of_reno']:.2f} of the rate of Reno that met no kill."
         )
     if "demo" in result:
@@ -117,25 +118,25 @@ def words(result: Json) -> str:
             f"A download of {part['megabytes']:g} MB through {part['kills']} kills, {part['pauses']} times closed"
             f" for a minute, to a client with `tcp_retries2={part['retries']}`:"
             f" {part['seconds'] / 60:.1f} minutes, {part['broken']} broken,"
-            f" longest silence {part['longest_gap_s']:.1f} s."
+            f" longest stall {part['longest_gap_s']:.1f} s."
         )
     if "many" in result:
         part = result["many"]
         said.append(
             f"{part['kills']:,} kills under {part['requests']:,} downloads of 1 kB to 100 MB: {part['failed']} failed,"
-            f" {part['wrong']} with wrong octets. Rows: `bench/results/stateless-large-kills.csv`."
+            f" {part['wrong']} with wrong bytes. Rows: `bench/results/stateless-large-kills.csv`."
         )
     return "\n\n".join(said)
 
 
 def bars(result: Json) -> list[Bar]:
-    """Those of the parts that were run."""
+    """The bounds of the parts that were run."""
     found = wire.bars(result) + cost.bars(result) + tor.bars(result) + stateless_large_long.bars(result)
     return found + stateless_kills.bars({"kills": result.get("many")})
 
 
 def main() -> int:
-    """Runs it and writes bench/results/stateless-large.json."""
+    """Runs the bench and writes bench/results/stateless-large.json."""
     parser = flags(__doc__ or "", repetitions=WHOLE)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--kills", type=int, default=stateless_kills.KILLS, help="of the part `many`")
@@ -148,9 +149,9 @@ def main() -> int:
         result[part] = PARTS[part](options)
         if keep:
             kept = updated(kept, result, [part])
-            print(f"{part} is kept: {save('stateless-large', kept)}", flush=True)
+            print(f"{part} is stored: {save('stateless-large', kept)}", flush=True)
     if not keep:
-        print("not all was run: nothing is kept")
+        print("not all parts were run: the result is not stored")
     return judge(bars(result))
 
 

@@ -1,8 +1,8 @@
-"""What a large download costs the server: its core beside nginx and Reno, at an equal rate and unshaped; its memory.
+"""Cost of a large download for the server: its core beside nginx with Reno, at equal rate and unshaped; its memory.
 
-Server and client have a core each (`host_rig`), and none of their devices offloads anything, so each segment passes the
-device by itself, whoever cuts it. What shapes stands behind the server, on the client's core: a shaper of the
-server's own sets a timer for each piece that leaves, and there are more of the smaller ones.
+Server and client have a core each (`host_rig`), without offloads, so each segment passes the device by itself. The
+shaper is behind the server, on the client's core: at the server it would set a timer for each piece that leaves, and
+smaller pieces would cost more.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ Json = dict[str, Any]
 
 KINDS = ("large", "reno")
 RATE_MBIT = 500.0
-"""What either can do with half a core here."""
+"""Rate that both can reach with half a core."""
 SIZE = 500_000_000
 CALM_S = 0.5
 MOST_IDLE = 0.05
-"""Of the server's core, while nothing is asked."""
+"""Largest idle share of the server's core at which a measurement counts."""
 MOST = 1.5
-"""Of Reno's processor time."""
+"""Bound relative to Reno's processor time."""
 FEW = 1_000
-"""Downloads that are open at a time, and OPEN."""
+"""Numbers of open downloads: a few, and OPEN."""
 HELD_SIZE, HELD_AT = 1_000_000, 30_000
-"""Octets of each, and with how many of them its client takes no more."""
+"""Bytes of each download, and bytes after which its client closes the window."""
 
 
 @contextmanager
 def awake(core: int) -> Iterator[None]:
-    """Somebody takes all of a core that nobody else wants.
+    """Keeps a core from idling, at the lowest priority, during the block.
 
-    The kernel counts by its tick, and a core that is idle has none: what interrupts do between two times of idleness is
-    counted as idleness, of what a kernel's TCP does three quarters.
+    The kernel accounts by its tick, which an idle core does not have: work of interrupts between two idle periods
+    counts as idle, which hides three quarters of a kernel TCP's work.
     """
     command = ["taskset", "-c", str(core), "nice", "-n", "19", "chrt", "--idle", "0", "sh", "-c", "while :; do :; done"]
     with subprocess.Popen(command) as process:
@@ -54,7 +54,7 @@ def awake(core: int) -> Iterator[None]:
 
 
 def worked_s(core: int) -> float:
-    """Seconds of a core since boot, but for those of whoever keeps it [awake]."""
+    """Seconds since boot that a core worked, without the time of [awake]."""
     for line in Path("/proc/stat").read_text().splitlines():
         words = line.split()
         if words[0] == f"cpu{core}":
@@ -88,8 +88,8 @@ def _row(rate_mbit: float | None, repetitions: int) -> Json:
 
 
 def _download(rig: HostRig, kind: str, path: str) -> tuple[float, float]:
-    """Seconds of the server's core for a GB, less what it does anyway, and Mb/s."""
-    # A packet socket looks at what passes by, so each is there alone.
+    """Seconds of the server's core per GB, without its idle share, and Mb/s."""
+    # Each server runs alone, because packet sockets see all traffic.
     rig.stop("nginx" if kind == "large" else "rivulet")
     if kind == "large":
         rig.start_rivulet("--large", plain="stateless")
@@ -102,20 +102,22 @@ def _download(rig: HostRig, kind: str, path: str) -> tuple[float, float]:
     time.sleep(CALM_S)
     idle, busy = (worked_s(SERVER_CORE) - idle) / (time.monotonic() - began), worked_s(SERVER_CORE)
     if idle > MOST_IDLE:
-        raise SystemExit(f"other work takes {100 * idle:.0f} % of the server's core: nothing can be told of a download")
+        raise SystemExit(
+            f"other work takes {100 * idle:.0f} % of the server's core: the cost of a download cannot be measured"
+        )
     began = time.monotonic()
     size, seconds = rig.run("c", command).split()
     took, busy = time.monotonic() - began, worked_s(SERVER_CORE) - busy
     if int(size) != SIZE:
-        raise SystemExit(f"{kind}: {size} octets came")
+        raise SystemExit(f"{kind}: {size} bytes arrived")
     return (busy - idle * took) / (SIZE / 1e9), SIZE * 8 / float(seconds) / 1e6
 
 
 def memory() -> list[Json]:
-    """What a hundred thousand open downloads take of the server's memory, with soft state and without.
+    """Memory of a hundred thousand open downloads, with and without soft state.
 
-    Their clients have closed their windows in the middle. Twice each number: what is set aside for the first ones is no
-    memory of each.
+    Their clients have closed their windows in the middle. Each number is measured twice, because memory reserved for
+    the first downloads is not per connection.
     """
     rows = []
     with host_rig("stateless-large-memory") as rig:
@@ -132,18 +134,18 @@ def memory() -> list[Json]:
             each = (taken[OPEN] - taken[FEW]) / (OPEN - FEW)
             rows.append({"soft": soft, "downloads": OPEN, "bytes": taken[OPEN], "bytes_each": each})
             print(
-                f"{OPEN:,} open, soft state {'on' if soft else 'off'}: {taken[OPEN]:,} octets, {each:.2f} each",
+                f"{OPEN:,} open, soft state {'on' if soft else 'off'}: {taken[OPEN]:,} bytes, {each:.2f} each",
                 flush=True,
             )
     return rows
 
 
 def bars(result: Json) -> list[Bar]:
-    """At the equal rate, and without soft state; the others stand beside them."""
+    """At the equal rate, and without soft state; the other figures are for comparison."""
     found = []
     for row in result.get("memory", []):
         if not row["soft"]:
-            found.append(Bar(f"octets a download, {OPEN:,} open", row["bytes_each"], MOST_BYTES, at_most=True))
+            found.append(Bar(f"bytes a download, {OPEN:,} open", row["bytes_each"], MOST_BYTES, at_most=True))
     for row in result.get("cpu", []):
         if row["rate_mbit"]:
             what = f"{row['rate_mbit']:g} Mb/s, no offloads: processor time of a GB, of Reno's"

@@ -1,7 +1,7 @@
-"""A download of 35 minutes by stateless TCP behind the ToR, through kills, to a client that gives up early.
+"""A download of 35 minutes by stateless TCP behind the ToR, through kills, to a client with few retries.
 
-The client takes what comes, and now and then nothing for a minute: its window closes, and only probes keep the
-connection. Once all replicas die while it is closed, so that nobody remembers anything.
+The client reads continuously, except for pauses of a minute: its window closes, and only window probes keep the
+connection. In one pause all replicas are killed, so that no soft state is left.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ Json = dict[str, Any]
 OUT = BUILD / "stateless-large-long"
 RATE_MBIT = 2.0
 SIZE_MB = 460.0
-"""What that rate brings in more than half an hour, less the pauses."""
+"""Megabytes of more than half an hour at that rate, without the pauses."""
 MINUTES = 35.0
 EVERY_S, CLOSED_S = 300.0, 60.0
-"""So often the client takes nothing, and for so long."""
+"""Number of pauses, and seconds of each."""
 ALL_DIE = 3
-"""During this one of these pauses all replicas are killed."""
+"""Index of the pause in which all replicas are killed."""
 KILLS_S = 40.0
-"""Between two kills, about."""
+"""Mean seconds between two kills."""
 AWAY_S = 2.0
 RETRIES = 5
 PATIENCE_S = 600.0
-"""A client that has nothing new for so long is stuck."""
+"""Seconds without a new byte after which the client counts as stuck."""
 
 
 def long() -> Json:
-    """Runs it."""
+    """Runs the download with its kills."""
     values = Parameters(
         rate_mbit=RATE_MBIT, rtt_ms=10.0, size_mb=SIZE_MB, replicas=3, switch="embedded", out=OUT, live=False
     )
     services = (("files-stateless", STATELESS_PORT, "stateless"),)
     serve = ("--large",)
-    # Half an hour of a machine that does other things too: what is not measured need not be quick.
+    # The machine does other work for half an hour, so nothing but the download is fast.
     with standing_rack(
         "long", values, clients=1, services=services, serve=serve, liveness_ms=200.0, heartbeat_ms=20.0
     ) as standing:
@@ -63,7 +63,7 @@ def long() -> Json:
         client = standing.rack.start("long", command, space)
         kills = _strike(standing, lambda: client.running(), folder / "live")
         if not result.exists():
-            raise RackError(f"the client left nothing:\n{client.last_lines()}")
+            raise RackError(f"the client wrote no result:\n{client.last_lines()}")
         found: Json = json.loads(result.read_text())
     found |= {"kills": kills, "broken": int(found["sha256"] != standing.sha256), "megabytes": SIZE_MB}
     found |= {"retries": RETRIES}
@@ -72,7 +72,7 @@ def long() -> Json:
 
 
 def _strike(standing: Standing, running: Any, live: Path) -> int:
-    """Kills who sends, now and then, until the client ends; how often."""
+    """Kills the sending replica now and then until the client ends; returns the number of kills."""
     dice, kills, all_died = random.Random(1), 0, False
     next_kill = time.monotonic() + KILLS_S
     back: list[tuple[float, str]] = []
@@ -87,7 +87,7 @@ def _strike(standing: Standing, running: Any, live: Path) -> int:
         if said["bytes"] != last:
             last, moved = said["bytes"], now
         if now - moved > PATIENCE_S:
-            raise RackError(f"nothing new for {PATIENCE_S:g} s, {last:,} octets of {SIZE_MB:g} MB came")
+            raise RackError(f"no new byte for {PATIENCE_S:g} s, {last:,} bytes of {SIZE_MB:g} MB arrived")
         while back and now >= back[0][0]:
             standing.restart(back.pop(0)[1])
         if said["pauses"] == ALL_DIE and not all_died and said["pausing"] > CLOSED_S / 2:
@@ -105,16 +105,16 @@ def _strike(standing: Standing, running: Any, live: Path) -> int:
 
 
 def fetch(live: Path) -> Json:
-    """The client: what it got, how long it took, and why it ended if it did not get all."""
+    """The client: bytes, time, and the reason if it ended early."""
     digest, count, pauses, gap = hashlib.sha256(), 0, 0, 0.0
     began = last = time.monotonic()
     problem = ""
 
-    def say(pausing: float = 0.0) -> None:
+    def emit(pausing: float = 0.0) -> None:
         live.with_name("live.new").write_text(json.dumps({"bytes": count, "pauses": pauses, "pausing": pausing}))
         live.with_name("live.new").replace(live)
 
-    say()
+    emit()
     try:
         connection = HTTPConnection(SERVICE_V4, STATELESS_PORT)
         connection.request("GET", "/file.bin")
@@ -127,10 +127,10 @@ def fetch(live: Path) -> Json:
             if now - began > (pauses + 1) * EVERY_S:
                 pauses += 1
                 while (pausing := time.monotonic() - now) < CLOSED_S:
-                    say(pausing)
+                    emit(pausing)
                     time.sleep(1.0)
                 last = time.monotonic()
-            say()
+            emit()
     except OSError as error:
         problem = str(error)
     seconds = time.monotonic() - began
@@ -145,7 +145,7 @@ def fetch(live: Path) -> Json:
 
 
 def bars(result: Json) -> list[Bar]:
-    """It completes."""
+    """The download completes."""
     part = result.get("long")
     if not part:
         return []

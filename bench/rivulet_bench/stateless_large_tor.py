@@ -1,4 +1,4 @@
-"""Large downloads by stateless TCP behind the ToR: through kills, and what three replicas cost beside one."""
+"""Large downloads by stateless TCP behind the ToR: through kills, and three replicas compared with one."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ OUT = BUILD / "stateless-large"
 SIZE_MB = 200.0
 KILLS = 3
 AWAY_S = 1.0
-"""A killed replica is started again after so long."""
+"""Seconds until a killed replica is restarted."""
 STALL_S = 2.0
-"""A gap that begins later after a kill is not its doing."""
+"""Seconds after a kill; a gap that begins later has another cause."""
 DEMO_RATES = (100.0, 50.0)
 DEMO_MB = 100.0
 
@@ -40,7 +40,7 @@ def _values(rate_mbit: float = 100.0, size_mb: float = SIZE_MB, replicas: int = 
 
 
 def kills(repetitions: int) -> Json:
-    """A download whose replica dies three times, beside one of Reno's that meets no kill, in turn."""
+    """A download whose replica is killed three times, alternating with one of Reno's without kills."""
     rows, stalls = [], []
     with standing_rack("kills", _values(), clients=1, services=BOTH_SERVICES, serve=("--large",)) as standing:
         for _ in range(repetitions):
@@ -61,7 +61,7 @@ def kills(repetitions: int) -> Json:
 
 
 def _download(standing: Standing, name: str, address: str, wanted: int) -> Json:
-    """One download; who sends when its time has come is killed."""
+    """One download; kills the sending replica at the given times."""
     standing.clients.clear()
     standing.client(name, "c1", "", address=address)
     seconds = standing.parameters.size * 8 / (standing.parameters.rate_mbit * 1e6)
@@ -93,7 +93,7 @@ def _download(standing: Standing, name: str, address: str, wanted: int) -> Json:
     result = standing.result(name)
     samples = [(float(when), int(count)) for when, count in result["samples"]]
     struck = [when for when, what, _ in standing.marks[before:] if what == "kill"]
-    # All are there again before the next one begins.
+    # All replicas must be live before the next download.
     time.sleep(2 * AWAY_S)
     return {
         "mbps": result["bytes"] * 8 / (result["ended"] - result["started"]) / 1e6,
@@ -103,7 +103,7 @@ def _download(standing: Standing, name: str, address: str, wanted: int) -> Json:
 
 
 def demo(repetitions: int) -> list[Json]:
-    """The three clients of `make demo`: nobody killed with three replicas and with one, and the demo itself."""
+    """The three clients of `make demo`: without kills, with three replicas and with one, and the demo itself."""
     found = []
     for rate in DEMO_RATES:
         got: dict[str, dict[str, list[float]]] = {}
@@ -131,7 +131,7 @@ def _planner(what: str) -> Callable[[Standing, float], list[Deed]]:
 
 
 def bars(result: Json) -> list[Bar]:
-    """Nothing breaks, and what kills and several replicas cost is bounded."""
+    """Nothing breaks, and the cost of kills and of several replicas is bounded."""
     found = []
     if "kills" in result:
         part = result["kills"]
@@ -149,5 +149,5 @@ def bars(result: Json) -> list[Bar]:
                 Bar(f"{rate}: {name}, three replicas of one", medians["three"][name] / medians["one"][name], 0.97)
             )
             share = medians["kills"][name] / medians["kills"][TCP]
-            found.append(Bar(f"{rate}: {name} through kills, of TCP that connects again", share, 1.0))
+            found.append(Bar(f"{rate}: {name} through kills, relative to TCP that reconnects", share, 1.0))
     return found

@@ -1,7 +1,7 @@
-"""Large downloads by stateless TCP and by the kernel's TCP, on wires of the same rate, round trip and loss.
+"""Large downloads by stateless TCP and by kernel TCP, on wires of the same rate, round trip and loss.
 
-One replica without a ToR (`rivulet serve --large`) and nginx, both as they are, on one host; curl gets a file from each
-in turn, byte for byte, or from both at a time.
+One replica without a ToR (`rivulet serve --large`) and unmodified nginx, on one host; curl fetches a file from each
+alternately and compares every byte, or from both at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ SERVICE = "10.9.0.1"
 KINDS = ("large", "reno", "cubic")
 SECONDS = 2.0
 LOSSY_S = 5.0
-"""With less a rate says where the first loss fell: before it slow start makes five times the rate of after it."""
+"""Least losses of a download: with fewer the rate depends on the place of the first one, before which slow start is
+five times faster."""
 MSS = 1448
 PATIENCE_S = 300
 BESIDE_S = 10.0
@@ -36,32 +37,32 @@ FLOWS = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """A wire, the same loss each way."""
+    """A wire, with the same loss each way."""
 
     rate_mbit: float
     rtt_ms: float
     loss: float = 0.0
     seconds: float = SECONDS
-    """About as long as a download of Reno's takes."""
+    """Approximate duration of a download of Reno's."""
 
     @property
     def name(self) -> str:
-        """For a folder and a row."""
+        """Name of a folder and a row."""
         return f"{self.rate_mbit:g}-{self.rtt_ms:g}-{self.loss:g}"
 
     @property
     def queue(self) -> int:
-        """Packets of a round trip."""
+        """Packets of one bandwidth-delay product."""
         return max(int(self.rate_mbit * 1e6 * self.rtt_ms / 1e3 / 8 / 1514), 32)
 
     def flags(self) -> list[str]:
-        """Of rivulet-wire, `a` at the server."""
+        """Flags of rivulet-wire, with end `a` at the server."""
         way = f"delay={self.rtt_ms / 2:g}ms,loss={self.loss:g}"
         return ["--a-to-b", f"rate={self.rate_mbit:g}mbit,{way},queue={self.queue}", "--b-to-a", f"{way},queue=10000"]
 
     @property
     def size(self) -> int:
-        """Octets that Reno takes `seconds` for, about (Mathis et al., 1997)."""
+        """Bytes for which Reno needs about `seconds` (Mathis et al., 1997)."""
         rate = self.rate_mbit * 1e6 / 8
         if self.loss:
             rate = min(rate, 1.22 * MSS / (self.rtt_ms / 1e3 * self.loss**0.5))
@@ -75,14 +76,14 @@ PATHS = (
 
 
 class Rig(Lab):
-    """The namespaces while they stand: `s` the servers, `c` the client, `m` the wire."""
+    """The running namespaces: `s` servers, `c` client, `m` wire."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(BUILD / "stateless-large" / path.name)
         self.path = path
 
     def build(self) -> None:
-        """Namespaces, links, the wire, both servers."""
+        """Makes namespaces, links, wire and both servers."""
         for name in ("s", "c", "m"):
             self.namespace(name)
         server, client, middle = (self.spaces[name] for name in ("s", "c", "m"))
@@ -107,19 +108,19 @@ class Rig(Lab):
         self.until(lambda: "rivulet_guard" in server.run("nft", "list", "tables"), "the replica serves", 20.0)
         kernel = self.start("nginx", nginx.command(self.folder / "nginx", www, f"{SERVER}:81"), server)
         self.until(lambda: f"{SERVER}:81" in server.run("ss", "-Hltn"), "nginx listens", 10.0, kernel)
-        # Neighbours get to know each other.
+        # The first ping makes both ends resolve their neighbour.
         for kind in KINDS:
             self.get(kind)
 
     def url(self, kind: str) -> str:
-        """Of the file, by stateless TCP or by the kernel's, which is told the congestion control."""
+        """URL of the file; for kernel TCP it also sets the congestion control."""
         if kind == "large":
             return f"http://{SERVICE}/file"
         self.spaces["s"].ip(f"route change {CLIENT}/32 dev s0 src {SERVER} congctl {kind}")
         return f"http://{SERVER}:81/file"
 
     def together(self, flows: dict[str, int], seconds: float) -> dict[str, int]:
-        """Octets that the downloads of each kind got in so many seconds."""
+        """Bytes of the parallel downloads of each kind in `seconds`."""
         running = []
         for kind, count in flows.items():
             words = ["curl", "-s", "--max-time", f"{seconds:g}", "-o", "/dev/null", "-w", "%{size_download}"]
@@ -132,12 +133,12 @@ class Rig(Lab):
         return got
 
     def get(self, kind: str) -> float:
-        """Mb/s of one download, which is compared octet by octet."""
+        """Mb/s of one download, with every byte compared."""
         out = self.folder / "out"
         words = ("curl", "-sS", "--fail", "--max-time", str(PATIENCE_S), "-o", str(out), "-w", "%{time_total}")
         seconds = float(self.spaces["c"].run(*words, self.url(kind)))
         if out.read_bytes() != (self.folder / "www" / "file").read_bytes():
-            raise SystemExit(f"{kind}, {self.path}: other octets came")
+            raise SystemExit(f"{kind}, {self.path}: received other bytes")
         return self.path.size * 8 / seconds / 1e6
 
 
@@ -151,7 +152,7 @@ def rig(path: Path) -> Iterator[Rig]:
 
 
 def measure(path: Path, repetitions: int) -> Json:
-    """All kinds in turn, so that what the machine does beside them meets all."""
+    """All kinds alternate, so that other work of the machine affects all alike."""
     got: dict[str, list[float]] = {kind: [] for kind in KINDS}
     with rig(path) as standing_rig:
         for _ in range(repetitions):
@@ -160,7 +161,7 @@ def measure(path: Path, repetitions: int) -> Json:
                 time.sleep(0.1)
     row: Json = {"rate_mbit": path.rate_mbit, "rtt_ms": path.rtt_ms, "loss": path.loss, "bytes": path.size}
     row |= {kind: interval(rates) for kind, rates in got.items()}
-    # A download whose first loss comes late makes several times the rate of the others: a mean says how often that was.
+    # A download with a late first loss is several times faster; the mean shows how often that happened.
     row["medians"] = {kind: statistics.median(rates) for kind, rates in got.items()}
     said = ", ".join(f"{kind} {row['medians'][kind]:.1f} ({row[kind][0]:.1f} ± {row[kind][1]:.1f})" for kind in KINDS)
     print(f"{path.rate_mbit:g} Mb/s, {path.rtt_ms:g} ms, {path.loss * 100:g} % lost: {said} Mb/s", flush=True)
@@ -168,7 +169,7 @@ def measure(path: Path, repetitions: int) -> Json:
 
 
 def beside(flows: int, repetitions: int) -> Json:
-    """So many downloads of each kind at a time over one wire: what those of stateless TCP got of what Reno's got."""
+    """Parallel downloads of each kind over one wire: stateless TCP's bytes relative to Reno's."""
     path = Path(100, 10, seconds=BESIDE_S + 1)
     shares = []
     with rig(path) as standing_rig:
@@ -180,10 +181,10 @@ def beside(flows: int, repetitions: int) -> Json:
 
 
 def bars(result: Json) -> list[Bar]:
-    """What must be reached: of Reno's rate on the same wire, alone and beside it."""
+    """Bounds relative to Reno's rate on the same wire, alone and in parallel."""
     found = []
     for row in result.get("fairness", []):
-        what = f"{row['flows']} downloads beside as many of Reno's: their share of its"
+        what = f"{row['flows']} downloads beside as many Reno downloads: relative to their throughput"
         found += [Bar(what, row["median"], 0.9), Bar(what, row["median"], 1.1, at_most=True)]
     for row in result.get("paths", []):
         wanted = 0.8 if row["loss"] else 0.9 if row["rate_mbit"] >= 1000 else 0.95

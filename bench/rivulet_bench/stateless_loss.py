@@ -1,5 +1,6 @@
-"""Ten thousand downloads of 10 kB each at several rates of loss, by the kernel's own clients: every octet is compared,
-and the mean time is set beside that of the same server on the kernel's TCP, in turn.
+"""Ten thousand downloads of 10 kB at several rates of loss, by the kernel's own clients.
+
+Every byte is compared, and the mean time with that of the same server on kernel TCP, alternating.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from .stats import percentile
 Json = dict[str, Any]
 
 LOSSES = (0, 1, 2, 5)
-"""Of a hundred frames each way."""
+"""Frames lost of a hundred each way."""
 RTT_MS = 10.0
 SIZE = 10_000
 TRANSFERS = 10_000
@@ -25,7 +26,7 @@ MOST = {"with ring": 1.1, "without ring": 1.5}
 
 
 def lossy(rig: HostRig, transfers: int) -> Json:
-    """All kinds in turn, a part of the transfers at a time."""
+    """All kinds alternate, each with a part of its transfers."""
     path = rig.put(SIZE)
     rig.start_rivulet(plain="stateless", port=PORTS["with ring"], name="with ring")
     rig.start_rivulet("--no-ring", plain="stateless", port=PORTS["without ring"], name="without ring")
@@ -39,7 +40,7 @@ def lossy(rig: HostRig, transfers: int) -> Json:
             for kind, port in PORTS.items():
                 log = rig.folder / "loss.csv"
                 words = ("--one-thread", "--expect", str(rig.www / path), "--log", str(log), "--timeout", "120")
-                # The requests are those of all clients together.
+                # Requests of all clients together.
                 each = -(-transfers // ROUNDS // AT_A_TIME)
                 load = rig.start_load("tcp", path, *words, port=port, clients=AT_A_TIME, requests=each, seconds=600)
                 result = finish(load, 700.0)

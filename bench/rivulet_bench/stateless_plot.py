@@ -1,4 +1,4 @@
-"""The picture of `make bench-stateless`: processor time, requests a second, and time under loss."""
+"""Draws `make bench-stateless`: processor time, requests a second, and time under loss."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ LABELS |= {"without ring": "stateless, without ring"}
 
 
 def plot(path: Path, result: Json) -> None:
-    """Draws all three."""
+    """Draws all three panels."""
     figure, (rates, highest, loss) = pyplot.subplots(1, 3, figsize=(14, 4.2))
     size = 1_000
     points = [row for row in result["rates"]["summary"] if row["bytes"] == size and row["rate"]]
     for kind, column in (("stateless", "core_us"), ("kernel", "core_us_other")):
-        # Percent of a core, as the paper has it.
+        # Percent of a core, as in the paper.
         used = [row[column] * row["rate"] / 1e4 for row in points]
         label = LABELS.get(kind, kind)
         rates.plot([row["rate"] for row in points], used, marker="o", color=COLOURS[kind], label=label)

@@ -1,4 +1,4 @@
-"""Means with 95 % intervals, percentiles, and the machine a figure came from."""
+"""Means with 95 % intervals, percentiles, and the description of the measuring machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _T95 = (
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and half-width of its 95 % interval (infinite for one value: nothing is known of its spread)."""
+    """Mean and half-width of its 95 % interval (infinite for one value)."""
     if not values:
         raise ValueError("no values")
     if len(values) == 1:
@@ -37,7 +37,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that at least `percent` of them do not exceed (nearest rank)."""
+    """The smallest value that at least `percent` of the values do not exceed (nearest rank)."""
     if not values:
         raise ValueError("no values")
     rank = max(1, math.ceil(percent / 100 * len(values)))
@@ -45,7 +45,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on, without names of hosts or people."""
+    """The machine's properties that affect the figures, without names of hosts or people."""
     model = "unknown"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -61,7 +61,7 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit that is measured, with a `+` if files differ from it; empty outside of a git work tree."""
+    """The measured commit, with a `+` if files differ from it; empty outside of a git work tree."""
     git = ["git", "-C", str(REPOSITORY)]
     found = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False)
     if found.returncode:
@@ -71,21 +71,21 @@ def commit() -> str:
 
 
 def load(name: str) -> dict[str, Any]:
-    """What bench/results/NAME.json has; nothing where there is none yet."""
+    """Contents of bench/results/NAME.json; empty if there is none."""
     path = RESULTS / f"{name}.json"
     return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
 def updated(kept: dict[str, Any], result: dict[str, Any], parts: Iterable[str]) -> dict[str, Any]:
-    """What was kept, with these parts of the result in place of its own, and when and on what they were measured."""
+    """The stored result with these parts replaced, and their date and machine added."""
     again = {part: result[part] for part in parts}
     return kept | again | {"again": kept.get("again", {}) | dict.fromkeys(again, machine())}
 
 
 def save(name: str, result: dict[str, Any]) -> Path:
-    """Writes bench/results/NAME.json with the machine beside the figures."""
+    """Writes bench/results/NAME.json with a description of the machine."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
-    # One that was kept has the machine that it was measured on.
+    # A stored result already has the machine that it was measured on.
     path.write_text(json.dumps({"machine": machine(), **result}, indent=1) + "\n")
     return path

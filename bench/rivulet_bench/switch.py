@@ -1,14 +1,14 @@
-"""The embedded switch against BMv2 and a bare forwarder: highest rate without loss on veth, in one run.
+"""The embedded switch, BMv2 and a bare forwarder: highest rate without loss on veth, in one run.
 
-The plain router with one route; our ToR program with all checks enforced and three replicas, for requests of one and
-of four ranges and for responses; each with the shortest frames it allows and with 1400 bytes. Beside it the engine
-without input and output, and with --stf the counts of p4c's own tests; without it those of an earlier run, which say
-their date, if there was one.
+Programs: a plain router with one route; the ToR program with all checks enforced and three replicas, for requests of
+one and of four ranges and for responses; each with the shortest possible frames and with 1400 bytes. Also the engine
+without packet I/O, and with --stf the counts of p4c's own tests; without --stf it takes the counts of an earlier run,
+which contain their date.
 
-No request is sent twice: the sender counts the response number up within a proof of 65,536 packets. Before the rates
-are searched, fresh requests have to come out and the same ones sent again must not. For the search replays are counted
-instead of dropped, at the same work for a packet: the sketch is made for 16,384 requests in 4.19 s, and numbers that
-are all fresh look used when it has seen hundreds of thousands.
+No request is sent twice: the sender increments the response number within a proof of 65,536 packets. Before the
+search, fresh requests must pass and repeated ones must not. During the search replays are counted instead of dropped,
+at the same cost per packet: the sketch is sized for 16,384 requests in 4.19 s, and after hundreds of thousands fresh
+numbers look used.
 """
 
 from __future__ import annotations
@@ -55,11 +55,12 @@ WORK = BUILD / "switch"
 ENGINE = REPOSITORY / "switch" / "engine"
 TOR = REPOSITORY / "p4src" / "build"
 TEMPLATES = 100
-"""Requests with proofs of their own; each is sent with 65,536 numbers. The first is kept for the test of the checks."""
+"""Requests with their own proofs; each is sent with 65,536 numbers. The first one is for the test of the checks."""
 COUNT_FIELDS = ("--count-at", "60,92", "--checksum-at", "50")
-"""The number's low half in the option and in the continuation, and TCP's checksum, in an untagged IPv4 frame."""
+"""Offsets of the number's low half in the option and in the continuation, and of TCP's checksum, in an untagged
+frame."""
 WAIT_S = 1.0
-"""From the start of a switch until its clock is past the time that the requests carry."""
+"""Seconds from the start of a switch until its clock has passed the time in the requests."""
 
 ROUTER_INFO = """
 pkg_info { arch: "v1model" }
@@ -81,7 +82,7 @@ actions {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One kind of packet: how it goes through, and how many times BMv2's rate the switch is to reach."""
+    """One kind of packet, and the switch's bar as a multiple of BMv2's rate."""
 
     name: str
     program: str
@@ -89,9 +90,9 @@ class Case:
     sinks: tuple[str, ...]
     factor: int
     sizes: tuple[str, ...] = ("0", "1400")
-    """The shortest that the kind allows, and 1400 bytes."""
+    """The shortest possible size, and 1400 bytes."""
     since: str = ""
-    """The table of the program without which there is no such packet."""
+    """Table that a program must have to handle this kind."""
 
 
 REPLICAS = ("h1", "h2", "h3")
@@ -106,11 +107,11 @@ CASES = (
 )
 SWITCHES = ("af_packet", "af_xdp", "bmv2", "before")
 OF_BEFORE = 0.9
-"""Of the rate with an earlier program, kind by kind."""
+"""Bound relative to the rate of an earlier program, for each kind."""
 FORWARDERS = ("bare_af_packet", "bare_af_xdp")
 BARE_SHARE = 0.6
 FRAMES = 30_000
-"""Of an attempt at least: a switch may hold thousands in queues when it ends, which count as forwarded."""
+"""Least frames of an attempt: a switch may hold thousands in queues at its end, which count as forwarded."""
 HIGHEST = {"bmv2": "400000"}
 LABELS = {
     "af_packet": "embedded, AF_PACKET",
@@ -124,7 +125,7 @@ COLOURS = dict(zip(LABELS, ("#0b6e4f", "#3fa37c", "#b23a48", "#d9a441", "#8d99a6
 
 
 def ipv4_frame(size: int) -> bytes:
-    """A UDP packet for the router's one route."""
+    """A UDP packet for the router's only route."""
     head = bytes.fromhex("450000000001000040110000") + bytes([10, 0, 0, 1, 10, 0, 1, 1])
     head = head[:2] + (size - 14).to_bytes(2, "big") + head[4:]
     total = sum(int.from_bytes(head[i : i + 2], "big") for i in range(0, 20, 2))
@@ -135,7 +136,7 @@ def ipv4_frame(size: int) -> bytes:
 
 
 def write_frames() -> Trace:
-    """The files of frames; the ToR's entries."""
+    """Writes the files of frames; returns the ToR's entries."""
     script = ENGINE / "benches" / "tor_trace.py"
     text = subprocess.run(
         [sys.executable, str(script), str(TEMPLATES), "whole"], capture_output=True, text=True, check=True, timeout=120
@@ -150,7 +151,7 @@ def write_frames() -> Trace:
 
 @contextmanager
 def switch(lab: Lab, name: str, program: str, trace: Trace, build: Path = TOR) -> Iterator[tuple[Control, Process]]:
-    """A switch with the program and its entries, all replicas heard of; its controller and its process."""
+    """A switch with program and entries, and with a heartbeat of every replica; its controller and its process."""
     ports = {port: f"s{port}" for port in PORTS}
     io = "af_packet" if name == "before" else name
     kind, flags = ("bmv2", ["-L", "off"]) if name == "bmv2" else ("embedded", ["--io", io])
@@ -173,7 +174,7 @@ def switch(lab: Lab, name: str, program: str, trace: Trace, build: Path = TOR) -
 
 
 def check(case: Case, size: str, tool: Path) -> None:
-    """RackError unless all come out, and of requests only the fresh ones."""
+    """RackError unless all fresh packets pass, and no repeated request does."""
     frames = WORK / f"{case.name}-{size}-check.hex"
     request = case.name.startswith("range")
     flags = ("--rate", "2000", "--seconds", "0.5", *(COUNT_FIELDS if request else ()))
@@ -188,7 +189,7 @@ def check(case: Case, size: str, tool: Path) -> None:
 def search(
     case: Case, size: str, tool: Path, name: str, options: argparse.Namespace, near: int | None = None
 ) -> dict[str, Any]:
-    """The highest rate without loss; `near` is what it was before."""
+    """The highest rate without loss; `near` is the rate of the round before."""
     fields = COUNT_FIELDS if case.name.startswith("range") else ()
     flags = ("--seconds", str(options.seconds), "--highest", HIGHEST.get(name, "2000000"), *fields)
     flags += ("--frames-at-least", str(FRAMES), *(("--near", str(near)) if near else ()))
@@ -198,7 +199,7 @@ def search(
 def measure_one(
     lab: Lab, name: str, program: str, trace: Trace, tool: Path, options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
-    """All that one switch does with one program, a row each."""
+    """All measurements of a switch with one program, a row each."""
     mine = [case for case in CASES if case.program == program]
     if name in FORWARDERS:
         io = name.removeprefix("bare_")
@@ -219,14 +220,14 @@ def measure_one(
 
 
 def count_replays(trace: Trace) -> list[str]:
-    """The service's checks with replays counted instead of dropped, as a change to the entries."""
-    # The first service is that of the requests.
+    """The change of entries that makes the service's checks count replays instead of dropping them."""
+    # The first service is the requests' one.
     checks = next(line for line in trace.lines if line[:2] == ["insert", "service_checks"])
     return ["modify", *("replay_mode=1" if word.startswith("replay_mode=") else word for word in checks[1:])]
 
 
 def soaked(lab: Lab, trace: Trace, tool: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """The embedded switch with requests of one range, for as long as is asked."""
+    """The soak: the embedded switch under requests of one range for the given time."""
     (case,) = (case for case in CASES if case.name == "range1")
     with switch(lab, "af_packet", "tor", trace) as (control, process):
         control.install([count_replays(trace)])
@@ -250,7 +251,7 @@ def searches(cases: list[Case], tool: Path, name: str, options: argparse.Namespa
 
 
 def measure(lab: Lab, options: argparse.Namespace) -> dict[str, Any]:
-    """Round after round, all switches in each, until the rounds or the time are over."""
+    """Rounds over all switches, until the number of rounds or the time limit is reached."""
     WORK.mkdir(parents=True, exist_ok=True)
     trace = write_frames()
     tool = Path(binary("examples/pps"))
@@ -258,7 +259,7 @@ def measure(lab: Lab, options: argparse.Namespace) -> dict[str, Any]:
     names = [name for name in SWITCHES if there.get(name, True)]
     plan = [(name, program) for program in ("router", "tor") for name in names]
     plan[0:0] = [(name, "router") for name in FORWARDERS]
-    # Beside what it is compared with.
+    # For the comparison.
     if options.program is not None:
         plan.insert(plan.index(("af_packet", "tor")) + 1, ("before", "tor"))
     began = time.monotonic()
@@ -286,8 +287,8 @@ def measure(lab: Lab, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def summarize(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row a kind and size: the best run of each switch (what disturbs one only makes it slower) with the ratios, and
-    beside it the mean of all runs with its 95 % interval."""
+    """A row per kind and size: the best run of each switch (disturbances only slow it down) with the ratios, and the
+    mean of all runs with its 95 % interval."""
     summary = []
     for case in CASES:
         for large in (size != "0" for size in case.sizes):
@@ -316,7 +317,7 @@ def summarize(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def means(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Mean of each switch's runs, and the half-width of its 95 % interval (`None` for a single run)."""
+    """Mean of each switch's runs, and half-width of its 95 % interval (`None` for a single run)."""
     found: dict[str, Any] = {}
     for name in (*SWITCHES, *FORWARDERS):
         values = [row["pps"] for row in rows if row["switch"] == name]
@@ -348,7 +349,7 @@ def engine() -> dict[str, Any]:
 
 
 def plot(path: Path, summary: list[dict[str, Any]]) -> None:
-    """Bars by kind and size; the axis is logarithmic, the rates differ by orders of magnitude."""
+    """Bars by kind and size, on a logarithmic axis, because the rates differ by orders of magnitude."""
     figure, axis = pyplot.subplots(figsize=(10, 4.6))
     width = 0.8 / len(LABELS)
     for i, (name, label) in enumerate(LABELS.items()):
@@ -369,7 +370,7 @@ def plot(path: Path, summary: list[dict[str, Any]]) -> None:
 
 
 def bars(summary: list[dict[str, Any]]) -> list[Bar]:
-    """The goal of each kind of packet and way to move it, where there was something to compare with."""
+    """The bars of each kind of packet and of packet I/O, if the comparison was measured."""
     return [
         Bar(f"{row['packet']}, {row['bytes']} bytes, {io}: packets/s", row["pps"][io], row[io]["goal_pps"])
         for row in summary
@@ -383,7 +384,7 @@ def bars(summary: list[dict[str, Any]]) -> list[Bar]:
 
 
 def write(measured: dict[str, Any], options: argparse.Namespace) -> int:
-    """The JSON, the plot and the bars; the exit code."""
+    """Writes JSON and plot, judges the bars; returns the exit code."""
     summary = summarize(measured["runs"])
     result = {
         "setting": {
@@ -414,18 +415,22 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=5, help="most rounds")
     parser.add_argument("--seconds", type=float, default=0.25, help="shortest attempt at one rate")
+    parser.add_argument("--limit", type=float, default=480.0, help="seconds after which no further round starts")
     parser.add_argument(
-        "--limit", type=float, default=480.0, help="seconds after which nothing of a further round starts"
+        "--soak",
+        type=float,
+        default=0,
+        metavar="SECONDS",
+        help="afterwards a soak at the highest rate with changing tables",
+    )
+    parser.add_argument("--without-engine", action="store_true", help="skip the engine without packet I/O")
+    parser.add_argument("--stf", type=Path, metavar="FOLDER", help="count p4c's compiled tests in this folder")
+    parser.add_argument(
+        "--program", type=Path, metavar="FOLDER", help="compare with this earlier rivulet.json and rivulet.p4info.txtpb"
     )
     parser.add_argument(
-        "--soak", type=float, default=0, metavar="SECONDS", help="then so long at the highest rate, tables changing"
+        "--only-stf", action="store_true", help="only count p4c's tests; the other results stay unchanged"
     )
-    parser.add_argument("--without-engine", action="store_true", help="leave out the engine without input and output")
-    parser.add_argument("--stf", type=Path, metavar="FOLDER", help="p4c's tests, compiled: count them")
-    parser.add_argument(
-        "--program", type=Path, metavar="FOLDER", help="an earlier rivulet.json and rivulet.p4info.txtpb, compared with"
-    )
-    parser.add_argument("--only-stf", action="store_true", help="nothing else; the other results stay as they are")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only_stf and options.stf is None:
@@ -434,7 +439,7 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Runs it and writes bench/results/switch.json and .png."""
+    """Runs the bench and writes bench/results/switch.json and .png."""
     options = parse()
     if options.inside:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -458,9 +463,9 @@ def main() -> int:
         space = lab.namespace("switch")
         connect(space)
         command = [sys.executable, "-m", "rivulet_bench.switch", "--inside", *sys.argv[1:]]
-        # A session of its own has a scheduling group of its own, which goes before the others.
+        # A new session has its own scheduling group, which would take time from the switch's.
         child = lab.start("inside", command, space, stdout=None, stderr=None, start_new_session=True)
-        # Where the kernel has no such groups, realtime priority has to do.
+        # On kernels without such groups realtime priority has the same effect.
         with suppress(OSError):
             Path(f"/proc/{child.pid}/autogroup").write_text("-10")
         return child.popen.wait()

@@ -1,4 +1,4 @@
-"""What the switch's bench stands on: veth pairs, its controller, and the rate search."""
+"""Parts of the switch's bench: veth pairs, controller, rate tool."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from google.protobuf import text_format
 from rivulet_lab import End, Lab, Namespace, Process, RackError, prompt, veth
 
 PORTS = (1, 2, 3, 5)
-"""Replicas at 1 to 3, the client at 5, as in the packet tests' rack. sN is the switch's end, hN the other."""
+"""Replicas at ports 1 to 3, the client at 5, as in the packet tests. sN is the switch's end, hN the other."""
 GRPC = "127.0.0.1:9559"
 START_S = 20.0
 ATTEMPT_S = 120.0
 
 
 def connect(space: Namespace) -> None:
-    """The veth pairs; offloads are off (AF_XDP needs it, and all get the same)."""
+    """Makes the veth pairs without offloads, which AF_XDP requires, and all switches get the same."""
     for port in PORTS:
         veth(End(space, f"s{port}"), End(space, f"h{port}"))
 
 
 @contextmanager
 def running(lab: Lab, name: str, command: Sequence[str], ready: Callable[[], bool]) -> Iterator[Process]:
-    """A switch that runs until the end of the block. RackError with its last words if it does not start."""
+    """Runs a switch until the end of the block. RackError with its last output if it does not start."""
     process = lab.start(name, [*prompt(), *command])
     try:
         lab.until(ready, f"{name} starts", START_S, process)
@@ -44,7 +44,7 @@ def running(lab: Lab, name: str, command: Sequence[str], ready: Callable[[], boo
 
 
 def listening() -> bool:
-    """Whether somebody answers at the P4Runtime address."""
+    """Whether a server accepts connections at the P4Runtime address."""
     host, port = GRPC.split(":")
     try:
         socket.create_connection((host, int(port)), timeout=0.5).close()
@@ -54,7 +54,7 @@ def listening() -> bool:
 
 
 def send(interface: str, frame: bytes) -> None:
-    """One frame into an interface."""
+    """Sends one frame into an interface."""
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW) as raw:
         raw.bind((interface, 0))
         raw.send(frame)
@@ -62,7 +62,7 @@ def send(interface: str, frame: bytes) -> None:
 
 @dataclass
 class Trace:
-    """What `switch/engine/benches/tor_trace.py` wrote: entries, heartbeats, and frames by kind."""
+    """Output of `switch/engine/benches/tor_trace.py`: entries, heartbeats, and frames by kind."""
 
     lines: list[list[str]] = field(default_factory=list)
     packets: dict[str, list[bytes]] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Trace:
 
     @staticmethod
     def read(text: str) -> Trace:
-        """From its text."""
+        """Parses the text."""
         trace = Trace()
         for words in (line.split() for line in text.splitlines()):
             if words[0] != "packet":
@@ -83,12 +83,12 @@ class Trace:
 
 
 def canonical(value: int) -> bytes:
-    """P4Runtime's bytestring of a number."""
+    """A number as P4Runtime's canonical bytestring."""
     return value.to_bytes(max(1, (value.bit_length() + 7) // 8), "big")
 
 
 class Control:
-    """The one controller of the switch under test."""
+    """The only controller of the switch under test."""
 
     def __init__(self, p4info: str, program: Path) -> None:
         self._info = text_format.Parse(p4info, p4i.P4Info())
@@ -106,7 +106,7 @@ class Control:
                 for _ in self._stub.StreamChannel(iter(self._requests.get, None)):
                     first.set()
             except grpc.RpcError:
-                pass  # the switch went away; the next call says so
+                pass  # the switch has ended; the next call raises the error
 
         threading.Thread(target=listen, daemon=True).start()
         arbitration = p4r.MasterArbitrationUpdate(device_id=0, election_id=self._election)
@@ -128,7 +128,7 @@ class Control:
         self._channel.close()
 
     def has(self, table: str) -> bool:
-        """Whether the program has that table."""
+        """Whether the program has this table."""
         return table in self._tables
 
     def _entry(self, table: str, match: dict[str, str], action: str, params: dict[str, str]) -> Any:
@@ -145,14 +145,13 @@ class Control:
         for param in self._actions[action].params:
             text = params.get(param.name, "")
             if param.name == "plain_tcp":
-                # Of a program that knows the kernel's TCP and none.
+                # Programs without TRODS know only two kinds of plain TCP.
                 text = "1" if params["plain"] == "1" else "0"
             entry.action.action.params.add(param_id=param.id, value=canonical(int(text, 16)))
         return entry
 
     def install(self, lines: Sequence[Sequence[str]]) -> None:
-        """The lines of a trace that are not packets, in one write. Those of tables that an earlier program has not are
-        left out."""
+        """Installs the entries of a trace in one write, except those of tables that an earlier program lacks."""
         request = p4r.WriteRequest(device_id=0, election_id=self._election)
         for kind, *words in (line for line in lines if line[0] == "group" or self.has(line[1])):
             if kind == "group":
@@ -179,7 +178,7 @@ class Control:
 def pps(
     binary: Path, source: str, sinks: Sequence[str], frames: Path, *flags: str, patience: float = ATTEMPT_S
 ) -> dict[str, Any]:
-    """One run of the rate tool; what it printed."""
+    """Runs the rate tool once; returns its output."""
     command = [*prompt(), str(binary), source, *sinks, "--frames", str(frames), *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=patience, check=False)
     if done.returncode != 0:

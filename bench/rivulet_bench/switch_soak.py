@@ -1,4 +1,5 @@
-"""Traffic at the highest rate without loss for as long as is asked, with tables changing: the switch's memory."""
+"""The soak of the switch: traffic at the highest rate without loss for a given time, with changing tables; its
+memory."""
 
 from __future__ import annotations
 
@@ -15,16 +16,16 @@ from .stats import percentile
 from .switch_rig import Control, pps
 
 SHARE = 0.9
-"""From one rate to the next lower one: what a short search finds is found with luck, this one has to last."""
+"""Factor to the next lower rate: the rate of a short search is optimistic, and this one must last."""
 PROBE_S = 5.0
-"""How long a rate has to last, tables changing, before it is the one."""
+"""Seconds that a rate must last, with changing tables, to be chosen."""
 LOWEST = 10_000
 EVERY_S = 1.0
-"""Between two readings of the memory."""
+"""Seconds between two readings of the memory."""
 WARM_SHARE = 0.25
-"""Of the readings: what is allocated once comes before."""
+"""Share of the readings before which memory that is allocated once does not count."""
 ENTRIES = 500
-"""Routes that come and go in turn."""
+"""Routes that are inserted and deleted in rotation."""
 
 
 def resident_kb(pid: int) -> int:
@@ -36,7 +37,7 @@ def resident_kb(pid: int) -> int:
 
 
 class Churn:
-    """Inserts routes and deletes them again, a write each, until the end of the block."""
+    """Inserts and deletes routes, one write each, until the end of the block."""
 
     def __init__(self, control: Control, line: Callable[[int], str]) -> None:
         self._control, self._line = control, line
@@ -53,7 +54,7 @@ class Churn:
                 self.writes += 1
                 if self._stop.wait(0.005):
                     return
-        except Exception as error:  # told with the results
+        except Exception as error:  # reported with the results
             self.error = str(error)
 
     def __enter__(self) -> Churn:
@@ -73,7 +74,7 @@ def soak(
     attempt: tuple[Path, str, tuple[str, ...], Path, tuple[str, ...]],
     seconds: float,
 ) -> dict[str, Any]:
-    """A row of the results: what was sent and lost, the writes, the memory at the start and at the end."""
+    """A row of the results: sent and lost packets, writes, memory at start and end."""
     rate = int(search()["pps"])
     tool, source, sinks, frames, fields = attempt
 

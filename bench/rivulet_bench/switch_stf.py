@@ -1,7 +1,7 @@
-"""p4c's own tests on the embedded switch's engine: what `stf-run` says of a folder of compiled programs.
+"""p4c's own tests on the embedded switch's engine: counts of `stf-run` for a folder of compiled programs.
 
-The folder is made as switch/README.md says (switch/engine/tests/compile_stf.py); its corpus.json, where there is one,
-says which p4c compiled it. The tests are run twice, as machine code and interpreted.
+switch/README.md describes how to make the folder (switch/engine/tests/compile_stf.py); its corpus.json contains the
+version of p4c. The tests are run as machine code and interpreted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rivulet_lab import RackError
 from .stats import REPOSITORY
 
 CORPUS = REPOSITORY / "switch" / "engine" / "tests" / "stf-corpus.txt"
-"""The names of those that p4c 1.2.5.16 compiles."""
+"""Names of the tests that p4c 1.2.5.16 compiles."""
 KINDS: dict[str, tuple[str, ...]] = {"machine code": (), "interpreted": ("--interpret",)}
 TIMEOUT_S = 600
 _LAST = re.compile(r"^(\d+) run, (\d+) passed, (\d+) failed$")
@@ -26,7 +26,8 @@ _FAILED = re.compile(r"^FAILED (\S+): (.*)$")
 
 
 def counts(runner: Path, folder: Path) -> dict[str, Any]:
-    """The block `stf` of the results: when, by which p4c, and of each kind how many ran, passed and failed, and why."""
+    """The block `stf` of the results: date, version of p4c, and for each kind the counts and the reasons of
+    failures."""
     tests = {path.stem for path in folder.glob("*.stf") if path.with_suffix(".json").exists()}
     if not tests:
         raise RackError(f"{folder} has no NAME.json with a NAME.stf beside it")
@@ -43,7 +44,7 @@ def counts(runner: Path, folder: Path) -> dict[str, Any]:
 
 
 def _run(runner: Path, folder: Path, flags: tuple[str, ...], tests: int) -> dict[str, Any]:
-    """One run; RackError if it came to no end or what it says does not add up."""
+    """One run; RackError if it does not end or its counts are inconsistent."""
     done = subprocess.run([str(runner), *flags, str(folder)], capture_output=True, text=True, timeout=TIMEOUT_S)
     lines = done.stdout.splitlines()
     last = _LAST.match(lines[-1]) if lines else None
@@ -58,7 +59,7 @@ def _run(runner: Path, folder: Path, flags: tuple[str, ...], tests: int) -> dict
 
 
 def carried(path: Path) -> dict[str, Any] | None:
-    """The counts of an earlier run, which say their date; `None` if there is none that was run."""
+    """Counts of an earlier run, with their date; `None` if there are none."""
     try:
         stf = json.loads(path.read_text()).get("stf")
     except FileNotFoundError:
@@ -67,7 +68,7 @@ def carried(path: Path) -> dict[str, Any] | None:
 
 
 def replace(path: Path, stf: dict[str, Any]) -> None:
-    """Puts the counts into the results of an earlier run, which stay as they are."""
+    """Replaces the counts in the results of an earlier run."""
     try:
         result = json.loads(path.read_text())
     except FileNotFoundError:

@@ -1,8 +1,9 @@
-"""TRODS: what a death of a replica does to plain connections, and what their protection costs. nginx alone, TRODS,
-TRODS with `--wake client`, and the kernel's TCP with a client that reconnects.
+"""TRODS: the effect of a replica's death on plain connections, and the cost of their protection.
 
-bench/results/trods.json (and trods-kills.csv, a row a kill). Parts can be chosen by --parts; only all together are
-kept, or with --update those that were measured again, which say so.
+Compared are nginx alone, TRODS, TRODS with `--wake client`, and kernel TCP with a client that reconnects.
+
+Output: bench/results/trods.json, and trods-kills.csv with a row per kill. --parts chooses parts; only a run of all
+parts is stored, or with --update the parts that were measured again, which then have their own date.
 """
 
 from __future__ import annotations
@@ -64,18 +65,18 @@ PARTS: dict[str, Callable[[Any], Json]] = {
 
 
 def bars(result: Json) -> list[Bar]:
-    """Those of the parts that were run."""
+    """The bounds of the parts that were run."""
     parts = (trods_cost, trods_flood, trods_crowd, trods_stall, trods_kills, trods_moves)
     return [bar for part in parts for bar in part.bars(result)]
 
 
 def main() -> int:
-    """Runs it and writes bench/results/trods.json and .png."""
+    """Runs the bench and writes bench/results/trods.json and .png."""
     parser = flags(__doc__ or "", repetitions=0)
     parser.set_defaults(seconds=2.0)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--kills", type=int, default=trods_kills.KILLS)
-    parser.add_argument("--kills-limit", type=float, default=2100.0, help="seconds after which kills end all the same")
+    parser.add_argument("--kills-limit", type=float, default=2100.0, help="time limit of the kills in seconds")
     parser.add_argument("--harms", nargs="+", choices=HARMS, default=HARMS)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--bound", type=float, default=trods_stall.BOUND_MS, help="exclusion bound of the stalls, ms")
@@ -84,11 +85,11 @@ def main() -> int:
     parser.add_argument("--active", type=int, default=trods_crowd.ACTIVE, help="downloads in it")
     parser.add_argument("--fetches", type=int, default=trods_cost.FETCHES, help="serial fetches of each server")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="upgrades of each replica")
-    parser.add_argument("--stamps", action="store_true", help="cost, kills: without a store; nothing is kept")
-    parser.add_argument("--update", action="store_true", help="keep --parts in place of what was kept of them")
+    parser.add_argument("--stamps", action="store_true", help="cost, kills: without a store; the result is not stored")
+    parser.add_argument("--update", action="store_true", help="replace the stored results of --parts")
     options = parser.parse_args()
     if options.update and not _is_full(options):
-        parser.error("--update: parts are kept at their full length only")
+        parser.error("--update: only parts of full length are stored")
     result: Json = {"nginx_version": nginx_version()}
     began = time.monotonic()
     for part in options.parts:
@@ -100,14 +101,14 @@ def main() -> int:
         plot(plot_path("trods"), kept)
         print(save("trods", kept))
     else:
-        print("not all was run: nothing is kept")
+        print("not all parts were run: the result is not stored")
     if options.stamps:
         return judge(trods_cost.bars(result, trods_cost.STAMPS) + trods_kills.bars(result))
     return judge(bars(result))
 
 
 def _is_full(options: Any) -> bool:
-    """Whether what was to be run was, at its full length."""
+    """Whether the chosen parts ran at their full length."""
     full = (
         (options.kills, trods_kills.KILLS),
         (options.idle, trods_crowd.IDLE),

@@ -1,10 +1,10 @@
-"""The clients of the stalls: downloads of several ages at the moment of a kill, or curl that tries again.
+"""Clients of the stall measurement: downloads of several ages at the time of a kill, or curl with retries.
 
     python -m rivulet_bench.trods_ages --file FILE --ages 0.3 3 30 --connections 90 HOST:PORT
 
-It opens so many connections and says their ports; told which to use for which age (a line of JSON), it asks so much
-before the kill that each request has its age then, says when that is, and after a line of any kind waits until every
-download goes on or PATIENCE is over. Every octet is compared.
+It opens connections and prints their ports. An input line (JSON) assigns connections to ages; it then sends each
+request so long before the kill that it has this age, and prints the time of the kill. After another input line it
+waits until every download continues, or PATIENCE is over. Every byte is compared.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from .trods_wire import Wanted, Wire, connect
 Json = dict[str, Any]
 
 WINDOW = 8192
-"""Octets on their way to a client at most: some tens of downloads fill no queue, and each gets something every RTT."""
+"""Most bytes in flight to a client: some tens of downloads then fill no queue, and each gets data every RTT."""
 SILENT_S = 1
-"""curl gives a connection up that brought nothing for so long: it knows no shorter time."""
+"""Seconds without data after which curl gives up a connection, the least value that it accepts."""
 RETRY_S = 0.1
 WHOLE_S = 0.25
-"""A download that brought something no longer ago goes on."""
+"""Seconds: a download that received data within this time continues."""
 RATE = 400_000
-"""Bytes a second of one curl, about what WINDOW gives the others."""
+"""Bytes a second of a curl process, about the rate that WINDOW gives the other clients."""
 
 
 @dataclass(slots=True)
 class Gap:
-    """The silence of a download around the kill."""
+    """The gap in a download around the kill."""
 
     age: float
     port: int
     last: float = 0.0
-    """When octets came last before it; then when they came first after it."""
+    """Times of the last bytes before the kill and of the first bytes after it."""
     first: float = 0.0
     octets: int = 0
     problem: str = ""
@@ -53,21 +53,21 @@ class Gap:
     _before: float = field(default=0.0)
 
     def take(self, now: float) -> None:
-        """Octets came."""
+        """Records received bytes."""
         if self._before and now - self._before > self.longest[1] - self.longest[0]:
             self.longest = (self._before, now)
         self._before = now
 
     def kill(self, now: float) -> None:
-        """The kill comes now: only what is silent from here on counts."""
+        """Records the kill: only a gap that is open now counts."""
         self.killed, self.longest = now, (0.0, 0.0)
 
-    def goes_on(self, now: float) -> bool:
-        """Whether it has been whole for long enough after a silence, or is over."""
+    def has_continued(self, now: float) -> bool:
+        """Whether the download has received data for long enough after a gap, or has ended."""
         return bool(self.problem) or (now - self._before < WHOLE_S and now - self.killed > 1.5)
 
-    def told(self, now: float) -> Json:
-        """As it is printed."""
+    def result(self, now: float) -> Json:
+        """The result as it is printed."""
         silent = now - self._before if self._before else 0.0
         longest = self.longest[1] - self.longest[0]
         return {
@@ -91,19 +91,19 @@ async def line() -> Json:
     return dict(json.loads(text))
 
 
-def say(what: Json) -> None:
-    """A line for whoever started this."""
+def emit(what: Json) -> None:
+    """Prints a line for the parent process."""
     print(json.dumps(what), flush=True)
 
 
 async def downloads(host: str, port: int, path: str, content: bytes, ages: list[float], count: int) -> list[Gap]:
-    """Downloads by the raw client; ends when the kill is due."""
+    """Downloads by the raw client; returns when the kill is due."""
     wires: dict[int, Wire] = {}
     for _ in range(count):
         wire = await connect(host, port, WINDOW)
         if not wire.problem:
             wires[wire.port] = wire
-    say({"ports": sorted(wires)})
+    emit({"ports": sorted(wires)})
     groups: dict[str, list[int]] = (await line())["groups"]
     used = {p for ports in groups.values() for p in ports}
     for p, wire in wires.items():
@@ -126,7 +126,7 @@ async def downloads(host: str, port: int, path: str, content: bytes, ages: list[
 
 
 async def watch(wire: Wire, gap: Gap) -> None:
-    """Notes how a download ended."""
+    """Records the end of a download."""
     while not wire.closed and not wire.problem:
         gap.octets = wire.octets
         await asyncio.sleep(0.05)
@@ -134,8 +134,8 @@ async def watch(wire: Wire, gap: Gap) -> None:
 
 
 async def retries(host: str, port: int, path: str, content: bytes, ages: list[float], count: int) -> list[Gap]:
-    """Downloads by curl, which is started again with a range where one ends; ends when the kill is due."""
-    say({"ports": []})
+    """Downloads by curl, restarted with a range after an end; returns when the kill is due."""
+    emit({"ports": []})
     await line()
     gaps: list[Gap] = []
     oldest, began = max(ages), time.monotonic()
@@ -162,34 +162,34 @@ async def _curls(url: str, content: bytes, gap: Gap) -> None:
         while data := await curl.stdout.read(1 << 17):
             gap.take(time.monotonic())
             if data != content[gap.octets : gap.octets + len(data)]:
-                gap.problem, gap.wrong = f"wrong octets from {gap.octets}", True
+                gap.problem, gap.wrong = f"wrong bytes from {gap.octets}", True
             gap.octets += len(data)
         if await curl.wait() != 0:
             await asyncio.sleep(RETRY_S)
 
 
-async def gone_on(gaps: list[Gap], patience_s: float) -> list[Json]:
-    """Waits until all go on, as long as patience lasts; what became of each."""
+async def wait_until_continued(gaps: list[Gap], patience_s: float) -> list[Json]:
+    """Waits until all continue, up to the time limit; returns the result of each."""
     end = time.monotonic() + patience_s
     for _ in itertools.count():
         now = time.monotonic()
-        if now >= end or all(gap.goes_on(now) for gap in gaps):
+        if now >= end or all(gap.has_continued(now) for gap in gaps):
             break
         await asyncio.sleep(0.02)
-    return [gap.told(now) for gap in gaps]
+    return [gap.result(now) for gap in gaps]
 
 
 async def run(options: argparse.Namespace) -> None:
-    """One kill."""
+    """Runs the clients of one kill."""
     host, port = options.service.rsplit(":", 1)
     content = options.file.read_bytes()
     clients = retries if options.curl else downloads
     gaps = await clients(host, int(port), options.file.name, content, options.ages, options.connections)
     for gap in gaps:
         gap.kill(time.monotonic())
-    say({"due": time.monotonic()})
+    emit({"due": time.monotonic()})
     await line()
-    say({"gaps": await gone_on(gaps, options.patience)})
+    emit({"gaps": await wait_until_continued(gaps, options.patience)})
 
 
 def main() -> int:
@@ -200,7 +200,7 @@ def main() -> int:
     parser.add_argument("--ages", type=float, nargs="+", required=True, help="of requests at the kill, s")
     parser.add_argument("--connections", type=int, required=True)
     parser.add_argument("--patience", type=float, default=10.0, help="after the kill, s")
-    parser.add_argument("--curl", action="store_true", help="curl, which tries again, over the kernel's TCP alone")
+    parser.add_argument("--curl", action="store_true", help="curl with retries, over kernel TCP")
     asyncio.run(run(parser.parse_args()))
     sys.stdout.flush()
     os._exit(0)

@@ -1,4 +1,4 @@
-"""How a bench talks with its clients in another namespace: lines of JSON both ways."""
+"""Communication of a bench with its clients in another namespace: lines of JSON in both directions."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Json = dict[str, Any]
 
 
 def pipes() -> dict[str, int]:
-    """What a client must be started with."""
+    """Options for starting a client."""
     return {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 
 
 def answer(client: Process, patience_s: float = 60.0) -> Json:
-    """Its next line. RackError with what it said if it ends, or says nothing for so long."""
+    """The client's next line. RackError with its error output if it ends or prints nothing in time."""
     assert client.popen.stdout is not None
     if not select.select([client.popen.stdout], [], [], patience_s)[0]:
-        raise RackError(f"{client.name} says nothing for {patience_s:g} s")
+        raise RackError(f"{client.name} printed nothing for {patience_s:g} s")
     text = client.popen.stdout.readline()
     if not text:
         client.output()
@@ -30,7 +30,7 @@ def answer(client: Process, patience_s: float = 60.0) -> Json:
 
 
 def tell(client: Process, what: Json | None = None) -> None:
-    """A line for it."""
+    """Sends the client a line."""
     assert client.popen.stdin is not None
     client.popen.stdin.write(json.dumps(what or {}).encode() + b"\n")
     client.popen.stdin.flush()

@@ -1,5 +1,5 @@
-"""What protection costs beside nginx alone: requests a second of new connections, processor time of each, bulk, and the
-latency of each phase of a request.
+"""Cost of protection beside nginx alone: rate and processor time of new connections, bulk throughput, and latency of
+each phase of a request.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ Json = dict[str, Any]
 SIZES = (1, 100, 1_000, 4_000, 16_000)
 CLIENTS = 64
 MOST_PLAIN = 14_000
-"""Longer answers do not fit into a first window, and clients without sockets acknowledge at the end."""
+"""Most bytes of an answer to clients without sockets: more do not fit into a first window, and they acknowledge at
+its end."""
 CALM_S = 2.0
 REPORTED_S = 1.0
-"""By then its agent has said of a connection that it was protected: it reports every half second."""
+"""Seconds after which the agent has reported a connection as protected; it reports every half second."""
 LESS = 0.70
 BULK = 100_000_000
 BULK_LESS = 0.95
@@ -35,11 +36,11 @@ FETCHED = 1_000
 MORE_US = 119.0
 PROTECTED = 0.95
 RECORDS, STAMPS = (LESS, MORE_US), (0.90, 5.0)
-"""The bars with a store, and where timestamps name what is sent."""
+"""Bounds with a store, and without one, where timestamps name responses."""
 FILES = (*SIZES, FETCHED, BULK)
 AIM_US = 60.0
 PARTS = {"nginx": ("nginx-nginx",), "kv": ("nginx-kv", "agent", "store")}
-"""The processes whose time a kind takes."""
+"""Processes that a kind uses."""
 
 
 def turns(repetitions: int) -> list[tuple[int, str]]:
@@ -49,7 +50,7 @@ def turns(repetitions: int) -> list[tuple[int, str]]:
 
 
 class Clock:
-    """Processor time since it was made: of processes, of both cores, and of children that have ended meanwhile."""
+    """Processor time since its creation: of processes, of both cores, and of ended children."""
 
     def __init__(self, rig: TrodsHostRig, kind: str) -> None:
         self._rig, self._kind = rig, kind
@@ -72,7 +73,7 @@ class Clock:
 
 
 def rates(rig: TrodsHostRig, repetitions: int, seconds: float) -> Json:
-    """As many new connections as can be, one request each."""
+    """As many new connections as possible, with one request each."""
     rows: list[Json] = []
     for size in SIZES:
         rig.put(size)
@@ -86,7 +87,7 @@ def rates(rig: TrodsHostRig, repetitions: int, seconds: float) -> Json:
             idle[kind] = calm.stop()
             at = idle[kind]["at"]
             calm_busy = max(calm_busy, *(idle[kind][core] / at for core in ("server_core", "other_core")))
-        # Those that are compared right behind each other: what else the machine has to do changes within seconds.
+        # Compared kinds follow each other directly, because other work of the machine changes within seconds.
         for size, kind in ((size, kind) for size in SIZES for kind in kinds):
             rows.append({"repetition": repetition, **_rate(rig, kind, size, seconds, idle[kind])})
             row = rows[-1]
@@ -96,7 +97,7 @@ def rates(rig: TrodsHostRig, repetitions: int, seconds: float) -> Json:
                 f" {row['processes_us']}",
                 flush=True,
             )
-    # Of a core that other work has, the time of a request is no figure.
+    # On a core with other work the time per request means nothing.
     return {"summary": [_compared(rows, size) for size in SIZES], "calm_busy": calm_busy, "runs": rows}
 
 
@@ -104,7 +105,7 @@ def _rate(rig: TrodsHostRig, kind: str, size: int, seconds: float, idle: dict[st
     path = rig.put(size)
     words = ["--one-thread", "--expect", str(rig.www / path)]
     if size <= MOST_PLAIN:
-        # The kernel's own clients are at the first address: their timestamps would be later ones to the server.
+        # The kernel's own clients use the first address; their timestamps would look newer to the server.
         words += [word for address in CLIENT_ADDRESSES[1:4] for word in ("--source", address)]
     before = rig.trods() if kind == "kv" else {}
     clock = Clock(rig, kind)
@@ -112,7 +113,7 @@ def _rate(rig: TrodsHostRig, kind: str, size: int, seconds: float, idle: dict[st
     load = rig.load_from(ADDRESSES[kind], transport, path, *words, clients=CLIENTS, seconds=seconds)
     used = clock.stop()
     count = load["requests"]
-    # Less what is done anyway.
+    # Without the idle share.
     part = used["at"] / idle["at"]
     spent = {name: max(0.0, value - part * idle[name]) for name, value in used.items() if name not in ("at", "load")}
     time.sleep(REPORTED_S)
@@ -125,7 +126,7 @@ def _rate(rig: TrodsHostRig, kind: str, size: int, seconds: float, idle: dict[st
         "core_us": spent["server_core"] / count * 1e6,
         "core_busy": used["server_core"] / used["at"],
         "other_busy": used["other_core"] / used["at"],
-        # The load's own process, but not what the kernel does for its end of the wire.
+        # The load's process, without the kernel's work for its end of the wire.
         "total_us": (spent["server_core"] + spent["other_core"] - used["load"]) / count * 1e6,
         "processes_us": {name: round(spent[name] / count * 1e6, 1) for name in PARTS[kind]},
         "protected": after.get("protected", 0) - before.get("protected", 0),
@@ -134,7 +135,7 @@ def _rate(rig: TrodsHostRig, kind: str, size: int, seconds: float, idle: dict[st
 
 
 def _compared(rows: list[Json], size: int) -> Json:
-    """The medians of a size, and of the ratios of the same round."""
+    """Medians of a size, and of the ratios in the same round."""
     found: Json = {"bytes": size}
     by_kind = {kind: [row for row in rows if (row["kind"], row["bytes"]) == (kind, size)] for kind in ADDRESSES}
     for kind, mine in by_kind.items():
@@ -148,7 +149,7 @@ def _compared(rows: list[Json], size: int) -> Json:
     found["protected"] = min(row["protected"] / row["requests"] for row in by_kind["kv"])
     pairs = _pairs([row for row in rows if row["bytes"] == size])
     found["ratio"] = median(kv["per_second"] / alone["per_second"] for kv, alone in pairs) if pairs else None
-    # Whatever else a busy machine does may be more than what was done here.
+    # On a busy machine other work may exceed the measured work.
     cores = [alone["core_us"] / kv["core_us"] for kv, alone in pairs if kv["core_us"]]
     found["core_ratio"] = median(cores) if cores else None
     return found
@@ -160,7 +161,7 @@ def _pairs(rows: list[Json]) -> list[tuple[Json, Json]]:
 
 
 def bulk(rig: TrodsHostRig, repetitions: int) -> Json:
-    """One long download after the other, with offloads on."""
+    """Consecutive long downloads with offloads on."""
     path = rig.put(BULK)
     rig.offloads(True)
     rows: list[Json] = []
@@ -187,7 +188,7 @@ def bulk(rig: TrodsHostRig, repetitions: int) -> Json:
 
 
 def latency(rig: TrodsHostRig, fetches: int) -> Json:
-    """Serial fetches from both in turn."""
+    """Serial fetches from both servers, alternating."""
     path = rig.put(FETCHED)
     command = [sys.executable, "-m", "rivulet_bench.trods_phases", "--path", path, "--size", str(FETCHED)]
     command += ["--fetches", str(fetches), *ADDRESSES.values()]
@@ -209,7 +210,7 @@ def latency(rig: TrodsHostRig, fetches: int) -> Json:
 
 
 def all_costs(rig: TrodsHostRig, repetitions: int, seconds: float, fetches: int) -> Json:
-    """All three."""
+    """All three measurements."""
     return {
         "latency": latency(rig, fetches),
         "rates": rates(rig, repetitions, seconds),
@@ -219,7 +220,7 @@ def all_costs(rig: TrodsHostRig, repetitions: int, seconds: float, fetches: int)
 
 
 def bars(result: Json, wanted: tuple[float, float] = RECORDS) -> list[Bar]:
-    """Requests a second, bulk, and what a request waits longer."""
+    """Rate of new connections, bulk throughput, and added latency of a request."""
     less, most_us = wanted
     if "cost" not in result:
         return []
@@ -227,7 +228,7 @@ def bars(result: Json, wanted: tuple[float, float] = RECORDS) -> list[Bar]:
     for row in cost["rates"]["summary"]:
         ratio = nan if row["ratio"] is None else row["ratio"]
         found.append(Bar(f"{row['bytes']:,} bytes: requests/s of new connections, of nginx alone", ratio, less))
-    # Not all of the last ones are counted by then.
+    # The last connections are not all counted by then.
     protected = min(row.get("protected", nan) for row in cost["rates"]["summary"])
     found.append(Bar("connections of these that were protected", protected, PROTECTED))
     ratio = nan if cost["bulk"]["ratio"] is None else cost["bulk"]["ratio"]

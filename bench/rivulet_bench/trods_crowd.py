@@ -1,5 +1,6 @@
-"""Ten thousand idle connections and two hundred downloads, and three of four replicas die at once; and how many entries
-the ToR has, with few connections, with many, and after that.
+"""Ten thousand idle connections and two hundred downloads while three of four replicas die at once.
+
+Also counts the ToR's entries with few connections, with many, and after the deaths.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ PATIENCE_S = 180.0
 
 
 def entries(rack: TrodsRack) -> dict[str, int]:
-    """The ToR's entries, by table, as P4Runtime tells them."""
+    """Number of the ToR's entries by table, read over P4Runtime."""
     schema = fy.P4Schema(ARTIFACTS / "rivulet.p4info.txtpb")
     request = p4r.ReadRequest(device_id=1, entities=[p4r.Entity(table_entry=p4r.TableEntry(table_id=0))])
     options = [("grpc.default_authority", "localhost")]
@@ -50,7 +51,7 @@ def entries(rack: TrodsRack) -> dict[str, int]:
 
 
 def crowd(idle: int, active: int) -> Json:
-    """All of it."""
+    """Runs the whole measurement."""
     put(SMALL)
     put(LARGE)
     steps = sorted({min(step, idle) for step in (FEW, MANY, idle)})
@@ -71,7 +72,7 @@ def crowd(idle: int, active: int) -> Json:
         victims = rack.replicas[:-1]
         held = {name: rack.ports(name) for name in rack.replicas}
         before = rack.exclusions()
-        # One command, so that all are gone at the same moment.
+        # One command, so that all links go down at the same time.
         rack.spaces["tor"].ip(*(f"link set p-{name} down" for name in victims))
         tell(clients)
         found = answer(clients, PATIENCE_S)
@@ -113,7 +114,7 @@ def crowd(idle: int, active: int) -> Json:
 
 
 def bars(result: Json) -> list[Bar]:
-    """The active go on in time, the idle at their next packet, and the ToR knows none of them."""
+    """Downloads continue in time, idle connections with their next packet, and the ToR has no entry for any."""
     if "crowd" not in result:
         return []
     found = result["crowd"]
@@ -124,8 +125,10 @@ def bars(result: Json) -> list[Bar]:
     return [
         Bar(f"{what}: longest stall of a download, ms", most, WITHIN_MS, at_most=True),
         Bar(f"{what}: downloads that broke", found["active_broken"] + found["active_not_on"], 0, at_most=True),
-        Bar(f"{what}: idle ones that were not answered again", found["idle"] - found["idle_answered"], 0, at_most=True),
-        Bar(f"{what}: with wrong octets", found["wrong"], 0, at_most=True),
+        Bar(
+            f"{what}: idle connections without another answer", found["idle"] - found["idle_answered"], 0, at_most=True
+        ),
+        Bar(f"{what}: connections with wrong bytes", found["wrong"], 0, at_most=True),
         Bar(
             f"entries of the ToR more with {many:,} connections than with {few}", most_entries - least, 0, at_most=True
         ),

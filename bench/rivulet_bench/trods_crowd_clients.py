@@ -1,10 +1,10 @@
-"""The clients of the crowd: many idle connections, and downloads beside them, before and after replicas die.
+"""Clients of the crowd: many idle connections and some downloads, before and after replicas die.
 
     python -m rivulet_bench.trods_crowd_clients --www FOLDER --steps 10 2000 10000 --active 200 HOST:PORT
 
-Every idle connection has had one answer. It says when as many as a step names are open, and waits for a line each time;
-then the same for the downloads. After the next line it waits until all downloads go on, has every idle connection ask
-once more, and says what became of all.
+Every idle connection has had one answer. For each step it prints a line when that many are open, and waits for an
+input line; then the same for the downloads. After the next line it waits until all downloads continue, sends another
+request on every idle connection, and prints the results.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from pathlib import Path
 from typing import Any
 
 from .stats import percentile
-from .trods_ages import Gap, gone_on, line, say, watch
+from .trods_ages import Gap, emit, line, wait_until_continued, watch
 from .trods_wire import Wanted, Wire, connect
 
 Json = dict[str, Any]
 
 WINDOW = 3000
-"""Of a download: two segments at a time, so that the link's queue has room for all of them. Where it has not, the
-silence of those that lose to it says nothing of replicas."""
+"""Receive window of a download: two segments, so that the link's queue holds those of all downloads. A full queue
+would cause gaps that have nothing to do with replicas."""
 AT_ONCE = 64
-"""Connections that are opened at a time."""
+"""Connections opened in parallel."""
 ASKED_PER_S = 400.0
-"""Idle connections that ask again."""
+"""Idle connections that send another request."""
 PATIENCE_S = 30.0
 
 
 async def opened(wires: list[Wire], count: int, host: str, port: int, wanted: Wanted) -> None:
-    """Opens idle connections until there are so many."""
+    """Opens idle connections up to this number."""
     places = asyncio.Semaphore(AT_ONCE)
 
     async def one() -> None:
@@ -49,7 +49,7 @@ async def opened(wires: list[Wire], count: int, host: str, port: int, wanted: Wa
 
 
 async def again(wires: list[Wire], wanted: Wanted) -> list[float]:
-    """Has every idle connection ask once more, one after the other; how long each took, seconds."""
+    """Sends another request on every idle connection, one after the other; returns the seconds of each."""
     took: list[float] = []
 
     async def one(wire: Wire) -> None:
@@ -66,20 +66,20 @@ async def again(wires: list[Wire], wanted: Wanted) -> list[float]:
 
 
 def broken(wires: list[Wire]) -> Json:
-    """What broke, and how."""
+    """Broken connections and their problems."""
     problems = [wire.problem for wire in wires if wire.problem]
     return {"broken": len(problems), "wrong": sum(w.wrong for w in wires), "problems": sorted(set(problems))[:8]}
 
 
 async def run(options: argparse.Namespace) -> None:
-    """All of it."""
+    """Runs all steps."""
     host, port = options.service.rsplit(":", 1)
     small = Wanted(options.small, (options.www / options.small).read_bytes())
     large = Wanted(options.large, (options.www / options.large).read_bytes())
     idle: list[Wire] = []
     for step in options.steps:
         await opened(idle, step, host, int(port), small)
-        say({"open": step, **broken(idle)})
+        emit({"open": step, **broken(idle)})
         await line()
     active: list[Gap] = []
     wires: list[Wire] = []
@@ -93,14 +93,14 @@ async def run(options: argparse.Namespace) -> None:
         active.append(gap)
         wires.append(wire)
     await asyncio.sleep(2.0)
-    say({"active": [wire.port for wire in wires], **broken(wires)})
+    emit({"active": [wire.port for wire in wires], **broken(wires)})
     before = broken(idle)["broken"]
     await line()
-    # They are dead since a moment: the silence that began then is not over yet.
+    # The replicas died just now: the gaps that began then are not over yet.
     for gap in active:
         gap.kill(time.monotonic())
-    gaps = await gone_on(active, PATIENCE_S)
-    say({"gaps": gaps, "idle": broken(idle), "idle_before": before})
+    gaps = await wait_until_continued(active, PATIENCE_S)
+    emit({"gaps": gaps, "idle": broken(idle), "idle_before": before})
     await line()
     random.Random(1).shuffle(idle)
     asked = [wire for wire in idle if not wire.problem]
@@ -113,11 +113,11 @@ async def run(options: argparse.Namespace) -> None:
         "active": broken(wires),
     }
     said["took_ms"] = {f"p{p}": percentile(took, p) * 1e3 for p in (50, 90, 99, 100)} if took else {}
-    say(said)
+    emit(said)
 
 
 def main() -> int:
-    """Runs it."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("service", help="HOST:PORT")
     parser.add_argument("--www", type=Path, required=True)

@@ -1,9 +1,9 @@
-"""A flood of spoofed acknowledgements at a service, for connections that do not exist: nothing is looked up in the
-store at all the rate that the generator has, and good clients get what they get of nginx alone under the same flood.
+"""A flood of spoofed acknowledgements of connections that do not exist: it must cause no look-up in the store, and
+good clients must keep the throughput that nginx alone keeps under the same flood.
 
-Where that rate is more than a server's core can receive, good clients get next to nothing of either, and a ratio of
-that says nothing: then it is halved until nginx alone keeps some of what it has without a flood. The generator shares
-its core with the load, agent and store, and gives way to them (they are other machines' in a rack).
+If a server's core cannot receive the generator's full rate, good clients get almost nothing from either, and the
+ratio means nothing: then the rate is halved until nginx alone keeps a part of its throughput. The generator shares
+its core with load, agent and store, which have priority (in a rack they have machines of their own).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MOST_S = 60.0
 
 
 def floods(rig: TrodsHostRig, repetitions: int, seconds: float) -> Json:
-    """The flood alone, then beside good clients of both servers in turn."""
+    """The flood alone, then beside good clients of both servers, alternating."""
     before = rig.store_stats()
     sent = _sent(_flood(rig, "kv", seconds))
     after = rig.store_stats()
@@ -61,7 +61,7 @@ def floods(rig: TrodsHostRig, repetitions: int, seconds: float) -> Json:
             "per_second": good["requests_per_second"],
             "errors": good["errors"],
             "flood_per_second": (_received(rig, kind) - began) / (good["seconds"] + 0.3),
-            # The store is read when replicas die, and at no other time; records of good connections are written.
+            # The store is only read when replicas die; records of good connections are written.
             "gets": sum(after.get(name, 0) - before.get(name, 0) for name in READS if name != "cmd_meta"),
         }
         rows.append(row)
@@ -87,7 +87,7 @@ def floods(rig: TrodsHostRig, repetitions: int, seconds: float) -> Json:
 
 
 def _rate(rig: TrodsHostRig, full: float, seconds: float) -> float:
-    """The highest rate, of the full one and its halves, under which nginx alone keeps some."""
+    """The highest rate, among the full one and its halves, at which nginx alone keeps a part of its throughput."""
     quiet, rate = _good(rig, "nginx", seconds)["requests_per_second"], full
     for halved in range(HALVES):
         rate = full / 2**halved
@@ -118,13 +118,13 @@ def _sent(flood: Process) -> Json:
 
 
 def _received(rig: TrodsHostRig, kind: str) -> int:
-    """Packets that a server's host has got, of all kinds."""
+    """Packets of all kinds that a server's host has received."""
     name = {"kv": "s", "nginx": "n"}[kind]
     return int(rig.run(name, ["cat", f"/sys/class/net/{name}0/statistics/rx_packets"]))
 
 
 def _good(rig: TrodsHostRig, kind: str, seconds: float) -> Json:
-    """Good clients with the kernel's TCP, a new connection for each request."""
+    """Good clients with kernel TCP, a new connection for each request."""
     path = rig.put(SIZE)
     command = [binary("rivulet-load"), f"http://{ADDRESSES[kind]}:80/{path}", "--transport", "tcp", "--one-thread"]
     command += ["--expect", str(rig.www / path), "--clients", str(CLIENTS), "--seconds", f"{seconds:g}"]

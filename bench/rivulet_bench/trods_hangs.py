@@ -1,9 +1,9 @@
-"""Agents alone are killed under downloads, and come back at once: no download may hang.
+"""Agents are killed and restarted at once under downloads: no download may hang.
 
     python -m rivulet_bench.trods_hangs --clients 4 8 32 --kills 60
 
-A download that gets nothing for longer than any that is reset or goes on hangs. Servers live all the time, so every
-connection can go on; one that is reset is counted apart, and one with wrong bytes as well.
+A download hangs if it receives nothing for longer than any reset or continued one. The servers stay up, so every
+connection can continue; resets and wrong bytes are counted separately.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ REPLICAS = 3
 BOUND_MS = 150.0
 RATE_MBIT, RTT_MS = 100.0, 10.0
 SILENCE_S = 12
-"""A download that gets nothing for so long hangs."""
+"""Seconds without data after which a download counts as hanging."""
 CURL_HANGS = 28
 PORT, PORTS = 20_000, 10_000
-"""Of clients, one after the other."""
+"""Numbers of clients, one after the other."""
 SIZES = (300_000, 3_000_000, 12_000_000)
 
 Json = dict[str, Any]
 
 
 class Downloads:
-    """So many at a time, one behind the other."""
+    """Parallel slots of consecutive downloads."""
 
     def __init__(self, rack: TrodsRack, clients: int, rng: random.Random) -> None:
         self.rack, self.rng = rack, rng
@@ -52,8 +52,8 @@ class Downloads:
         file = self.rng.choice(self.files)
         out = self.rack.folder / f"got-{place}"
         url = f"http://{SERVICE_V4}:{SERVICE_PORT}/{file}"
-        # Only what stalls: connecting again and again is the client's own affair.
-        # By its port a download that hangs is found in the agents' logs.
+        # Without retries of its own: reconnecting would hide what is measured.
+        # The port identifies a hanging download in the agents' logs.
         port = PORT + self.number % PORTS
         limits = [
             "--local-port",
@@ -69,7 +69,7 @@ class Downloads:
         self.running[place] = (self.rack.start(f"curl-{self.number}", command, self.rack.spaces["c1"]), file, port)
 
     def look(self, again: bool) -> None:
-        """Counts what has ended, and begins others."""
+        """Counts ended downloads, and starts others."""
         for place, (process, file, port) in list(self.running.items()):
             code = process.popen.poll()
             if code is None:
@@ -91,7 +91,7 @@ class Downloads:
 
 
 def battery(clients: int, kills: int, seed: int) -> Json:
-    """Kills agents under so many downloads."""
+    """Kills agents while this many clients download."""
     rng = random.Random(seed)
     with trods_rack("hangs", spec(REPLICAS, BOUND_MS, RATE_MBIT, RTT_MS)) as rack:
         downloads = Downloads(rack, clients, rng)
@@ -125,7 +125,7 @@ def battery(clients: int, kills: int, seed: int) -> Json:
 
 
 def main() -> int:
-    """One battery after the other; 1 if a download hung or had wrong bytes."""
+    """Runs the batteries one after the other; 1 if a download hung or had wrong bytes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, nargs="+", default=[4, 8, 32])
     parser.add_argument("--kills", type=int, default=60)

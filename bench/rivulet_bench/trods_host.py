@@ -1,8 +1,8 @@
-"""A client and servers on one wire, for what protection costs: nginx alone, and nginx with `rivulet agent` beside it.
+"""A client and servers on one wire, for the cost of protection: nginx alone, and nginx with `rivulet agent`.
 
-The agent holds its lease from a real ToR, whose switch is behind the same bridge: heartbeats and their answers go
-through it, and nothing else. What clients send goes past it, as it would go through a switch of hardware. nginx has a
-core; agent, store, ToR, controller and the load share the other.
+The agent gets its lease from a real ToR, whose switch is connected to the same bridge; only heartbeats and their
+answers pass through it. Clients' traffic bypasses it, as it would pass a hardware switch without load. nginx has a
+core; agent, store, ToR, controller and load share the other.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from .trods_rack import HEALTH, LIST, STORE_PORT, agent_command, listing, nginx_
 Json = dict[str, Any]
 
 ALONE = "10.9.0.2"
-"""The service of nginx alone; that with an agent is SERVICE."""
+"""Address of nginx alone; SERVICE is that of nginx with an agent."""
 ADDRESSES = {"kv": SERVICE, "nginx": ALONE}
 SPACES = {"kv": "s", "nginx": "n"}
 HOSTS = {"s": "10.77.0.1", "n": "10.77.0.2", "k": "10.77.3.1"}
 TOR = "10.77.0.254"
 BOUND_MS = 1000.0
-"""Nothing dies here: nobody shall be excluded because a core is full."""
+"""Exclusion bound: long, because no replica dies here and a full core must not get one excluded."""
 PATIENCE_S = 60.0
 
 
 class TrodsHostRig(HostRig):
-    """Namespaces `s` (nginx and agent), `n` (nginx alone), `k` (the store), `tor`, `c` and `a`, joined by a bridge."""
+    """Namespaces `s` (nginx and agent), `n` (nginx alone), `k` (store), `tor`, `c` and `a`, joined by a bridge."""
 
     listed: tuple[str, ...] = ()
-    """What timestamps name, in place of records in the store."""
+    """Sizes of files that timestamps name, in place of records in the store."""
 
     def build(self, rtt_ms: float, attackers: bool) -> None:
-        """And the second server, the store and the ToR."""
+        """Also adds the second server, the store and the ToR."""
         super().build(rtt_ms, attackers)
         hub = self.spaces["m"]
         for name, core in (("n", SERVER_CORE), ("k", CLIENT_CORE), ("tor", CLIENT_CORE)):
@@ -56,9 +56,10 @@ class TrodsHostRig(HostRig):
         self.spaces["n"].ip(f"addr add {ALONE}/32 dev lo")
         for name in ("n", "s"):
             self.spaces[name].set("net.core.somaxconn=8192", "net.ipv4.tcp_max_syn_backlog=8192")
-            # A run begins with the ports of the one before: what the kernel keeps of those timestamps cannot name.
+            # A run uses the ports of the one before: timestamps cannot name responses on ports that the kernel keeps
+            # in TIME_WAIT.
             self.spaces[name].set("net.ipv4.tcp_max_tw_buckets=0")
-            # The kernel would answer for the other's address as well.
+            # Otherwise the kernel would also answer ARP for the other server's address.
             self.spaces[name].set("net.ipv4.conf.all.arp_ignore=1", "net.ipv4.conf.all.arp_announce=2")
         for client in ("c", "a"):
             self.spaces[client].ip(f"route add {ALONE} via {HOSTS['n']}")
@@ -68,7 +69,8 @@ class TrodsHostRig(HostRig):
         return ["10.77.0.0/16", "dev", f"{name}0", "src", HOSTS[name], "congctl", "reno"]
 
     def offloads(self, on: bool) -> None:
-        """Segmentation and sums by the device, as network cards do, or by the kernel, at every end and the bridge."""
+        """Turns offloads on or off at every end and the bridge: by the device, as network cards do, or by the
+        kernel."""
         hub = [("m", f"m{device}") for device in ("s0", "n0", "c0")]
         for name, device in (("s", "s0"), ("n", "n0"), ("c", "c0"), *hub):
             what = [word for offload in ("tx", "rx", "tso", "gso", "gro") for word in (offload, "on" if on else "off")]
@@ -77,7 +79,7 @@ class TrodsHostRig(HostRig):
     # Servers
 
     def begin_all(self) -> None:
-        """Both nginx, the store, the ToR, the controller and the agent; returns when connections are protected."""
+        """Starts both nginx, store, ToR, controller and agent; returns when connections are protected."""
         self.put_health()
         for kind, name in SPACES.items():
             command = nginx_command(self.folder / f"nginx-{kind}.d", self.www, f"{ADDRESSES[kind]}:80")
@@ -91,23 +93,23 @@ class TrodsHostRig(HostRig):
         daemon = [sys.executable, "-m", "rivulet_controller.daemon", str(self.folder / "rack.yaml")]
         self.begin("controller", daemon, "tor", CLIENT_CORE)
         agents = self.folder / "agents.sock"
-        self.until(agents.exists, "the controller opens its door", 30.0, self.processes["controller"])
+        self.until(agents.exists, "the controller accepts agents", 30.0, self.processes["controller"])
         agent = agent_command("r1", "s0", f"unix:{agents}", self.folder / "r1.agent")
         self.servers["agent"] = Server(self.begin("agent", agent, "s", CLIENT_CORE))
         watched = (self.processes["agent"], self.processes["controller"], self.processes["switch"])
         self.until(self.protects, "connections are protected", PATIENCE_S, *watched)
 
     def put_health(self) -> None:
-        """What the agent asks for."""
+        """Makes the file that the agent requests as its health check."""
         (self.www / HEALTH).write_bytes(b"well\n")
         (self.www / LIST).write_text(listing((HEALTH, *self.listed)))
 
     def mac(self, name: str) -> str:
-        """The Ethernet address of a host's end."""
+        """Ethernet address of a host's end."""
         return self.spaces[name].run("cat", f"/sys/class/net/{name}0/address").strip()
 
     def description(self) -> Json:
-        """The rack as the controller reads it."""
+        """Configuration of the rack for the controller."""
         hosts = [{"ip": ip, "mac": self.mac(name), "port": 1} for name, ip in HOSTS.items()]
         return {
             "switches": [
@@ -129,7 +131,7 @@ class TrodsHostRig(HostRig):
         }  # fmt: skip
 
     def trods(self) -> Json:
-        """What the agent reports; empty while it does not."""
+        """The agent's report; empty if there is none."""
         try:
             (replica,) = Client(f"unix:{self.folder}/api.sock", timeout_s=5.0).get("/api/status")["replicas"]
         except ApiError:
@@ -137,20 +139,20 @@ class TrodsHostRig(HostRig):
         return dict(replica["trods"] or {})
 
     def protects(self) -> bool:
-        """Whether a connection that a client opens is protected."""
+        """Whether a client's new connection is protected."""
         before = self.trods().get("protected", -1)
         self.spaces["c"].succeeds("curl", "-sf", "-m", "2", "-o", "/dev/null", f"http://{SERVICE}/{HEALTH}")
         time.sleep(0.4)
         return bool(self.trods().get("protected", -1) > before >= 0)
 
     def store_stats(self) -> dict[str, int]:
-        """The counters of memcached."""
+        """Counters of memcached."""
         talk = f"exec 3<>/dev/tcp/{HOSTS['k']}/{STORE_PORT}; printf 'stats\\r\\nquit\\r\\n' >&3; cat <&3"
         words = (line.split() for line in self.run("k", ["bash", "-c", talk]).splitlines())
         return {w[1]: int(w[2]) for w in words if len(w) == 3 and w[0] == "STAT" and w[2].isdigit()}
 
     def load_from(self, address: str, transport: Transport, path: str, *words: str, **flags: Any) -> Json:
-        """Load on the server at this address, to its end. RackError for any request that fails."""
+        """Runs a load on the server at this address until it ends. RackError if a request fails."""
         command = [*descriptors(), binary("rivulet-load"), f"http://{address}:80/{path}", "--transport", transport]
         command += [*words, *(word for flag, value in flags.items() for word in (f"--{flag}", str(value)))]
         result = finish(self.client_process(command))
@@ -165,8 +167,8 @@ class TrodsHostRig(HostRig):
 
 @contextmanager
 def trods_host_rig(name: str, sizes: Sequence[int] = ()) -> Iterator[TrodsHostRig]:
-    """The rig while it stands; connections to SERVICE are protected: by records, or by timestamps that name files of
-    these sizes.
+    """The running rig. Connections to SERVICE are protected by records, or by timestamps that name files of these
+    sizes.
     """
     if shutil.which("memcached") is None:
         raise RackError("memcached is not installed: `scripts/setup.sh --test` installs it")

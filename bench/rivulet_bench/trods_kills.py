@@ -1,6 +1,6 @@
-"""Kills of replicas under plain clients of every kind: none of their connections may break, no octet may be another.
+"""Kills of replicas under plain clients of every kind: no connection may break, and no byte may be wrong.
 
-A row a kill goes to trods-kills.csv: what was done to whom, which connections it held, and what became of them.
+trods-kills.csv has a row per kill: kind of harm, replica, its connections, and their results.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ Json = dict[str, Any]
 KILLS = 1_000
 REPLICAS = 7
 LEAST = 3
-"""Replicas that take plain TCP when one of them is killed."""
+"""Replicas that must take plain TCP when one of them is killed."""
 BOUND_MS = 150.0
-"""On two cores for eight hosts: a tighter one is not kept, and replicas that live would be excluded."""
+"""Exclusion bound, for eight hosts on two cores: with a tighter one live replicas would be excluded."""
 RATE_MBIT, RTT_MS = 100.0, 10.0
 PAUSE_S = 1.0
-"""Between two kills about."""
+"""Mean seconds between two kills."""
 HELD_S = 2.0
-"""Nobody waits longer for connections to go on elsewhere: the replica comes back all the same."""
+"""Longest wait until other replicas hold the connections; then the replica is restarted anyway."""
 LOOK_S = 0.05
 AFTER_S = 5.0
-"""After so long a silence is no kill's any more."""
+"""Seconds after a kill; a gap that begins later has another cause."""
 CSV = RESULTS / "trods-kills.csv"
 
 
 @dataclass(slots=True)
 class Kill:
-    """One, and what it hit."""
+    """A kill and the connections that it hit."""
 
     at: float
     name: str
@@ -56,14 +56,14 @@ class Kill:
     others: int
     open: int
     ports: frozenset[int]
-    """Of clients whose connections the replica had."""
+    """Ports of clients with a connection to the replica."""
     moved: float = 0.0
-    """When others had all of them."""
+    """Time at which other replicas held all of them."""
 
 
 @dataclass(slots=True)
 class Holders:
-    """Which replica has which connection: the one whose kernel got it last."""
+    """Assigns connections to replicas: the one whose kernel got it last."""
 
     rack: TrodsRack
     of: dict[int, str] = field(default_factory=dict)
@@ -82,14 +82,14 @@ class Holders:
             del self.of[port]
 
     def held(self, name: str) -> frozenset[int]:
-        """Ports of open connections that it has."""
+        """Ports of the open connections of a replica."""
         return frozenset(port for port, holder in self.of.items() if holder == name)
 
 
 def kills(wanted: int, limit_s: float, seed: int, harms: Sequence[Harm] = HARMS, stamps: bool = False) -> Json:
-    """Kills replica after replica until there were so many or the time is over.
+    """Kills one replica after the other until the number or the time is reached.
 
-    With `stamps` timestamps name all that is asked for, one object a connection, and there are no records.
+    With `stamps`, timestamps name all requested objects, one per connection, and there are no records.
     """
     files = tuple(put(size) for size in (*SIZES, *LONG))
     os.environ.setdefault("RIVULET_LOG", trods_protected.LOG)
@@ -111,13 +111,13 @@ def kills(wanted: int, limit_s: float, seed: int, harms: Sequence[Harm] = HARMS,
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     said = trods_protected.read(log.parent.glob("agent-*.log"))
     for row in rows:
-        # Of what timestamps name nothing is said connection by connection: each has to live.
+        # Named responses have no log line per connection: each connection must survive.
         row["protected"] = stamps or trods_protected.was_protected(said, row)
-    # For whoever looks for what went wrong, with the logs beside it.
+    # Stored beside the logs, for the search for a fault.
     told = [{**dataclasses.asdict(kill), "ports": sorted(kill.ports)} for kill in struck]
     (log.parent / "kills.json").write_text(json.dumps(told))
     table = _table(struck, rows)
-    # Fewer than wanted are no result.
+    # Too few kills are no result.
     path = CSV if len(struck) >= KILLS and not stamps else FOLDER / CSV.name
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(table[0]), lineterminator="\n")
@@ -162,7 +162,7 @@ def _strike(
             if len(there) >= LEAST:
                 victim, how = rng.choice(sorted(there)), rng.choice(harms)
                 if how == "agent":
-                    # Its counts end with it.
+                    # The agent's counts end with it.
                     unprotected.update((rack.status()[victim]["trods"] or {}).get("unprotected") or {})
                 holders.look()
                 kill = Kill(time.monotonic(), victim, how, len(there) - 1, len(holders.open), holders.held(victim))
@@ -186,9 +186,9 @@ def _hit(kill: Kill, row: Json) -> bool:
 
 
 def _table(struck: list[Kill], rows: list[Json]) -> list[Json]:
-    """What became of what each kill hit; a connection that broke is the last one's that hit it.
+    """Rows for the kills; a broken connection counts for the last kill that hit it.
 
-    The longest silence is that of protected ones: others are silent until their client gives up.
+    The longest gap is that of protected connections: others get nothing until their client gives up.
     """
     hits: dict[int, list[Json]] = {number: [] for number in range(len(struck))}
     broken: Counter[int] = Counter()
@@ -218,7 +218,7 @@ def _table(struck: list[Kill], rows: list[Json]) -> list[Json]:
 
 
 def _silence(row: Json, at: float) -> float:
-    """The longest silence of a connection that a kill at that time may have begun."""
+    """The longest gap of a connection that a kill at this time may have begun."""
     return max((b - a for a, b in row["silences"] if a < at + AFTER_S and b > at), default=0.0)
 
 
@@ -270,7 +270,7 @@ def _kind(problem: str) -> str:
 
 
 def bars(result: Json) -> list[Bar]:
-    """Nothing breaks."""
+    """No protected connection breaks."""
     if "kills" not in result:
         return []
     found = result["kills"]
@@ -278,5 +278,5 @@ def bars(result: Json) -> list[Bar]:
     return [
         Bar("kills under plain clients", found["kills"], KILLS),
         Bar(f"{kills}: protected connections that broke", found["broken"], 0, at_most=True),
-        Bar(f"{kills}: connections with wrong octets", found["wrong"], 0, at_most=True),
+        Bar(f"{kills}: connections with wrong bytes", found["wrong"], 0, at_most=True),
     ]

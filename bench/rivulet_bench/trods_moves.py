@@ -1,4 +1,4 @@
-"""Each of three replicas is drained, has its agent restarted and is taken back, under 200 connections."""
+"""Each of three replicas is drained, gets its agent restarted and is readmitted, under 200 connections."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ RATE_MBIT, RTT_MS = 1000.0, 10.0
 DOWNLOADS, ASKING = 20, 180
 SMALL, LARGE = 1_000, 100_000_000
 QUIET_S = 3.0
-"""As long as nothing is done, for comparison."""
+"""Seconds without an upgrade, for comparison."""
 STALL_MS = 50.0 + 2 * RTT_MS
 
 
 def moves(rounds: int) -> Json:
-    """So many times each replica."""
+    """Upgrades each replica this many times."""
     put(SMALL)
     put(LARGE)
     with trods_rack("moves", spec(REPLICAS, BOUND_MS, RATE_MBIT, RTT_MS)) as rack:
@@ -81,7 +81,7 @@ def _upgrade(rack: TrodsRack, clients: Process, name: str) -> Json:
 
     took = rack.until(is_left, f"{name} is left", PATIENCE_S)
     moved = _phase(clients)["gaps"]
-    rack.until(lambda: progress(rack.status()[name]).done, "its agent says so", PATIENCE_S)
+    rack.until(lambda: progress(rack.status()[name]).done, "its agent reports it", PATIENCE_S)
     rack.end(f"agent-{name}", signal.SIGTERM)
     rack.start_agent(name)
     rack.until(lambda: rack.status()[name]["incarnation"] not in (0, incarnation), "another agent", PATIENCE_S)
@@ -103,7 +103,7 @@ def _percentiles(gaps: list[float]) -> Json:
 
 
 def bars(result: Json) -> list[Bar]:
-    """No connection breaks, nobody is missed, and who moves hardly notices."""
+    """No connection breaks, no live replica is excluded, and moves take little time."""
     if "moves" not in result:
         return []
     found = result["moves"]
@@ -112,5 +112,5 @@ def bars(result: Json) -> list[Bar]:
         Bar(f"{what}: broken", found["broken"] + found["refused"], 0, at_most=True),
         Bar(f"{what}: connections that moved", found["moved"], found["connections"] / 2, at_most=False),
         Bar(f"{what}: stall of those that move, p99, ms", found["moved_stall_ms"]["p99"], STALL_MS, at_most=True),
-        Bar(f"{what}: replicas that the ToR left out", found["left_out"], 0, at_most=True),
+        Bar(f"{what}: replicas that the ToR excluded", found["left_out"], 0, at_most=True),
     ]

@@ -1,9 +1,9 @@
-"""The clients of trods_moves.py: downloads, and connections that ask for something small again and again.
+"""Clients of trods_moves.py: downloads, and connections that request small objects repeatedly.
 
     python -m rivulet_bench.trods_moves_clients PLACE --www DIR --small NAME --large NAME --downloads N --asking M
 
-Says in JSON that all are open. Each line that it reads begins a new phase; it answers with the longest silence of each
-connection in the one before, by its port, and with what broke.
+It prints a line of JSON when all connections are open. Each input line ends a phase; the answer has each connection's
+longest gap in that phase, by port, and the broken connections.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 PAUSE_S = (0.05, 0.3)
-"""Between an answer and the next question, at least and at most."""
+"""Least and most seconds between an answer and the next request."""
 CHUNK = 1 << 18
 WINDOW = 8192
-"""Of a download: it waits for round trips, not in the queue of a link that all of them fill."""
+"""Receive window of a download, which keeps it from filling the link's queue."""
 
 
 class Connection:
-    """One, with the longest silence while something was awaited."""
+    """A connection, with its longest wait for data."""
 
     def __init__(self, to: tuple[str, int], name: str, content: bytes, asks_again: bool) -> None:
         self.socket = socket.socket()
@@ -40,20 +40,20 @@ class Connection:
         self.content, self.asks_again = content, asks_again
         self.head, self.at = b"", -1
         self.since: float | None = None
-        """When it was asked, or answered in part; none while nothing is awaited."""
+        """Time of the request or of the last data; None while no data is due."""
         self.due = 0.0
         self.longest = 0.0
         self.answers = 0
         self.problem = ""
 
     def turn(self, now: float) -> None:
-        """Asks, if it is time to."""
+        """Sends a request if it is time to."""
         if self.since is None and now >= self.due and not self.problem:
             self.head, self.at, self.since = b"", -1, now
             self.socket.sendall(self.ask)
 
     def read(self, now: float) -> None:
-        """Takes what is there."""
+        """Reads the available data."""
         try:
             octets = self.socket.recv(CHUNK)
         except BlockingIOError:
@@ -86,7 +86,7 @@ class Connection:
 
 
 def main() -> int:
-    """The command."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("to")
     parser.add_argument("--www", type=Path, required=True)
@@ -103,7 +103,7 @@ def main() -> int:
         selector.register(sys.stdin, selectors.EVENT_READ)
         for connection in all_:
             selector.register(connection.socket, selectors.EVENT_READ, connection)
-        _say({"open": len(all_)})
+        _emit({"open": len(all_)})
         while True:
             _turn(all_)
             for key, _ in selector.select(0.005):
@@ -122,22 +122,22 @@ def _turn(all_: list[Connection]) -> None:
 
 
 def _phase(all_: list[Connection]) -> bool:
-    """One ends; false at the end of all."""
+    """Ends a phase; returns False at the end of all."""
     if not os.read(sys.stdin.fileno(), 4096):
         return False
     now = time.monotonic()
     gaps = {}
     for connection in all_:
-        # What is still awaited has been for as long.
+        # An open wait counts up to now.
         awaited = now - connection.since if connection.since is not None else 0.0
         gaps[str(connection.port)] = round(1e3 * max(connection.longest, awaited), 2)
         connection.longest = 0.0
     problems = {str(c.port): c.problem for c in all_ if c.problem}
-    _say({"gaps": gaps, "problems": problems, "answers": sum(c.answers for c in all_)})
+    _emit({"gaps": gaps, "problems": problems, "answers": sum(c.answers for c in all_)})
     return True
 
 
-def _say(what: dict[str, Any]) -> None:
+def _emit(what: dict[str, Any]) -> None:
     print(json.dumps(what), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The serial client of Table 2: connects, asks, reads to the end, again and again, at two servers in turn.
+"""Serial client of Table 2: connects, sends a request and reads to the end, at two servers alternately.
 
     python -m rivulet_bench.trods_phases --path PATH --size BYTES --fetches N ADDRESS...
 
@@ -15,14 +15,14 @@ import time
 
 PHASES = ("connect", "first_octet", "rest", "whole")
 WARM = 50
-"""Fetches of each that do not count."""
+"""Fetches of each server before the measured ones."""
 REST_S = 0.001
-"""Before each: what the server of the one before does after its last octet keeps the processor awake for the next SYN,
-and they take turns, so that the work of one would be the gain of the other (13 us, seen at both ends of the wire)."""
+"""Pause before each fetch: the previous server's work after its last byte would keep the processor awake for the next
+SYN, so that one server's work would speed up the other (by 13 us, as measured at both ends of the wire)."""
 
 
 def fetch(address: str, request: bytes, whole: int) -> tuple[int, int, int, int]:
-    """One; nanoseconds of each phase."""
+    """One fetch; returns the nanoseconds of each phase."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     began = time.perf_counter_ns()
@@ -39,12 +39,12 @@ def fetch(address: str, request: bytes, whole: int) -> tuple[int, int, int, int]
     ended = time.perf_counter_ns()
     sock.close()
     if got != whole:
-        raise SystemExit(f"{address}: {got} octets of {whole} came")
+        raise SystemExit(f"{address}: {got} bytes of {whole} arrived")
     return connected - began, first - connected, ended - first, ended - began
 
 
 def main() -> int:
-    """Fetches from all in turn."""
+    """Fetches from all servers alternately."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("addresses", nargs="+")
     parser.add_argument("--path", required=True)

@@ -1,4 +1,4 @@
-"""The picture of `make bench-trods`: stalls by age, requests a second, and the longest silence of each kill."""
+"""Draws `make bench-trods`: stalls by age, requests a second, and the longest gap of each kill."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LABELS |= {"nginx": "nginx alone"}
 
 
 def plot(path: Path, result: Json) -> None:
-    """Draws all three."""
+    """Draws all three panels."""
     figure, (stalls, rates, kills) = pyplot.subplots(1, 3, figsize=(14, 4.2))
     for kind in dict.fromkeys(row["kind"] for row in result["stall"]["summary"]):
         mine = [row for row in result["stall"]["summary"] if row["kind"] == kind]
@@ -26,7 +26,7 @@ def plot(path: Path, result: Json) -> None:
     stalls.set_xscale("log")
     stalls.set_yscale("log")
     stalls.set_xlabel("age of the request at the kill, s")
-    stalls.set_ylabel("nothing comes for, ms (p50; dotted: p99)")
+    stalls.set_ylabel("stall, ms (p50; dotted: p99)")
     stalls.set_title("The link of the replica is cut", loc="left", fontsize=10)
 
     points = result["cost"]["rates"]["summary"]
@@ -42,7 +42,7 @@ def plot(path: Path, result: Json) -> None:
     kills.step(ordered, [(at + 1) / len(ordered) for at in range(len(ordered))], where="post", color=COLOURS["kv"])
     kills.set_xscale("log")
     kills.set_ylim(0, 1.02)
-    kills.set_xlabel("longest silence of a connection that a kill hit, ms")
+    kills.set_xlabel("longest gap of a connection that a kill hit, ms")
     kills.set_ylabel("share of kills")
     kills.set_title(f"{result['kills']['kills']:,} kills", loc="left", fontsize=10)
 
@@ -51,7 +51,7 @@ def plot(path: Path, result: Json) -> None:
         axis.set_axisbelow(True)
         for spine in ("top", "right"):
             axis.spines[spine].set_visible(False)
-    # Where no line is.
+    # In a corner without lines.
     stalls.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0.0, 0.46))
     rates.legend(frameon=False, fontsize=8)
     figure.tight_layout()

@@ -1,4 +1,4 @@
-"""Which connections were protected, as the agents' logs tell it: of the others nobody promised anything."""
+"""Finds the protected connections in the agents' logs; no other connection must survive a kill."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 Json = dict[str, Any]
 
 LOG = "info,rivulet_trods=debug"
-"""What `RIVULET_LOG` has to be for that."""
+"""Value of `RIVULET_LOG` that makes the agents log it."""
 _TOLD = re.compile(
     r"^(\S+Z) +DEBUG (protected|adopted|unprotected|unprotected: it began before) client=\S+?:(\d+)(?: |$)"
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 Said = dict[int, list[tuple[float, str]]]
-"""By the client's port: when something was said of its connection, by the monotonic clock, and what."""
+"""By the client's port: times of log lines about its connection, by the monotonic clock, and their kinds."""
 
 
 def read(logs: Iterable[Path]) -> Said:
-    """All that agents said, in order."""
+    """All log lines about connections, in order."""
     ahead = time.time() - time.monotonic()
     said: Said = {}
     for log in logs:
@@ -37,12 +37,13 @@ def read(logs: Iterable[Path]) -> Said:
 
 
 def _seconds(when: str) -> float:
-    """Unix time of a log's, which is always UTC."""
+    """Unix time of a log line, which is in UTC."""
     whole, _, fraction = when.rstrip("Z").partition(".")
     return calendar.timegm(time.strptime(whole, "%Y-%m-%dT%H:%M:%S")) + float(f"0.{fraction or 0}")
 
 
 def was_protected(said: Said, row: Json) -> bool:
-    """Whether a connection was, when it ended: some replica had stored a record of it, and none gave it up since."""
+    """Whether a connection was protected at its end: a replica had stored its record, and none had ended the
+    protection."""
     told = [what for at, what in said.get(row["port"], []) if row["opened"] <= at <= row["closed"]]
     return bool(told) and not told[-1].startswith("unprotected")

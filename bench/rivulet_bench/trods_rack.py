@@ -1,7 +1,7 @@
-"""The rack of `make bench-trods`: replicas that are nginx with an agent beside it, and a store on a host of its own.
+"""The rack of `make bench-trods`: replicas with nginx and an agent, and a store on a separate host.
 
-Only the clients' link has a rate and a delay. What kills a replica here is what kills one in a rack: nginx or the agent
-dies, the link is cut, all its processes freeze.
+Only the clients' link has a rate and a delay. Replicas fail as in a rack: nginx or the agent dies, the link is cut,
+or all processes freeze.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Harm = Literal["nginx", "agent", "link", "freeze"]
 HARMS: tuple[Harm, ...] = ("nginx", "agent", "link", "freeze")
 
 NGINX = """\
-# One process, no log; idle connections stay as long as a bench lasts.
+# One process, no log; idle connections stay open as long as a bench lasts.
 user root; daemon off; master_process off; pid {folder}/pid; error_log {folder}/error.log;
 worker_rlimit_nofile {connections};
 events {{ worker_connections {connections}; multi_accept on; }}
@@ -59,11 +59,11 @@ table netdev cut {{
   }}
 }}
 """
-"""Nothing that it sends leaves."""
+"""nftables rules that drop every frame that the replica sends."""
 
 
 def nginx_command(folder: Path, www: Path, listen: str = f"{SERVICE_V4}:{SERVICE_PORT}") -> list[str]:
-    """nginx in one process, which serves `www`; everything it writes is in `folder`."""
+    """nginx in one process, which serves `www`; all files that it writes are in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "nginx.conf"
     config.write_text(
@@ -73,7 +73,7 @@ def nginx_command(folder: Path, www: Path, listen: str = f"{SERVICE_V4}:{SERVICE
 
 
 def store_command(address: str) -> list[str]:
-    """memcached as the documentation has it, at this address."""
+    """memcached at this address, with the flags of the documentation."""
     return ["memcached", "-u", "root", "-l", address, "-p", str(STORE_PORT), "-U", "0", "-M", "-m", str(STORE_MB)]
 
 
@@ -84,26 +84,26 @@ def agent_command(name: str, device: str, controller: str, socket: Path, *more: 
 
 
 def protection(store: str, listed: Sequence[str]) -> dict[str, Any]:
-    """How connections are protected, for the controller: by timestamps that name what is listed, or by records."""
+    """The controller's setting of the protection: by timestamps that name the listed files, or by records."""
     return {"objects": f"/{LIST}"} if listed else {"store": [f"{store}:{STORE_PORT}"]}
 
 
 def listing(files: Sequence[str]) -> str:
-    """The list of what timestamps name."""
+    """The list of files that timestamps name."""
     return "".join(f"/{name}\n" for name in files)
 
 
 @dataclass(frozen=True, slots=True)
 class Trods(RackSpec):
-    """The rack as the controller is told: who serves plain TCP, and where records go."""
+    """The rack's configuration for the controller: servers of plain TCP, and the store of records."""
 
     plain: Plain = "trods"
     listed: tuple[str, ...] = ()
     """Files that timestamps name, in place of records in the store."""
 
     def controller_config(self, switch_address: str, agents: str, api: str, state: str) -> dict[str, Any]:
-        """And the store."""
-        # Two arguments: dataclasses with slots have no other way to their parent's.
+        """Also adds the store."""
+        # `super` with two arguments, since dataclasses with slots are new classes.
         config = super(Trods, self).controller_config(switch_address, agents, api, state)
         service = config["services"][0]
         service |= {"addresses": [SERVICE_V4], "plain": self.plain}
@@ -121,7 +121,7 @@ def spec(
     heartbeat_ms: float | None = None,
     listed: tuple[str, ...] = (),
 ) -> Trods:
-    """One client behind a link, the store, and replicas at the ToR's ports themselves."""
+    """One client behind a link, the store, and replicas directly at the ToR's ports."""
     heartbeat_ms = heartbeat_ms or bound_ms / 10
     found = rack(clients=2, replicas=replicas, direct=True, liveness_ms=bound_ms, heartbeat_ms=heartbeat_ms)
     hosts: list[Host] = []
@@ -138,10 +138,10 @@ def spec(
 
 
 class TrodsRack(Rack):
-    """The rack while it stands."""
+    """The running rack."""
 
     network_priority = 8
-    """No replica's work delays a wire."""
+    """Priority of the wires, above the replicas' work."""
 
     def __init__(self, spec: Trods, folder: Path, agent_flags: tuple[str, ...] = ()) -> None:
         super().__init__(spec, folder, "embedded")
@@ -155,7 +155,7 @@ class TrodsRack(Rack):
     # Processes
 
     def begin(self) -> None:
-        """Everything runs; returns when every replica takes plain TCP."""
+        """Starts everything; returns when every replica takes plain TCP."""
         (WWW / LIST).write_text(listing(self.listed))
         self.build()
         self.start("store", [*descriptors(), *prompt(7), *store_command(self.spec.host("kv").ip)], self.spaces["kv"])
@@ -169,12 +169,12 @@ class TrodsRack(Rack):
         self.until(self.whole, "every replica takes plain TCP", PATIENCE_S)
 
     def start_nginx(self, name: str) -> None:
-        """nginx on a replica."""
+        """Starts nginx on a replica."""
         command = [*prompt(), *nginx_command(self.folder / f"nginx-{name}.d", WWW)]
         self.start(f"nginx-{name}", command, self.spaces[name])
 
     def start_agent(self, name: str) -> None:
-        """The agent beside it."""
+        """Starts its agent."""
         where = f"unix:{self.folder}/agents.sock"
         command = agent_command(name, f"{name}-eth0", where, self.folder / f"{name}.agent", *self.agent_flags)
         self.start(f"agent-{name}", [*prompt(), *command], self.spaces[name])
@@ -186,9 +186,9 @@ class TrodsRack(Rack):
     # Harms
 
     def harm(self, name: str, how: Harm) -> None:
-        """A replica dies."""
+        """Makes a replica fail."""
         if how == "link":
-            # An interface that goes down sends nothing at once, and takes in what comes for ten milliseconds more.
+            # Drops at once: an interface that goes down still receives frames for ten milliseconds.
             self.spaces[name].run("nft", "-f", "-", stdin=CUT.format(device=f"{name}-eth0"))
             self.spaces["tor"].ip(f"link set p-{name} down")
         elif how == "freeze":
@@ -198,7 +198,7 @@ class TrodsRack(Rack):
             self.end(f"{how}-{name}")
 
     def heal(self, name: str, how: Harm) -> None:
-        """And comes back."""
+        """Repairs the failure."""
         if how == "link":
             self.spaces["tor"].ip(f"link set p-{name} up")
             self.spaces[name].run("nft", "delete table netdev cut")
@@ -210,19 +210,19 @@ class TrodsRack(Rack):
         else:
             self.start_agent(name)
 
-    # Asking
+    # Queries
 
     def status(self) -> dict[str, dict[str, Any]]:
-        """What the controller says of each replica; empty while it does not answer."""
+        """The controller's view of each replica; empty while it does not answer."""
         try:
             return {replica["name"]: replica for replica in self.client.get("/api/status")["replicas"]}
         except ApiError:
             return {}
 
     def taking(self) -> set[str]:
-        """Replicas that get plain TCP, and will tell of any death to come."""
+        """Replicas that take plain TCP and whose later exclusion will be visible."""
         found, told = self.status(), self.exclusions()
-        # The controller looks once a second: what it says of a replica may be older than its last exclusion.
+        # The controller polls once a second: its view may be older than the replica's last exclusion.
         return {
             name
             for name, r in found.items()
@@ -235,25 +235,25 @@ class TrodsRack(Rack):
         }
 
     def whole(self) -> bool:
-        """Whether all of them do."""
+        """Whether all replicas do."""
         return len(self.taking()) == len(self.replicas)
 
     def exclusions(self) -> dict[str, int]:
-        """How often the ToR has excluded each, as read from it a moment ago."""
+        """Number of exclusions of each replica, by the ToR's counters."""
         return dict(self.watch.view.exclusions) if self.watch.view is not None else {}
 
     def look(self, before: dict[str, int], names: Sequence[str]) -> None:
-        """Waits until the ToR has excluded these once more than before."""
+        """Waits until the ToR has excluded these replicas once more than before."""
         self.until(
             lambda: all(self.exclusions().get(n, 0) > before.get(n, 0) for n in names), f"{names} are excluded", 10.0
         )
 
     def excluded(self, name: str) -> bool:
-        """Whether the ToR holds it for dead."""
+        """Whether the ToR excludes the replica."""
         return self.watch.view is not None and self.watch.view.excluded(name)
 
     def ports(self, host: str) -> set[int]:
-        """Clients' ports of the connections with the service that a host's kernel has."""
+        """Client ports of the service's connections in a host's kernel."""
         table = Path(f"/proc/{self.nodes[host].pid}/net/tcp").read_text().splitlines()[1:]
         found = set()
         for line in table:
@@ -269,7 +269,7 @@ class TrodsRack(Rack):
         return found
 
     def unprotected(self) -> dict[str, int]:
-        """Connections that went on without protection, by reason, of the agents that run now."""
+        """Unprotected connections by reason, from the running agents."""
         total: dict[str, int] = {}
         for replica in self.status().values():
             for reason, count in ((replica["trods"] or {}).get("unprotected") or {}).items():
@@ -277,8 +277,8 @@ class TrodsRack(Rack):
         return total
 
     def store_stats(self) -> dict[str, int]:
-        """The counters of memcached."""
-        # Its own socket would be opened here, where the store is not: it is asked from its host.
+        """Counters of memcached."""
+        # From the store's host: a socket opened here would be in another namespace.
         command = (
             f"exec 3<>/dev/tcp/{self.spec.host('kv').ip}/{STORE_PORT}; printf 'stats\\r\\nquit\\r\\n' >&3; cat <&3"
         )
@@ -287,7 +287,7 @@ class TrodsRack(Rack):
         return {w[1]: int(w[2]) for w in words if len(w) == 3 and w[0] == "STAT" and w[2].isdigit()}
 
     def down(self) -> None:
-        """And what was frozen."""
+        """Also continues frozen processes."""
         for name in self.replicas:
             for part in (f"agent-{name}", f"nginx-{name}"):
                 if part in self.processes and self.processes[part].running():
@@ -298,18 +298,18 @@ class TrodsRack(Rack):
 
 
 SERVICE_HEX = "".join(f"{int(part):02X}" for part in reversed(SERVICE_V4.split(".")))
-"""The service's address as /proc/net/tcp has it (on a little-endian machine)."""
+"""The service's address in the format of /proc/net/tcp (on a little-endian machine)."""
 
 
 def put(size: int) -> str:
-    """A file of that size; its path below the root."""
+    """Makes a file of this size; returns its path below the root."""
     make_file(WWW, f"{size}.bin", size)
     return f"{size}.bin"
 
 
 @contextmanager
 def trods_rack(name: str, spec: Trods, agent_flags: tuple[str, ...] = ()) -> Iterator[TrodsRack]:
-    """A rack all of whose replicas take plain TCP, torn down at the end."""
+    """A rack in which every replica takes plain TCP, torn down at the end."""
     if os.geteuid() != 0:
         raise RackError("network namespaces need root: run it with sudo")
     if shutil.which("memcached") is None:

@@ -1,8 +1,8 @@
-"""How long a client gets nothing when the replica dies whose download it has, by the age of its request.
+"""Duration of the stall of a download when its replica dies, by the age of its request.
 
-The link of the replica is cut: nothing but the ToR's exclusion tells anybody. Three ways: TRODS, whose server speaks
-first; TRODS as the paper has it (`--wake client`: the client's own retransmission); and the kernel's TCP with curl that
-gives a silent connection up and tries again with a range.
+The replica's link is cut, so that only the ToR's exclusion reveals the death. Three cases: TRODS, where the server
+probes first; TRODS as in the paper (`--wake client`: the client's own retransmission); and kernel TCP with curl,
+which gives up a connection without data and continues with a range.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Json = dict[str, Any]
 AGES = (0.3, 3.0, 30.0)
 REPLICAS = 3
 EACH = 6
-"""Downloads of an age that a kill hits: adopting many at a time takes milliseconds where two cores are all hosts."""
+"""Downloads of an age that a kill hits: with two cores for all hosts, adopting many at once takes milliseconds."""
 BOUND_MS = 50.0
 HEARTBEAT_MS = 2.0
-"""As the controller has it unless told otherwise."""
+"""Exclusion bound, the controller's default."""
 RTT_MS = 10.0
 SIZE = 100_000_000
 KILLS = 12
@@ -37,12 +37,12 @@ KINDS: dict[str, tuple[Plain, tuple[str, ...], int, float]] = {
     "wake client": ("trods", ("--wake", "client"), 2, 70.0),
     "reconnect": ("kernel", (), 2, 20.0),
 }
-"""Who serves, the agents' flags, kills, and how long a download is waited for, seconds."""
+"""Server, flags of the agents, kills, and longest wait for a download in seconds."""
 HEAL_S = 60.0
 
 
 def stalls(kinds: list[str], kills: int, bound_ms: float, ages: tuple[float, ...] = AGES) -> Json:
-    """All ways in turn."""
+    """All cases, one after the other."""
     put(SIZE)
     rows: list[Json] = []
     excluded = 0
@@ -56,17 +56,17 @@ def stalls(kinds: list[str], kills: int, bound_ms: float, ages: tuple[float, ...
                 excluded += needless
                 if found:
                     rows += [{"kind": kind, "kill": number, **row} for row in found]
-                    _say(kind, number, found)
+                    _print_row(kind, number, found)
                     number += 1
                 else:
-                    print(f"{kind}: nothing was hit, {needless} exclusions of replicas that live", flush=True)
+                    print(f"{kind}: no download was hit, {needless} exclusions of live replicas", flush=True)
                 if number == wanted:
                     break
     return {
         "bound_ms": bound_ms,
         "rtt_ms": RTT_MS,
         "silent_s": SILENT_S,
-        # Before kills: with a bound that this machine does not keep.
+        # Before kills: a machine that cannot keep the bound excludes live replicas.
         "needless_exclusions": excluded,
         "summary": _summary(rows),
         "runs": rows,
@@ -76,7 +76,7 @@ def stalls(kinds: list[str], kills: int, bound_ms: float, ages: tuple[float, ...
 def _kill(
     rack: TrodsRack, victim: str, plain: Plain, ages: tuple[float, ...], patience_s: float
 ) -> tuple[list[Json], int]:
-    """One kill: the silences of the downloads that it hit, and how many replicas were excluded before that lived."""
+    """One kill: the gaps of the downloads that it hit, and the exclusions of live replicas before it."""
     rack.until(rack.whole, "every replica takes plain TCP", HEAL_S)
     before = rack.exclusions()
     curl = ("--curl",) if plain == "kernel" else ()
@@ -96,12 +96,12 @@ def _kill(
     gaps: list[Json] = answer(client, patience_s + 20.0)["gaps"]
     client.end()
     rack.heal(victim, "link")
-    # Which of curl's connections it had nobody knows; those that were opened again were its.
+    # curl's connections to the replica are unknown; those that were opened again had been there.
     hit = [gap for gap in gaps if (gap["connections"] > 1 if plain == "kernel" else gap["port"] in held_now)]
     return hit, needless
 
 
-def _say(kind: str, number: int, found: list[Json]) -> None:
+def _print_row(kind: str, number: int, found: list[Json]) -> None:
     for age in dict.fromkeys(row["age"] for row in found):
         gaps = [row["gap_ms"] for row in found if row["age"] == age]
         broken = [row["problem"] for row in found if row["age"] == age and row["problem"]]
@@ -132,7 +132,7 @@ def _summary(rows: list[Json]) -> list[Json]:
 
 
 def bars(result: Json) -> list[Bar]:
-    """TRODS in time, and whole; the others stand beside it."""
+    """TRODS in time and complete; the other cases are for comparison."""
     found = []
     part = result.get("stall", {})
     for row in part.get("summary", []):
@@ -143,5 +143,5 @@ def bars(result: Json) -> list[Bar]:
         found.append(Bar(f"{what}: p50 of the stall, ms", row["p50_ms"], bound + 5 + 2 * rtt, at_most=True))
         found.append(Bar(f"{what}: p99, ms", row["p99_ms"], bound + 30 + 4 * rtt, at_most=True))
         lost = row["broken"] + row["wrong"] + row["not_in_time"]
-        found.append(Bar(f"{what}: that did not go on", lost, 0, at_most=True))
+        found.append(Bar(f"{what}: downloads that did not continue", lost, 0, at_most=True))
     return found

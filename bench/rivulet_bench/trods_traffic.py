@@ -1,8 +1,8 @@
-"""The clients of the kills: many connections of every kind at once, until standard input ends.
+"""Clients of the kills: many connections of every kind in parallel, until standard input ends.
 
     python -m rivulet_bench.trods_traffic --www FOLDER --out LOG --seed N HOST:PORT
 
-A line of JSON a connection goes to the log: what it asked for, what came of it, and when nothing came that was due.
+The log has a line of JSON per connection: its requests, their results, and the gaps in which due data did not arrive.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ SIZES = (1_000, 10_000, 100_000, 1_000_000)
 SMALL = SIZES[:3]
 LONG = (10_000_000, 100_000_000)
 KINDS = {"keep-alive": 12, "pipelined": 8, "range": 4, "calm": 16, "long": 3, "curl": 3, "curl-long": 2}
-"""Connections of a kind that are open at a time."""
+"""Parallel connections of a kind."""
 ONCE = {"once": 30, "long": 5, "curl-long": 3}
-"""Those that ask for one object."""
+"""Kinds that request one object."""
 LONGEST = 4
-"""One long download in so many is of the largest object."""
+"""One in this many long downloads is of the largest object."""
 END_S = 5.0
 CURL_STALLED_S = 120
 
@@ -47,7 +47,7 @@ class Traffic:
         self.open: dict[Wire, str] = {}
 
     def wanted(self, size: int, part: bool = False) -> Wanted:
-        """A file of that size, or a part of it."""
+        """A file of this size, or a part of it."""
         content = self.files[size]
         if not part:
             return Wanted(f"{size}.bin", content)
@@ -55,7 +55,7 @@ class Traffic:
         return Wanted(f"{size}.bin", content, first, self.rng.randrange(first, size))
 
     def note(self, kind: str, wire: Wire) -> None:
-        """A connection's line."""
+        """Writes a connection's line."""
         row = {
             "kind": kind,
             "port": wire.port,
@@ -72,13 +72,13 @@ class Traffic:
         self.log.flush()
 
     async def slot(self, kind: str, client: Callable[[str], Awaitable[None]]) -> None:
-        """One connection after the other."""
+        """Runs one connection after the other."""
         await asyncio.sleep(self.rng.random())
         while not self.stopping:
             await client(kind)
 
     async def wires(self, kind: str) -> None:
-        """A connection of the raw client, to its end."""
+        """Runs a connection of the raw client to its end."""
         wire = await connect(self.host, self.port)
         self.open[wire] = kind
         try:
@@ -92,7 +92,7 @@ class Traffic:
             await asyncio.sleep(0.2)
 
     async def talk(self, kind: str, wire: Wire) -> None:
-        """What a connection of this kind does."""
+        """Requests of a connection of this kind."""
         rng = self.rng
         if kind == "long":
             await wire.fetch(self.wanted(self.long()))
@@ -112,11 +112,11 @@ class Traffic:
             await asyncio.sleep(rng.uniform(1.0, 4.0) if kind == "calm" else rng.uniform(0.0, 0.5))
 
     def long(self) -> int:
-        """The size of a long download."""
+        """Size of a long download."""
         return LONG[1] if self.rng.randrange(LONGEST) == 0 else LONG[0]
 
     async def curl(self, kind: str) -> None:
-        """curl, as it comes: a few objects over one connection, or a long one."""
+        """Unmodified curl: a few objects over one connection, or a long one."""
         sizes = [self.long()] if kind == "curl-long" else [self.rng.choice(SIZES) for _ in range(8)]
         urls = [f"http://{self.host}:{self.port}/{size}.bin" for size in sizes]
         wire = Wire(self.host)
@@ -149,7 +149,7 @@ class Traffic:
             self.note(kind, wire)
 
     async def read(self, process: asyncio.subprocess.Process, wire: Wire, sizes: list[int]) -> None:
-        """Compares what curl prints."""
+        """Compares curl's output."""
         assert process.stdout is not None
         expected = b"".join(self.files[size] for size in sizes) if len(sizes) > 1 else self.files[sizes[0]]
         wire.asked = len(sizes)
@@ -159,13 +159,13 @@ class Traffic:
                 wire.silences.append((wire.since, now))
             wire.since = now
             if data != expected[wire.octets : wire.octets + len(data)]:
-                wire.wrong, wire.problem = True, f"wrong octets from {wire.octets}"
+                wire.wrong, wire.problem = True, f"wrong bytes from {wire.octets}"
             wire.octets += len(data)
         if wire.octets == len(expected):
             wire.answered = len(sizes)
 
     def judge(self, code: int | None, said: str, wire: Wire, objects: int) -> None:
-        """What curl says of its connection: it must have had one, and all must have come."""
+        """Judges curl's result: it must have opened one connection and received everything."""
         told = [line.split() for line in said.splitlines()]
         ports = [(int(w[0]), int(w[1])) for w in told if len(w) == 2 and all(part.isdigit() for part in w)]
         wire.port = ports[0][0] if ports else 0
@@ -173,14 +173,14 @@ class Traffic:
             return
         if code != 0 and not wire.problem:
             other = [" ".join(w) for w in told if len(w) != 2]
-            wire.problem = f"curl {code} after {wire.octets} octets: {'; '.join(other)[:160]}"
+            wire.problem = f"curl {code} after {wire.octets} bytes: {'; '.join(other)[:160]}"
         elif sum(connects for _, connects in ports) != 1 and not wire.problem:
             wire.problem = f"curl opened {sum(connects for _, connects in ports)} connections"
         elif wire.answered != objects and not wire.problem:
-            wire.problem = f"curl brought {wire.octets} octets"
+            wire.problem = f"curl received {wire.octets} bytes"
 
     async def run(self) -> None:
-        """All of them, until standard input ends."""
+        """Runs all connections until standard input ends."""
         slots = [
             asyncio.create_task(self.slot(kind, self.curl if kind.startswith("curl") else self.wires))
             for kind, count in self.kinds.items()
@@ -190,18 +190,18 @@ class Traffic:
         ended = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(None, sys.stdin.read))
         done, _ = await asyncio.wait((ended, *slots), return_when=asyncio.FIRST_COMPLETED)
         for task in done:
-            # A client that fails is a mistake here, and ends all.
+            # An exception in a client is a bug of this program, and ends it.
             task.result()
         self.stopping = True
         _, late = await asyncio.wait(slots, timeout=END_S)
-        # What is long under way ends here, and its octets so far were compared.
+        # Unfinished long downloads end here; their bytes so far were compared.
         for task in late:
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
 
 
 def main() -> int:
-    """Runs until standard input ends."""
+    """Runs the command line until standard input ends."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("service", help="HOST:PORT")
     parser.add_argument("--www", type=Path, required=True)
@@ -215,7 +215,7 @@ def main() -> int:
             kinds = ONCE if options.once else KINDS
             asyncio.run(Traffic(host, int(port), options.www, log, options.seed, kinds).run())
         except Exception:
-            # The thread that reads standard input may still do so: an ordinary exit would wait for it.
+            # The thread that reads standard input may be blocked, and an ordinary exit would wait for it.
             traceback.print_exc()
             log.flush()
             os._exit(1)

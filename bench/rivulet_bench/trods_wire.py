@@ -1,7 +1,7 @@
-"""A plain HTTP client that notes when octets come, and compares each of them: for what curl cannot say or do.
+"""A plain HTTP client that records the times of received bytes and compares each byte, which curl cannot do.
 
-One connection a `Wire`, over a kernel socket: one request after the other or several at once (pipelining). What ends
-before its answers are whole is broken, whatever ended it; octets that are not those of the file are wrong.
+A `Wire` is a connection over a kernel socket, with one request after the other or several at once (pipelining). A
+connection that ends before its answers are complete is broken; bytes that differ from the file are wrong.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 SILENCE_S = 0.1
-"""Silences of an answer that are noted."""
+"""Seconds: shorter gaps in an answer are not recorded."""
 HEAD_MOST = 8192
 
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
@@ -24,26 +24,26 @@ _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A request, and what must answer it."""
+    """A request and its expected answer."""
 
     path: str
     content: bytes
     first: int = -1
     last: int = -1
-    """A range of the file (none: all of it)."""
+    """A range of the file (None: the whole file)."""
 
     @property
     def size(self) -> int:
-        """Octets of the answer's body."""
+        """Bytes of the answer's body."""
         return len(self.content) if self.first < 0 else self.last - self.first + 1
 
     @property
     def begin(self) -> int:
-        """Where in the file the answer begins."""
+        """Offset of the answer in the file."""
         return max(self.first, 0)
 
     def request(self, host: str) -> bytes:
-        """As it is sent."""
+        """The request as it is sent."""
         lines = [f"GET /{self.path} HTTP/1.1", f"Host: {host}"]
         if self.first >= 0:
             lines.append(f"Range: bytes={self.first}-{self.last}")
@@ -52,7 +52,7 @@ class Wanted:
 
 @dataclass(slots=True, eq=False)
 class Wire(asyncio.Protocol):
-    """A connection. `problem` says how it broke, `wrong` that octets were others."""
+    """A connection. `problem` is the reason why it broke; `wrong` means that bytes differed."""
 
     host: str
     port: int = 0
@@ -64,33 +64,33 @@ class Wire(asyncio.Protocol):
     problem: str = ""
     wrong: bool = False
     silences: list[tuple[float, float]] = field(default_factory=list)
-    """From when to when nothing came of an answer that was due, by the monotonic clock, seconds."""
+    """Gaps without data of a due answer: begin and end in seconds of the monotonic clock."""
     since: float = 0.0
-    """When octets came last, or a request was sent."""
+    """Time of the last received bytes or sent request."""
     on_data: Callable[[float], None] | None = None
     transport: asyncio.Transport | None = None
     _due: deque[Wanted] = field(default_factory=deque)
     _head: bytes = b""
     _at: int = -1
-    """Octets of the body that came; -1: its head has not ended."""
+    """Received bytes of the body; -1 within the head."""
     _waiter: asyncio.Future[bool] | None = None
     _done: bool = False
 
-    # What asyncio calls
+    # Called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It is open."""
+        """The connection is open."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         self.port = transport.get_extra_info("sockname")[1]
 
     def data_received(self, data: bytes) -> None:
-        """Octets came."""
+        """Bytes arrived."""
         now = time.monotonic()
         if self.problem or self.wrong:
             return
         if not self._due:
-            self._fail(f"{len(data)} octets that nobody asked for", wrong=True)
+            self._fail(f"{len(data)} bytes without a request", wrong=True)
             return
         if now - self.since > SILENCE_S:
             self.silences.append((self.since, now))
@@ -102,18 +102,18 @@ class Wire(asyncio.Protocol):
             if at < 0:
                 return
         if at < len(data):
-            self._fail(f"{len(data) - at} octets that nobody asked for", wrong=True)
+            self._fail(f"{len(data) - at} bytes without a request", wrong=True)
         if self.on_data is not None:
             self.on_data(now)
         if not self._due:
             self._settle(True)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It ended."""
+        """The connection ended."""
         self.closed = time.monotonic()
         if not self._done and not self.problem and not self.wrong:
             what = "reset" if isinstance(exc, ConnectionResetError) else str(exc) if exc is not None else "closed"
-            when = "idle" if not self._due else f"after {max(self._at, 0)} of {self._due[0].size} octets"
+            when = "idle" if not self._due else f"after {max(self._at, 0)} of {self._due[0].size} bytes"
             self.problem = f"{what} {when}, answer {self.answered + 1}"
             if self._due and self.closed - self.since > SILENCE_S:
                 self.silences.append((self.since, self.closed))
@@ -144,7 +144,7 @@ class Wire(asyncio.Protocol):
         count = min(len(data) - at, wanted.size - self._at)
         place = wanted.begin + self._at
         if data[at : at + count] != wanted.content[place : place + count]:
-            return self._fail(f"wrong octets within {count} from {place} of {wanted.path}", wrong=True)
+            return self._fail(f"wrong bytes within {count} from {place} of {wanted.path}", wrong=True)
         self._at += count
         self._ended()
         return at + count
@@ -165,10 +165,10 @@ class Wire(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(well)
 
-    # What a client does
+    # Actions of a client
 
     def send(self, *wanted: Wanted) -> None:
-        """Sends requests, all at once."""
+        """Sends several requests at once."""
         assert self.transport is not None
         if not self._due:
             self.since = time.monotonic()
@@ -177,7 +177,7 @@ class Wire(asyncio.Protocol):
         self.transport.write(b"".join(one.request(self.host) for one in wanted))
 
     async def fetch(self, *wanted: Wanted, patience_s: float = 120.0) -> bool:
-        """Sends requests, all at once; whether all answers came, octet for octet."""
+        """Sends several requests at once; returns whether all answers arrived byte for byte."""
         if self.closed:
             return False
         self._waiter = asyncio.get_running_loop().create_future()
@@ -186,11 +186,11 @@ class Wire(asyncio.Protocol):
             await asyncio.wait((self._waiter,), timeout=1.0)
             if not self._waiter.done() and time.monotonic() - self.since > patience_s:
                 self.silences.append((self.since, time.monotonic()))
-                self._fail(f"nothing for {patience_s:g} s after {max(self._at, 0)} octets, answer {self.answered + 1}")
+                self._fail(f"nothing for {patience_s:g} s after {max(self._at, 0)} bytes, answer {self.answered + 1}")
         return self._waiter.result() and not self.problem
 
     def close(self) -> None:
-        """Ends it from here."""
+        """Closes the connection."""
         self._done = True
         if self.transport is not None:
             self.transport.close()
@@ -200,7 +200,7 @@ class Wire(asyncio.Protocol):
 async def connect(
     host: str, port: int, window: int = 0, local: str = "", patience_s: float = 30.0, local_port: int = 0
 ) -> Wire:
-    """Opens a connection; one that cannot be opened has a problem. `window`: octets that may be on their way to it."""
+    """Opens a connection; on failure it has a problem. `window`: most bytes in flight to it."""
     wire = Wire(host)
     began = time.monotonic()
     loop = asyncio.get_running_loop()
@@ -208,7 +208,7 @@ async def connect(
     sock.setblocking(False)
     try:
         if window:
-            # The kernel takes twice as much, and offers about half of that.
+            # The kernel doubles the value, and announces about half of that.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
         if local or local_port:
             sock.bind((local, local_port))

@@ -1,4 +1,4 @@
-"""What `make bench-trods` measured, in words and tables."""
+"""The section of `make bench-trods` on the results page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Json = dict[str, Any]
 
 
 def trods_words(d: Json) -> str:
-    """Its section of the results."""
+    """The text of the section."""
     cost, flood, crowd, kills = d["cost"], d["flood"]["summary"], d["crowd"], d["kills"]
     rates = [
         (
@@ -46,7 +46,9 @@ def trods_words(d: Json) -> str:
     ]
     state = [(f"{s['connections']:,}", s["when"], sum(s["entries"].values())) for s in crowd["state"]]
     of_all = (
-        "" if "longest_of" in kills else " (of unprotected ones too, which end when their client gives up after 120 s)"
+        ""
+        if "longest_of" in kills
+        else " (of unprotected ones too, which end when their client closes them after 120 s)"
     )
     longest = ", ".join(f"{name} {value:,.0f} ms" for name, value in kills["longest_of_a_kill_ms"].items())
     unprotected = ", ".join(f"{reason} {count:,}" for reason, count in kills["unprotected"].items()) or "none"
@@ -57,7 +59,7 @@ def trods_words(d: Json) -> str:
     again = ", ".join(f"{part} on {m['date']} ({m['cpu']}, {m['kernel']})" for part, m in d.get("again", {}).items())
     return "\n\n".join(
         (
-            *((f"Measured again by itself, with what had changed since: {again}.",) if again else ()),
+            *((f"Measured again, after changes: {again}.",) if again else ()),
             f"{d['nginx_version']}. Kills and stalls behind the embedded switch, with the store on a host of its own;"
             " cost and floods on one wire, past the switch, with the agent's lease from the ToR: nginx has a core;"
             " agent, store, ToR, controller and the load generator share the other. Medians of interleaved rounds.",
@@ -70,7 +72,7 @@ def trods_words(d: Json) -> str:
                 ),
                 rates,
             ),
-            f"While nothing was asked a core was busy {100 * cost['rates']['calm_busy']:.0f} % of the time at most.",
+            f"Without requests a core was busy {100 * cost['rates']['calm_busy']:.0f} % of the time at most.",
             f"{cost['bulk']['bytes'] // 1_000_000} MB with offloads: nginx alone {cost['bulk']['mbps']['nginx']:,.0f},"
             f" TRODS {cost['bulk']['mbps']['kv']:,.0f} Mb/s; {times(cost['bulk']['ratio'])} of it.",
             f"{cost['latency']['fetches']:,} serial fetches of {cost['latency']['bytes']:,} bytes from each, us:",
@@ -79,26 +81,26 @@ def trods_words(d: Json) -> str:
             f" look-ups in the store. Under {flood['beside_good_per_second']:,.0f} a second good clients get"
             f" {flood['kv']['per_second']:,.0f} requests/s with TRODS and {flood['nginx']['per_second']:,.0f} of nginx"
             f" alone ({times(flood['kept'])}).",
-            f"Silence of downloads whose replica's link is cut, with a bound of {part['bound_ms']:g} ms and a round"
-            f" trip of {part['rtt_ms']:g} ms. `reconnect` is curl on the kernel's TCP, which gives a connection up by"
-            f" `--speed-time {part['silent_s']}` (it averages over seconds) and asks for the rest;"
-            f" {part['needless_exclusions']} exclusions of replicas that lived:",
+            f"Stalls of downloads when their replica's link is cut, with a bound of {part['bound_ms']:g} ms and a round"
+            f" trip of {part['rtt_ms']:g} ms. `reconnect` is curl on the kernel's TCP, which gives up a connection by"
+            f" `--speed-time {part['silent_s']}` (it averages over seconds) and requests the rest;"
+            f" {part['needless_exclusions']} exclusions of live replicas:",
             table(
-                ("who", "request's age, s", "downloads", "p50, ms", "p99", "longest", "broken", "not on in time"),
+                ("case", "request's age, s", "downloads", "p50, ms", "p99", "longest", "broken", "not on in time"),
                 stalls,
             ),
             f"Three of four replicas die under {crowd['active']} downloads and {crowd['idle']:,} idle connections"
             f" (bound {crowd['bound_ms']:g} ms): of the {crowd['active_hit']} downloads that they had"
-            f" {crowd['active_broken'] + crowd['active_not_on']} did not go on, stalls {stall}; of"
-            f" {crowd['idle_asked']:,} idle ones that asked again {crowd['idle_answered']:,} were answered. The ToR's"
-            " entries:",
+            f" {crowd['active_broken'] + crowd['active_not_on']} did not continue, stalls {stall}; of"
+            f" {crowd['idle_asked']:,} idle ones with another request {crowd['idle_answered']:,} were answered."
+            " The ToR's entries:",
             table(("connections", "when", "entries"), state),
             f"{kills['kills']:,} kills ({', '.join(f'{how} {n}' for how, n in kills['by_harm'].items())}) of"
             f" {kills['replicas']} replicas with a bound of {kills['bound_ms']:g} ms, under {kills['connections']:,}"
             f" connections with {kills['answers']:,} answers and {kills['gigabytes']:,.1f} GB: {kills['hit']:,} times"
             f" an open connection lost its replica, {kills['broken']} connections broke, {kills['wrong']} had wrong"
-            f" octets; {kills['needless_exclusions']} exclusions of replicas that lived. Unprotected: {unprotected}."
-            f" Longest silence of a connection that a kill hit{of_all}: {longest}."
+            f" bytes; {kills['needless_exclusions']} exclusions of live replicas. Unprotected: {unprotected}."
+            f" Longest gap of a connection that a kill hit{of_all}: {longest}."
             " Rows: `bench/results/trods-kills.csv`.",
             *((table(("how they broke", "connections"), problems),) if problems else ()),
         )

@@ -1,4 +1,4 @@
-"""How results are told: tables and ratios."""
+"""Helpers for the results page: tables and ratios."""
 
 from __future__ import annotations
 

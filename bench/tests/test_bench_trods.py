@@ -1,4 +1,4 @@
-"""What the bench of TRODS makes of its measurements, and what its clients take for broken and for wrong."""
+"""Tests of the TRODS bench: its results and bars, and the faults that its clients detect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONTENT = bytes(range(256)) * 40
 
 
 class Server:
-    """Says this on each connection, piece by piece, and ends it, or waits."""
+    """Sends these pieces on each connection, then closes it or waits."""
 
     def __init__(self, *pieces: bytes, ends: bool = False) -> None:
         self.pieces, self.ends = pieces, ends
@@ -72,11 +72,11 @@ async def test_answers_in_a_row_are_compared_wherever_they_are_cut(cut: int) -> 
 )
 async def test_another_octet_is_wrong_and_a_missing_one_broken(said: bytes, wrong: bool) -> None:
     well, wire = await fetched(Server(said, ends=True), WHOLE)
-    # What comes behind the answer may be read with it, or after it.
+    # Bytes behind the answer may arrive with it, or after it.
     assert (well and said[-1:] == b"x") or (wire.problem and wire.wrong is wrong), wire
 
 
-async def test_whoever_cannot_be_reached_is_no_connection() -> None:
+async def test_unreachable_server_is_reported_as_not_opened() -> None:
     listening = await asyncio.start_server(Server().serve, "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
     listening.close()
@@ -84,18 +84,18 @@ async def test_whoever_cannot_be_reached_is_no_connection() -> None:
     assert (await connect("127.0.0.1", port)).problem.startswith("not opened")
 
 
-def test_the_longest_silence_after_a_kill_counts() -> None:
+def test_longest_gap_after_kill_counts() -> None:
     gap = Gap(3.0, 1)
     for now in (0.0, 5.0, 5.01):
         gap.take(now)
     gap.kill(5.02)
-    assert not gap.goes_on(5.03)
+    assert not gap.has_continued(5.03)
     for now in (5.02, 5.10, 5.11, 7.0):
         gap.take(now)
-    told = gap.told(7.0)
-    assert told["gap_ms"] == pytest.approx(1890) and told["goes_on"] and gap.goes_on(7.0)
-    # Nothing since is longer than what was.
-    assert gap.told(10.0)["gap_ms"] == pytest.approx(3000) and not gap.told(10.0)["goes_on"]
+    result = gap.result(7.0)
+    assert result["gap_ms"] == pytest.approx(1890) and result["goes_on"] and gap.has_continued(7.0)
+    # No later gap is longer.
+    assert gap.result(10.0)["gap_ms"] == pytest.approx(3000) and not gap.result(10.0)["goes_on"]
 
 
 def _kill(at: float, *ports: int) -> trods_kills.Kill:
@@ -115,12 +115,12 @@ def _connection(port: int, opened: float, closed: float, problem: str = "", **mo
     }
 
 
-def test_a_kill_has_what_its_replica_held_then() -> None:
+def test_kill_hits_connections_of_its_replica() -> None:
     rows = [
         _connection(1, 0.0, 20.0, silences=[[1.0, 4.0], [9.9, 10.3]]),
         _connection(2, 0.0, 10.5, "reset"),
         _connection(2, 0.0, 130.0, "given up", protected=False, silences=[[9.9, 129.9]]),
-        # Another's, one that was over before, and one that began later between the same ports.
+        # A connection of another replica, one that had ended, and a later one between the same ports.
         _connection(3, 0.0, 10.5, "reset"),
         _connection(1, -5.0, -1.0, "reset"),
         _connection(2, 11.0, 12.0, "reset"),
@@ -128,31 +128,31 @@ def test_a_kill_has_what_its_replica_held_then() -> None:
     earlier, later = trods_kills._table([_kill(6.0, 2), _kill(10.0, 1, 2)], rows)
     assert (later["at_s"], later["held"], later["broken"], later["moved_ms"]) == (4.0, 2, 1, 200.0)
     assert later["longest_ms"] == pytest.approx(400)
-    assert earlier["broken"] == 0, "it outlived that one"
+    assert earlier["broken"] == 0, "it survived that kill"
 
 
 def _judged_kills(**found: Any) -> int:
     return judge(trods_kills.bars({"kills": {"kills": trods_kills.KILLS, "broken": 0, "wrong": 0, **found}}))
 
 
-def test_one_connection_is_one_too_many() -> None:
+def test_one_broken_connection_fails() -> None:
     assert _judged_kills() == 0
     for missed in ({"kills": 999}, {"broken": 1}, {"wrong": 1}):
         assert _judged_kills(**missed) == 1
 
 
-def test_stalls_are_judged_by_bound_and_round_trip() -> None:
+def test_stall_bars_depend_on_bound_and_rtt() -> None:
     def judged(p50: float, p99: float, kind: str = "kv", **more: Any) -> int:
         row = {"kind": kind, "age_s": 3.0, "downloads": 9, "p50_ms": p50, "p99_ms": p99, "broken": 0, "wrong": 0}
         part = {"bound_ms": 50.0, "rtt_ms": 10.0, "summary": [{**row, "not_in_time": 0, **more}]}
         return judge(trods_stall.bars({"stall": part}))
 
     assert (judged(75, 120), judged(76, 120), judged(75, 121), judged(75, 120, not_in_time=1)) == (0, 1, 1, 1)
-    # The others are there to be compared with; nothing of theirs is judged.
+    # The other cases are for comparison and are not judged.
     assert judged(1, 1, "wake client") == 1
 
 
-def test_the_crowd_goes_on_and_the_tor_knows_none_of_it() -> None:
+def test_crowd_bars_cover_stalls_and_tor_entries() -> None:
     def judged(entries: int = 5, **more: Any) -> int:
         state = [{"connections": n, "when": "open", "entries": {"a": e}} for n, e in ((10, 5), (2000, entries))]
         found = {"active": 2, "idle": 4, "idle_answered": 4, "active_broken": 0, "active_not_on": 0, "wrong": 0}
@@ -164,7 +164,7 @@ def test_the_crowd_goes_on_and_the_tor_knows_none_of_it() -> None:
         assert judged(**missed) == 1
 
 
-def test_ratios_are_those_of_the_same_round() -> None:
+def test_ratios_compare_the_same_round() -> None:
     def row(kind: str, repetition: int, per_second: float) -> dict[str, Any]:
         found = {"kind": kind, "repetition": repetition, "bytes": 1, "per_second": per_second, "total_us": 1.0}
         cores = {"core_us": 10.0, "core_busy": 1.0, "other_busy": 1.0}
@@ -174,12 +174,12 @@ def test_ratios_are_those_of_the_same_round() -> None:
     # The machine was half as fast in the second round.
     rows = [row("nginx", 0, 200), row("kv", 0, 150), row("kv", 1, 75), row("nginx", 1, 100)]
     assert trods_cost._compared(rows, 1)["ratio"] == 0.75
-    # In the first round most were not.
+    # In the first round most connections were unprotected.
     assert trods_cost._compared(rows, 1)["protected"] == 60 / 150
     assert trods_cost._compared(rows[:1] + rows[2:3], 1)["ratio"] is None
 
 
-def test_a_look_up_is_one_too_many() -> None:
+def test_one_store_lookup_fails() -> None:
     def judged(kept: float = 0.9, alone: int = 0, gets: int = 0) -> int:
         found = {"packets_per_second": 1e5, "beside_good_per_second": 1e5, "lookups_alone": {"cmd_get": alone}}
         return judge(
@@ -189,7 +189,7 @@ def test_a_look_up_is_one_too_many() -> None:
     assert (judged(), judged(0.89), judged(alone=1), judged(gets=1)) == (0, 1, 1, 1)
 
 
-def test_protected_is_what_some_replica_stored_and_none_gave_up(tmp_path: Path) -> None:
+def test_protected_connections_are_found_in_logs(tmp_path: Path) -> None:
     now, ahead = time.monotonic(), time.time() - time.monotonic()
 
     def line(after: float, said: str, port: int) -> str:

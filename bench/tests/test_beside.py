@@ -1,4 +1,4 @@
-"""Measurements side by side."""
+"""Tests of measurements in parallel processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rivulet_bench.beside import beside
 from rivulet_lab import RackError
 
 
-def test_results_are_in_the_order_of_their_points() -> None:
+def test_results_keep_order_of_points() -> None:
     def at(point: int) -> tuple[int, int]:
         time.sleep(0.02 * (3 - point))
         return point, os.getpid()
@@ -21,7 +21,7 @@ def test_results_are_in_the_order_of_their_points() -> None:
     assert len({process for _, process in found} | {os.getpid()}) == 4
 
 
-def test_one_that_fails_ends_the_others() -> None:
+def test_failed_measurement_ends_others() -> None:
     ended, began = os.pipe()
 
     def at(point: int) -> None:
@@ -39,6 +39,6 @@ def test_one_that_fails_ends_the_others() -> None:
     assert os.read(ended, 1) == b"y"
 
 
-def test_one_that_dies_is_an_error() -> None:
+def test_killed_measurement_is_error() -> None:
     with pytest.raises(RackError, match="without a result"):
         beside(lambda _: os._exit(3), [1])

@@ -1,4 +1,4 @@
-"""Half a minute of chaos: a few faults for each store, in an order that is always the same."""
+"""Half a minute of chaos: a few faults for each store, in a fixed order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 
-def test_nothing_breaks_and_everything_comes_back(tmp_path: Path) -> None:
+def test_downloads_survive_faults_and_rack_recovers(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rivulet_bench.chaos", "--seconds", "30", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

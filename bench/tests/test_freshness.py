@@ -1,4 +1,4 @@
-"""A section that is older than a change of what it measures says so."""
+"""Tests of the marks of stale sections on the results page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rivulet_bench import freshness
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository of one commit, which the module takes for ours."""
+    """A repository with one commit, which replaces ours in the module."""
     monkeypatch.setattr(freshness, "REPOSITORY", tmp_path)
     monkeypatch.setattr(freshness, "RESULTS", tmp_path / "bench" / "results")
     monkeypatch.setattr(freshness, "SOURCES", {"cm": ("host/cm",)})
@@ -29,7 +29,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def commit(folder: Path, name: str, text: str) -> str:
-    """Changes a file in a commit of its own; its hash."""
+    """Commits a changed file; returns the commit's hash."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)

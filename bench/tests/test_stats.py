@@ -1,4 +1,4 @@
-"""The statistics that the figures rest on."""
+"""Tests of the statistics of the figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rivulet_bench.stats import interval, percentile
 from rivulet_demo.fairness import jain
 
 
-def test_the_interval_covers_the_mean_in_95_of_100_samples() -> None:
+def test_interval_covers_mean_in_95_percent_of_samples() -> None:
     rng = random.Random(5)
     covered = 0
     for _ in range(2000):
@@ -20,13 +20,13 @@ def test_the_interval_covers_the_mean_in_95_of_100_samples() -> None:
     assert 0.93 <= covered / 2000 <= 0.97
 
 
-def test_one_value_has_no_interval_and_none_is_an_error() -> None:
+def test_one_value_has_infinite_interval_and_none_is_error() -> None:
     assert interval([3.0]) == (3.0, math.inf)
     with pytest.raises(ValueError, match="no values"):
         interval([])
 
 
-def test_percentiles_are_values_that_occurred() -> None:
+def test_percentiles_are_measured_values() -> None:
     values = [float(n) for n in range(1, 101)]
     random.Random(1).shuffle(values)
     assert (percentile(values, 50), percentile(values, 99), percentile(values, 100)) == (50.0, 99.0, 100.0)

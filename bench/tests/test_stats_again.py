@@ -1,11 +1,11 @@
-"""Results of which parts are measured again."""
+"""Tests of results with parts that were measured again."""
 
 from __future__ import annotations
 
 from rivulet_bench.stats import updated
 
 
-def test_a_part_that_was_measured_again_says_so_and_leaves_the_others() -> None:
+def test_updated_part_has_own_machine() -> None:
     kept = {"machine": {"cpu": "old"}, "took_s": 7.0, "cost": {"a": 1}, "kills": {"b": 2}}
     found = updated(kept, {"nginx_version": "x", "took_s": 1.0, "cost": {"a": 3}}, ["cost"])
     again = found.pop("again")

@@ -1,4 +1,4 @@
-"""The counts of p4c's own tests: what the runner said, or nothing."""
+"""Tests of the counts of p4c's own tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rivulet_lab import RackError
 
 
 def runner(folder: Path, said: dict[str, str]) -> Path:
-    """Stands in for stf-run: says this with and without --interpret."""
+    """A stand-in for stf-run that prints these lines with and without --interpret."""
     path = folder / "runner"
     path.write_text(
         "#!/bin/sh\n"
@@ -35,7 +35,7 @@ PASSED = "2 run, 2 passed, 0 failed\\n"
 FAILED = "FAILED table-bmv2: port 1: expected 1 packets, got 0 \\n2 run, 1 passed, 1 failed\\n"
 
 
-def test_both_kinds_are_run_and_failures_keep_their_reasons(folder: Path) -> None:
+def test_both_kinds_run_and_failures_keep_reasons(folder: Path) -> None:
     refused = {"extern-funcs-bmv2": "unknown extern function"}
     (folder / "corpus.json").write_text(json.dumps({"p4c": "1.2.5.16", "compiled": 2, "refused": refused}))
     found = switch_stf.counts(runner(folder, {"machine code": PASSED, "interpreted": FAILED}), folder)
@@ -62,18 +62,18 @@ def test_both_kinds_are_run_and_failures_keep_their_reasons(folder: Path) -> Non
         "2 run, 1 passed, 0 failed\\n",
     ],
 )
-def test_what_does_not_add_up_is_an_error(folder: Path, said: str) -> None:
+def test_inconsistent_counts_are_error(folder: Path, said: str) -> None:
     with pytest.raises(RackError):
         switch_stf.counts(runner(folder, {"machine code": said, "interpreted": PASSED}), folder)
 
 
-def test_a_folder_without_tests_is_an_error(tmp_path: Path) -> None:
+def test_folder_without_tests_is_error(tmp_path: Path) -> None:
     (tmp_path / "alone.stf").write_text("")
     with pytest.raises(RackError, match="has no"):
         switch_stf.counts(Path("/bin/true"), tmp_path)
 
 
-def test_counts_that_were_run_are_carried_over_and_no_others(tmp_path: Path) -> None:
+def test_counts_of_earlier_run_are_carried_over(tmp_path: Path) -> None:
     path = tmp_path / "switch.json"
     assert switch_stf.carried(path) is None
     path.write_text(json.dumps({"stf": {"stated_in": "README", "interpreted": {"run": 2, "passed": 2, "failed": 0}}}))
@@ -87,7 +87,7 @@ def test_counts_that_were_run_are_carried_over_and_no_others(tmp_path: Path) -> 
         switch_stf.replace(tmp_path / "none.json", stf)
 
 
-def test_the_page_states_them_with_date_and_compiler_and_names_what_failed(folder: Path) -> None:
+def test_page_has_counts_date_compiler_and_failures(folder: Path) -> None:
     found = switch_stf.counts(runner(folder, {"machine code": PASSED, "interpreted": FAILED}), folder)
     found |= {"date": "2026-01-01", "p4c": "1.2.5.16"}
     page = results.stf_section(found)

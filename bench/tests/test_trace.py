@@ -1,4 +1,4 @@
-"""The packets that the switch's benchmark sends: recorded from the packet tests' rack, which changes."""
+"""Test of the packets for the switch's benchmark, recorded from the packet tests' rack."""
 
 from __future__ import annotations
 
