@@ -15,10 +15,10 @@ export UV_NATIVE_TLS=1
 # them, links), python3-dev and build-essential (netifaces has no wheel; ptf wants it).
 PACKAGES=(build-essential clang curl ethtool iproute2 iputils-ping libelf-dev mininet nftables pkgconf procps python3-dev python3-venv tcpdump wget zlib1g-dev)
 
-# aria2: a client; apache2-utils, nginx-light: HTTP side by side; chromium: the controller's page is clicked; etcd-server: two controllers; ffmpeg: audio;
+# aria2: a client; apache2-utils, nginx-light: HTTP side by side; apache2-bin, caddy, lighttpd: web servers behind TRODS; chromium: the controller's page is clicked; etcd-server: two controllers; ffmpeg: audio;
 # libfaketime: clocks that jump; lintian: the packages; memcached: where records of plain connections are kept; openssh-server: sessions
 # that outlive upgrades; tshark: the Wireshark dissector.
-TEST_PACKAGES=(apache2-utils aria2 chromium etcd-server ffmpeg libfaketime lintian memcached nginx-light openssh-server tshark)
+TEST_PACKAGES=(apache2-bin apache2-utils aria2 caddy chromium etcd-server ffmpeg libfaketime lighttpd lintian memcached nginx-light openssh-server tshark)
 [[ " $* " == *" --test "* ]] && PACKAGES+=("${TEST_PACKAGES[@]}")
 [[ " $* " == *" --deb "* ]] && PACKAGES+=(lintian)
 [[ " $* " == *" --browser "* ]] && PACKAGES+=(chromium)

@@ -224,6 +224,29 @@ pub fn range_request(head: &[u8], etag: &[u8], first: u64, last: u64) -> Vec<u8>
     out
 }
 
+/// Whether a signature that the server checks covers a field that another range replaces (AWS Signature Version 4: `SignedHeaders` in
+/// `Authorization`, or in the target). Such a request brings what it brought, and no other part of the object.
+#[must_use]
+pub fn is_bound(head: &[u8]) -> bool {
+    let in_target = target(head).and_then(|target| behind(target, b"X-Amz-SignedHeaders="));
+    let in_field = values(head, "authorization").filter_map(|value| behind(value, b"SignedHeaders="));
+    in_field.chain(in_target).any(|list| {
+        let end = list.iter().position(|b| b", &\t".contains(b)).unwrap_or(list.len());
+        // In a target the semicolons are encoded.
+        let text = list[..end].to_ascii_lowercase();
+        let names = text.split(|&b| b == b';' || b == b'%');
+        names
+            .map(|name| name.strip_prefix(b"3b").unwrap_or(name))
+            .any(|name| REPLACED.iter().any(|replaced| name == replaced.as_bytes()))
+    })
+}
+
+/// What stands behind the first place of `marker`.
+fn behind<'a>(text: &'a [u8], marker: &[u8]) -> Option<&'a [u8]> {
+    let at = text.windows(marker.len()).position(|window| window == marker)?;
+    Some(&text[at + marker.len()..])
+}
+
 /// The request with this head once more, to generate again what the head of its response begins: with the inputs that this
 /// tells, in place of such as the client sent.
 #[must_use]
@@ -448,6 +471,25 @@ mod tests {
             (answer(&format!("a: {}\r\n", "b".repeat(MAX_HEAD))), Reason::TooLong),
         ] {
             assert_eq!(response(text.as_bytes(), Method::Get), Err(want), "{text}");
+        }
+    }
+
+    #[test]
+    fn signatures_that_cover_a_range_bind_it() {
+        let v4 = "Authorization: AWS4-HMAC-SHA256 Credential=k/20260101/r/s3/aws4_request, SignedHeaders";
+        let in_target = "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-SignedHeaders";
+        for (target, fields, want) in [
+            ("/a", format!("{v4}=host;range;x-amz-date, Signature=0"), true),
+            ("/a", format!("{v4}=host;if-match;x-amz-date,Signature=0"), true),
+            ("/a", format!("{v4}=host;x-amz-date, Signature=0\r\nRange: bytes=0-9"), false),
+            ("/a", format!("{v4}=host;x-range, Signature=range"), false),
+            ("/a", "Authorization: Basic range\r\nRange: bytes=0-9".into(), false),
+            (&*format!("/a?{in_target}=host%3Brange&X-Amz-Signature=0"), "Range: bytes=0-9".into(), true),
+            (&*format!("/a?{in_target}=host%3brange"), "Range: bytes=0-9".into(), true),
+            (&*format!("/a?{in_target}=host&range=1"), "Range: bytes=0-9".into(), false),
+        ] {
+            let head = format!("GET {target} HTTP/1.1\r\nHost: h\r\n{fields}\r\n\r\n");
+            assert_eq!(is_bound(head.as_bytes()), want, "{head}");
         }
     }
 

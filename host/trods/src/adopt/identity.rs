@@ -3,7 +3,7 @@
 
 use super::Stop;
 use crate::head::{self, Method};
-use crate::record::{Response, Seen};
+use crate::record::{Body, Response, Seen};
 
 /// Why a connection was not gone on with: its client gets a reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
@@ -54,12 +54,12 @@ pub(super) struct Answer {
     pub head: usize,
     /// Bytes of its body that precede what was asked for.
     pub before: u64,
-    /// It has all of the object.
+    /// It has all that the client asked for, so that no other answer is needed.
     pub is_whole: bool,
 }
 
 /// Whether the head at the beginning of these bytes brings `length` bytes from `from` on of the same body: alone, or within all
-/// of the object, as servers answer that know no ranges.
+/// of the object, as servers answer that know no ranges, or within the part for which the client [signed](head::is_bound) a request.
 pub(super) fn same(response: &Response, octets: &[u8], from: u64, length: u64) -> Result<Answer, Stop> {
     let head = match head::response(octets, Method::Get) {
         Ok(Some(head)) => head,
@@ -68,6 +68,7 @@ pub(super) fn same(response: &Response, octets: &[u8], from: u64, length: u64) -
     };
     let want = response.object().ok_or(Stop::Refused(Refusal::Malformed))?;
     let first = want.first + from;
+    let is_bound = matches!(&response.body, Body::Object { request, .. } if head::is_bound(request));
     let is_whole = head.status == 200;
     if !is_whole && head.status != 206 {
         return Err(Stop::Refused(Refusal::Status(head.status)));
@@ -79,6 +80,9 @@ pub(super) fn same(response: &Response, octets: &[u8], from: u64, length: u64) -
         Some(got) if got.total != want.total => Refusal::Length,
         Some(_) if is_whole && first > MAX_THROUGH => Refusal::Far,
         Some(_) if is_whole => return Ok(Answer { head: head.length, before: first, is_whole }),
+        Some(got) if is_bound && (got.first, got.length) == (want.first, want.length) => {
+            return Ok(Answer { head: head.length, before: from, is_whole: true });
+        }
         Some(got) if (got.first, got.length) != (first, length) => Refusal::Length,
         Some(_) => return Ok(Answer { head: head.length, before: 0, is_whole }),
     };
@@ -141,7 +145,6 @@ pub(super) fn same_again(first: &[u8], octets: &[u8]) -> Result<(usize, Seen), S
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Body;
 
     const HEAD: &str =
         "HTTP/1.1 200 OK\r\nETag: \"x\"\r\nContent-Encoding: br\r\nContent-Length: 1000\r\n\r\n";
@@ -154,6 +157,19 @@ mod tests {
         let body = Body::Object { request, head: HEAD.into(), check: (0, 0), digest: None };
         let length = HEAD.len() as u64 + 1000;
         same(&Response { length, passed: length, close: false, body }, answer.as_bytes(), 400, 600)
+    }
+
+    #[test]
+    fn the_answer_to_a_signed_request_is_read_through() {
+        let request =
+            b"GET /a HTTP/1.1\r\nRange: bytes=400-999\r\nAuthorization: AWS4 SignedHeaders=range\r\n\r\n";
+        let body = Body::Object { request: request.to_vec(), head: REST.into(), check: (0, 0), digest: None };
+        let length = REST.len() as u64 + 600;
+        let response = Response { length, passed: length, close: false, body };
+        let part = Answer { head: REST.len(), before: 100, is_whole: true };
+        assert!(same(&response, REST.as_bytes(), 100, 500).is_ok_and(|answer| answer == part));
+        let other = REST.replace("400-999", "300-899");
+        assert!(matches!(same(&response, other.as_bytes(), 100, 500), Err(Stop::Refused(Refusal::Length))));
     }
 
     #[test]

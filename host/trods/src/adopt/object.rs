@@ -1,5 +1,5 @@
 //! The rest of an object from the own server: asked for by `Range`, or read through to its place where the server sends all of
-//! it. Nothing is sent to the client before the answer is known to be of the same object.
+//! it, or where the client signed its own `Range`. Nothing is sent to the client before the answer is known to be of the same object.
 
 use std::time::{Duration, Instant};
 
@@ -32,18 +32,23 @@ impl Adoption {
         else {
             return Err(Stop::Refused(Refusal::Malformed));
         };
+        let from = self.offset.saturating_sub(head.len() as u64);
+        let seen = u64::from(check.0);
+        self.step = if seen > 0 { Step::Check } else { Step::Head };
+        if head::is_bound(request) {
+            // Any other request would be refused, so the answer to the client's own is read through.
+            self.to_origin.extend_from_slice(request);
+            return self.connect(config);
+        }
         let mut ask = |from: u64, count: u64| {
             let first = object.first + from;
             let ask = head::range_request(request, object.etag, first, first + count - 1);
             self.to_origin.extend_from_slice(&ask);
         };
-        let from = self.offset.saturating_sub(head.len() as u64);
-        let seen = u64::from(check.0);
         if seen > 0 {
             ask(0, seen);
         }
         ask(from, object.length - from);
-        self.step = if seen > 0 { Step::Check } else { Step::Head };
         self.connect(config)
     }
 

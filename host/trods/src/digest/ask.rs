@@ -28,9 +28,13 @@ pub(super) fn content(
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut hash = blake3::Hasher::new();
-    let Some(last) = wanted.total.checked_sub(1) else { return Ok(Content::default()) };
+    let (first, length) = wanted.part.unwrap_or((0, wanted.total));
+    let Some(last) = (first + length).checked_sub(1) else { return Ok(Content::default()) };
     let mut check = (0, 0);
-    let ask = head::range_request(&wanted.request, &wanted.etag, 0, last);
+    let ask = match wanted.part {
+        Some(_) => wanted.request.clone(),
+        None => head::range_request(&wanted.request, &wanted.etag, first, last),
+    };
     let mut server = BufReader::with_capacity(CHUNK, stream);
     server.get_mut().write_all(&ask)?;
     let mut head = Vec::new();
@@ -44,10 +48,10 @@ pub(super) fn content(
     let answer = head::response(&head, Method::Get).ok().flatten().ok_or(io::ErrorKind::InvalidData)?;
     let object = answer.object.ok_or_else(|| other(format!("status {}", answer.status)))?;
     let is_it = object.etag == wanted.etag && object.encoding == wanted.encoding.as_deref();
-    if !is_it || (object.first, object.length, object.total) != (0, wanted.total, wanted.total) {
+    if !is_it || (object.first, object.length, object.total) != (first, length, wanted.total) {
         return Err(other("another entity tag, coding or length".into()));
     }
-    let mut left = wanted.total;
+    let mut left = length;
     let mut began = Instant::now();
     while left > 0 {
         let bytes = server.fill_buf()?;

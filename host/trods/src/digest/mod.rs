@@ -64,6 +64,8 @@ pub struct Wanted {
     etag: Vec<u8>,
     encoding: Option<Vec<u8>>,
     total: u64,
+    /// First byte and length of the part that alone can be had, since the client [signed](head::is_bound) the request for it.
+    part: Option<(u64, u64)>,
 }
 
 impl Wanted {
@@ -72,7 +74,14 @@ impl Wanted {
     pub fn of(service: SocketAddr, response: &Response) -> Option<Wanted> {
         let Body::Object { request, .. } = &response.body else { return None };
         let object = response.object()?;
-        Wanted::new(service, request, object.etag, object.encoding, object.total)
+        let mut wanted = Wanted::new(service, request, object.etag, object.encoding, object.total)?;
+        if head::is_bound(request) {
+            let (first, length) = (object.first.to_le_bytes(), object.length.to_le_bytes());
+            let name = [&wanted.name.0[..], &first, &length].concat();
+            wanted.name = Name(shorten(blake3::Hasher::new().update(&name)));
+            wanted.part = Some((object.first, object.length));
+        }
+        Some(wanted)
     }
 
     /// The object with this tag, coding and length, for which this request asked.
@@ -101,12 +110,13 @@ impl Wanted {
         }
         let name = Name(shorten(&hash));
         let (request, etag, encoding) = (request.to_vec(), etag.to_vec(), encoding.map(<[u8]>::to_vec));
-        Some(Wanted { name, service, request, etag, encoding, total })
+        Some(Wanted { name, service, request, etag, encoding, total, part: None })
     }
 
     /// Whether others may be told how to ask for it.
     fn is_open(&self) -> bool {
-        CREDENTIALS.iter().all(|field| head::values(&self.request, field).next().is_none())
+        self.part.is_none()
+            && CREDENTIALS.iter().all(|field| head::values(&self.request, field).next().is_none())
     }
 }
 

@@ -120,6 +120,43 @@ fn other_bytes_under_the_same_tag_are_never_mixed() {
     }
 }
 
+/// S3 clients sign `Range` with the rest of their request: a server refuses any other range that the same signature comes with.
+#[test]
+fn a_download_whose_range_is_signed_goes_on() {
+    let files = |n: u8, folder: &Path| write(folder, "large", &content(n, SIZE));
+    let signed = |ns: &Netns, service: &str, root: &Path, dir: &Path| {
+        let (shared, own) = (root.join("www").display().to_string(), dir.join("www").display().to_string());
+        let refuse = "if ($http_range != $http_x_signed_range) { return 403; }";
+        nginx_with(ns, service, root, dir, &|text| {
+            text.replace(&format!("root {shared};"), &format!("root {own}; {refuse}"))
+        })
+    };
+    let server = with_files(&signed, &files);
+    let plan = Plan { rate: "10mbit", settings: COMPARES, server: &server, ..Plan::default() };
+    let Some(rig) = Rig::new(&plan) else { return };
+    let fields = rig.files.path().join("fields");
+    let authorization =
+        "AWS4-HMAC-SHA256 Credential=k/20260101/r/s3/aws4_request, SignedHeaders=host;range, Signature=0";
+    let range = "bytes=1000000-5999999";
+    fs::write(
+        &fields,
+        format!(
+            "header = \"Authorization: {authorization}\"\nheader = \"Range: {range}\"\nheader = \"X-Signed-Range: {range}\"\n"
+        ),
+    )
+    .unwrap();
+    let mut curl = rig.curl(&format!("-K {} http://{SERVICE}/large", fields.display()));
+    eventually("the part is compared", || digests(&rig) == 1);
+    eventually("some of it", || rig.got() > 1_200_000);
+    kill(&rig);
+    let status = curl.0.wait().unwrap();
+    let counts = || rig.hosts[1].replica.counts();
+    assert!(status.success(), "{status}: {:?}", counts());
+    assert!(got(&rig) == content(1, SIZE)[1_000_000..6_000_000]);
+    eventually("it is counted", || counts().adopted == 1);
+    assert_eq!((counts().refused, counts().trusted, counts().digests, counts().read_through), (0, 0, 1, 1));
+}
+
 /// The digests are not known yet; the first flight is there, in which nginx' head is a segment of its own.
 #[test]
 fn first_flight_is_compared_without_digests() {

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use rivulet_pktio::in_netns;
@@ -23,7 +23,7 @@ enum Fate {
 
 /// Name, program, and what becomes of its downloads. `{}` in the command are its address, port, and folder of files; a
 /// configuration is put into a file, which is the command's last argument.
-const SERVERS: [(&str, &str, &[&str], &str, Fate); 7] = [
+const SERVERS: [(&str, &str, &[&str], &str, Fate); 10] = [
     ("nginx", "nginx", &[], "", Fate::Protected),
     ("nginx, gzip_static", "nginx", &["gzip_static"], "", Fate::Protected),
     (
@@ -58,7 +58,38 @@ const SERVERS: [(&str, &str, &[&str], &str, Fate); 7] = [
         "",
         Fate::Unprotected("dynamic"),
     ),
+    (
+        "Caddy",
+        "caddy",
+        &["file-server", "--listen", "{address}:{port}", "--root", "{www}"],
+        "",
+        Fate::Protected,
+    ),
+    (
+        "Node's streams",
+        "node",
+        &[
+            "-e",
+            "require('http').createServer((q, r) => require('fs').createReadStream('{www}' + q.url).pipe(r))\
+             .listen({port}, '{address}')",
+        ],
+        "",
+        Fate::Unprotected("dynamic"),
+    ),
+    ("Go's http.FileServer", "go", &["{address}:{port}", "{www}"], "", Fate::Unprotected("dynamic")),
 ];
+
+/// A web server of Go's library: its address and folder are its arguments.
+const GO: &str = "package main\nimport (\n\"net/http\"\n\"os\"\n)\n\
+                  func main() { http.ListenAndServe(os.Args[1], http.FileServer(http.Dir(os.Args[2]))) }\n";
+
+/// The program, built in a folder.
+fn build_go(dir: &Path) -> PathBuf {
+    fs::write(dir.join("serve.go"), GO).unwrap();
+    let built = Command::new("go").args(["build", "-o", "serve", "serve.go"]).current_dir(dir).status();
+    assert!(built.unwrap().success());
+    dir.join("serve")
+}
 
 fn start(
     (_, program, arguments, text, _): &(&str, &str, &[&str], &str, Fate),
@@ -82,7 +113,8 @@ fn start(
             .replace("{address}", address)
             .replace("{port}", port)
     };
-    let mut command = ns.command(program);
+    let built = (*program == "go").then(|| build_go(dir));
+    let mut command = ns.command(built.as_deref().map_or(*program, |path| path.to_str().unwrap()));
     command.args(arguments.iter().map(|argument| fill(argument)));
     if !text.is_empty() {
         fs::write(dir.join("conf"), fill(text)).unwrap();
