@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any
 
-from rivulet_controller.moving import progress
+from rivulet_controller.drain_progress import progress
 from rivulet_demo.spec import SERVICE_PORT, SERVICE_V4
 from rivulet_lab import Process, prompt
 

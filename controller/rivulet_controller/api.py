@@ -151,7 +151,9 @@ class Limited:
 
 
 class Shared:
-    """A text that many may ask for. Making it takes a tenth of the event loop's time at most, however many ask."""
+    """A text that many may ask for. Making it takes a tenth of the event loop's time at most,
+    however many ask.
+    """
 
     def __init__(self, make: Callable[[], str | bytes]) -> None:
         self._make = make
@@ -461,12 +463,12 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
         _allowed(request, who, Role.READ)
         with refusals(), bodies.place() as has_place:
             # Before the body is read: what is refused costs no memory.
-            controller.judge.plans.refuse_if_busy()
+            controller.validator.plans.refuse_if_busy()
             if not has_place:
                 raise Busy(f"{BODIES_MAX} configurations are being read already: try again later")
             text = await posted(request)
         with refusals():
-            return Response(await controller.judge.plan(text, controller.local), media_type="application/json")
+            return Response(await controller.validator.plan(text, controller.local), media_type="application/json")
 
     @app.post("/api/apply")
     async def apply(request: Request, who: Configurer) -> dict[str, str]:
@@ -475,7 +477,7 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
         """
         text = await posted(request)
         with refusals():
-            config = await controller.judge.change(text, "config", controller.local)
+            config = await controller.validator.change(text, "config", controller.local)
         audit.note(who, "apply")
         if not await controller.change(config, who, text, applied=True):
             with suppress(AuditError):

@@ -1,4 +1,4 @@
-"""The log of changes: on record before anything changes, or nothing does."""
+"""The audit log: a change is recorded durably before it is made, or it is not made."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 log = logging.getLogger("rivulet.audit")
 
 RECENT = 100
-"""Newest lines that are kept in memory, for those who look."""
+"""Newest records kept in memory for the API."""
 
 LINE_MAX = 4096
-"""Longest line, bytes: what somebody sends must not fill the disk."""
+"""Longest line in bytes, so that a client cannot fill the disk with one request."""
 
 
 class AuditError(Exception):
@@ -25,15 +25,15 @@ class AuditError(Exception):
 
 
 class Audit:
-    """A line of JSON each, in a file of the controller's user."""
+    """The log: one JSON object a line, in a file that belongs to the controller's user."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self.recent: deque[dict[str, Any]] = deque(self._last(), maxlen=RECENT)
-        """The newest lines, oldest first; those of the controller before this one too."""
+        """The newest records, oldest first, including those of an earlier run."""
 
     def note(self, who: str, what: str, **details: Any) -> None:
-        """Writes one line; it is durable when this returns. Raises AuditError, and then no part of it is there."""
+        """Appends a record; durable on return. Raises AuditError, and then the file is unchanged."""
         record = {"time": round(time.time(), 3), "who": who, "what": what, **details}
         line = json.dumps(record)
         while len(line) > LINE_MAX:
@@ -54,12 +54,12 @@ class Audit:
         try:
             before = os.fstat(handle).st_size
             try:
-                # A disk that is nearly full takes the first part, and says so by the count alone.
+                # On a nearly full disk a write may be short without an error.
                 if os.write(handle, line) != len(line):
-                    raise OSError("there was room for a part of the line only")
+                    raise OSError("the disk has room for only a part of the line")
                 os.fsync(handle)
             except OSError:
-                # Half a line would spoil the next one.
+                # A partial line would corrupt the next one.
                 with suppress(OSError):
                     os.ftruncate(handle, before)
                 raise
@@ -67,7 +67,7 @@ class Audit:
             os.close(handle)
 
     def _last(self) -> list[dict[str, Any]]:
-        """The last lines of the file; what is no record of ours is left out."""
+        """The file's last records; lines that are not records are skipped."""
         if self._path is None:
             return []
         try:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from .client import ApiError, Client, default_address, leading
 from .config import ConfigError
-from .moving import progress
+from .drain_progress import progress
 from .private_file import require_private
 from .rack_file import load
 
@@ -102,7 +102,9 @@ def plan(file: File, as_json: AsJson = False) -> None:
 
 @app.command()
 def apply(file: File) -> None:
-    """Brings a description into force until the file on the controller's machine changes; all of it or nothing."""
+    """Brings a description into force until the file on the controller's machine changes; all of it
+    or nothing.
+    """
     load(file)
     _client().post("/api/apply", text=file.read_text(encoding="utf-8"))
     console.print("in force")
@@ -169,7 +171,9 @@ def drain(
         float | None, typer.Option(help="so many seconds, until all have moved that can; else the exit code is 1")
     ] = None,
 ) -> None:
-    """New flows go to other replicas, and so do connections with TRODS; all others go on. Undo with `undrain`."""
+    """New flows go to other replicas, and so do connections with TRODS; all others go on. Undo with
+    `undrain`.
+    """
     if not yes:
         typer.confirm(f"Drain {replica}? New flows go to the other replicas", abort=True)
     _client().post(f"/api/replicas/{replica}/drain")
@@ -228,7 +232,9 @@ def rotate(
 def entries(
     switch: Annotated[str, typer.Argument(help="name of the switch")], match: str = "", as_json: AsJson = False
 ) -> None:
-    """What a switch holds, a line an entry; `--match TEXT` for those that contain it. Keys are not shown."""
+    """What a switch holds, a line an entry; `--match TEXT` for those that contain it. Keys are not
+    shown.
+    """
     lines = [line for line in _client().get(f"/api/switches/{switch}/entries") if match in line]
     if as_json:
         return _json(lines)
@@ -387,8 +393,8 @@ def _services(found: list[dict[str, Any]]) -> Table:
 
 
 def _plain(service: dict[str, Any]) -> str:
-    """How plain TCP is served, by client where that is so, and from what where replicas do not agree or something else
-    follows.
+    """How plain TCP is served, by client where that is so, and from what where replicas do not
+    agree or something else follows.
     """
     content = service["content"]
     plain = f"{service['plain']}, by client" if service["affinity"] == "client" else str(service["plain"])

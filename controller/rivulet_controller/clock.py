@@ -1,8 +1,9 @@
-"""Clocks: the ToRs' common clock, with the offset of each from events that carry its time, and the controller's own.
+"""Clocks: the common clock of the ToRs, estimated from their events, and the controller's own
+clock.
 
-Pure bookkeeping over samples. The first ToR with a valid clock is the reference, and its clock is never corrected: what
-matters is that ToRs agree, and a step back would make established connections' continuations lie in the future. So
-neither a jump of the wall clock, nor a late event, nor a restart of a switch breaks connections.
+Bookkeeping over samples only. The first ToR with a valid clock is the reference and is never
+corrected: ToRs only need to agree, and a step back would put existing continuations into the
+future. So jumps of the wall clock, late events and restarts of switches break no connections.
 """
 
 from __future__ import annotations
@@ -15,56 +16,59 @@ CLOCK_BITS = 48
 _MASK = (1 << CLOCK_BITS) - 1
 
 TOLERANCE_US = 20_000
-"""Error below which an offset is left alone; ToRs must agree within 100 ms (docs/wire-format.md)."""
+"""Error up to which an offset is kept; ToRs must agree within 100 ms (docs/wire-format.md)."""
 
 WINDOW_S = 30.0
-"""How long a sample counts: drift of two clocks stays far below the tolerance meanwhile."""
+"""How long a sample counts; meanwhile two clocks drift apart by far less than the tolerance."""
 
 SAMPLES = 256
 
 FIRST_SAMPLES = 5
 FIRST_WAIT_S = 1.0
-"""A first offset waits for so many samples, or so long: a single event may have been late."""
+"""A first offset waits for this many samples or this long, since a single event may be late."""
 
 
 def signed(difference: int) -> int:
-    """A difference of two 48-bit clocks as the nearest signed number."""
+    """The difference of two 48-bit clocks as a signed number."""
     difference &= _MASK
     return difference - (1 << CLOCK_BITS) if difference >> (CLOCK_BITS - 1) else difference
 
 
 class SteadyClock:
-    """Seconds that only go forward, at the pace of the monotonic clock: jumps of the wall clock do not reach keys.
+    """Seconds that never go back, at the pace of the monotonic clock, so that jumps of the wall
+    clock do not affect keys.
 
-    It goes on from `start`, the newest time on record; without one it starts at the wall clock's. So the time for which
-    no controller ran does not count, and neither does what another machine's wall clock says.
+    Starts at `start`, the newest time on record, or at the wall clock's time without a record. So
+    neither time without a controller nor another machine's wall clock counts.
     """
 
     def __init__(self, start: float | None = None) -> None:
         self._base = (time.time() if start is None else start) - time.monotonic()
 
     def now(self) -> float:
-        """Seconds, to be compared with its own only."""
+        """Seconds; comparable only with this clock's own."""
         return self._base + time.monotonic()
 
 
 class RackClock:
-    """The common clock against the controller's monotonic one, microseconds."""
+    """The ToRs' common clock relative to the controller's monotonic clock, in microseconds."""
 
     def __init__(self) -> None:
         self.reference = ""
-        """The switch whose clock is the common one; empty before there is any."""
+        """The switch whose clock is the common one; empty before the first."""
         self._base: int | None = None
         self._samples: deque[tuple[float, int]] = deque(maxlen=SAMPLES)
 
     def now(self, monotonic: float, wall: float) -> int:
-        """The common time; the first call without a reference takes the wall clock for it."""
+        """The common time. The first call without a reference sets it by the wall clock."""
         if self._base is None:
             self._base = round((wall - monotonic) * 1e6)
         return (round(monotonic * 1e6) + self._base) & _MASK
 
     def observe(self, switch: str, monotonic: float, clock: int) -> None:
-        """A valid clock's time in an event that arrived now. The least delayed event is nearest the truth."""
+        """Takes the time of a valid clock from an event that just arrived. The least delayed event
+        is the most accurate.
+        """
         if not self.reference:
             self.reference = switch
         if switch != self.reference:
@@ -78,22 +82,24 @@ class RackClock:
 
 @dataclass(slots=True)
 class OffsetEstimate:
-    """The offset of one ToR's local clock to the common clock, from samples of it."""
+    """Estimates the offset from one ToR's local clock to the common clock."""
 
     _samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
 
     def reset(self) -> None:
-        """Forgets everything: the switch or its pipeline started again."""
+        """Drops all samples: the switch or its pipeline restarted."""
         self._samples.clear()
 
     def sample(self, monotonic: float, common: int, local: int) -> None:
-        """One event: common time when it arrived, local clock when it was made."""
+        """Takes an event: the common time of its arrival, and the local clock when it was made."""
         while self._samples and monotonic - self._samples[0][0] > WINDOW_S:
             self._samples.popleft()
         self._samples.append((monotonic, (common - local) & _MASK))
 
     def wanted(self, current: int | None, monotonic: float) -> int | None:
-        """The offset to set, or None if `current` is good enough. The least delayed sample is nearest the truth."""
+        """The offset to set; None if `current` is accurate enough. The least delayed sample is the
+        most accurate.
+        """
         if not self._samples:
             return None
         waited = monotonic - self._samples[0][0]

@@ -107,7 +107,7 @@ def distance(keys: Iterable[Words], segment: Segment, service_port: int) -> int 
     return None
 
 
-def judge(keys: Iterable[Words], segment: Segment, service_port: int) -> Verdict:
+def classify(keys: Iterable[Words], segment: Segment, service_port: int) -> Verdict:
     """Classifies a segment that is neither SYN nor RST, as the ToR does."""
     echo = segment.echo
     kind = None if echo is None else echo >> 22 & 3

@@ -336,7 +336,7 @@ async def _follow_file(controller: Controller, path: Path, reload: asyncio.Event
         seen = now
         try:
             text = await asyncio.to_thread(read_text, path)
-            config = await controller.judge.change(text, str(path))
+            config = await controller.validator.change(text, str(path))
             await controller.change(config, "the file", text)
         except Overdue as error:
             controller.refuse_config("the file", f"{path}: judging it {error}")

@@ -1,7 +1,7 @@
-"""etcd for several controllers: the state under one prefix, and leadership by a lease.
+"""etcd as store of several controllers, which elect a leader by a lease.
 
-Speaks etcd's own JSON gateway (`/v3/…`, etcd 3.4 and later). A save is conditional on the leader key that this
-controller created, so that one that lost its lease writes nothing, whatever it believes.
+Uses etcd's JSON gateway (`/v3/…`, etcd 3.4 and later). Every save is conditional on the leader key
+that this controller created, so that a controller whose lease is lost writes nothing.
 """
 
 from __future__ import annotations
@@ -26,26 +26,28 @@ from .tls import stamp
 log = logging.getLogger("rivulet.etcd")
 
 OPERATIONS = 100
-"""Operations in one transaction; etcd's default limit is 128."""
+"""Operations of a transaction; etcd's default limit is 128."""
 
 REQUEST_S = 2.0
-"""Longest time for one request: shorter than any lease should be."""
+"""Longest time of a request: shorter than the shortest sensible lease."""
 
 MARGIN_S = 0.3
-"""How long before its end a lease counts as lost, so that a batch under way ends within it."""
+"""A lease counts as lost this long before its end, so that a batch under way ends within it."""
 
 
 class EtcdClient:
-    """Requests to the first endpoint that answers. Raises StoreError; OSError where its certificate cannot be used."""
+    """Sends requests to the first endpoint that answers. Raises StoreError, or OSError if a
+    certificate cannot be used.
+    """
 
     def __init__(self, config: Etcd) -> None:
         self._endpoints = list(config.endpoints)
         self._tls = config.tls
-        self._stamps = self._look()
+        self._stamps = self._read_stamps()
         self._renewing = threading.Lock()
         self._http = self._opened()
 
-    def _look(self) -> list[tuple[int, int, int] | None]:
+    def _read_stamps(self) -> list[tuple[int, int, int] | None]:
         tls = self._tls
         return [stamp(path) for path in (tls.certificate, tls.key, tls.authority)] if tls is not None else []
 
@@ -58,21 +60,23 @@ class EtcdClient:
         return httpx.Client(timeout=REQUEST_S, trust_env=False, verify=verify)
 
     def _connections(self) -> httpx.Client:
-        """Those in use; new ones when the files of the certificate changed, which is renewed without a restart."""
+        """The HTTP client; a new one after the certificate's files changed, so that a renewal needs
+        no restart.
+        """
         with self._renewing:
-            stamps = self._look()
+            stamps = self._read_stamps()
             if stamps != self._stamps:
                 self._stamps = stamps
                 try:
-                    # Requests under way keep the old ones.
+                    # Requests under way keep the old client.
                     self._http = self._opened()
-                    log.info("etcd: the certificate was read anew")
+                    log.info("etcd: the renewed certificate is in use")
                 except OSError as error:
-                    log.error("etcd: the certificate in use stays: %s", error)
+                    log.error("etcd: keeping the certificate in use: %s", error)
             return self._http
 
-    def ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """One request; the endpoint that answered is asked first the next time."""
+    def request(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Sends a request. Later requests try the endpoint that answered first."""
         problems = []
         http = self._connections()
         for endpoint in list(self._endpoints):
@@ -94,7 +98,7 @@ class EtcdClient:
 
 
 class Leadership:
-    """One controller's claim to lead. Calls block; `keep` runs in a thread of its own.
+    """A controller's candidacy for leader. Calls block; `keep` runs in a thread of its own.
 
     >>> leadership = Leadership(client, config, "controller-1")
     >>> if leadership.claim(): ...
@@ -103,7 +107,7 @@ class Leadership:
     def __init__(self, client: EtcdClient, config: Etcd, name: str) -> None:
         self.key = f"{config.prefix}leader"
         self.revision = 0
-        """Revision at which this controller became leader; 0 while it does not lead."""
+        """etcd's revision at which this controller became leader; 0 while it is not."""
         self._client = client
         self._ttl = max(round(config.lease), 1)
         self._name = name
@@ -112,10 +116,10 @@ class Leadership:
         self._ending = threading.Event()
 
     def claim(self) -> bool:
-        """Tries to become leader once. Raises StoreError if etcd does not answer."""
+        """Tries once to become leader. Raises StoreError if etcd does not answer."""
         began = time.monotonic()
-        lease = self._client.ask("lease/grant", {"TTL": str(self._ttl)})["ID"]
-        answer = self._client.ask(
+        lease = self._client.request("lease/grant", {"TTL": str(self._ttl)})["ID"]
+        answer = self._client.request(
             "kv/txn",
             {
                 "compare": [{"key": _b64(self.key), "target": "CREATE", "create_revision": "0"}],
@@ -123,7 +127,7 @@ class Leadership:
             },
         )
         if not answer.get("succeeded"):
-            self._client.ask("lease/revoke", {"ID": lease})
+            self._client.request("lease/revoke", {"ID": lease})
             return False
         self._lease = lease
         self._until = began + self._ttl
@@ -132,12 +136,12 @@ class Leadership:
         return True
 
     def leader(self) -> str:
-        """Who leads; empty if nobody does. Raises StoreError."""
-        found = self._client.ask("kv/range", {"key": _b64(self.key)}).get("kvs", [])
+        """The leader's name; empty if there is none. Raises StoreError."""
+        found = self._client.request("kv/range", {"key": _b64(self.key)}).get("kvs", [])
         return base64.b64decode(found[0]["value"]).decode() if found else ""
 
     def held(self) -> bool:
-        """Whether the lease is certainly still ours."""
+        """Whether this controller certainly still holds the lease."""
         return self.revision != 0 and time.monotonic() < self._until - MARGIN_S
 
     def guard(self) -> None:
@@ -146,11 +150,11 @@ class Leadership:
             raise SwitchError("the lease is lost: another controller may lead now")
 
     def keep(self) -> None:
-        """Keeps the lease alive; returns when it is lost or `release` was called."""
+        """Renews the lease; returns when it is lost or `release` was called."""
         while not self._ending.wait(self._ttl / 4):
             began = time.monotonic()
             try:
-                answer = self._client.ask("lease/keepalive", {"ID": self._lease})
+                answer = self._client.request("lease/keepalive", {"ID": self._lease})
                 if int(answer.get("result", {}).get("TTL", 0)) <= 0:
                     log.warning("etcd: the lease ran out")
                     break
@@ -162,17 +166,17 @@ class Leadership:
         self.revision = 0
 
     def release(self) -> None:
-        """Gives the lease back, so that another may lead at once."""
+        """Revokes the lease, so that another controller can lead at once."""
         self._ending.set()
         lease, self._lease = self._lease, ""
         self.revision = 0
         if lease:
             with contextlib.suppress(StoreError):
-                self._client.ask("lease/revoke", {"ID": lease})
+                self._client.request("lease/revoke", {"ID": lease})
 
 
 class EtcdStore:
-    """The state in etcd, written only by the leader."""
+    """The state in etcd; only the leader can write it."""
 
     def __init__(self, client: EtcdClient, config: Etcd, leadership: Leadership) -> None:
         self._client = client
@@ -180,7 +184,7 @@ class EtcdStore:
         self._leadership = leadership
 
     def load(self) -> dict[str, bytes]:
-        """Everything under the prefix. Raises StoreError."""
+        """All values under the prefix. Raises StoreError."""
         found: dict[str, bytes] = {}
         start = self._prefix.encode()
         end = start[:-1] + bytes([start[-1] + 1])
@@ -190,7 +194,7 @@ class EtcdStore:
                 "range_end": base64.b64encode(end).decode(),
                 "limit": "500",
             }
-            answer = self._client.ask("kv/range", query)
+            answer = self._client.request("kv/range", query)
             rows = answer.get("kvs", [])
             for row in rows:
                 key = base64.b64decode(row["key"])
@@ -200,7 +204,9 @@ class EtcdStore:
             start = base64.b64decode(rows[-1]["key"]) + b"\0"
 
     def save(self, changes: Mapping[str, bytes | None]) -> None:
-        """Writes and removes, each part on condition that this controller still leads. Raises StoreError."""
+        """Writes and removes, in transactions that fail unless this controller still leads. Raises
+        StoreError.
+        """
         operations: list[dict[str, Any]] = []
         for key, value in changes.items():
             name = _b64(self._prefix + key)
@@ -216,12 +222,12 @@ class EtcdStore:
         condition = {"key": _b64(self._leadership.key), "target": "CREATE", "create_revision": str(revision)}
         if not revision:
             raise StoreError("etcd: this controller does not lead")
-        answer = self._client.ask("kv/txn", {"compare": [condition], "success": list(operations)})
+        answer = self._client.request("kv/txn", {"compare": [condition], "success": list(operations)})
         if not answer.get("succeeded"):
             raise StoreError("etcd: another controller leads; nothing was written")
 
     def close(self) -> None:
-        """Nothing of its own: the client is shared with the leadership."""
+        """Does nothing: the client is shared with the leadership."""
 
 
 def _b64(text: str) -> str:

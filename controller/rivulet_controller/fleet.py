@@ -1,7 +1,7 @@
-"""The switches of a rack: their sessions, ToR ids and clocks, what events tell, what was learned.
+"""The switches of a rack: their sessions, ToR ids, clocks, events, and learned neighbours.
 
-The controller says when to apply; everything that belongs to one switch and is no table entry
-stands here.
+Holds what belongs to one switch besides its table entries; the controller decides when entries are
+applied.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from .paths import Paths, too_big
 from .rack import Rack, SwitchFacts, fragments_of
 from .sources import Sources
 from .supervise import Loop
-from .switch import Refused, SwitchError, SwitchLink
+from .switch import SwitchError, SwitchLink, WriteRefused
 
 log = logging.getLogger("rivulet.fleet")
 
 RETRY_S = 1.0
-"""Pause after a refused write."""
+"""Pause before a refused write is repeated."""
 
-LOOK_S = 1.0
-"""How often counters are read."""
+READ_INTERVAL_S = 1.0
+"""Interval at which counters are read."""
 
 SETTLE_S = 1.0
-"""How long after a new clock offset events may still carry the old one."""
+"""How long after a change of the clock offset events may still carry the old one."""
 
 EVENTS_KEPT = 500
 
@@ -50,45 +50,44 @@ _ABOUT_REPLICAS = frozenset({"EXCLUDED", "RETURNED", "READMITTED"})
 
 @dataclass(slots=True)
 class SwitchState:
-    """What the controller knows of one switch beside its entries."""
+    """State of one switch besides its entries."""
 
     link: SwitchLink
     task: asyncio.Task[None] | None = None
     applying: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """What it should have is looked up and written in one go."""
+    """Makes computing and writing the desired entries one step."""
     loops: tuple[Loop, ...] = ()
-    """Its writes and its readings: a switch that hangs delays no other."""
+    """Its write loop and its read loop, so that a switch that hangs delays no other."""
     tor: Tor | None = None
     estimate: OffsetEstimate = field(default_factory=OffsetEstimate)
     settled_at: float = 0.0
-    """Events before this may have been made under another clock offset."""
+    """Until then, events may carry the time of an earlier clock offset (monotonic seconds)."""
     readmitted: dict[tuple[int, int], int] = field(default_factory=dict)
-    """By pool and replica, the exclusions after which plain TCP is allowed again: what its row
-    shall say."""
+    """By (pool, replica) numbers: the count of exclusions up to which plain TCP is allowed again;
+    desired value of the `readmitted` parameter."""
     allowed: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
-    """The same once the row says it, with the ready heartbeats counted by then."""
+    """Values of `readmitted` that the switch has, each with the count of ready heartbeats when it
+    was first seen."""
     sources: Sources = field(default_factory=Sources)
     neighbours: Neighbours = field(default_factory=Neighbours)
     paths: Paths = field(default_factory=Paths)
     sequence: int | None = None
     holds: bool = False
-    """Whether it took all that it was told in this session."""
+    """Whether it has accepted all of the desired entries in this session."""
     problem: str = ""
     retry_at: float = 0.0
     lost_at: float = 0.0
     began_at: float = 0.0
-    """Start of the session."""
+    """Start of the session (monotonic seconds)."""
     without_heartbeat: frozenset[tuple[int, int]] = frozenset()
-    """Members that got nothing at the last reading."""
+    """Members that got no traffic at the last reading, for lack of a heartbeat."""
     converged_at: float = 0.0
-    told: set[str] = field(default_factory=set)
-    """Replicas of which an event said since the last reading that they were excluded."""
+    reported: set[str] = field(default_factory=set)
+    """Replicas whose exclusion was reported by an event since the last reading."""
 
 
 class Fleet:
-    """All switches. `wake` is called when something happened that needs a round of the controller's
-    loop.
-    """
+    """All switches. Calls `wake` when the controller's loop has to run."""
 
     def __init__(
         self,
@@ -106,8 +105,8 @@ class Fleet:
         self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
         """Events that packets alone can cause."""
         self.replica_events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
-        """Exclusions, returns, readmissions: apart, so that a flood of the others does not push
-        them out."""
+        """Exclusions, returns and readmissions, kept apart so that a flood of other events cannot
+        displace them."""
         self._wake = wake
         self._save = save
         self._election_id = election_id
@@ -117,18 +116,20 @@ class Fleet:
         self._names: dict[Path, Names] = {}
         self._clock = RackClock()
         self.undecided = False
-        """A change is being tried that may still be taken back."""
+        """Whether a change is being tried that may still be rolled back."""
         self._ending: set[asyncio.Task[None]] = set()
 
     def names(self, switch: SwitchConfig) -> Names:
-        """The program that a switch shall run. Raises NamesError."""
+        """The P4 program that a switch has to run. Raises NamesError."""
         folder = switch.pipeline or ARTIFACTS
         if folder not in self._names:
             self._names[folder] = Names(folder)
         return self._names[folder]
 
     def follow(self) -> None:
-        """Starts links to new switches, ends those to switches that are gone or have moved."""
+        """Starts links to new switches, and ends those to switches that were removed or whose
+        address changed.
+        """
         wanted = {s.name: s for s in self.rack.config.switches}
         place = ("address", "device_id", "pipeline", "take_over", "tls")
         for name, known in list(self.switches.items()):
@@ -149,75 +150,75 @@ class Fleet:
                 state = SwitchState(link, lost_at=time.monotonic())
                 state.neighbours.follow(switch)
                 if switch.tls is None and not is_local(switch.address):
-                    log.warning("switch %s: nonce keys cross the network to %s without `tls`", name, switch.address)
+                    log.warning(
+                        "switch %s: nonce keys cross the network to %s in the clear: set `tls`", name, switch.address
+                    )
                 state.task = asyncio.create_task(link.run(), name=f"switch {name}")
                 state.loops = (
-                    Loop(f"writes to switch {name}", partial(self._keep, state)),
-                    Loop(f"readings of switch {name}", partial(self._watch, state), LOOK_S),
+                    Loop(f"writes to switch {name}", partial(self._apply_if_connected, state)),
+                    Loop(f"readings of switch {name}", partial(self._poll, state), READ_INTERVAL_S),
                 )
                 self.switches[name] = state
                 for loop in state.loops:
                     loop.start()
 
     async def stop(self) -> None:
-        """Ends the sessions. The switches keep what they have."""
+        """Ends the sessions. Switches keep their entries."""
         await asyncio.gather(*(_end(s) for s in self.switches.values()), *self._ending, return_exceptions=True)
         self.switches.clear()
 
     def problems(self) -> list[str]:
-        """Loops on which nobody should rely now, in words."""
-        return [said for switch in self.switches.values() for loop in switch.loops if (said := loop.problem())]
+        """Descriptions of loops that are stuck."""
+        return [problem for switch in self.switches.values() for loop in switch.loops if (problem := loop.problem())]
 
     def kick(self) -> None:
-        """Every switch gets what it lacks, each at its own pace."""
+        """Wakes the write loop of every switch."""
         for switch in self.switches.values():
             switch.loops[0].wake()
 
-    def try_now(self) -> None:
-        """Another configuration: what was refused of the one before says nothing of it."""
+    def retry_now(self) -> None:
+        """Cancels the pause after a refusal: a new configuration may be accepted."""
         for switch in self.switches.values():
             switch.retry_at = 0.0
 
     async def settle(self) -> list[str]:
-        """Every connected switch gets what it lacks now: first what is new on all of them, then
-        what is too much goes, so that a refusal finds nothing removed. The refusals, in words.
+        """Writes to every connected switch: first inserts and changes on all of them, then
+        deletions, so that nothing was deleted if one refuses. Returns the refusals.
         """
         problems: list[str] = []
         for remove in (False, True):
-            said = await asyncio.gather(*(self.apply(s, remove) for s in self.connected()))
-            problems += [problem for problem in said if problem]
+            refusals = await asyncio.gather(*(self.apply(s, remove) for s in self.connected()))
+            problems += [problem for problem in refusals if problem]
             if problems:
                 break
         return problems
 
     def converged(self) -> bool:
-        """Whether every switch of the configuration is connected and has taken all that it was
-        told.
-        """
+        """Whether every configured switch is connected and has accepted all of its entries."""
         return all(
             (known := self.switches.get(s.name)) is not None and known.link.connected and known.holds
             for s in self.rack.config.switches
         )
 
-    async def _keep(self, switch: SwitchState) -> None:
-        # While a change is undecided nothing is removed, and whoever decides writes.
+    async def _apply_if_connected(self, switch: SwitchState) -> None:
+        # While a change is undecided nothing is deleted; `settle` writes.
         if switch.link.connected and switch.tor is not None and not self.undecided:
             await self.apply(switch)
 
     def connected(self) -> list[SwitchState]:
-        """The switches that can be written now."""
+        """Switches that can be written to now."""
         return [s for s in self.switches.values() if s.link.connected and s.tor is not None]
 
     def fragments(self, name: str) -> dict[str, Fragment] | None:
-        """What a switch should hold now; None until its session began once."""
+        """The entries that a switch should hold; None before its first session."""
         known = self.known(name)
-        place = self._place(name)
+        place = self._config_of(name)
         if known is None or place is None:
             return None
         return fragments_of(self.switches[name].link.names, self.rack, place, known)
 
     def known(self, name: str) -> SwitchFacts | None:
-        """What is known of a switch; None until its session began once."""
+        """Facts about a switch; None before its first session."""
         switch = self.switches.get(name)
         if switch is None or switch.tor is None:
             return None
@@ -227,10 +228,10 @@ class Fleet:
         )  # fmt: skip
 
     def without_heartbeat(self, switch: SwitchState) -> frozenset[tuple[int, int]]:
-        """Members, by pool and replica numbers, that the switch gives nothing: it counted no
-        heartbeat of theirs, and they have no agent. None of a pool without any member that is
-        heard, and none before a reading of this session: a switch or a controller that starts takes
-        no replica out.
+        """Members (by pool and replica numbers) that must get no traffic: the switch counted no
+        heartbeat of theirs, and they have no agent. Empty for a pool in which no member sends
+        heartbeats, and before the first reading of a session, so that a restart of a switch or
+        controller excludes no replica.
         """
         sample = self.health.samples.get(switch.link.config.name)
         if sample is None or sample.at < switch.began_at:
@@ -239,31 +240,31 @@ class Fleet:
         found: set[tuple[int, int]] = set()
         for name, pool in numbers.pools.items():
             members = numbers.replicas.get(name, {})
-            silent = {
+            without = {
                 (pool, index)
                 for replica, index in members.items()
                 if replica not in agents and sample.ready_heartbeats(pool << 6 | index) <= 0
             }
-            if len(silent) < len(members):
-                found |= silent
+            if len(without) < len(members):
+                found |= without
         return frozenset(found)
 
-    def _place(self, name: str) -> SwitchConfig | None:
+    def _config_of(self, name: str) -> SwitchConfig | None:
         return next((s for s in self.rack.config.switches if s.name == name), None)
 
-    async def _fragments_apart(self, switch: SwitchState) -> dict[str, Fragment] | None:
-        """What a switch should hold now, computed in a thread: a large rack takes seconds."""
+    async def _compute_fragments(self, switch: SwitchState) -> dict[str, Fragment] | None:
+        """Computes a switch's desired entries in a thread, since a large rack takes seconds."""
         name = switch.link.config.name
-        while (known := self.known(name)) is not None and (place := self._place(name)) is not None:
+        while (known := self.known(name)) is not None and (place := self._config_of(name)) is not None:
             found = await asyncio.to_thread(fragments_of, switch.link.names, self.rack.copy(), place, known)
             if switch.tor is known.tor:
                 return found
-            # Another session began meanwhile.
+            # Another session began during the computation.
         return None
 
     async def apply(self, switch: SwitchState, remove: bool = True) -> str:
-        """Writes what one switch lacks (and with `remove` takes what is too much); what it refused,
-        or nothing.
+        """Writes the difference to one switch; `remove` includes deletions. Returns its refusal, or
+        an empty string.
         """
         async with switch.applying:
             return await self._apply(switch, remove)
@@ -280,16 +281,16 @@ class Fleet:
             switch.settled_at = float("inf")
             log.info("switch %s: clock offset %d us", switch.link.config.name, offset)
         if tor.tor_id >> 8 != switch.link.config.number:
-            # Renumbered: nobody may take its packets for another ToR's.
+            # The switch's number changed: its ToR id must not be mistaken for another ToR's.
             switch.tor = replace(switch.tor or tor, tor_id=self._fresh_id(switch.link.config))
             await self._save()
-        fragments = await self._fragments_apart(switch)
+        fragments = await self._compute_fragments(switch)
         if fragments is None:
             return ""
         switch.holds = False
         try:
             done = await switch.link.apply(fragments, remove)
-        except Refused as error:
+        except WriteRefused as error:
             switch.problem, switch.retry_at = str(error), now + RETRY_S
             log.error("%s", error)
             asyncio.get_running_loop().call_later(RETRY_S, switch.loops[0].wake)
@@ -309,14 +310,14 @@ class Fleet:
                 switch.link.config.name, len(done.insert), len(done.modify), len(done.delete),
                 (time.monotonic() - now) * 1e3,
             )  # fmt: skip
-            # What was just written may be what a key waited for.
+            # A key may wait for the entries just written.
             self._wake()
         return ""
 
-    # What a session tells
+    # Events of a session
 
     async def _ready(self, link: SwitchLink) -> None:
-        """A session began: what the switch already has decides whether its ToR id and clock go on."""
+        """A session began. A switch that already has a ToR id and clock keeps them."""
         switch = self._state_of(link)
         if switch is None:
             return
@@ -336,8 +337,8 @@ class Fleet:
             log.info("switch %s: new pipeline, ToR id %#06x", link.config.name, switch.tor.tor_id)
         else:
             switch.tor = tor
-            switch.readmitted = admitted(link)
-            # Sources and neighbours that were found before this controller started.
+            switch.readmitted = allowed_by_rows(link)
+            # Sources and neighbours learned before this controller started.
             now = time.monotonic()
             bridged = [dict(i.match) | dict(i.params) for i in _rows(link, "bridges")]
             sources = [(_int(r["vlan"]), _int(r["mac"]), _int(r["port"])) for r in bridged]
@@ -346,22 +347,20 @@ class Fleet:
             macs = {_int(r["next_hop"]): _int(r["dst_mac"]) for r in rows}
             numbers = self.rack.numbers.next_hops[link.config.name]
             switch.neighbours.recall({hop: macs[n] for hop, n in numbers.items() if n in macs}, now)
-            log.info("switch %s: goes on as ToR %#06x", link.config.name, tor.tor_id)
+            log.info("switch %s: resumes as ToR %#06x", link.config.name, tor.tor_id)
         switch.retry_at = 0.0
         self._wake()
-        await self._ask(switch)
+        await self._send_requests(switch)
 
     def _fresh_id(self, place: SwitchConfig) -> int:
-        """A ToR id that no other run of a pipeline had: incarnations count by number, whichever
-        switch has it.
-        """
+        """A ToR id that no earlier run of a pipeline had: runs are counted by switch number."""
         return place.number << 8 | self.rack.state.next_counter(f"tor {place.number}") & 0xFF
 
     def _state_of(self, link: SwitchLink) -> SwitchState | None:
         return next((s for s in self.switches.values() if s.link is link), None)
 
     def _event(self, link: SwitchLink, event: dict[str, int]) -> None:
-        """One digest: it tells the clock, and something that happened."""
+        """Handles one digest: a sample of the switch's clock, and an event."""
         switch = self._state_of(link)
         if switch is None or switch.tor is None:
             return
@@ -398,11 +397,11 @@ class Fleet:
             log.info("switch %s: replica %s %s", link.config.name, replica, kind.lower())
             self.health.note_event(link.config.name, replica, kind)
             if kind == "EXCLUDED":
-                switch.told.add(replica)
+                switch.reported.add(replica)
                 self._excluded(replica, link.config.name)
 
     def note(self, kind: str, replica: str, reason: str | None = None) -> None:
-        """An event about a replica that the controller found, and no switch."""
+        """Records an event about a replica that the controller, not a switch, noticed."""
         self.replica_events.append(
             {
                 "time": time.time(),
@@ -416,13 +415,13 @@ class Fleet:
         )
 
     def _offset_wanted(self, switch: SwitchState, tor: Tor) -> int | None:
-        """The clock offset that a switch should get, if another than it has."""
+        """The clock offset to set; None if the current one is good."""
         if tor.time_valid and self._clock.reference in ("", switch.link.config.name):
             return None
         return switch.estimate.wanted(tor.clock_offset if tor.time_valid else None, time.monotonic())
 
     def _packet(self, link: SwitchLink, frame: bytes, metadata: dict[str, int]) -> None:
-        """A frame that a switch hands over: an answer of a neighbour, or nothing to us."""
+        """Handles a frame from a switch: a neighbour's reply or a router's "too big" message."""
         switch, reply = self._state_of(link), parse_reply(frame)
         if switch is None:
             return
@@ -430,7 +429,9 @@ class Fleet:
             found = too_big(frame)
             ours = found is not None and self._path(switch, found.source, found.destination)
             if found is not None and ours and switch.paths.learn(found, time.monotonic()):
-                log.info("switch %s: the path to %s takes %d bytes", link.config.name, found.destination, found.mtu)
+                log.info(
+                    "switch %s: the path to %s has an MTU of %d bytes", link.config.name, found.destination, found.mtu
+                )
                 self._wake()
             return
         port, vlan = metadata.get("ingress_port", 0), metadata.get("vlan", 0)
@@ -439,13 +440,13 @@ class Fleet:
             self._wake()
 
     def _path(self, switch: SwitchState, source: IPAddress, destination: IPAddress) -> bool:
-        """Whether a switch sends tunnels from one address to the other."""
+        """Whether a switch sends tunnels from `source` to `destination`."""
         here = switch.link.config
         beyond = (r.ip for r in self.rack.config.replicas if r.switch != here.name)
         return source in here.addresses and destination in beyond
 
-    async def _ask(self, switch: SwitchState) -> None:
-        """Asks for neighbours whose time has come."""
+    async def _send_requests(self, switch: SwitchState) -> None:
+        """Sends ARP and neighbour discovery requests that are due."""
         config = switch.link.config
         for neighbour in switch.neighbours.due_for_request(time.monotonic()):
             frame = request_frame(
@@ -454,27 +455,27 @@ class Fleet:
             await switch.link.send_packet(frame, neighbour.port)
 
     def replica_at(self, pool: int, index: int) -> str | None:
-        """The replica of a place in a pool, by the numbers in force."""
+        """The replica with an index in a pool, by the numbers in force."""
         numbers = self.rack.numbers
         name = next((n for n, number in numbers.pools.items() if number == pool), None)
         members = numbers.replicas.get(name or "", {})
         return next((n for n, number in members.items() if number == index), None)
 
-    # Looking
+    # Reading counters
 
-    async def _watch(self, switch: SwitchState) -> None:
-        """Reads one switch's counters, asks for neighbours, re-admits to plain TCP who has come
-        back for good.
+    async def _poll(self, switch: SwitchState) -> None:
+        """One reading of a switch: counters, neighbour requests, and replicas that may take plain
+        TCP again.
         """
         if not switch.link.connected or switch.tor is None:
             return
         switch.lost_at = time.monotonic()
         if switch.sources.age(time.monotonic()) | switch.paths.age(time.monotonic()):
             self._wake()
-        await self._ask(switch)
-        await self._look(switch, self._agents())
+        await self._send_requests(switch)
+        await self._read_counters(switch, self._agents())
 
-    async def _look(self, switch: SwitchState, agents: dict[str, Agent]) -> None:
+    async def _read_counters(self, switch: SwitchState, agents: dict[str, Agent]) -> None:
         numbers = self.rack.numbers
         places = {
             pool << 6 | index: (pool, index, replica)
@@ -482,17 +483,17 @@ class Fleet:
             for replica, index in numbers.replicas[name].items()
         }
         new = {k: n for k, n in switch.readmitted.items() if switch.allowed.get(k, (None, 0))[0] != n}
-        said = admitted(switch.link) if new else {}
+        rows = allowed_by_rows(switch.link) if new else {}
         place = switch.link.config
         ports = sorted({replica.port for replica in self.rack.config.replicas if replica.switch == place.name})
         sample = await self.health.read(switch.link, places, numbers.services, ports)
         if (without_heartbeat := self.without_heartbeat(switch)) != switch.without_heartbeat:
             switch.without_heartbeat = without_heartbeat
             self._wake()
-        # Of an exclusion whose event was lost the counter tells.
-        for replica in self.health.excluded_since(switch.link.config.name) - switch.told:
+        # An exclusion whose event was lost shows in the counter.
+        for replica in self.health.excluded_since(switch.link.config.name) - switch.reported:
             self._excluded(replica, switch.link.config.name)
-        switch.told.clear()
+        switch.reported.clear()
         for cell, (pool, index, replica) in places.items():
             exclusions = sample.exclusions.get(cell, 0)
             if sample.returns.get(cell, 0) < exclusions:
@@ -500,15 +501,15 @@ class Fleet:
             steady = self.health.steady(switch.link.config.name, replica, agents.get(replica))
             if steady and switch.readmitted.get((pool, index), 0) != exclusions & 0xFFFF:
                 switch.readmitted[pool, index] = exclusions & 0xFFFF
-                log.info("switch %s: replica %s may take plain TCP again", switch.link.config.name, replica)
+                log.info("switch %s: replica %s takes plain TCP again", switch.link.config.name, replica)
                 self._wake()
         for (pool, index), count in new.items():
-            if said.get((pool, index)) == count:
+            if rows.get((pool, index)) == count:
                 switch.allowed[pool, index] = count, sample.ready_heartbeats(pool << 6 | index)
 
     def readmitted(self, replica: str) -> dict[str, bool]:
-        """By switch, whether a replica takes plain TCP there: a heartbeat came after its row had
-        said so.
+        """By switch, whether it gives a replica plain TCP: a heartbeat arrived after `readmitted`
+        was raised.
         """
         found: dict[str, bool] = {}
         for name, switch in self.switches.items():
@@ -518,8 +519,8 @@ class Fleet:
             for cell in sample.cells.get(replica, ()):
                 exclusions = sample.exclusions.get(cell, 0)
                 count, ready = switch.allowed.get((cell >> 6, cell & 0x3F), (None, 0))
-                heard = count == exclusions & 0xFFFF and sample.ready_heartbeats(cell) > ready
-                found[name] = found.get(name, True) and (heard or exclusions == 0)
+                arrived = count == exclusions & 0xFFFF and sample.ready_heartbeats(cell) > ready
+                found[name] = found.get(name, True) and (arrived or exclusions == 0)
         return found
 
 
@@ -531,8 +532,8 @@ async def _end(switch: SwitchState) -> None:
         await asyncio.gather(switch.task, return_exceptions=True)
 
 
-def admitted(link: SwitchLink) -> dict[tuple[int, int], int]:
-    """By pool and replica, the exclusions after which a switch's rows allow plain TCP again."""
+def allowed_by_rows(link: SwitchLink) -> dict[tuple[int, int], int]:
+    """By (pool, replica) numbers, the switch's values of `readmitted`."""
     rows = [dict(row.match) | dict(row.params) for row in _rows(link, "heartbeat_sources")]
     return {(_int(r["pool"]), _int(r["replica"])): _int(r["readmitted"]) for r in rows}
 
@@ -542,6 +543,6 @@ def _rows(link: SwitchLink, table: str) -> list[Entry]:
 
 
 def _int(value: object) -> int:
-    """An exact match or a parameter, which both are integers."""
+    """The value of an exact match or a parameter, which is an integer."""
     assert isinstance(value, int)
     return value

@@ -1,7 +1,8 @@
-"""One view per replica, with the reason: what the switches count, what events said, what agents report.
+"""The health of each replica and its reason, joined from switches' counters, events, and agents'
+reports.
 
-The data plane excludes and takes back on its own; this explains it, and says when a replica has been steady for
-long enough to take plain TCP again.
+The data plane excludes and readmits replicas by itself. This module explains it, and decides when a
+replica has been steady for long enough to take plain TCP again.
 """
 
 from __future__ import annotations
@@ -13,24 +14,25 @@ from dataclasses import dataclass, field
 
 from .agents import Agent
 from .config import Replica
-from .mute import Counted
+from .mute import RequestCounts
 from .switch import SwitchLink
 from .trods import TrodsCounts, counts
 
 STEADY_S = 2.0
-"""How long a replica must have been back, ready and heard, before it takes plain TCP again."""
+"""How long a replica's heartbeats must have been back and ready before it takes plain TCP again."""
 
 REPORT_STALE_S = 5.0
-"""An agent's report older than this says nothing (agents report at least once a second)."""
+"""Age at which an agent's report no longer counts; agents report at least once a second."""
 
 SERVICES_A_LOOK = 64
-"""Services whose outcome counters are read in one look; the others have their turn in the next ones."""
+"""Services whose outcome counters are read at a time; later readings continue with the next
+ones."""
 
 FRESH_S = 3.0
-"""A reading older than this says nothing of now."""
+"""Age at which a reading of counters no longer counts."""
 
 HISTORY = 300
-"""Seconds of rates that are kept for the page."""
+"""Seconds of rates kept for the status page."""
 
 COUNTERS = {
     "packets": "replica_packets",
@@ -42,38 +44,38 @@ COUNTERS = {
 }
 
 Place = tuple[int, int, str]
-"""Pool, index in it, replica."""
+"""Pool number, index in the pool, replica's name."""
 
 
 @dataclass(slots=True)
 class Sample:
-    """One reading of a switch's counters, by cell. `at` is monotonic seconds."""
+    """One reading of a switch's counters, by cell. `at` is in monotonic seconds."""
 
     at: float
     packets: dict[int, int] = field(default_factory=dict)
     requests: dict[int, int] = field(default_factory=dict)
-    """Rivulet requests among the packets."""
+    """Rivulet requests, a subset of the packets."""
     answers: dict[int, int] = field(default_factory=dict)
-    """Rivulet responses, by the port they came in at."""
+    """Rivulet responses, by ingress port."""
     bytes: dict[int, int] = field(default_factory=dict)
     exclusions: dict[int, int] = field(default_factory=dict)
     returns: dict[int, int] = field(default_factory=dict)
     heartbeats: dict[int, int] = field(default_factory=dict)
-    """Those that said that they are not ready among them."""
+    """All heartbeats, ready and unready."""
     unready: dict[int, int] = field(default_factory=dict)
     drops: dict[str, int] = field(default_factory=dict)
     suspects: dict[str, int] = field(default_factory=dict)
     outcomes: dict[tuple[str, str], int] = field(default_factory=dict)
     places: dict[int, Place] = field(default_factory=dict)
     cells: dict[str, list[int]] = field(default_factory=dict)
-    """By replica, those that are its own."""
+    """Cells of each replica."""
 
     def __post_init__(self) -> None:
         for cell, (_, _, replica) in self.places.items():
             self.cells.setdefault(replica, []).append(cell)
 
     def ready_heartbeats(self, cell: int) -> int:
-        """Heartbeats that said ready: never too few, unready ones being read first."""
+        """Heartbeats that reported ready. Never too few, since unready ones are read first."""
         return self.heartbeats.get(cell, 0) - self.unready.get(cell, 0)
 
 
@@ -91,23 +93,23 @@ class ReplicaView:
     requests_per_s: float
     requests_by_switch: dict[str, float]
     packets_per_s: float
-    """Of plain TCP too."""
+    """Includes plain TCP."""
     heartbeats_per_s: float
     exclusions: int
     returns: int
     readmitted: bool
     requests_total: int
     refused_total: int
-    """Requests that the replica refused since it started, whatever the reason."""
+    """Requests that the replica refused since it started, for any reason."""
     incarnation: int
     left_out: bool
-    """The controller gives it nothing new, because it is mute."""
+    """Whether the controller excludes it because it is mute."""
     trods: TrodsCounts | None = None
-    """Where its agent reports of TRODS."""
+    """Counts of TRODS, if its agent reports them."""
 
 
 class Health:
-    """Readings of all switches and what they mean."""
+    """Readings of all switches, and the health that follows from them."""
 
     def __init__(self) -> None:
         self.samples: dict[str, Sample] = {}
@@ -117,13 +119,15 @@ class Health:
         self._turn = 0
 
     def note_event(self, switch: str, replica: str, kind: str) -> None:
-        """An event about a replica: its steadiness starts again."""
+        """Takes an event about a replica: the time for which it was steady starts again."""
         self._steady_since.pop((switch, replica), None)
 
     async def read(
         self, link: SwitchLink, places: Mapping[int, Place], services: Mapping[str, int], ports: Sequence[int] = ()
     ) -> Sample:
-        """Reads the counters of these replicas, services and ports. Raises what SwitchLink.counters raises."""
+        """Reads the counters of these replicas, services and ports. Raises what SwitchLink.counters
+        raises.
+        """
         names = link.names
         sample = Sample(time.monotonic(), places=dict(places))
         for attribute, counter in COUNTERS.items():
@@ -131,7 +135,7 @@ class Health:
             setattr(sample, attribute, {cell: packets for cell, (packets, _) in cells.items()})
             if attribute == "packets":
                 sample.bytes = {cell: size for cell, (_, size) in cells.items()}
-        # The program counts those that are not ready apart.
+        # The P4 program counts unready heartbeats separately.
         sample.heartbeats = {cell: ready + sample.unready.get(cell, 0) for cell, ready in sample.heartbeats.items()}
         answers = await link.counters("port_answers", ports)
         sample.answers = {port: packets for port, (packets, _) in answers.items()}
@@ -156,15 +160,17 @@ class Health:
         return sample
 
     def rate(self, switch: str, attribute: str, cell: int) -> float:
-        """A counter cell's rate between the last two readings; 0 after a restart of the switch."""
+        """Rate of a counter cell between the last two readings; 0 after a restart of the switch."""
         new, old = self.samples.get(switch), self.before.get(switch)
         if new is None or old is None or new.at <= old.at:
             return 0.0
         difference = getattr(new, attribute).get(cell, 0) - getattr(old, attribute).get(cell, 0)
         return float(max(difference, 0) / (new.at - old.at))
 
-    def counted(self, replicas: Sequence[Replica], agents: Mapping[str, Agent]) -> dict[str, Counted]:
-        """Requests and answers, of replicas with a port of their own at a switch that was just read."""
+    def request_counts(self, replicas: Sequence[Replica], agents: Mapping[str, Agent]) -> dict[str, RequestCounts]:
+        """Requests and answers of each replica that has a port to itself at a switch with a fresh
+        reading.
+        """
         now = time.monotonic()
         places = Counter((replica.switch, replica.port) for replica in replicas)
         found = {}
@@ -182,7 +188,7 @@ class Health:
             agent = agents.get(replica.name)
             refused = agent.report.refused_total if agent is not None and agent.report is not None else 0
             incarnation = agent.incarnation if agent is not None else 0
-            found[replica.name] = Counted(requests, own.answers[replica.port], refused, incarnation)
+            found[replica.name] = RequestCounts(requests, own.answers[replica.port], refused, incarnation)
         return found
 
     def excluded_since(self, switch: str) -> set[str]:
@@ -197,7 +203,7 @@ class Health:
         }
 
     def drop_rates(self, switch: str) -> dict[str, float]:
-        """Drops a second by reason, between the last two readings."""
+        """Drops a second between the last two readings, by reason."""
         new, old = self.samples.get(switch), self.before.get(switch)
         if new is None or old is None or new.at <= old.at:
             return {}
@@ -208,7 +214,9 @@ class Health:
         }
 
     def steady(self, switch: str, replica: str, agent: Agent | None) -> bool:
-        """Whether a replica has been heard by this switch, and not reported as unready, for `STEADY_S`."""
+        """Whether for `STEADY_S` heartbeats of a replica reached this switch, and none reported it
+        as unready.
+        """
         sample = self.samples.get(switch)
         cells = sample.cells.get(replica, ()) if sample else ()
         heard = any(self.rate(switch, "heartbeats", c) > self.rate(switch, "unready", c) for c in cells)
@@ -220,8 +228,8 @@ class Health:
         now = time.monotonic()
         return now - self._steady_since.setdefault(key, now) >= STEADY_S
 
-    def remember(self) -> None:
-        """One second of history for the page: the sum over all switches."""
+    def record_history(self) -> None:
+        """Adds a second to the history for the status page: sums over all switches."""
         rates = dict.fromkeys(("requests", "packets", "bytes"), 0.0)
         drops = 0.0
         for switch, sample in self.samples.items():
@@ -240,7 +248,9 @@ class Health:
         mute: str = "",
         left_out: bool = False,
     ) -> ReplicaView:
-        """Everything joined for one replica; `readmitted` by switch: it takes plain TCP there; `mute`: in words."""
+        """The view of one replica. `readmitted`: by switch, whether it gives it plain TCP. `mute`:
+        the reason, if it is mute.
+        """
         packets = heartbeats = unready = 0.0
         requests: dict[str, float] = {}
         exclusions = returns = 0
@@ -261,33 +271,35 @@ class Health:
         stale = agent is None or report is None or time.monotonic() - agent.reported_at > REPORT_STALE_S
         state, reason = "live", ""
         if maintenance:
-            state, reason = "maintenance", "taken out by the configuration"
+            state, reason = "maintenance", "in maintenance by the configuration"
         elif silent_at:
             state = "excluded"
             reason = f"excluded by {', '.join(sorted(silent_at))}: "
             if heartbeats == 0:
-                reason += "no heartbeat is heard" + ("" if agent else ", and its agent is gone")
+                reason += "no heartbeats arrive" + ("" if agent else ", and its agent is not connected")
             elif _all_unready(unready, heartbeats):
-                reason += "it says that it is not ready" + (f" ({report.reason})" if report and report.reason else "")
+                reason += "it reports that it is not ready" + (
+                    f" ({report.reason})" if report and report.reason else ""
+                )
             else:
-                reason += "heartbeats are back, three ready ones in time are awaited"
+                reason += "heartbeats are back, waiting for three ready ones in time"
         elif report is not None and not stale and not report.ready:
             state, reason = "unready", report.error or report.reason or "its agent reports that it is not ready"
         elif _all_unready(unready, heartbeats):
-            state, reason = "unready", "its heartbeats say that it is not ready"
+            state, reason = "unready", "its heartbeats report that it is not ready"
         elif looked and heartbeats == 0:
             state = "silent"
-            reason = "no heartbeat is heard"
+            reason = "no heartbeats arrive"
         elif not looked:
-            state, reason = "unknown", "no switch has been read twice yet"
+            state, reason = "unknown", "no switch's counters have been read twice yet"
         elif mute:
             state, reason = "mute", mute
         elif draining:
             state, reason = "draining", "new flows go elsewhere"
         elif agent is None:
-            reason = "heartbeats are heard, but no agent is registered: it gets no new keys"
+            reason = "heartbeats arrive, but no agent is connected: it gets no new keys"
         elif stale:
-            reason = "heartbeats are heard, but its agent has stopped reporting"
+            reason = "heartbeats arrive, but its agent has stopped reporting"
         elif report is not None and report.error:
             reason = f"its agent refuses: {report.error}"
         return ReplicaView(
@@ -313,5 +325,7 @@ class Health:
 
 
 def _all_unready(unready: float, heartbeats: float) -> bool:
-    """Whether those that came say so; the two counters are not read at the same moment."""
+    """Whether the heartbeats that came were unready; within 20 %, since the two counters are read
+    one after the other.
+    """
     return heartbeats > 0 and unready >= 0.8 * heartbeats

@@ -1,12 +1,12 @@
-"""Key rings: the seal, nonce and cookie keys of one service, rotated by epoch.
+"""Key rings: the seal, nonce and cookie keys of a service, which rotate by epoch.
 
-A key is first *accepted* (on its way to every ToR and every live replica), then, once all of them hold it,
-*usable* (the ToR stamps its epoch into requests), then *retired* by its successor and withdrawn when no
-continuation needs it any more: after the resume time for seal keys, after the horizon for nonce keys, after another
-rotation for cookie keys.
+A new key is *accepted* (being distributed to every ToR and every live replica). Once all of them
+hold it, it is *usable*: the ToR stamps its epoch into requests. Its successor makes it *retired*,
+and it is withdrawn when no continuation needs it any more: after the resume time for seal keys, the
+horizon for nonce keys, another rotation for cookie keys.
 
-Pure: time comes in as an argument, randomness from `secrets`. Nothing here is ever logged:
-`Key` hides its secret.
+Pure functions: time is an argument, randomness comes from `secrets`. `Key` hides its secret when
+printed.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 EPOCH_MAX = 0xFFFF
-"""Epochs are 16 bits, 1 to 65535 and round again; 0 means none (docs/wire-format.md)."""
+"""Epochs have 16 bits: 1 to 65535, then 1 again; 0 means none (docs/wire-format.md)."""
 
 CONFIRM_MARGIN_S = 1.0
-"""Added to the time that a retired key lingers: requests under way, stamps in flight, ToRs that are being told."""
+"""Added to the time that a retired key is accepted, for requests on their way and ToRs that are
+being updated."""
 
 
 WITHDRAWN_S = 1.0
-"""How long a withdrawn nonce key stays in the ToRs: requests then fail as KEY_NOT_USABLE, not as unknown."""
+"""How long a withdrawn nonce key stays in the ToRs, so that late requests fail as KEY_NOT_USABLE,
+not as unknown."""
 
 
 class Kind(enum.StrEnum):
-    """The kinds of key that rotate: three of each service, and one between each replica and the ToRs."""
+    """Kinds of keys: three for each service, and one shared by each replica and the ToRs."""
 
     SEAL = "seal"
     NONCE = "nonce"
@@ -38,7 +40,9 @@ class Kind(enum.StrEnum):
 
 
 class State(enum.StrEnum):
-    """Where a key is in its life; a withdrawn nonce key still stands in the ToRs, as not usable, for a moment."""
+    """Stage in a key's life. A withdrawn nonce key stays in the ToRs for WITHDRAWN_S, marked as not
+    usable.
+    """
 
     ACCEPTED = "accepted"
     USABLE = "usable"
@@ -48,16 +52,17 @@ class State(enum.StrEnum):
 
 SERVICE_KINDS = (Kind.SEAL, Kind.NONCE, Kind.COOKIE)
 RACK_RING = "/tor"
-"""Name of the one ring of kind TOR; no service has such a name. Each replica's keys are derived from it."""
+"""Name of the one ring of kind TOR, which no service can have. Each replica's keys are derived from
+it."""
 
 SECRET_BYTES = {Kind.SEAL: 16, Kind.NONCE: 32, Kind.COOKIE: 8, Kind.TOR: 32}
-"""Seal: the KDF's master. Nonce: K (8), K' (8), opening key (16), drawn independently in one go. Cookie: a key of
-HalfSipHash. ToR: see `TorKeys`."""
+"""Seal: the KDF's master key. Nonce: K (8 bytes), K' (8), opening key (16). Cookie: a HalfSipHash
+key. ToR: see `TorKeys`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key of one epoch. Times are seconds of the caller's clock."""
+    """One key of one epoch. Times are seconds of the controller's clock."""
 
     kind: Kind
     epoch: int
@@ -83,35 +88,35 @@ class Key:
 
 
 def derived(secret: bytes, purpose: str, name: str) -> bytes:
-    """A HalfSipHash key, 8 bytes, that stays as long as the secret does: of slots, of heartbeats."""
+    """A HalfSipHash key (8 bytes) derived from a secret: for slots, heartbeats and blocks."""
     return hashlib.blake2s(name.encode(), key=secret, person=purpose.encode(), digest_size=8).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class TorKeys:
-    """What one replica shares with the ToRs in one epoch, HalfSipHash keys of 8 bytes."""
+    """Keys that one replica shares with the ToRs in one epoch: HalfSipHash keys of 8 bytes."""
 
     epoch: int
     heartbeat: bytes = field(repr=False)
     block: bytes = field(repr=False)
     newest: bool
-    """No key that replicas use is newer."""
+    """Whether this is the newest key that replicas may use."""
     usable: bool
 
 
 def words(key: bytes) -> tuple[int, int]:
-    """The two words of a HalfSipHash key, as tables take them."""
+    """The two 32-bit words of a HalfSipHash key, as tables hold them."""
     return int.from_bytes(key[:4], "little"), int.from_bytes(key[4:8], "little")
 
 
 def next_epoch(epoch: int) -> int:
-    """The epoch after `epoch`; 0 is skipped."""
+    """The epoch after `epoch`, skipping 0."""
     return 1 if epoch >= EPOCH_MAX else epoch + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Lives:
-    """How long keys live, seconds: until a successor is made, and after one is usable."""
+    """Lifetimes of keys in seconds: until a successor is made, and after the successor is usable."""
 
     seal_rotation: float
     nonce_rotation: float
@@ -131,9 +136,9 @@ class Lives:
         return rotations[kind]
 
     def linger(self, kind: Kind) -> float:
-        """How long a retired key is still accepted."""
-        # A replica that cannot reach the controller goes on with the key of heartbeats that it has; a connection keeps
-        # the cookie that it began with.
+        """How long a retired key is accepted."""
+        # A replica cut off from the controller keeps its old heartbeat key; a connection keeps the
+        # cookie it began with.
         lives = {
             Kind.SEAL: self.resume,
             Kind.NONCE: self.horizon,
@@ -144,7 +149,7 @@ class Lives:
 
 
 def _aged(key: Key, now: float, lives: Lives) -> Key | None:
-    """A retired key goes when nothing needs it; a nonce key is refused by the ToRs before it is forgotten."""
+    """Drops a retired key that is no longer needed; a nonce key is first withdrawn for WITHDRAWN_S."""
     if key.state is State.WITHDRAWN:
         return key if 0 <= now - key.since < WITHDRAWN_S else None
     if key.state is not State.RETIRED or now - key.since < lives.linger(key.kind):
@@ -154,7 +159,7 @@ def _aged(key: Key, now: float, lives: Lives) -> Key | None:
 
 @dataclass(frozen=True, slots=True)
 class KeyRing:
-    """All keys of one service, oldest first within a kind."""
+    """All keys of a service, oldest first within a kind."""
 
     keys: tuple[Key, ...] = ()
 
@@ -167,7 +172,9 @@ class KeyRing:
         return tuple(key for key in self.keys if key.kind is kind and key.state is not State.WITHDRAWN)
 
     def tor_keys(self, pool: str, replica: str) -> tuple[TorKeys, ...]:
-        """What a replica of a pool shares with the ToRs, oldest first; of the ring of kind TOR."""
+        """The keys that a replica of a pool shares with the ToRs, oldest first. Only for the ring
+        of kind TOR.
+        """
         place = f"{pool}/{replica}"
         usable = self.usable(Kind.TOR)
         return tuple(
@@ -182,10 +189,12 @@ class KeyRing:
         )
 
     def cookies(self) -> tuple[Key, Key] | None:
-        """What a ToR makes cookies with, and the other one that it reads them with; None before one is usable.
+        """The cookie key with which a ToR makes cookies, and a second one that it also accepts;
+        None before one is usable.
 
-        The other is the successor once there is one, so that every ToR reads its cookies before any makes them; by then
-        the predecessor's connections are a rotation old. Where there is only one key, both are that.
+        The second is the successor if there is one, so that every ToR accepts its cookies before
+        any makes them; connections of the predecessor are a rotation old by then. With a single
+        key, both are that key.
         """
         usable = self.usable(Kind.COOKIE)
         if usable is None:
@@ -194,11 +203,11 @@ class KeyRing:
         return usable, others[-1] if others else usable
 
     def newest(self) -> float:
-        """The latest time that any key carries; 0 without keys."""
+        """The latest time in any key; 0 without keys."""
         return max((max(key.created, key.since) for key in self.keys), default=0.0)
 
     def next_change(self, lives: Lives) -> float:
-        """When `tick` would next do something by time alone."""
+        """When `tick` may next change something without any other event."""
         times = [float("inf")]
         for key in self.keys:
             if key.state is State.USABLE:
@@ -210,7 +219,7 @@ class KeyRing:
         return min(times)
 
     def usable(self, kind: Kind) -> Key | None:
-        """The newest usable key, if there is one."""
+        """The newest usable key, or None."""
         return next((key for key in reversed(self.of(kind)) if key.state is State.USABLE), None)
 
     def tick(
@@ -222,13 +231,14 @@ class KeyRing:
         given: Mapping[Kind, int] | None = None,
         kinds: Sequence[Kind] = SERVICE_KINDS,
     ) -> KeyRing:
-        """The ring one step on. `held_everywhere` says whether ToRs and live replicas hold an epoch.
+        """The ring's next stage. `held_everywhere` tells whether ToRs and live replicas hold an
+        epoch's key.
 
-        `given` is the last epoch of each kind that any ring of this service had: a ring that begins anew goes on after
-        it, since whoever still holds that epoch holds another secret.
+        `given`: the last epoch of each kind that any ring of this service had. A new ring continues
+        after it, since a replica may still hold that epoch with another secret.
 
-        Clock jumps: a key from the future (the clock went back) counts as old, so it is replaced, and a
-        retired key's time starts again, so that nothing is withdrawn early.
+        If the clock was set back, a key from the future counts as old and is replaced, and a
+        retired key's time starts again, so that none is withdrawn early.
         """
         ring: list[Key] = []
         for kind in kinds:
@@ -246,7 +256,8 @@ class KeyRing:
                 ]
                 pending = None
             current = next((key for key in reversed(keys) if key.state is State.USABLE), None)
-            # By the time it was made, so that the time a key takes to be held everywhere does not stretch the rhythm.
+            # Counted from creation, so that slow distribution does not lengthen the interval
+            # between rotations.
             due = current is None or now - current.created >= lives.rotation(kind) or current.created > now
             if pending is None and (due or kind in rotate_now):
                 epoch = next_epoch(keys[-1].epoch if keys else (given or {}).get(kind, 0))

@@ -110,8 +110,8 @@ def l2(
             yield entry("port_vlans", {"egress_port": port, "vlan": vlan.id}, "send_untagged")
     fixed = {(hop.vlan, mac_int(hop.mac)): hop.port for hop in hops.values() if hop.mac is not None}
     doubted = {(source.vlan, source.mac) for source in learned if source.doubted}
-    heard = {(s.vlan, s.mac): s.port for s in sorted(learned, key=lambda s: (s.vlan, s.mac))}
-    for (number, mac), port in {**heard, **fixed}.items():
+    learned_ports = {(s.vlan, s.mac): s.port for s in sorted(learned, key=lambda s: (s.vlan, s.mac))}
+    for (number, mac), port in {**learned_ports, **fixed}.items():
         yield entry("bridges", {"vlan": number, "mac": mac}, "bridge_to", {"port": port})
         # Until the switch's clock is known, any frame may raise an event: the controller reads the
         # clock from events.

@@ -1,9 +1,9 @@
-"""Sources that a switch's bridge learned from events, and how they are forgotten.
+"""Sources (MAC addresses) that a switch's bridge learned, and how they age.
 
-A P4 switch has no ageing. So a source that was not heard of for long is doubted: its
-`known_sources` row is taken away, while it is still bridged. If it speaks, the switch tells it
-again and the row comes back; if it stays silent it is forgotten. Pure bookkeeping; times are
-monotonic seconds.
+A P4 switch has no ageing. So a source that was not seen for long becomes doubted: its
+`known_sources` row is deleted, while frames to it are still bridged. Its next frame raises an
+event, which restores the row; without one it is forgotten. Bookkeeping only; times are monotonic
+seconds.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from .config import SwitchConfig
 from .l2 import LearnedSource
 
 AGE_S = 300.0
-"""After how long a source is doubted (the default of IEEE 802.1Q bridges)."""
+"""Time without an event after which a source is doubted (the default of IEEE 802.1Q bridges)."""
 
 DOUBT_S = 60.0
-"""How long a doubted source has to speak."""
+"""How long a doubted source is kept without a frame."""
 
 LEARNED_MAX = 4096
-"""Sources kept a switch; further ones are reached by flooding until others are forgotten."""
+"""Sources kept for a switch; more are flooded to until others age."""
 
 DOUBTED_AT_ONCE = 50
-"""Most sources doubted in one look: each that speaks is an event, and events are metered."""
+"""Most sources doubted at a time: each may raise an event, and events are metered."""
 
 
 @dataclass(slots=True)
 class _Source:
     port: int
-    heard_at: float
+    seen_at: float
     doubted_at: float | None = None
 
 
@@ -41,13 +41,13 @@ class Sources:
         self._all: dict[tuple[int, int], _Source] = {}
 
     def learned(self) -> frozenset[LearnedSource]:
-        """All of them."""
+        """All learned sources."""
         return frozenset(LearnedSource(v, m, s.port, s.doubted_at is not None) for (v, m), s in self._all.items())
 
     def learn(self, switch: SwitchConfig, vlan: int, mac: int, port: int, now: float) -> bool:
-        """A source that the switch does not know; whether that changes anything.
+        """Takes a source reported by the switch; True if that changes an entry.
 
-        Group addresses, foreign ports and VLANs that the port does not carry are nobody's.
+        Ignores group addresses, unknown ports, and VLANs that the port does not carry.
         """
         if mac >> 40 & 1 or mac == 0 or not switch.carries(port, vlan):
             return False
@@ -58,21 +58,25 @@ class Sources:
         return known is None or known.port != port or known.doubted_at is not None
 
     def recall(self, switch: SwitchConfig, rows: Iterable[tuple[int, int, int]], now: float) -> None:
-        """Rows (VLAN, MAC, port) that the switch has from before this controller started."""
+        """Takes rows (VLAN, MAC address, port) that the switch has from before this controller
+        started.
+        """
         for vlan, mac, port in rows:
             self.learn(switch, vlan, mac, port, now)
 
     def age(self, now: float) -> bool:
-        """Doubts who was silent for long, forgets who stayed so; whether anything changed."""
+        """Doubts sources without a recent event, and drops those doubted for long; True if anything
+        changed.
+        """
         gone = [k for k, s in self._all.items() if s.doubted_at is not None and now - s.doubted_at >= DOUBT_S]
         for key in gone:
             del self._all[key]
-        old = [s for s in self._all.values() if s.doubted_at is None and now - s.heard_at >= AGE_S]
-        for source in sorted(old, key=lambda s: s.heard_at)[:DOUBTED_AT_ONCE]:
+        old = [s for s in self._all.values() if s.doubted_at is None and now - s.seen_at >= AGE_S]
+        for source in sorted(old, key=lambda s: s.seen_at)[:DOUBTED_AT_ONCE]:
             source.doubted_at = now
         return bool(gone or old)
 
     def keep(self, switch: SwitchConfig) -> None:
-        """Forgets what no longer fits the configuration."""
+        """Drops sources that no longer fit the configuration."""
         for key in [k for k, s in self._all.items() if not switch.carries(s.port, k[0])]:
             del self._all[key]

@@ -1,8 +1,8 @@
-"""What the controller remembers: key rings, operators' decisions, numbers of names, slots.
+"""The controller's durable state: key rings, operators' decisions, numbers of names, slots.
 
-`State` holds it in memory; `changes` gives what is not yet durable, for the store. Numbers are stable: a service,
-pool, replica or next hop keeps its number for as long as the state lives, so that a changed configuration
-never renumbers what did not change.
+`State` holds it in memory, and `changes` returns what the store has to save. A service, pool,
+replica or next hop keeps its number as long as the state exists, so a changed configuration
+renumbers nothing that did not change.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What an operator decided about a replica; None where the configuration's value holds."""
+    """An operator's decision about a replica; None means the configuration's value."""
 
     draining: bool = False
     weight: int | None = None
 
 
 class OutOfNumbers(Exception):
-    """More names than numbers; the text says of what."""
+    """A table has fewer numbers than names."""
 
 
 def allocate(known: Mapping[str, int], names: Iterable[str], low: int, high: int) -> dict[str, int]:
-    """Numbers from `low` to `high` for `names`: the known ones stay, new names get fresh numbers.
+    """Numbers from `low` to `high` for `names`: known names keep theirs, new names get unused
+    numbers.
 
-    Numbers of names that are gone are given out again only when no fresh one is left. Raises OutOfNumbers.
+    Numbers of names that are gone are reused only when no unused one is left. Raises OutOfNumbers.
     """
     wanted = list(dict.fromkeys(names))
     result = {name: known[name] for name in wanted if name in known}
@@ -57,39 +58,42 @@ def allocate(known: Mapping[str, int], names: Iterable[str], low: int, high: int
 
 
 GIVEN_MAX = 1 << 16
-"""Most services, gone ones included, whose last epochs are remembered; the oldest is forgotten first."""
+"""Services, removed ones included, whose last epochs are kept; the oldest are dropped first."""
 
 SECRET_BYTES = 32
 
 Pairs = tuple[tuple[int, int], ...]
-"""Slots: replica index of first and second, by slot."""
+"""By slot: the replica indices in first and second place."""
 
 
 class State:
-    """The state in memory, and what of it is not yet durable."""
+    """The state in memory, and the changes not yet saved."""
 
     def __init__(self, stored: Mapping[str, bytes] | None = None) -> None:
-        """From what a store loaded. A value that cannot be read is an error: ValueError."""
+        """`stored` is what a store loaded. Raises ValueError for a value that cannot be parsed."""
         self.rings: dict[str, KeyRing] = {}
         self.given: dict[str, dict[Kind, int]] = {}
-        """By service, the last epoch of each kind that was given out, also after its keys are forgotten."""
+        """By service, the last epoch of each kind that was ever used, kept after its keys are
+        dropped."""
         self.decisions: dict[str, Decision] = {}
         self.numbers: dict[str, dict[str, int]] = {}
         self.slots: dict[str, Pairs] = {}
         self.modes: dict[str, Mode] = {}
-        """How each service's plain TCP is served, by replicas and by ToRs."""
+        """By service, the mode of plain TCP at replicas and ToRs."""
         self.contents: dict[str, Content] = {}
-        """What plain clients are answered from, of services that answer them without state."""
+        """By service, the content in force for plain clients without connection state."""
         self.counters: dict[str, int] = {}
         self.documents: dict[str, str] = {}
         self.secret = b""
-        """Made once, kept for good: what must not change with any key's epoch is derived from it (keys.py)."""
+        """Created once and never changed: keys that must not change with an epoch are derived from
+        it (keys.py)."""
         self.macs: dict[str, str] = {}
-        """MAC addresses of replicas, as their agents said."""
+        """MAC addresses of replicas as their agents reported them."""
         self.incarnations: dict[str, int] = {}
-        """Of replicas' records of TRODS, as their agents reported last: also while they are gone."""
+        """Incarnations of replicas' TRODS records as last reported; kept while an agent is
+        absent."""
         self.time: tuple[float, float] | None = None
-        """The controller's own clock and the wall clock at one moment, seconds."""
+        """The controller's clock and the wall clock at the same moment, in seconds."""
         self._changes: dict[str, bytes | None] = {}
         for key, value in (stored or {}).items():
             kind, _, name = key.partition("/")
@@ -130,7 +134,7 @@ class State:
                 self.secret = bytes.fromhex(value.decode())
 
     def make_secret(self) -> None:
-        """Makes the secret if there is none yet."""
+        """Creates the secret if there is none."""
         if not self.secret:
             self.secret = secrets.token_bytes(SECRET_BYTES)
             self._changes["secret/derive"] = self.secret.hex().encode()
@@ -144,7 +148,7 @@ class State:
         self._give(service, _newest(ring))
 
     def _give(self, service: str, newest: Mapping[Kind, int]) -> None:
-        """Remembers the newest epochs of a service, in the order in which services last got one."""
+        """Stores the newest epochs of a service; services are ordered by their last change."""
         known = self.given.pop(service, {})
         self.given[service] = {**known, **newest}
         if self.given[service] != known:
@@ -155,15 +159,15 @@ class State:
             self._changes[f"given/{gone}"] = None
 
     def set_decision(self, replica: str, decision: Decision) -> None:
-        """Replaces the decision about one replica."""
+        """Replaces the decision about a replica."""
         self.decisions[replica] = decision
         self._changes[f"decision/{replica}"] = _json(asdict(decision))
 
     def number(self, kind: str, names: Iterable[str], low: int, high: int) -> dict[str, int]:
-        """Numbers of these names, old ones kept. Raises OutOfNumbers."""
+        """Numbers for these names; known names keep theirs. Raises OutOfNumbers."""
         known = self.numbers.get(kind, {})
         wanted = allocate(known, names, low, high)
-        # Names that are gone keep their numbers on record until somebody needs them.
+        # A name that is gone keeps its number until the number is needed.
         taken = set(wanted.values())
         merged = {**{name: n for name, n in known.items() if n not in taken}, **wanted}
         if merged != known:
@@ -179,13 +183,13 @@ class State:
         self._changes[f"slots/{service}"] = _flat(pairs)
 
     def set_mode(self, service: str, mode: Mode) -> None:
-        """Replaces how plain TCP of a service is served."""
+        """Replaces a service's mode of plain TCP."""
         if self.modes.get(service) != mode:
             self.modes[service] = mode
             self._changes[f"mode/{service}"] = _json(asdict(mode))
 
     def set_content(self, service: str, content: Content | None) -> None:
-        """Replaces what plain clients of a service are answered from; None: nobody is answered without state."""
+        """Replaces a service's content in force; None if it is not served without state."""
         if self.contents.get(service) == content:
             return
         if content is None:
@@ -195,42 +199,44 @@ class State:
         self._changes[f"content/{service}"] = None if content is None else _json(asdict(content))
 
     def set_document(self, name: str, text: str) -> None:
-        """Replaces a text, such as the configuration that several controllers share."""
+        """Replaces a document, such as the configuration that several controllers share."""
         if self.documents.get(name) == text:
             return
         self.documents[name] = text
         self._changes[f"document/{name}"] = text.encode()
 
     def drop_document(self, name: str) -> None:
-        """Forgets a text."""
+        """Deletes a document."""
         if self.documents.pop(name, None) is not None:
             self._changes[f"document/{name}"] = None
 
     def set_mac(self, replica: str, mac: str) -> None:
-        """Replaces what a replica's agent said of its MAC address."""
+        """Replaces the MAC address that a replica's agent reported."""
         if self.macs.get(replica) != mac:
             self.macs[replica] = mac
             self._changes[f"mac/{replica}"] = _mac(mac)
 
     def set_incarnation(self, replica: str, incarnation: int) -> None:
-        """Replaces what a replica's agent reported of its records."""
+        """Replaces the incarnation of a replica's records."""
         if self.incarnations.get(replica) != incarnation:
             self.incarnations[replica] = incarnation
             self._changes[f"incarnation/{replica}"] = str(incarnation).encode()
 
     def set_time(self, steady: float, wall: float) -> None:
-        """Records both clocks, for the controller that comes next."""
+        """Records both clocks for the next controller."""
         self.time = (steady, wall)
         self._changes["clock/steady"] = _json(self.time)
 
     def next_counter(self, name: str, floor: int = 1) -> int:
-        """A durable counter, incremented and returned (ToR incarnations, election ids); at least `floor`."""
+        """Increments a durable counter and returns it, at least `floor`: runs of ToRs, election
+        ids.
+        """
         self.counters[name] = max(self.counters.get(name, 0) + 1, floor)
         self._changes[f"counter/{name}"] = str(self.counters[name]).encode()
         return self.counters[name]
 
     def forget_services(self, live: Iterable[str]) -> None:
-        """Drops keys, slots, modes and contents of services that are no more."""
+        """Drops keys, slots, modes and contents of services that no longer exist."""
         keep = {*live, RACK_RING}
         for name in [n for n in self.rings if n not in keep]:
             del self.rings[name]
@@ -245,7 +251,7 @@ class State:
             self.set_content(name, None)
 
     def copy(self) -> State:
-        """Another state with the same values, for trying something out."""
+        """A copy, for trying a change."""
         other = State()
         other.rings, other.decisions = dict(self.rings), dict(self.decisions)
         other.given = {service: dict(epochs) for service, epochs in self.given.items()}
@@ -258,9 +264,11 @@ class State:
         return other
 
     def roll_back(self, before: State) -> None:
-        """Numbers, slots, modes, decisions and documents as they were; keys of services that were not there go.
+        """Restores numbers, slots, modes, decisions and documents, and drops keys of services that
+        `before` lacks.
 
-        Keys of the others, and contents, stay as they are now, since time went on; epochs that were given stay given.
+        Keys of other services and contents stay, since time has passed. Last epochs stay, so that
+        none is reused.
         """
         for kind in {*self.numbers, *before.numbers}:
             self._replace(self.numbers, before.numbers, "numbers", kind, _json)
@@ -279,7 +287,7 @@ class State:
     def _replace(
         self, now: dict[str, Value], before: dict[str, Value], kind: str, name: str, stored: Callable[[Value], bytes]
     ) -> None:
-        """One value as it was before, absent included."""
+        """Restores one value, or its absence."""
         if now.get(name) == before.get(name):
             return
         if name in before:
@@ -290,7 +298,7 @@ class State:
             self._changes[f"{kind}/{name}"] = None
 
     def stored(self) -> dict[str, bytes]:
-        """Everything as a store holds it once all is durable."""
+        """All values as a store holds them after a save."""
         parts: tuple[tuple[str, Mapping[str, bytes]], ...] = (
             ("keys", {name: _ring(ring) for name, ring in self.rings.items()}),
             ("given", {name: _json(epochs) for name, epochs in self.given.items()}),
@@ -309,23 +317,25 @@ class State:
         return {f"{kind}/{name}": value for kind, values in parts for name, value in values.items()}
 
     def digest(self) -> str:
-        """SHA-256 of all that, by which two states are compared without showing a key."""
+        """SHA-256 over `stored`, to compare two states without showing a key."""
         whole = hashlib.sha256()
         for key, value in sorted(self.stored().items()):
             whole.update(b"%d %s %d " % (len(key), key.encode(), len(value)) + value)
         return whole.hexdigest()
 
     def unsaved(self) -> int:
-        """How many values are not durable, those aside that are being saved."""
+        """Number of values not yet saved, without those of a save under way."""
         return len(self._changes)
 
     def changes(self) -> dict[str, bytes | None]:
-        """What is not yet durable; the caller saves it, and gives it back with `retry` if that failed."""
+        """Returns the unsaved values and forgets them; a caller that fails to save gives them back
+        with `retry`.
+        """
         changes, self._changes = self._changes, {}
         return changes
 
     def retry(self, changes: Mapping[str, bytes | None]) -> None:
-        """Takes back changes that could not be saved; newer ones win."""
+        """Takes back changes that could not be saved; newer changes win."""
         self._changes = {**changes, **self._changes}
 
 
@@ -346,7 +356,7 @@ def _flat(pairs: Pairs) -> bytes:
 
 
 def _newest(ring: KeyRing) -> dict[Kind, int]:
-    """The last epoch of each kind that a ring has."""
+    """The last epoch of each kind in a ring."""
     return {kind: keys[-1].epoch for kind in Kind if (keys := ring.of(kind))}
 
 

@@ -1,7 +1,7 @@
-"""Where the controller's durable state lies: a few thousand small values under readable keys.
+"""Storage of the controller's durable state: a few thousand small values under readable keys.
 
-`Store` is the seam: `SqliteStore` (here) is the embedded default, `EtcdStore` (etcd.py) serves several
-controllers. What the values mean is state.py's.
+`SqliteStore` is the embedded default; `EtcdStore` (etcd.py) serves several controllers. state.py
+defines the values.
 """
 
 from __future__ import annotations
@@ -15,32 +15,33 @@ from typing import Protocol
 
 
 class StoreError(Exception):
-    """The store cannot be read or written; the text says which and why."""
+    """The store cannot be read or written; the text has its name and the reason."""
 
 
 class Store(Protocol):
-    """Durable values. Calls block and come from one thread at a time; errors are StoreError."""
+    """Durable values. Calls block and come from one thread at a time. Errors are StoreError."""
 
     def load(self) -> dict[str, bytes]:
-        """Everything that is there."""
+        """All values."""
 
     def save(self, changes: Mapping[str, bytes | None]) -> None:
-        """Writes values, removes those that are None; durable when it returns."""
+        """Writes values and removes those that are None; durable on return."""
 
     def close(self) -> None:
         """Releases the store."""
 
 
 class SqliteStore:
-    """The embedded store: one SQLite file, mode 0600, since it holds keys. A save is all or nothing."""
+    """A SQLite file of mode 0600, since it holds keys. A save is atomic."""
 
     def __init__(self, path: str | Path) -> None:
-        """Opens or makes the file. Raises StoreError if it cannot be used."""
+        """Opens or creates the file. Raises StoreError if it cannot be used."""
         path = Path(path)
         self._lock = threading.Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # Made before SQLite opens it, so that it never exists with wider rights; the same for its log.
+            # Created before SQLite opens it, so that neither it nor its log ever has wider
+            # permissions.
             os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
             os.chmod(path, 0o600)
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
@@ -51,7 +52,7 @@ class SqliteStore:
         self._path = path
 
     def load(self) -> dict[str, bytes]:
-        """Everything that is there."""
+        """All values."""
         with self._lock:
             try:
                 return dict(self._db.execute("SELECT key, value FROM state"))
@@ -73,7 +74,7 @@ class SqliteStore:
                     )
                     self._db.execute("COMMIT")
                 except BaseException:
-                    # A full disk has taken it back already.
+                    # SQLite itself rolls back when the disk is full.
                     if self._db.in_transaction:
                         self._db.execute("ROLLBACK")
                     raise

@@ -1,4 +1,6 @@
-"""Loops that must not end: what a round raises is said and tried again, and a round that hangs is seen."""
+"""Loops that must not end: what a round raises is said and tried again, and a round that hangs is
+seen.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +16,27 @@ HANG_S = 15.0
 """A round that takes longer counts as hung: longer than any call to a switch may take."""
 
 
-class BrokenOff(Exception):
+class SessionBroken(Exception):
     """What was waited for was cancelled by somebody else: gRPC does so when a session breaks."""
 
 
 @contextmanager
 def unbroken() -> Iterator[None]:
-    """Around what is awaited: CancelledError leaves only where this task is cancelled, BrokenOff where its work was."""
+    """Around what is awaited: CancelledError leaves only where this task is cancelled,
+    SessionBroken where its work was.
+    """
     try:
         yield
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise BrokenOff("the session broke") from None
+        raise SessionBroken("the session broke") from None
 
 
 class Loop:
-    """Runs `work` whenever `wake` was called, and each `every_s` if given; ends only when cancelled.
+    """Runs `work` whenever `wake` was called, and each `every_s` if given; ends only when
+    cancelled.
 
     >>> loop = Loop("writes to tor1", write, every_s=1.0)
     >>> loop.start(); loop.wake(); ...; await loop.stop()
@@ -87,7 +92,7 @@ class Loop:
             except Exception as error:
                 said = f"{type(error).__name__}: {error}"
                 if said != self.error:
-                    log.warning("%s: %s; trying again", self.name, said, exc_info=not isinstance(error, BrokenOff))
+                    log.warning("%s: %s; trying again", self.name, said, exc_info=not isinstance(error, SessionBroken))
                 self.error = said
             finally:
                 self._began = None

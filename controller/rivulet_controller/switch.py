@@ -1,7 +1,8 @@
-"""One switch over P4Runtime: keeps a session, pushes the pipeline when it differs, writes differences.
+"""The P4Runtime session with one switch: loads the pipeline if it differs, and writes differences
+of entries.
 
-`SwitchLink.run` lives as long as the controller. After each (re)connection it reads what the switch has, so
-that nothing is flushed to be rewritten: `apply` computes the difference to that mirror and writes only it.
+`SwitchLink.run` lasts as long as the controller. After each (re)connection it reads the switch's
+entries into a mirror, so that `apply` writes only differences and never flushes a table.
 """
 
 from __future__ import annotations
@@ -23,48 +24,53 @@ from .desired import ORDER, Fragment
 from .entry import Difference, Entry, Item, Meter, difference, from_entity
 from .names import Names
 from .private_file import require_private
-from .supervise import BrokenOff, unbroken
+from .supervise import SessionBroken, unbroken
 
 channel.install()
 
 log = logging.getLogger("rivulet.switch")
 
 BATCH = 500
-"""Updates in one WriteRequest: well under gRPC's 4 MiB message, large enough to amortise the round trip."""
+"""Updates in a WriteRequest: stays well below gRPC's 4 MiB limit, and is enough to amortise the
+round trip."""
 
 RECONNECT_S = (0.02, 0.25)
-"""First and longest pause between attempts to reach a switch."""
+"""First and longest pause between attempts to connect."""
 
-KNOCK_S = 2.0
-"""Longest time to open a connection."""
+CONNECT_S = 2.0
+"""Longest time for a TCP connection."""
 
 HANDSHAKE_S = 45.0
-"""Longest time to connect, arbitrate and load the pipeline: a switch on a busy machine takes its time to load."""
+"""Longest time to connect, arbitrate and load the pipeline, which a busy machine does slowly."""
 
 DIGEST_QUEUE = 1000
-"""Events waiting to be handled; more are dropped, which the gap in their sequence tells."""
+"""Digests waiting to be handled; more are dropped, which shows as a gap in their sequence
+numbers."""
 
 PACKET_QUEUE = 200
-"""Frames from a switch waiting to be looked at; more are dropped: whoever sends them can only be asked again."""
+"""Packets from a switch waiting to be handled; more are dropped, and the controller repeats its
+request."""
 
 OUR_TABLES = frozenset({"tor", "nonce_keys", "slots"})
-"""A program with these tables is a version of ours and may be replaced by another."""
+"""A program with these tables is a version of ours, and may be replaced."""
 
 
 class SwitchError(Exception):
-    """A switch refused something, or is not there; the text says which entry and why, and what to do."""
+    """A switch refused a write or is unreachable; the text has the entry, the reason, and what to
+    do.
+    """
 
 
-class Refused(SwitchError):
-    """The switch is there and refused a write: another configuration may be accepted."""
+class WriteRefused(SwitchError):
+    """The switch refused a write; it may accept another configuration."""
 
 
 class SwitchLink:
     """The session with one switch.
 
-    `ready` is called after each (re)connection as primary; `event` with each digest's fields; `packet` with each frame
-    that the switch hands over and its metadata; `guard` before each batch, and raises SwitchError when this controller
-    must not write any more (a lost lease).
+    Calls `ready` after each (re)connection as primary, `event` with each digest's fields, `packet`
+    with each packet-in and its metadata, and `guard` before each batch; `guard` raises SwitchError
+    when this controller must not write any more (a lost lease).
     """
 
     def __init__(
@@ -82,7 +88,7 @@ class SwitchLink:
         self.connected = False
         self.problem = "not connected yet"
         self.writes = 0
-        """Updates written since the start."""
+        """Updates written since this link was created."""
         self._election_id = election_id
         self._ready = ready
         self._event = event
@@ -91,18 +97,18 @@ class SwitchLink:
         self._switch: fy.Switch | None = None
         self._actual: dict[tuple[Any, ...], Item] = {}
         self._applied: dict[str, Fragment] = {}
-        self._whole = True
-        self._left: tuple[Item, ...] = ()
+        self._needs_full_diff = True
+        self._not_deleted: tuple[Item, ...] = ()
         self._writing = asyncio.Lock()
 
     # The session
 
     async def run(self) -> None:
-        """Connects, serves the session until it breaks, connects again; ends only when cancelled."""
+        """Connects, serves the session until it breaks, and reconnects; ends only when cancelled."""
         pause = RECONNECT_S[0]
         while True:
             try:
-                # finsy cancels its own tasks when one fails, and ours that waits for them.
+                # When a task of finsy's fails, finsy cancels its tasks and ours that wait for them.
                 with unbroken():
                     async with self._session() as switch:
                         pause = RECONNECT_S[0]
@@ -111,11 +117,12 @@ class SwitchLink:
             except SwitchError as error:
                 problem = str(error)
             except TimeoutError:
-                problem = f"no answer at {self.config.address} within {HANDSHAKE_S:g} s"
+                problem = f"no reply from {self.config.address} within {HANDSHAKE_S:g} s"
             except fy.P4ClientError as error:
                 problem = f"no P4Runtime at {self.config.address}: {error.message or error.code.name}"
             except Exception as error:
-                # finsy raises RuntimeError, ValueError and AssertionError on a broken stream: the link outlives all.
+                # finsy raises RuntimeError, ValueError and AssertionError on a broken stream:
+                # reconnect after all of them.
                 problem = f"session failed: {type(error).__name__}: {error}"
             if problem != self.problem:
                 log.warning("switch %s: %s", self.config.name, problem)
@@ -126,7 +133,7 @@ class SwitchLink:
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[fy.Switch]:
         self._guard()
-        await self._knock()
+        await self._check_listening()
         async with asyncio.timeout(HANDSHAKE_S):
             differs = await self._inspect()
         election = await self._election_id()
@@ -136,16 +143,17 @@ class SwitchLink:
             channel_credentials=self._credentials(),
         )
         switch = fy.Switch(self.config.name, self.config.address, options)
-        # Without the program finsy pushes nothing by itself, where a refusal would be lost in a task of its own; and
-        # by a path it would read the P4Info anew for each session, whatever had been compiled meanwhile.
+        # A schema without the program keeps finsy from pushing it in a task of its own, where a
+        # refusal would be lost. Given paths, finsy would read the P4Info again for each session,
+        # and pick up a later compilation.
         switch._p4schema = self.names.session_schema()
         async with asyncio.timeout(HANDSHAKE_S):
             await switch.__aenter__()
         try:
             if not switch.is_primary:
                 raise SwitchError(
-                    f"another controller (election id {switch.primary_id}, above our {election}) is primary: end it,"
-                    " or, if it runs on a machine whose clock is ahead, set that clock right"
+                    f"another controller (election id {switch.primary_id}, above our {election}) is primary: stop it,"
+                    " or correct its machine's clock if that is ahead"
                 )
             if differs:
                 await self._push(switch)
@@ -157,7 +165,9 @@ class SwitchLink:
             await switch.__aexit__(None, None, None)
 
     def _credentials(self) -> fy.GRPCCredentialsTLS | None:
-        """Read anew for each session, so that a renewed certificate needs no restart. Raises SwitchError."""
+        """Reads the certificate for each session, so that a renewed one needs no restart. Raises
+        SwitchError.
+        """
         tls = self.config.tls
         if tls is None:
             return None
@@ -169,11 +179,13 @@ class SwitchLink:
         except OSError as error:
             raise SwitchError(f"the certificates for {self.config.address} cannot be read: {error}") from None
 
-    async def _knock(self) -> None:
-        """Sees whether anybody listens. gRPC would answer a refusal with a back-off of a second and more."""
+    async def _check_listening(self) -> None:
+        """Tries to connect. gRPC itself would back off for a second and more after a refused
+        connection.
+        """
         address = self.config.address
         try:
-            async with asyncio.timeout(KNOCK_S):
+            async with asyncio.timeout(CONNECT_S):
                 if address.startswith("unix:"):
                     _, writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))
                 else:
@@ -181,20 +193,22 @@ class SwitchLink:
                     _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
             writer.close()
         except (OSError, TimeoutError) as error:
-            raise SwitchError(f"nobody listens at {address}: {error or 'no answer'}") from None
+            raise SwitchError(f"no server listens at {address}: {error or 'no reply'}") from None
 
     async def _push(self, switch: fy.Switch) -> None:
-        """Gives the switch our program. Raises SwitchError if it does not take it."""
+        """Loads our program into the switch. Raises SwitchError if the switch refuses it."""
         try:
             await switch._set_pipeline_config_request(config=self.names.schema.get_pipeline_config())
         except fy.P4ClientError as error:
             raise SwitchError(
-                f"does not take the program {self.names.program_path}: {error.message or error.code.name}"
-                " (is it of this controller's version? `make p4` makes it anew)"
+                f"does not accept the program {self.names.program_path}: {error.message or error.code.name}"
+                " (does it match this controller's version? `make p4` compiles it)"
             ) from None
 
     async def _inspect(self) -> bool:
-        """Whether the switch needs our program. Refuses one that runs somebody else's, unless told to take it over."""
+        """Whether the switch needs our program. Raises SwitchError for a foreign program unless
+        `take_over` is set.
+        """
         client = P4Client(self.config.address, self._credentials(), wait_for_ready=False)
         await client.open()
         try:
@@ -219,14 +233,14 @@ class SwitchLink:
                 f" {', '.join(sorted(tables)[:4])}, …): check address and device_id, or set `take_over: true`"
             )
         if tables:
-            log.info("switch %s: its program differs from ours and is replaced", self.config.name)
+            log.info("switch %s: its program differs from ours: replacing it", self.config.name)
         return True
 
     async def _serve(self, switch: fy.Switch) -> None:
         await self._read()
         self.connected = True
         self.problem = ""
-        log.info("switch %s: primary, %d items there", self.config.name, len(self._actual))
+        log.info("switch %s: primary, %d items present", self.config.name, len(self._actual))
         down = switch.ee.event_future(fy.SwitchEvent.CHANNEL_DOWN)
         demoted = switch.ee.event_future(fy.SwitchEvent.BECOME_BACKUP)
         streams = [asyncio.create_task(self._digests(switch)), asyncio.create_task(self._packets(switch))]
@@ -254,14 +268,14 @@ class SwitchLink:
             self._packet(self, packet.payload, dict(packet.metadata))
 
     async def send_packet(self, frame: bytes, port: int) -> None:
-        """Sends a frame out of a port as it is. Raises SwitchError without a session."""
+        """Sends a frame out of a port. Raises SwitchError without a session."""
         switch = self._require()
         self._guard()
         with _of_session(self):
             await switch.write([fy.P4PacketOut(frame, egress_port=port)])
 
     async def _read(self) -> None:
-        """Reads everything the controller manages into the mirror; meters are read when first wanted."""
+        """Reads all managed entries into the mirror. Meters are read when `apply` first needs them."""
         switch = self._require()
         actual: dict[tuple[Any, ...], Item] = {}
         there = {table.alias for table in switch.p4info.tables}
@@ -275,69 +289,72 @@ class SwitchLink:
                     if item is not None:
                         actual[item.key] = item
             except fy.P4ClientError as error:
-                # BMv2 answers a read of what was never set with an error, not with nothing.
+                # BMv2 answers a read of an unset entity with an error instead of an empty result.
                 if request not in optional:
                     raise
                 log.debug("switch %s: %s: %s", self.config.name, request, error)
         self._actual = actual
-        self._whole = True
+        self._needs_full_diff = True
 
-    # What it has and should have
+    # Actual and desired entries
 
     def items(self) -> list[Item]:
-        """What the switch has, as last read and written."""
+        """The switch's entries according to the mirror."""
         return list(self._actual.values())
 
     def has_key(self, key: tuple[Any, ...]) -> bool:
-        """Whether the switch has an item of this key."""
+        """Whether the switch has an item with this key."""
         return key in self._actual
 
     def parameters(self, key: tuple[Any, ...]) -> dict[str, int] | None:
-        """The action's parameters of the entry of this key; None if the switch has none."""
+        """Parameters of the action of an entry; None if the switch lacks the entry."""
         item = self._actual.get(key)
         return dict(item.params) if isinstance(item, Entry) else None
 
     def tor_parameters(self) -> dict[str, int]:
-        """The parameters of the `tor` table's default action; empty if it is not set."""
+        """Parameters of the `tor` table's default action; empty if unset."""
         for item in self._actual.values():
             if isinstance(item, Entry) and item.table == "tor" and item.default:
                 return dict(item.params)
         return {}
 
     def plan(self, fragments: Mapping[str, Fragment]) -> Difference:
-        """What `apply` would write. Fragments that were applied before, and are the same objects, cost nothing."""
-        if self._whole:
+        """What `apply` would write. Fragments that are the same objects as at the last call cost
+        nothing.
+        """
+        if self._needs_full_diff:
             return difference((item for f in fragments.values() for item in f), self._actual.values(), ORDER)
         changed = [name for name, f in fragments.items() if self._applied.get(name) is not f]
         gone = [name for name in self._applied if name not in fragments]
         want = [item for name in changed for item in fragments[name]]
         keys = {item.key for item in want}
         keys |= {item.key for name in (*changed, *gone) for item in self._applied.get(name, ())}
-        keys |= {item.key for item in self._left}
+        keys |= {item.key for item in self._not_deleted}
         return difference(want, (self._actual[key] for key in keys if key in self._actual), ORDER)
 
     async def apply(self, fragments: Mapping[str, Fragment], remove: bool = True) -> Difference:
-        """Writes the difference, in order. On a refusal the mirror is read anew and SwitchError raised.
+        """Writes the difference, in order. After a refusal it reads the mirror again and raises
+        SwitchError.
 
-        Without `remove` what is too much stays for a later call: a change is first tried on every switch.
+        Without `remove`, deletions wait for a later call: a change is first tried on every switch.
         """
         async with self._writing:
             switch = self._require()
             with _of_session(self):
-                if self._whole:
+                if self._needs_full_diff:
                     await self._read_meters(switch, fragments)
                 # In a thread: a large rack has a hundred thousand entries.
                 todo = await asyncio.to_thread(self.plan, fragments)
                 for sign, items in (("+", todo.insert), ("~", todo.modify), ("-", todo.delete if remove else ())):
                     for batch in _batches(items):
                         await self._write(switch, sign, batch)
-            self._applied, self._whole = dict(fragments), False
-            # Of what was applied before, what is still there.
-            self._left = () if remove else todo.delete
+            self._applied, self._needs_full_diff = dict(fragments), False
+            # Entries that were kept because of `remove` and still have to be deleted.
+            self._not_deleted = () if remove else todo.delete
             return todo
 
     async def _read_meters(self, switch: fy.Switch, fragments: Mapping[str, Fragment]) -> None:
-        """Reads the meter cells that are desired: meters have thousands of cells, nearly all unset."""
+        """Reads only desired meter cells: a meter has thousands, nearly all unset."""
         cells = [item for f in fragments.values() for item in f if isinstance(item, Meter)]
         for start in range(0, len(cells), BATCH):
             try:
@@ -357,14 +374,14 @@ class SwitchLink:
             elif sign == "~":
                 await switch.modify([item.entity() for item in items])
             elif isinstance(items[0], Meter):
-                # A batch is of one kind. Meters exist for ever: removal is a reset.
+                # A batch has one kind of entity. A meter cell cannot be deleted, only reset.
                 await switch.modify([item.reset() for item in items if isinstance(item, Meter)])
             else:
                 await switch.delete([item.entity() for item in items])
         except fy.P4ClientError as error:
             await self._refused(error, sign, items)
         except ValueError as error:
-            raise Refused(f"switch {self.config.name}: its program does not take an entry: {error}") from None
+            raise WriteRefused(f"switch {self.config.name}: its program does not accept an entry: {error}") from None
         self.writes += len(items)
         for item in items:
             if sign == "-":
@@ -373,7 +390,9 @@ class SwitchLink:
                 self._actual[item.key] = item
 
     async def _refused(self, error: fy.P4ClientError, sign: str, items: list[Item]) -> None:
-        """Raises what the operator should read; the mirror is read anew, since part of the batch was written."""
+        """Raises an error for the operator, after reading the mirror again: part of the batch may
+        have been written.
+        """
         details = sorted(error.details.items())
         lines = [
             f"{sign} {items[index]}: {detail.message or code.name}{_advice(code.name)}"
@@ -381,20 +400,22 @@ class SwitchLink:
             for code in [detail.canonical_code]
             if index < len(items)
         ]
-        self._whole = True
+        self._needs_full_diff = True
         if not details and error.code.name in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"):
-            raise SwitchError(f"switch {self.config.name} went away during a write: {error.message}") from None
+            raise SwitchError(f"switch {self.config.name} disconnected during a write: {error.message}") from None
         with suppress(fy.P4ClientError, SwitchError):
             await self._read()
         if error.code.name == "PERMISSION_DENIED":
-            raise SwitchError(f"switch {self.config.name}: another controller is primary now") from None
-        raise Refused(
+            raise SwitchError(f"switch {self.config.name}: another controller became primary") from None
+        raise WriteRefused(
             f"switch {self.config.name} refused {len(details) or 'some'} of {len(items)} writes: "
             + ("; ".join(lines) if lines else f"{error.code.name}: {error.message}{_advice(error.code.name)}")
         ) from None
 
     async def counters(self, name: str, cells: Iterable[int] | None = None) -> dict[int, tuple[int, int]]:
-        """Cells of an indirect counter as index to (packets, bytes); all that are not zero, if none are named."""
+        """Cells of an indirect counter, by index: (packets, bytes). Without `cells`, all that are
+        not zero.
+        """
         if cells is None:
             requests = [fy.P4CounterEntry(name)]
         else:
@@ -415,16 +436,16 @@ class SwitchLink:
 
 @contextmanager
 def _of_session(link: SwitchLink) -> Iterator[None]:
-    """A session that breaks cancels the calls under way: an error of the session, and no order to end."""
+    """Turns the cancellation of calls by a session that broke into a SwitchError."""
     try:
         with unbroken():
             yield
-    except BrokenOff as error:
+    except SessionBroken as error:
         raise SwitchError(f"switch {link.config.name}: {error}") from None
 
 
 def _batches(items: Iterable[Item]) -> list[list[Item]]:
-    """Batches of one kind of entity each: a batch's updates have no order among themselves (P4Runtime 12.2)."""
+    """Batches of one kind of entity: the updates of a batch have no order (P4Runtime 12.2)."""
     batches: list[list[Item]] = []
     last = None
     for item in items:
@@ -437,11 +458,11 @@ def _batches(items: Iterable[Item]) -> list[list[Item]]:
 
 
 def _advice(code: str) -> str:
-    """What to do about a refusal."""
+    """Advice for the operator about a refusal."""
     return {
-        "RESOURCE_EXHAUSTED": " (the table is full: fewer services or slots, or a program with larger tables)",
+        "RESOURCE_EXHAUSTED": " (the table is full: use fewer services or slots, or a program with larger tables)",
         "ALREADY_EXISTS": " (something else writes to this switch)",
         "NOT_FOUND": " (something else writes to this switch)",
-        "INVALID_ARGUMENT": " (the program does not take this value: is the pipeline of this controller's version?)",
+        "INVALID_ARGUMENT": " (the program does not accept this value: does it match this controller's version?)",
         "PERMISSION_DENIED": " (another controller is primary)",
     }.get(code, "")

@@ -1,7 +1,9 @@
-"""The way of a packet through the tables of a switch, row by row, from what the controller knows the switch to have.
+"""The way of a packet through the tables of a switch, row by row, from what the controller knows
+the switch to have.
 
-Answers "why is my packet gone" without touching the switch: which row each table would hit, and what that means.
-The replica itself depends on the packet's hash, so the last step lists the candidates with their shares.
+Answers "why is my packet gone" without touching the switch: which row each table would hit, and
+what that means. The replica itself depends on the packet's hash, so the last step lists the
+candidates with their shares.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .cookie import Segment, Words, judge
+from .cookie import Segment, Words, classify
 from .entry import Entry, Item, MatchValue
 from .l2 import address_int
 from .limits import IPAddress
@@ -34,7 +36,8 @@ def trace(
     rivulet: bool = True,
     segment: Segment | None = None,
 ) -> list[Step]:
-    """The steps of a TCP packet to an address and port; `rivulet`: it carries our option and is no SYN.
+    """The steps of a TCP packet to an address and port; `rivulet`: it carries our option and is no
+    SYN.
 
     `segment` is what a plain one shows; without it all that may become of one is told.
     """
@@ -93,7 +96,7 @@ def trace(
             steps += _stateless(bool(timed))
         else:
             pairs: list[Words] = [(keys["current0"], keys["current1"]), (keys["other0"], keys["other1"])]
-            verdict = judge(pairs, segment, port)
+            verdict = classify(pairs, segment, port)
             steps.append(Step("cookies", "", verdict.meaning))
             if verdict.reason:
                 names.value("drop_reason_t", verdict.reason)

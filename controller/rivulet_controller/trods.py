@@ -1,8 +1,8 @@
-"""What the control plane does for services whose plain connections outlive their replica
+"""The control plane of services under TRODS, whose plain connections outlive their replica
 (docs/trods.md).
 
-Pure functions: what a description may not say, what agents are told, from where members speak, and
-what agents report.
+Pure functions: checks of the configuration, settings for agents, entries for switches, and agents'
+counts.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .modes import Mode
 from .pb.rivulet.agent.v1 import agent_pb2
 
 REASONS_MAX = 32
-"""Reasons of one agent for which connections went on unprotected; it says no more, and none is
-believed to."""
+"""Most reasons for unprotected connections accepted from an agent; agents have fewer. More count as
+`other`."""
 
 _REASON = re.compile(r"[a-z0-9_]{1,32}")
 
@@ -27,7 +27,7 @@ Mistake = tuple[tuple[str | int, ...], str]
 
 
 def mistakes(config: Config) -> Iterator[Mistake]:
-    """What a description may not say of TRODS, with its place in the file."""
+    """Yields mistakes in the configuration of TRODS, each with its path."""
     served = {address: service.name for service in config.services for address in service.addresses}
     own = {address: switch.name for switch in config.switches for address in switch.addresses}
     hosts = {replica.name: replica.ip for replica in config.replicas}
@@ -35,9 +35,9 @@ def mistakes(config: Config) -> Iterator[Mistake]:
         where = ("services", index)
         if service.plain == "trods":
             if service.trods is None:
-                yield (*where, "plain"), "trods: say where records are kept: `trods: {store: [ADDRESS:PORT, ...]}`"
+                yield (*where, "plain"), "trods: set the store of records: `trods: {store: [ADDRESS:PORT, ...]}`"
             if len(config.switches) > 1:
-                yield (*where, "plain"), f"trods: is for one rack, and there are {len(config.switches)} switches"
+                yield (*where, "plain"), f"trods: works with one switch, and there are {len(config.switches)}"
         if service.trods is None:
             continue
         at = (*where, "trods", "store")
@@ -47,7 +47,7 @@ def mistakes(config: Config) -> Iterator[Mistake]:
             if not servers:
                 continue
         if not servers:
-            yield at, "no server: say where records are kept, or by `objects` what timestamps name"
+            yield at, "no server: list the store's servers, or set `objects` for timestamps that name objects"
             continue
         for place, server in enumerate(servers):
             address, _ = store_place(server)
@@ -58,18 +58,21 @@ def mistakes(config: Config) -> Iterator[Mistake]:
             elif address in own:
                 yield (*at, place), f"{address} is an address of switch {own[address]!r}"
         if service.trods.copies > len(servers):
-            yield (*where, "trods", "copies"), f"{service.trods.copies} copies need as many servers in `store`"
+            yield (
+                (*where, "trods", "copies"),
+                f"{service.trods.copies} copies need at least that many servers in `store`",
+            )
         for name in service.replicas:
             if name in hosts and all(store_place(server)[0] == hosts[name] for server in servers):
                 yield (
                     at,
-                    f"all of it is on the host of replica {name!r}, with which its records would be gone: add another",
+                    f"all servers are on the host of replica {name!r}, with which its records would be lost: add one",
                 )
 
 
 def _names(config: Config, index: int) -> Iterator[Mistake]:
-    """What a service with a list may not have: replicas of another such service; without a store,
-    settings of one.
+    """Checks a service with a list of objects: only one such service for each replica, and no
+    settings of a store without one.
     """
     service, where = config.services[index], ("services", index, "trods")
     trods = service.trods
@@ -77,22 +80,25 @@ def _names(config: Config, index: int) -> Iterator[Mistake]:
         return
     for setting in ("copies", "failure", "deterministic"):
         if setting in trods.model_fields_set and not trods.store:
-            yield (*where, setting), "is for a store, and there is none"
+            yield (*where, setting), "needs `store`, which is empty"
     for other in config.services[:index]:
         if is_named(other) and (both := sorted(set(other.replicas) & set(service.replicas))):
-            yield (*where, "objects"), f"replica {both[0]!r} has those of service {other.name!r}: one of them a replica"
+            yield (
+                (*where, "objects"),
+                f"replica {both[0]!r} already has the objects of service {other.name!r}: a replica can have one list",
+            )
 
 
 def is_named(service: Service) -> bool:
-    """Whether timestamps name what its connections carry; what they cannot is recorded, if there is
-    a store.
+    """Whether timestamps name the objects that its connections carry. Other connections are
+    recorded, if there is a store.
     """
     return service.trods is not None and service.trods.objects is not None
 
 
-def told(service: Service, mode: Mode) -> tuple[PlainMode, PlainMode]:
-    """Who serves a service's plain TCP, and who did while that drains, as agents are told: TRODS
-    only where the description says where its records are.
+def plain_modes(service: Service, mode: Mode) -> tuple[PlainMode, PlainMode]:
+    """The modes of plain TCP sent to agents: current and draining. `trods` becomes `kernel` if the
+    configuration no longer has a store.
     """
     replicas: PlainMode = mode.replicas
     if replicas == "trods" and service.trods is None:
@@ -103,11 +109,11 @@ def told(service: Service, mode: Mode) -> tuple[PlainMode, PlainMode]:
 def settings(
     config: Config, service: Service, indices: Mapping[str, int], incarnations: Mapping[str, int]
 ) -> agent_pb2.Trods:
-    """What agents need for TRODS. `incarnations`: of each replica's records, as its agent reported
-    last.
+    """The settings of TRODS for agents. `incarnations`: of each replica's records, as its agent
+    last reported.
     """
     if service.trods is None:
-        raise ValueError(f"service {service.name} has no settings of TRODS")
+        raise ValueError(f"service {service.name} has no `trods` settings")
     message = agent_pb2.Trods(
         store=service.trods.store,
         copies=service.trods.copies,
@@ -124,8 +130,8 @@ def settings(
 
 
 def plain_sources(service: Service, pool: int, members: Iterable[tuple[int, int, str]]) -> tuple[Entry, ...]:
-    """From where members (index, port, MAC address) speak for a service: dropped while they are
-    excluded.
+    """Source addresses and ports of members (index, port, MAC address): the ToR drops such frames
+    while the member is excluded.
     """
     return tuple(
         entry(
@@ -141,33 +147,32 @@ def plain_sources(service: Service, pool: int, members: Iterable[tuple[int, int,
 
 @dataclass(frozen=True, slots=True)
 class TrodsCounts:
-    """What became of connections since an agent began, as it reports."""
+    """Counts of connections since an agent started, as it reports them."""
 
     protected: int = 0
-    """A record was stored of them."""
+    """Connections with a stored record."""
     unprotected: Mapping[str, int] = field(default_factory=dict)
-    """They went on without, by reason."""
+    """Connections served without a record, by reason."""
     adopted: int = 0
-    """Another replica's, which go on there."""
+    """Connections adopted from another replica."""
     refused: int = 0
-    """Another replica's, which were reset there."""
+    """Connections of another replica that were reset instead of adopted."""
     refusals: Mapping[str, int] = field(default_factory=dict)
-    """Why they were, by reason."""
+    """Of `refused`, by reason."""
     trusted: int = 0
-    """Another replica's, which go on there in the middle of an object of which nobody had compared
-    the bytes."""
+    """Connections adopted within an object whose bytes were not compared between replicas."""
     outside: int = 0
-    """Segments from clients' addresses that the server's window does not accept: they changed
-    nothing."""
+    """Segments from clients' addresses outside of the server's receive window; they have no
+    effect."""
     moved: int = 0
-    """Its own, which it left to other replicas while it drained."""
+    """Own connections that moved to other replicas during a drain."""
     watched: int = 0
-    """Those that are there now: of a replica that drains, those that are still to move."""
+    """Connections under TRODS now; during a drain, those that have yet to move."""
 
 
 def counts(report: agent_pb2.Report | None) -> TrodsCounts | None:
-    """What a report says of TRODS, if anything. What is no reason is counted under `other`: reasons
-    become labels.
+    """The counts in a report, or None. Malformed or excess reasons count as `other`, since reasons
+    become metric labels.
     """
     if report is None or not report.HasField("trods"):
         return None

@@ -1,4 +1,4 @@
-"""What an agent is told: the whole of what its replica must serve, as a pure function."""
+"""The update sent to an agent: all that its replica has to serve, as a pure function."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ PLAIN: Mapping[PlainMode, agent_pb2.Plain] = {
     "stateless": agent_pb2.PLAIN_STATELESS,
     "trods": agent_pb2.PLAIN_TRODS,
 }
-"""What becomes of plain TCP, as agents are told."""
+"""Modes of plain TCP in the agents' protocol."""
 
 AFFINITY: Mapping[Affinity, agent_pb2.Affinity] = {
     "flow": agent_pb2.AFFINITY_FLOW,
     "client": agent_pb2.AFFINITY_CLIENT,
 }
-"""What of it has one slot, as agents are told."""
+"""Affinities in the agents' protocol."""
 
 COOKIES_GIVEN = 8
-"""Newest cookie keys that a replica is given. It reads six at most, and there may be many: each
-change of content makes one (content.py)."""
+"""Newest cookie keys that a replica gets. It uses at most six; there may be more, since each change
+of content adds one (content.py)."""
 
 
 def update(
@@ -47,19 +47,18 @@ def update(
     contents: Mapping[str, Content] = MappingProxyType({}),
     mismatched: Mapping[str, frozenset[str]] = MappingProxyType({}),
 ) -> agent_pb2.Update:
-    """The update for one replica, without a version. Raises KeyError if the configuration has no
-    such replica.
+    """The update for one replica, without a version. Raises KeyError if the configuration lacks it.
 
-    `weights`: the replicas' weights in force; `modes`: how plain TCP is served, by service, where
-    that is on its way to what the configuration says; `incarnations`: of replicas' records, as
-    their agents reported last (TRODS); `contents`: what is in force where it is served without
-    state; `mismatched`: replicas with other content than that, by service.
+    `weights`: the replicas' weights in force. `modes`: by service, the mode of plain TCP during a
+    change. `incarnations`: of each replica's records, as its agent last reported (TRODS).
+    `contents`: by service, the content in force. `mismatched`: by service, replicas that have other
+    content.
     """
     place = next((r for r in config.replicas if r.name == replica), None)
     if place is None:
         raise KeyError(replica)
     tor = next(s for s in config.switches if s.name == place.switch)
-    # desired.py gives the same addresses to the tunnels of those switches.
+    # desired.py uses the same addresses for the switches' tunnels.
     others = [
         next(address for address in switch.addresses if address.version == place.ip.version)
         for switch in config.switches
@@ -71,7 +70,7 @@ def update(
             continue
         ring = rings.get(service.name, KeyRing())
         seal, nonce, cookie = (ring.usable(kind) for kind in (Kind.SEAL, Kind.NONCE, Kind.COOKIE))
-        plain, drains = trods.told(service, modes.get(service.name) or settled(service.plain))
+        plain, drains = trods.plain_modes(service, modes.get(service.name) or settled(service.plain))
         indices = numbers.replicas[service.pool_name]
         records = trods.settings(config, service, indices, incarnations) if "trods" in (plain, drains) else None
         tor_keys = rings.get(RACK_RING, KeyRing()).tor_keys(service.pool_name, replica)

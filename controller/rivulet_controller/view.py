@@ -1,4 +1,6 @@
-"""What people see of the controller: one snapshot as plain values, for the API, the page, the CLI and metrics."""
+"""What people see of the controller: one snapshot as plain values, for the API, the page, the CLI
+and metrics.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from .keys import RACK_RING, KeyRing, Kind
 from .keys import State as KeyState
 
 EVENTS_SHOWN = 25
-"""Newest events of each sort: about replicas, those that packets alone can cause, what operators did."""
+"""Newest events of each sort: about replicas, those that packets alone can cause, what operators
+did."""
 
 SERVICES_SHOWN = 200
 """Services in a snapshot, which goes out each second; `/api/services` has all."""
@@ -24,7 +27,9 @@ Action = Mapping[str, Any]
 
 
 def snapshot(controller: Controller, actions: Iterable[Action] = ()) -> dict[str, Any]:
-    """Everything at a glance. Times are Unix seconds, rates per second. `actions`: what operators did, oldest first."""
+    """Everything at a glance. Times are Unix seconds, rates per second. `actions`: what operators
+    did, oldest first.
+    """
     config = controller.config
     return {
         "time": time.time(),
@@ -42,7 +47,9 @@ def snapshot(controller: Controller, actions: Iterable[Action] = ()) -> dict[str
 
 
 def events(controller: Controller, actions: Iterable[Action] = ()) -> list[dict[str, Any]]:
-    """The newest events, oldest first: `kind` of a switch's is in capitals, of an operator's action OPERATOR."""
+    """The newest events, oldest first: `kind` of a switch's is in capitals, of an operator's action
+    OPERATOR.
+    """
     sorts = (controller.fleet.events, controller.fleet.replica_events, [_done(action) for action in actions])
     return sorted((e for sort in sorts for e in list(sort)[-EVENTS_SHOWN:]), key=lambda event: event["time"])
 
@@ -106,7 +113,7 @@ def replicas(controller: Controller) -> list[dict[str, Any]]:
 def _replica(controller: Controller, place: Replica, weight: int, draining: frozenset[str]) -> dict[str, Any]:
     return {
         **asdict(controller.view(place.name)),
-        **controller.lookout.chronicle.brief(place.name),
+        **controller.monitor.history.summary(place.name),
         "switch": place.switch,
         "port": place.port,
         "ip": str(place.ip),
@@ -131,11 +138,13 @@ def replica(controller: Controller, name: str) -> dict[str, Any]:
     if place is None:
         raise KeyError(f"there is no replica {name!r}")
     found = _replica(controller, place, controller.weights()[name], controller.draining())
-    return {**found, "states": controller.lookout.chronicle.states(name)}
+    return {**found, "states": controller.monitor.history.states(name)}
 
 
 def services(controller: Controller, most: int | None = None) -> list[dict[str, Any]]:
-    """Each service (of the first so many): addresses, policy, keys' epochs, and what became of its packets."""
+    """Each service (of the first so many): addresses, policy, keys' epochs, and what became of its
+    packets.
+    """
     shown = {service.name: service for service in islice(controller.config.services, most)}
     outcomes: dict[str, dict[str, int]] = {name: {} for name in shown}
     for sample in controller.fleet.health.samples.values():
@@ -162,7 +171,9 @@ def services(controller: Controller, most: int | None = None) -> list[dict[str, 
 
 
 def _content(controller: Controller, service: Service) -> dict[str, Any] | None:
-    """What plain clients are answered from where that is without state, and which replicas have something else."""
+    """What plain clients are answered from where that is without state, and which replicas have
+    something else.
+    """
     content = controller.state.contents.get(service.name)
     if content is None:
         return None
@@ -171,7 +182,9 @@ def _content(controller: Controller, service: Service) -> dict[str, Any] | None:
 
 
 def _keys(controller: Controller, service: Service) -> dict[str, dict[str, Any]]:
-    """By kind: the usable epoch, how old it is, in how many seconds it gets a successor, and one on its way."""
+    """By kind: the usable epoch, how old it is, in how many seconds it gets a successor, and one on
+    its way.
+    """
     rings = controller.state.rings
     now, lives = controller.clock.now(), controller.lives()
     found = {}

@@ -1,9 +1,8 @@
-"""A process beside this one for work that a stranger's text can make long: it is killed when a job
-takes too long.
+"""A worker process for jobs that hostile input can make long; it is killed when a job takes too
+long.
 
-Python cannot end a thread, and a long computation in one slows the event loop down. A process can
-be killed, has limits of its own for time and memory, and runs behind everything else of this
-machine.
+Python cannot end a thread, and a long computation in a thread slows the event loop down. A process
+can be killed, has its own limits of time and memory, and runs at lower priority.
 
 >>> worker = Worker("plans")
 >>> await worker.run(parse, text)        # raises Overdue, Busy, and what `parse` raises
@@ -27,41 +26,42 @@ log = logging.getLogger("rivulet.worker")
 Result = TypeVar("Result")
 
 CPU_S = 30.0
-"""Processor time of one job."""
+"""Processor time of a job."""
 
 WALL_S = 120.0
-"""Time of one job by the clock: on a busy machine a job has less than a processor."""
+"""Elapsed time of a job: longer than CPU_S, since a busy machine gives it less than one
+processor."""
 
 MEMORY_BYTES = 1 << 30
 """Memory of the process."""
 
 WAITING_MAX = 4
-"""Jobs that wait for the one that runs."""
+"""Jobs that may wait for the one that runs."""
 
 IDLE_S = 60.0
-"""A process without a job for so long ends: it holds some 100 MB."""
+"""A process without a job for this long ends: it holds about 100 MB."""
 
 ANSWER_MAX_BYTES = 64 << 20
-"""Longest answer of a job."""
+"""Longest result of a job."""
 
 LENGTH = struct.Struct("!Q")
 
 
 class Overdue(Exception):
-    """A job took too much time or memory, and was ended."""
+    """A job exceeded its time or memory and was ended."""
 
 
 class Busy(Exception):
-    """Too many jobs wait."""
+    """Too many jobs wait already."""
 
 
 class Worker:
-    """Runs one job after another in a process that is started when it is needed."""
+    """Runs one job at a time in a process that it starts when needed."""
 
     def __init__(self, name: str, cpu_s: float = CPU_S, wall_s: float = WALL_S) -> None:
         self.name = name
         self.pid: int | None = None
-        """The process, while there is one."""
+        """The process's id while it runs."""
         self._limits = (cpu_s, wall_s)
         self._turn = asyncio.Lock()
         self._waiting = 0
@@ -69,8 +69,8 @@ class Worker:
         self._idle: asyncio.TimerHandle | None = None
 
     async def run(self, job: Callable[..., Result], *arguments: Any) -> Result:
-        """Calls a function of a module in the process. Arguments and result are pickled, off the
-        event loop.
+        """Calls a module-level function in the process. Arguments and result are pickled outside of
+        the event loop's thread.
 
         Raises Overdue, Busy, and what the function raises.
         """
@@ -79,8 +79,8 @@ class Worker:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Waits until the process is free, and keeps it: for arguments that are too large to have
-        many waiting.
+        """Waits until the process is free and reserves it, for callers whose arguments are too
+        large to be held while waiting.
 
         Raises Busy.
         """
@@ -93,12 +93,14 @@ class Worker:
             self._waiting -= 1
 
     def refuse_if_busy(self) -> None:
-        """Raises Busy if too many jobs wait for another one to be asked for."""
+        """Raises Busy if too many jobs wait already."""
         if self._waiting > WAITING_MAX:
-            raise Busy(f"{self._waiting} requests of this kind wait already: try again later")
+            raise Busy(f"{self._waiting} requests of this kind are waiting: try again later")
 
     async def run_in_turn(self, job: Callable[..., Result], *arguments: Any) -> Result:
-        """As `run`, for the caller that has the turn. Raises Overdue, and what the function raises."""
+        """Like `run`, for a caller that holds the turn. Raises Overdue, and what the function
+        raises.
+        """
         cpu_s, wall_s = self._limits
         frame = await asyncio.to_thread(_frame, (cpu_s, job, arguments))
         if self._idle is not None:
@@ -111,7 +113,7 @@ class Worker:
             await self._kill()
             raise Overdue(f"took more than {cpu_s:g} s of processor time, {wall_s:g} s or 1 GiB of memory") from None
         except BaseException:
-            # Half an exchange is of no use to the next job.
+            # The next job must not read the rest of this exchange.
             await self._kill()
             raise
         self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._end_idle)
@@ -139,8 +141,8 @@ class Worker:
 
     async def _start(self) -> asyncio.subprocess.Process:
         path = os.pathsep.join(filter(None, sys.path))
-        # -P: with -m alone Python imports from the current folder first, where another user may
-        # have put a `pickle.py`.
+        # -P: with -m alone, Python searches the current folder first, where another user may have
+        # put a `pickle.py`.
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", __name__, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path}, limit=1 << 20,
@@ -150,7 +152,7 @@ class Worker:
 
     def _end_idle(self) -> None:
         if self._process is not None and self._process.stdin is not None:
-            # The process ends by itself at the end of its input.
+            # The process exits at the end of its input.
             self._process.stdin.close()
             self._process, self.pid = None, None
 
@@ -163,20 +165,20 @@ class Worker:
 
 
 def _frame(content: Any) -> bytes:
-    """A value as it crosses a pipe."""
+    """A value as it crosses the pipe: length and pickle."""
     body = pickle.dumps(content)
     return LENGTH.pack(len(body)) + body
 
 
 def _serve(incoming: BinaryIO, outgoing: BinaryIO) -> None:
-    """Does jobs until the input ends. Limits are set before a job is read."""
+    """Runs jobs until the input ends. Sets limits before it unpickles a job."""
     os.nice(2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     while len(head := incoming.read(LENGTH.size)) == LENGTH.size:
         cpu_s, job, arguments = pickle.loads(incoming.read(LENGTH.unpack(head)[0]))
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        # The kernel ends the process, also where nobody waits for it any more.
+        # The kernel enforces it even if the controller no longer waits.
         most = int(usage.ru_utime + usage.ru_stime + cpu_s) + 1
         resource.setrlimit(resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))
         try:

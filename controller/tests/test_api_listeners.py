@@ -184,17 +184,17 @@ async def test_a_body_has_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 async def test_plans_are_refused_before_their_body_is_read(tmp_path: Path) -> None:
     async with served(tmp_path) as (controller, address):
-        judge, path = controller.judge, address.removeprefix("unix:")
-        await judge.plan(controller.text, controller.local)
-        assert judge.plans.pid is not None
-        os.kill(judge.plans.pid, signal.SIGSTOP)
-        plans = [asyncio.create_task(judge.plan(controller.text, controller.local)) for _ in range(5)]
+        validator, path = controller.validator, address.removeprefix("unix:")
+        await validator.plan(controller.text, controller.local)
+        assert validator.plans.pid is not None
+        os.kill(validator.plans.pid, signal.SIGSTOP)
+        plans = [asyncio.create_task(validator.plan(controller.text, controller.local)) for _ in range(5)]
         await asyncio.sleep(0)
         reader, writer = await asyncio.open_unix_connection(path)
         head = request("POST", "/api/plan", "x" * 4_000_000)[:-4_000_000]
         writer.write(head)
         assert (await reader.readline()).split()[1] == b"503"
-        os.kill(judge.plans.pid, signal.SIGCONT)
+        os.kill(validator.plans.pid, signal.SIGCONT)
         await asyncio.gather(*plans)
         # As many bodies as are read at a time, and one more.
         slow = [await asyncio.open_unix_connection(path) for _ in range(api_module.BODIES_MAX)]

@@ -20,13 +20,13 @@ from rivulet_controller import view
 from rivulet_controller.agents import SENT_KEPT, TEXT_MAX, Agent, AgentServer
 from rivulet_controller.api import BODY_MAX, Live, make_app
 from rivulet_controller.audit import LINE_MAX, RECENT, Audit, AuditError
-from rivulet_controller.chronicle import STATES_KEPT, Chronicle
 from rivulet_controller.config import ConfigError
 from rivulet_controller.document import MAX_BYTES
 from rivulet_controller.health import ReplicaView
 from rivulet_controller.pb.rivulet.agent.v1 import agent_pb2
 from rivulet_controller.rack_file import load
 from rivulet_controller.rights import Tokens
+from rivulet_controller.state_history import STATES_KEPT, StateHistory
 
 
 def test_a_disk_that_takes_half_a_line_of_the_audit_log_takes_none(tmp_path: Path) -> None:
@@ -171,19 +171,19 @@ def test_a_replicas_story_is_bounded_and_says_why_it_was_left_out(tmp_path: Path
             "r1", state, reason, True, True, 0, 0.0, {}, 0.0, 0.0, 0, 0, True, 0, 0, 1, False
         )  # fmt: skip
 
-    story = Chronicle()
+    history = StateHistory()
     for second in range(3 * STATES_KEPT):
-        story.note([seen("live" if second % 2 else "silent", f"look {second}")], float(second))
-        story.note([seen("live" if second % 2 else "silent", f"look {second}, more")], second + 0.5)
-    states = story.states("r1")
+        history.note([seen("live" if second % 2 else "silent", f"look {second}")], float(second))
+        history.note([seen("live" if second % 2 else "silent", f"look {second}, more")], second + 0.5)
+    states = history.states("r1")
     assert len(states) == STATES_KEPT
     assert states[-1] == {"time": 3.0 * STATES_KEPT - 1, "state": "live", "reason": f"look {3 * STATES_KEPT - 1}, more"}
-    story.excluded("r1", "tor1")
-    last = story.brief("r1")["last_exclusion"]
-    assert last["by"] == "tor1" and last["why"] == "not yet looked at"
-    story.note([seen("excluded", "excluded by tor1: no heartbeat is heard")])
-    assert story.brief("r1")["last_exclusion"]["why"] == "excluded by tor1: no heartbeat is heard"
-    story.excluded("r1", "tor1", now=1.0)
-    assert "before anybody looked" in story.brief("r1")["last_exclusion"]["why"]
-    story.note([])
-    assert story.states("r1") == [] and story.brief("r1") == {"since": 0.0, "last_exclusion": None}
+    history.excluded("r1", "tor1")
+    last = history.summary("r1")["last_exclusion"]
+    assert last["by"] == "tor1" and last["why"] == "not yet known"
+    history.note([seen("excluded", "excluded by tor1: no heartbeats arrive")])
+    assert history.summary("r1")["last_exclusion"]["why"] == "excluded by tor1: no heartbeats arrive"
+    history.excluded("r1", "tor1", now=1.0)
+    assert "back before the next reading" in history.summary("r1")["last_exclusion"]["why"]
+    history.note([])
+    assert history.states("r1") == [] and history.summary("r1") == {"since": 0.0, "last_exclusion": None}

@@ -134,7 +134,7 @@ async def test_a_service_comes_and_goes_without_touching_others(switch: FakeSwit
 
 @pytest.mark.parametrize(
     ("code", "advice"),
-    [(rpc_code.RESOURCE_EXHAUSTED, "the table is full"), (rpc_code.INVALID_ARGUMENT, "does not take this value")],
+    [(rpc_code.RESOURCE_EXHAUSTED, "the table is full"), (rpc_code.INVALID_ARGUMENT, "does not accept this value")],
 )
 async def test_a_refused_write_keeps_the_last_good_state(
     switch: FakeSwitch, tmp_path: Path, code: int, advice: str, caplog: pytest.LogCaptureFixture
@@ -148,7 +148,7 @@ async def test_a_refused_write_keeps_the_last_good_state(
         )
         assert not await controller.change(config(rack(switch) + OTHER), "a test")
         assert advice in controller.config_problem and "services[address=" in controller.config_problem
-        assert "the last good one stays" in caplog.text
+        assert "the one in force stays" in caplog.text
         assert [s.name for s in controller.config.services] == ["web"]
         assert switch.lines() == before
         switch.refuse = lambda u: 0
@@ -231,7 +231,7 @@ async def test_a_switch_that_does_not_take_the_program_says_why(switch: FakeSwit
     switch.refuse_pipeline = "table 7 is odd"
     async with running(switch, tmp_path) as controller:
         await until(lambda: "table 7 is odd" in problem(controller), "an error")
-        assert "does not take the program" in problem(controller) and "make p4" in problem(controller)
+        assert "does not accept the program" in problem(controller) and "make p4" in problem(controller)
         switch.refuse_pipeline = ""
         await until(lambda: as_described(controller, switch), "tried again")
 
@@ -278,7 +278,7 @@ async def test_nobody_listens_is_said_and_tried_again(tmp_path: Path) -> None:
     await switch.listen("127.0.0.1:0")
     await switch.stop()
     async with running(switch, tmp_path) as controller:
-        await until(lambda: "nobody listens at" in problem(controller), "an error")
+        await until(lambda: "no server listens at" in problem(controller), "an error")
         await switch.listen(switch.address)
         await until(lambda: as_described(controller, switch), "found")
     await switch.stop()
@@ -612,7 +612,7 @@ async def test_a_lost_switch_and_a_lost_agent_are_explained(switch: FakeSwitch, 
             await until(lambda: controller.view("r1").agent, "seen")
         switch.counters["replica_exclusions", 0] = 1
         await until(lambda: controller.view("r1").state == "excluded", "excluded")
-        assert "no heartbeat is heard, and its agent is gone" in controller.view("r1").reason
+        assert "no heartbeats arrive, and its agent is not connected" in controller.view("r1").reason
 
 
 async def test_decisions_survive_the_controller(switch: FakeSwitch, tmp_path: Path) -> None:

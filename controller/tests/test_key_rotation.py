@@ -112,7 +112,7 @@ class World:
     def connect(self, name: str) -> None:
         agent = Agent(name, 1, bytes(6), "model", self.true)
         self.controller.agents.agents[name] = agent
-        agent.send(self.controller._welcome(name))
+        agent.send(self.controller._first_update(name))
 
     def _take_up(self, agent: Agent) -> None:
         """An agent puts into force what it was told, and says so."""
@@ -131,7 +131,7 @@ class World:
         holds = {name: agent.held for name, agent in controller.agents.agents.items()}
         controller._tick_rings()
         await controller._save()
-        controller._tell_agents()
+        controller._send_updates()
         ring = controller.state.rings["web"]
         if not self.tor_gone:
             self.switch.lost_at = self.true

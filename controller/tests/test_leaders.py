@@ -97,7 +97,7 @@ def test_kill_the_leader_in_a_download(rack: LeaderRack) -> None:
     assert described(rack) == before
     # Who was excluded because this machine is busy is readmitted by a write.
     assert writes <= rack.exclusions() - excluded, rack.log(other)
-    assert rack.log(other).count("goes on as ToR") == 1
+    assert rack.log(other).count("resumes as ToR") == 1
     # The one that was killed comes back and waits; a drain is the new leader's to do, and it says so.
     rack.start_one(first)
     waiting = Client(f"unix:{rack.folder}/{first}.api")

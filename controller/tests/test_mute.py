@@ -15,7 +15,7 @@ from sample_rack import NAMES, RACK, config
 
 from rivulet_controller.config import ConfigError, Mute
 from rivulet_controller.controller import Controller
-from rivulet_controller.mute import FORGIVEN_S, PAUSE_S, Counted, MuteWatch
+from rivulet_controller.mute import PAUSE_RESET_S, PAUSE_S, MuteWatch, RequestCounts
 
 NAMED = ("a", "b", "c")
 
@@ -27,7 +27,7 @@ class Watch:
         self.watch = MuteWatch()
         self.rule = Mute.model_validate({"after": 5, "requests": 100, "exclude": True, **rule})
         self.now = 0.0
-        self.counted = {name: Counted(0, 0, 0, 1) for name in NAMED}
+        self.counted = {name: RequestCounts(0, 0, 0, 1) for name in NAMED}
         self.live = list(NAMED)
         self.pools: list[tuple[str, ...]] = [NAMED]
         self.said: list[tuple[str, str]] = []
@@ -39,7 +39,7 @@ class Watch:
             self.now += 1.0
             for name in asked:
                 old = self.counted[name]
-                self.counted[name] = Counted(
+                self.counted[name] = RequestCounts(
                     old.requests + 100,
                     old.answers + 100 * (name in answer),
                     old.refused + 100 * (name in refuse),
@@ -87,7 +87,7 @@ def test_a_reading_that_is_missing_or_begins_anew_says_nothing() -> None:
     for _ in range(10):
         assert rack.run(4, answer="ab") == []
         # The switch restarted.
-        rack.counted = {name: Counted(0, 0, 0, 1) for name in NAMED}
+        rack.counted = {name: RequestCounts(0, 0, 0, 1) for name in NAMED}
     assert rack.watch.mute("c") is None
     assert rack.run(7, answer="ab") == [("MUTE", "c"), ("LEFT_OUT", "c")], "but what follows does"
 
@@ -107,7 +107,7 @@ def test_it_is_tried_again_after_pauses_that_grow() -> None:
         assert said == [("LEFT_OUT", "c")], "still mute"
     assert out[0] >= PAUSE_S - 1 and all(b > 1.8 * a for a, b in itertools.pairwise(out)), out
     # Well for long enough, it is as one that never was mute.
-    assert rack.run(round(FORGIVEN_S) + 5) == [("ANSWERS", "c"), ("TRIED_AGAIN", "c")]
+    assert rack.run(round(PAUSE_RESET_S) + 5) == [("ANSWERS", "c"), ("TRIED_AGAIN", "c")]
     assert rack.run(6, answer="ab")[-1] == ("LEFT_OUT", "c")
     assert 0 < rack.watch.tried_again_in("c", rack.now) <= PAUSE_S
 
@@ -121,7 +121,7 @@ def test_an_answer_an_operator_or_another_process_takes_it_back() -> None:
     rack.watch.take_back("c", rack.now)
     assert rack.watch.left_out() == frozenset()
     assert rack.run(6, answer="ab") == [("LEFT_OUT", "c")], "it is mute still"
-    rack.counted["c"] = Counted(rack.counted["c"].requests, rack.counted["c"].answers, 0, 2)
+    rack.counted["c"] = RequestCounts(rack.counted["c"].requests, rack.counted["c"].answers, 0, 2)
     assert rack.run(1, answer="ab", asked="ab") == [("ANSWERS", "c"), ("TRIED_AGAIN", "c")]
     rack.rule = rack.rule.model_copy(update={"exclude": False})
     rack.run(6, answer="ab")
@@ -197,16 +197,16 @@ async def test_the_controller_leaves_it_out_and_takes_it_back(tmp_path: Path) ->
         def first(name: str) -> bool:
             return any(f"first={name}," in line for line in switch.lines())
 
-        await until(lambda: "r1" in controller.lookout.left_out() and not first("0x0"), "nothing new goes there")
+        await until(lambda: "r1" in controller.monitor.left_out() and not first("0x0"), "nothing new goes there")
         view = controller.view("r1")
         assert view.state == "mute" and view.left_out and "requests was answered" in view.reason
         assert controller.draining() == frozenset(), "that is an operator's word"
-        last = controller.lookout.chronicle.brief("r1")["last_exclusion"]
+        last = controller.monitor.history.summary("r1")["last_exclusion"]
         assert last["by"] == "the controller" and "requests was answered" in last["why"]
         # The operator sends it back; it is mute still.
         await controller.decide("r1", draining=False)
         await until(lambda: first("0x0"), "taken back")
-        await until(lambda: "r1" in controller.lookout.left_out() and not first("0x0"), "and left out again")
+        await until(lambda: "r1" in controller.monitor.left_out() and not first("0x0"), "and left out again")
         silent.clear()
         switch.counters["port_answers", 101] += 1
         await until(lambda: first("0x0") and controller.view("r1").state == "live", "it answers")
@@ -214,7 +214,7 @@ async def test_the_controller_leaves_it_out_and_takes_it_back(tmp_path: Path) ->
         assert kinds == ["MUTE", "LEFT_OUT", "LEFT_OUT", "ANSWERS", "TRIED_AGAIN"]
 
         def states() -> list[str]:
-            return [entered["state"] for entered in controller.lookout.chronicle.states("r1")]
+            return [entered["state"] for entered in controller.monitor.history.states("r1")]
 
         await until(lambda: states()[-3:] == ["live", "mute", "live"], "it has a history")
 
@@ -230,4 +230,4 @@ async def test_replicas_that_share_a_port_are_not_judged(tmp_path: Path) -> None
 async def _seen(tmp_path: Path, change: Callable[[str], str]) -> set[str]:
     async with FakeSwitch(NAMES) as switch, running(switch, tmp_path, change(RACK)) as controller:
         await until(lambda: "tor1" in controller.fleet.health.before, "two readings")
-        return set(controller.fleet.health.counted(controller.config.replicas, {}))
+        return set(controller.fleet.health.request_counts(controller.config.replicas, {}))

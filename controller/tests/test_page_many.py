@@ -165,7 +165,7 @@ async def test_the_page_and_rivuletctl_tell_the_same(tmp_path: Path, monkeypatch
             table = await run("services")
             assert re.search(r"old, (next in \d+ min|\d+ on its way)", table), table
             # It is written down at the next look, once a second.
-            await until(lambda: controller.lookout.chronicle.states("r3")[-1]["state"] == "draining", "it is noted")
+            await until(lambda: controller.monitor.history.states("r3")[-1]["state"] == "draining", "it is noted")
             told = await run("replica", "r3")
             assert "not left out since the controller looks" in told and "draining new flows go elsewhere" in told
             assert [each["name"] for each in found["replicas"]] == [f"r{i + 1}" for i in range(REPLICAS)]

@@ -66,24 +66,24 @@ def test_the_certificate_shown_to_etcd_is_followed(tmp_path: Path) -> None:
     with gateway(authority) as (url, seen):
         tls = Tls(certificate=pair[0], key=pair[1], authority=authority.certificate)
         client = EtcdClient(Etcd(endpoints=(url,), tls=tls))
-        client.ask("kv/range", {})
+        client.request("kv/range", {})
         authority.renew("second", pair)
-        client.ask("kv/range", {})
+        client.request("kv/range", {})
         # One that is only half there, or none, changes nothing.
         kept = pair[1].read_bytes()
         for broken in (b"no key", authority.sign("third")[1].read_bytes()):
             pair[1].write_bytes(broken)
-            client.ask("kv/range", {})
+            client.request("kv/range", {})
         pair[1].unlink()
-        client.ask("kv/range", {})
+        client.request("kv/range", {})
         pair[1].touch(mode=0o600)
         pair[1].write_bytes(kept)
-        client.ask("kv/range", {})
+        client.request("kv/range", {})
         assert seen == ["first", *["second"] * 5]
         # Nor is somebody else's authority believed because it is new.
         authority.certificate.write_bytes(Authority(tmp_path, "other").make().certificate.read_bytes())
         with pytest.raises(StoreError, match="certificate verify failed"):
-            client.ask("kv/range", {})
+            client.request("kv/range", {})
         client.close()
 
 

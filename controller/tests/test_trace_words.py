@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sample_rack import NAMES, RACK, config, fragments
 
-from rivulet_controller.cookie import Segment, half_sip_hash, judge
+from rivulet_controller.cookie import Segment, classify, half_sip_hash
 from rivulet_controller.desired import Tor
 from rivulet_controller.keys import Kind, words
 from rivulet_controller.state import State
@@ -31,13 +31,13 @@ def test_cookies_are_those_of_the_replicas() -> None:
         echo = ANSWER if row["stamped"] else None
         for more, received in ((1, 0), (1025, 1024)):
             segment = Segment(client, row["client_port"], (row["isn"] + more) % (1 << 32), echo, data=True)
-            verdict = judge([key], segment, row["service_port"])
+            verdict = classify([key], segment, row["service_port"])
             assert not verdict.reason, row
             if row["stamped"]:
                 assert f"has {received} bytes" in verdict.meaning, row
         other = words(bytes(8))
         segment = Segment(client, row["client_port"], (row["isn"] + 1) % (1 << 32), ANSWER)
-        assert judge([other], segment, row["service_port"]).reason == "COOKIE", row
+        assert classify([other], segment, row["service_port"]).reason == "COOKIE", row
 
 
 def isn(state: State, stamped: bool) -> int:

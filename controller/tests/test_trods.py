@@ -13,10 +13,10 @@ from sample_rack import NAMES, RACK, TWO_RACKS, config, fragments, lines, number
 
 from rivulet_controller.cli import _trods
 from rivulet_controller.config import Config, ConfigError
+from rivulet_controller.drain_progress import LATE_S, SETTLED_S, MoveWatch, Progress, progress
 from rivulet_controller.health import ReplicaView
 from rivulet_controller.metrics import Metrics
 from rivulet_controller.modes import Mode, settled
-from rivulet_controller.moving import LATE_S, SETTLED_S, MoveWatch, Progress, progress
 from rivulet_controller.pb.rivulet.agent.v1 import agent_pb2
 from rivulet_controller.rack_file import parse
 from rivulet_controller.state import State
@@ -53,13 +53,13 @@ def test_a_service_with_trods() -> None:
 @pytest.mark.parametrize(
     ("store", "where", "words"),
     [
-        ("", "services.0.plain", "trods: say where records are kept: `trods: {store: [ADDRESS:PORT, ...]}`"),
-        ("{}", "services.0.trods.store", "no server: say where records are kept, or by `objects`"),
+        ("", "services.0.plain", "trods: set the store of records: `trods: {store: [ADDRESS:PORT, ...]}`"),
+        ("{}", "services.0.trods.store", "no server: list the store's servers, or set `objects`"),
         ("{store: []}", "services.0.trods.store", "no server"),
         ("{objects: list}", "services.0.trods.objects", "is not a path that begins with /"),
         ("{objects: /a b}", "services.0.trods.objects", "is not a path that begins with /"),
-        ("{objects: /list, store: ['10.0.2.1:1']}", "services.0.trods.store", "all of it is on the host of replica"),
-        ("{objects: /list, failure: closed}", "services.0.trods.failure", "is for a store"),
+        ("{objects: /list, store: ['10.0.2.1:1']}", "services.0.trods.store", "all servers are on the host of replica"),
+        ("{objects: /list, failure: closed}", "services.0.trods.failure", "needs `store`"),
         (
             "{store: [" + ", ".join(f"'10.0.1.{n}:1'" for n in range(1, 10)) + "]}",
             "services.0.trods.store",
@@ -79,8 +79,12 @@ def test_a_service_with_trods() -> None:
         ("{store: ['[fd00::9]:1', '[fd00:0::9]:1']}", "services.0.trods.store.1", "[fd00::9]:1 appears twice"),
         ("{store: ['10.9.0.1:1']}", "services.0.trods.store.0", "10.9.0.1 is an address of service 'web'"),
         ("{store: ['10.0.1.254:1']}", "services.0.trods.store.0", "10.0.1.254 is an address of switch 'tor1'"),
-        ("{store: ['10.0.2.1:1', '10.0.2.1:2']}", "services.0.trods.store", "all of it is on the host of replica 'r1'"),
-        ("{store: ['10.0.1.1:1'], copies: 2}", "services.0.trods.copies", "2 copies need as many servers"),
+        (
+            "{store: ['10.0.2.1:1', '10.0.2.1:2']}",
+            "services.0.trods.store",
+            "all servers are on the host of replica 'r1'",
+        ),
+        ("{store: ['10.0.1.1:1'], copies: 2}", "services.0.trods.copies", "2 copies need at least that many servers"),
         ("{store: ['10.0.1.1:1'], copies: 3}", "services.0.trods.copies", "3: must be 1 or 2"),
         ("{store: ['10.0.1.1:1'], failure: maybe}", "services.0.trods.failure", "'maybe': must be 'open' or 'closed'"),
         ("{store: ['10.0.1.1:1'], deterministic: 7}", "services.0.trods.deterministic", "7: must be true or false"),
@@ -99,7 +103,9 @@ def test_one_service_of_a_replica_has_its_objects_named() -> None:
     assert config(text).services[0].trods is not None
     more = "  - {name: other, addresses: [10.9.0.2], port: 80, replicas: [r2], plain: trods, trods: {objects: /l}}\n"
     found = problems(text + more)
-    assert any("services.1.trods.objects: replica 'r2' has those of service 'web'" in p for p in found), found
+    assert any("services.1.trods.objects: replica 'r2' already has the objects of service 'web'" in p for p in found), (
+        found
+    )
 
 
 def test_agents_are_told_where_the_list_is_and_what_is_in_force() -> None:
@@ -115,7 +121,7 @@ def test_trods_is_for_one_rack() -> None:
     text = TWO_RACKS + "    plain: trods\n" + STORE
     (problem,) = problems(text)
     line = len(text.splitlines()) - 1
-    assert problem == f"rack.yaml:{line}: services.0.plain: trods: is for one rack, and there are 2 switches"
+    assert problem == f"rack.yaml:{line}: services.0.plain: trods: works with one switch, and there are 2"
     config(text.replace("plain: trods", "plain: kernel"))
 
 

@@ -12,7 +12,7 @@ import pytest
 from netrack import SERVICE, NetRack, needs_rack
 from test_adoption_rack import Flow, holders
 
-from rivulet_controller.moving import progress
+from rivulet_controller.drain_progress import progress
 from rivulet_lab import binary, nginx
 
 pytestmark = [

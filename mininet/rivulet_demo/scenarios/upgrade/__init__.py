@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rivulet_controller.client import ApiError, Client
-from rivulet_controller.moving import progress
+from rivulet_controller.drain_progress import progress
 from rivulet_lab import Process
 
 from ... import capture

@@ -1,4 +1,6 @@
-"""Once a second: what became of each replica, and who heartbeats and answers nothing."""
+"""Checks all replicas once a second: records their states, and watches for mute replicas and
+drains.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +9,21 @@ import time
 from collections.abc import Callable, Mapping
 
 from .agents import Agent
-from .chronicle import Chronicle
 from .config import Config
+from .drain_progress import MoveWatch
 from .fleet import Fleet
 from .health import ReplicaView
-from .moving import MoveWatch
 from .mute import MuteWatch
+from .state_history import StateHistory
 
-log = logging.getLogger("rivulet.lookout")
+log = logging.getLogger("rivulet.monitor")
 
 
-class Lookout:
-    """Looks at all replicas; `spare` is called when those that the controller leaves out are others than before."""
+class Monitor:
+    """Calls `spare` when the set of replicas that the controller excludes has changed."""
 
-    def __init__(self, fleet: Fleet, chronicle: Chronicle, spare: Callable[[], None]) -> None:
-        self.chronicle = chronicle
+    def __init__(self, fleet: Fleet, history: StateHistory, spare: Callable[[], None]) -> None:
+        self.history = history
         self._fleet = fleet
         self._spare = spare
         self._mute = MuteWatch()
@@ -34,10 +36,10 @@ class Lookout:
         view: Callable[[str], ReplicaView],
         draining: frozenset[str],
     ) -> None:
-        """One look; `draining`: those that an operator drains."""
-        self._fleet.health.remember()
+        """One check of all replicas; `draining`: those that an operator drains."""
+        self._fleet.health.record_history()
         views = [view(replica.name) for replica in config.replicas]
-        counted = self._fleet.health.counted(config.replicas, agents)
+        counted = self._fleet.health.request_counts(config.replicas, agents)
         pools: dict[str, set[str]] = {}
         for service in config.services:
             pools.setdefault(service.pool_name, set()).update(service.replicas)
@@ -47,28 +49,28 @@ class Lookout:
             log.warning("replica %s: %s", replica, kind.lower().replace("_", " "))
             self._fleet.note(kind, replica)
             if kind == "LEFT_OUT":
-                self.chronicle.excluded(replica, "the controller", self.words(replica))
+                self.history.excluded(replica, "the controller", self.words(replica))
         if self.left_out() != before:
             self._spare()
         for kind, replica, words in self._moves.look(time.monotonic(), views, draining):
             log.info("replica %s: %s", replica, words)
             self._fleet.note(kind, replica, words)
-        self.chronicle.note(views)
+        self.history.note(views)
 
     def left_out(self) -> frozenset[str]:
-        """Mute replicas that get nothing new."""
+        """Mute replicas that the controller excludes."""
         return self._mute.left_out()
 
     def take_back(self, replica: str) -> None:
-        """An operator wants it back."""
+        """An operator undrained the replica."""
         self._mute.take_back(replica, time.monotonic())
 
     def words(self, replica: str) -> str:
-        """Why a replica counts as mute; empty for one that does not."""
+        """Why a replica counts as mute; empty if it does not."""
         requests = self._mute.mute(replica)
         if requests is None:
             return ""
-        words = f"heartbeats are heard, but none of {requests} requests was answered"
+        words = f"heartbeats arrive, but none of {requests} requests was answered"
         if replica in self.left_out():
-            words += f"; it gets nothing new for {self._mute.tried_again_in(replica, time.monotonic()):.0f} s"
+            words += f"; excluded for another {self._mute.tried_again_in(replica, time.monotonic()):.0f} s"
         return words

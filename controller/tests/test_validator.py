@@ -68,7 +68,7 @@ async def test_the_api_and_agents_are_served_while_a_hostile_plan_is_judged(tmp_
         assert answer.status_code == 200
         assert sum("slots[" in line and line[0] == "+" for line in answer.json()["tor1"]) > 50_000
         # One that takes too long is refused, and the next one is judged as ever.
-        controller.judge.plans = Worker("plans", cpu_s=1.0)
+        controller.validator.plans = Worker("plans", cpu_s=1.0)
         answer = await client.post("/api/plan", content=text, headers=ME)
         assert answer.status_code == 422
         assert answer.json()["detail"] == [
@@ -82,41 +82,41 @@ async def test_more_than_a_switchs_tables_hold_is_refused_before_it_is_computed(
     async with FakeSwitch(NAMES) as switch, running(switch, tmp_path) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
         for text, table in ((hostile(slots=1024), "slots"), (hostile(200).replace("pool: p, ", ""), "replicas")):
-            with pytest.raises(ConfigError, match=f"entries for table `{table}`, which has room for"):
-                await controller.judge.plan(rack(switch, text), controller.local)
-            with pytest.raises(ConfigError, match=f"entries for table `{table}`, which has room for"):
-                await controller.judge.change(rack(switch, text), "config", controller.local)
+            with pytest.raises(ConfigError, match=f"entries for table `{table}`, which has"):
+                await controller.validator.plan(rack(switch, text), controller.local)
+            with pytest.raises(ConfigError, match=f"entries for table `{table}`, which has"):
+                await controller.validator.change(rack(switch, text), "config", controller.local)
 
 
 async def test_a_change_is_judged_while_plans_are_not(tmp_path: Path) -> None:
     async with FakeSwitch(NAMES) as switch, running(switch, tmp_path) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
-        judge = controller.judge
-        await judge.plan(rack(switch), controller.local)
-        assert judge.plans.pid is not None
-        os.kill(judge.plans.pid, signal.SIGSTOP)
-        plans = [asyncio.create_task(judge.plan(rack(switch), controller.local)) for _ in range(7)]
+        validator = controller.validator
+        await validator.plan(rack(switch), controller.local)
+        assert validator.plans.pid is not None
+        os.kill(validator.plans.pid, signal.SIGSTOP)
+        plans = [asyncio.create_task(validator.plan(rack(switch), controller.local)) for _ in range(7)]
         await until(lambda: sum(plan.done() for plan in plans) == 2, "two do not wait")
         refused = [plan for plan in plans if plan.done()]
         assert [type(plan.exception()) for plan in refused] == [Busy, Busy]
-        changed = await judge.change(rack(switch).replace("liveness: 20ms", "liveness: 25ms"), "config")
+        changed = await validator.change(rack(switch).replace("liveness: 20ms", "liveness: 25ms"), "config")
         assert changed.services[0].liveness == 0.025 and len([p for p in plans if p.done()]) == 2
-        os.kill(judge.plans.pid, signal.SIGCONT)
+        os.kill(validator.plans.pid, signal.SIGCONT)
         assert {await plan for plan in plans if plan not in refused} == {b'{"tor1": []}'}
 
 
 async def test_plans_that_wait_or_are_refused_copy_nothing(tmp_path: Path) -> None:
     async with FakeSwitch(NAMES) as switch, running(switch, tmp_path) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
-        judge, situation, copies = controller.judge, controller.judge._situation, []
-        judge._situation = lambda: copies.append(1) or situation()  # type: ignore[func-returns-value]
-        await judge.plan(rack(switch), controller.local)
-        assert judge.plans.pid is not None and len(copies) == 1
-        os.kill(judge.plans.pid, signal.SIGSTOP)
-        plans = [asyncio.create_task(judge.plan(rack(switch), controller.local)) for _ in range(50)]
+        validator, baseline, copies = controller.validator, controller.validator._baseline, []
+        validator._baseline = lambda: copies.append(1) or baseline()  # type: ignore[func-returns-value]
+        await validator.plan(rack(switch), controller.local)
+        assert validator.plans.pid is not None and len(copies) == 1
+        os.kill(validator.plans.pid, signal.SIGSTOP)
+        plans = [asyncio.create_task(validator.plan(rack(switch), controller.local)) for _ in range(50)]
         await until(lambda: sum(plan.done() for plan in plans) == 45, "all but five are refused")
         assert len(copies) == 2, "that of the plan that runs"
-        os.kill(judge.plans.pid, signal.SIGCONT)
+        os.kill(validator.plans.pid, signal.SIGCONT)
         await asyncio.gather(*plans, return_exceptions=True)
         assert len(copies) == 6
 
@@ -208,17 +208,17 @@ async def test_a_file_that_came_at_a_busy_time_is_judged_again(tmp_path: Path, m
     monkeypatch.setattr(daemon, "FILE_POLL_S", 0.05)
     async with FakeSwitch(NAMES) as switch, running(switch, tmp_path) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
-        path, judge = tmp_path / "rack.yaml", controller.judge
+        path, validator = tmp_path / "rack.yaml", controller.validator
         path.write_text(rack(switch))
-        await judge.change(rack(switch), "config")
+        await validator.change(rack(switch), "config")
         following = asyncio.create_task(daemon._follow_file(controller, path, asyncio.Event()))
-        assert judge.changes.pid is not None
-        os.kill(judge.changes.pid, signal.SIGSTOP)
-        changes = [asyncio.create_task(judge.change(rack(switch), "config")) for _ in range(5)]
+        assert validator.changes.pid is not None
+        os.kill(validator.changes.pid, signal.SIGSTOP)
+        changes = [asyncio.create_task(validator.change(rack(switch), "config")) for _ in range(5)]
         await asyncio.sleep(0.1)
         path.write_text(rack(switch).replace("liveness: 20ms", "liveness: 25ms"))
         await until(lambda: "try again later" in controller.config_problem, "it is refused")
-        os.kill(judge.changes.pid, signal.SIGCONT)
+        os.kill(validator.changes.pid, signal.SIGCONT)
         await asyncio.gather(*changes)
         await until(lambda: controller.config.services[0].liveness == 0.025, "it is in force")
         await until(lambda: not controller.config_problem, "there is no problem any more")

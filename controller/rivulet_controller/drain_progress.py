@@ -1,4 +1,6 @@
-"""How far a replica that drains has got: connections with TRODS move, all others end where they are (docs/moves.md)."""
+"""Progress of a drain: connections under TRODS move to other replicas, all others end where they
+are (docs/moves.md).
+"""
 
 from __future__ import annotations
 
@@ -10,64 +12,67 @@ if TYPE_CHECKING:
     from .health import ReplicaView
 
 SETTLED_S = 2.0
-"""After a drain began its agent has heard of it, and has reported since."""
+"""Time after which the agent has received the drain and reported since."""
 LATE_S = 30.0
-"""By then all have moved that soon can; what is left waits for a response, or for who goes on with it."""
+"""Time by which connections move that can; the rest wait for a response, or for a replica that
+adopts them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What its agent reported last."""
+    """A draining replica's progress, as its agent last reported."""
 
     moved: int
-    """Connections that it left to others since it began."""
+    """Connections that moved to other replicas since its agent started."""
     moving: int
-    """Connections that are still to move."""
+    """Connections that have yet to move."""
     staying: int
-    """Connections of its kernel that end where they are."""
+    """Connections of its kernel that cannot move and end where they are."""
 
     @property
     def done(self) -> bool:
-        """Whether all have moved that can."""
+        """Whether all connections that can have moved."""
         return self.moving == 0
 
     @property
     def words(self) -> str:
-        """For people."""
+        """For logs and rivuletctl."""
         staying = f"{self.staying} stay until they end" if self.staying else "none stays"
         return f"{self.moved} moved, {self.moving} to move, {staying}"
 
 
 def progress(replica: Mapping[str, Any]) -> Progress:
-    """Of a replica as the API shows it."""
+    """The progress of a replica, from its object in the API."""
     trods = replica["trods"] or {"moved": 0, "watched": 0}
     return Progress(trods["moved"], trods["watched"], max(0, replica["load"] - trods["watched"]))
 
 
 class MoveWatch:
-    """Tells once of each drain that all have moved that can (MOVED), before that if it takes long (STILL_MOVING)."""
+    """Reports once for each drain that it is done (MOVED), and before that if it takes long
+    (STILL_MOVING).
+    """
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
-        self._told: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
 
     def look(self, now: float, views: Iterable[ReplicaView], draining: frozenset[str]) -> list[tuple[str, str, str]]:
-        """What there is to tell since the last look: kind, replica, how far it has got."""
+        """The events since the last call: kind, replica, progress in words."""
         self._since = {name: self._since.get(name, now) for name in draining}
-        self._told = {name: kind for name, kind in self._told.items() if name in draining}
-        told = []
+        self._reported = {name: kind for name, kind in self._reported.items() if name in draining}
+        events = []
         for view in views:
             if view.name not in draining or view.trods is None:
                 continue
             so_far = progress({"trods": asdict(view.trods), "load": view.load})
             after = now - self._since[view.name]
-            before = self._told.get(view.name)
+            before = self._reported.get(view.name)
             if so_far.done and after >= SETTLED_S and before != "MOVED":
                 kind = "MOVED"
             elif not so_far.done and after >= LATE_S and before is None:
                 kind = "STILL_MOVING"
             else:
                 continue
-            self._told[view.name] = kind
-            told.append((kind, view.name, so_far.words))
-        return told
+            self._reported[view.name] = kind
+            events.append((kind, view.name, so_far.words))
+        return events

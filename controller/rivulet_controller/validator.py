@@ -1,9 +1,8 @@
-"""Judges configurations in processes apart: parses, checks and plans them, within bounds of time
-and size.
+"""Checks and plans configurations in worker processes, within bounds of time and size.
 
-A reader may send a configuration for a plan, and 80 kB of it can ask for a million entries. None of
-that work runs in the controller's own process. Plans and changes have a process each, so that
-readers' plans delay no change.
+A user with the right to read may submit a configuration for a plan, and 80 kB of text can describe
+a million entries. So no such work runs in the controller's own process. Plans and changes have
+separate processes: plans delay no change.
 """
 
 from __future__ import annotations
@@ -31,69 +30,69 @@ from .switch import SwitchError
 from .worker import Worker
 
 LINES_MAX = 100_000
-"""Most lines of a plan; how many more there are is its last line."""
+"""Most lines of a plan; a last line tells how many are left out."""
 
 CHUNK = 256
-"""Entries that are pickled in one go: a thread that pickles keeps the event loop waiting for as
-long."""
+"""Entries pickled at a time: a thread that pickles blocks the event loop for that long."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What a configuration is judged against, of one switch."""
+class SwitchBaseline:
+    """One switch's part of a `Baseline`."""
 
     known: SwitchFacts | None
     connected: bool
     entries: tuple[bytes, ...] = ()
-    """What it holds, pickled, `CHUNK` entries each; for plans."""
+    """The switch's entries, pickled in chunks of `CHUNK`; only for plans."""
 
 
 @dataclass(frozen=True, slots=True)
-class Situation:
-    """What a configuration is judged against."""
+class Baseline:
+    """The state against which a configuration is checked."""
 
     rack: Rack
     now: float
     lives: Lives
-    switches: Mapping[str, Standing]
+    switches: Mapping[str, SwitchBaseline]
 
 
-class Judge:
-    """The two processes. `situation` gives what is in force, and what each switch holds."""
+class Validator:
+    """The two worker processes. `baseline` returns the state in force, and the entries that each
+    switch holds.
+    """
 
-    def __init__(self, situation: Callable[[], tuple[Situation, Mapping[str, list[Item]]]]) -> None:
-        self._situation = situation
+    def __init__(self, baseline: Callable[[], tuple[Baseline, Mapping[str, list[Item]]]]) -> None:
+        self._baseline = baseline
         self.plans = Worker("plans")
         self.changes = Worker("changes")
 
     async def plan(self, text: str, own: Config) -> bytes:
-        """What a configuration from elsewhere would write to each switch, as JSON: lines by switch.
+        """The writes that a submitted configuration would cause, as JSON: lines by switch.
 
         `own` is the configuration of this machine's file. Raises ConfigError, SwitchError,
         OutOfNumbers, NamesError, Overdue, Busy.
         """
-        # The copy of the rack and its switches is made in the turn: plans that wait, or are
-        # refused, cost none.
+        # Copies the rack and its switches only now: plans that wait or are refused must not use
+        # memory for it.
         async with self.plans.turn():
-            situation, held = self._situation()
+            baseline, held = self._baseline()
             entries = await asyncio.to_thread(lambda: {name: _pickled(items) for name, items in held.items()})
             switches = {
-                name: Standing(there.known, there.connected, entries[name])
-                for name, there in situation.switches.items()
+                name: SwitchBaseline(there.known, there.connected, entries[name])
+                for name, there in baseline.switches.items()
             }
-            whole = Situation(situation.rack, situation.now, situation.lives, switches)
+            whole = Baseline(baseline.rack, baseline.now, baseline.lives, switches)
             return await self.plans.run_in_turn(plan, text, own, whole)
 
     async def change(self, text: str, source: str, own: Config | None = None) -> Config:
-        """The configuration in a text, once it is certain that it can be brought into force in
-        bounded time.
+        """Parses a configuration and checks that it can be put in force within bounded time.
 
-        With `own` (the configuration of this machine's file) the text is from elsewhere. Raises
-        ConfigError, OutOfNumbers, NamesError, Overdue, Busy.
+        With `own` (the configuration of this machine's file) the text was submitted through the
+        API. Raises ConfigError, OutOfNumbers, NamesError, Overdue, Busy.
         """
         async with self.changes.turn():
-            situation, _ = self._situation()
-            config, answers = await self.changes.run_in_turn(change, text, source, own, situation)
+            baseline, _ = self._baseline()
+            config, answers = await self.changes.run_in_turn(change, text, source, own, baseline)
         cache_slots(answers)
         return config
 
@@ -106,19 +105,19 @@ def _pickled(items: list[Item]) -> tuple[bytes, ...]:
     return tuple(pickle.dumps(items[start : start + CHUNK]) for start in range(0, len(items), CHUNK))
 
 
-# In a worker's process
+# In the worker process
 
 
-def plan(text: str, own: Config, situation: Situation) -> bytes:
-    """See `Judge.plan`."""
+def plan(text: str, own: Config, baseline: Baseline) -> bytes:
+    """See `Validator.plan`."""
     config = with_local_parts(parse(text, "config"), own, "config")
-    rack, _ = _trial(config, situation, "config")
+    rack, _ = _planned_rack(config, baseline, "config")
     lines: dict[str, list[str]] = {}
     left = LINES_MAX
     for place in config.switches:
-        there = situation.switches.get(place.name)
+        there = baseline.switches.get(place.name)
         if there is None or there.known is None or not there.connected:
-            raise SwitchError(f"switch {place.name} is not connected: what it has is not known")
+            raise SwitchError(f"switch {place.name} is not connected: its entries are not known")
         fragments = fragments_of(_names(place), rack, place, there.known)
         _fits(place, fragments, "config")
         held = [item for chunk in there.entries for item in pickle.loads(chunk)]
@@ -130,26 +129,24 @@ def plan(text: str, own: Config, situation: Situation) -> bytes:
     return json.dumps(lines).encode()
 
 
-def change(
-    text: str, source: str, own: Config | None, situation: Situation
-) -> tuple[Config, Mapping[SlotInputs, Pairs]]:
-    """See `Judge.change`; with the slots, which take longest to find."""
+def change(text: str, source: str, own: Config | None, baseline: Baseline) -> tuple[Config, Mapping[SlotInputs, Pairs]]:
+    """See `Validator.change`. Also returns the slots, which take longest to compute."""
     config = parse(text, source)
     if own is not None:
         config = with_local_parts(config, own, source)
-    rack, answers = _trial(config, situation, source)
+    rack, answers = _planned_rack(config, baseline, source)
     for place in config.switches:
-        there = situation.switches.get(place.name)
+        there = baseline.switches.get(place.name)
         known = there.known if there is not None else None
         _fits(place, fragments_of(_names(place), rack, place, known or NO_FACTS), source)
     return config, answers
 
 
-def _trial(config: Config, situation: Situation, source: str) -> tuple[Rack, Mapping[SlotInputs, Pairs]]:
-    """The rack as it would be with a configuration, once all changes of it have come to their end."""
+def _planned_rack(config: Config, baseline: Baseline, source: str) -> tuple[Rack, Mapping[SlotInputs, Pairs]]:
+    """The rack as a configuration would make it, after all changes of mode are complete."""
     for place in config.switches:
         _has_room(config, place, source)
-    rack = situation.rack
+    rack = baseline.rack
     rack.config = config
     rack.numbers = number(config, rack.state)
     asked = list(slot_inputs(config, rack.state, rack.numbers))
@@ -158,10 +155,10 @@ def _trial(config: Config, situation: Situation, source: str) -> tuple[Rack, Map
         rack.state.set_mode(service.name, settled(service.plain))
         if service.name not in rack.state.rings:
             given = rack.state.given.get(service.name)
-            fresh = KeyRing().tick(situation.now, situation.lives, _held_by_none, given=given)
+            fresh = KeyRing().tick(baseline.now, baseline.lives, _held_by_none, given=given)
             rack.state.set_ring(service.name, fresh)
     if RACK_RING not in rack.state.rings:
-        fresh = KeyRing().tick(situation.now, situation.lives, _held_by_none, kinds=(Kind.TOR,))
+        fresh = KeyRing().tick(baseline.now, baseline.lives, _held_by_none, kinds=(Kind.TOR,))
         rack.state.set_ring(RACK_RING, fresh)
     return rack, {inputs: rack.state.slots[inputs[-1]] for inputs in asked}
 
@@ -171,8 +168,8 @@ def _held_by_none(kind: Kind, epoch: int) -> bool:
 
 
 def _has_room(config: Config, place: SwitchConfig, source: str) -> None:
-    """What needs no computing: raises ConfigError for more slots or members than the switch's
-    tables have rows.
+    """Cheap check before anything is computed. Raises ConfigError for more slots or members than
+    the tables have rows.
     """
     pools = {service.pool_name: service.replicas for service in config.services}
     wanted = {
@@ -183,7 +180,7 @@ def _has_room(config: Config, place: SwitchConfig, source: str) -> None:
 
 
 def _fits(place: SwitchConfig, fragments: Mapping[str, Fragment], source: str) -> None:
-    """Raises ConfigError for more entries than the switch's tables have rows."""
+    """Raises ConfigError if a table gets more entries than it has rows."""
     entries = (item for f in fragments.values() for item in f if isinstance(item, Entry) and not item.default)
     _compare(place, Counter(item.table for item in entries), source)
 
@@ -191,7 +188,7 @@ def _fits(place: SwitchConfig, fragments: Mapping[str, Fragment], source: str) -
 def _compare(place: SwitchConfig, wanted: Mapping[str, int], source: str) -> None:
     sizes = {table.alias: table.size for table in _names(place).schema.tables}
     problems: Sequence[str] = [
-        f"{source}: switch {place.name!r}: {count} entries for table `{table}`, which has room for {sizes[table]}:"
+        f"{source}: switch {place.name!r}: {count} entries for table `{table}`, which has {sizes[table]} rows:"
         " use fewer services, replicas or `slots`"
         for table, count in sorted(wanted.items())
         if sizes.get(table) and count > sizes[table]
