@@ -1,7 +1,8 @@
-//! Attackers: packets of one kind that a server has to refuse (or, for SYNs, to answer without remembering them).
+//! Attackers: packets of one kind that a server has to refuse (or, for SYNs, to answer without remembering
+//! them).
 //!
-//! What is near the truth is made from real requests: a client and the server's step talk to each other in memory, with
-//! the server's own keys or with others, and of what the client says one thing is changed.
+//! Attacks close to valid traffic start from real requests: a client and the server's step run in memory,
+//! with the server's own keys or with others, and one field of the client's packets is changed.
 
 mod plain;
 
@@ -30,19 +31,19 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {
-    /// Requests as they should be, with keys of somebody else.
+    /// Valid requests under other keys.
     WrongKeys,
-    /// The same, of epochs that this server does not have (any more).
+    /// The same, of key epochs that this server does not have.
     ExpiredEpochs,
-    /// Our option and random bytes.
+    /// Rivulet's option, and random bytes.
     Garbage,
-    /// Opening segments without data.
+    /// SYNs without data.
     Syn,
-    /// Opening segments with a request.
+    /// SYNs with a request.
     SynData,
-    /// Good requests whose continuation was changed: a larger window.
+    /// Valid requests with a changed continuation: a larger window.
     Forged,
-    /// Good requests, sums and all, but for the MAC.
+    /// Valid requests, with right sums, but with another MAC.
     BadMac,
     /// SYNs of ordinary TCP, as Linux sends them.
     PlainSyn,
@@ -62,21 +63,21 @@ impl Class {
 /// An attack.
 #[derive(Clone, Debug)]
 pub struct Attack {
-    /// Whom.
+    /// The attacked server.
     pub server: SocketAddr,
-    /// With what.
+    /// The kind of packets.
     pub class: Class,
     /// The server's key file; ordinary TCP needs none.
     pub keys: Option<PathBuf>,
     /// Packets a second.
     pub rate: u32,
-    /// For how long.
+    /// Duration of the attack.
     pub length: Duration,
-    /// From which address; none: the system's choice.
+    /// Source address; `None`: chosen by the system.
     pub source: Option<IpAddr>,
 }
 
-/// What was sent.
+/// Counts of sent packets.
 #[derive(Debug, Serialize)]
 pub struct Sent {
     class: Class,
@@ -85,19 +86,19 @@ pub struct Sent {
     packets_per_second: f64,
 }
 
-/// Different packets, sent in turn.
+/// Number of different packets, sent in rotation.
 const POOL: usize = 1024;
-/// They are made anew after this time, before they are refused for their age alone.
+/// Age at which the packets are made again, so that the server does not refuse them as stale.
 const RENEW: Duration = Duration::from_secs(2);
 /// Packets of one system call.
 const BATCH: usize = 64;
-/// A pool's packets after so many connections at most: what fails is not tried for ever.
+/// Connections tried for a pool of packets, so that failures do not repeat forever.
 const SESSIONS: usize = 4 * POOL;
 
-/// Sends it.
+/// Runs the attack.
 ///
 /// # Errors
-/// Keys that cannot be read, and what keeps packets from being sent.
+/// Unreadable keys, and errors of the socket.
 pub fn run(attack: &Attack) -> anyhow::Result<Sent> {
     let hop = rivulet_client::resolve(attack.server.ip())?;
     let source = attack.source.unwrap_or(hop.source);
@@ -185,7 +186,7 @@ impl Maker {
         bail!("the packets of this attack cannot be made: the key file has no usable keys")
     }
 
-    /// The keys that the packets are made with.
+    /// The keys under which the packets are made.
     fn ring(&self, own: &KeySet) -> anyhow::Result<KeyRing> {
         let foreign = || KeySet::generate(own.service).context("keys of somebody else");
         let mut keys = match self.class {
@@ -194,7 +195,7 @@ impl Maker {
         };
         match self.class {
             Class::WrongKeys => {
-                // The same epochs, so that the server has keys to try.
+                // The same epochs as the server's, so that it tries a key.
                 keys.seal[0].epoch = own.usable_seal;
                 keys.nonce[0].epoch = own.usable_nonce;
                 (keys.usable_seal, keys.usable_nonce) = (own.usable_seal, own.usable_nonce);
@@ -212,7 +213,7 @@ impl Maker {
         Ok(keys.ring())
     }
 
-    /// What becomes of a good packet; none if it is not one that this attack starts from.
+    /// The attack packet for a valid one; `None` if the attack does not start from this packet.
     fn spoil(&self, mut packet: Vec<u8>, seed: u64) -> Option<Vec<u8>> {
         let segment = Segment::parse_packet(&packet).ok()?;
         let request = segment.request().ok();
@@ -254,7 +255,7 @@ impl Maker {
     }
 }
 
-/// Requests that a client sends to a server with these keys, both in memory; `opening`: the first packet is enough.
+/// Requests of a client to a server with these keys, both in memory; `opening`: only the first packet.
 fn session(
     config: Config,
     local: SocketAddr,
@@ -284,7 +285,7 @@ fn session(
             let Ok(segment) = Segment::parse_packet(request) else { continue };
             let time = Time(clock.0 + now.0);
             let Ok(Verdict::Respond(plan)) = step(&segment, keys, time, &Policy::default()) else { continue };
-            // A refusal on either side only ends the conversation earlier.
+            // A refusal on either side only ends the connection earlier.
             let _ = content::answer(&plan, keys, |response| {
                 let _ = client.handle_input(now, &response);
             });
@@ -298,7 +299,7 @@ fn session(
     all
 }
 
-/// Puts another continuation in place of the one that stands in a request: its head, and behind the proof the rest.
+/// Replaces the continuation of a request: its head, and its rest behind the proof.
 fn replace(payload: &mut [u8], old: &SealedContinuation, new: &SealedContinuation) -> Option<()> {
     let (old, new) = (old.to_bytes(), new.to_bytes());
     for part in [0..HEAD, HEAD..old.len()] {
@@ -308,7 +309,7 @@ fn replace(payload: &mut [u8], old: &SealedContinuation, new: &SealedContinuatio
     Some(())
 }
 
-/// Makes the TCP checksum right again.
+/// Recomputes the TCP checksum.
 fn repair(packet: &mut [u8]) {
     let (tcp, addresses) = if packet[0] >> 4 == 4 { (20, 12..20) } else { (40, 8..40) };
     packet[tcp + 16..tcp + 18].fill(0);
@@ -336,7 +337,7 @@ mod tests {
 
     use super::*;
 
-    /// What a server says to each packet of an attack: the name of the refusal, or "answered".
+    /// The server's verdict on each packet of an attack: the name of the refusal, or "answered".
     fn verdicts(class: Class) -> Vec<&'static str> {
         let keys = KeySet::generate(7).unwrap();
         let ring = keys.ring();
@@ -357,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn every_attack_is_what_it_says_it_is() {
+    fn every_attack_gets_its_verdict() {
         for (class, expected) in [
             (Class::WrongKeys, &["forged"][..]),
             (Class::ExpiredEpochs, &["seal_epoch"]),

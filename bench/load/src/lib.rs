@@ -1,5 +1,5 @@
-//! HTTP load for the benches: clients that fetch one object again and again, over Rivulet or kernel TCP, and say as
-//! JSON what happened; and attackers ([`flood`]).
+//! HTTP load for the benches: clients that fetch one object again and again, over Rivulet or kernel TCP, and
+//! report as JSON; and attackers ([`flood`]).
 
 pub mod flood;
 pub mod report;

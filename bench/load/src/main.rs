@@ -1,7 +1,7 @@
-//! The command `rivulet-load`. Bounded by construction: a number of clients, a time, and at most so many requests each.
+//! The command `rivulet-load`. Clients, time and requests are limited.
 //!
-//! Clients are threads with blocking connections, as programs have them; or, with `--one-thread`, all in one event loop,
-//! which costs the client little enough that the server is what is measured.
+//! Clients are threads with blocking connections, like ordinary programs; or, with `--one-thread`, all in one
+//! event loop, which costs so little that the server remains the bottleneck.
 
 use std::io::{self, BufRead, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -27,64 +27,66 @@ use window::Window;
 #[derive(Parser)]
 #[command(name = "rivulet-load", version)]
 struct Options {
-    /// What to fetch: http://ADDRESS:PORT/PATH (an address, not a name), or by DNS over TCP dns://ADDRESS:PORT/NAME
+    /// URL to fetch: http://ADDRESS:PORT/PATH (an address, not a name), or over DNS dns://ADDRESS:PORT/NAME
     /// (--one-thread).
     url: String,
     /// The transport.
     #[arg(long, value_enum, default_value = "rivulet")]
     transport: Transport,
-    /// Clients at the same time.
+    /// Parallel clients.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=200_000))]
     clients: u32,
     /// Seconds after which no new request begins.
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
-    /// Requests of each client at most.
+    /// Most requests of each client.
     #[arg(long, default_value_t = u64::MAX)]
     requests: u64,
     /// Requests on one connection; 1 opens a new connection for each.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     per_connection: u32,
-    /// Seconds without progress after which a kernel TCP client gives up.
+    /// Seconds without progress after which a kernel TCP client closes its connection.
     #[arg(long, default_value_t = 30.0)]
     timeout: f64,
-    /// Requests begin by chance, so many a second on average, as long as --clients are not all busy (--one-thread).
+    /// Requests a second of a Poisson process, as long as some of --clients are free (--one-thread).
     #[arg(long, requires = "one_thread", value_parser = positive)]
     rate: Option<f64>,
-    /// No request begins once standard input has ended (--one-thread).
+    /// End the load when standard input ends (--one-thread).
     #[arg(long, requires = "one_thread", conflicts_with = "hold")]
     until_input_ends: bool,
-    /// Every answer's body has to be this file (--one-thread).
+    /// Compare every answer's body with this file (--one-thread).
     #[arg(long, requires = "one_thread")]
     expect: Option<PathBuf>,
-    /// Write a line of CSV for each request: when it began, by the monotonic clock, and how long it took, in
-    /// microseconds, and what failed (--one-thread).
+    /// Write a line of CSV for each request: start by the monotonic clock, duration in microseconds, and
+    /// failure (--one-thread).
     #[arg(long, requires = "one_thread")]
     log: Option<PathBuf>,
-    /// Count bytes as they come, from this second on, and end at --seconds whatever is under way (threads only).
+    /// Count bytes as they arrive, from this second on, and end at --seconds with requests in progress
+    /// (threads only).
     #[arg(long, conflicts_with = "one_thread")]
     warm: Option<f64>,
     /// All clients in one event loop.
     #[arg(long)]
     one_thread: bool,
-    /// Give address tokens of earlier connections back (Rivulet, --one-thread).
+    /// Use address tokens of earlier connections (Rivulet, --one-thread).
     #[arg(long, requires = "one_thread")]
     token: bool,
-    /// What moves the packets of the one thread: af_packet, af_xdp, auto (Rivulet, --one-thread).
+    /// Packet I/O of the one thread: af_packet, af_xdp, auto (Rivulet, --one-thread).
     #[arg(long, default_value_t, requires = "one_thread")]
     io: IoChoice,
-    /// Open all clients' connections, fetch once on each, say "open", and hold them until standard input ends.
+    /// Open all clients' connections, fetch once on each, print "open", and hold them until standard input
+    /// ends.
     #[arg(long, requires = "one_thread")]
     hold: bool,
-    /// With --hold, in the middle of the answer: take about so many octets of the body, and close the window (plain).
+    /// With --hold: read about this many bytes of the body, then close the window (plain).
     #[arg(long, requires = "hold")]
     close_at: Option<u64>,
-    /// Connect from these addresses in turn; more than 28,000 connections at a time need several (--one-thread).
+    /// Source addresses, used in rotation; more than 28,000 parallel connections need several (--one-thread).
     #[arg(long, requires = "one_thread")]
     source: Vec<IpAddr>,
 }
 
-/// The number of queries by DNS: a connection has one.
+/// Id of the DNS queries; each connection has one query.
 const QUERY: u16 = 0x5256;
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -93,9 +95,9 @@ enum Transport {
     Rivulet,
     /// The kernel's TCP.
     Tcp,
-    /// Ordinary TCP without a socket for each connection, for paths that lose nothing (--one-thread).
+    /// Ordinary TCP without a socket for each connection, for paths without loss (--one-thread).
     Plain,
-    /// The kernel's TCP with the request in the SYN where a cookie is at hand (RFC 7413; --one-thread).
+    /// The kernel's TCP with the request in the SYN if there is a cookie (RFC 7413; --one-thread).
     TcpFastopen,
 }
 
@@ -180,7 +182,7 @@ fn one_thread(options: &Options) -> anyhow::Result<Outcome> {
     }
     let held = || {
         let mut out = io::stdout();
-        // Whoever started this waits for the line; one that is gone closes standard input too.
+        // The parent process waits for the line; if it has ended, standard input is closed too.
         let _ = writeln!(out, "open").and_then(|()| out.flush());
     };
     let outcome = match options.transport {
@@ -236,7 +238,7 @@ fn threads(options: &Options, server: SocketAddr, request: Vec<u8>) -> anyhow::R
             let (outcomes, took) = window.watch(warm, options.seconds);
             let report = Report::new(options.transport.name(), options.clients, outcomes, took);
             println!("{}", serde_json::to_string(&report)?);
-            // Threads may wait for long: what is under way is of no interest any more.
+            // Threads may wait for long, but requests in progress no longer count.
             std::process::exit(0);
         }
         let began = Instant::now();
@@ -309,7 +311,7 @@ fn connect(
     })
 }
 
-/// One request; bytes of the body.
+/// One request; returns the bytes of the body.
 fn fetch(connection: &mut dyn Connection, request: &[u8], buffer: &mut [u8]) -> anyhow::Result<u64> {
     connection.write_all(request)?;
     let (status, bytes) = read_response(connection, buffer)?;

@@ -1,4 +1,4 @@
-//! What clients saw, and the line of JSON that says it.
+//! Results of the clients, and the line of JSON with their sum.
 
 use std::time::Duration;
 
@@ -6,42 +6,42 @@ use serde::Serialize;
 
 use crate::response::WrongBody;
 
-/// What one client saw.
+/// Results of one client.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// Time of each request that was answered whole, microseconds.
+    /// Duration of each complete request, microseconds.
     pub latencies_us: Vec<u32>,
     /// Bytes of bodies.
     pub bytes: u64,
     /// Requests that failed.
     pub errors: u64,
-    /// Of these, whose answers had other octets than what is served.
+    /// Of these, requests with other bytes in their answers than the served ones.
     pub wrong: u64,
-    /// How the first of them did.
+    /// Reason of the first failure.
     pub first_error: Option<String>,
-    /// Every request, if that is wanted.
+    /// Every request, if it is logged.
     pub log: Option<Vec<Row>>,
 }
 
-/// A request, for those who want all.
+/// A logged request.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// When it was due, by the system's monotonic clock, microseconds.
+    /// Due time, by the system's monotonic clock, microseconds.
     pub began_us: u64,
-    /// How long it took.
+    /// Duration, microseconds.
     pub took_us: u64,
-    /// How it failed; empty: it did not.
+    /// Reason of the failure; empty: none.
     pub problem: String,
 }
 
 impl Outcome {
-    /// Counts a request that was answered.
+    /// Counts an answered request.
     pub fn answered(&mut self, took: Duration, bytes: u64) {
         self.latencies_us.push(took.as_micros().try_into().unwrap_or(u32::MAX));
         self.bytes += bytes;
     }
 
-    /// Counts one that failed.
+    /// Counts a failed request.
     pub fn fail(&mut self, error: &anyhow::Error) {
         self.errors += 1;
         self.wrong += u64::from(error.is::<WrongBody>());
@@ -49,7 +49,7 @@ impl Outcome {
     }
 }
 
-/// The line that is printed.
+/// The printed line.
 #[derive(Serialize)]
 pub struct Report {
     transport: &'static str,
@@ -77,7 +77,7 @@ struct Percentiles {
 }
 
 impl Report {
-    /// Sums up what the clients saw.
+    /// Sums up the clients' results.
     #[must_use]
     pub fn new(transport: &'static str, clients: u32, outcomes: Vec<Outcome>, took: Duration) -> Report {
         let shares: Vec<u64> = outcomes.iter().map(|o| o.bytes).collect();

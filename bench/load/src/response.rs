@@ -1,4 +1,4 @@
-//! Just enough of HTTP/1.1 to read an answer with a known length, to its last byte; and of DNS over TCP.
+//! As much of HTTP/1.1 as reads an answer of known length, and of DNS over TCP.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -7,36 +7,37 @@ use anyhow::{Context, bail};
 
 use crate::target::Ask;
 
-/// Octets that a head may have.
+/// Most bytes of a head.
 const MAX_HEAD: usize = 16 * 1024;
 
-/// An octet of the body is not what was served.
+/// A byte of the body differs from the served object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the body is not what is served, from octet {0} on")]
 pub struct WrongBody(pub u64);
 
-/// Reads one answer, in whatever pieces it comes.
+/// Reads one answer, from pieces of any size.
 #[derive(Debug, Default)]
 pub struct Parser {
     head: Vec<u8>,
-    /// Status, length of the body, and how much of it has come; once the head is whole.
+    /// Status, length of the body, and received bytes of it; after the head is complete.
     body: Option<(u16, u64, u64)>,
-    /// What the body is to be.
+    /// The expected body.
     expected: Option<Arc<[u8]>>,
     ask: Ask,
 }
 
 impl Parser {
-    /// For answers to this, whose body is that; none: whatever it is.
+    /// Parser of answers to this request, with this body; `None`: any body.
     #[must_use]
     pub fn expecting(ask: Ask, expected: Option<Arc<[u8]>>) -> Parser {
         Parser { expected, ask, ..Parser::default() }
     }
 
-    /// Takes bytes; status and bytes of the body once the answer is whole. The body must have a Content-Length.
+    /// Parses bytes; returns status and bytes of the body once the answer is complete. It must have a
+    /// Content-Length.
     ///
     /// # Errors
-    /// Where the bytes are not such an answer, or go on behind it; [`WrongBody`].
+    /// If the bytes are not such an answer, or continue after it; [`WrongBody`].
     pub fn feed(&mut self, bytes: &[u8]) -> anyhow::Result<Option<(u16, u64)>> {
         if let Ask::Name { id } = self.ask {
             return self.message(bytes, id);
@@ -69,7 +70,7 @@ impl Parser {
         Ok((got == length).then_some((status, length)))
     }
 
-    /// A message of DNS behind its length (RFC 7766); one without an error has status 200.
+    /// A message of DNS behind its length (RFC 7766); one without an error counts as status 200.
     fn message(&mut self, bytes: &[u8], id: u16) -> anyhow::Result<Option<(u16, u64)>> {
         self.head.extend_from_slice(bytes);
         let Some((length, message)) = self.head.split_first_chunk() else { return Ok(None) };
@@ -78,7 +79,7 @@ impl Parser {
             bail!("{} bytes behind the answer", got - length);
         }
         let status = match message {
-            // An answer to this, response code 0, with a record.
+            // An answer to this query, with response code 0 and a record.
             [a, b, flags, code, _, _, 0, 1..=255, ..]
                 if [*a, *b] == id.to_be_bytes() && flags >> 7 == 1 && code & 15 == 0 =>
             {
@@ -90,7 +91,7 @@ impl Parser {
         Ok(self.whole())
     }
 
-    /// Whether these are the octets of the body from `at` on. That of another status is another.
+    /// Whether these are the bytes of the body from `at` on. The body of another status is not compared.
     fn compare(&self, status: u16, at: u64, bytes: &[u8]) -> Result<(), WrongBody> {
         let Some(expected) = self.expected.as_ref().filter(|_| status == 200) else { return Ok(()) };
         let right = expected.get(at as usize..).unwrap_or_default();
@@ -98,19 +99,19 @@ impl Parser {
         if same < bytes.len() { Err(WrongBody(at + same as u64)) } else { Ok(()) }
     }
 
-    /// Status and bytes of the body, once the answer is whole.
+    /// Status and bytes of the body, once the answer is complete.
     #[must_use]
     pub fn whole(&self) -> Option<(u16, u64)> {
         self.body.filter(|(_, length, got)| got == length).map(|(status, length, _)| (status, length))
     }
 
-    /// Status and how many octets of the body have come, once the head is whole.
+    /// Status and received bytes of the body, once the head is complete.
     #[must_use]
     pub fn so_far(&self) -> Option<(u16, u64)> {
         self.body.map(|(status, _, got)| (status, got))
     }
 
-    /// How far it came, for an error message.
+    /// Progress, for an error message.
     #[must_use]
     pub fn progress(&self) -> String {
         match self.body {
@@ -119,7 +120,7 @@ impl Parser {
         }
     }
 
-    /// Ready for the next answer.
+    /// Resets the parser for the next answer.
     pub fn reset(&mut self) {
         self.head.clear();
         self.body = None;
@@ -138,10 +139,10 @@ fn fields(head: &[u8]) -> anyhow::Result<(u16, u64)> {
     Ok((status, length))
 }
 
-/// Reads one response from a blocking connection; gives status and bytes of the body.
+/// Reads one response from a blocking connection; returns status and bytes of the body.
 ///
 /// # Errors
-/// Those of the connection, and of [`Parser::feed`].
+/// Errors of the connection, and of [`Parser::feed`].
 pub fn read_response<C: Read + ?Sized>(connection: &mut C, buffer: &mut [u8]) -> anyhow::Result<(u16, u64)> {
     let mut parser = Parser::default();
     loop {
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_the_body_is_told_from_where_on() {
+    fn wrong_body_is_reported_with_its_offset() {
         let text = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nabcd";
         for (body, wrong) in [("abcd", None), ("abxd", Some(2)), ("abc", Some(3)), ("", Some(0))] {
             for size in [1, 3, 100] {

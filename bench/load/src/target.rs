@@ -1,4 +1,4 @@
-//! What is fetched, and from where.
+//! The object to fetch, and its server.
 
 use std::net::SocketAddr;
 
@@ -18,7 +18,7 @@ pub fn parse(url: &str) -> anyhow::Result<(SocketAddr, String, String)> {
     Ok((server, host.to_owned(), path))
 }
 
-/// What is asked for, and so how its answer reads.
+/// Protocol of the request, which decides how its answer is parsed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ask {
     /// An object by HTTP.
@@ -26,15 +26,16 @@ pub enum Ask {
     Path,
     /// An address of a name by DNS over TCP.
     Name {
-        /// The query's number.
+        /// The query's id.
         id: u16,
     },
 }
 
-/// Server and query of dns://ADDRESS:PORT/NAME, for an IPv4 address (RFC 1035 section 4.1); the query's number is `id`.
+/// Server and query of dns://ADDRESS:PORT/NAME, for an IPv4 address (RFC 1035 section 4.1); the query's
+/// number is `id`.
 ///
 /// # Errors
-/// Another URL, or a name that is none.
+/// Another URL, or an invalid name.
 pub fn query(url: &str, id: u16) -> anyhow::Result<(SocketAddr, Vec<u8>)> {
     let rest = url.strip_prefix("dns://").context("only dns:// URLs")?;
     let (server, name) = rest.split_once('/').context("no name in the URL")?;
@@ -55,7 +56,7 @@ pub fn query(url: &str, id: u16) -> anyhow::Result<(SocketAddr, Vec<u8>)> {
     Ok((server, message))
 }
 
-/// The request; `close`: the only one of its connection.
+/// The request; `close`: it is the only one of its connection.
 #[must_use]
 pub fn head(host: &str, path: &str, close: bool) -> Vec<u8> {
     let close = if close { "Connection: close\r\n" } else { "" };

@@ -1,7 +1,8 @@
-//! Goodput within a window of time: bytes count as they come, also those of requests that never end in it.
+//! Goodput within a time window: bytes count when they arrive, also those of requests that do not end in the
+//! window.
 //!
-//! With a thousand clients on a slow link a request lasts longer than a run should, so whole answers would measure the
-//! beginnings and the ends of runs.
+//! With a thousand clients on a slow link a request takes longer than a run, so complete answers would
+//! measure the begin and the end of the run.
 
 use std::io::{self, Read, Write};
 use std::sync::Mutex;
@@ -13,7 +14,7 @@ use rivulet_load::report::Outcome;
 /// Bytes and failures of each client, as they happen.
 pub struct Window {
     clients: Vec<Client>,
-    /// Set when the window ends: what fails then was cut off by it.
+    /// Set at the end of the window, which cuts off the requests that then fail.
     pub over: AtomicBool,
 }
 
@@ -25,7 +26,7 @@ struct Client {
 }
 
 impl Window {
-    /// For so many clients.
+    /// Counts for this many clients.
     pub fn new(clients: u32) -> Window {
         Window { clients: (0..clients).map(|_| Client::default()).collect(), over: AtomicBool::new(false) }
     }
@@ -43,12 +44,13 @@ impl Window {
         }
     }
 
-    /// A connection whose bytes count for a client.
+    /// A connection that counts its bytes for a client.
     pub fn count<C: Read + Write>(&self, client: usize, connection: C) -> Counted<'_, C> {
         Counted { connection, bytes: self.clients.get(client).map(|c| &c.bytes) }
     }
 
-    /// Waits for the window to pass, `warm` to `seconds` from now; what each client got in it, and how long it was.
+    /// Waits until the window has passed, `warm` to `seconds` from now; returns each client's bytes in it,
+    /// and its length.
     pub fn watch(&self, warm: f64, seconds: f64) -> (Vec<Outcome>, Duration) {
         std::thread::sleep(Duration::from_secs_f64(warm.max(0.0)));
         let before: Vec<u64> = self.clients.iter().map(|c| c.bytes.load(Relaxed)).collect();
@@ -67,7 +69,7 @@ impl Window {
     }
 }
 
-/// Counts what is read.
+/// Counts the bytes that are read.
 pub struct Counted<'a, C> {
     connection: C,
     bytes: Option<&'a AtomicU64>,
@@ -98,14 +100,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_came_before_the_window_does_not_count() {
+    fn bytes_before_window_do_not_count() {
         let window = Window::new(2);
         let mut buffer = [0; 64];
         let mut early = window.count(0, io::Cursor::new(vec![0u8; 40]));
         assert_eq!(early.read(&mut buffer).unwrap(), 40);
         let (outcomes, took) = std::thread::scope(|scope| {
             scope.spawn(|| {
-                // The window is open by then, on a busy machine too, and stays so for much longer.
+                // The window is open by then, even on a busy machine, and remains open for much longer.
                 std::thread::sleep(Duration::from_millis(600));
                 let mut late = window.count(1, io::Cursor::new(vec![0u8; 30]));
                 assert_eq!(late.read(&mut [0; 64]).unwrap(), 30);
@@ -117,7 +119,7 @@ mod tests {
         assert_eq!(outcomes.iter().map(|o| (o.bytes, o.errors)).collect::<Vec<_>>(), [(0, 0), (30, 2)]);
         assert_eq!(outcomes[1].first_error.as_deref(), Some("first"));
         assert!(took >= Duration::from_secs(3));
-        // What is cut off by the end is no failure.
+        // Requests cut off by the end have not failed.
         window.fail(0, &anyhow::anyhow!("cut off"));
         assert_eq!(window.watch(0.0, 0.0).0[0].errors, 0);
     }

@@ -1,4 +1,4 @@
-//! The command `rivulet-flood`: attackers of one class, for the benches. Use it in a network of your own.
+//! The command `rivulet-flood`: attackers of one class, for the benches. Use it only in your own network.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -7,22 +7,23 @@ use std::time::Duration;
 use clap::Parser;
 use rivulet_load::flood::{Attack, Class, run};
 
-/// Sends packets of one kind of attack to a server; prints one line of JSON with what was sent.
+/// Sends packets of one kind of attack to a server; prints one line of JSON with the counts.
 #[derive(Parser)]
 #[command(name = "rivulet-flood", version)]
 struct Options {
     /// The server.
     server: SocketAddr,
-    /// What to send.
+    /// Kind of packets.
     #[arg(long, value_enum)]
     class: Class,
-    /// The server's key file: what an attacker could have learned from connections of his own is made with it.
+    /// The server's key file, with which the packets that an attacker could record from own connections are
+    /// made.
     #[arg(long)]
     keys: Option<PathBuf>,
     /// Packets a second.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=5_000_000))]
     rate: u32,
-    /// For how long.
+    /// Duration in seconds.
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
     /// The attackers' address; ports differ.

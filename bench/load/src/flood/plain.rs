@@ -1,4 +1,4 @@
-//! Packets of attackers who speak ordinary TCP and know no key.
+//! Packets of attackers with ordinary TCP, which need no key.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,13 +7,13 @@ use rivulet_plain::{Header, Options, Stamps};
 
 use super::{Class, mix};
 
-/// What a client asks for.
+/// The client's request.
 const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
 
-/// An IP packet of this class, by chance.
+/// A random IP packet of this class.
 ///
 /// # Errors
-/// Addresses of two families.
+/// Addresses of different families.
 pub(super) fn packet(
     class: Class,
     (source, server): (IpAddr, SocketAddr),
@@ -21,7 +21,7 @@ pub(super) fn packet(
 ) -> anyhow::Result<Vec<u8>> {
     let (numbers, stamps) = (mix(seed), mix(seed ^ 1));
     let syn = class == Class::PlainSyn;
-    // A timestamp of an answer under way: kind 0, and a start that is one.
+    // A timestamp within an answer: kind 0, and a valid start.
     let echo = if syn { 0 } else { (stamps >> 32) as u32 & !(3 << 22) | 1 << 24 };
     let header = Header {
         src: SocketAddr::new(source, 1024 + (seed % 64_000) as u16),
@@ -63,7 +63,7 @@ mod tests {
             let syn = packet(Class::PlainSyn, ends, mix(seed)).unwrap();
             let syn = Segment::parse(&syn).unwrap();
             assert!(syn.is_intact() && syn.has(TcpFlags::SYN) && !syn.has(TcpFlags::ACK));
-            // As Linux has it: the ToR answers this layout itself.
+            // Linux's layout, which the ToR answers itself.
             assert_eq!((syn.header.length(), syn.header.options.scale), (60, Some(7)));
             let data = packet(Class::PlainData, ends, mix(seed)).unwrap();
             let data = Segment::parse(&data).unwrap();

@@ -1,17 +1,17 @@
-//! When requests begin.
+//! Start times of requests.
 
 use std::time::{Duration, Instant};
 
 use super::Swarm;
 
-/// Connections that are opened at a time when many are to be held.
+/// Connections opened in parallel when many are to be held.
 const OPENING: u64 = 256;
 
-/// Counts what was begun, and says whether there is more to begin.
+/// Counts started requests, and decides whether more may start.
 pub(super) struct Arrivals {
     began: Instant,
     pub(super) count: u64,
-    /// Answered or failed.
+    /// Answered or failed requests.
     pub(super) over: u64,
     most: u64,
     at_a_time: u64,
@@ -32,7 +32,8 @@ impl Arrivals {
         }
     }
 
-    /// The time from which on one more counts, if one begins now: what had to wait for a free client has waited.
+    /// Starts a request if one is due; returns its due time, which lies before now if it had to wait for a
+    /// free client.
     pub(super) fn next(&mut self) -> Option<Instant> {
         let now = self.began.elapsed();
         let due = self.poisson.as_ref().map_or(now, |poisson| poisson.next);
@@ -47,12 +48,12 @@ impl Arrivals {
         Some(self.began + due)
     }
 
-    /// Nothing begins any more.
+    /// Starts no more requests.
     pub(super) fn end(&mut self) {
         self.until = self.until.min(self.began.elapsed());
     }
 
-    /// How long nothing begins by itself.
+    /// Time until the next request is due.
     pub(super) fn pause(&self) -> Option<Duration> {
         let poisson = self.poisson.as_ref()?;
         let more =
@@ -60,7 +61,7 @@ impl Arrivals {
         more.then(|| poisson.next.saturating_sub(self.began.elapsed()))
     }
 
-    /// Whether there is nothing to wait for any more.
+    /// Whether all requests have ended and none will start.
     pub(super) fn is_over(&self) -> bool {
         let comes =
             self.poisson.as_ref().is_some_and(|poisson| poisson.next < self.until) && self.count < self.most;
@@ -68,7 +69,7 @@ impl Arrivals {
     }
 }
 
-/// A Poisson process: the times between two requests are exponentially distributed, the same ones in each run.
+/// A Poisson process: the intervals are exponentially distributed, and the same in each run.
 struct Poisson {
     mean_s: f64,
     next: Duration,

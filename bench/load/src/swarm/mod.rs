@@ -17,43 +17,44 @@ use crate::target::Ask;
 
 use arrivals::Arrivals;
 
-/// What the clients do.
+/// The clients' task.
 #[derive(Clone, Debug)]
 pub struct Swarm {
-    /// Where.
+    /// The server.
     pub server: SocketAddr,
-    /// The request, whole.
+    /// The whole request.
     pub request: Vec<u8>,
-    /// Connections at a time.
+    /// Parallel connections.
     pub clients: usize,
     /// No request begins later than this after the start.
     pub until: Duration,
-    /// Requests at most, of all clients together.
+    /// Most requests of all clients together.
     pub requests: u64,
-    /// A request that takes longer has failed.
+    /// Time after which a request has failed.
     pub timeout: Duration,
-    /// Address tokens are given back.
+    /// Whether address tokens are used again.
     pub token: bool,
-    /// What moves the packets.
+    /// The packet I/O.
     pub io: IoChoice,
-    /// Each connection is kept after its one request.
+    /// Whether each connection is kept open after its one request.
     pub hold: bool,
-    /// With that, in the middle of an answer: the window closes when about so many octets of the body have come (plain).
+    /// With that, closes the window in the middle of an answer, after about this many bytes of the body
+    /// (plain).
     pub close_at: Option<u64>,
-    /// Local addresses, used in turn; empty: the system's choice.
+    /// Local addresses, used in rotation; empty: chosen by the system.
     pub sources: Vec<IpAddr>,
-    /// Requests begin by chance, so many a second on average (a Poisson process), whatever became of those before, as far as
-    /// `clients` reach; none: one begins where one is over.
+    /// Requests a second of a Poisson process, whatever became of earlier ones, as far as `clients` suffice;
+    /// `None`: a request begins when another ends.
     pub rate: Option<f64>,
-    /// What is asked for.
+    /// Protocol of the request.
     pub ask: Ask,
-    /// What every answer's body is to be.
+    /// Expected body of every answer.
     pub expected: Option<Arc<[u8]>>,
-    /// Every request is noted.
+    /// Whether every request is logged.
     pub log: bool,
 }
 
-/// Counts an answer that came whole, or why it is none.
+/// Counts a complete answer, or a failure with its reason.
 fn settle(outcome: &mut Outcome, took: Duration, answer: anyhow::Result<(u16, u64)>) {
     let problem = match answer {
         Ok((200, bytes)) => {
@@ -73,7 +74,7 @@ fn settle(outcome: &mut Outcome, took: Duration, answer: anyhow::Result<(u16, u6
     }
 }
 
-/// The system's monotonic clock, which other processes can be asked for too.
+/// The system's monotonic clock, which other processes on this machine share.
 fn monotonic_us() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: writes the one timespec that it is given.
@@ -81,14 +82,14 @@ fn monotonic_us() -> u64 {
     now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1000
 }
 
-/// Waits until a descriptor is readable, or writable if that is asked for, `longest` at most: finer than poll(2) does.
+/// Waits until a descriptor is readable, or writable if `writable`, at most `longest`; finer than poll(2).
 fn wait(descriptor: &impl AsRawFd, writable: bool, longest: Duration) {
     let events = libc::POLLIN | if writable { libc::POLLOUT } else { 0 };
     let mut entry = libc::pollfd { fd: descriptor.as_raw_fd(), events, revents: 0 };
     let time = libc::timespec { tv_sec: 0, tv_nsec: longest.min(LONGEST).as_nanos() as i64 };
-    // SAFETY: one entry, as the count says; what has the descriptor is borrowed for as long as this takes.
+    // SAFETY: one entry, with the matching count; the descriptor is borrowed for the duration of the call.
     unsafe { libc::ppoll(&raw mut entry, 1, &raw const time, std::ptr::null()) };
 }
 
-/// Between two looks at what is overdue.
+/// Interval between two checks of the timeouts.
 const LONGEST: Duration = Duration::from_millis(50);

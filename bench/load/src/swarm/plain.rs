@@ -1,9 +1,9 @@
-//! Clients of ordinary TCP without a socket each: segments as Linux sends them to a server on a path that loses nothing,
-//! made on one packet socket. A kernel's client costs as much as a server, so that with one core each it would be measured
-//! too; and a hundred thousand that are held would fill the kernel with sockets of the client's.
+//! Clients of ordinary TCP without sockets: segments like Linux's, for a server on a path without loss, sent
+//! on one packet socket. A kernel's client costs as much as a server, so with one core each it would limit
+//! the measurement; and a hundred thousand held connections would fill the client's kernel with sockets.
 //!
-//! What comes out of order is not kept: the server has to send it again. For paths with loss the kernel's own clients are
-//! meant ([`super::tcp`]).
+//! Segments out of order are dropped, so the server must retransmit them. Paths with loss need the kernel's
+//! clients ([`super::tcp`]).
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
@@ -23,34 +23,34 @@ use crate::report::Outcome;
 use crate::response::Parser;
 use crate::target::Ask;
 
-/// Octets of an Ethernet header.
+/// Bytes of an Ethernet header.
 const ETHERNET: usize = 14;
 /// Local ports used.
 const PORTS: std::ops::RangeInclusive<u16> = 1024..=65_535;
-/// Batches taken before new requests begin.
+/// Batches of packets before new requests begin.
 const MAX_BATCHES: usize = 16;
-/// Nothing came for so long: the segment is sent again. Doubled each time.
+/// Retransmission timeout, doubled each time.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// Between two looks at what is overdue.
+/// Interval between two checks of the timeouts.
 const LOOK: Duration = Duration::from_millis(50);
-/// Resets that are sent at once.
+/// Resets sent in one batch.
 const AT_ONCE: usize = 64;
-/// How long the server's FIN is awaited.
+/// Longest wait for the server's FIN.
 const LINGER: Duration = Duration::from_secs(1);
 const SCALE: u8 = 7;
 const MOST: u64 = 64_240;
-/// A window that takes less than a segment is closed (RFC 1122 section 4.2.3.3).
+/// A window below one segment counts as closed (RFC 1122 section 4.2.3.3).
 const LEAST: u64 = 1460;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// SYN is sent.
+    /// The SYN is sent.
     Opening,
-    /// The request is.
+    /// The request is sent.
     Asked,
-    /// Answered, and held open.
+    /// Answered, and kept open.
     Held,
-    /// Answered, and left: the server's FIN is still to come.
+    /// Answered, and closed by the client; the server's FIN is missing.
     Leaving,
 }
 
@@ -58,16 +58,16 @@ enum State {
 struct Talk {
     state: State,
     local: SocketAddr,
-    /// Sequence number of what is sent again until it is answered.
+    /// Sequence number of the segment that is retransmitted until it is acknowledged.
     seq: u32,
-    /// Of what is sent next, which bare acknowledgements have.
+    /// Sequence number of the next segment, and of bare acknowledgements.
     sent: u32,
-    /// Sequence number of what is to come.
+    /// Next expected sequence number of the server.
     ack: u32,
-    /// The server's last timestamp; none if it has none.
+    /// The server's last timestamp; `None` if it sends none.
     echo: Option<u32>,
     ask: Ask,
-    /// No more octets of the body than about so many are taken.
+    /// Most bytes of the body to read, approximately.
     close_at: Option<u64>,
     parser: Parser,
     began: Instant,
@@ -75,18 +75,18 @@ struct Talk {
     repeats: u32,
 }
 
-/// What is done about a segment.
+/// Effect of a segment.
 #[derive(Debug)]
 enum Next {
     Nothing,
     Acknowledge,
     /// The handshake is complete.
     Ask,
-    /// The connection is over, and why.
+    /// The connection is over, for this reason.
     Over(anyhow::Result<(u16, u64)>),
-    /// The answer is whole, and the server leaves it to the client to end the connection.
+    /// The answer is complete, and the server lets the client close the connection.
     Leave(u16, u64),
-    /// The server has ended it too.
+    /// The answer is complete, and the server has closed the connection too.
     Gone,
 }
 
@@ -94,7 +94,7 @@ struct Loop<'a> {
     swarm: &'a Swarm,
     wire: Wire,
     talks: Vec<Option<Talk>>,
-    /// Of each local address and port its place in `talks`, plus one.
+    /// Index in `talks` of each local address and port, plus one.
     places: Vec<u32>,
     free: Vec<usize>,
     sources: Vec<IpAddr>,
@@ -104,23 +104,23 @@ struct Loop<'a> {
     outcome: Outcome,
 }
 
-/// The packet socket, and what stands in front of each packet.
+/// The packet socket, and the headers in front of each packet.
 struct Wire {
     io: Box<dyn PacketIo>,
     ethernet: [u8; ETHERNET],
     server: SocketAddr,
 }
 
-/// As [`super::rivulet::run`], by ordinary TCP.
+/// Like [`super::rivulet::run`], over ordinary TCP.
 ///
 /// # Errors
-/// What keeps packets from being sent or taken.
+/// Errors of the packet socket.
 pub fn run(swarm: &Swarm, held: impl FnOnce(), released: &AtomicBool) -> anyhow::Result<Outcome> {
     let hop: NextHop = rivulet_client::resolve(swarm.server.ip())?;
     let sources = if swarm.sources.is_empty() { vec![hop.source] } else { swarm.sources.clone() };
     let rule = TcpRule { exid: None, destinations: sources.clone(), destination_ports: vec![PORTS] };
     let interface = Interface::new(None, &hop.interface)?;
-    // The kernel knows of no such connections, and would reset them.
+    // The kernel has no sockets for these connections, and would reset them.
     let _guard = KernelGuard::install(None, &[&hop.interface], std::slice::from_ref(&rule))?;
     let config = rivulet_pktio::Config {
         checksum: ChecksumPolicy::Report,
@@ -141,7 +141,7 @@ pub fn run(swarm: &Swarm, held: impl FnOnce(), released: &AtomicBool) -> anyhow:
         places: vec![0; sources.len() << 16],
         free: Vec::new(),
         sources,
-        // Ports differ from run to run, as the server's kernel remembers what the last one used.
+        // Ports differ from run to run, because the server's kernel remembers the last run's connections.
         next: u64::from(std::process::id()) * 977,
         looked: Instant::now(),
         arrivals: Arrivals::new(swarm),
@@ -255,7 +255,7 @@ impl Loop<'_> {
             }
             Next::Over(answer) => {
                 let (held, took) = (talk.state == State::Held, talk.began.elapsed());
-                // Read to the server's FIN, so it is the server that waits for what may still be on its way.
+                // After the server's FIN the server holds the TIME_WAIT state.
                 let flags = if answer.is_ok() { TcpFlags::FIN | TcpFlags::ACK } else { TcpFlags::RST };
                 self.wire.say(talk, flags, &[]);
                 self.close(place, key, held, took, answer);
@@ -311,11 +311,11 @@ impl Loop<'_> {
         self.free.push(place);
     }
 
-    /// Resets what is held: the server's kernel would keep it for hours.
+    /// Resets held connections, which the server's kernel would otherwise keep for hours.
     fn release(&mut self) -> anyhow::Result<()> {
         for (n, talk) in self.talks.iter().flatten().enumerate() {
             self.wire.say(talk, TcpFlags::RST | TcpFlags::ACK, &[]);
-            // The kernel lets a thousand wait for a core; the others would be dropped.
+            // The kernel queues a thousand packets for a core and would drop the others.
             if n % AT_ONCE == 0 {
                 self.wire.io.flush()?;
                 std::thread::sleep(Duration::from_millis(1));
@@ -324,7 +324,7 @@ impl Loop<'_> {
         Ok(self.wire.io.flush()?)
     }
 
-    /// Repeats what nothing came for, and gives up what takes too long.
+    /// Retransmits unacknowledged segments, and gives up requests that take too long.
     fn look(&mut self) {
         for place in 0..self.talks.len() {
             let Some(talk) = self.talks[place].as_mut().filter(|talk| talk.state != State::Held) else {
@@ -348,7 +348,7 @@ impl Loop<'_> {
 }
 
 impl Talk {
-    /// Octets that are taken.
+    /// The receive window in bytes.
     fn window(&self) -> u64 {
         let left = self
             .close_at
@@ -356,7 +356,7 @@ impl Talk {
         if left < LEAST { 0 } else { left }
     }
 
-    /// Takes a segment of the server's.
+    /// Handles a segment of the server.
     fn hear(&mut self, segment: &Segment<'_>, request: &[u8], hold: bool) -> Next {
         let header = &segment.header;
         let asked = self.seq.wrapping_add(request.len() as u32);
@@ -416,7 +416,7 @@ impl Talk {
                         (self.state, self.seq, self.repeats) = (State::Held, asked, 0);
                         Next::Acknowledge
                     }
-                    // Whether the server ends the connection by itself is not said.
+                    // Whether the server closes the connection by itself is unknown.
                     (Some((status, bytes)), false) if matches!(self.ask, Ask::Name { .. }) => {
                         self.seq = asked;
                         Next::Leave(status, bytes)
@@ -429,7 +429,7 @@ impl Talk {
 }
 
 impl Wire {
-    /// What a connection waits for an answer to: its SYN, or its request.
+    /// The unacknowledged segment of a connection: its SYN, or its request.
     fn repeat(&mut self, talk: &Talk, request: &[u8]) {
         match talk.state {
             State::Opening => self.say(talk, TcpFlags::SYN, &[]),
@@ -439,7 +439,7 @@ impl Wire {
 
     fn say(&mut self, talk: &Talk, flags: u8, data: &[u8]) {
         let syn = flags & TcpFlags::SYN != 0;
-        // Behind the request, where nothing of it is sent.
+        // The sequence number behind the request, if the segment carries nothing of it.
         let value = (monotonic_us() / 1000) as u32;
         let header = Header {
             src: talk.local,
@@ -457,7 +457,7 @@ impl Wire {
             },
         };
         let start = ETHERNET + header.length();
-        // What finds no room is lost, and repeated.
+        // A packet without room in the queue is lost, and retransmitted later.
         let Some(frame) = self.io.reserve(start + data.len()) else { return };
         frame[..ETHERNET].copy_from_slice(&self.ethernet);
         frame[start..].copy_from_slice(data);

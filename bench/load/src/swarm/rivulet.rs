@@ -20,13 +20,13 @@ use super::{Arrivals, LONGEST, Swarm, settle, wait};
 use crate::report::Outcome;
 use crate::response::Parser;
 
-/// Octets of an Ethernet header.
+/// Bytes of an Ethernet header.
 const ETHERNET: usize = 14;
 /// Local ports used.
 const PORTS: std::ops::RangeInclusive<u16> = 1024..=65_535;
-/// Batches taken before timers are looked at again.
+/// Batches of packets between two checks of the timers.
 const MAX_BATCHES: usize = 16;
-/// Address tokens that are kept.
+/// Stored address tokens.
 const TOKENS: usize = 4096;
 
 struct Client {
@@ -34,7 +34,7 @@ struct Client {
     parser: Parser,
     began: Instant,
     timer: Option<Time>,
-    /// Answered, and held open.
+    /// Answered, and kept open.
     held: bool,
 }
 
@@ -52,7 +52,7 @@ struct Loop<'a> {
     timers: BinaryHeap<Reverse<(Time, Local)>>,
     sources: Vec<IpAddr>,
     next: u64,
-    /// Connections that got something in this batch.
+    /// Connections with a packet in this batch.
     touched: Vec<Local>,
     tokens: VecDeque<Vec<u8>>,
     arrivals: Arrivals,
@@ -60,11 +60,12 @@ struct Loop<'a> {
     buffer: Vec<u8>,
 }
 
-/// Runs until the time is over and the last request is answered; `held` is called once all are held, and then
-/// until `released` nothing is sent but what keeps them. Where none are to be held, none begins once `released`.
+/// Runs until the time is over and the last request is answered. `held` is called once all connections are
+/// held; until `released` only packets that keep them are sent. If none are to be held, no request begins
+/// after `released`.
 ///
 /// # Errors
-/// What keeps packets from being sent or taken.
+/// Errors of the packet socket.
 pub fn run(swarm: &Swarm, held: impl FnOnce(), released: &AtomicBool) -> anyhow::Result<Outcome> {
     let hop = rivulet_client::resolve(swarm.server.ip())?;
     let sources = if swarm.sources.is_empty() { vec![hop.source] } else { swarm.sources.clone() };
@@ -90,7 +91,7 @@ pub fn run(swarm: &Swarm, held: impl FnOnce(), released: &AtomicBool) -> anyhow:
         clients: HashMap::new(),
         timers: BinaryHeap::new(),
         sources,
-        // Ports differ from run to run, as a server may remember what the last one used.
+        // Ports differ from run to run, because a server may remember the last run's connections.
         next: u64::from(std::process::id()) * 977,
         touched: Vec::new(),
         tokens: VecDeque::new(),
@@ -128,7 +129,7 @@ impl Loop<'_> {
     }
 
     fn now(&self) -> Time {
-        // 0 is no time of a packet.
+        // 0 means that a packet has no time.
         Time(self.started.elapsed().as_micros() as u64 + 1)
     }
 
@@ -161,7 +162,7 @@ impl Loop<'_> {
         Ok(())
     }
 
-    /// Sends what a connection has to send and notes its timer.
+    /// Sends a connection's packets and records its timer.
     fn transmit(&mut self, local: Local) {
         let now = self.now();
         let Some(client) = self.clients.get_mut(&local) else { return };
@@ -205,7 +206,8 @@ impl Loop<'_> {
                     self.touched.push(local);
                 }
             }
-            // All that came is looked at before anything is asked for: what is wanted may be among it.
+            // All received packets are handled before new requests begin, because they may contain the wanted
+            // bytes.
             let mut touched = std::mem::take(&mut self.touched);
             touched.sort_unstable();
             touched.dedup();
@@ -224,7 +226,7 @@ impl Loop<'_> {
             && at <= now
         {
             self.timers.pop();
-            // One that was set anew since then is in the heap again.
+            // A timer that was set again since then has another entry in the heap.
             if let Some(client) = self.clients.get_mut(&local).filter(|c| c.timer == Some(at)) {
                 client.timer = None;
                 client.connection.handle_timeout(now);
@@ -233,7 +235,7 @@ impl Loop<'_> {
         }
     }
 
-    /// Looks at what happened to a connection, and sends what follows.
+    /// Handles a connection's events, and sends its next packets.
     fn progress(&mut self, local: Local) {
         let Some(client) = self.clients.get_mut(&local) else { return };
         let mut answer = None;
@@ -274,7 +276,8 @@ impl Loop<'_> {
             if self.swarm.hold && ok {
                 client.held = true;
             } else {
-                // The server is told, as by any client, and keeps nothing that the answer could concern.
+                // The client closes, like any client, so the server keeps nothing that the answer could
+                // concern.
                 client.connection.close(Time(self.started.elapsed().as_micros() as u64 + 1));
                 self.transmit(local);
                 self.clients.remove(&local);

@@ -18,15 +18,16 @@ struct Client {
     stream: TcpStream,
     parser: Parser,
     began: Instant,
-    /// Bytes of the request that were written.
+    /// Written bytes of the request.
     written: usize,
     held: bool,
 }
 
-/// As [`super::rivulet::run`], by kernel TCP; `fast_open`: the request goes with the SYN where the kernel has a cookie.
+/// Like [`super::rivulet::run`], over kernel TCP; `fast_open`: sends the request in the SYN if the kernel has
+/// a cookie.
 ///
 /// # Errors
-/// What keeps sockets from being made.
+/// Errors of creating sockets.
 pub fn run(
     swarm: &Swarm,
     fast_open: bool,
@@ -77,7 +78,7 @@ pub fn run(
                 held();
             }
         }
-        // Which waits for whole milliseconds.
+        // epoll waits for whole milliseconds.
         wait(&poll, false, arrivals.pause().unwrap_or(LONGEST));
         match poll.poll(&mut events, Some(Duration::ZERO)) {
             Err(e) if e.kind() != io::ErrorKind::Interrupted => return Err(e).context("waiting for sockets"),
@@ -118,7 +119,7 @@ pub fn run(
 }
 
 impl Client {
-    /// Writes and reads what can be; the answer once it is whole.
+    /// Writes and reads as far as possible; returns the answer once it is complete.
     fn progress(&mut self, request: &[u8], buffer: &mut [u8]) -> anyhow::Result<Option<(u16, u64)>> {
         while let Some(rest) = request.get(self.written..).filter(|rest| !rest.is_empty()) {
             match self.stream.write(rest) {
@@ -145,15 +146,15 @@ impl Client {
     }
 }
 
-/// A socket on its way to the server, and how much of the request went with its SYN.
+/// A connecting socket, and the bytes of the request in its SYN.
 fn open(swarm: &Swarm, fast_open: bool, n: u64) -> io::Result<(TcpStream, usize)> {
     let socket = Socket::new(Domain::for_address(swarm.server), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
     socket.set_tcp_nodelay(true)?;
     if !swarm.sources.is_empty() {
         let one: libc::c_int = 1;
-        // SAFETY: an option of type int, with the length of one. It lets connect choose the port, which then needs
-        // to be free towards this server alone.
+        // SAFETY: an option of type int, with the length of one. It makes connect choose the port, which then
+        // only has to be free towards this server.
         let rc = unsafe {
             libc::setsockopt(
                 socket.as_raw_fd(),
@@ -177,7 +178,7 @@ fn open(swarm: &Swarm, fast_open: bool, n: u64) -> io::Result<(TcpStream, usize)
     };
     let written = match result {
         Ok(written) => written,
-        // On its way: with Fast Open too, the data is then to be written once it is connected.
+        // Connecting; with Fast Open too, the data is written once it is connected.
         Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => 0,
         Err(e) => return Err(e),
     };
