@@ -50,7 +50,7 @@ PINNED := $(shell sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
 TEST := CARGO="$(CARGO)" python3 scripts/test.py
 
 .PHONY: check test test-long test-rust test-controller
-check: setup protos ## format, lint and types; the committed P4 program matches its sources; removals find their text
+check: setup protos ## format, lint, types and words; the committed P4 program matches its sources; removals find their text
 	$(CARGO) fmt --all --check
 	$(PY) -m ruff format --check $(PYTHON_DIRS)
 	$(PY) -m ruff check $(PYTHON_DIRS)
@@ -58,6 +58,7 @@ check: setup protos ## format, lint and types; the committed P4 program matches 
 	python3 p4src/tools/artifact.py check
 	python3 host/removal.py --check
 	python3 ptf-tests/removal.py --check
+	python3 scripts/words.py
 	$(PY) -m rivulet_bench.results --check
 	$(CARGO) clippy --workspace --all-targets --profile ci --locked -- \
 	  $$([ "$$(rustc --version | cut -d' ' -f2)" != "$(PINNED)" ] || echo -D warnings)
