@@ -70,9 +70,9 @@ class Cm:
         """Requests a grant for a packet."""
         self.check(self.cm.cm_request(self.flow))
 
-    def notify(self, octets: int) -> None:
+    def notify(self, sent: int) -> None:
         """Reports sent bytes; 0 leaves a grant to other flows."""
-        self.check(self.cm.cm_notify(self.flow, octets))
+        self.check(self.cm.cm_notify(self.flow, sent))
 
     def update(self, sent: int, arrived: int, mode: int, rtt_ns: int, flow: ctypes.c_uint64 | None = None) -> None:
         """Reports feedback for the flow, or for another one."""

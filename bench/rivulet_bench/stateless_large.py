@@ -84,7 +84,7 @@ def words(result: Json) -> str:
             for row in result["memory"]
         ]
         said += ["Memory while the clients of open downloads have closed their windows in the middle:"]
-        said += [table(("downloads", "soft state", "MB", "octets each"), rows)]
+        said += [table(("downloads", "soft state", "MB", "bytes each"), rows)]
     if "fairness" in result:
         rows = [
             (str(row["flows"]), f"{row['median']:.2f}", ", ".join(f"{share:.2f}" for share in row["shares"]))

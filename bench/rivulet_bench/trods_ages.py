@@ -44,7 +44,7 @@ class Gap:
     last: float = 0.0
     """Times of the last bytes before the kill and of the first bytes after it."""
     first: float = 0.0
-    octets: int = 0
+    received: int = 0
     problem: str = ""
     wrong: bool = False
     connections: int = 1
@@ -76,7 +76,7 @@ class Gap:
             "gap_ms": max(longest, 0.0 if self.problem else silent) * 1e3,
             "began_ms": (self.longest[0] - self.killed) * 1e3 if longest else 0.0,
             "goes_on": not self.problem and silent <= max(longest, WHOLE_S),
-            "octets": self.octets,
+            "octets": self.received,
             "problem": self.problem,
             "wrong": self.wrong,
             "connections": self.connections,
@@ -128,7 +128,7 @@ async def downloads(host: str, port: int, path: str, content: bytes, ages: list[
 async def watch(wire: Wire, gap: Gap) -> None:
     """Records the end of a download."""
     while not wire.closed and not wire.problem:
-        gap.octets = wire.octets
+        gap.received = wire.received
         await asyncio.sleep(0.05)
     gap.problem, gap.wrong = wire.problem or "over", wire.wrong
 
@@ -152,18 +152,18 @@ async def retries(host: str, port: int, path: str, content: bytes, ages: list[fl
 
 async def _curls(url: str, content: bytes, gap: Gap) -> None:
     gap.connections = 0
-    while gap.octets < len(content) and not gap.wrong:
+    while gap.received < len(content) and not gap.wrong:
         gap.connections += 1
         limits = ("--speed-limit", "1", "--speed-time", str(SILENT_S), "--connect-timeout", "3")
-        command = ("curl", "-sS", "-N", "--fail", *limits, "--limit-rate", str(RATE), "-r", f"{gap.octets}-", url)
+        command = ("curl", "-sS", "-N", "--fail", *limits, "--limit-rate", str(RATE), "-r", f"{gap.received}-", url)
         pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
         curl = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=null)
         assert curl.stdout is not None
         while data := await curl.stdout.read(1 << 17):
             gap.take(time.monotonic())
-            if data != content[gap.octets : gap.octets + len(data)]:
-                gap.problem, gap.wrong = f"wrong bytes from {gap.octets}", True
-            gap.octets += len(data)
+            if data != content[gap.received : gap.received + len(data)]:
+                gap.problem, gap.wrong = f"wrong bytes from {gap.received}", True
+            gap.received += len(data)
         if await curl.wait() != 0:
             await asyncio.sleep(RETRY_S)
 

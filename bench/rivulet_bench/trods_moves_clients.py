@@ -55,30 +55,30 @@ class Connection:
     def read(self, now: float) -> None:
         """Reads the available data."""
         try:
-            octets = self.socket.recv(CHUNK)
+            data = self.socket.recv(CHUNK)
         except BlockingIOError:
             return
         except OSError as error:
             self.problem = str(error)
             return
-        if not octets:
+        if not data:
             self.problem = "the other end closed"
             return
         if self.since is not None:
             self.longest = max(self.longest, now - self.since)
             self.since = now
         if self.at < 0:
-            self.head += octets
-            head, found, octets = self.head.partition(b"\r\n\r\n")
+            self.head += data
+            head, found, data = self.head.partition(b"\r\n\r\n")
             if not found:
                 return
             if not head.startswith(b"HTTP/1.1 200 "):
                 self.problem = head[:40].decode(errors="replace")
                 return
             self.at = 0
-        if octets != self.content[self.at : self.at + len(octets)]:
-            self.problem = "wrong octets"
-        self.at += len(octets)
+        if data != self.content[self.at : self.at + len(data)]:
+            self.problem = "wrong bytes"
+        self.at += len(data)
         if self.at >= len(self.content):
             self.answers += 1
             self.since = None

@@ -31,8 +31,7 @@ def fetch(address: str, request: bytes, whole: int) -> tuple[int, int, int, int]
     sock.sendall(request)
     data = sock.recv(65_536)
     first = time.perf_counter_ns()
-    octets = data.partition(b"\r\n\r\n")[2]
-    got = len(octets)
+    got = len(data.partition(b"\r\n\r\n")[2])
     while got < whole and data:
         data = sock.recv(65_536)
         got += len(data)

@@ -63,7 +63,7 @@ class Traffic:
             "closed": round(wire.closed or time.monotonic(), 4),
             "asked": wire.asked,
             "answered": wire.answered,
-            "octets": wire.octets,
+            "octets": wire.received,
             "problem": wire.problem,
             "wrong": wire.wrong,
             "silences": [[round(a, 4), round(b, 4)] for a, b in wire.silences],
@@ -158,10 +158,10 @@ class Traffic:
             if now - wire.since > SILENCE_S:
                 wire.silences.append((wire.since, now))
             wire.since = now
-            if data != expected[wire.octets : wire.octets + len(data)]:
-                wire.wrong, wire.problem = True, f"wrong bytes from {wire.octets}"
-            wire.octets += len(data)
-        if wire.octets == len(expected):
+            if data != expected[wire.received : wire.received + len(data)]:
+                wire.wrong, wire.problem = True, f"wrong bytes from {wire.received}"
+            wire.received += len(data)
+        if wire.received == len(expected):
             wire.answered = len(sizes)
 
     def judge(self, code: int | None, said: str, wire: Wire, objects: int) -> None:
@@ -173,11 +173,11 @@ class Traffic:
             return
         if code != 0 and not wire.problem:
             other = [" ".join(w) for w in told if len(w) != 2]
-            wire.problem = f"curl {code} after {wire.octets} bytes: {'; '.join(other)[:160]}"
+            wire.problem = f"curl {code} after {wire.received} bytes: {'; '.join(other)[:160]}"
         elif sum(connects for _, connects in ports) != 1 and not wire.problem:
             wire.problem = f"curl opened {sum(connects for _, connects in ports)} connections"
         elif wire.answered != objects and not wire.problem:
-            wire.problem = f"curl received {wire.octets} bytes"
+            wire.problem = f"curl received {wire.received} bytes"
 
     async def run(self) -> None:
         """Runs all connections until standard input ends."""

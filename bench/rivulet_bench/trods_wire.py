@@ -60,7 +60,7 @@ class Wire(asyncio.Protocol):
     closed: float = 0.0
     asked: int = 0
     answered: int = 0
-    octets: int = 0
+    received: int = 0
     problem: str = ""
     wrong: bool = False
     silences: list[tuple[float, float]] = field(default_factory=list)
@@ -95,7 +95,7 @@ class Wire(asyncio.Protocol):
         if now - self.since > SILENCE_S:
             self.silences.append((self.since, now))
         self.since = now
-        self.octets += len(data)
+        self.received += len(data)
         at = 0
         while at < len(data) and self._due:
             at = self._body(data, at) if self._at >= 0 else self._heading(data, at)

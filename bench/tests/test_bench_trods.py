@@ -56,7 +56,7 @@ PART = Wanted("file", CONTENT, 100, 299)
 async def test_answers_in_a_row_are_compared_wherever_they_are_cut(cut: int) -> None:
     said = head(len(CONTENT)) + CONTENT + head(200, "206 Partial Content") + CONTENT[100:300]
     well, wire = await fetched(Server(said[:cut], said[cut:-7], said[-7:]), WHOLE, PART)
-    assert well and (wire.answered, wire.problem, wire.wrong, wire.octets) == (2, "", False, len(said))
+    assert well and (wire.answered, wire.problem, wire.wrong, wire.received) == (2, "", False, len(said))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ async def test_answers_in_a_row_are_compared_wherever_they_are_cut(cut: int) -> 
         (b"", False),
     ],
 )
-async def test_another_octet_is_wrong_and_a_missing_one_broken(said: bytes, wrong: bool) -> None:
+async def test_changed_byte_is_wrong_and_missing_one_broken(said: bytes, wrong: bool) -> None:
     well, wire = await fetched(Server(said, ends=True), WHOLE)
     # Bytes behind the answer may arrive with it, or after it.
     assert (well and said[-1:] == b"x") or (wire.problem and wire.wrong is wrong), wire

@@ -76,15 +76,15 @@ def main() -> int:
     parser.add_argument("--together", type=int, default=1, help="objects per connection, if the server keeps it")
     options = parser.parse_args()
     digests: dict[str, str] = json.loads(options.manifest.read_text())
-    rng, found, octets = random.Random(1), list[Fetched](), 0
+    rng, found, received = random.Random(1), list[Fetched](), 0
     show_live(options.live, 0)
     end = time.monotonic() + options.seconds
     with tempfile.TemporaryDirectory() as folder:
         while time.monotonic() < end:
             names = rng.sample(sorted(digests), options.together)
             found += fetch(options.url, names, digests, Path(folder))
-            octets += len(names)
-            show_live(options.live, octets)
+            received += len(names)
+            show_live(options.live, received)
     options.out.write_text(json.dumps([asdict(one) for one in found]))
     return 0 if found and not any(one.failure for one in found) else 1
 

@@ -41,34 +41,34 @@ def _accept(key: bytes) -> bytes:
     return base64.b64encode(hashlib.sha1(key + _GUID).digest())
 
 
-def _frame(kind: int, octets: bytes, mask: bytes = b"") -> bytes:
+def _frame(kind: int, data: bytes, mask: bytes = b"") -> bytes:
     """A whole frame of less than 126 bytes (RFC 6455, section 5.2)."""
-    head = bytes([kind, len(octets) | (0x80 if mask else 0)]) + mask
-    return head + (bytes(octet ^ mask[n % 4] for n, octet in enumerate(octets)) if mask else octets)
+    head = bytes([kind, len(data) | (0x80 if mask else 0)]) + mask
+    return head + (bytes(byte ^ mask[n % 4] for n, byte in enumerate(data)) if mask else data)
 
 
 def _exactly(stream: socket.socket, count: int) -> bytes:
-    octets = b""
-    while len(octets) < count:
-        more = stream.recv(count - len(octets))
+    data = b""
+    while len(data) < count:
+        more = stream.recv(count - len(data))
         if not more:
             raise ConnectionError("the other end closed")
-        octets += more
-    return octets
+        data += more
+    return data
 
 
 def _read(stream: socket.socket) -> tuple[int, bytes]:
     kind, length = _exactly(stream, 2)
     mask = _exactly(stream, 4) if length & 0x80 else bytes(4)
-    octets = _exactly(stream, length & 0x7F)
-    return kind, bytes(octet ^ mask[n % 4] for n, octet in enumerate(octets))
+    data = _exactly(stream, length & 0x7F)
+    return kind, bytes(byte ^ mask[n % 4] for n, byte in enumerate(data))
 
 
 def _head(stream: socket.socket) -> dict[bytes, bytes]:
-    octets = b""
-    while not octets.endswith(b"\r\n\r\n"):
-        octets += _exactly(stream, 1)
-    lines = (line.partition(b":") for line in octets.split(b"\r\n")[1:])
+    data = b""
+    while not data.endswith(b"\r\n\r\n"):
+        data += _exactly(stream, 1)
+    lines = (line.partition(b":") for line in data.split(b"\r\n")[1:])
     return {name.strip().lower(): value.strip() for name, _, value in lines}
 
 
@@ -78,8 +78,8 @@ def _echo(stream: socket.socket) -> None:
         upgrade = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         stream.sendall(upgrade + b"Sec-WebSocket-Accept: " + _accept(key) + b"\r\n\r\n")
         while True:
-            kind, octets = _read(stream)
-            stream.sendall(_frame(kind, octets))
+            kind, data = _read(stream)
+            stream.sendall(_frame(kind, data))
             if kind == _CLOSE:
                 return
 

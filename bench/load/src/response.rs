@@ -12,7 +12,7 @@ const MAX_HEAD: usize = 16 * 1024;
 
 /// A byte of the body differs from the served object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the body is not what is served, from octet {0} on")]
+#[error("the body differs from the served object at byte {0}")]
 pub struct WrongBody(pub u64);
 
 /// Reads one answer, from pieces of any size.

@@ -212,7 +212,7 @@ def _show(report: Json, path: AdaptivePath, values: Parameters) -> int:
         [
             "",
             "packets",
-            "octets",
+            "bytes",
             "lost",
             "changes of layer",
             *(f"at {c['rate_mbit']:g} Mb/s" for c in report["changes"]),

@@ -70,9 +70,9 @@ def phases(stream: Stream, edges: Sequence[int]) -> list[Json]:
     """For each phase: the rate that arrived, in bits a second, and the datagrams dropped."""
     found = []
     for start, end in pairwise(edges):
-        octets = sum(line["octets"] for line in stream.received.of("arrived") if start < line["at"] <= end)
+        received = sum(line["octets"] for line in stream.received.of("arrived") if start < line["at"] <= end)
         out = taken_out(stream.served.read(), start, end)
-        found.append({"rate": round(octets * 8 * NS / (end - start)), "taken_out": out})
+        found.append({"rate": round(received * 8 * NS / (end - start)), "taken_out": out})
     return found
 
 

@@ -151,7 +151,7 @@ class Story:
         while True:
             # A harmed replica may still have its socket, but the client acknowledges nothing more to it.
             now = self._acknowledged(service, port)
-            moved = [name for name, octets in now.items() if octets > before.get(name, octets)]
+            moved = [name for name, count in now.items() if count > before.get(name, count)]
             if len(moved) == 1 and moved[0] != but:
                 return moved[0]
             before = now
