@@ -40,7 +40,7 @@ HUNG_S = 2.0
 FULL_S = 3.0
 HOUR_S = 3600
 CLOCK_S = 2.5
-"""Longest time until a jump of the clock shows, seconds."""
+"""Seconds that a jumped clock is kept; a jump shows within one second."""
 
 STORES = ("sqlite", "etcd")
 

@@ -51,7 +51,7 @@ class ChaosRack(Rack):
         self.controllers = ("controller-1",) if store == "sqlite" else ("controller-1", "controller-2")
         self.replicas = [host.name for host in spec.of("replica")]
         self.parts: dict[str, list[str]] = {}
-        """The function that starts each part."""
+        """Command line of each part, which is started again after its end."""
         self.exits: list[str] = []
         """Parts that ended without a fault."""
         self.doors = {name: Client(f"unix:{folder}/{name}.api", timeout_s=5.0) for name in self.controllers}

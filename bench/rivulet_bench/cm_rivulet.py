@@ -31,7 +31,7 @@ FETCH_GAP_S = 0.5
 WIRE = Wire(rate_mbit=100, rtt_ms=75)
 SENDING_MS = FETCH_BYTES * 8 / WIRE.rate_mbit / 1e3
 ROUNDS = 3
-"""The bar, with a tenth of a round trip for the programs' own time."""
+"""Bar of a later fetch in round trips, to which a tenth is added for the programs' own time."""
 SERVICE = "10.78.1.1"
 # A server accepts moved windows only after it has run for a horizon.
 HORIZON_S = 4.0

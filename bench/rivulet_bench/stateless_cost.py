@@ -22,12 +22,12 @@ from .host_rig import RIVULET_PORT, SERVER_CORE, TCP_PORT, HostRig, Server, busy
 Json = dict[str, Any]
 
 RATES = (200, 1_000, 2_000)
-"""Requests a second of Figures 4 and 5, as a Poisson process; None: as many as possible."""
+"""Requests a second of Figures 4 and 5 (a Poisson process), measured beside the highest rate."""
 RATE_SIZES = (1, 1_000, 5_000, 14_000)
 SIZES = (1, 100, 1_000, 10_000)
 CLIENTS = 64
 LEAST_REQUESTS = 600
-"""Requests of a point."""
+"""Least requests of a point."""
 CALM_S = 2.0
 OPEN = 100_000
 LESS = 0.75

@@ -32,7 +32,7 @@ SIZE_MB = 460.0
 """Megabytes of more than half an hour at that rate, without the pauses."""
 MINUTES = 35.0
 EVERY_S, CLOSED_S = 300.0, 60.0
-"""Number of pauses, and seconds of each."""
+"""Seconds between two pauses, and seconds of each pause."""
 ALL_DIE = 3
 """Index of the pause in which all replicas are killed."""
 KILLS_S = 40.0

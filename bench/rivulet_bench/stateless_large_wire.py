@@ -27,8 +27,8 @@ SERVICE = "10.9.0.1"
 KINDS = ("large", "reno", "cubic")
 SECONDS = 2.0
 LOSSY_S = 5.0
-"""Least losses of a download: with fewer the rate depends on the place of the first one, before which slow start is
-five times faster."""
+"""Seconds of a download on a wire with loss: the rate of a shorter one depends on the time of the first loss, before
+which slow start is five times faster."""
 MSS = 1448
 PATIENCE_S = 300
 BESIDE_S = 10.0

@@ -30,7 +30,7 @@ would cause gaps that have nothing to do with replicas."""
 AT_ONCE = 64
 """Connections opened in parallel."""
 ASKED_PER_S = 400.0
-"""Idle connections that send another request."""
+"""Idle connections that send another request, per second."""
 PATIENCE_S = 30.0
 
 

@@ -28,7 +28,7 @@ SILENCE_S = 12
 """Seconds without data after which a download counts as hanging."""
 CURL_HANGS = 28
 PORT, PORTS = 20_000, 10_000
-"""Numbers of clients, one after the other."""
+"""First local port of the clients, and number of ports, which they use one after the other."""
 SIZES = (300_000, 3_000_000, 12_000_000)
 
 Json = dict[str, Any]

@@ -41,7 +41,7 @@ class TrodsHostRig(HostRig):
     """Namespaces `s` (nginx and agent), `n` (nginx alone), `k` (store), `tor`, `c` and `a`, joined by a bridge."""
 
     listed: tuple[str, ...] = ()
-    """Sizes of files that timestamps name, in place of records in the store."""
+    """Files that timestamps name, in place of records in the store."""
 
     def build(self, rtt_ms: float, attackers: bool) -> None:
         """Also adds the second server, the store and the ToR."""

@@ -31,7 +31,7 @@ from .picture import Flow, draw
 WORDS = __doc__ or ""
 
 RATE_MBIT = 7.0
-"""Rates at which the part of each of three streams lies between two layers."""
+"""Rate of the link: in each phase the share of each of three streams lies between the rates of two layers."""
 RTT_MS = 60.0
 PHASE_S = 10.0
 PHASES = (1.0, 0.25, 0.5, 1.0)
