@@ -1,14 +1,14 @@
--- Wireshark dissector of stateless TCP (docs/plain.md): what the cookie and the timestamps of a connection say.
--- Nothing in such a packet says that it is one, so the services' ports are a preference (`rivulet_plain.ports`, 80 unless
--- told otherwise; `tshark -o rivulet_plain.ports:80,8080`). Nor does it say that a back end gives the answers, whose timestamps
--- are others: the ports of such services are in `rivulet_plain.back_ends` too. No key is known here: that a cookie is one is not verified.
+-- Wireshark dissector of stateless TCP (docs/plain.md): decodes the cookie and the timestamps of a connection.
+-- Packets have no mark, so a preference lists the services' ports (`rivulet_plain.ports`, default 80;
+-- `tshark -o rivulet_plain.ports:80,8080`). Services with a back end have other timestamps: their ports must be in
+-- `rivulet_plain.back_ends` too. The dissector has no key, so it does not verify cookies.
 
 local plain = Proto("rivulet_plain", "Rivulet, stateless TCP")
 plain.prefs.ports = Pref.range("Ports", "80", "Ports of services that are answered without state", 65535)
 
 plain.prefs.back_ends = Pref.range("Ports with back ends", "", "Those of them whose answers a back end gives", 65535)
 
--- As in host/plain: codec.rs, stamp.rs, whole.rs.
+-- The same values as in host/plain: codec.rs, stamp.rs, whole.rs.
 local SIZES = { [0] = 536, 1220, 1440, 1460 }
 local SCALES = { [0] = 0, 2, 4, 6, 7, 8, 9, 11 }
 local KINDS = { [0] = "small answers", "large answers, steady", "large answers, repair", "the kernel's own socket" }
@@ -59,7 +59,7 @@ for name, path in pairs({
   tcp[name] = Field.new(path)
 end
 
--- Whether a preference such as "80,443,8000-8100" names a port. It is a string in some releases, a range in others.
+-- Whether a preference such as "80,443,8000-8100" contains a port. It is a string in some releases, a range in others.
 local function names(preference, port)
   for low, high in string.gmatch(tostring(preference), "(%d+)%-?(%d*)") do
     if port >= tonumber(low) and port <= (tonumber(high) or tonumber(low)) then return true end
@@ -76,7 +76,7 @@ local function class(tree, range, number)
   tree:add(f.mss, range, SIZES[number])
 end
 
--- The server's first sequence number; `first` is the client's.
+-- Decodes the server's initial sequence number; `first` is the client's.
 local function isn(tree, range, value, stamped, first)
   local sub = tree:add(f.cookie, range)
   if stamped then
@@ -90,7 +90,7 @@ local function isn(tree, range, value, stamped, first)
   end
 end
 
--- Where an acknowledgement stands. All positions of a stamped connection are multiples of 8, so this needs no ISN.
+-- Position of an acknowledgement. All positions of a stamped connection are multiples of 8, so this needs no ISN.
 local function place(tree, range, value, stamped)
   local low = (value - 1) % 1024
   if stamped then
@@ -104,12 +104,12 @@ local function place(tree, range, value, stamped)
   end
 end
 
--- That of an answer is of another form where a back end gave it.
+-- Whether a timestamp is that of an answer; from a back end such a timestamp has another format.
 local function is_answer(value)
   return bits(value, 22, 2) == 0 and bits(value, 24, 8) * 32 + bits(value, 17, 5) >= FIRST_START
 end
 
--- A timestamp of the server's, as it is said or echoed. Gives what it says in words.
+-- Decodes a timestamp of the server, sent or echoed; returns a description.
 local function stamp(tree, range, value, now, back_end)
   local sub = tree:add(f.value, range)
   local kind = bits(value, 22, 2)
@@ -162,7 +162,7 @@ function plain.dissector(_, pinfo, root)
   local said, echoed = tcp.said(), tcp.echoed()
   local stamped, now = said ~= nil, tonumber(tostring(pinfo.abs_ts))
   local opening = tcp.syn().value
-  -- A client's SYN has nothing of ours.
+  -- A client's SYN has no field of stateless TCP.
   if opening and (to or not tcp.ack().value) then return end
   local tree = root:add(plain, (from and source or destination).range, "Rivulet, stateless TCP")
   local words
@@ -172,7 +172,7 @@ function plain.dissector(_, pinfo, root)
     if stamped then words = stamp(tree, said.range, said.value, now, back_end) end
   elseif tcp.ack().value then
     local acknowledged = tcp.acknowledged()
-    -- A back end's answer ends anywhere, and behind that the low bits say nothing.
+    -- A back end's answer ends at any position, after which the low bits are meaningless.
     if not (back_end and stamped and echoed and is_answer(echoed.value)) then
       place(tree, acknowledged.range, acknowledged.value, stamped)
     end

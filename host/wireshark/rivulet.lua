@@ -1,7 +1,7 @@
 -- Wireshark dissector of Rivulet packets (docs/wire-format.md).
 -- Install: copy it into a personal plugin folder (Help > About > Folders), or `tshark -X lua_script:rivulet.lua`.
--- It is a post-dissector: whatever port is used, a segment whose first TCP option is ours is shown field by
--- field, and `rivulet.tag`, `rivulet.number` and the others can be used in display filters.
+-- It is a post-dissector: it decodes every segment whose first TCP option is Rivulet's, at any port, and
+-- `rivulet.tag`, `rivulet.number` and the other fields work in display filters.
 
 local rivulet = Proto("rivulet", "Rivulet")
 
@@ -80,7 +80,7 @@ local tcp_options = Field.new("tcp.options")
 local tcp_payload = Field.new("tcp.payload")
 local tcp_length = Field.new("tcp.len")
 
--- A reader that never runs past the end: `take` gives a range or nil, after which the rest is left alone.
+-- A reader that never runs past the end: `take` returns a range, or nil, after which nothing more is decoded.
 local function reader(buffer)
   local self = { at = 0, short = false }
   function self.take(length)

@@ -1,4 +1,4 @@
-"""The Wireshark dissector is held to docs/wire-vectors.json, where tshark is installed."""
+"""Tests of the Wireshark dissector against docs/wire-vectors.json; they need tshark."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(shutil.which("tshark") is None, reason="tshark i
 
 
 def dissect(folder: Path, frames: list[bytes], *arguments: str, most: int = 65535) -> str:
-    """tshark's output for these frames, of each of which the capture has `most` bytes."""
+    """tshark's output for these frames, captured up to `most` bytes each."""
     path = folder / "frames.pcap"
     with path.open("wb") as file:
         file.write(struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, most, 1))
@@ -38,7 +38,7 @@ def test_every_valid_packet_is_shown_with_its_fields(tmp_path: Path) -> None:
     assert len(lines) == len(packets)
     for packet, line in zip(packets, lines, strict=True):
         shown_class, number, nonce, tag, malformed = line.split("\t")
-        assert shown_class, f"{packet['name']}: not taken for ours"
+        assert shown_class, f"{packet['name']}: not recognised"
         assert not malformed, packet["name"]
         if packet["response"] is not None:
             assert int(number) == packet["response"]["number"], packet["name"]
@@ -54,12 +54,12 @@ def test_malformed_packets_never_break_the_dissector(tmp_path: Path) -> None:
     assert "Lua Error" not in dissect(tmp_path, frames + cut, "-V", "-O", "rivulet")
 
 
-def test_of_a_cut_packet_what_there_is_is_shown(tmp_path: Path) -> None:
+def test_truncated_packet_shows_captured_fields(tmp_path: Path) -> None:
     packets = [p for p in VECTORS["packets"] if p["request"] is not None and p["request"]["continuation"] is not None]
     frames = [bytes.fromhex(packet["frame"]) for packet in packets]
     names = ["rivulet.number", "rivulet.cut", "rivulet.malformed"]
     flags = [flag for name in names for flag in ("-e", name)]
-    # What the switch reads ends at byte 42 of the payload, behind 62 to 86 bytes of headers.
+    # The part that the switch reads ends at byte 42 of the payload, after 62 to 86 bytes of headers.
     lines = dissect(tmp_path, frames, "-T", "fields", "-E", "occurrence=f", *flags, most=130).split("\n")
     for packet, line in zip(packets, lines[: len(packets)], strict=True):
         number, cut, malformed = line.split("\t")
@@ -68,7 +68,7 @@ def test_of_a_cut_packet_what_there_is_is_shown(tmp_path: Path) -> None:
         assert not malformed, packet["name"]
 
 
-def test_a_window_that_is_given_back_and_one_that_is_brought_back_are_shown(tmp_path: Path) -> None:
+def test_returned_and_resumed_windows_are_shown(tmp_path: Path) -> None:
     packets = VECTORS["packets"]
     fields = ["-e", "rivulet.retire", "-e", "rivulet.gain"]
     frames = [bytes.fromhex(packet["frame"]) for packet in packets]

@@ -1,4 +1,4 @@
-"""The dissector of stateless TCP is held to docs/plain-vectors.json, where tshark is installed."""
+"""Tests of the dissector of stateless TCP against docs/plain-vectors.json; they need tshark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCALES = (0, 2, 4, 6, 7, 8, 9, 11)
 SYN, RST, ACK = 0x02, 0x04, 0x10
 SERVICE, CLIENT = 80, 40000
 UNIT = 1 << 26
-"""Microseconds of the unit in which openings are dated."""
+"""Time unit of a SYN-ACK's timestamp, microseconds."""
 
 pytestmark = pytest.mark.skipif(shutil.which("tshark") is None, reason="tshark is not installed")
 
@@ -49,7 +49,7 @@ def segment(
 def dissect(
     folder: Path, frames: list[bytes], *fields: str, seconds: int = 0, flags: tuple[str, ...] = ()
 ) -> list[Any]:
-    """What tshark shows of each frame: a row of the fields, without `rivulet_plain.`."""
+    """tshark's fields of each frame, without the prefix `rivulet_plain.`."""
     path = folder / "frames.pcap"
     with path.open("wb") as file:
         file.write(struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65535, 1))
@@ -85,7 +85,7 @@ def test_cookies(tmp_path: Path) -> None:
             assert int(first, 16) == cookie["first"] & 0x1FE and not mss, cookie
 
 
-def test_an_isn_that_no_cookie_has_is_told(tmp_path: Path) -> None:
+def test_isn_that_is_no_cookie_is_reported(tmp_path: Path) -> None:
     stamped, bare = ((c["isn"], c.get("first", 7)) for c in (VECTORS["cookies"][0], VECTORS["cookies"][4]))
     frames = [
         segment(flags=SYN | ACK, seq=stamped[0] | 1, stamps=(0, 0)),
@@ -117,7 +117,7 @@ def test_openings(tmp_path: Path) -> None:
     later = 3
     for opening in openings:
         value = opening["value"]
-        # The value of a SYN-ACK, and what a client echoes three units later.
+        # The value of a SYN-ACK, and the echo of a client three units later.
         frames = [segment(flags=SYN | ACK, stamps=(value, 9)), segment(to_service=True, stamps=(9, value))]
         seconds = -(-(opening["minute"] + later) * UNIT // 1_000_000) % (1 << 31)
         for row in dissect(tmp_path, frames, "value", "kind", "minute", "sealed", "scale", "start", seconds=seconds):
@@ -169,10 +169,10 @@ def test_answers_of_back_ends(tmp_path: Path) -> None:
     for answer, row in zip(answers * 2, dissect(tmp_path, frames, *fields, flags=told), strict=True):
         value, kind, length, mss, check, scale, start, fin = row
         assert (int(value, 16), int(kind), int(length)) == (answer["value"], 0, answer["length"])
-        # The class is the timestamp's, and none is read of an acknowledgement.
+        # The class comes from the timestamp; an acknowledgement has none.
         assert (int(mss), int(check, 16), start, fin) == (answer["mss"], answer["check"], "", "")
         assert int(scale) == max(known for known in SCALES if known <= answer["shift"])
-    # Before the answer, and what a kernel has, they are as everywhere; and so are services of other ports.
+    # Openings and kernel timestamps are the same with a back end; other ports are not affected.
     opening, kernel = VECTORS["openings"][0]["value"], next(a["value"] for a in VECTORS["answers"] if a.get("kernel"))
     frames = [segment(to_service=True, stamps=(5, value)) for value in (opening, kernel)]
     rows = dissect(tmp_path, frames, "sealed", "clock", "class", "length", flags=told)
@@ -191,7 +191,7 @@ def test_large_answers_are_named(tmp_path: Path) -> None:
     assert rows == [[str(kind), str(slot), ""] for slot in (0, 255) for kind in (1, 2)]
 
 
-def test_other_ports_and_what_says_nothing_of_ours_are_left_alone(tmp_path: Path) -> None:
+def test_other_ports_and_foreign_segments_are_not_dissected(tmp_path: Path) -> None:
     stamps = (VECTORS["answers"][0]["value"], 1)
     other = segment(stamps=stamps, service=8080)
     frames = [

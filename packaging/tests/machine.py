@@ -1,4 +1,4 @@
-"""This machine's `/` under a layer in memory, in namespaces of its own: what is installed there is gone afterwards."""
+"""A copy of this machine's `/`: an overlay in memory, in its own namespaces, so that installations leave no trace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENVIRONMENT = {
     "COLUMNS": "200",
     "SYSTEMD_OFFLINE": "1",
 }
-# Nothing from the network and no process is shared; the repository is not to be seen, so that nothing of it is run.
+# Network and processes are separate. The repository is hidden, so that the tests run only the installed files.
 MAKE = """
 set -e
 mount -t tmpfs layer "$1"
@@ -37,7 +37,7 @@ exec cat
 
 
 class Machine:
-    """It ends, and all that runs in it, when it is closed. `why_not` says why it cannot be had here."""
+    """The copy, with its processes. `close` removes it; `why_not` is the reason if it cannot be made."""
 
     def __init__(self, folder: Path, packages: Path) -> None:
         self.root = folder / "root"
@@ -56,19 +56,19 @@ class Machine:
             self.enter = ["nsenter", *target, "chroot", str(self.root)]
 
     def run(self, *command: str, space: str = "") -> subprocess.CompletedProcess[str]:
-        """A command in it, in one of its network namespaces where one is named, to its end."""
+        """Runs a command in it, or in one of its network namespaces, until it ends."""
         return subprocess.run(
             self._line(command, space), env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False
         )
 
     def do(self, *command: str, space: str = "") -> str:
-        """A command that must succeed; its standard output."""
+        """Runs a command that must succeed; returns its standard output."""
         done = self.run(*command, space=space)
         assert done.returncode == 0, f"{' '.join(command)}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout
 
     def start(self, *command: str, space: str = "") -> None:
-        """A process that runs until the machine is closed."""
+        """Starts a process that runs until the machine is closed."""
         log = self.log.open("a")
         line = self._line(command, space)
         popen = subprocess.Popen(
@@ -77,16 +77,16 @@ class Machine:
         self.started.append(popen)
 
     def end_started(self) -> None:
-        """Ends what was started, the last first: another test's controller would find what this one's has."""
+        """Ends the started processes, the newest first, so that another test's controller finds none of them."""
         for popen in reversed(self.started):
-            # nsenter stays outside and waits for the one it has started in there.
+            # nsenter stays outside and waits for its child inside.
             for child in Path(f"/proc/{popen.pid}/task/{popen.pid}/children").read_text().split():
                 os.kill(int(child), signal.SIGTERM)
             popen.wait(30)
         self.started.clear()
 
     def host(self, name: str, port: str, address: str, mac: str) -> None:
-        """A namespace with an interface eth0, at a port of the ToR, which routes for it."""
+        """Makes a namespace with an interface eth0 at a port of the ToR, through which it routes."""
         offloads = ("tx", "off", "rx", "off", "tso", "off", "gso", "off", "gro", "off")
         self.do("ip", "netns", "add", name)
         self.do("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
@@ -103,11 +103,11 @@ class Machine:
 
     @property
     def log(self) -> Path:
-        """What the started processes say."""
+        """Output of the started processes."""
         return self.root.with_name("log")
 
     def until(self, condition: Callable[[], bool], what: str, patience_s: float = 60.0) -> None:
-        """Waits until something holds, while all that was started runs."""
+        """Waits until a condition holds, while all started processes run."""
         end = time.monotonic() + patience_s
         while not condition():
             ended = [popen.args for popen in self.started if popen.poll() is not None]
@@ -115,11 +115,11 @@ class Machine:
             time.sleep(0.1)
 
     def read_log(self) -> str:
-        """The log, which is in the machine's own memory."""
+        """The log, which is in the machine's own file system."""
         return self.log.read_text()[-4000:]
 
     def close(self) -> None:
-        """Ends it."""
+        """Removes the machine."""
         assert self.keeper.stdin is not None
         self.keeper.stdin.close()
         self.keeper.wait(30)

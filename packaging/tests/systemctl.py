@@ -1,10 +1,10 @@
 #!/usr/bin/python3 -I
-"""A stand-in for systemctl where no systemd runs: starts and stops what units say, and keeps an order of it.
+"""Stands in for systemctl where systemd does not run: starts and stops units, and records the order.
 
-It reads the unit and its drop-ins and knows what ours use: ExecStart with variables, EnvironmentFile, users, groups,
-capabilities, folders, NetworkNamespacePath, CPUSchedulingPolicy, and Type=notify, for which it waits. What confines
-a process it leaves out. ORDER has a line for each stop and start: when (monotonic seconds), unit, what, and whether the
-controller says that all switches are as described.
+It reads unit files and drop-ins, and implements the settings that the project's units use: ExecStart with variables,
+EnvironmentFile, users, groups, capabilities, folders, NetworkNamespacePath, CPUSchedulingPolicy, and Type=notify, for
+which it waits. It ignores settings that confine a process. ORDER has a line for each start and stop: time (monotonic
+seconds), unit, action, and whether the controller reports that all switches are as described.
 """
 
 import glob
@@ -23,7 +23,7 @@ START_S, STOP_S = 90.0, 10.0
 
 
 def settings(unit: str) -> dict[str, list[str]]:
-    """Each setting of the unit's file and its drop-ins, with all its values; an empty one forgets those before it."""
+    """The values of each setting of the unit's file and drop-ins; an empty value removes those before it."""
     found: dict[str, list[str]] = {}
     files = [next(p for p in (f"/etc/systemd/system/{unit}", f"/lib/systemd/system/{unit}") if os.path.exists(p))]
     files += sorted(glob.glob(f"/etc/systemd/system/{unit}.d/*.conf"))
@@ -46,7 +46,7 @@ def environment(unit: dict[str, list[str]]) -> dict[str, str]:
 
 
 def words(line: str, variables: dict[str, str]) -> list[str]:
-    """${NAME} is one word, or a part of one; $NAME as many as it holds."""
+    """Expands variables: ${NAME} is one word, or a part of one; $NAME is split into words."""
     found = []
     for word in line.replace("%t", "/run").split():
         if word.startswith("$") and not word.startswith("${"):
@@ -59,7 +59,7 @@ def words(line: str, variables: dict[str, str]) -> list[str]:
 
 
 def command(unit: dict[str, list[str]]) -> list[str]:
-    """What runs the unit's process as who it shall be, where it shall be."""
+    """Command line of the unit, with prefixes for its user, namespaces and priority."""
     user = unit.get("User", ["nobody"])[-1]
     entered = []
     for path in unit.get("NetworkNamespacePath", []):
@@ -81,25 +81,25 @@ def command(unit: dict[str, list[str]]) -> list[str]:
 
 
 def process(unit: str) -> int:
-    """The unit's process; 0 if it does not run."""
+    """Process id of the unit; 0 if it does not run."""
     try:
         pid = int((HOME / f"{unit}.pid").read_text())
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, ValueError):
         return 0
-    # Nobody reaps here: what has ended stays as a zombie.
+    # No init process reaps here, so an ended process stays as a zombie.
     return 0 if state == "Z" else pid
 
 
 def note(unit: str, what: str) -> None:
-    """A line of the order."""
+    """Writes a line of the order."""
     asked = subprocess.run(["rivuletctl", "status"], capture_output=True, check=False).returncode
     with ORDER.open("a") as order:
         order.write(f"{time.monotonic()} {unit} {what} {'described' if asked == 0 else 'not-described'}\n")
 
 
 def start(unit: str) -> bool:
-    """Starts it and waits until it is ready, if it says so; false if it does not come up."""
+    """Starts the unit and waits until it is ready (Type=notify); returns False if it fails."""
     if process(unit):
         return True
     said = settings(unit)
@@ -132,7 +132,7 @@ def start(unit: str) -> bool:
 
 
 def stop(unit: str) -> None:
-    """SIGTERM, and SIGKILL to who does not heed it."""
+    """Sends SIGTERM, and SIGKILL if the process does not end."""
     pid, end = process(unit), time.monotonic() + STOP_S
     if not pid:
         return

@@ -1,4 +1,4 @@
-"""The Debian packages: made, looked at by lintian, installed over this machine's `/`, used, removed."""
+"""Tests of the Debian packages: build, lintian, installation over this machine's `/`, use, removal."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with both packages; lintian found nothing in them."""
+    """A folder with both packages, in which lintian found no error."""
     folder = tmp_path_factory.mktemp("packages")
     done = subprocess.run(
         [REPOSITORY / "scripts" / "deb.sh", "--quick", "--out", str(folder), str(BINARIES)],
@@ -63,7 +63,7 @@ def shipped(packages: Path) -> list[str]:
 
 
 def state(paths: list[str]) -> dict[str, object]:
-    """What an installation would change of this machine."""
+    """The parts of this machine that an installation would change."""
     found: dict[str, object] = {}
     for path in paths:
         there = Path(path)
@@ -77,7 +77,7 @@ def state(paths: list[str]) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def machine(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """A machine with both packages installed; after it this one is as it was."""
+    """A machine with both packages installed; checks at the end that this machine is unchanged."""
     before = state(shipped(packages))
     made = Machine(tmp_path_factory.mktemp("machine"), packages)
     if made.why_not is not None:
@@ -95,10 +95,10 @@ def machine(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     assert str(made.root) not in str(after["mounts"])
 
 
-def test_they_install_and_start_nothing(machine: Machine) -> None:
+def test_installation_starts_no_unit(machine: Machine) -> None:
     for name in NAMES:
         assert machine.do("dpkg-query", "-W", "-f", "${Status}", name) == "install ok installed"
-    # What keeps the namespace, and what looks.
+    # Processes of the machine itself and of this check.
     assert machine.do("ps", "-e", "-o", "comm=").split() == ["cat", "ps"]
     for user in ("rivulet-replica", "rivulet-controller"):
         assert machine.do("getent", "passwd", user)
@@ -112,10 +112,10 @@ WORDS = (
     ("rivulet-controller", "YAML"),
     ("rivuletctl", "drain"),
 )
-"""Programs, and what the help of each has."""
+"""Programs, and a text that each one's help contains."""
 
 
-def test_every_program_says_what_it_is(machine: Machine) -> None:
+def test_programs_have_help_and_manual_pages(machine: Machine) -> None:
     script = REPOSITORY / "scripts" / "version.py"
     version = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout.strip()
     assert machine.do("rivulet", "--version").split() == ["rivulet", version]
@@ -125,11 +125,11 @@ def test_every_program_says_what_it_is(machine: Machine) -> None:
     for program in ("rivulet", "rivulet-switch", *(program for program, _ in WORDS)):
         page = machine.do("zcat", f"/usr/share/man/man1/{program}.1.gz")
         assert page.startswith(f".TH {program.upper()} 1") and "--help" in page.replace("\\-", "-"), program
-    # None of it is that of the sources: those are out of sight in there.
+    # None of the repository's files is visible in the machine.
     assert machine.run("ls", str(REPOSITORY)).stdout == ""
 
 
-def test_the_example_is_right_and_a_mistake_in_it_is_told(machine: Machine) -> None:
+def test_example_is_valid_and_mistake_in_it_is_reported(machine: Machine) -> None:
     example = "/usr/share/doc/rivulet-controller/examples/rack.yaml"
     assert "1 switches, 3 replicas, 1 services" in machine.do("rivuletctl", "check", example)
     machine.do("sh", "-c", f"sed 's/port: 101, mac/port: 999, mac/' {example} >/tmp/wrong.yaml")
@@ -138,7 +138,7 @@ def test_the_example_is_right_and_a_mistake_in_it_is_told(machine: Machine) -> N
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_the_units_name_what_is_installed(machine: Machine) -> None:
+def test_units_name_installed_files(machine: Machine) -> None:
     units = [
         f"/lib/systemd/system/rivulet-{name}.service" for name in ("agent", "cm", "controller", "replica", "switch")
     ]
@@ -146,13 +146,15 @@ def test_the_units_name_what_is_installed(machine: Machine) -> None:
     assert said.returncode == 0 and "rivulet" not in said.stderr, said.stderr
     machine.do("mv", "/usr/bin/rivulet", "/usr/bin/elsewhere")
     try:
-        assert "rivulet" in machine.run("systemd-analyze", "--man=no", "verify", *units).stderr, "it looks at the units"
+        assert "rivulet" in machine.run("systemd-analyze", "--man=no", "verify", *units).stderr, (
+            "systemd-analyze did not read the units"
+        )
     finally:
         machine.do("mv", "/usr/bin/elsewhere", "/usr/bin/rivulet")
 
 
-def test_a_rack_of_what_is_installed_serves(machine: Machine) -> None:
-    """Switch, controller, replica and client, all from the packages; and curl through the preload library."""
+def test_rack_of_installed_programs_serves(machine: Machine) -> None:
+    """Switch, controller, replica and client from the packages, and curl through the preload library."""
     for host, port, address, mac in (("c1", 1, "10.0.1.1", "01:01"), ("r1", 101, "10.0.2.1", "02:01")):
         machine.host(host, f"v{port}", address, f"02:00:00:00:{mac}")
     machine.do("ip", "addr", "add", f"{SERVICE}/32", "dev", "lo", space="r1")
@@ -163,7 +165,9 @@ def test_a_rack_of_what_is_installed_serves(machine: Machine) -> None:
     flags = ("--cpu-port", "510", "--drop-port", "511", "--grpc-server-addr", "127.0.0.1:9559")
     machine.start("rivulet-switch", "--no-p4", "--device-id", "1", *ports, "--", *flags)
     machine.start("rivulet-controller", "/etc/rivulet/rack.yaml")
-    machine.until(lambda: machine.run("test", "-S", "/run/agents.sock").returncode == 0, "the controller stands")
+    machine.until(
+        lambda: machine.run("test", "-S", "/run/agents.sock").returncode == 0, "the controller accepts agents"
+    )
     serve = ("rivulet", "serve", "/srv/files", "-i", "eth0", "--controller", "unix:/run/agents.sock", "--name", "r1")
     machine.start(*serve, space="r1")
     machine.until(lambda: " live " in machine.run("rivuletctl", "replicas").stdout, "the replica is live")
@@ -178,11 +182,11 @@ def test_a_rack_of_what_is_installed_serves(machine: Machine) -> None:
     assert machine.do("ps", "-e", "-o", "comm=").split() == ["cat", "ps"]
 
 
-def test_an_upgrade_restarts_one_unit_at_a_time_and_breaks_no_connection(machine: Machine, tmp_path: Path) -> None:
-    """Two downloads at a time, over two replicas: one of this machine, one of another that is not upgraded now.
+def test_upgrade_restarts_units_one_by_one_and_breaks_no_connection(machine: Machine, tmp_path: Path) -> None:
+    """Two parallel downloads from two replicas, one on this machine and one on another that is not upgraded.
 
-    dpkg and the maintainer scripts are real, and so are users, capabilities and processes of the units; systemd is not
-    (it does not run here): systemctl.py starts and stops what the units say and keeps the order.
+    dpkg, the maintainer scripts, and users, capabilities and processes of the units are real. systemd does not run
+    here: systemctl.py starts and stops the units and records the order.
     """
     rack = UpgradeRack(machine)
     rack.build()
@@ -193,7 +197,7 @@ def test_an_upgrade_restarts_one_unit_at_a_time_and_breaks_no_connection(machine
         machine.until(lambda: bool(done), "a download ends")
         before = len(done)
         rack.upgrade(newer)
-        # Those that began before the last unit was back, and one more.
+        # Those that began before the last unit was ready again, and one more.
         machine.until(lambda: len(done) >= before + 5, "the downloads end")
     for name in NAMES:
         assert machine.do("dpkg-query", "-W", "-f", "${Version}", name).endswith(NEXT)
@@ -203,7 +207,7 @@ def test_an_upgrade_restarts_one_unit_at_a_time_and_breaks_no_connection(machine
     assert [(unit, what) for _, unit, what, _ in order] == [
         (unit, what) for unit in UNITS for what in ("stopped", "started")
     ], order
-    # Whoever is stopped leaves a rack that is whole behind, and at each stop downloads were under way.
+    # Whenever a unit stops, the rack is as described and downloads are in progress.
     for at, unit, what, described in order:
         if what == "stopped":
             assert described == "described", (unit, order)
@@ -213,7 +217,7 @@ def test_an_upgrade_restarts_one_unit_at_a_time_and_breaks_no_connection(machine
     rack.end()
 
 
-def test_they_leave_nothing_behind(machine: Machine, packages: Path) -> None:
+def test_removal_leaves_no_files(machine: Machine, packages: Path) -> None:
     ours = [path for path in shipped(packages) if not Path(path).exists()]
     look = ["sh", "-c", 'for path; do [ ! -e "$path" ] || echo "$path"; done', "sh", *ours]
     assert machine.do(*look).splitlines() == ours

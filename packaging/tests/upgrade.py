@@ -1,4 +1,4 @@
-"""A rack whose parts are units of the packages, under load, for an upgrade."""
+"""A rack of the packages' units, under load, for an upgrade."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from machine import REPOSITORY, Machine
 
 SERVICE = "10.9.2.1"
 SITE = "10.9.3.1"
-"""What a web server of its own serves, with an agent beside it."""
+"""Address of the site of a web server with an agent beside it."""
 NEXT = "+1"
-"""What the next version's number has behind it."""
+"""Suffix of the next version."""
 
 UNITS = ("rivulet-replica", "rivulet-agent", "rivulet-switch", "rivulet-controller")
-"""In the order in which an upgrade restarts them."""
+"""Units in the order in which an upgrade restarts them."""
 
 RATE = "24mbit"
 BYTES = 12_000_000
-"""Some seconds of a download: the rack has them under way whatever is restarted."""
+"""A download takes some seconds, so that one is in progress at every restart."""
 
 RACK = f"""\
 switches:
@@ -70,7 +70,7 @@ P4RUNTIME=127.0.0.1:9560
 
 
 def next_version(packages: Path, folder: Path) -> Path:
-    """The same packages with a higher version."""
+    """Copies of the packages with a higher version."""
     out = packages / "next"
     out.mkdir()
     for package in packages.glob("*.deb"):
@@ -79,7 +79,7 @@ def next_version(packages: Path, folder: Path) -> Path:
         control = tree / "DEBIAN" / "control"
         said = control.read_text()
         version = said.partition("Version: ")[2].splitlines()[0]
-        # The controller depends on the other one of its own version.
+        # The controller's package depends on the other package of the same version.
         control.write_text(
             said.replace(f"Version: {version}", f"Version: {version}{NEXT}").replace(
                 f"(= {version})", f"(= {version}{NEXT})"
@@ -92,7 +92,7 @@ def next_version(packages: Path, folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Download:
-    """When it began and ended (monotonic seconds), and what was wrong with it."""
+    """Start and end (monotonic seconds) of a download, and its problem."""
 
     began: float
     ended: float
@@ -100,13 +100,13 @@ class Download:
 
 
 class UpgradeRack:
-    """Switch, controller, r1 and r3's agent are units; r2 is as on a machine of its own, which keeps its version."""
+    """Switch, controller, r1 and r3's agent are units; r2 stands for another machine, which keeps its version."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
 
     def build(self) -> None:
-        """Namespaces, files, units; returns when both replicas are live."""
+        """Makes namespaces, files and units; returns when both replicas are live."""
         m = self.machine
         for host, port, address, mac in (
             ("u-c1", 1, "10.1.1.1", "01:01"), ("u-r1", 101, "10.1.2.1", "02:01"), ("u-r2", 102, "10.1.2.2", "02:02"),
@@ -137,18 +137,18 @@ class UpgradeRack:
         m.do("rm", "/run/stand-in/order")
 
     def upgrade(self, packages: Path) -> None:
-        """As `apt-get install` of both does it."""
+        """Upgrades both packages as `apt-get install` does."""
         debs = [f"/srv/packages/{packages.name}/{package.name}" for package in sorted(packages.glob("*.deb"))]
         assert len(debs) == 2
         self.machine.do("dpkg", "-i", *debs)
 
     def order(self) -> list[tuple[float, str, str, str]]:
-        """When which unit was stopped and started, and whether the switch was as described."""
+        """Starts and stops: time, unit, action, and whether the switch was as described."""
         lines = [line.split() for line in self.machine.do("cat", "/run/stand-in/order").splitlines()]
         return [(float(at), unit.removesuffix(".service"), what, how) for at, unit, what, how in lines]
 
     def processes(self) -> dict[str, int]:
-        """Each unit's process; 0 for one that does not run."""
+        """Each unit's process id; 0 if it does not run."""
         found = {}
         for unit in UNITS:
             pid = self.machine.run("cat", f"/run/stand-in/{unit}.service.pid").stdout.strip()
@@ -158,7 +158,7 @@ class UpgradeRack:
 
     @contextmanager
     def downloads(self) -> Iterator[list[Download]]:
-        """Two at a time, one after the other; a thread each. None begins after the block."""
+        """Runs two threads of consecutive downloads during the block; none starts after it."""
         done: list[Download] = []
         ending = threading.Event()
 
@@ -190,10 +190,10 @@ class UpgradeRack:
             return Download(began, time.monotonic(), repr(error))
 
     def end(self) -> None:
-        """The units; r2 ends with the machine."""
+        """Stops the units; r2 ends with the machine."""
         self.machine.do("systemctl", "stop", *UNITS)
 
     def _write(self, path: str, text: str, mode: str = "644") -> None:
-        """A file of the machine's, which is in its own mount namespace."""
+        """Writes a file in the machine's mount namespace."""
         self.machine.do("install", "-D", "-m", mode, "/dev/null", path)
         self.machine.do("sh", "-c", 'printf %s "$2" >"$1"', "sh", path, text)
