@@ -24,9 +24,12 @@
 #include "segment.h"
 #include "edit.h"
 
-/* Nanoseconds: between the first RST to who is unknown here and one that leaves, and until it is the first again. */
+/* Nanoseconds: between the first RST to a client that is unknown here and one that leaves. */
 #define REFUSED_AFTER 1000000000ULL
-#define REFUSED_FOR 10000000000ULL
+/* Until a RST is the first again: longer than Linux waits between two retransmissions (TCP_RTO_MAX, 120 s); and while replicas are
+ * excluded, since what is asked then may be looked for anew. */
+#define REFUSED_FOR 130000000000ULL
+#define REFUSED_SOON 10000000000ULL
 /* And the longest that its RST is kept back, whatever is looked for, and whoever is said to hold the connection. */
 #define REFUSED_AT_LAST 2000000000ULL
 
@@ -326,20 +329,20 @@ static __always_inline void withhold(struct __sk_buff *skb, const struct segment
  */
 static __always_inline bool refuses_early(const struct segment *s, const struct lease *lease, __u64 now, bool is_pinned)
 {
-	__u64 *first;
+	struct refusal *before, first = { .at = now, .settling = lease->settling };
 
 	/* In answer to a segment; what a server resets says more (RFC 9293, 3.10.7.1). */
 	if (s->flags & ACK && s->seq)
 		return is_pinned;
-	first = bpf_map_lookup_elem(&refused, &s->key);
-	if (first && now - *first < REFUSED_FOR) {
-		__u64 since = now - *first;
+	before = bpf_map_lookup_elem(&refused, &s->key);
+	__u64 since = before ? now - before->at : REFUSED_FOR;
+	if (before && (since < REFUSED_SOON || (since < REFUSED_FOR && before->settling == lease->settling))) {
 		/* Nobody has answered it meanwhile. */
 		if (since >= REFUSED_AT_LAST)
 			return false;
 		return is_pinned || now < lease->settling || since < REFUSED_AFTER;
 	}
-	bpf_map_update_elem(&refused, &s->key, &now, BPF_ANY);
+	bpf_map_update_elem(&refused, &s->key, &first, BPF_ANY);
 	return true;
 }
 

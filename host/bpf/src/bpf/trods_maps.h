@@ -42,12 +42,17 @@ struct {
 	__type(value, struct pin);
 } pins SEC(".maps");
 
-/* When the first RST was dropped. */
+/* The first RST to a client that was dropped: when, and until when it was kept back for replicas that were excluded then. */
+struct refusal {
+	__u64 at;
+	__u64 settling;
+};
+
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, MAX_REFUSED);
 	__type(key, struct flow_key);
-	__type(value, __u64);
+	__type(value, struct refusal);
 } refused SEC(".maps");
 
 struct {

@@ -192,8 +192,10 @@ impl Rig {
     fn refused_before(&self, seconds: u64) {
         let refused = map(&self.trods.object, "refused").unwrap();
         let Some(octets) = refused.lookup(self.key().octets(), MapFlags::ANY).unwrap() else { return };
-        let before = u64::from_ne_bytes(octets.try_into().unwrap()) - seconds * 1_000_000_000;
-        update(&refused, self.key().octets(), &before.to_ne_bytes(), MapFlags::ANY).unwrap();
+        let (at, settling) = octets.split_at(8);
+        let before = u64::from_ne_bytes(at.try_into().unwrap()) - seconds * 1_000_000_000;
+        update(&refused, self.key().octets(), &[&before.to_ne_bytes(), settling].concat(), MapFlags::ANY)
+            .unwrap();
     }
 
     /// Both SYNs and the segment that ends the handshake.
@@ -564,10 +566,34 @@ fn what_is_unknown_here_is_reset_a_second_after_it_was_asked_first() {
         rig.refused_before(1);
         assert_eq!(rig.down(flags, seq, 0, &[]).0, NEXT);
         // Of another time.
-        rig.refused_before(9);
+        rig.refused_before(129);
         assert_eq!(rig.down(flags, seq, 0, &[]).0, SWALLOWED);
     }
     assert_eq!(rig.counters().resets, 6);
+}
+
+/// A client that has repeated its request for minutes repeats it every two.
+#[test]
+fn client_that_asks_each_two_minutes_is_reset() {
+    let Some(rig) = Rig::v4() else { return };
+    let settle = |settling| {
+        let lease = Lease { until: u64::MAX, settling, ..Lease::default() };
+        rig.trods.leases().unwrap().set(3, lease).unwrap();
+    };
+    // While replicas settle, and when none was excluded.
+    for settling in [u64::MAX, 0] {
+        settle(settling);
+        assert_eq!(rig.down(RST, 5, 0, &[]).0, SWALLOWED);
+        rig.refused_before(120);
+        assert_eq!(rig.down(RST, 5, 0, &[]).0, NEXT, "{settling}");
+        // Another replica was excluded since: it may have had the connection.
+        settle(1);
+        assert_eq!(rig.down(RST, 5, 0, &[]).0, SWALLOWED, "{settling}");
+        rig.refused_before(3);
+        settle(2);
+        assert_eq!(rig.down(RST, 5, 0, &[]).0, NEXT, "however often one is excluded, while it is asked");
+        delete(&map(&rig.trods.object, "refused").unwrap(), rig.key().octets()).unwrap();
+    }
 }
 
 #[test]
