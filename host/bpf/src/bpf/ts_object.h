@@ -22,7 +22,7 @@ struct host {
 	const __u8 *octets;
 	__u64 target; /* the sum that it is added to */
 	__u32 at, length;
-	bool begun, bad;
+	bool begun, bad, ended;
 };
 
 static __always_inline __u64 add_octet(__u64 sum, __u8 octet)
@@ -38,8 +38,10 @@ static long read_host(__u32 n, struct host *host)
 	if (at >= host->length || at >= REQUEST_MAX)
 		return 1;
 	__u8 octet = host->octets[at];
-	if (octet == '\r')
+	if (octet == '\r') {
+		host->ended = true;
 		return 1;
+	}
 	if (octet >= 'A' && octet <= 'Z')
 		octet |= 0x20;
 	if (n < 2) {
@@ -190,7 +192,8 @@ static __always_inline enum next_words take_request(struct __sk_buff *skb, const
 	/* Which of a server's sites is meant. */
 	struct host host = { .octets = at->event.octets, .target = asked.target, .at = asked.host, .length = length };
 	bpf_loop(HOST_MAX, read_host, &host, 0);
-	if (asked.has_fields || !asked.host || !host.begun || host.bad)
+	/* Of one that is longer than what was read another site's may have the same beginning. */
+	if (asked.has_fields || !asked.host || !host.begun || !host.ended || host.bad)
 		return go_unnamed(s, st, service, COUNT_FIELDS, at);
 	struct head_key key = { .table = issuer->table, .target = host.target };
 	struct heads *found = bpf_map_lookup_elem(&heads, &key);

@@ -390,6 +390,31 @@ fn host_is_looked_up_as_it_is_and_without_case() {
     }
 }
 
+/// Of a name that is longer than what is read no part counts: another site's may begin with the same.
+#[test]
+fn host_that_is_too_long_is_no_other_host() {
+    // As many bytes as are read with the "t", the colon and a space in front, and the end of the line.
+    const HOST_MAX: usize = 272;
+    let longest = "h".repeat(HOST_MAX - 4);
+    let sum = head_sum(HEAD, DATE_AT);
+    let total = HEAD.len() as u32 + 1000;
+    let head = KnownHead { sum, length: HEAD.len() as u32, date: DATE_AT as u32, total, object: OBJECT };
+    for (host, is_named) in
+        [(longest.clone(), true), (format!("{longest}h"), false), (format!("{longest}hx"), false)]
+    {
+        let Some(rig) = Rig::stamped() else { return };
+        for listed in [&longest, &format!("{longest}h")] {
+            let heads = [KnownHead::default(), head];
+            rig.trods.stamps().add(LISTED.table, listed.as_bytes(), b"/a", &heads).unwrap();
+        }
+        rig.put(|_| {});
+        let asked = std::str::from_utf8(GET).unwrap().replace("Host: h", &format!("Host: {host}"));
+        assert_eq!(rig.says(ACK, 0, 0, BASE, asked.as_bytes()).verdict, NEXT);
+        assert_eq!(rig.now().phase == Phase::Asked, is_named, "{} bytes", host.len());
+        assert_eq!(rig.unnamed().fields, u64::from(!is_named));
+    }
+}
+
 #[test]
 fn another_head_is_not_named() {
     let whole = response();
