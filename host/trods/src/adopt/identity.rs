@@ -35,6 +35,9 @@ pub enum Refusal {
     /// The server died while it was sent a request that must not be sent twice.
     #[error("a request was cut")]
     Interrupted,
+    /// The server reset its connection in the middle of an answer.
+    #[error("an answer was cut")]
+    Cut,
     /// What the server says is no HTTP.
     #[error("no HTTP")]
     Malformed,
@@ -103,6 +106,7 @@ impl Refusal {
             Refusal::Far => "far",
             Refusal::Address => "address",
             Refusal::Interrupted => "interrupted",
+            Refusal::Cut => "cut",
             Refusal::Malformed => "malformed",
             Refusal::Unreachable => "unreachable",
         }

@@ -18,7 +18,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use rivulet_pktio::repair::{Connection, RepairError, restore};
+use rivulet_pktio::repair::{Connection, RepairError, restore, unacknowledged};
 use rustix::net::sockopt;
 
 use self::again::Again;
@@ -91,6 +91,8 @@ enum Step {
     Relay,
     /// All is said, the client's FIN is awaited.
     Drain,
+    /// The server reset its connection in an answer: so is the client's, once it has what came before.
+    Cut,
 }
 
 /// One connection that was taken over.
@@ -218,7 +220,7 @@ impl Adoption {
                 }
                 Stop::Waits if self.waited(now) >= config.idle => {
                     // As a server does to a client that says nothing; one that reads nothing has been kept long enough.
-                    Turn::Idle
+                    if self.step == Step::Cut { self.refuse(Refusal::Cut) } else { Turn::Idle }
                 }
                 Stop::Waits => Turn::Waits,
                 Stop::Client => Turn::Over,
@@ -298,6 +300,14 @@ impl Adoption {
                 Ok(_) => Ok(()),
                 Err(e) => Err(stop_client(&e)),
             },
+            Step::Cut => match unacknowledged(&self.client) {
+                Ok(0) => Err(Stop::Refused(Refusal::Cut)),
+                Ok(_) => {
+                    self.retry_at = Some(now + RETRY);
+                    Err(Stop::Waits)
+                }
+                Err(_) => Err(Stop::Client),
+            },
         }
     }
 
@@ -366,6 +376,13 @@ impl Adoption {
         }
         self.step = Step::Drain;
         if self.client_ended { Err(Stop::Client) } else { Ok(()) }
+    }
+
+    /// Ends the connection as the server did, in the middle.
+    fn cut(&mut self) -> Result<(), Stop> {
+        self.origin = None;
+        self.step = Step::Cut;
+        Ok(())
     }
 
     /// Writes what waits for the client, all of it.

@@ -2,7 +2,8 @@
 //!
 //! A server that dies before it answered is replaced by the next one, which gets the same requests from their first byte. That is
 //! done for GET and HEAD without a body alone. Any other message is sent once: what belongs to a message never begins another
-//! one, so the client of a request that was cut is reset.
+//! one, so the client of a request that was cut is reset. So is the client of an answer whose server reset the connection: an answer
+//! that lasts until the connection ends would look whole behind a FIN.
 
 use std::io::{self, Read};
 
@@ -110,7 +111,9 @@ impl Adoption {
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock && !is_broken => {}
             // Part of an answer is the client's, or a request that must not be sent twice.
-            Err(_) if origin.has_spoken() => return self.say_all(),
+            Err(e) if origin.has_spoken() => {
+                return if e.kind() == io::ErrorKind::UnexpectedEof { self.say_all() } else { self.cut() };
+            }
             Err(_) => {
                 let Some(mut again) = self.unanswered.take_repeatable(&self.to_origin) else {
                     return Err(Stop::Refused(Refusal::Interrupted));

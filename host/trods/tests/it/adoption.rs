@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rivulet_bpf::kernel::{Feature, skipped};
 use rivulet_pktio::in_netns;
+use rivulet_pktio::repair::unacknowledged;
 use rivulet_pktio::testing::{PATIENCE, Process, eventually};
 use rivulet_trods::adopt::{Adopters, Counts, Outcome, Refusal};
 use rivulet_trods::record::{Body, Response};
@@ -533,5 +534,42 @@ fn what_a_server_has_no_ranges_of_is_read_through_to_the_place() {
         rack.adopt(&adopters, cut.record);
         assert!(rest(&mut cut.client, full.len() - had) == full[had..], "{had}");
         assert_eq!((counted(&adopters), adopters.counts().read_through), ((1, 0), 1), "{had}");
+    }
+}
+
+/// An answer of which only the end of the connection shows the end: one that was cut must not look whole.
+#[test]
+fn answer_that_is_reset_ends_in_a_reset() {
+    let Some(rack) = Rack::new() else { return };
+    std::fs::write(rack.www.path().join("a.bin"), object("a", SIZE)).unwrap();
+    let nginx = rack.nginx();
+    let full = replaced(&fetch(&rack.r2, GET), "Connection: close", "Connection: keep-alive");
+    assert!(nginx.stop().success());
+    let part = [&b"HTTP/1.0 200 OK\r\n\r\n"[..], &object("b", 300_000)].concat();
+    for is_reset in [false, true] {
+        let (adopters, ends) = rack.adopters(PATIENCE);
+        let mut cut = cut(&rack, GET, &full, full.len(), false);
+        rack.adopt(&adopters, cut.record);
+        let answer = part.clone();
+        let served = serve_one(&rack, move |mut server| {
+            server.read_exact(&mut vec![0; GET.len()]).unwrap();
+            server.write_all(&answer).unwrap();
+            // The answer is the client's before its connection ends.
+            eventually("it was taken", || unacknowledged(&server).unwrap() == 0);
+            if is_reset {
+                set_socket_linger(&server, Some(Duration::ZERO)).unwrap();
+            }
+        });
+        cut.client.write_all(GET.as_bytes()).unwrap();
+        let got = rest(&mut cut.client, part.len());
+        served.join().unwrap();
+        assert!(got == part, "all that came before");
+        let end = cut.client.read(&mut [0; 1]);
+        if is_reset {
+            assert_eq!(end.unwrap_err().kind(), ErrorKind::ConnectionReset);
+            assert!(matches!(ends.recv_timeout(PATIENCE).unwrap().1, Outcome::Refused(Refusal::Cut)));
+        } else {
+            assert_eq!(end.unwrap(), 0);
+        }
     }
 }
