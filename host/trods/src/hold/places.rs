@@ -13,14 +13,13 @@ use rivulet_bpf::trods::FlowKey;
 use super::Keeper;
 use crate::digest::{self, Digests, Wanted};
 use crate::record::{MAX_RECORD, Record};
-use crate::store::{Done, RecordKeys, Store, StoreConfig, place};
+use crate::store::{Done, RecordKeys, Store, StoreConfig};
 
 /// A store, and which connection has which number in it.
 #[derive(Debug)]
 struct Places {
     store: Store,
     config: StoreConfig,
-    keys: RecordKeys,
     numbers: HashMap<FlowKey, u32>,
     /// By number.
     taken: Vec<Option<Taken>>,
@@ -37,9 +36,9 @@ struct Taken {
 }
 
 impl Places {
-    fn new(store: Store, config: StoreConfig, keys: RecordKeys) -> Places {
+    fn new(store: Store, config: StoreConfig) -> Places {
         let (numbers, taken, free) = (HashMap::new(), Vec::new(), BinaryHeap::new());
-        Places { store, config, keys, numbers, taken, free }
+        Places { store, config, numbers, taken, free }
     }
 
     fn number(&mut self, key: &FlowKey) -> u32 {
@@ -61,8 +60,6 @@ pub struct Stores {
     /// What was handed to stores, counted: what one says of a place is of its last record or of none.
     handed: u64,
     done: Vec<Done>,
-    /// What could not be sealed, by connection and ticket.
-    unsealed: Vec<(FlowKey, u64)>,
     digests: Digests,
     /// Connections in whose records digests are missing, and of what.
     undigested: HashMap<FlowKey, Vec<Wanted>>,
@@ -95,23 +92,22 @@ impl Stores {
         Cow::Owned(record)
     }
 
-    /// Has a store keep the records of these services from now on, sealed with these keys. What others keep stays there.
+    /// Has a store keep the records of these services from now on. What others keep stays there.
     pub fn add(
         &mut self,
         store: Store,
         config: &StoreConfig,
-        keys: &RecordKeys,
         services: impl IntoIterator<Item = SocketAddr>,
     ) {
         let at = self.all.len();
-        self.all.push(Places::new(store, config.clone(), keys.clone()));
+        self.all.push(Places::new(store, config.clone()));
         self.services.extend(services.into_iter().map(|service| (service, at)));
     }
 
     /// The records of a service are sealed with these keys from now on; those that are stored are stored again.
     pub fn set_keys(&mut self, service: &SocketAddr, keys: &RecordKeys) {
         if let Some(places) = self.services.get(service).and_then(|at| self.all.get_mut(*at)) {
-            places.keys = keys.clone();
+            places.store.set_keys(keys, Instant::now());
         }
     }
 
@@ -147,12 +143,10 @@ impl Keeper for Stores {
         let n = places.number(key);
         self.handed += 1;
         if let Some(taken) = places.taken.get_mut(n as usize) {
-            *taken = Some(Taken { key: *key, handed: self.handed, ticket, epoch: places.keys.usable() });
+            *taken =
+                Some(Taken { key: *key, handed: self.handed, ticket, epoch: places.store.keys().usable() });
         }
-        match places.keys.seal(&place(&places.config.prefix, n), &record.encode()) {
-            Some(sealed) => places.store.put(n, self.handed, &sealed, Instant::now()),
-            None => self.unsealed.push((*key, ticket)),
-        }
+        places.store.put(n, self.handed, &record, Instant::now());
     }
 
     fn forget(&mut self, key: &FlowKey) {
@@ -179,7 +173,7 @@ impl Keeper for Stores {
         places.is_some_and(|places| {
             places.numbers.get(key).is_some_and(|n| {
                 let taken = places.taken.get(*n as usize).copied().flatten();
-                let is_old = taken.is_some_and(|taken| taken.epoch != places.keys.usable());
+                let is_old = taken.is_some_and(|taken| taken.epoch != places.store.keys().usable());
                 is_old || places.store.is_stale(*n, Instant::now())
             })
         })
@@ -195,9 +189,6 @@ impl Keeper for Stores {
                     settled(&taken.key, taken.ticket, kept);
                 }
             }
-        }
-        for (key, ticket) in self.unsealed.drain(..) {
-            settled(&key, ticket, false);
         }
     }
 
@@ -232,7 +223,7 @@ mod tests {
         let mut stores = Stores::default();
         assert!(!stores.serves(&service));
         let keys = RecordKeys::new(1, 1, &[(1, [1; 16])]);
-        stores.add(Store::new(&config, Instant::now()).unwrap(), &config, &keys, [service]);
+        stores.add(Store::new(&config, &keys, Instant::now()).unwrap(), &config, [service]);
         assert!(stores.serves(&service) && stores.has(&service, &config));
         assert!(!stores.has(&service, &StoreConfig { copies: 2, ..config }));
         let key = |port: u16| FlowKey::new(SocketAddr::from(([192, 0, 2, 7], port)), service);

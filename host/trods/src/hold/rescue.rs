@@ -98,6 +98,16 @@ impl Departed {
     }
 }
 
+/// Whether records of incarnation `n` are read, too. Those that a living replica stores now are its own: an incarnation above the one
+/// that is known may be a process that serves beside it.
+fn is_read(reads: Reads, n: u64, told: u64) -> bool {
+    match reads {
+        Reads::Told => false,
+        Reads::All | Reads::OwnFormers => n != told,
+        Reads::LivingFormers => n < told,
+    }
+}
+
 /// Whether these values were there some time ago as they are now.
 fn are_left(stored: &[Stored], seen: &Mutex<HashMap<Stored, Instant>>) -> bool {
     let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
@@ -247,10 +257,11 @@ impl Rescue {
                 hand_over(read(departed.prefix.clone()));
             }
             if departed.reads != Reads::Told {
-                let all = store::incarnations(&departed.servers, &departed.prefix, PATIENCE);
+                let Departed { servers, prefix, keys, .. } = &departed;
+                let all = store::incarnations(servers, prefix, keys, PATIENCE);
                 let told = departed.incarnation();
-                let is_wanted = |n: &u64| if alone { *n < told.max(all.newest) } else { *n != told };
-                for former in all.all.iter().filter(|n| is_wanted(n)) {
+                let is_wanted = |n: &u64| is_read(departed.reads, *n, told);
+                for former in all.iter().filter(|n| is_wanted(n)) {
                     hand_over(read(store::sibling(&departed.prefix, *former)));
                 }
             }

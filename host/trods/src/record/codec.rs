@@ -65,6 +65,13 @@ impl Record {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.size());
+        self.encode_into(&mut out);
+        out
+    }
+
+    /// Appends its bytes.
+    pub(crate) fn encode_into(&self, out: &mut Vec<u8>) {
+        let start = out.len();
         out.extend_from_slice(&MAGIC);
         let flag = |is: bool, flag: u8| if is { flag } else { 0 };
         let handshake = self.handshake;
@@ -114,8 +121,8 @@ impl Record {
                     out.extend_from_slice(&check.0.to_be_bytes());
                     out.extend_from_slice(&check.1.to_be_bytes());
                     digest.iter().for_each(|Digest(digest)| out.extend_from_slice(digest));
-                    put(&mut out, request);
-                    put(&mut out, head);
+                    put(out, request);
+                    put(out, head);
                 }
                 Body::Generated { request, head, seen } => {
                     out.extend_from_slice(&seen.sum.to_be_bytes());
@@ -126,17 +133,16 @@ impl Record {
                     };
                     out.extend_from_slice(&[place, digits]);
                     out.extend_from_slice(&size.to_be_bytes());
-                    put(&mut out, request);
-                    put(&mut out, head);
+                    put(out, request);
+                    put(out, head);
                 }
-                Body::Whole(octets) => put(&mut out, octets),
+                Body::Whole(octets) => put(out, octets),
             }
         }
         out.extend_from_slice(&self.request_at.to_be_bytes());
-        put(&mut out, &self.requests);
-        let sum = crc32c::crc32c(&out);
+        put(out, &self.requests);
+        let sum = crc32c::crc32c(&out[start..]);
         out.extend_from_slice(&sum.to_be_bytes());
-        out
     }
 
     /// Reads a record. What it says has been looked at: lengths add up, heads are heads, objects have a strong entity tag.

@@ -332,8 +332,8 @@ impl Body {
                 sockets.iter().for_each(|s| keeper.set_keys(s, keys));
                 continue;
             }
-            match Store::new(config, Instant::now()) {
-                Ok(store) => keeper.add(store, config, keys, sockets.iter().copied()),
+            match Store::new(config, keys, Instant::now()) {
+                Ok(store) => keeper.add(store, config, sockets.iter().copied()),
                 Err(e) => tracing::error!(error = %e, "no store for {sockets:?}"),
             }
         }

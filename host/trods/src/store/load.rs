@@ -47,7 +47,7 @@ pub struct Loaded {
 /// `patience` is done without. Blocks.
 #[must_use]
 pub fn load(servers: &[SocketAddr], prefix: &str, keys: &RecordKeys, patience: Duration) -> Loaded {
-    gather(servers, (prefix, keys), patience, |from, found| from.all(prefix, found))
+    gather(servers, (prefix, keys), patience, |from, found| from.all(prefix, keys, found))
 }
 
 /// [`load`] of the records with these numbers alone.
@@ -119,37 +119,31 @@ fn gather(
     loaded
 }
 
-/// What the servers say of a replica's incarnations.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Incarnations {
-    /// The one that stored something last.
-    pub newest: u64,
-    /// All of which there may be records.
-    pub all: BTreeSet<u64>,
-}
-
-/// The incarnations of the replica of this [`prefix`](super::prefix), whichever it has, of which there may be records. Blocks.
+/// The incarnations of the replica of this [`prefix`](super::prefix), whichever it has, of which there may be records. What no
+/// replica sealed counts for nothing. Blocks.
 #[must_use]
-pub fn incarnations(servers: &[SocketAddr], prefix: &str, patience: Duration) -> Incarnations {
+pub fn incarnations(
+    servers: &[SocketAddr],
+    prefix: &str,
+    keys: &RecordKeys,
+    patience: Duration,
+) -> BTreeSet<u64> {
     let until = Instant::now() + patience;
     let (key, _) = super::index(prefix);
     let ask = &|server: &SocketAddr| -> io::Result<Option<Vec<u8>>> {
         let mut reader = Reader::connect(*server, until)?;
         reader.ask(format!("mg {key} v c\r\n").as_bytes())?;
-        Ok(reader.value()?.map(|(_, value)| value))
+        let value = reader.value()?.and_then(|(_, sealed)| open(keys, &key, &sealed));
+        Ok(value)
     };
     let values = thread::scope(|scope| {
         let threads: Vec<_> = servers.iter().map(|server| scope.spawn(move || ask(server))).collect();
         threads.into_iter().filter_map(|thread| thread.join().ok()?.ok()?).collect::<Vec<_>>()
     });
-    let mut found = Incarnations::default();
-    for value in values {
-        let all: Vec<u64> =
-            value.split(|&b| b == b' ').take(super::MAX_INCARNATIONS).filter_map(number).collect();
-        found.newest = found.newest.max(all.first().copied().unwrap_or(0));
-        found.all.extend(all);
-    }
-    found
+    let all = |value: &Vec<u8>| -> Vec<u64> {
+        value.split(|&b| b == b' ').take(super::MAX_INCARNATIONS).filter_map(number).collect()
+    };
+    values.iter().flat_map(all).collect()
 }
 
 /// By how many seconds this host's clock is ahead of that of a server's host, where they differ by more than TRODS can do with
@@ -244,18 +238,18 @@ impl Reader {
         Ok(Some((cas, value)))
     }
 
-    fn all(&mut self, prefix: &str, found: &mut Values) -> io::Result<()> {
+    fn all(&mut self, prefix: &str, keys: &RecordKeys, found: &mut Values) -> io::Result<()> {
         let ask = |numbers: Range<u32>| questions(prefix, numbers);
         // The first ones with the question how many there are: a client waits for each round trip.
         self.ask(format!("mg {prefix} v c\r\n{}", ask(0..FIRST)).as_bytes())?;
-        let count = match self.value()? {
-            Some((_, count)) => number(&count).ok_or_else(rubbish)?.min(u64::from(MAX_NUMBER)) as u32,
-            None => 0,
-        };
+        let count = self.value()?.and_then(|(_, sealed)| number(&open(keys, prefix, &sealed)?));
         let mut asked = 0..FIRST;
         loop {
+            let before = found.len();
             self.answers(asked.clone(), found)?;
-            asked = asked.end..(asked.end + BATCH).min(count);
+            // Numbers are the lowest that are free: where nobody can tell how many there are, they end where none is in use.
+            let end = count.unwrap_or(if found.len() > before { MAX_NUMBER.into() } else { 0 });
+            asked = asked.end..(asked.end + BATCH).min(end.min(MAX_NUMBER.into()) as u32);
             if asked.is_empty() {
                 return Ok(());
             }
@@ -292,6 +286,15 @@ impl Reader {
         }
         Ok(())
     }
+}
+
+/// What a replica of the service sealed for this key.
+fn open(keys: &RecordKeys, key: &str, sealed: &[u8]) -> Option<Vec<u8>> {
+    let value = keys.open(key, sealed);
+    if value.is_none() {
+        tracing::warn!(key, "in the store is a value that no replica put there");
+    }
+    value
 }
 
 fn questions(prefix: &str, numbers: impl Iterator<Item = u32>) -> String {

@@ -4,8 +4,9 @@
 //! the first server that does well, and to the next one too if that has not answered within the patience; an answer that
 //! comes later counts all the same. Servers of the own host are not used: they die with it.
 //!
-//! What is stored is sealed ([`RecordKeys`]). The record of connection number `n` has the key `pool.replica.incarnation.n`; the key without a number holds a number
-//! that is above all those in use, so that another replica finds them all ([`load`]).
+//! All that is stored is sealed ([`RecordKeys`]). The record of connection number `n` has the key `pool.replica.incarnation.n`. The key
+//! without a number holds a number above all those in use, so that another replica finds all records ([`load`]), and
+//! `pool.replica.all` the replica's incarnations, so that it finds those of before ([`incarnations`]).
 
 mod load;
 mod notice;
@@ -18,9 +19,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
+use self::sealed::Sealer;
 use self::server::{Answer, Names, Server};
+use crate::record::Record;
 
-pub use load::{Incarnations, Loaded, Stored, clock_ahead, erase, incarnations, load, load_all, load_some};
+pub use load::{Loaded, Stored, clock_ahead, erase, incarnations, load, load_all, load_some};
 pub(crate) use notice::Notices;
 pub use sealed::{RecordKeys, SEALED};
 
@@ -44,6 +47,8 @@ const AGAIN: Duration = Duration::from_secs(10);
 pub const MAX_NUMBER: u32 = 1 << 20;
 /// Incarnations of a replica that are looked for.
 const MAX_INCARNATIONS: usize = 16;
+/// Buffers of records that are kept for records to come.
+const SPARE: usize = 256;
 /// Servers of a store.
 pub const MAX_SERVERS: usize = 16;
 
@@ -122,6 +127,7 @@ struct Entry {
 struct Job {
     n: u32,
     ticket: u64,
+    /// Sealed.
     record: Vec<u8>,
     /// Servers that were asked, a bit each; how many have not answered, and how many keep it.
     asked: u16,
@@ -135,6 +141,12 @@ struct Job {
 #[derive(Debug)]
 pub struct Store {
     names: Names,
+    sealer: Sealer,
+    /// The replica's incarnations, the own first.
+    incarnations: String,
+    spare: Vec<Vec<u8>>,
+    /// The key of the record that is being sealed.
+    place: String,
     patience: Duration,
     copies: u32,
     servers: Vec<Server>,
@@ -152,11 +164,11 @@ pub struct Store {
 }
 
 impl Store {
-    /// A store, whose servers are being connected to.
+    /// A store, whose servers are being connected to, and what is sealed with there.
     ///
     /// # Errors
     /// [`StoreError`]
-    pub fn new(config: &StoreConfig, now: Instant) -> Result<Store, StoreError> {
+    pub fn new(config: &StoreConfig, keys: &RecordKeys, now: Instant) -> Result<Store, StoreError> {
         let count = config.servers.len();
         if count > MAX_SERVERS {
             return Err(StoreError::Servers(count));
@@ -174,9 +186,14 @@ impl Store {
         others.rotate_left(turn);
         let (index_key, own) = index(&config.prefix);
         let all = std::iter::once(own).chain(config.formers.iter().copied()).take(MAX_INCARNATIONS);
-        let index = all.map(|n| n.to_string()).collect::<Vec<_>>().join(" ");
+        let incarnations = all.map(|n| n.to_string()).collect::<Vec<_>>().join(" ");
+        let (prefix, index, count) = (config.prefix.clone(), Vec::new(), Vec::new());
         let mut store = Store {
-            names: Names { prefix: config.prefix.clone(), index_key, index },
+            names: Names { prefix, index_key, index, count },
+            sealer: Sealer::new(keys),
+            incarnations,
+            spare: Vec::new(),
+            place: String::new(),
             patience: config.patience,
             copies: u32::from(config.copies).min(others.len() as u32),
             servers: others.into_iter().map(|address| Server::new(address, now)).collect(),
@@ -189,16 +206,40 @@ impl Store {
             announce_at: now + ANNOUNCE,
             done: Vec::new(),
         };
+        store.seal_names();
         for server in &mut store.servers {
-            server.reconnect(now, &store.names, 0);
+            server.reconnect(now, &store.names);
         }
         Ok(store)
     }
 
+    /// What is sealed with.
+    #[must_use]
+    pub fn keys(&self) -> &RecordKeys {
+        &self.sealer.keys
+    }
+
+    /// What is sealed with from now on. Records are to be put again.
+    pub fn set_keys(&mut self, keys: &RecordKeys, now: Instant) {
+        let is_other = self.sealer.keys.epochs() != keys.epochs();
+        self.sealer.keys = keys.clone();
+        if is_other {
+            self.announce(now);
+        }
+    }
+
     /// Stores the record of connection `n`, below [`MAX_NUMBER`], in place of the one before. What became of it
-    /// [`Store::turn`] tells; of one that is still on its way nothing more is told.
-    pub fn put(&mut self, n: u32, ticket: u64, record: &[u8], now: Instant) {
-        if n >= MAX_NUMBER {
+    /// [`Store::turn`] tells; of one that is still on its way nothing more is told. Without keys nothing is kept.
+    pub fn put(&mut self, n: u32, ticket: u64, record: &Record, now: Instant) {
+        use std::fmt::Write;
+        self.place.clear();
+        // Writing into memory does not fail.
+        let _ = write!(self.place, "{}.{n}", self.names.prefix);
+        let mut sealed = self.spare.pop().unwrap_or_default();
+        let is_sealed = n < MAX_NUMBER
+            && self.sealer.seal(&self.place, &mut sealed, |out| record.encode_into(out)).is_some();
+        if !is_sealed {
+            self.spare.push(sealed);
             self.done.push(Done { n, ticket, kept: false });
             return;
         }
@@ -211,11 +252,10 @@ impl Store {
         let entry = self.entry(n);
         (entry.keep, entry.since) = (0, Some(now));
         if let Some(before) = entry.job.replace(serial) {
-            self.jobs.remove(&before);
+            self.end(before);
         }
         let give_up = now + self.patience * GIVE_UP;
-        let record = record.to_vec();
-        let job = Job { n, ticket, record, asked: 0, waiting: 0, kept: 0, begun: now, give_up };
+        let job = Job { n, ticket, record: sealed, asked: 0, waiting: 0, kept: 0, begun: now, give_up };
         self.jobs.insert(serial, job);
         for _ in 0..self.copies {
             self.ask_next(serial, now);
@@ -231,7 +271,7 @@ impl Store {
         }
         let entry = std::mem::take(self.entry(n));
         if let Some(serial) = entry.job {
-            self.jobs.remove(&serial);
+            self.end(serial);
         }
         for (at, server) in self.servers.iter_mut().enumerate() {
             if entry.holders & 1 << at != 0 {
@@ -267,8 +307,7 @@ impl Store {
         for at in 0..self.servers.len() {
             let mut answers = Vec::new();
             let server = &mut self.servers[at];
-            let announced = self.announced;
-            if server.reconnect(now, &self.names, announced) {
+            if server.reconnect(now, &self.names) {
                 server.turn(&self.names.prefix, &mut answers, now);
             }
             for answer in answers {
@@ -319,8 +358,31 @@ impl Store {
 
     fn announce(&mut self, now: Instant) {
         self.announce_at = now + ANNOUNCE;
+        self.seal_names();
         for server in &mut self.servers {
-            server.announce(&self.names, self.announced, now);
+            server.announce(&self.names, now);
+        }
+    }
+
+    /// The values by which others find records, as they are now.
+    fn seal_names(&mut self) {
+        let Names { prefix, index_key, index, count } = &mut self.names;
+        let all = self.incarnations.as_bytes();
+        if self.sealer.seal(index_key, index, |out| out.extend_from_slice(all)).is_none() {
+            index.clear();
+        }
+        let number = Some(self.announced).filter(|n| *n > 0).map(|n| n.to_string());
+        let sealed =
+            number.and_then(|n| self.sealer.seal(prefix, count, |out| out.extend_from_slice(n.as_bytes())));
+        if sealed.is_none() {
+            count.clear();
+        }
+    }
+
+    /// Nothing more is asked of a job.
+    fn end(&mut self, serial: u64) {
+        if let Some(job) = self.jobs.remove(&serial).filter(|_| self.spare.len() < SPARE) {
+            self.spare.push(job.record);
         }
     }
 
@@ -382,7 +444,7 @@ impl Store {
         if job.kept >= self.copies || job.waiting == 0 || late {
             let (n, ticket, kept) = (job.n, job.ticket, job.kept > 0);
             self.done.push(Done { n, ticket, kept });
-            self.jobs.remove(&serial);
+            self.end(serial);
             self.entry(n).job = None;
         }
     }

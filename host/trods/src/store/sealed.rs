@@ -8,12 +8,13 @@
 
 use std::sync::Arc;
 
-use aes_gcm_siv::aead::{Aead, KeyInit, Payload};
+use aes_gcm_siv::aead::{Aead, AeadInPlace, KeyInit, Payload};
 use aes_gcm_siv::{Aes256GcmSiv, Nonce};
 
 /// Bytes that a sealed value has more: its form, the key's epoch, a nonce, a tag.
-pub const SEALED: usize = 1 + 2 + NONCE + 16;
+pub const SEALED: usize = 1 + 2 + NONCE + TAG;
 const NONCE: usize = 12;
+const TAG: usize = 16;
 /// The form of sealed values. No record of before begins with it.
 const FORM: u8 = 0xa5;
 /// What keys are derived for.
@@ -66,17 +67,8 @@ impl RecordKeys {
     /// A value that is to stand under this key of the store. None without keys.
     #[must_use]
     pub fn seal(&self, place: &str, value: &[u8]) -> Option<Vec<u8>> {
-        let cipher = self.cipher(self.0.usable)?;
-        let mut nonce = [0; NONCE];
-        // Of a nonce that comes twice only that the same value was sealed twice would be seen (RFC 8452 section 9).
-        getrandom::fill(&mut nonce).ok()?;
-        let payload = Payload { msg: value, aad: place.as_bytes() };
-        let sealed = cipher.encrypt(Nonce::from_slice(&nonce), payload).ok()?;
         let mut out = Vec::with_capacity(SEALED + value.len());
-        out.push(FORM);
-        out.extend_from_slice(&self.0.usable.to_be_bytes());
-        out.extend_from_slice(&nonce);
-        out.extend_from_slice(&sealed);
+        Sealer::new(self).seal(place, &mut out, |out| out.extend_from_slice(value))?;
         Some(out)
     }
 
@@ -92,6 +84,48 @@ impl RecordKeys {
 
     fn cipher(&self, epoch: u16) -> Option<&Aes256GcmSiv> {
         self.0.keys.iter().find(|(of, _)| *of == epoch).map(|(_, cipher)| cipher)
+    }
+}
+
+/// Seals many values, in buffers of the caller's. Nonces count up from a random one: a system call for each would be on the way of
+/// every response.
+#[derive(Debug)]
+pub(super) struct Sealer {
+    pub keys: RecordKeys,
+    /// The next nonce, once there is one; the low [`NONCE`] bytes count.
+    next: Option<u128>,
+}
+
+impl Sealer {
+    pub fn new(keys: &RecordKeys) -> Sealer {
+        Sealer { keys: keys.clone(), next: None }
+    }
+
+    /// Puts what `write` appends to `out`, sealed for this place, in place of what was there. None without keys.
+    pub fn seal(&mut self, place: &str, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) -> Option<()> {
+        let keys = &self.keys.0;
+        let cipher = self.keys.cipher(keys.usable)?;
+        let next = match self.next {
+            Some(next) => next,
+            None => {
+                let mut random = [0; 16];
+                getrandom::fill(&mut random).ok()?;
+                u128::from_be_bytes(random)
+            }
+        };
+        // Of a nonce that comes twice only that the same value was sealed twice would be seen (RFC 8452 section 9).
+        self.next = Some(next.wrapping_add(1));
+        let [_, _, _, _, nonce @ ..] = next.to_be_bytes();
+        out.clear();
+        out.push(FORM);
+        out.extend_from_slice(&keys.usable.to_be_bytes());
+        out.extend_from_slice(&nonce);
+        write(out);
+        let value = out.get_mut(SEALED - TAG..)?;
+        let tag =
+            cipher.encrypt_in_place_detached(Nonce::from_slice(&nonce), place.as_bytes(), value).ok()?;
+        out.extend_from_slice(&tag);
+        Some(())
     }
 }
 
@@ -112,6 +146,22 @@ mod tests {
             assert_eq!(keys.open(place, &sealed), None, "{place}");
         }
         assert_ne!(keys.seal(PLACE, b"a record").unwrap(), sealed, "a nonce of its own");
+    }
+
+    #[test]
+    fn each_value_has_a_nonce_of_its_own() {
+        let keys = RecordKeys::new(5, 1, &[(1, [1; 16])]);
+        let (mut sealer, mut nonces) = (Sealer::new(&keys), std::collections::HashSet::new());
+        // Counted over the end of the numbers, too.
+        sealer.next = Some(u128::MAX - 2);
+        let mut out = b"what was there".to_vec();
+        for n in 0..5 {
+            sealer.seal(PLACE, &mut out, |out| out.push(n)).unwrap();
+            assert_eq!(keys.open(PLACE, &out), Some(vec![n]));
+            assert!(nonces.insert(out[3..3 + NONCE].to_vec()));
+        }
+        assert_ne!(Sealer::new(&keys).seal(PLACE, &mut out, |_| ()).map(|()| out[3..15].to_vec()), None);
+        assert!(nonces.insert(out[3..3 + NONCE].to_vec()), "another one begins elsewhere");
     }
 
     #[test]

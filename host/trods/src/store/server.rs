@@ -62,12 +62,15 @@ pub(super) struct Server {
     lost: bool,
 }
 
-/// What a replica's keys begin with, and the value by which others find its incarnations: under which key, and those of now and before.
+/// What a replica's keys begin with, and the sealed values by which others find its records.
 #[derive(Debug)]
 pub(super) struct Names {
     pub prefix: String,
+    /// Where its incarnations stand, and which they are.
     pub index_key: String,
-    pub index: String,
+    pub index: Vec<u8>,
+    /// A number above all that are in use; empty if none is.
+    pub count: Vec<u8>,
 }
 
 impl Server {
@@ -127,16 +130,15 @@ impl Server {
         self.stale.remove(&n);
     }
 
-    /// Says which incarnations the replica had, and, if there are records, how many at most.
-    pub fn announce(&mut self, names: &Names, count: u32, now: Instant) {
+    /// Stores which incarnations the replica had, and, if there are records, how many at most.
+    pub fn announce(&mut self, names: &Names, now: Instant) {
         if self.stream.is_none() {
             return;
         }
-        let count = (count > 0).then(|| (names.prefix.as_str(), count.to_string()));
-        let index = (names.index_key.as_str(), names.index.clone());
-        for (key, value) in std::iter::once(index).chain(count) {
+        let both = [(&names.index_key, &names.index), (&names.prefix, &names.count)];
+        for (key, value) in both.into_iter().filter(|(_, value)| !value.is_empty()) {
             self.others -= 1;
-            put_command(format_args!("{key}"), self.others, value.as_bytes(), &mut self.out);
+            put_command(format_args!("{key}"), self.others, value, &mut self.out);
             self.waiting.push_back((self.others, Kind::Other, now));
         }
     }
@@ -154,13 +156,13 @@ impl Server {
     }
 
     /// Whether there is a connection, perhaps one that is being made.
-    pub fn reconnect(&mut self, now: Instant, names: &Names, announced: u32) -> bool {
+    pub fn reconnect(&mut self, now: Instant, names: &Names) -> bool {
         if self.stream.is_none() && now >= self.retry_at {
             self.retry_at = now + RETRY;
             match begin(self.address) {
                 Ok(stream) => {
                     self.stream = Some(stream);
-                    self.announce(names, announced, now);
+                    self.announce(names, now);
                 }
                 Err(e) => tracing::debug!(server = %self.address, "the store cannot be reached: {e}"),
             }

@@ -6,10 +6,11 @@ use std::time::Duration;
 use rivulet_pktio::in_netns;
 use rivulet_pktio::testing::{eventually, read_once};
 use rivulet_trods::Record;
+use rivulet_trods::hold::{Departed, Reads};
 use rivulet_trods::store::{RecordKeys, load};
 use rivulet_trods::testing::keys;
 
-use crate::moves::{connect, first, store};
+use crate::moves::{connect, first, get, sockets, store};
 use crate::survive::{Plan, Rig};
 
 /// A value as memcached has it; None: there is none.
@@ -104,4 +105,43 @@ fn no_connection_is_adopted_by_an_older_record_of_its_own() {
     rig.tell(1, 1);
     stream.read_to_end(&mut got).unwrap();
     assert!(got.ends_with(&content), "{} bytes", got.len());
+}
+
+/// The second replica looks twice for what the first one, which lives, stored under other incarnations; what is there both times it may
+/// go on with.
+fn look_for_formers(rig: &Rig) {
+    for _ in 0..2 {
+        rig.hosts[1].replica.departed(Departed {
+            prefix: first(),
+            servers: rig.servers(),
+            keys: keys(),
+            other: Box::new(|_, _| None),
+            waits: false,
+            reads: Reads::LivingFormers,
+        });
+        std::thread::sleep(Duration::from_millis(1800));
+    }
+}
+
+/// The list of a living replica's incarnations names a newer one than it has, so that what it stores now looks left behind.
+#[test]
+fn no_living_connection_is_adopted_by_a_list_of_incarnations() {
+    let Some(rig) = Rig::new(&Plan::default()) else { return };
+    let small = rig.file("small", 700);
+    let mut stream = connect(&rig);
+    get(&mut stream, &small);
+    eventually("its record", || records(&rig).len() == 1);
+    let key = "www.r1.all";
+    // As somebody forges it; as another process of the replica's would have stored it.
+    for list in [b"2 1".to_vec(), keys().seal(key, b"2 1").unwrap()] {
+        let say = format!("ms {key} {} T60\r\n", list.len());
+        store(&rig, &[say.as_bytes(), &list, b"\r\n"].concat(), b"HD\r\n");
+        // What its client answers to a probe would come to the second replica.
+        rig.steer("replace", 2);
+        look_for_formers(&rig);
+        assert_eq!((rig.hosts[1].replica.counts().adopted, sockets(&rig, 1)), (0, 0));
+        rig.steer("replace", 1);
+        get(&mut stream, &small);
+    }
+    assert_eq!((sockets(&rig, 0), rig.hosts[0].replica.counts().protected), (1, 1));
 }

@@ -76,9 +76,14 @@ impl Rack {
         (0..REPLICAS).find(|n| self.alive[*n] && self.takes[*n])
     }
 
-    /// Whether a process that stored a record is gone.
-    fn is_former(&self, (replica, incarnation): Process) -> bool {
-        !self.alive[replica] || self.incarnation[replica] != incarnation
+    /// Whether `reader` takes a process that stored a record for gone: of another one that lives, only those below the one that the
+    /// controller told.
+    fn is_former(&self, reader: usize, (replica, incarnation): Process) -> bool {
+        match self.alive[replica] {
+            true if replica == reader => self.incarnation[replica] != incarnation,
+            true => incarnation < self.told[replica],
+            false => true,
+        }
     }
 }
 
@@ -133,7 +138,7 @@ impl Model for Racks {
             // It looks again while somebody's connections may be without a holder.
             if self.0 == Rules::Always && !rack.looks[n] && rack.holder.is_none() {
                 let formers =
-                    rack.records.iter().filter(|of| rack.is_former(**of) && !rack.reads[n].contains(*of));
+                    rack.records.iter().filter(|of| rack.is_former(n, **of) && !rack.reads[n].contains(*of));
                 events.extend(formers.map(|of| Event::Reads(n, *of)));
             }
         }
@@ -177,7 +182,7 @@ impl Model for Racks {
                     }
                     Rules::Always => {
                         let formers: Vec<_> =
-                            rack.records.iter().copied().filter(|of| rack.is_former(*of)).collect();
+                            rack.records.iter().copied().filter(|of| rack.is_former(n, *of)).collect();
                         rack.reads[n].extend(formers);
                     }
                 }

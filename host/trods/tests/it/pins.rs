@@ -38,10 +38,9 @@ fn hold(server: &Memcached, n: u8, records: &[Record]) {
         patience: PATIENCE,
         renewal: RENEWAL,
     };
-    let mut store = Store::new(&config, Instant::now()).unwrap();
+    let mut store = Store::new(&config, &keys(), Instant::now()).unwrap();
     for (number, record) in (0..).zip(records) {
-        let sealed = keys().seal(&format!("{}.{number}", config.prefix), &record.encode()).unwrap();
-        store.put(number, 1, &sealed, Instant::now());
+        store.put(number, 1, record, Instant::now());
     }
     let mut done = Vec::new();
     eventually("the records are stored", || {

@@ -1,5 +1,6 @@
 //! The store, with real memcached servers and with such as do not do well.
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use rivulet_pktio::testing::{PATIENCE, Process, eventually};
 use rivulet_trods::Record;
 use rivulet_trods::store::{
-    Done, Incarnations, LIFETIME, RENEWAL, Store, StoreConfig, StoreError, Stored, clock_ahead, erase,
+    Done, LIFETIME, RENEWAL, RecordKeys, Store, StoreConfig, StoreError, Stored, clock_ahead, erase,
     incarnations, load, load_all, prefix,
 };
 use rivulet_trods::testing::keys;
@@ -72,11 +73,6 @@ fn found_at(servers: &[SocketAddr]) -> Vec<Record> {
     load(servers, "web.r1.7", &keys(), PATIENCE).records.into_iter().map(|(_, record)| record).collect()
 }
 
-/// A record as a replica puts it under its number.
-fn sealed(n: u32, record: &Record) -> Vec<u8> {
-    keys().seal(&format!("web.r1.7.{n}"), &record.encode()).unwrap()
-}
-
 /// A patience that nothing on a busy machine exceeds.
 const LONG: Duration = Duration::from_secs(2);
 
@@ -95,7 +91,7 @@ fn store(servers: &[SocketAddr], copies: u8, patience: Duration) -> Store {
         patience,
         renewal: RENEWAL,
     };
-    Store::new(&config, Instant::now()).unwrap()
+    Store::new(&config, &keys(), Instant::now()).unwrap()
 }
 
 /// Turns until so many are done.
@@ -129,7 +125,7 @@ fn of(n: u32, version: u32) -> Record {
 }
 
 fn put(store: &mut Store, n: u32, version: u32) {
-    store.put(n, version.into(), &sealed(n, &of(n, version)), Instant::now());
+    store.put(n, version.into(), &of(n, version), Instant::now());
 }
 
 /// One record at a time: whether it was kept.
@@ -230,7 +226,7 @@ fn old_records_on_another_server_do_not_count() {
     later.handshake.at_ms += 1;
     later.handshake.client_isn += 1;
     let mut store = store(&[two.address], 1, LONG);
-    store.put(9, 1, &sealed(9, &later), Instant::now());
+    store.put(9, 1, &later, Instant::now());
     finish(&mut store, 1);
     assert_eq!(found_at(&both), [later]);
     // Wherever they are, they are outdated together.
@@ -307,7 +303,7 @@ fn a_server_that_is_slow_is_helped_out_by_the_next() {
     assert_eq!(good.load(), [(0, of(0, 9))]);
     // The number in use, one record, and no more while there is a better one: but a second later it may be tried again.
     let asked: Vec<String> = told.try_iter().collect();
-    assert!(asked.len() >= 2 && asked[0].starts_with("ms web.r1.7 3 "), "{asked:?}");
+    assert!(asked.len() >= 2 && asked[0].starts_with("ms web.r1.7 34 "), "{asked:?}");
     assert!(asked[1].starts_with("ms web.r1.7.0 "), "{asked:?}");
 }
 
@@ -477,7 +473,7 @@ fn the_own_host_is_no_store() {
         patience: LONG,
         renewal: RENEWAL,
     };
-    let refused = |config: StoreConfig| Store::new(&config, Instant::now()).map(drop);
+    let refused = |config: StoreConfig| Store::new(&config, &keys(), Instant::now()).map(drop);
     assert_eq!(refused(config.clone()), Err(StoreError::Alone));
     assert_eq!(
         refused(StoreConfig { own: Vec::new(), copies: 3, ..config.clone() }),
@@ -512,7 +508,7 @@ fn clock_that_is_apart_from_the_stores_is_found() {
 fn incarnations_of_before_are_found() {
     let Some(server) = Memcached::start() else { return };
     let at = [server.address];
-    assert_eq!(incarnations(&at, "web.r1.7", PATIENCE), Incarnations::default());
+    assert_eq!(incarnations(&at, "web.r1.7", &keys(), PATIENCE), BTreeSet::new());
     let config = StoreConfig {
         servers: at.to_vec(),
         own: Vec::new(),
@@ -522,12 +518,110 @@ fn incarnations_of_before_are_found() {
         patience: LONG,
         renewal: RENEWAL,
     };
-    let mut store = Store::new(&config, Instant::now()).unwrap();
-    let found = |known: &str| incarnations(&at, known, PATIENCE);
+    let mut store = Store::new(&config, &keys(), Instant::now()).unwrap();
+    let found = |known: &str| incarnations(&at, known, &keys(), PATIENCE);
     eventually("they stand there", || {
         store.turn(Instant::now(), &mut Vec::new());
-        found("web.r1.7").newest == 7
+        found("web.r1.7").contains(&7)
     });
-    assert_eq!(found("web.r1.2"), Incarnations { newest: 7, all: [3, 6, 7].into() });
-    assert_eq!(found("web.r2.7"), Incarnations::default(), "another replica's");
+    assert_eq!(found("web.r1.2"), [3, 6, 7].into());
+    assert_eq!(found("web.r2.7"), BTreeSet::new(), "another replica's");
+}
+
+/// Puts a value under a key, as whoever reaches the server can.
+fn forge(server: &Memcached, key: &str, value: &[u8]) {
+    let mut stream = TcpStream::connect(server.address).unwrap();
+    let command = format!("ms {key} {}\r\n", value.len());
+    stream.write_all(&[command.as_bytes(), value, b"\r\n"].concat()).unwrap();
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).unwrap();
+    assert_eq!(answer, "HD\r\n");
+}
+
+/// What stands under a key.
+fn value(server: &Memcached, key: &str) -> Vec<u8> {
+    let mut stream = TcpStream::connect(server.address).unwrap();
+    stream.write_all(format!("mg {key} v\r\n").as_bytes()).unwrap();
+    let (mut from, mut line) = (BufReader::new(stream), String::new());
+    from.read_line(&mut line).unwrap();
+    let mut value = vec![0; line.trim().strip_prefix("VA ").unwrap().parse().unwrap()];
+    from.read_exact(&mut value).unwrap();
+    value
+}
+
+/// Values that the server was asked for so far.
+fn asked(server: &Memcached) -> u64 {
+    let mut stream = TcpStream::connect(server.address).unwrap();
+    stream.write_all(b"stats\r\n").unwrap();
+    let mut lines = BufReader::new(stream).lines().map(Result::unwrap);
+    lines.find_map(|line| line.strip_prefix("STAT cmd_get ")?.parse().ok()).unwrap()
+}
+
+#[test]
+fn forged_count_hides_no_record_and_costs_nothing() {
+    let Some(server) = Memcached::start() else { return };
+    let mut store = store(&[server.address], 1, LONG);
+    for n in 0..300 {
+        put(&mut store, n, 1);
+    }
+    finish(&mut store, 300);
+    // The store says it once more as the first number beyond a step is in use.
+    let sealed = value(&server, "web.r1.7");
+    let stranger = RecordKeys::new(5, 1, &[(1, [8; 16])]).seal("web.r1.7", b"0").unwrap();
+    let moved = keys().seal("web.r2.7", b"0").unwrap();
+    for forged in [&b"0"[..], b"1", b"1048576", b"x", &stranger, &moved] {
+        forge(&server, "web.r1.7", forged);
+        let before = asked(&server);
+        assert_eq!(server.load().len(), 300, "{forged:?}");
+        let count = asked(&server) - before;
+        assert!(count <= 1 + 64 + 3 * 256, "{count} values were asked for");
+    }
+    // What was there before hides what has come since, as a deletion does.
+    let before = keys().seal("web.r1.7", b"256").unwrap();
+    for (count, found) in [(&before, 256), (&sealed, 300)] {
+        forge(&server, "web.r1.7", count);
+        assert_eq!(server.load().len(), found);
+    }
+}
+
+#[test]
+fn incarnations_that_no_replica_named_are_not_read() {
+    let Some(server) = Memcached::start() else { return };
+    let found = || incarnations(&[server.address], "web.r1.7", &keys(), PATIENCE);
+    let key = "web.r1.all";
+    let stranger = RecordKeys::new(5, 1, &[(1, [8; 16])]).seal(key, b"9 8 7").unwrap();
+    let moved = keys().seal("web.r2.all", b"9 8 7").unwrap();
+    for forged in [&b"9 8 7"[..], b"7", &stranger, &moved] {
+        forge(&server, key, forged);
+        assert_eq!(found(), BTreeSet::new(), "{forged:?}");
+    }
+    // What a replica named before hides what it has named since, and nothing more.
+    forge(&server, key, &keys().seal(key, b"6 3").unwrap());
+    assert_eq!(found(), [3, 6].into());
+}
+
+#[test]
+fn names_are_sealed_again_under_new_keys() {
+    let Some(server) = Memcached::start() else { return };
+    let mut store = store(&[server.address], 1, LONG);
+    assert!(kept(&mut store, 0, 1));
+    let next = RecordKeys::new(5, 2, &[(1, [7; 16]), (2, [9; 16])]);
+    store.set_keys(&next, Instant::now());
+    let alone = RecordKeys::new(5, 2, &[(2, [9; 16])]);
+    for key in ["web.r1.7", "web.r1.all"] {
+        eventually("it is under the new key", || {
+            store.turn(Instant::now(), &mut Vec::new());
+            alone.open(key, &value(&server, key)).is_some()
+        });
+    }
+}
+
+#[test]
+fn without_keys_nothing_is_kept() {
+    let Some(server) = Memcached::start() else { return };
+    let mut store = store(&[server.address], 1, LONG);
+    store.set_keys(&RecordKeys::new(5, 1, &[]), Instant::now());
+    assert!(!kept(&mut store, 0, 1));
+    store.set_keys(&keys(), Instant::now());
+    assert!(kept(&mut store, 0, 2));
 }
