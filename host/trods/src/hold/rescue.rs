@@ -322,7 +322,7 @@ impl Rescue {
         }
         self.erase(now)?;
         for (key, packet) in std::mem::take(&mut self.unknown) {
-            self.reset(&key, &packet, watch)?;
+            self.reset(&key, &packet);
         }
         while let Some(&Reverse((at, key))) = self.due.peek()
             && at <= now
@@ -483,6 +483,7 @@ impl Rescue {
                 let speaks = wake::is_of(&orphan.found.record, &segment);
                 let since = speaks.then(|| *orphan.unknown.get_or_insert_with(Instant::now));
                 if since.is_some_and(|since| since.elapsed() >= UNKNOWN) {
+                    orphan.unknown = Some(Instant::now());
                     self.unknown.push((*key, packet.to_vec()));
                 }
                 None
@@ -495,26 +496,17 @@ impl Rescue {
         self.copies.take(key)
     }
 
-    /// A client whose words fit no record is reset: no replica can go on with its connection.
-    fn reset<K: Keeper>(
-        &mut self,
-        key: &FlowKey,
-        packet: &[u8],
-        watch: &mut Watch<K>,
-    ) -> Result<(), HoldError> {
-        let Some(orphan) = self.orphans.remove(key) else { return Ok(()) };
-        tracing::info!(client = %key.client(), "reset: what it says fits no record");
-        watch.hold().programs().unpark(key)?;
-        if orphan.found.origin.is_none() {
-            watch.forget(key);
-        }
+    /// A client whose segments fit no record is reset: no replica can go on with its connection. The connection is looked for all the
+    /// same, since the segment may be forged: then the RST is out of the client's window, and the client answers it by its own
+    /// numbers or not at all (RFC 5961 section 3.2).
+    fn reset(&self, key: &FlowKey, packet: &[u8]) {
+        tracing::info!(client = %key.client(), "reset: its segments fit no record");
         if let Ok(segment) = Segment::parse(packet)
             && let Some(reset) = wake::reset(&segment)
             && let Err(e) = self.prober.send_packet(key.client(), &reset)
         {
             tracing::debug!(error = %e, client = %key.client(), "not reset");
         }
-        Ok(())
     }
 
     /// Deletes the records of others' whose connections go on here under an own name by now.
@@ -691,6 +683,25 @@ mod tests {
             rig.rescue.turn(at, 0, &mut rig.watch).unwrap();
             assert_eq!(rig.rescue.outdated.len(), left);
         }
+    }
+
+    /// By somebody who knows both ends and neither number: the client is sent a RST that it does not take, and is looked for all the same.
+    #[test]
+    fn forged_segments_end_no_connection_that_is_looked_for() {
+        let Some(mut rig) = Rig::new() else { return };
+        let (record, key) = one();
+        rig.lease(u64::MAX);
+        rig.found(std::iter::once(record.clone()), None, false, Instant::now());
+        let forged = Record { response_at: record.response_at.wrapping_add(1_000_000), ..record.clone() };
+        for resets in [0, 1, 1] {
+            assert!(rig.rescue.heard(&key, &answer(&forged, true), 0).is_none());
+            assert_eq!(rig.rescue.unknown.len(), resets);
+            rig.rescue.turn(Instant::now(), 0, &mut rig.watch).unwrap();
+            assert_eq!(rig.rescue.count(), 1, "it is looked for");
+            let orphan = rig.rescue.orphans.get_mut(&key).unwrap();
+            orphan.unknown = orphan.unknown.map(|since| since - super::UNKNOWN);
+        }
+        assert!(rig.rescue.heard(&key, &answer(&record, true), 0).is_some(), "its client is heard");
     }
 
     #[test]
