@@ -284,7 +284,7 @@ pub(crate) fn values<'a>(head: &'a [u8], name: &str) -> impl Iterator<Item = &'a
 }
 
 /// The lines of a head, the first one included, with the names of the fields.
-fn fields(head: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
+pub(crate) fn fields(head: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     let lead = head.iter().take_while(|b| matches!(b, b'\r' | b'\n')).count();
     let lines = head[lead..].split_inclusive(|&b| b == b'\n').enumerate();
     lines.take_while(|(_, line)| !matches!(*line, b"\r\n" | b"\n")).map(|(n, line)| {

@@ -1,6 +1,6 @@
 //! The own server asked for all of an object.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
@@ -8,24 +8,71 @@ use super::{Content, Digest, Wanted, shorten};
 use crate::head::{self, MAX_HEAD, Method};
 use crate::record::MAX_CHECK;
 
-/// How long the server may take for the next bytes.
+/// How long the server may take to begin, and for each [`LEAST`] bytes then: others wait behind the object.
 const PATIENCE: Duration = Duration::from_secs(2);
+const LEAST: u64 = 2 << 20;
+/// What a client waits for is looked at after so long at most, however slow the object is that is being read.
+const LOOK: Duration = Duration::from_millis(100);
 /// Bytes that are read at a time.
 const CHUNK: usize = 256 << 10;
 /// Without a client that waits the thread rests so many times as long as it worked: a quarter of a processor.
 const REST: u32 = 3;
 
+/// The time that the server was waited for.
+struct Pace {
+    waited: Duration,
+    /// Bytes since that began.
+    bytes: u64,
+}
+
+impl Pace {
+    /// The next bytes; `goes_on` is asked while they do not come.
+    fn fill<'s>(
+        &mut self,
+        server: &'s mut BufReader<TcpStream>,
+        goes_on: &mut impl FnMut() -> bool,
+    ) -> io::Result<&'s [u8]> {
+        while server.buffer().is_empty() {
+            let asked = Instant::now();
+            let came = server.fill_buf().map(|_| ());
+            self.waited += asked.elapsed();
+            match came {
+                Ok(()) => break,
+                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                    if self.waited >= PATIENCE {
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                    if !goes_on() {
+                        return Err(io::ErrorKind::Interrupted.into());
+                    }
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(server.buffer())
+    }
+
+    /// So many were taken.
+    fn take(&mut self, count: usize) -> io::Result<()> {
+        self.bytes += count as u64;
+        if self.bytes >= LEAST {
+            (self.waited, self.bytes) = (Duration::ZERO, 0);
+        }
+        if self.waited >= PATIENCE { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) }
+    }
+}
+
 /// What the bytes of an object come to as the own server has it, asked for from this host's address. `goes_on` is asked between the parts.
 ///
 /// # Errors
-/// The server brings something else, or ends early; `Interrupted`: it is not to go on.
+/// The server brings something else, or ends early; `TimedOut`: it takes too long; `Interrupted`: it is not to go on.
 pub(super) fn content(
     wanted: &Wanted,
     is_urgent: bool,
     mut goes_on: impl FnMut() -> bool,
 ) -> io::Result<Content> {
     let stream = TcpStream::connect_timeout(&wanted.service, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(LOOK))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut hash = blake3::Hasher::new();
     let (first, length) = wanted.part.unwrap_or((0, wanted.total));
@@ -37,12 +84,18 @@ pub(super) fn content(
     };
     let mut server = BufReader::with_capacity(CHUNK, stream);
     server.get_mut().write_all(&ask)?;
+    let mut pace = Pace { waited: Duration::ZERO, bytes: 0 };
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
-        let room = (MAX_HEAD - head.len()) as u64;
-        if server.by_ref().take(room).read_until(b'\n', &mut head)? == 0 {
+        let bytes = pace.fill(&mut server, &mut goes_on)?;
+        let line = bytes.iter().position(|b| *b == b'\n').map_or(bytes.len(), |at| at + 1);
+        let count = line.min(MAX_HEAD - head.len());
+        if count == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
+        head.extend_from_slice(&bytes[..count]);
+        server.consume(count);
+        pace.take(0)?;
     }
     let other = |what: String| io::Error::new(io::ErrorKind::NotFound, what);
     let answer = head::response(&head, Method::Get).ok().flatten().ok_or(io::ErrorKind::InvalidData)?;
@@ -54,7 +107,7 @@ pub(super) fn content(
     let mut left = length;
     let mut began = Instant::now();
     while left > 0 {
-        let bytes = server.fill_buf()?;
+        let bytes = pace.fill(&mut server, &mut goes_on)?;
         let count = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
         if count == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -63,6 +116,7 @@ pub(super) fn content(
         let first = count.min(MAX_CHECK - check.0 as usize);
         check = (check.0 + first as u32, crc32c::crc32c_append(check.1, &bytes[..first]));
         server.consume(count);
+        pace.take(count)?;
         left -= count as u64;
         if !goes_on() {
             return Err(io::ErrorKind::Interrupted.into());

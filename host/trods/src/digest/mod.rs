@@ -8,26 +8,32 @@
 
 mod ask;
 pub mod share;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rivulet_bpf::trods::FlowKey;
 use rivulet_pktio::in_netns;
 
 use crate::head;
+use crate::hold::room::Room;
 use crate::record::{Body, Response};
 
 /// Digests that are kept, for all that a table can name and as many more; the oldest gives way.
 const MAX_KNOWN: usize = 1 << 19;
-/// Objects that wait to be asked for; more are asked for when they are served again.
+/// Objects that wait to be asked for, and of them those for which one client asked, or one network ([`Room`]); more are asked for when
+/// they are served again.
 const MAX_WAITING: usize = 4096;
 /// A server that did not bring an object is not asked for it again before.
 const AGAIN: Duration = Duration::from_secs(30);
-/// An object is asked for again after this, since files may be written in place without another time.
+/// An object is asked for again after this, since files may be written in place without another time. What has not been served for as
+/// long is not listed for others.
 const STALE: Duration = Duration::from_secs(600);
 
 /// What all bytes of an object come to: BLAKE3, its first 128 bits.
@@ -50,7 +56,8 @@ impl Default for Content {
     }
 }
 
-/// What an object is known by: service, host, target, entity tag, content coding and length; of a request with credentials also these.
+/// What an object is known by: service, host, target, entity tag, content coding and length; of a request with credentials
+/// ([`is_credential`]) also these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Name([u8; 16]);
 
@@ -105,23 +112,67 @@ impl Wanted {
         part(etag);
         part(encoding.unwrap_or(b""));
         part(&total.to_le_bytes());
-        for field in CREDENTIALS {
-            head::values(request, field).for_each(&mut part);
+        for (field, line) in head::fields(request).filter(|(field, _)| is_credential(field)) {
+            part(&field.to_ascii_lowercase());
+            part(line[field.len() + 1..].trim_ascii());
         }
         let name = Name(shorten(&hash));
         let (request, etag, encoding) = (request.to_vec(), etag.to_vec(), encoding.map(<[u8]>::to_vec));
         Some(Wanted { name, service, request, etag, encoding, total, part: None })
     }
 
-    /// Whether others may be told how to ask for it.
+    /// Whether others may be told how to ask for it: nothing in the request can show who asks. A query may be a signature, and so may
+    /// be any field that is not known to be none.
     fn is_open(&self) -> bool {
+        let is_common =
+            |field: &[u8]| COMMON.iter().any(|common| field.eq_ignore_ascii_case(common.as_bytes()));
+        let has_query = |text: &[u8]| text.contains(&b'?');
         self.part.is_none()
-            && CREDENTIALS.iter().all(|field| head::values(&self.request, field).next().is_none())
+            && !head::target(&self.request).is_none_or(has_query)
+            && head::fields(&self.request).skip(1).all(|(field, _)| is_common(field))
+            && !head::values(&self.request, "referer").any(has_query)
     }
 }
 
-/// Fields by which a server knows a user.
-const CREDENTIALS: [&str; 2] = ["authorization", "cookie"];
+/// Parts of the names of fields by which servers know users: `Authorization`, `Cookie`, `X-Api-Key`, `X-Amz-Security-Token` and others.
+const CREDENTIALS: [&str; 8] =
+    ["auth", "cookie", "credential", "key", "password", "secret", "session", "token"];
+
+/// Fields that the same client program sends whoever uses it.
+const COMMON: [&str; 26] = [
+    "accept",
+    "accept-charset",
+    "accept-encoding",
+    "accept-language",
+    "cache-control",
+    "connection",
+    "dnt",
+    "host",
+    "if-match",
+    "if-modified-since",
+    "if-none-match",
+    "if-range",
+    "if-unmodified-since",
+    "keep-alive",
+    "pragma",
+    "priority",
+    "range",
+    "referer",
+    "sec-fetch-dest",
+    "sec-fetch-mode",
+    "sec-fetch-site",
+    "sec-fetch-user",
+    "te",
+    "upgrade-insecure-requests",
+    "user-agent",
+    "want-digest",
+];
+
+/// Whether a server may know a user by a field of this name.
+fn is_credential(field: &[u8]) -> bool {
+    let has = |part: &str| field.windows(part.len()).any(|at| at.eq_ignore_ascii_case(part.as_bytes()));
+    CREDENTIALS.into_iter().any(has)
+}
 
 fn shorten(hash: &blake3::Hasher) -> [u8; 16] {
     let mut digest = [0; 16];
@@ -140,26 +191,78 @@ pub enum Knowledge {
     Unavailable,
 }
 
+/// An object that the own server was asked for.
 #[derive(Debug)]
-enum Known {
-    Content(Content, Instant),
-    /// The server did not bring it at this time.
-    Failed(Instant),
+struct Known {
+    /// None: the server did not bring it.
+    content: Option<Content>,
+    /// When it was.
+    at: Instant,
+    /// When a client was served it last.
+    served: Option<Instant>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     known: HashMap<Name, Known>,
     /// Names in the order in which they became known.
     order: VecDeque<Name>,
-    /// What is asked for when there is nothing else to do, and what a client waits for.
-    idle: VecDeque<Wanted>,
+    /// What is asked for when there is nothing else to do, with the client that was served it, if any; and what a client waits for.
+    idle: VecDeque<(Wanted, Option<IpAddr>)>,
     urgent: VecDeque<Wanted>,
+    /// For those in the first queue.
+    room: Room,
+    /// Whose object was asked for last.
+    last: Option<IpAddr>,
     /// Names in either queue, or being asked for.
     waiting: HashSet<Name>,
-    /// How to ask for what is known, for the list; newest last.
+    /// How to ask for what is known and was served, for the list; newest last.
     open: VecDeque<Wanted>,
     stop: bool,
+}
+
+impl Default for State {
+    fn default() -> State {
+        State {
+            known: HashMap::new(),
+            order: VecDeque::new(),
+            idle: VecDeque::new(),
+            urgent: VecDeque::new(),
+            room: Room::new(MAX_WAITING),
+            last: None,
+            waiting: HashSet::new(),
+            open: VecDeque::new(),
+            stop: false,
+        }
+    }
+}
+
+impl State {
+    /// A client is served an object.
+    fn serve(&mut self, wanted: &Wanted, now: Instant) {
+        let Some(known) = self.known.get_mut(&wanted.name) else { return };
+        if known.served.replace(now).is_none() && known.content.is_some() && wanted.is_open() {
+            self.open.push_back(wanted.clone());
+            if self.open.len() > share::MAX_LISTED {
+                self.open.pop_front();
+            }
+        }
+    }
+
+    /// The next object that nobody waits for: of another client than the last one, if there is one.
+    fn next_idle(&mut self) -> Option<(Wanted, Option<IpAddr>)> {
+        let at = self.idle.iter().position(|(_, client)| *client != self.last).unwrap_or(0);
+        let next = self.idle.remove(at)?;
+        self.last = next.1;
+        self.give_back(next.1);
+        Some(next)
+    }
+
+    fn give_back(&mut self, client: Option<IpAddr>) {
+        if let Some(client) = client {
+            self.room.give_back(client, 1);
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -196,52 +299,47 @@ impl Digests {
         Ok(Worker { digests: self.clone(), thread: Some(thread) })
     }
 
-    /// The digest of an object, if it is known; else the own server is asked for it when there is time.
-    #[must_use]
-    pub fn get(&self, wanted: &Wanted) -> Option<Digest> {
-        match self.ask(wanted, false) {
-            Knowledge::Digest(digest) => Some(digest),
-            Knowledge::Asked | Knowledge::Unavailable => None,
-        }
-    }
-
-    /// What is known of an object that a client waits for: the own server is asked at once.
+    /// What is known of an object that a client waits for: the own server is asked at once, and again where it was asked too long ago,
+    /// since what is wrong would be sent.
     #[must_use]
     pub fn look_up(&self, wanted: &Wanted) -> Knowledge {
-        self.ask(wanted, true)
+        self.ask(wanted, true, None)
     }
 
-    /// Puts the digests that are known into responses. Whether some of theirs are still to come.
-    pub fn fill(&self, service: SocketAddr, responses: &mut [Response]) -> bool {
+    /// Puts the digests that are known into responses of a connection; else the own server is asked for them when there is time. Whether
+    /// some are still to come.
+    pub fn fill(&self, key: &FlowKey, responses: &mut [Response]) -> bool {
         let mut lacks = false;
         for response in responses {
-            let Some(wanted) = lacking(service, response) else { continue };
+            let Some(wanted) = lacking(key.service(), response) else { continue };
             if let Body::Object { digest, .. } = &mut response.body {
-                *digest = self.get(&wanted);
+                *digest = match self.ask(&wanted, false, Some(key.client().ip())) {
+                    Knowledge::Digest(digest) => Some(digest),
+                    Knowledge::Asked | Knowledge::Unavailable => None,
+                };
                 lacks |= digest.is_none();
             }
         }
         lacks
     }
 
-    /// The same when there is time.
+    /// What is known of an object; the own server is asked when there is time.
     pub(crate) fn look_for(&self, wanted: &Wanted) -> Knowledge {
-        self.ask(wanted, false)
+        self.ask(wanted, false, None)
     }
 
     /// What is known of the bytes of an object; nobody is asked.
     #[must_use]
     pub fn content(&self, wanted: &Wanted) -> Option<Content> {
-        match self.state().known.get(&wanted.name) {
-            Some(Known::Content(content, _)) => Some(*content),
-            Some(Known::Failed(_)) | None => None,
-        }
+        self.state().known.get(&wanted.name)?.content
     }
 
-    /// Has the own server asked for an object for the first time, when there is time.
-    fn ask_once(&self, wanted: &Wanted) {
-        if !self.state().known.contains_key(&wanted.name) {
-            self.ask(wanted, false);
+    /// Has the own server asked, when there is time, for an object that another replica serves: for the first time, or again, so that it
+    /// need not be asked when a client waits.
+    fn keep_fresh(&self, wanted: &Wanted) {
+        let is_fresh = |known: &Known| known.content.is_none() || known.at.elapsed() < STALE;
+        if !self.state().known.get(&wanted.name).is_some_and(is_fresh) {
+            self.ask(wanted, false, None);
         }
     }
 
@@ -269,28 +367,38 @@ impl Digests {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ask(&self, wanted: &Wanted, is_urgent: bool) -> Knowledge {
+    fn ask(&self, wanted: &Wanted, is_urgent: bool, client: Option<IpAddr>) -> Knowledge {
         let mut state = self.state();
-        let (known, now) = (state.known.get(&wanted.name), Instant::now());
-        let answer = match known {
-            Some(Known::Content(content, at)) if now - *at < STALE => {
+        let now = Instant::now();
+        if client.is_some() {
+            state.serve(wanted, now);
+        }
+        let answer = match state.known.get(&wanted.name) {
+            Some(Known { content: Some(content), at, .. }) if now - *at < STALE => {
                 return Knowledge::Digest(content.digest);
             }
-            Some(Known::Content(content, _)) => Knowledge::Digest(content.digest),
-            Some(Known::Failed(at)) if now - *at < AGAIN => return Knowledge::Unavailable,
-            Some(Known::Failed(_)) | None => Knowledge::Asked,
+            Some(Known { content: Some(content), .. }) if !is_urgent => Knowledge::Digest(content.digest),
+            Some(Known { content: None, at, .. }) if now - *at < AGAIN => return Knowledge::Unavailable,
+            Some(_) | None => Knowledge::Asked,
         };
         let is_new = !state.waiting.contains(&wanted.name);
         if is_urgent && answer == Knowledge::Asked {
             // It may wait behind others.
-            if let Some(at) = state.idle.iter().position(|other| other.name == wanted.name) {
-                state.idle.remove(at);
+            if let Some(at) = state.idle.iter().position(|(other, _)| other.name == wanted.name) {
+                let client = state.idle.remove(at).and_then(|(_, client)| client);
+                state.give_back(client);
                 state.urgent.push_back(wanted.clone());
             } else if is_new {
                 state.urgent.push_back(wanted.clone());
             }
-        } else if is_new && state.idle.len() < MAX_WAITING {
-            state.idle.push_back(wanted.clone());
+        } else if is_new
+            && state.idle.len() < MAX_WAITING
+            && client.is_none_or(|client| state.room.has(client, 1))
+        {
+            if let Some(client) = client {
+                state.room.take(client, 1);
+            }
+            state.idle.push_back((wanted.clone(), client));
         } else if is_new {
             return answer;
         }
@@ -302,59 +410,58 @@ impl Digests {
     }
 
     fn run(&self) {
-        while let Some((wanted, is_urgent)) = self.next() {
-            self.make(&wanted, is_urgent);
+        while let Some((wanted, is_urgent, client)) = self.next() {
+            self.make(&wanted, is_urgent, client);
         }
     }
 
-    /// The next object, when there is one; none: it is to end.
-    fn next(&self) -> Option<(Wanted, bool)> {
+    /// The next object, when there is one, whether a client waits for it, and which one was served it; none: it is to end.
+    fn next(&self) -> Option<(Wanted, bool, Option<IpAddr>)> {
         let mut state = self.state();
         loop {
             if state.stop {
                 return None;
             }
             if let Some(wanted) = state.urgent.pop_front() {
-                return Some((wanted, true));
+                return Some((wanted, true, None));
             }
-            if let Some(wanted) = state.idle.pop_front() {
-                return Some((wanted, false));
+            if let Some((wanted, client)) = state.next_idle() {
+                return Some((wanted, false, client));
             }
             state = self.0.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    fn make(&self, wanted: &Wanted, is_urgent: bool) {
+    fn make(&self, wanted: &Wanted, is_urgent: bool, client: Option<IpAddr>) {
         let content = ask::content(wanted, is_urgent, || {
             // What a client waits for is not to wait for what nobody does.
             let urgent = || if is_urgent { None } else { self.state().urgent.pop_front() };
             while let Some(urgent) = urgent() {
-                self.make(&urgent, true);
+                self.make(&urgent, true, None);
             }
             !self.state().stop
         });
         let mut state = self.state();
         state.waiting.remove(&wanted.name);
         let now = Instant::now();
-        let known = match content {
+        let content = match content {
             Ok(content) => {
                 self.0.made.fetch_add(1, Ordering::Relaxed);
-                if wanted.is_open() && !state.known.contains_key(&wanted.name) {
-                    state.open.push_back(wanted.clone());
-                    if state.open.len() > share::MAX_LISTED {
-                        state.open.pop_front();
-                    }
-                }
-                Known::Content(content, now)
+                Some(content)
             }
             Err(e) => {
                 let target =
                     String::from_utf8_lossy(head::target(&wanted.request).unwrap_or_default()).into_owned();
                 tracing::info!(error = %e, service = %wanted.service, target, "the own server does not bring an object");
-                Known::Failed(now)
+                None
             }
         };
-        if state.known.insert(wanted.name, known).is_none() {
+        let served = state.known.get(&wanted.name).and_then(|known| known.served);
+        let is_new = state.known.insert(wanted.name, Known { content, at: now, served }).is_none();
+        if client.is_some() {
+            state.serve(wanted, now);
+        }
+        if is_new {
             state.order.push_back(wanted.name);
             if state.order.len() > MAX_KNOWN
                 && let Some(oldest) = state.order.pop_front()

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{Digests, Wanted};
+use super::{Digests, STALE, Wanted};
 use crate::head;
 use crate::record::MAX_RECORD;
 use crate::store::{Notices, RecordKeys};
@@ -94,7 +94,7 @@ fn exchange(digests: &Digests, notices: &mut Notices, peers: &Peers, stop: &Atom
         }
         notices.get(&theirs, |_, list| {
             for wanted in decode(list).into_iter().filter(|wanted| peers.services.contains(&wanted.service)) {
-                digests.ask_once(&wanted);
+                digests.keep_fresh(&wanted);
             }
         });
         let until = Instant::now() + SHARE;
@@ -105,9 +105,14 @@ fn exchange(digests: &Digests, notices: &mut Notices, peers: &Peers, stop: &Atom
 }
 
 impl Digests {
-    fn listed(&self, services: &[SocketAddr]) -> Vec<Wanted> {
+    pub(super) fn listed(&self, services: &[SocketAddr]) -> Vec<Wanted> {
         let state = self.state();
-        state.open.iter().rev().filter(|wanted| services.contains(&wanted.service)).cloned().collect()
+        let is_served = |wanted: &Wanted| {
+            let served = state.known.get(&wanted.name).and_then(|known| known.served);
+            served.is_some_and(|at| at.elapsed() < STALE)
+        };
+        let is_listed = |wanted: &&Wanted| services.contains(&wanted.service) && is_served(wanted);
+        state.open.iter().rev().filter(is_listed).cloned().collect()
     }
 }
 
@@ -198,6 +203,17 @@ mod tests {
         };
         let fields = ["", "Cookie: a\r\n", "Authorization: b\r\n", "Content-Length: 5\r\n"];
         assert_eq!(fields.map(with), [1, 0, 0, 0]);
+        // Whatever is not known to be nobody's may be somebody's.
+        let fields = [
+            "user-agent: u\r\nRange: bytes=1-\r\n",
+            "X-Api-Key: k\r\n",
+            "X-Amz-Security-Token: t\r\n",
+            "X-A: b\r\n",
+        ];
+        assert_eq!(fields.map(with), [1, 0, 0, 0]);
+        assert_eq!(["Referer: http://h/a\r\n", "Referer: http://h/a?t=1\r\n"].map(with), [1, 0]);
+        let signed = b"GET /a?X-Amz-Signature=1 HTTP/1.1\r\nHost: h\r\n\r\n";
+        assert_eq!(decode(&encode(&[wanted(signed)])[0]), []);
         let odd = Wanted { etag: b"a\r\nb: c".to_vec(), ..wanted(GET) };
         assert_eq!(decode(&encode(&[odd])[0]), []);
     }
@@ -223,6 +239,8 @@ mod tests {
             name("GET /b HTTP/1.1|Host: h", "\"x\"", None, 5),
             name("GET /a HTTP/1.1|Host: i", "\"x\"", None, 5),
             name("GET /a HTTP/1.1|Host: h|Cookie: c", "\"x\"", None, 5),
+            name("GET /a HTTP/1.1|Host: h|x-api-KEY: c", "\"x\"", None, 5),
+            name("GET /a HTTP/1.1|Host: h|X-Auth-User: c", "\"x\"", None, 5),
             name("GET /a HTTP/1.1|Host: h", "\"y\"", None, 5),
             name("GET /a HTTP/1.1|Host: h", "\"x\"", Some(b"br"), 5),
             name("GET /a HTTP/1.1|Host: h", "\"x\"", None, 6),

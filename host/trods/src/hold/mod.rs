@@ -11,7 +11,7 @@ mod pace;
 mod pins;
 mod places;
 mod rescue;
-mod room;
+pub(crate) mod room;
 mod watch;
 
 use std::io;
@@ -42,6 +42,8 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const TAP: &str = "trods%d";
 /// Frames that wait in it.
 const QUEUE: u32 = 4096;
+/// Bytes of all frames that are held; what comes beyond is dropped, and TCP sends it again.
+const MAX_HELD: usize = 64 << 20;
 /// Buffers that are kept for frames to come.
 const SPARE: usize = 128;
 
@@ -130,7 +132,7 @@ impl Hold {
         let sockets = Sockets::open(interface.netns())?;
         let scratch = vec![0; tap::MAX_FRAME].into();
         let interface = interface.clone();
-        let (spare, room, dropped) = (Vec::new(), Room::default(), 0);
+        let (spare, room, dropped) = (Vec::new(), Room::new(MAX_HELD), 0);
         Ok(Hold { programs, tap, out, sockets, interface, index, mac, scratch, spare, room, dropped })
     }
 

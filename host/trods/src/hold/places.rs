@@ -80,7 +80,7 @@ impl Stores {
             return Cow::Borrowed(whole);
         }
         let mut record = whole.clone();
-        if self.digests.fill(key.service(), &mut record.responses) {
+        if self.digests.fill(key, &mut record.responses) {
             self.undigested.insert(*key, lacks);
         } else {
             self.undigested.remove(key);

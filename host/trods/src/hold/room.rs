@@ -1,19 +1,18 @@
-//! Room for the frames that are held: of all clients together, of one, and of one network, so that a client that takes nothing keeps no
-//! other client's frames from being held.
+//! Room for what clients make a replica keep: of all clients together, of one, and of one network, so that no client takes it from
+//! the others.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-/// Bytes of all frames that are held; what comes beyond is dropped, and TCP sends it again.
-const MAX_HELD: usize = 64 << 20;
-/// Of them, those of one address, of IPv6 of 64 bits.
-const PER_ADDRESS: usize = MAX_HELD / 4;
-/// Those of one network: 24 bits of IPv4, 48 of IPv6.
-const PER_NETWORK: usize = MAX_HELD / 2;
+/// The share of one address, of IPv6 of 64 bits: a quarter.
+const PER_ADDRESS: usize = 4;
+/// That of one network, 24 bits of IPv4 or 48 of IPv6: half.
+const PER_NETWORK: usize = 2;
 
 /// What is held, by whose it is.
-#[derive(Debug, Default)]
-pub(super) struct Room {
+#[derive(Debug)]
+pub(crate) struct Room {
+    most: usize,
     held: usize,
     /// By the first bits of addresses; only of those of whom something is held.
     clients: HashMap<(bool, u128), usize>,
@@ -29,20 +28,26 @@ fn keys(client: IpAddr) -> [((bool, u128), usize); 2] {
 }
 
 impl Room {
-    /// Whether so many bytes more of this client's may be held.
-    pub(super) fn has(&self, client: IpAddr, bytes: usize) -> bool {
-        let of = |key| self.clients.get(&key).copied().unwrap_or(0);
-        self.held + bytes <= MAX_HELD && keys(client).iter().all(|(key, most)| of(*key) + bytes <= *most)
+    /// For so much of all clients together.
+    pub(crate) fn new(most: usize) -> Room {
+        Room { most, held: 0, clients: HashMap::new() }
     }
 
-    pub(super) fn take(&mut self, client: IpAddr, bytes: usize) {
+    /// Whether so much more of this client's may be held.
+    pub(crate) fn has(&self, client: IpAddr, count: usize) -> bool {
+        let of = |key| self.clients.get(&key).copied().unwrap_or(0);
+        self.held + count <= self.most
+            && keys(client).iter().all(|(key, part)| of(*key) + count <= self.most / *part)
+    }
+
+    pub(crate) fn take(&mut self, client: IpAddr, bytes: usize) {
         self.held += bytes;
         for (key, _) in keys(client) {
             *self.clients.entry(key).or_default() += bytes;
         }
     }
 
-    pub(super) fn give_back(&mut self, client: IpAddr, bytes: usize) {
+    pub(crate) fn give_back(&mut self, client: IpAddr, bytes: usize) {
         self.held = self.held.saturating_sub(bytes);
         for (key, _) in keys(client) {
             if let Some(held) = self.clients.get_mut(&key) {
@@ -59,13 +64,16 @@ impl Room {
 mod tests {
     use super::*;
 
+    const MOST: usize = 64 << 20;
+    const SHARE: usize = MOST / PER_ADDRESS;
+
     fn v4(n: u32) -> IpAddr {
         std::net::Ipv4Addr::from(0x0a00_0000 + n).into()
     }
 
     #[test]
     fn a_client_and_a_network_have_a_share_each() {
-        let mut room = Room::default();
+        let mut room = Room::new(MOST);
         let mut fill = |client: IpAddr, bytes| {
             let has = room.has(client, bytes);
             if has {
@@ -73,15 +81,15 @@ mod tests {
             }
             has
         };
-        assert!(fill(v4(1), PER_ADDRESS) && !fill(v4(1), 1));
-        assert!(fill(v4(2), PER_ADDRESS) && !fill(v4(3), 1), "a network's share");
-        assert!(fill(v4(256), PER_ADDRESS) && fill(v4(512), PER_ADDRESS) && !fill(v4(1 << 20), 1), "all");
+        assert!(fill(v4(1), SHARE) && !fill(v4(1), 1));
+        assert!(fill(v4(2), SHARE) && !fill(v4(3), 1), "a network's share");
+        assert!(fill(v4(256), SHARE) && fill(v4(512), SHARE) && !fill(v4(1 << 20), 1), "all");
         for client in [v4(1), v4(2), v4(256), v4(512)] {
-            room.give_back(client, PER_ADDRESS);
+            room.give_back(client, SHARE);
         }
         assert!(room.held == 0 && room.clients.is_empty());
         let v6 = |n: u128| IpAddr::from(std::net::Ipv6Addr::from(0xfd00 << 112 | n));
-        room.take(v6(1), PER_ADDRESS);
+        room.take(v6(1), SHARE);
         assert!(!room.has(v6(2), 1) && room.has(v6(1 << 64), 1));
     }
 }

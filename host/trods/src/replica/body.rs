@@ -313,7 +313,7 @@ impl Body {
             let lives = *lives.entry(service).or_insert_with(accepts);
             if let Some(mut record) = self.watch.judge(&key, lives)? {
                 // The server that is there now may have something else.
-                self.digests.fill(service, &mut record.responses);
+                self.digests.fill(&key, &mut record.responses);
                 self.digests.forget(service, &record.responses);
                 self.rescue.here(key, record, Instant::now());
             }
