@@ -90,6 +90,7 @@ REMOVALS: dict[str, Removal] = {
     "ts-whole": stamps("if (asked.ends != length)", "if (!asked.ends)", UNNAMED, file="ts_object.h"),
     "ts-fields": stamps("if (asked.has_fields || ", "if (", UNNAMED, file="ts_object.h"),
     "ts-host": stamps("\t\thost->target = add_octet(host->target, octet);\n", "", UNNAMED, file="ts_object.h"),
+    "ts-long-host": stamps("!host.ended || ", "", "host_that_is_too_long_is_no_other_host", file="ts_object.h"),
     "ts-no-host": stamps("!asked.host || !host.begun || ", "", UNNAMED, file="ts_object.h"),
     "ts-two-hosts": stamps("\t\tif (asked->host)\n\t\t\tasked->has_fields = true;\n", "", UNNAMED, file="ts_object.h"),
     "ts-head": stamps(

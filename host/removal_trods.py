@@ -124,6 +124,24 @@ REMOVALS: dict[str, Removal] = {
         "let value = keys.open(&super::place(prefix, stored.number), &value).or(Some(value));",
         "it:forged::no_connection_is_adopted_by_what_no_replica_stored",
     ),
+    "sealed-incarnations": trods(
+        "store/load.rs",
+        "let value = reader.value()?.and_then(|(_, sealed)| open(keys, &key, &sealed));",
+        "let value = reader.value()?.map(|(_, sealed)| open(keys, &key, &sealed).unwrap_or(sealed));",
+        "it:store::incarnations_that_no_replica_named_are_not_read",
+    ),
+    "sealed-count": trods(
+        "store/load.rs",
+        "number(&open(keys, prefix, &sealed)?)",
+        "number(&open(keys, prefix, &sealed).unwrap_or(sealed))",
+        "it:store::forged_count_hides_no_record_and_costs_nothing",
+    ),
+    "living-incarnations": trods(
+        "hold/rescue.rs",
+        "Reads::LivingFormers => n < told,",
+        "Reads::LivingFormers => n <= told,",
+        "it:forged::no_living_connection_is_adopted_by_a_list_of_incarnations",
+    ),
     "sealed-place": trods(
         "store/sealed.rs",
         "Payload { msg, aad: place.as_bytes() }",
@@ -164,6 +182,10 @@ REMOVALS: dict[str, Removal] = {
     "rst-settling": bpf("is_pinned || now < lease->settling || since", "is_pinned || since", RESET),
     "rst-orphan": bpf("(bpf_map_lookup_elem(&orphans, &s->key) || refuses_early(s, lease, now, is_pinned))",
                       "refuses_early(s, lease, now, is_pinned)", RESET),
+    "rst-slow": bpf("(since < REFUSED_FOR && ", "(0 && ", "client_that_asks_each_two_minutes_is_reset"),
+    "rst-excluded-since": bpf(
+        " && before->settling == lease->settling", "", "client_that_asks_each_two_minutes_is_reset"
+    ),
     "rst-unknown": bpf(
         " || refuses_early(s, lease, now, is_pinned)",
         "",
@@ -312,6 +334,48 @@ REMOVALS: dict[str, Removal] = {
         "if octets.len() < wanted && !is_late {",
         "if false {",
         FIRST_FLIGHT,
+    ),
+    "identity-stale": trods(
+        "digest/mod.rs",
+        "Some(Known { content: Some(content), .. }) if !is_urgent =>",
+        "Some(Known { content: Some(content), .. }) =>",
+        "trods:digest::tests::stale_digest_is_made_again_for_a_waiting_client",
+    ),
+    "digest-slow": trods(
+        "digest/ask.rs",
+        "if self.waited >= PATIENCE { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) }",
+        "Ok(())",
+        "trods:digest::tests::slow_object_keeps_no_other_from_being_compared",
+    ),
+    "digest-share": trods(
+        "digest/mod.rs",
+        "client.is_none_or(|client| state.room.has(client, 1))",
+        "true",
+        "trods:digest::tests::client_fills_a_quarter_of_the_queue_and_waits_behind_others",
+    ),
+    "digest-turn": trods(
+        "digest/mod.rs",
+        ".position(|(_, client)| *client != self.last)",
+        ".position(|_| true)",
+        "trods:digest::tests::client_fills_a_quarter_of_the_queue_and_waits_behind_others",
+    ),
+    "digest-secret": trods(
+        "digest/mod.rs",
+        "head::fields(&self.request).skip(1).all(|(field, _)| is_common(field))",
+        "head::fields(&self.request).skip(1).all(|(field, _)| is_common(field) || !is_credential(field))",
+        "trods:digest::share::tests::objects_of_users_and_what_is_no_request_are_not_taken",
+    ),
+    "orphan-forged": trods(
+        "hold/rescue.rs",
+        "self.unknown.push((*key, packet.to_vec()));",
+        "self.unknown.push((*key, packet.to_vec()));\n                    self.orphans.remove(key);",
+        "trods:hold::rescue::tests::forged_segments_end_no_connection_that_is_looked_for",
+    ),
+    "answer-cut": trods(
+        "adopt/relay.rs",
+        "if e.kind() == io::ErrorKind::UnexpectedEof { self.say_all() } else { self.cut() }",
+        "if e.kind() == io::ErrorKind::UnexpectedEof { self.say_all() } else { self.say_all() }",
+        "it:adoption::answer_that_is_reset_ends_in_a_reset",
     ),
     "client-address": trods(
         "adopt/mod.rs",
