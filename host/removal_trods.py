@@ -144,8 +144,8 @@ REMOVALS: dict[str, Removal] = {
     ),
     "sealed-place": trods(
         "store/sealed.rs",
-        "Payload { msg, aad: place.as_bytes() }",
-        "Payload { msg, aad: if place.is_empty() { b\"\" } else { b\"\" } }",
+        "    place.as_bytes()\n",
+        "    &place.as_bytes()[..0]\n",
         "trods:store::sealed::tests::sealed_value_opens_in_its_place_alone",
     ),
     # Programs of a process that died, which another user cannot imitate.

@@ -79,12 +79,17 @@ impl RecordKeys {
         let (epoch, rest) = rest.split_first_chunk::<2>()?;
         let (nonce, msg) = rest.split_first_chunk::<NONCE>()?;
         let cipher = self.cipher(u16::from_be_bytes(*epoch))?;
-        cipher.decrypt(Nonce::from_slice(nonce), Payload { msg, aad: place.as_bytes() }).ok()
+        cipher.decrypt(Nonce::from_slice(nonce), Payload { msg, aad: associated(place) }).ok()
     }
 
     fn cipher(&self, epoch: u16) -> Option<&Aes256GcmSiv> {
         self.0.keys.iter().find(|(of, _)| *of == epoch).map(|(_, cipher)| cipher)
     }
+}
+
+/// What a value is bound to: its key in the store.
+fn associated(place: &str) -> &[u8] {
+    place.as_bytes()
 }
 
 /// Seals many values, in buffers of the caller's. Nonces count up from a random one: a system call for each would be on the way of
@@ -123,7 +128,7 @@ impl Sealer {
         write(out);
         let value = out.get_mut(SEALED - TAG..)?;
         let tag =
-            cipher.encrypt_in_place_detached(Nonce::from_slice(&nonce), place.as_bytes(), value).ok()?;
+            cipher.encrypt_in_place_detached(Nonce::from_slice(&nonce), associated(place), value).ok()?;
         out.extend_from_slice(&tag);
         Some(())
     }
