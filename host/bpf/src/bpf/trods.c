@@ -26,8 +26,8 @@
 
 /* Nanoseconds: between the first RST to a client that is unknown here and one that leaves. */
 #define REFUSED_AFTER 1000000000ULL
-/* Until a RST is the first again: longer than Linux waits between two retransmissions (TCP_RTO_MAX, 120 s); and while replicas are
- * excluded, since what is asked then may be looked for anew. */
+/* Until a RST is the first again: longer than Linux waits between two retransmissions (TCP_RTO_MAX, 120 s); shorter
+ * if another replica was excluded since, which may have had the connection. */
 #define REFUSED_FOR 130000000000ULL
 #define REFUSED_SOON 10000000000ULL
 /* And the longest that its RST is kept back, whatever is looked for, and whoever is said to hold the connection. */

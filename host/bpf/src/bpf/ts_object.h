@@ -192,7 +192,7 @@ static __always_inline enum next_words take_request(struct __sk_buff *skb, const
 	/* Which of a server's sites is meant. */
 	struct host host = { .octets = at->event.octets, .target = asked.target, .at = asked.host, .length = length };
 	bpf_loop(HOST_MAX, read_host, &host, 0);
-	/* Of one that is longer than what was read another site's may have the same beginning. */
+	/* A longer name than HOST_MAX could be another site's with the same beginning. */
 	if (asked.has_fields || !asked.host || !host.begun || !host.ended || host.bad)
 		return go_unnamed(s, st, service, COUNT_FIELDS, at);
 	struct head_key key = { .table = issuer->table, .target = host.target };

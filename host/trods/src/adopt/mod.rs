@@ -91,7 +91,7 @@ enum Step {
     Relay,
     /// All is said, the client's FIN is awaited.
     Drain,
-    /// The server reset its connection in an answer: so is the client's, once it has what came before.
+    /// The server reset its connection in an answer: the client is reset once it has acknowledged all earlier bytes.
     Cut,
 }
 

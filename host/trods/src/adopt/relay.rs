@@ -2,8 +2,8 @@
 //!
 //! A server that dies before it answered is replaced by the next one, which gets the same requests from their first byte. That is
 //! done for GET and HEAD without a body alone. Any other message is sent once: what belongs to a message never begins another
-//! one, so the client of a request that was cut is reset. So is the client of an answer whose server reset the connection: an answer
-//! that lasts until the connection ends would look whole behind a FIN.
+//! one, so the client of a request that was cut is reset. If the server resets the connection in an answer the client is reset too: an
+//! answer without a length would look whole behind a FIN.
 
 use std::io::{self, Read};
 

@@ -26,7 +26,7 @@ struct Pace {
 }
 
 impl Pace {
-    /// The next bytes; `goes_on` is asked while they do not come.
+    /// Waits for the next bytes; calls `goes_on` each [`LOOK`] meanwhile.
     fn fill<'s>(
         &mut self,
         server: &'s mut BufReader<TcpStream>,

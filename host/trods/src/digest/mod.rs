@@ -27,13 +27,13 @@ use crate::record::{Body, Response};
 
 /// Digests that are kept, for all that a table can name and as many more; the oldest gives way.
 const MAX_KNOWN: usize = 1 << 19;
-/// Objects that wait to be asked for, and of them those for which one client asked, or one network ([`Room`]); more are asked for when
-/// they are served again.
+/// Length of the queue of objects to read; one client and one network have a share of it ([`Room`]). An object that finds no room is
+/// queued when it is served again.
 const MAX_WAITING: usize = 4096;
 /// A server that did not bring an object is not asked for it again before.
 const AGAIN: Duration = Duration::from_secs(30);
-/// An object is asked for again after this, since files may be written in place without another time. What has not been served for as
-/// long is not listed for others.
+/// A digest is made again after this, since a file can be written in place and keep its time. Objects not served for as long are not
+/// listed for other replicas.
 const STALE: Duration = Duration::from_secs(600);
 
 /// What all bytes of an object come to: BLAKE3, its first 128 bits.
@@ -121,8 +121,8 @@ impl Wanted {
         Some(Wanted { name, service, request, etag, encoding, total, part: None })
     }
 
-    /// Whether others may be told how to ask for it: nothing in the request can show who asks. A query may be a signature, and so may
-    /// be any field that is not known to be none.
+    /// Whether the request may be listed for other replicas: nothing in it can be a credential. A query can be a signature, and so can any
+    /// field outside of [`COMMON`].
     fn is_open(&self) -> bool {
         let is_common =
             |field: &[u8]| COMMON.iter().any(|common| field.eq_ignore_ascii_case(common.as_bytes()));
@@ -138,7 +138,7 @@ impl Wanted {
 const CREDENTIALS: [&str; 8] =
     ["auth", "cookie", "credential", "key", "password", "secret", "session", "token"];
 
-/// Fields that the same client program sends whoever uses it.
+/// Fields that a client program sends alike for all its users.
 const COMMON: [&str; 26] = [
     "accept",
     "accept-charset",
@@ -191,7 +191,7 @@ pub enum Knowledge {
     Unavailable,
 }
 
-/// An object that the own server was asked for.
+/// The result of one request to the own server.
 #[derive(Debug)]
 struct Known {
     /// None: the server did not bring it.
@@ -207,16 +207,16 @@ struct State {
     known: HashMap<Name, Known>,
     /// Names in the order in which they became known.
     order: VecDeque<Name>,
-    /// What is asked for when there is nothing else to do, with the client that was served it, if any; and what a client waits for.
+    /// Objects to read when no client waits, each with the client that was served it, if any; and objects that a client waits for.
     idle: VecDeque<(Wanted, Option<IpAddr>)>,
     urgent: VecDeque<Wanted>,
     /// For those in the first queue.
     room: Room,
-    /// Whose object was asked for last.
+    /// The client of the object that was read last.
     last: Option<IpAddr>,
     /// Names in either queue, or being asked for.
     waiting: HashSet<Name>,
-    /// How to ask for what is known and was served, for the list; newest last.
+    /// Requests for known objects that clients were served, for the list; newest last.
     open: VecDeque<Wanted>,
     stop: bool,
 }
@@ -249,7 +249,7 @@ impl State {
         }
     }
 
-    /// The next object that nobody waits for: of another client than the last one, if there is one.
+    /// The next object of the idle queue: of another client than the last one, if there is one.
     fn next_idle(&mut self) -> Option<(Wanted, Option<IpAddr>)> {
         let at = self.idle.iter().position(|(_, client)| *client != self.last).unwrap_or(0);
         let next = self.idle.remove(at)?;
@@ -299,15 +299,14 @@ impl Digests {
         Ok(Worker { digests: self.clone(), thread: Some(thread) })
     }
 
-    /// What is known of an object that a client waits for: the own server is asked at once, and again where it was asked too long ago,
-    /// since what is wrong would be sent.
+    /// Looks up the digest of an object that a client waits for. Reads the object at once if there is no digest, or a stale one, by
+    /// which other bytes could be sent.
     #[must_use]
     pub fn look_up(&self, wanted: &Wanted) -> Knowledge {
         self.ask(wanted, true, None)
     }
 
-    /// Puts the digests that are known into responses of a connection; else the own server is asked for them when there is time. Whether
-    /// some are still to come.
+    /// Puts known digests into responses of a connection, and queues the other objects. Returns whether some are still to come.
     pub fn fill(&self, key: &FlowKey, responses: &mut [Response]) -> bool {
         let mut lacks = false;
         for response in responses {
@@ -323,7 +322,7 @@ impl Digests {
         lacks
     }
 
-    /// What is known of an object; the own server is asked when there is time.
+    /// Looks up the digest of an object, and queues the object if there is none.
     pub(crate) fn look_for(&self, wanted: &Wanted) -> Knowledge {
         self.ask(wanted, false, None)
     }
@@ -334,8 +333,7 @@ impl Digests {
         self.state().known.get(&wanted.name)?.content
     }
 
-    /// Has the own server asked, when there is time, for an object that another replica serves: for the first time, or again, so that it
-    /// need not be asked when a client waits.
+    /// Queues an object that another replica serves, unless its digest is fresh: at an adoption the digest is there then.
     fn keep_fresh(&self, wanted: &Wanted) {
         let is_fresh = |known: &Known| known.content.is_none() || known.at.elapsed() < STALE;
         if !self.state().known.get(&wanted.name).is_some_and(is_fresh) {

@@ -203,7 +203,7 @@ mod tests {
         };
         let fields = ["", "Cookie: a\r\n", "Authorization: b\r\n", "Content-Length: 5\r\n"];
         assert_eq!(fields.map(with), [1, 0, 0, 0]);
-        // Whatever is not known to be nobody's may be somebody's.
+        // A field outside of the list may be a credential.
         let fields = [
             "user-agent: u\r\nRange: bytes=1-\r\n",
             "X-Api-Key: k\r\n",

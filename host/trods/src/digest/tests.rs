@@ -10,7 +10,7 @@ use super::*;
 
 const SIZE: usize = 100_000;
 
-/// A server whose objects are all bytes of this value. What is at `/slow` comes byte by byte.
+/// A server with objects that consist of this byte. It sends `/slow` byte by byte.
 fn serve(byte: &Arc<AtomicU8>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (address, byte) = (listener.local_addr().unwrap(), Arc::clone(byte));
@@ -62,7 +62,7 @@ fn stale_digest_is_made_again_for_a_waiting_client() {
     age();
     assert_eq!(digests.look_up(&object), Knowledge::Asked, "nothing of before is believed");
     eventually("it is made again", || known(2));
-    // Where nobody waits it is made again beside.
+    // Without a waiting client it is made again in the background.
     byte.store(3, Ordering::Relaxed);
     age();
     assert_eq!(digests.look_for(&object), Knowledge::Digest(of(2)));

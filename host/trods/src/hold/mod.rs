@@ -42,7 +42,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const TAP: &str = "trods%d";
 /// Frames that wait in it.
 const QUEUE: u32 = 4096;
-/// Bytes of all frames that are held; what comes beyond is dropped, and TCP sends it again.
+/// Bytes of all held frames; further frames are dropped, and TCP sends them again.
 const MAX_HELD: usize = 64 << 20;
 /// Buffers that are kept for frames to come.
 const SPARE: usize = 128;

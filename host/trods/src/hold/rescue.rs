@@ -496,9 +496,9 @@ impl Rescue {
         self.copies.take(key)
     }
 
-    /// A client whose segments fit no record is reset: no replica can go on with its connection. The connection is looked for all the
-    /// same, since the segment may be forged: then the RST is out of the client's window, and the client answers it by its own
-    /// numbers or not at all (RFC 5961 section 3.2).
+    /// Resets a client that sends segments which fit no record, since no replica can continue its connection. The orphan stays: the
+    /// segment may be forged, and then the RST is out of the client's window, which answers it by its own numbers or not at all
+    /// (RFC 5961 section 3.2).
     fn reset(&self, key: &FlowKey, packet: &[u8]) {
         tracing::info!(client = %key.client(), "reset: its segments fit no record");
         if let Ok(segment) = Segment::parse(packet)
@@ -685,7 +685,7 @@ mod tests {
         }
     }
 
-    /// By somebody who knows both ends and neither number: the client is sent a RST that it does not take, and is looked for all the same.
+    /// The sender knows both ends and neither number. The client ignores the RST, and its own answer is still heard.
     #[test]
     fn forged_segments_end_no_connection_that_is_looked_for() {
         let Some(mut rig) = Rig::new() else { return };

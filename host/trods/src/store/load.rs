@@ -247,7 +247,7 @@ impl Reader {
         loop {
             let before = found.len();
             self.answers(asked.clone(), found)?;
-            // Numbers are the lowest that are free: where nobody can tell how many there are, they end where none is in use.
+            // Numbers are the lowest free ones, so without a count they end where a batch is empty.
             let end = count.unwrap_or(if found.len() > before { MAX_NUMBER.into() } else { 0 });
             asked = asked.end..(asked.end + BATCH).min(end.min(MAX_NUMBER.into()) as u32);
             if asked.is_empty() {

@@ -164,7 +164,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// A store, whose servers are being connected to, and what is sealed with there.
+    /// A store that connects to its servers, and seals with these keys.
     ///
     /// # Errors
     /// [`StoreError`]
@@ -213,13 +213,13 @@ impl Store {
         Ok(store)
     }
 
-    /// What is sealed with.
+    /// The keys of its values.
     #[must_use]
     pub fn keys(&self) -> &RecordKeys {
         &self.sealer.keys
     }
 
-    /// What is sealed with from now on. Records are to be put again.
+    /// Seals with these keys from now on. Records have to be put again.
     pub fn set_keys(&mut self, keys: &RecordKeys, now: Instant) {
         let is_other = self.sealer.keys.epochs() != keys.epochs();
         self.sealer.keys = keys.clone();
@@ -229,7 +229,7 @@ impl Store {
     }
 
     /// Stores the record of connection `n`, below [`MAX_NUMBER`], in place of the one before. What became of it
-    /// [`Store::turn`] tells; of one that is still on its way nothing more is told. Without keys nothing is kept.
+    /// [`Store::turn`] reports, unless the next one replaced it on its way. Without keys nothing is kept.
     pub fn put(&mut self, n: u32, ticket: u64, record: &Record, now: Instant) {
         use std::fmt::Write;
         self.place.clear();
@@ -379,7 +379,7 @@ impl Store {
         }
     }
 
-    /// Nothing more is asked of a job.
+    /// Drops a job, and keeps its buffer.
     fn end(&mut self, serial: u64) {
         if let Some(job) = self.jobs.remove(&serial).filter(|_| self.spare.len() < SPARE) {
             self.spare.push(job.record);

@@ -106,7 +106,7 @@ impl Sealer {
         Sealer { keys: keys.clone(), next: None }
     }
 
-    /// Puts what `write` appends to `out`, sealed for this place, in place of what was there. None without keys.
+    /// Replaces `out` by the bytes that `write` appends, sealed for this place. None without keys.
     pub fn seal(&mut self, place: &str, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) -> Option<()> {
         let keys = &self.keys.0;
         let cipher = self.keys.cipher(keys.usable)?;

@@ -107,8 +107,7 @@ fn no_connection_is_adopted_by_an_older_record_of_its_own() {
     assert!(got.ends_with(&content), "{} bytes", got.len());
 }
 
-/// The second replica looks twice for what the first one, which lives, stored under other incarnations; what is there both times it may
-/// go on with.
+/// The second replica looks twice for records of the first one's former incarnations. A record that is there both times it may adopt.
 fn look_for_formers(rig: &Rig) {
     for _ in 0..2 {
         rig.hosts[1].replica.departed(Departed {
@@ -132,7 +131,7 @@ fn no_living_connection_is_adopted_by_a_list_of_incarnations() {
     get(&mut stream, &small);
     eventually("its record", || records(&rig).len() == 1);
     let key = "www.r1.all";
-    // As somebody forges it; as another process of the replica's would have stored it.
+    // Forged, and as a second process of the replica would have stored it.
     for list in [b"2 1".to_vec(), keys().seal(key, b"2 1").unwrap()] {
         let say = format!("ms {key} {} T60\r\n", list.len());
         store(&rig, &[say.as_bytes(), &list, b"\r\n"].concat(), b"HD\r\n");

@@ -528,7 +528,7 @@ fn incarnations_of_before_are_found() {
     assert_eq!(found("web.r2.7"), BTreeSet::new(), "another replica's");
 }
 
-/// Puts a value under a key, as whoever reaches the server can.
+/// Puts a value under a key, as an attacker with access to the server can.
 fn forge(server: &Memcached, key: &str, value: &[u8]) {
     let mut stream = TcpStream::connect(server.address).unwrap();
     let command = format!("ms {key} {}\r\n", value.len());
@@ -549,8 +549,8 @@ fn value(server: &Memcached, key: &str) -> Vec<u8> {
     value
 }
 
-/// Values that the server was asked for so far.
-fn asked(server: &Memcached) -> u64 {
+/// Number of reads that the server has had so far.
+fn read_count(server: &Memcached) -> u64 {
     let mut stream = TcpStream::connect(server.address).unwrap();
     stream.write_all(b"stats\r\n").unwrap();
     let mut lines = BufReader::new(stream).lines().map(Result::unwrap);
@@ -565,18 +565,17 @@ fn forged_count_hides_no_record_and_costs_nothing() {
         put(&mut store, n, 1);
     }
     finish(&mut store, 300);
-    // The store says it once more as the first number beyond a step is in use.
     let sealed = value(&server, "web.r1.7");
     let stranger = RecordKeys::new(5, 1, &[(1, [8; 16])]).seal("web.r1.7", b"0").unwrap();
     let moved = keys().seal("web.r2.7", b"0").unwrap();
     for forged in [&b"0"[..], b"1", b"1048576", b"x", &stranger, &moved] {
         forge(&server, "web.r1.7", forged);
-        let before = asked(&server);
+        let before = read_count(&server);
         assert_eq!(server.load().len(), 300, "{forged:?}");
-        let count = asked(&server) - before;
+        let count = read_count(&server) - before;
         assert!(count <= 1 + 64 + 3 * 256, "{count} values were asked for");
     }
-    // What was there before hides what has come since, as a deletion does.
+    // An older count hides later records, as a deletion does.
     let before = keys().seal("web.r1.7", b"256").unwrap();
     for (count, found) in [(&before, 256), (&sealed, 300)] {
         forge(&server, "web.r1.7", count);

@@ -390,7 +390,7 @@ fn host_is_looked_up_as_it_is_and_without_case() {
     }
 }
 
-/// Of a name that is longer than what is read no part counts: another site's may begin with the same.
+/// A longer name than the programs read could be another site's with the same beginning.
 #[test]
 fn host_that_is_too_long_is_no_other_host() {
     // As many bytes as are read with the "t", the colon and a space in front, and the end of the line.
