@@ -21,15 +21,15 @@ def app(file: str, old: str, new: str, *tests: str) -> Removal:
     return Removal(f"host/cm-apps/src/{file}", old, new, tests)
 
 
-STREAM_IS_ITS_RECEIVERS = "streams:streams::who_is_not_where_it_says_gets_no_stream_and_nobody_elses_words_count"
-STREAM_ENDS = "streams:streams::a_silent_receiver_has_lost_all_and_is_given_up"
-NOT_SENT = "apps:outstanding::tests::a_receiver_cannot_report_what_was_not_sent"
+STREAM_IS_ITS_RECEIVERS = "streams:streams::forged_addresses_get_no_stream_and_foreign_messages_are_ignored"
+STREAM_ENDS = "streams:streams::receiver_without_feedback_times_out"
+NOT_SENT = "apps:outstanding::tests::reports_of_unsent_packets_are_ignored"
 
 REMOVALS: dict[str, Removal] = {
     # Kernel TCP under the Congestion Manager.
     "cm-old-loss": Removal(
         "host/cm/src/controller/aimd.rs", "self.recovering() || report.old;", "self.recovering();",
-        ("rules:controller::aimd::tests::a_loss_of_what_was_sent_before_the_last_reduction_was_known_reduces_nothing",),
+        ("rules:controller::aimd::tests::loss_from_before_a_known_reduction_reduces_nothing",),
     ),
     "cm-old-loss-c": Removal(
         "host/bpf/src/bpf/macroflow.h", "cm_recovering(m) || report->old;", "cm_recovering(m);",
@@ -58,29 +58,29 @@ REMOVALS: dict[str, Removal] = {
     ),
     "cm-arrived": calls(
         "bpf/src/bpf/share.h", ".resolved = cm_min(nsent, before),", ".resolved = nsent,",
-        "calls::what_did_not_leave_does_not_count_as_arrived",
+        "calls::unsent_bytes_do_not_count_as_arrived",
     ),
     "cm-room": calls(
         "bpf/src/bpf/calls.c", "if (used + (client->waiting + count) * CM_EVENT_ROOM > room)", "if (0)",
-        "calls::events_that_are_not_taken_have_room",
+        "calls::unread_events_never_overflow_the_ring",
     ),
     "cm-woken": calls(
         "bpf/src/bpf/calls_time.h", "waited_for(ring) ? 0 : BPF_RB_NO_WAKEUP", "BPF_RB_NO_WAKEUP",
-        "calls::grants_that_nobody_uses_go_to_others",
+        "calls::unused_grants_go_to_other_flows",
     ),
     "cm-moved-user": calls(
         "bpf/src/bpf/calls_move.h", "known->of.class != moved->uid + 1 || ", "",
-        "moves::a_macroflow_is_its_users_whoever_knows_its_number",
+        "moves::macroflow_of_another_user_is_refused",
     ),
     "cm-moved-once": calls(
         "bpf/src/bpf/calls_move.h", "cm_slot(&from->s, at)->moves ? -EAGAIN : 0", "0",
-        "moves::moves_and_ends_at_one_moment_leave_nothing_behind",
+        "moves::concurrent_moves_and_closes_leave_no_state",
     ),
     "cm-moved-counted": calls(
-        "bpf/src/bpf/calls.c", "\treturn there;\n", "\treturn 1;\n", "moves::what_leaves_meanwhile_is_counted"
+        "bpf/src/bpf/calls.c", "\treturn there;\n", "\treturn 1;\n", "moves::packets_sent_during_moves_count_once"
     ),
     "cm-moved-history": calls(
-        "bpf/src/bpf/calls.c", " || flow->place.key.apart", "", "moves::macroflows_that_were_split_do_not_add_up"
+        "bpf/src/bpf/calls.c", " || flow->place.key.apart", "", "moves::split_macroflows_end_with_their_flows"
     ),
     "cm-headers": calls(
         "bpf/src/bpf/calls.c", "kernel->transport_header - kernel->network_header", "20",
@@ -88,14 +88,16 @@ REMOVALS: dict[str, Removal] = {
     ),
     "cm-queue": calls(
         "libcm/src/udp.rs", "if self.queue.len() >= self.limit {", "if false {",
-        "udp::what_is_sent_waits_for_its_grants_and_leaves_in_order",
+        "udp::datagrams_leave_in_order_as_granted",
     ),
     # The applications.
     "apps-admission": app(
         "server.rs", "if !self.admission.admits(from, &cookie) {", "if false {", STREAM_IS_ITS_RECEIVERS
     ),
     "apps-report": app("session.rs", "if report.cookie != self.cookie {", "if false {", STREAM_IS_ITS_RECEIVERS),
-    "apps-bye": app("server.rs", "is_some_and(|session| session.knows(&cookie))", "is_some()", STREAM_IS_ITS_RECEIVERS),
+    "apps-bye": app(
+        "server.rs", "is_some_and(|session| session.has_cookie(&cookie))", "is_some()", STREAM_IS_ITS_RECEIVERS
+    ),
     "apps-most": app(
         "server.rs",
         "if self.receivers.len() >= self.options.receivers {",
@@ -103,26 +105,28 @@ REMOVALS: dict[str, Removal] = {
         "streams:streams::receivers_beyond_the_most_are_not_served_until_one_ends",
     ),
     "apps-silence": app("session.rs", "client.update(self.flow, &update)?;", "let _ = update;", STREAM_ENDS),
-    "apps-gone": app("session.rs", "now >= self.heard + self.gone", "false && now >= self.heard", STREAM_ENDS),
+    "apps-gone": app(
+        "session.rs", "now >= self.last_message + self.timeout", "false && now >= self.last_message", STREAM_ENDS
+    ),
     "apps-not-sent": app("outstanding.rs", " || report.highest >= self.next()", "", NOT_SENT),
     "apps-arrived": app("outstanding.rs", "(self.counted.1).min(resolved)", "(self.counted.1)", NOT_SENT),
     "apps-parts": app(
         "outstanding.rs",
         "if lost { u64::MAX } else { 2 * u64::from(mtu) }",
         "if lost || mtu > 0 { u64::MAX } else { 0 }",
-        "streams:streams::a_first_window_leaves_and_a_late_report_about_it_counts_as_if_it_had_come_for_each",
+        "streams:streams::late_report_about_a_window_counts_like_one_per_packet",
     ),
     "apps-again": app(
         "receiver.rs",
         "below >= WINDOW || self.seen >> below & 1 == 1",
         "below >= WINDOW",
-        "apps:receiver::tests::each_is_counted_once_and_what_is_too_old_to_be_known_is_not",
+        "apps:receiver::tests::duplicates_and_too_old_packets_are_not_counted",
     ),
     "apps-gives-way": app(
         "layers.rs",
         "if layer < before && !self.waiting.is_empty() {",
         "if layer > before {",
-        "apps:layers::tests::what_waits_of_a_layer_that_fits_no_more_gives_way",
+        "apps:layers::tests::waiting_datagrams_shrink_when_the_layer_falls",
     ),
     "apps-policer": app(
         "audio.rs",

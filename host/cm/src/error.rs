@@ -1,33 +1,33 @@
-//! What a call can be refused for.
+//! Errors of the manager's calls.
 
-/// Why.
+/// Why a call was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// It was closed, or there never was one.
+    /// The flow was closed or never existed.
     #[error("there is no such flow")]
     NoFlow,
-    /// Its last flow is gone, and it was made for flows that were split.
+    /// The macroflow ended with its last flow, or never existed.
     #[error("there is no such macroflow")]
     NoMacroflow,
-    /// A flow of the same addresses, ports, protocol and code point is open.
+    /// A flow with the same addresses, ports, protocol and code point is already open.
     #[error("the flow is open already")]
     Open,
-    /// As many flows are open as may be.
+    /// The limit of open flows is reached.
     #[error("too many flows are open")]
     Full,
-    /// As many requests of the flow wait as may.
+    /// The limit of waiting requests of this flow is reached.
     #[error("too many requests of this flow wait")]
     Requests,
-    /// An MTU that no packet has.
+    /// The MTU is outside 1 to 65,535 bytes.
     #[error("an MTU is 1 to 65535 bytes")]
     Mtu,
-    /// A weight of nothing.
+    /// The weight is out of range.
     #[error("a weight is at least 1, and a kernel's at most 65535")]
     Weight,
-    /// Factors downwards are 0 to 1, upwards 1 or more.
+    /// Downward factors are 0 to 1, upward factors 1 or more.
     #[error("thresholds downwards are 0 to 1, upwards 1 or more")]
     Thresholds,
-    /// More than [`MAX_BULK`](crate::MAX_BULK) at once.
+    /// The bulk call has more than [`MAX_BULK`](crate::MAX_BULK) operations.
     #[error("a bulk call has at most 64 operations")]
     Bulk,
 }

@@ -1,4 +1,4 @@
-//! Flows: how they are named, and what is kept of one.
+//! Flows: their names and the state kept for each.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -8,7 +8,7 @@ use crate::group::Member;
 use crate::thresholds::Watch;
 use crate::{MacroflowId, Nanos};
 
-/// A flow (`cm_flowid`). A number is given once.
+/// A flow (`cm_flowid`). A number is never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowId(pub(crate) u64);
 
@@ -18,39 +18,40 @@ impl fmt::Display for FlowId {
     }
 }
 
-/// What a flow is opened with.
+/// The addresses, protocol and code point that identify a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
-    /// Where its packets come from: a host may have several addresses.
+    /// Source address and port: a host can have several addresses.
     pub source: SocketAddr,
-    /// Where they go.
+    /// Destination address and port.
     pub destination: SocketAddr,
     /// IP protocol.
     pub protocol: u8,
-    /// Differentiated services code point: packets of another one may see another queue.
+    /// Differentiated services code point: packets with another one may use another queue.
     pub dscp: u8,
 }
 
-/// A flow's part of the manager.
+/// The manager's state of one flow.
 #[derive(Debug)]
 pub(crate) struct Flow {
     pub key: Key,
     pub macroflow: MacroflowId,
     pub mtu: u32,
     pub weight: u32,
-    /// Requests that were not granted yet.
+    /// Requests not granted yet.
     pub requests: u32,
-    /// When each grant was given that is neither used nor declined, the oldest first.
+    /// Times of the grants that are neither used nor declined, oldest first.
     pub grants: VecDeque<Nanos>,
-    /// Those of them of which the client was not told yet.
+    /// Grants in `grants` that were not delivered to the client yet.
     pub undelivered: usize,
     pub member: Member,
-    /// What it pulled last, bytes, and whether it wanted more.
+    /// Result of the last [`pull`](crate::Manager::pull) in bytes, and whether the flow wanted
+    /// more.
     pub pulled: Option<(u64, bool)>,
-    /// It waits, has grants, or something of it is outstanding.
+    /// The flow waits, holds grants, or has bytes outstanding.
     pub active: bool,
-    /// When last there was feedback, or when the first of what is outstanding was sent.
-    pub heard: Nanos,
+    /// Time of the last feedback, or when the first outstanding byte was sent.
+    pub last_feedback: Nanos,
     pub send: u64,
     pub watch: Option<Watch>,
 }

@@ -1,40 +1,41 @@
-//! Sharing a window among flows that nobody can call: each asks, when something of it is acknowledged, how much of it may be
-//! outstanding.
+//! Shares a window among flows that cannot be called back: each flow asks for its share when one of
+//! its packets is acknowledged.
 //!
-//! Kernel TCP is such a client. A flow that the window holds back is hungry; all hungry ones have equal parts of what the
-//! others leave. A part is seldom a whole number of packets: each flow carries what is left of its division over to its next
-//! round trip, and flows begin with remainders that are spread evenly, so that their packets together are the window's at any
-//! time and each one's are its part in the long run.
+//! Kernel TCP is such a client. A flow that the window limits is hungry. All hungry flows get equal
+//! parts of the bytes that the others leave unused. A part is seldom a whole number of packets, so
+//! each flow carries the remainder over to its next round trip. New flows start with evenly spread
+//! remainders. At any time the packets of all flows together fill the window, and in the long run
+//! each flow gets its exact part.
 //!
-//! `host/bpf/src/bpf/macroflow.h` is the same in C.
+//! `host/bpf/src/bpf/macroflow.h` implements the same in C.
 
-/// Spreads the first remainders: the golden ratio, times 2^32.
+/// Spreads the initial remainders evenly: the golden ratio times 2^32.
 const SPREAD: u64 = 0x9e37_79b9;
 
-/// The flows of a macroflow together.
+/// The flows of one macroflow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Group {
-    /// Flows.
+    /// Number of flows.
     flows: u32,
-    /// Those that the window holds back.
+    /// Number of hungry flows: those that the window limits.
     hungry: u32,
-    /// Flows that ever joined.
+    /// Number of flows that ever joined.
     joined: u64,
-    /// Bytes that are outstanding of the others.
+    /// Bytes outstanding of the flows that are not hungry.
     aside: u64,
 }
 
-/// One of them.
+/// One flow of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Member {
     outstanding: u64,
     hungry: bool,
-    /// Bytes of its part that its last round left, less than a packet.
+    /// Remainder of the flow's part in its last round, in bytes; less than a packet.
     carry: u64,
 }
 
 impl Group {
-    /// A flow comes; `mss`: bytes of its packets.
+    /// Adds a flow with packets of `mss` bytes.
     pub fn join(&mut self, mss: u32) -> Member {
         self.flows += 1;
         let turn = (self.joined.wrapping_mul(SPREAD)) & 0xffff_ffff;
@@ -42,25 +43,25 @@ impl Group {
         Member { outstanding: 0, hungry: false, carry: (turn * u64::from(mss)) >> 32 }
     }
 
-    /// A flow goes.
+    /// Removes a flow.
     pub fn leave(&mut self, member: &mut Member) {
         self.set(member, 0, false);
         self.flows = self.flows.saturating_sub(1);
     }
 
-    /// How many there are.
+    /// Number of flows.
     #[must_use]
     pub fn flows(&self) -> u32 {
         self.flows
     }
 
-    /// How many of them the window holds back.
+    /// Number of flows that the window limits.
     #[must_use]
     pub fn hungry(&self) -> u32 {
         self.hungry
     }
 
-    /// What is known of a flow now: bytes of it that are outstanding, and whether it would send more if it could.
+    /// Records a flow's outstanding bytes and whether it would send more if it could.
     pub fn set(&mut self, member: &mut Member, outstanding: u64, hungry: bool) {
         if member.hungry {
             self.hungry -= 1;
@@ -75,7 +76,7 @@ impl Group {
         (member.outstanding, member.hungry) = (outstanding, hungry);
     }
 
-    /// Bytes of a window that are a flow's part.
+    /// The flow's part of a window, in bytes.
     #[must_use]
     pub fn part(&self, member: &Member, window: u64) -> u64 {
         let (aside, eaters) = if member.hungry {
@@ -86,11 +87,11 @@ impl Group {
         window.saturating_sub(aside) / u64::from(eaters)
     }
 
-    /// The same in whole packets of `mss` bytes, at least one: what a flow may have outstanding in this round trip.
-    /// `next` says that another one begins.
+    /// The flow's part in whole packets of `mss` bytes, at least one: how many it may have
+    /// outstanding in this round trip. `next`: the flow's next round trip begins.
     pub fn packets(&self, member: &mut Member, window: u64, mss: u32, next: bool) -> u32 {
         let mss = u64::from(mss.max(1));
-        // A packet goes when there is room for all of it.
+        // A packet is sent only when all of it fits.
         let window = window - window % mss;
         let part = self.part(member, window) + member.carry;
         if next {
@@ -101,13 +102,13 @@ impl Group {
 }
 
 impl Member {
-    /// Bytes of it that are outstanding.
+    /// Bytes outstanding.
     #[must_use]
     pub fn outstanding(&self) -> u64 {
         self.outstanding
     }
 
-    /// Whether it would send more if it could.
+    /// Whether the flow would send more if it could.
     #[must_use]
     pub fn hungry(&self) -> bool {
         self.hungry
@@ -129,7 +130,8 @@ mod tests {
         (group, members)
     }
 
-    /// Together they have the window's packets in each round, to two, and each its part after many.
+    /// In each round the parts add up to the window's packets, to within two; over many rounds each
+    /// flow gets its equal part.
     #[test]
     fn parts_are_whole_packets_that_add_up() {
         for n in [1, 2, 3, 4, 7, 8, 16, 33] {
@@ -157,12 +159,12 @@ mod tests {
     }
 
     #[test]
-    fn what_a_flow_does_not_use_is_the_others() {
+    fn unused_share_goes_to_other_flows() {
         let (mut group, mut members) = hungry(3);
         assert_eq!(group.part(&members[0], 30_000), 10_000);
         group.set(&mut members[2], 2000, false);
         assert_eq!((group.hungry(), group.part(&members[0], 30_000)), (2, 14_000));
-        // The one that is content may have as much as the others once it wants it.
+        // The satisfied flow could have as much as the others if it wanted more.
         assert_eq!(group.part(&members[2], 30_000), 10_000);
         group.leave(&mut members[2]);
         assert_eq!((group.flows(), group.part(&members[0], 30_000)), (2, 15_000));
@@ -176,7 +178,7 @@ mod tests {
     }
 
     proptest! {
-        /// The sums are those of the members whatever they do.
+        /// The group's sums match its members after any sequence of changes.
         #[test]
         fn sums_are_kept(steps in prop::collection::vec((0..8usize, 0..100_000u64, any::<bool>(), any::<bool>()), 1..200)) {
             let mut group = Group::default();

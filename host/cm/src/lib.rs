@@ -1,17 +1,19 @@
-//! The Congestion Manager (Andersen, Bansal, Curtis, Seshan and Balakrishnan, OSDI 2000; RFC 3124): one congestion controller
-//! for all flows to one destination, whatever protocols they are of.
+//! The Congestion Manager (Andersen, Bansal, Curtis, Seshan and Balakrishnan, OSDI 2000; RFC 3124):
+//! one congestion controller for all flows to one destination, whatever their protocol.
 //!
-//! [`Manager`] has the paper's calls. It does no I/O and reads no clock: packets are the clients' affair, and every call that
-//! something depends on takes the time. A client
+//! [`Manager`] implements the paper's calls. It does no I/O and reads no clock: the client sends
+//! the packets and passes the time to every call that needs it. A client
 //!
-//! 1. [opens](Manager::open) a flow; flows to one address with one code point are a macroflow, whose window and round trip time
-//!    they share, and whose history a new one finds;
-//! 2. [requests](Manager::request) to send, is told by [`Event::Send`] from [`Manager::poll`] that it may send a packet of up to
-//!    an MTU, and says by [`Manager::notify`] what it sent;
-//! 3. says by [`Manager::update`] what became of it, as its receiver told it;
-//! 4. may [ask](Manager::query) for its share, or be told of changes ([`Manager::register_update`], [`Manager::thresh`]).
+//! 1. [opens](Manager::open) a flow. Flows to one address with one code point form a macroflow.
+//!    They share its window and round trip time, and a new flow starts with its history.
+//! 2. [requests](Manager::request) to send. [`Event::Send`] from [`Manager::poll`] grants it one
+//!    packet of up to an MTU, and the client reports the bytes that it sent by [`Manager::notify`].
+//! 3. reports by [`Manager::update`] which bytes its receiver acknowledged and which were lost.
+//! 4. may [query](Manager::query) its share, or subscribe to changes ([`Manager::register_update`],
+//!    [`Manager::thresh`]).
 //!
-//! After each call there may be events, and [`Manager::poll_timeout`] says when [`Manager::handle_timeout`] wants to be called.
+//! Each call can create events, and [`Manager::poll_timeout`] returns the time of the next call of
+//! [`Manager::handle_timeout`].
 //!
 //! | the paper, RFC 3124 | here |
 //! |---|---|
@@ -34,7 +36,7 @@ mod pace;
 pub mod scheduler;
 mod thresholds;
 
-/// Nanoseconds of a clock that never goes back and is not 0; which one is the caller's choice.
+/// Nanoseconds of a monotonic clock that is never 0; the caller chooses the clock.
 pub type Nanos = u64;
 
 /// One millisecond.

@@ -1,4 +1,4 @@
-//! A macroflow: what flows to one destination have in common.
+//! A macroflow: the state shared by the flows to one destination.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -8,11 +8,11 @@ use crate::pace::Pace;
 use crate::scheduler::Scheduler;
 use crate::{FlowId, Group, Nanos};
 
-/// A macroflow (`cm_mid`). A number is given once.
+/// A macroflow (`cm_mid`). A number is never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MacroflowId(pub(crate) u64);
 
-/// What flows belong together by themselves.
+/// Flows with equal paths share a macroflow by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Path {
     pub destination: IpAddr,
@@ -21,29 +21,30 @@ pub(crate) struct Path {
 
 #[derive(Debug)]
 pub(crate) struct Macroflow {
-    /// None: its flows were put here by their clients.
+    /// `None`: clients put the flows into this macroflow by
+    /// [`Manager::set_macroflow`](crate::Manager::set_macroflow).
     pub path: Option<Path>,
     pub controller: Box<dyn Controller>,
     pub scheduler: Box<dyn Scheduler>,
     pub group: Group,
     pub pace: Pace,
-    /// Bytes that grants stand for.
+    /// Bytes reserved by grants.
     pub reserved: u64,
-    /// Sum of the weights of flows that wait, have grants or have something outstanding.
+    /// Sum of the weights of flows that wait, hold grants or have bytes outstanding.
     pub active: u64,
-    /// Those that want to be told of changes.
+    /// Flows that registered for updates.
     pub watching: BTreeSet<FlowId>,
-    /// Flows by their oldest grant.
+    /// Flows ordered by their oldest grant.
     pub granted: BTreeSet<(Nanos, FlowId)>,
-    /// Flows of which something is outstanding, by when they were heard of last.
-    pub unheard: BTreeSet<(Nanos, FlowId)>,
-    /// Bytes of which was learnt lately what became of them, and those of them that were lost.
+    /// Flows with bytes outstanding, ordered by the time of their last feedback.
+    pub awaiting_feedback: BTreeSet<(Nanos, FlowId)>,
+    /// Recently reported bytes, and those of them that were lost.
     pub fate: (u64, u64),
-    /// When last something was outstanding or granted.
+    /// When bytes were last outstanding or granted.
     pub busy: Nanos,
-    /// When its last flow was closed.
+    /// When the last flow was closed.
     pub empty: Option<Nanos>,
-    /// Its entry in the manager's timers.
+    /// Time of this macroflow's entry in the manager's timers.
     pub armed: Option<Nanos>,
 }
 
@@ -64,7 +65,7 @@ impl Macroflow {
             active: 0,
             watching: BTreeSet::new(),
             granted: BTreeSet::new(),
-            unheard: BTreeSet::new(),
+            awaiting_feedback: BTreeSet::new(),
             fate: (0, 0),
             busy: now,
             empty: Some(now),
@@ -72,19 +73,19 @@ impl Macroflow {
         }
     }
 
-    /// Bytes that are outstanding or may be at any moment.
+    /// Bytes outstanding or granted.
     pub fn used(&self) -> u64 {
         self.controller.outstanding() + self.reserved
     }
 
-    /// Whether a packet of this size may be sent too. One may always.
+    /// Whether a packet of this size fits the window. One packet always fits an unused window.
     pub fn has_room(&self, mtu: u32) -> bool {
         let used = self.used();
         used == 0 || used + u64::from(mtu) <= self.controller.window()
     }
 
-    /// Whether the window is what holds the flows back: it is used up, or half of it is in slow start, where it doubles. `part`:
-    /// bytes that a flow uses, and may use, if it is about these.
+    /// Whether the window limits the flows: it is used up, or in slow start, where it doubles, half
+    /// used. `part`: one flow's (used, allowed) bytes, to judge only that flow.
     pub fn limited(&self, part: Option<(u64, u64)>, mtu: u32) -> bool {
         let (used, window) = part.unwrap_or((self.used(), self.controller.window()));
         if self.controller.slow_start() { 2 * used >= window } else { used + u64::from(mtu) > window }

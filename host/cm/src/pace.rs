@@ -1,31 +1,32 @@
-//! The first window after a pause is not sent at once: the queue that it would fill is not known to be empty any more.
+//! Paces the first window after a pause: sent at once, it would overflow a queue that other traffic
+//! may have filled meanwhile.
 
 use crate::Nanos;
 
-/// Spreads what is granted over one round trip.
+/// Spreads grants over one round trip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Pace {
-    /// When it ends, and when the next grant may be given, ns; 0: not pacing.
+    /// When pacing ends, and when the next grant is due, ns; 0: not pacing.
     until: Nanos,
     next: Nanos,
-    /// Between two bytes, as a fraction: ns of all, bytes of all.
+    /// Time per byte as a fraction: (ns of the whole window, bytes of the whole window).
     span: (Nanos, u64),
 }
 
 impl Pace {
-    /// A macroflow of which nothing is outstanding goes on: `window` bytes in `srtt` ns, but the first `burst` bytes at once,
-    /// as any new connection may send them (RFC 6928).
+    /// Starts pacing `window` bytes over `srtt` ns. The first `burst` bytes may leave at once, as
+    /// on any new connection (RFC 6928).
     pub fn begin(&mut self, now: Nanos, window: u64, srtt: Nanos, burst: u64) {
         *self = Self::default();
         if window > burst {
             self.span = (srtt, window);
             self.until = now + srtt;
-            // The burst is as long ago as it would have taken.
+            // Count the burst as if it had been paced already.
             self.next = now.saturating_sub(self.time(burst));
         }
     }
 
-    /// When a grant may be given, if not now.
+    /// When the next grant is due, or `None` if it may be given now.
     pub fn wait(&mut self, now: Nanos) -> Option<Nanos> {
         if now >= self.until {
             *self = Self::default();
@@ -33,7 +34,7 @@ impl Pace {
         (self.next > now).then_some(self.next)
     }
 
-    /// One was given.
+    /// Records a grant of this many bytes.
     pub fn granted(&mut self, bytes: u64) {
         if self.until > 0 {
             self.next += self.time(bytes);

@@ -1,22 +1,22 @@
-//! When a client that asked for it is told that its share changed (`cm_thresh`, `cmapp_update`).
+//! When a subscribed client gets an update about its share (`cm_thresh`, `cmapp_update`).
 
 use crate::{Error, Status};
 
-/// Factors of change that a client is told of (RFC 3124 §3.2.2).
+/// Factors of change that cause an update (RFC 3124 §3.2.2).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Thresholds {
-    /// The rate is this times what was told last, or less; 0 to 1.
+    /// Update when the rate is at most this times the last reported one; 0 to 1.
     pub rate_down: f64,
-    /// Or this times, or more; at least 1.
+    /// Update when the rate is at least this times the last reported one; at least 1.
     pub rate_up: f64,
-    /// The round trip time is this times what was told last, or less; 0 to 1.
+    /// Update when the round trip time is at most this times the last reported one; 0 to 1.
     pub rtt_down: f64,
-    /// Or this times, or more; at least 1.
+    /// Update when the round trip time is at least this times the last reported one; at least 1.
     pub rtt_up: f64,
 }
 
 impl Default for Thresholds {
-    /// Any change of the rate, and none of the round trip time.
+    /// Any change of the rate, no change of the round trip time.
     fn default() -> Self {
         Self { rate_down: 1.0, rate_up: 1.0, rtt_down: 0.0, rtt_up: f64::INFINITY }
     }
@@ -33,30 +33,30 @@ impl Thresholds {
     }
 }
 
-/// Of a flow that registered for updates.
+/// Subscription of a flow.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Watch {
     pub token: u64,
     pub thresholds: Thresholds,
-    /// What it was told last, or is about to be.
-    pub told: Option<Status>,
-    /// An event is on its way.
+    /// The status last reported, or about to be reported.
+    pub reported: Option<Status>,
+    /// An update event is queued.
     pub due: bool,
 }
 
 impl Watch {
-    /// Whether a status is one that the client wants to know.
+    /// Whether the status crosses a threshold.
     pub fn crossed(&self, status: &Status) -> bool {
-        let Some(told) = self.told else { return true };
+        let Some(reported) = self.reported else { return true };
         let t = &self.thresholds;
-        outside(told.rate, status.rate, t.rate_down, t.rate_up)
-            || outside(told.rtt, status.rtt, t.rtt_down, t.rtt_up)
+        outside(reported.rate, status.rate, t.rate_down, t.rate_up)
+            || outside(reported.rtt, status.rtt, t.rtt_down, t.rtt_up)
     }
 }
 
-fn outside(told: u64, now: u64, down: f64, up: f64) -> bool {
-    let (told, new) = (told as f64, now as f64);
-    new != told && (new <= told * down || new >= told * up)
+fn outside(reported: u64, now: u64, down: f64, up: f64) -> bool {
+    let (reported, new) = (reported as f64, now as f64);
+    new != reported && (new <= reported * down || new >= reported * up)
 }
 
 #[cfg(test)]
@@ -64,8 +64,8 @@ mod tests {
     use super::*;
 
     fn watch(thresholds: Thresholds) -> Watch {
-        let told = Some(Status { rate: 1000, rtt: 100, ..Status::default() });
-        Watch { token: 0, thresholds, told, due: false }
+        let reported = Some(Status { rate: 1000, rtt: 100, ..Status::default() });
+        Watch { token: 0, thresholds, reported, due: false }
     }
 
     #[test]
@@ -86,11 +86,11 @@ mod tests {
         let w = watch(Thresholds::default());
         assert!(!w.crossed(&Status { rate: 1000, rtt: 1, ..Status::default() }));
         assert!(w.crossed(&Status { rate: 1001, rtt: 100, ..Status::default() }));
-        assert!(Watch { told: None, ..w }.crossed(&Status { rate: 1000, rtt: 100, ..Status::default() }));
+        assert!(Watch { reported: None, ..w }.crossed(&Status { rate: 1000, rtt: 100, ..Status::default() }));
     }
 
     #[test]
-    fn factors_that_say_nothing_are_refused() {
+    fn out_of_range_factors_are_refused() {
         let good = Thresholds::default();
         for bad in [
             Thresholds { rate_down: 1.1, ..good },

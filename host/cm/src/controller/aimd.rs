@@ -1,51 +1,58 @@
 //! The paper's controller: slow start, additive increase and multiplicative decrease, in bytes.
 //!
-//! `host/bpf/src/bpf/macroflow.h` is the same in C, for the kernel; a test holds the two to equal numbers after each step.
+//! `host/bpf/src/bpf/macroflow.h` implements the same rules in C for the kernel. A test checks that
+//! both produce equal numbers after each step.
 
 use super::rules::{FORGET, LEAST, MAX_STEPS, MAX_WINDOW, MIN_STEP};
 use super::{Congestion, Controller, Report, Rtt, Rules};
 use crate::Nanos;
 
-/// A window that mimics TCP Reno's (RFC 5681), counting bytes (RFC 3465).
+/// A congestion window that behaves like TCP Reno's (RFC 5681) but counts bytes (RFC 3465).
 ///
-/// - Slow start: what arrived, at most [`Rules::limit`] MTUs a report. Avoidance: an MTU a window. Both only while the window
-///   holds flows back, and not until all is reported that was sent before a reduction.
-/// - Transient congestion and marks: half, at least two MTUs, and not again until all is reported that was sent before, nor for
-///   what a flow sent before it knew.
-/// - Persistent congestion: one MTU and slow start, unless another flow's packets arrive: then it is transient.
-/// - Idle: each timeout of it (at least a second) halves the window towards the first one and doubles the threshold, which is
-///   what was learnt of the path and grows old just so; ten minutes forget all.
+/// - Slow start adds the acknowledged bytes, at most [`Rules::limit`] MTUs a report. Congestion
+///   avoidance adds one MTU a window. The window grows only while it limits the flows, and after a
+///   reduction only once all bytes sent before it are reported.
+/// - Transient congestion and ECN marks halve the window, to at least two MTUs. They do so once
+///   until all bytes sent before the reduction are reported, and not for bytes that a flow sent
+///   before it learned of the reduction.
+/// - Persistent congestion sets the window to one MTU and starts slow start, unless another flow's
+///   packets still arrive: then it counts as transient.
+/// - Each idle timeout (at least one second) halves the window towards the initial one and doubles
+///   the threshold, because knowledge of the path expires in both directions. Ten idle minutes
+///   reset everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aimd {
     rules: Rules,
     mtu: u64,
     cwnd: u64,
     ssthresh: u64,
-    /// Bytes that arrived in avoidance since the window grew; less than `cwnd`.
+    /// Bytes acknowledged in congestion avoidance since the window last grew; less than `cwnd`.
     credit: u64,
-    /// Bytes sent, and bytes reported, of all flows since the beginning.
+    /// Bytes sent and bytes reported, over all flows, since the start.
     sent: u64,
     reported: u64,
-    /// `sent` at the last reduction.
+    /// Value of `sent` at the last reduction.
     recover: u64,
-    /// Reductions so far.
+    /// Number of reductions so far.
     reductions: u64,
-    /// Before the last of them.
+    /// (`cwnd`, `ssthresh`) before the last reduction, for [`Aimd::undo`].
     prior: (u64, u64),
-    /// The last one was for persistent congestion: what comes back is new.
+    /// The last reduction was for persistent congestion: acknowledged bytes may grow the window
+    /// again.
     collapsed: bool,
-    /// Nothing arrived since.
+    /// Nothing was acknowledged since persistent congestion was reported.
     silent: bool,
     rtt: Rtt,
-    /// When last something was sent or reported.
+    /// When bytes were last sent or reported.
     active: Nanos,
-    /// When last something of the flow arrived that was the last one of which something did, which that is, and when something
-    /// of any other did; 0: never.
+    /// Time of the last acknowledgement, the flow that it was for, and the time of the last
+    /// acknowledgement for any other flow (0: never).
     arrived: (Nanos, u64, Nanos),
 }
 
 impl Aimd {
-    /// The window of a path of which nothing is known. An MTU of 0 counts as 1, of more than 65,535 as that.
+    /// Creates the window of a path without history. An MTU of 0 counts as 1; larger MTUs than
+    /// 65,535 count as 65,535.
     #[must_use]
     pub fn new(rules: Rules, mtu: u32) -> Self {
         let mtu = clamp_mtu(mtu);
@@ -68,7 +75,7 @@ impl Aimd {
         }
     }
 
-    /// Slow-start threshold, bytes.
+    /// Slow-start threshold in bytes.
     #[must_use]
     pub fn ssthresh(&self) -> u64 {
         self.ssthresh
@@ -80,19 +87,19 @@ impl Aimd {
         (self.sent, self.reported)
     }
 
-    /// Something that was sent before the last reduction is not reported yet.
+    /// Whether bytes sent before the last reduction are still unreported.
     #[must_use]
     pub fn recovering(&self) -> bool {
         self.reported < self.recover
     }
 
-    /// Reductions so far: what [`Aimd::undo`] wants to know.
+    /// Number of reductions so far; [`Aimd::undo`] takes it.
     #[must_use]
     pub fn reductions(&self) -> u64 {
         self.reductions
     }
 
-    /// All that it knows, by name: for comparing it with the kernel's.
+    /// The whole state as named numbers, to compare it with the kernel's.
     #[must_use]
     pub fn numbers(&self) -> [(&'static str, u64); 18] {
         [
@@ -117,14 +124,14 @@ impl Aimd {
         ]
     }
 
-    /// The threshold that transient congestion would set now; `old` as in [`Report`].
+    /// The threshold that transient congestion would set now. `old`: see [`Report`].
     #[must_use]
     pub fn next_threshold(&self, old: bool) -> u64 {
         if self.recovering() || old { self.ssthresh.min(self.cwnd) } else { self.half() }
     }
 
-    /// Takes a reduction back that was for nothing, as Reno does when it learns that nothing was lost (RFC 4015): the last one,
-    /// if it is the one of this number.
+    /// Reverts the reduction with this number if it was the last one, as Reno does after a spurious
+    /// retransmission (RFC 4015).
     pub fn undo(&mut self, reduction: u64) {
         if reduction == 0 || reduction != self.reductions || self.prior.0 == 0 {
             return;
@@ -166,7 +173,7 @@ impl Aimd {
             self.cwnd = (self.cwnd + more).min(self.ssthresh);
             return;
         }
-        // RFC 3465 §2.1. An MTU a report at most, whatever it is about.
+        // RFC 3465 §2.1: a report adds at most one MTU, however many bytes it covers.
         self.credit += acked.min(self.cwnd);
         if self.credit >= self.cwnd {
             self.credit -= self.cwnd;
@@ -224,7 +231,8 @@ impl Controller for Aimd {
     }
 
     fn report(&mut self, now: Nanos, report: &Report) {
-        // Nobody can report more than was sent: an application that does so gains nothing.
+        // Ignores bytes that were never sent, so that an application gains nothing by reporting
+        // them.
         let resolved = report.resolved.min(self.outstanding());
         let acked = report.acked.min(resolved);
         let recovering = self.recovering() || report.old;
@@ -285,7 +293,7 @@ impl Controller for Aimd {
             self.cwnd << steps
         };
         self.credit = 0;
-        // What was reduced before is no longer to be taken back.
+        // After ageing, an earlier reduction can no longer be reverted.
         self.prior = (0, 0);
     }
 

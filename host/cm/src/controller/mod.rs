@@ -1,6 +1,6 @@
-//! The congestion controller of a macroflow: what may be outstanding.
+//! The congestion controller of a macroflow: it limits the bytes outstanding.
 //!
-//! A controller is replaced by another [`Controller`]; [`Aimd`] is the paper's.
+//! Any [`Controller`] can be plugged in; [`Aimd`] is the paper's.
 
 mod aimd;
 mod rtt;
@@ -12,41 +12,42 @@ pub use rules::Rules;
 
 use crate::Nanos;
 
-/// How a client's packets fared (the paper's `lossmode`).
+/// Kind of congestion that a client reports (the paper's `lossmode`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[repr(u8)]
 pub enum Congestion {
-    /// Nothing was lost (`CM_NO_CONGESTION`).
+    /// No packet was lost (`CM_NO_CONGESTION`).
     #[default]
     None = 0,
-    /// Something of a window was lost and something after it arrived (`CM_LOSS_FEEDBACK`).
+    /// Some packets of a window were lost and later ones arrived (`CM_LOSS_FEEDBACK`).
     Transient = 1,
     /// Nothing arrived until a timer expired (`CM_LOST_FEEDBACK`).
     Persistent = 2,
-    /// A mark of congestion came (`CM_EXPLICIT_CONGESTION`, RFC 3168).
+    /// The network marked packets (`CM_EXPLICIT_CONGESTION`, RFC 3168).
     Ecn = 3,
 }
 
-/// What one flow learnt about what it sent.
+/// Feedback of one flow about the bytes that it sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Report {
-    /// Which flow; never 0.
+    /// The flow's number; never 0.
     pub flow: u64,
-    /// Bytes that are no longer outstanding, since they arrived or count as lost.
+    /// Bytes no longer outstanding: they arrived or count as lost.
     pub resolved: u64,
-    /// Those of them that arrived.
+    /// Bytes of `resolved` that arrived.
     pub acked: u64,
-    /// What else is known.
+    /// Kind of congestion.
     pub congestion: Congestion,
-    /// What was lost was sent before the flow knew of the last reduction, which was for the same congestion then.
+    /// The lost bytes were sent before the flow learned of the last reduction, so they belong to
+    /// the same congestion.
     pub old: bool,
-    /// The window held the flow back: only then may it grow (RFC 7661 §4.3).
+    /// Whether the window limited the flow: only then may the window grow (RFC 7661 §4.3).
     pub limited: bool,
-    /// A round trip time, ns; 0: none.
+    /// Round trip time sample in ns; 0: none.
     pub rtt: Nanos,
 }
 
-/// What decides how much of a macroflow may be outstanding. Times never go back.
+/// Decides how many bytes of a macroflow may be outstanding. Times passed to it never decrease.
 pub trait Controller: std::fmt::Debug + Send {
     /// Bytes that may be outstanding now.
     fn window(&self) -> u64;
@@ -54,25 +55,25 @@ pub trait Controller: std::fmt::Debug + Send {
     /// Whether the window still doubles each round trip.
     fn slow_start(&self) -> bool;
 
-    /// Bytes that are outstanding.
+    /// Bytes outstanding.
     fn outstanding(&self) -> u64;
 
-    /// The path's MTU, bytes: what grows by steps grows by these.
+    /// Sets the path's MTU in bytes, the unit in which the window grows.
     fn set_mtu(&mut self, mtu: u32);
 
-    /// Bytes were sent, on any flow.
+    /// Records that a flow sent bytes.
     fn charge(&mut self, now: Nanos, bytes: u64);
 
-    /// A flow has feedback.
+    /// Records a flow's feedback.
     fn report(&mut self, now: Nanos, report: &Report);
 
-    /// Time passes: what is idle ages.
+    /// Ages the window if it was idle until `now`.
     fn age(&mut self, now: Nanos);
 
-    /// The round trip time, over all flows.
+    /// Round trip time estimate over all flows.
     fn rtt(&self) -> &Rtt;
 
-    /// Bytes a second that the window amounts to; none without a round trip time.
+    /// The window as a rate in bytes a second; `None` before the first round trip time sample.
     fn rate(&self) -> Option<u64> {
         let srtt = self.rtt().smoothed()?;
         Some((u128::from(self.window()) * 1_000_000_000 / u128::from(srtt)).min(u128::from(u64::MAX)) as u64)

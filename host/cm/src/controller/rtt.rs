@@ -1,9 +1,10 @@
-//! Round trip time and timeout, over all flows of a macroflow (RFC 6298, in whole nanoseconds).
+//! Round trip time and retransmission timeout over all flows of a macroflow (RFC 6298, in whole
+//! nanoseconds).
 
 use super::rules::{INITIAL_RTO, MAX_RTO, MIN_RTO};
 use crate::Nanos;
 
-/// The estimates.
+/// Smoothed round trip time and its deviation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Rtt {
     pub(super) srtt: Nanos,
@@ -11,7 +12,7 @@ pub struct Rtt {
 }
 
 impl Rtt {
-    /// Takes a sample; 0 is none.
+    /// Adds a sample in ns; 0 means no sample.
     pub fn sample(&mut self, rtt: Nanos) {
         let rtt = rtt.min(MAX_RTO);
         if rtt == 0 {
@@ -25,19 +26,19 @@ impl Rtt {
         }
     }
 
-    /// Smoothed round trip time, ns; none before the first sample.
+    /// Smoothed round trip time in ns; `None` before the first sample.
     #[must_use]
     pub fn smoothed(&self) -> Option<Nanos> {
         (self.srtt > 0).then_some(self.srtt)
     }
 
-    /// Mean deviation of it, ns; 0 before the first sample.
+    /// Mean deviation of the round trip time in ns; 0 before the first sample.
     #[must_use]
     pub fn deviation(&self) -> Nanos {
         self.var
     }
 
-    /// How long feedback may take, ns.
+    /// Retransmission timeout in ns.
     #[must_use]
     pub fn timeout(&self) -> Nanos {
         if self.srtt == 0 { INITIAL_RTO } else { (self.srtt + 4 * self.var).clamp(MIN_RTO, MAX_RTO) }
@@ -49,9 +50,9 @@ mod tests {
     use super::*;
     use crate::MILLISECOND;
 
-    /// RFC 6298 §2.2 and §2.3 by hand.
+    /// The values of RFC 6298 §2.2 and §2.3, calculated by hand.
     #[test]
-    fn samples_are_smoothed_as_the_standard_has_it() {
+    fn samples_are_smoothed_by_rfc_6298() {
         let mut rtt = Rtt::default();
         assert_eq!((rtt.smoothed(), rtt.timeout()), (None, INITIAL_RTO));
         let expected = [
@@ -72,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn the_timeout_has_bounds_and_no_sample_changes_nothing() {
+    fn timeout_is_bounded_and_zero_sample_ignored() {
         let mut rtt = Rtt::default();
         rtt.sample(0);
         assert_eq!(rtt, Rtt::default());

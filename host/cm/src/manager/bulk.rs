@@ -1,19 +1,21 @@
-//! One call for many flows: the paper's way to cross a boundary once (§5, "Optimizations").
+//! Bulk calls: many operations in one crossing of the user-kernel boundary (the paper's §5,
+//! "Optimizations").
 
 use super::{MAX_BULK, Manager, Status, Update};
 use crate::{Error, FlowId, Nanos};
 
 impl Manager {
-    /// [`Manager::request`] for each of these (`cm_bulk_request`).
+    /// Calls [`Manager::request`] for each flow (`cm_bulk_request`) and returns the results in
+    /// order.
     ///
     /// # Errors
-    /// There are more than [`MAX_BULK`]; then nothing is done. What became of each is told in their order.
+    /// More than [`MAX_BULK`] operations; then none is done.
     pub fn bulk_request(&mut self, now: Nanos, flows: &[FlowId]) -> Result<Vec<Result<(), Error>>, Error> {
         check(flows.len())?;
         Ok(flows.iter().map(|flow| self.request(now, *flow)).collect())
     }
 
-    /// [`Manager::notify`] for each of these (`cm_bulk_notify`).
+    /// Calls [`Manager::notify`] for each item (`cm_bulk_notify`).
     ///
     /// # Errors
     /// As [`Manager::bulk_request`].
@@ -26,7 +28,7 @@ impl Manager {
         Ok(sent.iter().map(|(flow, nsent)| self.notify(now, *flow, *nsent)).collect())
     }
 
-    /// [`Manager::update`] for each of these (`cm_bulk_update`).
+    /// Calls [`Manager::update`] for each item (`cm_bulk_update`).
     ///
     /// # Errors
     /// As [`Manager::bulk_request`].
@@ -39,7 +41,7 @@ impl Manager {
         Ok(updates.iter().map(|(flow, update)| self.update(now, *flow, *update)).collect())
     }
 
-    /// [`Manager::query`] for each of these (`cm_bulk_query`).
+    /// Calls [`Manager::query`] for each flow (`cm_bulk_query`).
     ///
     /// # Errors
     /// As [`Manager::bulk_request`].

@@ -1,4 +1,4 @@
-//! Requests become grants as the window has room.
+//! Turns requests into grants while the window has room.
 
 use super::{Due, Manager};
 use crate::flow::Flow;
@@ -6,7 +6,8 @@ use crate::macroflow::{Macroflow, MacroflowId};
 use crate::{FlowId, Nanos};
 
 impl Manager {
-    /// Gives a macroflow's room to those who wait, in their turn, and sets its timer.
+    /// Grants the macroflow's free room to waiting flows in the scheduler's order, and sets its
+    /// timer.
     pub(super) fn settle(&mut self, now: Nanos, id: MacroflowId) {
         let Some(macroflow) = self.macroflows.get_mut(&id) else { return };
         while let Some(next) = macroflow.scheduler.peek() {
@@ -27,7 +28,8 @@ impl Manager {
     }
 }
 
-/// Nothing was outstanding: the window ages, and what is left of it after a pause is sent over a round trip.
+/// Restarts a macroflow without outstanding bytes: ages the window and paces the rest of it over
+/// one round trip.
 fn resume(now: Nanos, macroflow: &mut Macroflow, burst: u64) {
     macroflow.controller.age(now);
     if let Some(srtt) = macroflow.controller.rtt().smoothed()
@@ -51,7 +53,7 @@ fn give(now: Nanos, id: FlowId, flow: &mut Flow, macroflow: &mut Macroflow) {
     super::state::refresh(id, flow, macroflow);
 }
 
-/// Ends a flow's oldest grants.
+/// Removes a flow's oldest grants.
 pub(super) fn consume(id: FlowId, flow: &mut Flow, macroflow: &mut Macroflow, count: usize) {
     let count = count.min(flow.grants.len());
     let Some(oldest) = flow.grants.front().copied().filter(|_| count > 0) else { return };

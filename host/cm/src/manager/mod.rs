@@ -13,27 +13,29 @@ use crate::flow::Flow;
 use crate::macroflow::{Macroflow, Path};
 use crate::{Congestion, Error, FlowId, Key, MILLISECOND, MacroflowId, Nanos, SECOND, scheduler};
 
-/// Most operations of a bulk call.
+/// Largest number of operations in a bulk call.
 pub const MAX_BULK: usize = 64;
 
-/// How a manager works.
+/// Settings of a manager.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Of controllers.
+    /// Initial window and growth limits of the controllers.
     pub rules: Rules,
-    /// Makes the controller of a macroflow whose path has this MTU, bytes.
+    /// Creates the controller of a macroflow for a path with this MTU in bytes.
     pub controller: fn(Rules, u32) -> Box<dyn Controller>,
-    /// How macroflows are shared.
+    /// Scheduler of the macroflows.
     pub scheduler: scheduler::Kind,
-    /// A grant that is neither used nor declined goes to others after this, or a round trip if that is longer (RFC 3124 §3.1).
+    /// A grant that is neither used nor declined goes to another flow after this time, or after a
+    /// round trip if that is longer (RFC 3124 §3.1).
     pub grant_life: Nanos,
-    /// A flow of which something is outstanding and nothing is heard for so long, and for two timeouts, has lost it all.
+    /// Without feedback for this time and two timeouts, all outstanding bytes of a flow count as
+    /// lost.
     pub silence: Nanos,
-    /// Most flows.
+    /// Largest number of flows.
     pub flows: usize,
-    /// Most macroflows, with those whose history is kept for later.
+    /// Largest number of macroflows, including those without flows whose history is kept.
     pub macroflows: usize,
-    /// Most requests of a flow that wait.
+    /// Largest number of waiting requests of one flow.
     pub requests: u32,
 }
 
@@ -52,49 +54,50 @@ impl Default for Config {
     }
 }
 
-/// What a flow has of the network, by its macroflow's state.
+/// A flow's share of the network, from its macroflow's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Status {
-    /// Bytes a second: the flow's share of the window, each round trip.
+    /// Bytes a second: the flow's share of the window each round trip.
     pub rate: u64,
     /// Smoothed round trip time, ns.
     pub rtt: Nanos,
-    /// Mean deviation of it, ns.
+    /// Mean deviation of the round trip time, ns.
     pub deviation: Nanos,
-    /// Bytes of a million that were lost lately.
+    /// Recently lost bytes per million.
     pub loss: u32,
 }
 
-/// What a client learnt from its receiver.
+/// Feedback that a client got from its receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Update {
-    /// Bytes of which it learnt what became of them.
+    /// Bytes now known to have arrived or to be lost.
     pub nsent: u64,
-    /// Bytes of them that arrived.
+    /// Bytes of `nsent` that arrived.
     pub nrecd: u64,
-    /// What was lost, and how.
+    /// Kind of congestion.
     pub congestion: Congestion,
-    /// A round trip time, ns; 0: none.
+    /// Round trip time sample in ns; 0: none.
     pub rtt: Nanos,
 }
 
-/// What a client is told.
+/// An event for a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// It may send one packet of up to an MTU (`cmapp_send`).
+    /// The flow may send one packet of up to an MTU (`cmapp_send`).
     Send {
-        /// Which flow.
+        /// The flow.
         flow: FlowId,
-        /// What it registered by [`Manager::register_send`].
+        /// The token registered by [`Manager::register_send`].
         token: u64,
     },
-    /// Its share changed by one of its thresholds (`cmapp_update`). Changes that were not taken yet are one.
+    /// The flow's share crossed a threshold (`cmapp_update`). Changes not yet polled are merged
+    /// into one event.
     Update {
-        /// Which flow.
+        /// The flow.
         flow: FlowId,
-        /// What it registered by [`Manager::register_update`].
+        /// The token registered by [`Manager::register_update`].
         token: u64,
-        /// What it has now.
+        /// The flow's share now.
         status: Status,
     },
 }
@@ -105,7 +108,7 @@ enum Due {
     Update(FlowId),
 }
 
-/// The manager of one host.
+/// The Congestion Manager of one host.
 #[derive(Debug)]
 pub struct Manager {
     config: Config,
@@ -113,7 +116,7 @@ pub struct Manager {
     open: BTreeMap<Key, FlowId>,
     macroflows: BTreeMap<MacroflowId, Macroflow>,
     paths: BTreeMap<Path, MacroflowId>,
-    /// Macroflows without flows, the one that is so the longest first.
+    /// Macroflows without flows, the longest empty first.
     empty: BTreeSet<(Nanos, MacroflowId)>,
     timers: BTreeSet<(Nanos, MacroflowId)>,
     due: VecDeque<Due>,
@@ -121,7 +124,7 @@ pub struct Manager {
 }
 
 impl Manager {
-    /// One without flows.
+    /// Creates a manager without flows.
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
@@ -137,10 +140,11 @@ impl Manager {
         }
     }
 
-    /// Opens a flow (`cm_open`) in the macroflow of its destination and code point. `mtu`: bytes of its largest packets.
+    /// Opens a flow (`cm_open`) in the macroflow of its destination and code point. `mtu`: size of
+    /// its largest packets in bytes.
     ///
     /// # Errors
-    /// It is open already; there are too many; no packet has this size.
+    /// The flow is already open; too many flows are open; the MTU is invalid.
     pub fn open(&mut self, now: Nanos, key: Key, mtu: u32) -> Result<FlowId, Error> {
         check_mtu(mtu)?;
         if self.open.contains_key(&key) {
@@ -167,7 +171,7 @@ impl Manager {
             pulled: None,
             member: crate::Member::default(),
             active: false,
-            heard: now,
+            last_feedback: now,
             send: id.0,
             watch: None,
         };
@@ -176,7 +180,8 @@ impl Manager {
         Ok(id)
     }
 
-    /// Ends a flow (`cm_close`): its requests, grants and outstanding bytes are the others' at once.
+    /// Closes a flow (`cm_close`). Its requests end, and the window that its grants and outstanding
+    /// bytes used is free at once.
     ///
     /// # Errors
     /// There is no such flow.
@@ -189,7 +194,7 @@ impl Manager {
         Ok(())
     }
 
-    /// The MTU of a flow, bytes (`cm_mtu`).
+    /// Returns the flow's MTU in bytes (`cm_mtu`).
     ///
     /// # Errors
     /// There is no such flow.
@@ -197,10 +202,10 @@ impl Manager {
         Ok(self.flow(id)?.mtu)
     }
 
-    /// The path's MTU is another one now.
+    /// Sets the path's new MTU.
     ///
     /// # Errors
-    /// There is no such flow; no packet has this size.
+    /// There is no such flow; the MTU is invalid.
     pub fn set_mtu(&mut self, now: Nanos, id: FlowId, mtu: u32) -> Result<(), Error> {
         check_mtu(mtu)?;
         let (flow, macroflow) = self.both(id)?;
@@ -213,7 +218,8 @@ impl Manager {
         Ok(())
     }
 
-    /// A flow's share relative to those of its macroflow's others, for a scheduler that heeds weights; 1 at first.
+    /// Sets the flow's weight relative to the other flows of its macroflow, for a scheduler that
+    /// uses weights; initially 1.
     ///
     /// # Errors
     /// There is no such flow; the weight is 0.
@@ -230,10 +236,10 @@ impl Manager {
         Ok(())
     }
 
-    /// Asks for leave to send a packet of up to an MTU (`cm_request`).
+    /// Requests a grant to send one packet of up to an MTU (`cm_request`).
     ///
     /// # Errors
-    /// There is no such flow; too many requests of it wait.
+    /// There is no such flow; too many of its requests wait.
     pub fn request(&mut self, now: Nanos, id: FlowId) -> Result<(), Error> {
         let most = self.config.requests;
         let (flow, macroflow) = self.both(id)?;
@@ -249,7 +255,8 @@ impl Manager {
         Ok(())
     }
 
-    /// What events of a flow's grants are to carry (`cm_register_send`); its number at first.
+    /// Sets the token in the flow's [`Event::Send`] events (`cm_register_send`); initially the
+    /// flow's number.
     ///
     /// # Errors
     /// There is no such flow.
@@ -258,8 +265,9 @@ impl Manager {
         Ok(())
     }
 
-    /// A packet of `nsent` bytes left (`cm_notify`): at a grant, or without one, as what the host sends anyway is charged too.
-    /// 0 declines a grant, which goes to another flow.
+    /// Records that a packet of `nsent` bytes was sent (`cm_notify`). It uses a grant if there is
+    /// one, and is charged to the window in any case. 0 declines a grant, which goes to another
+    /// flow.
     ///
     /// # Errors
     /// There is no such flow.
@@ -278,7 +286,8 @@ impl Manager {
         Ok(())
     }
 
-    /// A client has feedback (`cm_update`). Bytes beyond what [`notify`](Manager::notify) said of the flow do not count.
+    /// Records a client's feedback (`cm_update`). Bytes beyond those recorded by
+    /// [`notify`](Manager::notify) for this flow are ignored.
     ///
     /// # Errors
     /// There is no such flow.
@@ -291,7 +300,8 @@ impl Manager {
         Ok(())
     }
 
-    /// What a flow has of the network (`cm_query`); none as long as no round trip time is known (negative in RFC 3124).
+    /// Returns a flow's share (`cm_query`); `None` before the first round trip time sample
+    /// (negative in RFC 3124).
     ///
     /// # Errors
     /// There is no such flow.
@@ -301,9 +311,10 @@ impl Manager {
         Ok(watching::status(flow, macroflow))
     }
 
-    /// For a client that cannot be called back, and asks whenever something of it was acknowledged: packets of its MTU that it
-    /// may have outstanding, at least one. `hungry`: it would send more than that if it could; `next`: another round trip of it
-    /// begins. Weights do not count.
+    /// For a client that cannot be called back and asks whenever one of its packets is
+    /// acknowledged: returns how many packets of its MTU it may have outstanding, at least one.
+    /// `hungry`: it would send more if it could. `next`: its next round trip begins. Weights are
+    /// ignored.
     ///
     /// # Errors
     /// There is no such flow.
@@ -318,7 +329,7 @@ impl Manager {
         Ok(packets)
     }
 
-    /// The macroflow of a flow (`cm_getmacroflow`).
+    /// Returns a flow's macroflow (`cm_getmacroflow`).
     ///
     /// # Errors
     /// There is no such flow.
@@ -326,7 +337,7 @@ impl Manager {
         Ok(self.flow(id)?.macroflow)
     }
 
-    /// Puts a flow into a macroflow of its own, which knows nothing of the network yet (RFC 3124 §3.2.3).
+    /// Moves a flow into a new macroflow without history (RFC 3124 §3.2.3).
     ///
     /// # Errors
     /// There is no such flow.
@@ -337,10 +348,10 @@ impl Manager {
         Ok(own)
     }
 
-    /// Puts a flow into another macroflow (`cm_setmacroflow`), with what is outstanding of it. Its grants end; its requests wait
-    /// there.
+    /// Moves a flow with its outstanding bytes into another macroflow (`cm_setmacroflow`). Its
+    /// grants end; its requests wait there.
     ///
-    /// # Errors
+    /// There is no such flow or macroflow.
     /// There is no such flow, or no such macroflow.
     pub fn set_macroflow(&mut self, now: Nanos, id: FlowId, to: MacroflowId) -> Result<(), Error> {
         if !self.macroflows.contains_key(&to) {
@@ -374,12 +385,12 @@ impl Manager {
         Ok(())
     }
 
-    /// The next event, if there is one.
+    /// Returns the next event, if any.
     pub fn poll(&mut self) -> Option<Event> {
         while let Some(due) = self.due.pop_front() {
             match due {
                 Due::Send(id) => {
-                    // One that is closed, or whose grant expired meanwhile, has none.
+                    // Skip events of closed flows and of grants that have expired.
                     let Some(flow) = self.flows.get_mut(&id).filter(|f| f.undelivered > 0) else { continue };
                     flow.undelivered -= 1;
                     return Some(Event::Send { flow: id, token: flow.send });
@@ -394,7 +405,7 @@ impl Manager {
         None
     }
 
-    /// The controller of a flow's macroflow, to be looked at.
+    /// The controller of a flow's macroflow, for inspection.
     ///
     /// # Errors
     /// There is no such flow.
@@ -403,7 +414,7 @@ impl Manager {
         Ok(&*self.macroflows.get(&macroflow).ok_or(Error::NoMacroflow)?.controller)
     }
 
-    /// How many flows are open, and how many macroflows are known.
+    /// (open flows, macroflows including empty ones).
     #[must_use]
     pub fn counts(&self) -> (usize, usize) {
         (self.flows.len(), self.macroflows.len())

@@ -1,4 +1,4 @@
-//! Flows come to macroflows, change, and go.
+//! Adds, changes and removes the flows of macroflows.
 
 use super::{Manager, Report, Update};
 use crate::controller::Congestion;
@@ -6,11 +6,11 @@ use crate::flow::Flow;
 use crate::macroflow::{Macroflow, MacroflowId, Path};
 use crate::{FlowId, Member, Nanos};
 
-/// What becomes of packets is remembered for so many windows.
+/// The loss rate is averaged over this many windows.
 const FATE: u64 = 16;
 
 impl Manager {
-    /// A macroflow without flows.
+    /// Creates a macroflow without flows.
     pub(super) fn make(&mut self, now: Nanos, path: Option<Path>, mtu: u32) -> MacroflowId {
         while self.macroflows.len() >= self.config.macroflows
             && let Some((_, oldest)) = self.empty.first().copied()
@@ -41,11 +41,11 @@ impl Manager {
         }
     }
 
-    /// A flow that has nothing yet comes to its macroflow.
+    /// Adds a flow without grants or outstanding bytes to its macroflow.
     pub(super) fn enter(&mut self, now: Nanos, id: FlowId, flow: &mut Flow) {
         let Some(macroflow) = self.macroflows.get_mut(&flow.macroflow) else { return };
         flow.member = macroflow.group.join(flow.mtu);
-        flow.heard = now;
+        flow.last_feedback = now;
         macroflow.controller.set_mtu(flow.mtu);
         if flow.watch.is_some() {
             macroflow.watching.insert(id);
@@ -55,7 +55,7 @@ impl Manager {
         }
     }
 
-    /// A flow leaves its macroflow, with all that it has there.
+    /// Removes a flow, with its requests, grants and outstanding bytes, from its macroflow.
     pub(super) fn exit(&mut self, now: Nanos, id: FlowId, flow: &mut Flow) {
         let Some(macroflow) = self.macroflows.get_mut(&flow.macroflow) else { return };
         let granted = flow.grants.len();
@@ -75,47 +75,47 @@ impl Manager {
         macroflow.empty = Some(now);
         self.empty.insert((now, flow.macroflow));
         if macroflow.path.is_none() {
-            // Nobody can find it any more.
+            // A macroflow without a path cannot be found again once it has no flows.
             self.forget(flow.macroflow);
         }
     }
 }
 
-/// Notes how many bytes of a flow are outstanding; `heard`: its silence begins now.
+/// Sets the flow's outstanding bytes. `feedback`: restart its feedback timeout.
 pub(super) fn outstanding(
     now: Nanos,
     id: FlowId,
     flow: &mut Flow,
     macroflow: &mut Macroflow,
     bytes: u64,
-    heard: bool,
+    feedback: bool,
 ) {
     if flow.outstanding() > 0 {
-        macroflow.unheard.remove(&(flow.heard, id));
+        macroflow.awaiting_feedback.remove(&(flow.last_feedback, id));
     }
-    if heard {
-        flow.heard = now;
+    if feedback {
+        flow.last_feedback = now;
     }
     if bytes > 0 {
-        macroflow.unheard.insert((flow.heard, id));
+        macroflow.awaiting_feedback.insert((flow.last_feedback, id));
     }
     let hungry = flow.member.hungry();
     macroflow.group.set(&mut flow.member, bytes, hungry);
     macroflow.busy = now;
 }
 
-/// A flow has feedback.
+/// Applies a flow's feedback.
 pub(super) fn report(now: Nanos, id: FlowId, flow: &mut Flow, macroflow: &mut Macroflow, update: &Update) {
     let before = flow.outstanding();
     let resolved = update.nsent.min(before);
     let acked = update.nrecd.min(resolved);
-    // One that pulls knows its part only.
+    // A flow that pulls knows only its own part of the window.
     let limited = macroflow.limited(flow.pulled.map(|p| (before, p.0)), flow.mtu);
     outstanding(now, id, flow, macroflow, before - resolved, true);
     let Update { congestion, rtt, .. } = *update;
     let report = Report { flow: id.0, resolved, acked, congestion, old: false, limited, rtt };
     macroflow.controller.report(now, &report);
-    // A mark, and a loss that nobody can say the size of, are not counted as lost bytes.
+    // ECN marks, and losses of unknown size, do not count as lost bytes.
     let lost = if congestion == Congestion::None { 0 } else { resolved - acked };
     macroflow.fate.0 += resolved;
     macroflow.fate.1 += lost;
@@ -124,7 +124,7 @@ pub(super) fn report(now: Nanos, id: FlowId, flow: &mut Flow, macroflow: &mut Ma
     }
 }
 
-/// Whether a flow is one of those that share the window.
+/// Updates whether the flow is active, that is, shares the window.
 pub(super) fn refresh(id: FlowId, flow: &mut Flow, macroflow: &mut Macroflow) -> MacroflowId {
     let waits = flow.requests > 0;
     let active = waits || !flow.grants.is_empty() || flow.outstanding() > 0;
@@ -135,6 +135,6 @@ pub(super) fn refresh(id: FlowId, flow: &mut Flow, macroflow: &mut Macroflow) ->
     }
     let bytes = flow.outstanding();
     macroflow.group.set(&mut flow.member, bytes, waits || flow.pulled.is_some_and(|p| p.1));
-    debug_assert!(flow.outstanding() == 0 || macroflow.unheard.contains(&(flow.heard, id)));
+    debug_assert!(flow.outstanding() == 0 || macroflow.awaiting_feedback.contains(&(flow.last_feedback, id)));
     flow.macroflow
 }

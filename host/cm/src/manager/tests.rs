@@ -1,4 +1,4 @@
-//! Each call with its semantics.
+//! The semantics of each call.
 
 mod any_order;
 
@@ -22,7 +22,7 @@ fn manager(initial: u32) -> Manager {
     Manager::new(Config { rules: Rules { initial, limit: 2 }, ..Config::default() })
 }
 
-/// The flows that may send, in turn.
+/// Polls all grants and returns their flows in order.
 fn granted(m: &mut Manager) -> Vec<FlowId> {
     let mut flows = vec![];
     while let Some(event) = m.poll() {
@@ -75,14 +75,14 @@ fn the_window_is_granted_in_turns_and_no_more() {
     let b = m.open(1, key(1, 81), MTU).unwrap();
     ask(&mut m, 1, a, 5);
     ask(&mut m, 1, b, 5);
-    // The first asked before the second was there.
+    // The first flow requested before the second was open.
     assert_eq!(granted(&mut m), [a, a, a, a]);
     for n in 1..=4 {
         m.notify(1, a, MTU).unwrap();
         assert_eq!(m.controller(a).unwrap().outstanding(), n * 1000);
     }
     assert_eq!(granted(&mut m), []);
-    // A packet came back: the window is 5 MTUs, and two may go, in turn.
+    // A packet was acknowledged: the window is 5 MTUs, and two more packets fit, one of each flow.
     m.update(100 * MS, a, arrived(1000)).unwrap();
     assert_eq!(granted(&mut m), [a, b]);
     m.update(100 * MS, a, arrived(2000)).unwrap();
@@ -108,7 +108,7 @@ fn weights_share_turns() {
         }
         now += 100 * MS;
         for flow in turns {
-            // So that the window stays what it is.
+            // Losses keep the window constant.
             m.update(now, flow, Update { rtt: 0, ..lost(1000, Congestion::Transient) }).unwrap();
         }
     }
@@ -132,7 +132,7 @@ fn a_grant_that_is_declined_goes_to_another() {
     m.notify(1, a, 0).unwrap();
     assert_eq!(granted(&mut m), [b]);
     assert_eq!(m.controller(a).unwrap().outstanding(), 0);
-    // And one of which the client learns only after that: it is not there.
+    // A grant declined before the client polled it: its event disappears.
     m.notify(1, b, 0).unwrap();
     ask(&mut m, 1, a, 1);
     m.notify(1, a, 0).unwrap();
@@ -152,7 +152,7 @@ fn a_grant_that_is_not_used_expires() {
     assert_eq!(granted(&mut m), []);
     m.handle_timeout(101 * MS);
     assert_eq!(granted(&mut m), [b]);
-    // What is sent late is charged all the same; b's grant stands.
+    // A late packet is still charged; the second flow's grant stays.
     m.notify(102 * MS, a, MTU).unwrap();
     m.notify(102 * MS, b, MTU).unwrap();
     assert_eq!(m.controller(a).unwrap().outstanding(), 2000);
@@ -168,7 +168,7 @@ fn a_grant_lives_a_round_trip_if_that_is_longer() {
 }
 
 #[test]
-fn what_is_sent_without_leave_is_charged() {
+fn bytes_sent_without_grant_are_charged() {
     let mut m = manager(2);
     let a = m.open(1, key(1, 80), MTU).unwrap();
     m.notify(1, a, 1500).unwrap();
@@ -195,7 +195,7 @@ fn a_small_packet_leaves_room_for_more() {
         m.notify(1, flow, 100).unwrap();
         sent += 1;
     }
-    // Until what is left is less than an MTU, whatever would be sent.
+    // Until less than an MTU of the window is left, whatever size the next packet has.
     assert_eq!((sent, m.controller(a).unwrap().outstanding()), (1, 100));
 }
 
@@ -209,7 +209,7 @@ fn requests_of_one_flow_have_a_limit() {
 }
 
 #[test]
-fn nobody_reports_for_another() {
+fn reports_cover_only_the_own_flow() {
     let mut m = manager(10);
     let a = m.open(1, key(1, 80), MTU).unwrap();
     let b = m.open(1, key(1, 81), MTU).unwrap();
@@ -220,7 +220,7 @@ fn nobody_reports_for_another() {
 }
 
 #[test]
-fn a_query_before_any_round_trip_knows_nothing() {
+fn query_before_any_round_trip_returns_none() {
     let mut m = manager(10);
     let a = m.open(1, key(1, 80), MTU).unwrap();
     assert_eq!(m.query(1, a), Ok(None));
@@ -228,7 +228,7 @@ fn a_query_before_any_round_trip_knows_nothing() {
     m.update(2, a, arrived(1000)).unwrap();
     let status = m.query(2, a).unwrap().unwrap();
     assert_eq!(status, Status { rate: 100_000, rtt: 100 * MS, deviation: 50 * MS, loss: 0 });
-    // Two that send have half each; one that only asks what it would have is told what it would.
+    // Two sending flows have half each; a flow that only queries gets the share that it would have.
     let b = m.open(2, key(1, 81), MTU).unwrap();
     m.notify(2, a, 1000).unwrap();
     assert_eq!(m.query(2, a).unwrap().unwrap().rate, 100_000);
@@ -238,7 +238,7 @@ fn a_query_before_any_round_trip_knows_nothing() {
 }
 
 #[test]
-fn losses_are_told() {
+fn query_reports_loss_rate() {
     let mut m = manager(10);
     let a = m.open(1, key(1, 80), MTU).unwrap();
     m.notify(1, a, 10_000).unwrap();
@@ -250,7 +250,7 @@ fn losses_are_told() {
 }
 
 #[test]
-fn a_client_is_told_of_changes_beyond_its_thresholds_and_only_of_the_newest() {
+fn updates_cross_thresholds_and_only_newest_is_delivered() {
     let mut m = manager(10);
     let a = m.open(1, key(1, 80), MTU).unwrap();
     assert_eq!(m.thresh(a, Thresholds::default()), Err(Error::NoFlow), "it did not register");
@@ -293,7 +293,7 @@ fn a_registered_token_comes_with_grants() {
 }
 
 #[test]
-fn a_flow_that_closes_leaves_its_share_at_once() {
+fn closed_flow_frees_its_share_at_once() {
     let mut m = manager(2);
     let a = m.open(1, key(1, 80), MTU).unwrap();
     let b = m.open(1, key(1, 81), MTU).unwrap();
@@ -304,7 +304,7 @@ fn a_flow_that_closes_leaves_its_share_at_once() {
     m.close(1, a).unwrap();
     assert_eq!(granted(&mut m), [b, b]);
     assert_eq!(m.controller(b).unwrap().outstanding(), 0);
-    // And history stays for those who come.
+    // The macroflow's history stays for later flows.
     m.notify(1, b, MTU).unwrap();
     m.update(2, b, arrived(1000)).unwrap();
     m.close(3, b).unwrap();
@@ -314,7 +314,7 @@ fn a_flow_that_closes_leaves_its_share_at_once() {
 }
 
 #[test]
-fn a_client_that_dies_loses_what_it_has_after_a_while() {
+fn dead_client_loses_grants_and_outstanding_bytes_after_timeout() {
     let mut m = manager(4);
     let a = m.open(1, key(1, 80), MTU).unwrap();
     let b = m.open(1, key(1, 81), MTU).unwrap();
@@ -322,12 +322,12 @@ fn a_client_that_dies_loses_what_it_has_after_a_while() {
     ask(&mut m, MS, b, 9);
     assert_eq!(m.poll_timeout(), Some(5 * SECOND + MS));
     m.handle_timeout(5 * SECOND + MS);
-    // As after a timeout: one MTU.
+    // One MTU, as after a timeout.
     assert_eq!((granted(&mut m), m.controller(b).unwrap().window()), (vec![b], 1000));
 }
 
 #[test]
-fn feedback_every_two_seconds_is_no_silence() {
+fn feedback_every_two_seconds_prevents_the_timeout() {
     let mut m = manager(4);
     let a = m.open(1, key(1, 80), MTU).unwrap();
     for n in 1..20 {
@@ -353,7 +353,7 @@ fn a_macroflow_is_split_and_joined() {
         [a, b].map(|f| (m.controller(f).unwrap().window(), m.controller(f).unwrap().outstanding()));
     assert_eq!((ca, cb), ((11_000, 5000), (10_000, 3000)), "its packets go with it, its history does not");
     assert_eq!(m.query(3, b), Ok(None));
-    // Its own losses are its own.
+    // Losses of a split flow reduce only its own window.
     m.update(4, b, lost(1000, Congestion::Transient)).unwrap();
     assert_eq!(m.controller(a).unwrap().window(), 11_000);
     assert_eq!(m.set_macroflow(5, a, MacroflowId(999)), Err(Error::NoMacroflow));
@@ -394,7 +394,7 @@ fn after_a_pause_the_first_window_is_paced() {
         for _ in &turns {
             m.update(now, a, arrived(1000)).unwrap();
         }
-        // What waited too is not of this round.
+        // Flows that waited longer belong to the next round.
         let late = granted(&mut m).len();
         for _ in 0..late {
             m.notify(now, a, MTU).unwrap();
@@ -421,7 +421,7 @@ fn after_a_pause_the_first_window_is_paced() {
 }
 
 #[test]
-fn history_is_kept_for_ten_minutes_and_within_bounds() {
+fn history_is_kept_ten_minutes_and_bounded() {
     let mut m = Manager::new(Config { macroflows: 8, ..Config::default() });
     for host in 0..20 {
         let a = m.open(Nanos::from(host) + 1, key(host, 80), MTU).unwrap();
@@ -472,7 +472,7 @@ fn clients_that_pull_share_the_window() {
 }
 
 #[test]
-fn calls_on_a_flow_that_is_gone_are_errors() {
+fn calls_on_a_closed_flow_fail() {
     let mut m = manager(10);
     let a = m.open(1, key(1, 80), MTU).unwrap();
     ask(&mut m, 1, a, 1);

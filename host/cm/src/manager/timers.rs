@@ -1,4 +1,4 @@
-//! What happens by itself: paced grants, grants that nobody used, packets of which nothing is heard, history that is too old.
+//! Timers: paced grants, unused grants, missing feedback and expired history.
 
 use super::{Manager, Update, state};
 use crate::controller::rules::FORGET;
@@ -6,13 +6,13 @@ use crate::macroflow::{Macroflow, MacroflowId};
 use crate::{Congestion, Nanos};
 
 impl Manager {
-    /// When [`Manager::handle_timeout`] wants to be called, if it does.
+    /// When [`Manager::handle_timeout`] must be called next, if at all.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Nanos> {
         self.timers.first().map(|first| first.0)
     }
 
-    /// Does what is due.
+    /// Handles all expired timers.
     pub fn handle_timeout(&mut self, now: Nanos) {
         while let Some((at, id)) = self.timers.first().copied()
             && at <= now
@@ -41,7 +41,7 @@ impl Manager {
             super::grants::consume(flow, state, macroflow, 1);
             state::refresh(flow, state, macroflow);
         }
-        while let Some((since, flow)) = macroflow.unheard.first().copied()
+        while let Some((since, flow)) = macroflow.awaiting_feedback.first().copied()
             && since + silence <= now
         {
             let Some(state) = self.flows.get_mut(&flow) else { break };
@@ -51,11 +51,12 @@ impl Manager {
         }
     }
 
-    /// Sets a macroflow's timer to the next thing that happens to it.
+    /// Sets a macroflow's timer to its next expiry.
     pub(super) fn arm(&mut self, now: Nanos, id: MacroflowId) {
         let Some(macroflow) = self.macroflows.get_mut(&id) else { return };
         let grant = macroflow.granted.first().map(|g| g.0 + life(macroflow, self.config.grant_life));
-        let silence = macroflow.unheard.first().map(|u| u.0 + patience(macroflow, self.config.silence));
+        let silence =
+            macroflow.awaiting_feedback.first().map(|u| u.0 + patience(macroflow, self.config.silence));
         let empty = macroflow.empty.map(|since| since + FORGET);
         let waits = macroflow.scheduler.peek().is_some();
         let pace = macroflow.pace.wait(now).filter(|_| waits);

@@ -1,4 +1,4 @@
-//! Clients that want to be told when their share changes.
+//! Clients that subscribe to changes of their share.
 
 use super::{Due, Event, Manager, Status};
 use crate::flow::Flow;
@@ -7,8 +7,9 @@ use crate::thresholds::{Thresholds, Watch};
 use crate::{Error, FlowId};
 
 impl Manager {
-    /// Has a client told of changes, with this token (`cm_register_update`): of any, until it sets
-    /// [thresholds](Manager::thresh). None: no longer.
+    /// Subscribes to changes of the flow's share, with this token in the events
+    /// (`cm_register_update`): to all changes until [thresholds](Manager::thresh) are set. `None`
+    /// unsubscribes.
     ///
     /// # Errors
     /// There is no such flow.
@@ -18,7 +19,7 @@ impl Manager {
             (Some(token), Some(watch)) => watch.token = token,
             (Some(token), none) => {
                 let thresholds = Thresholds::default();
-                *none = Some(Watch { token, thresholds, told: None, due: false });
+                *none = Some(Watch { token, thresholds, reported: None, due: false });
                 macroflow.watching.insert(id);
             }
             (None, watch) => {
@@ -31,10 +32,11 @@ impl Manager {
         Ok(())
     }
 
-    /// By which factors the rate or the round trip time must have changed since the client was told last (`cm_thresh`).
+    /// Sets the factors by which the rate or round trip time must differ from the last reported one
+    /// (`cm_thresh`).
     ///
     /// # Errors
-    /// There is no such flow, or it did not register; a factor says nothing.
+    /// There is no such flow, or it is not subscribed; a factor is out of range.
     pub fn thresh(&mut self, id: FlowId, thresholds: Thresholds) -> Result<(), Error> {
         thresholds.check()?;
         let (flow, _) = self.both(id)?;
@@ -42,7 +44,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Looks who of a macroflow is to be told.
+    /// Queues update events for the flows of a macroflow that crossed a threshold.
     pub(super) fn watch(&mut self, id: MacroflowId) {
         let Some(macroflow) = self.macroflows.get(&id) else { return };
         for id in &macroflow.watching {
@@ -54,18 +56,18 @@ impl Manager {
         }
     }
 
-    /// The event of a flow that is to be told: as things are now.
+    /// Builds the update event of a flow from its present share.
     pub(super) fn updated(&mut self, id: FlowId) -> Option<Event> {
         let flow = self.flows.get_mut(&id)?;
         let macroflow = self.macroflows.get(&flow.macroflow)?;
         let status = status(flow, macroflow)?;
         let watch = flow.watch.as_mut().filter(|w| w.due)?;
-        (watch.due, watch.told) = (false, Some(status));
+        (watch.due, watch.reported) = (false, Some(status));
         Some(Event::Update { flow: id, token: watch.token, status })
     }
 }
 
-/// A flow's share by weight among those that are active, itself counted.
+/// The flow's share by weight among the active flows, counting itself.
 pub(super) fn status(flow: &Flow, macroflow: &Macroflow) -> Option<Status> {
     let rate = macroflow.controller.rate()?;
     let rtt = macroflow.controller.rtt();

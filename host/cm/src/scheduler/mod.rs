@@ -1,4 +1,4 @@
-//! Which flow of a macroflow may send next.
+//! Schedulers: which flow of a macroflow sends next.
 
 mod round_robin;
 mod weighted;
@@ -8,31 +8,31 @@ pub use weighted::Weighted;
 
 use crate::FlowId;
 
-/// Decides among the flows that wait. Each of them waits with any number of requests; a turn is for one.
+/// Chooses among the waiting flows. A flow may wait with several requests; each turn serves one.
 pub trait Scheduler: std::fmt::Debug + Send {
-    /// A flow that did not wait waits from now on; `weight` is its share relative to the others', at least 1.
+    /// Adds a flow that starts to wait. `weight`: its share relative to the others', at least 1.
     fn wait(&mut self, flow: FlowId, weight: u32);
 
-    /// The flow whose turn it is.
+    /// The flow to serve next.
     fn peek(&self) -> Option<FlowId>;
 
-    /// The flow whose turn it was got it; `more`: it waits on.
+    /// Ends the turn of the flow that `peek` returned. `more`: it has further requests.
     fn took_turn(&mut self, more: bool);
 
-    /// A flow waits no longer; nothing happens if it did not.
+    /// Removes a flow; does nothing if it does not wait.
     fn remove(&mut self, flow: FlowId);
 
-    /// A flow's weight is another one now.
+    /// Changes a flow's weight.
     fn set_weight(&mut self, flow: FlowId, weight: u32);
 }
 
-/// Which scheduler new macroflows have.
+/// Scheduler of new macroflows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Kind {
-    /// The paper's: unweighted.
+    /// The paper's unweighted round robin.
     #[default]
     RoundRobin,
-    /// By weights.
+    /// Turns in proportion to weights.
     Weighted,
 }
 

@@ -1,4 +1,4 @@
-//! Each flow in turn, whatever its weight.
+//! Round robin: each flow has a turn in order; weights are ignored.
 
 use std::collections::VecDeque;
 
@@ -48,7 +48,7 @@ mod tests {
         let mut turns = vec![];
         for n in 0..7 {
             turns.push(s.peek().unwrap().0);
-            // The second has one request only.
+            // The second flow has only one request.
             s.took_turn(n != 1);
         }
         assert_eq!(turns, [1, 2, 3, 1, 3, 1, 3]);

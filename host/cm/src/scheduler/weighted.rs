@@ -5,22 +5,23 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Scheduler;
 use crate::FlowId;
 
-/// What a turn costs a flow of weight 1; a multiple of many small weights.
+/// Cost of a turn for a flow of weight 1; divisible by many small weights.
 const STRIDE: u64 = 720_720 << 8;
 
-/// The flow that has had the least for its weight is next.
+/// Serves the flow that has paid the least so far for its weight.
 #[derive(Debug, Default)]
 pub struct Weighted {
-    /// By what they have had; of equals the one that came first.
+    /// Waiting flows ordered by (cost paid, arrival, flow).
     order: BTreeSet<(u64, u64, FlowId)>,
-    waiting: BTreeMap<FlowId, Place>,
-    /// What the flow had whose turn was last: who comes begins there, and gets nothing for the time it did not wait.
+    waiting: BTreeMap<FlowId, Position>,
+    /// Cost paid by the flow that had the last turn. A new flow starts here, so it gets no credit
+    /// for the time when it did not wait.
     now: u64,
     came: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct Position {
     had: u64,
     came: u64,
     weight: u32,
@@ -29,7 +30,7 @@ struct Place {
 impl Weighted {
     fn insert(&mut self, flow: FlowId, had: u64, weight: u32) {
         self.came += 1;
-        let place = Place { had, came: self.came, weight: weight.max(1) };
+        let place = Position { had, came: self.came, weight: weight.max(1) };
         self.order.insert((had, place.came, flow));
         self.waiting.insert(flow, place);
     }
@@ -37,7 +38,7 @@ impl Weighted {
 
 impl Scheduler for Weighted {
     fn wait(&mut self, flow: FlowId, weight: u32) {
-        // Its first turn comes after the time that it would have waited among the others.
+        // The flow's first turn comes after the wait that it would have among the others.
         let had = self.now + STRIDE / u64::from(weight.max(1));
         self.insert(flow, had, weight);
     }
@@ -92,12 +93,12 @@ mod tests {
         for (flow, expected) in [(1, 10), (2, 20), (3, 50)] {
             assert_eq!(got.iter().filter(|f| **f == flow).count(), expected, "{got:?}");
         }
-        // And evenly: no eight turns without the lightest.
+        // Turns are spread evenly: any nine turns include the lightest flow.
         assert!(got.windows(9).all(|w| w.contains(&1)), "{got:?}");
     }
 
     #[test]
-    fn equal_weights_are_round_robin_and_who_comes_late_is_owed_nothing() {
+    fn equal_weights_are_round_robin_without_credit_for_latecomers() {
         let mut s = Weighted::default();
         s.wait(FlowId(1), 3);
         s.wait(FlowId(2), 3);

@@ -1,4 +1,5 @@
-//! Window by window against Reno as RFC 5681 states it, and each rule with its numbers.
+//! Compares the window step by step with Reno as RFC 5681 defines it, and checks each rule with
+//! numbers.
 
 use proptest::prelude::*;
 
@@ -20,7 +21,7 @@ fn lost(bytes: u64, congestion: Congestion) -> Report {
     Report { flow: 1, resolved: bytes, congestion, ..Report::default() }
 }
 
-/// RFC 5681 with one MTU a segment and an acknowledgement for each, in packets, as it is told in textbooks.
+/// Textbook RFC 5681 Reno: one MTU a segment, one acknowledgement a segment, counted in packets.
 struct Reno {
     cwnd: u64,
     ssthresh: u64,
@@ -50,7 +51,7 @@ impl Reno {
     }
 }
 
-/// A whole window is sent and comes back, packet by packet, in one round trip.
+/// Sends a whole window and acknowledges it packet by packet within one round trip.
 fn round(w: &mut Aimd, now: Nanos) {
     let packets = w.window() / MTU;
     for _ in 0..packets {
@@ -73,17 +74,17 @@ fn slow_start_doubles_exactly_until_the_threshold() {
     assert_eq!((w.window(), w.ssthresh()), (32 * MTU, 32 * MTU));
 }
 
-/// The same losses and timeouts in the same rounds give Reno's windows, to within the packet that counting bytes is ahead
-/// or behind of counting packets.
+/// The same losses and timeouts in the same rounds give Reno's windows, to within one packet: byte
+/// counting and packet counting round differently.
 #[test]
-fn windows_are_renos_round_by_round() {
+fn window_matches_reno_in_each_round() {
     let mut w = window(10);
     let mut reno = Reno { cwnd: 10, ssthresh: u64::MAX, credit: 0 };
     let mut now = 0;
     for n in 0..400 {
         let packets = w.window() / MTU;
         assert!(packets.abs_diff(reno.cwnd) <= 1, "round {n}: {} against Reno's {}", w.window(), reno.cwnd);
-        // So that a difference does not add up to another event in another round.
+        // Start each round equal, so that rounding differences do not accumulate.
         reno.cwnd = packets;
         now += 100 * MS;
         for _ in 0..packets {
@@ -92,7 +93,8 @@ fn windows_are_renos_round_by_round() {
         now += 100 * MS;
         match n % 40 {
             6 | 25 => {
-                // The first one is lost, all others arrive after the loss is known.
+                // The first packet is lost; all others arrive after the sender has noticed the
+                // loss.
                 w.report(now, &lost(MTU, Congestion::Transient));
                 for _ in 1..packets {
                     w.report(now, &arrived(MTU));
@@ -120,19 +122,22 @@ fn avoidance_adds_an_mtu_a_window_and_carries_the_remainder() {
     w.charge(1, 10 * MTU);
     w.report(1, &lost(0, Congestion::Transient));
     w.report(1, &arrived(10 * MTU));
-    // 5 MTUs: the report that ended the recovery was one about a window, and more does not count.
+    // 5 MTUs: the report that ended the recovery covered a window, and a report adds at most one
+    // MTU.
     assert_eq!(w.window(), 6 * MTU);
     for n in 1..=20 {
         w.charge(2, 700);
         w.report(2, &arrived(700));
-        // 6000 bytes are reached by the ninth, with 300 left; 7000 by the nineteenth.
+        // 6000 bytes are acknowledged by the ninth report, with 300 left over; 7000 by the
+        // nineteenth.
         assert_eq!(w.window() / MTU, 6 + u64::from(n >= 9) + u64::from(n >= 19), "report {n}");
     }
 }
 
-/// Acknowledgements that are divided gain nothing (Savage et al., 1999); one that says much adds two MTUs in slow start.
+/// Dividing acknowledgements gains nothing (Savage et al., 1999); one that covers many bytes adds
+/// at most two MTUs in slow start.
 #[test]
-fn bytes_count_not_acknowledgements() {
+fn window_counts_bytes_not_acknowledgements() {
     let (mut whole, mut divided) = (window(10), window(10));
     for w in [&mut whole, &mut divided] {
         w.charge(1, 10 * MTU);
@@ -163,7 +168,7 @@ fn a_window_is_halved_once_until_all_before_is_reported() {
 }
 
 #[test]
-fn a_window_does_not_grow_while_it_recovers_nor_when_it_is_not_used() {
+fn window_does_not_grow_during_recovery_or_when_unused() {
     let mut w = window(10);
     w.charge(1, 10 * MTU);
     w.report(2, &lost(MTU, Congestion::Transient));
@@ -192,7 +197,7 @@ fn persistent_congestion_leaves_one_mtu_and_half_of_the_window_as_threshold() {
     w.charge(1, 16 * MTU);
     w.report(2, &lost(16 * MTU, Congestion::Persistent));
     assert_eq!((w.window(), w.ssthresh()), (MTU, 8 * MTU));
-    // The timer expires again: the threshold is that of before (RFC 5681 §3.1).
+    // The timer expires again: the threshold keeps its value (RFC 5681 §3.1).
     w.charge(3, MTU);
     w.report(4, &lost(MTU, Congestion::Persistent));
     assert_eq!((w.window(), w.ssthresh()), (MTU, 8 * MTU));
@@ -203,7 +208,7 @@ fn persistent_congestion_leaves_one_mtu_and_half_of_the_window_as_threshold() {
 }
 
 #[test]
-fn a_sibling_that_arrives_makes_a_timeout_transient() {
+fn timeout_is_transient_while_a_sibling_arrives() {
     let sibling = Report { flow: 2, ..arrived(MTU) };
     let mut w = window(16);
     w.charge(1, 16 * MTU);
@@ -216,7 +221,7 @@ fn a_sibling_that_arrives_makes_a_timeout_transient() {
         w.report((100 + after) * MS, &lost(8 * MTU, Congestion::Persistent));
         assert_eq!(w.window(), expected, "{after} ms after the sibling's");
     }
-    // What arrived of the flow itself is no sibling.
+    // Packets of the flow itself do not count as a sibling's.
     w.report(300 * MS, &arrived(MTU));
     let mut other = w;
     w.report(351 * MS, &lost(8 * MTU, Congestion::Persistent));
@@ -226,7 +231,7 @@ fn a_sibling_that_arrives_makes_a_timeout_transient() {
 }
 
 #[test]
-fn nobody_reports_more_than_was_sent() {
+fn reports_beyond_sent_bytes_are_ignored() {
     let mut w = window(10);
     w.charge(1, 2 * MTU);
     w.report(2, &arrived(u64::MAX));
@@ -254,19 +259,20 @@ fn idleness_halves_towards_the_first_window_and_doubles_the_threshold() {
         w.age(last + idle * MS);
         assert_eq!((w.window() / MTU, w.ssthresh() / MTU), (cwnd, ssthresh), "{idle} ms, asked again");
     }
-    // In steps it is the same.
+    // Ageing in small steps gives the same result.
     for idle in (0..3000).step_by(10) {
         w.age(last + idle * MS);
     }
     w.age(last + 3000 * MS);
     assert_eq!((w.window() / MTU, w.ssthresh() / MTU), (4, 256));
     assert!(w.rtt().smoothed().is_some());
-    // Ten minutes since it was last used; ageing moved that.
+    // Ten minutes after the last use; ageing moved that time.
     w.age(last + 3000 * MS + FORGET);
     assert_eq!((w.window(), w.ssthresh(), w.rtt().smoothed()), (4 * MTU, MAX_WINDOW, None));
 }
 
-/// The paper's Figure 7: a window that starts a second later as it ended, and one that had collapsed.
+/// The paper's Figure 7: a later transfer starts with the window of one second before. A collapsed
+/// window recovers the same way.
 #[test]
 fn a_small_window_ages_upwards() {
     let mut w = window(10);
@@ -280,7 +286,7 @@ fn a_small_window_ages_upwards() {
 }
 
 #[test]
-fn what_is_outstanding_does_not_age() {
+fn window_does_not_age_while_bytes_are_outstanding() {
     let mut w = window(4);
     round(&mut w, 1);
     w.charge(200 * MS, MTU);
@@ -289,7 +295,7 @@ fn what_is_outstanding_does_not_age() {
 }
 
 #[test]
-fn a_reduction_for_nothing_is_taken_back_once_and_only_the_last() {
+fn undo_reverts_only_the_last_reduction_once() {
     let mut w = window(20);
     w.charge(1, 20 * MTU);
     w.report(2, &lost(MTU, Congestion::Transient));
@@ -309,7 +315,7 @@ fn a_reduction_for_nothing_is_taken_back_once_and_only_the_last() {
 }
 
 #[test]
-fn the_threshold_to_come_is_told() {
+fn next_threshold_predicts_the_reduction() {
     let mut w = window(20);
     assert_eq!(w.next_threshold(false), 10 * MTU);
     w.charge(1, 20 * MTU);
@@ -317,9 +323,10 @@ fn the_threshold_to_come_is_told() {
     assert_eq!(w.next_threshold(false), 10 * MTU);
 }
 
-/// A loss that is found late, of what a flow sent before it knew of the reduction, is no other congestion.
+/// A late report of a loss, of packets that the flow sent before it learned of the reduction, is
+/// the same congestion.
 #[test]
-fn a_loss_of_what_was_sent_before_the_last_reduction_was_known_reduces_nothing() {
+fn loss_from_before_a_known_reduction_reduces_nothing() {
     let mut w = window(20);
     w.charge(1, 20 * MTU);
     w.report(2, &lost(MTU, Congestion::Transient));
@@ -330,7 +337,8 @@ fn a_loss_of_what_was_sent_before_the_last_reduction_was_known_reduces_nothing()
     assert_eq!((before, w.next_threshold(true)), (11 * MTU, 10 * MTU));
     w.report(5, &old);
     assert_eq!((w.window(), w.reductions()), (before, 1));
-    // Nor a timer, while another flow's packets arrive; if none do, the window is one packet, and the threshold stays.
+    // A timeout reduces nothing either while another flow's packets arrive. If none do, the window
+    // becomes one packet and the threshold stays.
     w.report(6, &Report { congestion: Congestion::Persistent, ..old });
     assert_eq!((w.window(), w.reductions()), (before, 1));
     let mut alone = w;
@@ -363,7 +371,7 @@ fn any_report() -> impl Strategy<Value = Report> {
 }
 
 proptest! {
-    /// Whatever happens: bounds, and what a report may do.
+    /// Checks the window's bounds and the effect of a report for any sequence of events.
     #[test]
     fn bounds_hold(
         mtu in any::<u32>(), initial in 0..50u32,

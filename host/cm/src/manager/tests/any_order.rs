@@ -1,4 +1,4 @@
-//! What holds whatever clients do in whatever order.
+//! Invariants that hold for any sequence of calls.
 
 use proptest::prelude::*;
 
@@ -55,8 +55,8 @@ fn consistent(m: &Manager) -> Result<(), TestCaseError> {
         prop_assert_eq!(macroflow.group.flows() as usize, flows.len());
         prop_assert_eq!(macroflow.empty.is_some(), flows.is_empty());
         prop_assert_eq!(macroflow.granted.len() as u64, sum(&|f| u64::from(!f.grants.is_empty())));
-        prop_assert_eq!(macroflow.unheard.len() as u64, sum(&|f| u64::from(f.outstanding() > 0)));
-        // Nobody waits while there is room and no pacing.
+        prop_assert_eq!(macroflow.awaiting_feedback.len() as u64, sum(&|f| u64::from(f.outstanding() > 0)));
+        // No flow waits while the window has room and nothing is paced.
         if let Some(next) = macroflow.scheduler.peek() {
             let room = macroflow.has_room(m.flows[&next].mtu);
             prop_assert!(!room || macroflow.armed.is_some());
@@ -68,7 +68,7 @@ fn consistent(m: &Manager) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    /// Whatever clients do in whatever order: sums are right, windows are kept, events end, timers advance.
+    /// For any sequence of calls: sums match, the window is respected, events end, timers advance.
     #[test]
     fn bookkeeping_holds(kind in prop::sample::select(vec![scheduler::Kind::RoundRobin, scheduler::Kind::Weighted]), steps in steps()) {
         let mut m = Manager::new(Config { scheduler: kind, ..Config::default() });
