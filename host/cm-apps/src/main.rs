@@ -1,4 +1,4 @@
-//! `rivulet-cm-apps`: layered streams and audio that adapt by the Congestion Manager.
+//! `rivulet-cm-apps`: layered streams and audio that adapt through the Congestion Manager.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -20,7 +20,7 @@ use rivulet_cm_apps::wire::Feedback;
 
 /// Applications of the Congestion Manager: servers whose streams adapt to the network, and their receiver.
 ///
-/// Servers need `rivulet cm serve` on their host, and no rights; the receiver needs neither.
+/// Servers need `rivulet cm serve` on their host but no privileges; the receiver needs neither.
 #[derive(Parser)]
 #[command(name = "rivulet-cm-apps", version, max_term_width = 100)]
 struct Cli {
@@ -30,29 +30,30 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Streams in layers: the same content at several rates, of which each receiver has the one that fits
+    /// Streams layers: the same content at several rates; each receiver gets the rate that fits
     Layers(LayersArgs),
-    /// Relays the datagrams of an audio source, such as ffmpeg's RTP: a policer, a buffer, and what is granted leaves
+    /// Relays the datagrams of an audio source, such as ffmpeg's RTP, through a policer and a
+    /// buffer
     Audio(AudioArgs),
-    /// Receives a stream, acknowledges it, and writes what it saw
+    /// Receives a stream, acknowledges it, and prints what arrived
     Receive(ReceiveArgs),
 }
 
 #[derive(Args)]
 struct ServeArgs {
-    /// Where receivers ask
+    /// Address to serve at
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "[::]:7400")]
     listen: SocketAddr,
 
-    /// The door of `rivulet cm serve`
-    #[arg(long, value_name = "PATH", default_value = libcm::door::SOCKET)]
+    /// Socket of `rivulet cm serve`
+    #[arg(long, value_name = "PATH", default_value = libcm::daemon::SOCKET)]
     cm: PathBuf,
 
-    /// Octets of the largest datagrams, if the path takes them
+    /// Bytes of the largest datagrams, if the path allows them
     #[arg(long, value_name = "COUNT", default_value_t = 1400, value_parser = clap::value_parser!(u32).range(64..=65_507))]
     octets: u32,
 
-    /// Most receivers at the same time
+    /// Largest number of receivers at the same time
     #[arg(long, value_name = "COUNT", default_value_t = 64)]
     receivers: usize,
 
@@ -62,26 +63,27 @@ struct ServeArgs {
 
 #[derive(Args)]
 struct CommonArgs {
-    /// Where JSON lines of what happens go [default: standard output]
+    /// File for the JSON lines of events [default: standard output]
     #[arg(long, value_name = "FILE")]
     journal: Option<PathBuf>,
 
-    /// Ends after so long [default: by SIGINT or SIGTERM]
+    /// Seconds after which the program ends [default: on SIGINT or SIGTERM]
     #[arg(long, value_name = "SECONDS")]
     seconds: Option<u32>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum By {
-    /// Packets leave as fast as they are granted, each of the layer of its moment
+    /// Sends packets as fast as they are granted, each of the layer that fits at that moment
     Request,
-    /// Packets leave by the server's clock at the layer's rate; the layer changes when the manager calls
+    /// Sends packets by the server's clock at the layer's rate; the layer changes on the manager's
+    /// callbacks
     Rate,
 }
 
 #[derive(Args)]
 struct LayersArgs {
-    /// How it adapts
+    /// How the stream adapts
     #[arg(long, value_enum, default_value = "request")]
     by: By,
 
@@ -89,15 +91,15 @@ struct LayersArgs {
     #[arg(long, value_name = "RATE,...", default_value = "250k,500k,1M,2M")]
     rates: Layers,
 
-    /// By rate: content of so many milliseconds leaves at once
+    /// Rate callback: milliseconds of content sent at a time
     #[arg(long, value_name = "MS", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     period: u64,
 
-    /// By rate: the manager calls when the rate is this times what it told last, or less
+    /// Rate callback: call when the rate is at most this times the last reported one
     #[arg(long, value_name = "FACTOR", default_value_t = Clock::default().down)]
     down: f64,
 
-    /// By rate: or this times, or more
+    /// Rate callback: call when the rate is at least this times the last reported one
     #[arg(long, value_name = "FACTOR", default_value_t = Clock::default().up)]
     up: f64,
 
@@ -107,15 +109,15 @@ struct LayersArgs {
 
 #[derive(Args)]
 struct AudioArgs {
-    /// Where the source sends
+    /// Address to which the source sends
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:5004")]
     input: SocketAddr,
 
-    /// Datagrams in the buffer
+    /// Size of the buffer in datagrams
     #[arg(long, value_name = "COUNT", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
     buffer: u16,
 
-    /// Which one goes when it is full
+    /// Which datagram a full buffer drops
     #[arg(long, value_enum, default_value = "head")]
     drop: Drop,
 
@@ -132,11 +134,11 @@ struct ReceiveArgs {
     #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     every: u16,
 
-    /// Milliseconds after which it leaves for fewer
+    /// Milliseconds after which a report acknowledges fewer packets
     #[arg(long, value_name = "MS", default_value_t = 0)]
     delay: u16,
 
-    /// Where the content goes: a player, such as ffplay
+    /// Address for the content: a player, such as ffplay
     #[arg(long, value_name = "ADDRESS:PORT")]
     forward: Option<SocketAddr>,
 
@@ -210,7 +212,7 @@ fn audio(args: AudioArgs) -> anyhow::Result<()> {
 fn serve(args: &ServeArgs, content: Content) -> anyhow::Result<()> {
     let socket = UdpSocket::bind(args.listen).with_context(|| format!("cannot listen at {}", args.listen))?;
     let client = Client::connect(&args.cm).with_context(|| {
-        format!("the Congestion Manager lets nobody in at {} (`rivulet cm serve`)", args.cm.display())
+        format!("cannot connect to the Congestion Manager at {} (`rivulet cm serve`)", args.cm.display())
     })?;
     let options = Options { octets: args.octets, receivers: args.receivers, patience: PATIENCE };
     let journal = args.common.journal()?;

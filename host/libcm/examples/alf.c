@@ -1,9 +1,11 @@
-/* Sends datagrams when the Congestion Manager says so (the paper's request/callback style), in a loop of its own around select():
+/*
+ * Sends datagrams as the Congestion Manager grants them (the paper's request/callback style), in
+ * the program's own select() loop:
  *
  *   alf ADDRESS PORT COUNT
  *
- * The receiver sends back the first eight octets of each, which are its number and when it was sent. A number that is left out
- * was lost; where nothing comes back for a second all are that are outstanding.
+ * The receiver sends back the first eight bytes of each datagram: its number and its sending time.
+ * A skipped number counts as lost; after a second without an answer all outstanding datagrams do.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -37,7 +39,7 @@ static uint32_t microseconds(void)
     return (uint32_t)(now.tv_sec * 1000000 + now.tv_nsec / 1000);
 }
 
-/* cmapp_send: what is sent is decided now. */
+/* cmapp_send: chooses the data only when the grant arrives. */
 static void may_send(cm_flowid flow, void *context)
 {
     struct sender *sender = context;
@@ -99,7 +101,7 @@ int main(int argc, char **argv)
 
             if (recv(sender.fd, head, sizeof(head), 0) != sizeof(head))
                 die("recv");
-            /* One that was overtaken, and counts as lost already. */
+            /* A datagram that arrived out of order; it already counts as lost. */
             if (head[0] < sender.known)
                 continue;
             lost = head[0] - sender.known;

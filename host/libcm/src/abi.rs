@@ -1,17 +1,18 @@
-//! What the kernel's programs are called with, and what is in a ring: `host/bpf/src/bpf/calls.h`.
+//! The arguments of the kernel programs and the entries of the event ring, as in
+//! `host/bpf/src/bpf/calls.h`.
 
 use std::net::SocketAddr;
 
-/// Operations of a bulk call.
+/// Largest number of operations in a bulk call.
 pub const BULK: usize = rivulet_cm::MAX_BULK;
-/// Factors of thresholds are multiples of 1 / this.
+/// Thresholds are multiples of 1 / `ONE`.
 pub const ONE: u32 = 65_536;
-/// A factor that is never reached.
+/// A threshold that is never reached.
 pub const NEVER: u32 = u32::MAX;
 /// The largest weight.
 pub const MAX_WEIGHT: u32 = 65_535;
 
-/// What is asked (`enum cm_operation`).
+/// Operation of a call (`enum cm_operation`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 #[allow(missing_docs)]
@@ -36,13 +37,13 @@ pub enum Operation {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Op {
-    /// Of which flow.
+    /// The flow.
     pub flow: u64,
     /// An [`Operation`].
     pub op: u32,
     /// 0, or a negative error number.
     pub result: i32,
-    /// Arguments, then results.
+    /// Arguments before the call, results after it.
     pub v: [u64; 4],
 }
 
@@ -58,34 +59,34 @@ impl Op {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Opening {
-    /// Whose.
+    /// The client's number.
     pub client: u32,
     /// 0, or a negative error number.
     pub result: i32,
     /// The new flow.
     pub flow: u64,
-    /// Address that packets come from, IPv4 mapped into IPv6.
+    /// Source address of the packets; IPv4 addresses are mapped to IPv6.
     pub source: [u8; 16],
-    /// Address that they go to.
+    /// Destination address of the packets, likewise.
     pub destination: [u8; 16],
     /// In network byte order.
     pub source_port: [u8; 2],
     /// In network byte order.
     pub destination_port: [u8; 2],
-    /// IP protocol: UDP's.
+    /// IP protocol: UDP.
     pub protocol: u8,
     /// Differentiated services code point.
     pub dscp: u8,
-    /// Nothing.
+    /// Padding.
     pub unused: u16,
-    /// Octets of payload of its largest packets.
+    /// Payload bytes of the flow's largest packets.
     pub mtu: u32,
-    /// Nothing.
+    /// Padding.
     pub unused_too: u32,
 }
 
 impl Opening {
-    /// For a client's flow.
+    /// A request to open a client's flow.
     #[must_use]
     pub fn new(client: u32, key: &rivulet_cm::Key, mtu: u32) -> Opening {
         let (source, destination) = (mapped(key.source), mapped(key.destination));
@@ -110,11 +111,11 @@ fn mapped(address: SocketAddr) -> [u8; 16] {
     }
 }
 
-/// `struct cm_bulk`: ends at the first entry without an operation.
+/// `struct cm_bulk`: the kernel stops at the first entry without an operation.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Bulk {
-    /// They are done in their order.
+    /// The operations, done in this order.
     pub ops: [Op; BULK],
 }
 
@@ -124,7 +125,7 @@ pub struct Bulk {
 pub struct BulkFor {
     /// The user.
     pub uid: u32,
-    /// Nothing.
+    /// Padding.
     pub unused: u32,
     /// The operations.
     pub bulk: Bulk,
@@ -136,40 +137,40 @@ pub struct BulkFor {
 pub struct OpeningFor {
     /// The user.
     pub uid: u32,
-    /// Nothing.
+    /// Padding.
     pub unused: u32,
-    /// Cookie of the network namespace in which its packets begin.
+    /// Cookie of the network namespace that sends the packets.
     pub netns: u64,
     /// The flow.
     pub opening: Opening,
 }
 
-/// `struct cm_event`: octets of an entry of the ring.
+/// `struct cm_event`: bytes of an entry of the ring.
 pub const EVENT: usize = 16;
 /// `CM_EVENT_SEND`
 pub const SEND: u32 = 0;
 /// `CM_EVENT_UPDATE`
 pub const UPDATE: u32 = 1;
 
-/// Something that is the kernel's as it lies in memory.
+/// A structure with the kernel's memory layout.
 ///
 /// # Safety
-/// All its octets are fields of whole numbers.
+/// All its bytes belong to integer fields, without padding.
 pub unsafe trait Plain: Sized {
-    /// Its octets.
-    fn octets(&self) -> &[u8] {
-        // SAFETY: as the trait says, without gaps.
+    /// The structure's bytes.
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the implementer promises that there is no padding.
         unsafe { std::slice::from_raw_parts((&raw const *self).cast(), size_of::<Self>()) }
     }
 
-    /// Its octets, any of which may be written.
-    fn octets_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as the trait says, any value is one.
+    /// The structure's bytes, to be written; every value is valid.
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the implementer promises that every byte pattern is a valid value.
         unsafe { std::slice::from_raw_parts_mut((&raw mut *self).cast(), size_of::<Self>()) }
     }
 }
 
-// SAFETY: so they are: the tests count their fields' sizes.
+// SAFETY: integer fields only; the tests add up their sizes.
 unsafe impl Plain for Op {}
 // SAFETY: as above.
 unsafe impl Plain for Opening {}
@@ -185,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_no_gaps() {
+    fn structures_have_no_padding() {
         assert_eq!(size_of::<Op>(), 8 + 4 + 4 + 32);
         assert_eq!(size_of::<Opening>(), 4 + 4 + 8 + 32 + 4 + 1 + 1 + 2 + 4 + 4);
         assert_eq!(size_of::<Bulk>(), 64 * size_of::<Op>());

@@ -1,4 +1,4 @@
-//! The paper's calls.
+//! The paper's calls, for one client.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,19 +11,20 @@ use rivulet_cm::{Error as Refusal, Key, MAX_BULK, Status, Thresholds, Update};
 
 use crate::Error;
 use crate::abi::{self, EVENT, MAX_WEIGHT, NEVER, ONE, Op, Opening, Operation};
-use crate::door::{self, Proxied};
+use crate::daemon::{self, Proxied};
 use crate::ring::Ring;
 use crate::run::{Calls, Descriptors};
 use crate::sigio::Sigio;
 
-/// A macroflow that is forgotten at this moment is gone after so many tries.
+/// Attempts of a call before it fails with EAGAIN. A macroflow that is being deleted is gone long
+/// before.
 const TRIES: u32 = 1000;
 
-/// A macroflow: a number that is given once, and to nobody else's avail.
+/// A macroflow. Its number is never reused, and other users cannot use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MacroflowId(pub u64);
 
-/// A flow (`cm_flowid`). A number is given once.
+/// A flow (`cm_flowid`). A number is never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowId(pub u64);
 
@@ -33,16 +34,16 @@ impl fmt::Display for FlowId {
     }
 }
 
-/// What a client is told.
+/// An event for the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The flow may send one packet of up to an MTU (`cmapp_send`).
     Send(FlowId),
-    /// Its share changed by one of its thresholds (`cmapp_update`): what it is now.
+    /// The flow's share crossed a threshold (`cmapp_update`); the share now.
     Update(FlowId, Status),
 }
 
-/// A client of the Congestion Manager. Its flows end with it.
+/// A client of the Congestion Manager. Dropping it closes its flows.
 pub struct Client {
     calls: Box<dyn Calls + Send>,
     ring: Ring,
@@ -50,8 +51,9 @@ pub struct Client {
     flows: BTreeSet<FlowId>,
     proxied: bool,
     sigio: Option<Sigio>,
-    /// Says by its end that the client is gone; where calls are proxied they have it.
-    _door: Option<OwnedFd>,
+    /// Connection to the daemon, which removes the client when it closes. `None` if `calls` holds
+    /// it.
+    _connection: Option<OwnedFd>,
 }
 
 impl fmt::Debug for Client {
@@ -61,13 +63,13 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// Goes to the door whose socket this is; [`door::SOCKET`] is the usual one.
+    /// Connects to the daemon at this socket; [`daemon::SOCKET`] is the default.
     ///
     /// # Errors
-    /// Nobody is there, or nobody is let in; the daemon is of another version.
+    /// No daemon listens there, it refuses this user, or it has another version.
     pub fn connect(path: &Path) -> Result<Client, Error> {
-        let mut entered = door::enter(path).map_err(Error::of("the daemon of the Congestion Manager"))?;
-        // In a sandbox this is refused, whatever is asked.
+        let mut entered = daemon::enter(path).map_err(Error::of("the daemon of the Congestion Manager"))?;
+        // A sandbox refuses bpf(2) for any arguments.
         let proxied = match entered.programs.call(&mut [Op::default()]) {
             Ok(()) => false,
             Err(e) => match e.raw_os_error() {
@@ -75,39 +77,49 @@ impl Client {
                 _ => return Err(Error::of("BPF_PROG_RUN")(e)),
             },
         };
-        let door::Welcome { client, ring: size } = entered.welcome;
+        let daemon::Welcome { client, ring: size } = entered.welcome;
         let ring = Ring::new(entered.ring, size).map_err(Error::of("mapping the ring"))?;
-        let (calls, door): (Box<dyn Calls + Send>, _) = if proxied {
+        let (calls, connection): (Box<dyn Calls + Send>, _) = if proxied {
             (Box::new(Proxied(entered.socket)), None)
         } else {
             (Box::new(entered.programs), Some(entered.socket))
         };
-        Ok(Client { calls, ring, id: client, flows: BTreeSet::new(), proxied, sigio: None, _door: door })
+        Ok(Client {
+            calls,
+            ring,
+            id: client,
+            flows: BTreeSet::new(),
+            proxied,
+            sigio: None,
+            _connection: connection,
+        })
     }
 
-    /// For a process that has the descriptors already: the number that it was admitted by, its ring and octets of that.
+    /// Creates a client from descriptors that the process already has: its admission number, and
+    /// its ring with the ring's size in bytes.
     ///
     /// # Errors
-    /// The ring is none.
+    /// The ring cannot be mapped.
     pub fn new(programs: Descriptors, id: u32, ring: OwnedFd, size: u32) -> Result<Client, Error> {
         let ring = Ring::new(ring, size).map_err(Error::of("mapping the ring"))?;
         let (calls, flows) = (Box::new(programs), BTreeSet::new());
-        Ok(Client { calls, ring, id, flows, proxied: false, sigio: None, _door: None })
+        Ok(Client { calls, ring, id, flows, proxied: false, sigio: None, _connection: None })
     }
 
-    /// Whether its calls go through the daemon's process, since bpf(2) is forbidden to this one: several times slower, and they
-    /// end with that process.
+    /// Whether calls go through the daemon's process because bpf(2) is forbidden to this one. Such
+    /// calls are several times slower and fail once the daemon ends.
     #[must_use]
     pub fn proxied(&self) -> bool {
         self.proxied
     }
 
-    /// Has this process sent a signal, such as SIGIO, when events arrive that wait to be [taken](Client::poll): one for those that
-    /// come before it took the last; or no longer. A thread of the library's waits for them, in which no handler runs. (The
-    /// kernel has no O_ASYNC for the descriptor of a ring.)
+    /// Sends a signal, such as SIGIO, to this process when events arrive for
+    /// [`poll`](Client::poll): one for all that arrive before the process has polled the last one.
+    /// `None` stops it. A thread of the library waits for the events and runs no handler, because
+    /// the kernel has no O_ASYNC for a ring's descriptor.
     ///
     /// # Errors
-    /// It is no signal; there can be no thread.
+    /// The number is no valid signal; the thread cannot be started.
     pub fn signal(&mut self, signal: Option<i32>) -> Result<(), Error> {
         self.sigio = None;
         let start =
@@ -116,11 +128,13 @@ impl Client {
         Ok(())
     }
 
-    /// Opens a flow (`cm_open`) in its user's macroflow of this destination and code point. Addresses and ports are those that
-    /// its packets have on the wire, UDP's; the socket must have been made by this user. `mtu`: bytes of payload of its largest packets.
+    /// Opens a flow (`cm_open`) in its user's macroflow of this destination and code point.
+    /// Addresses and ports are those of its UDP packets on the wire, and this user must have
+    /// created the socket. `mtu`: payload bytes of its largest packets.
     ///
     /// # Errors
-    /// It is open already; the user has as many as may be, or 64 to this destination; no packet has this size.
+    /// The flow is already open; the user's limit of flows is reached, or 64 to this destination;
+    /// the MTU is invalid.
     pub fn open(&mut self, key: &Key, mtu: u32) -> Result<FlowId, Error> {
         let what = "cm_open";
         if !(1..=65_535).contains(&mtu) {
@@ -154,18 +168,19 @@ impl Client {
         Ok(op.v)
     }
 
-    /// Ends a flow (`cm_close`): its requests, grants and outstanding bytes are the others' at once.
+    /// Closes a flow (`cm_close`). Its requests end, and the window that its grants and outstanding
+    /// bytes used is free at once.
     ///
     /// # Errors
     /// There is no such flow.
     pub fn close(&mut self, flow: FlowId) -> Result<(), Error> {
         self.flows.remove(&flow);
         let what = "cm_close";
-        // It may go into another macroflow at this moment.
+        // Retries while the flow is being moved to another macroflow.
         again(what, || self.one(what, flow, Operation::Close, [0; 4]).map(|op| (op.result, ())))
     }
 
-    /// Bytes of payload of a flow's largest packets (`cm_mtu`).
+    /// Payload bytes of a flow's largest packets (`cm_mtu`).
     ///
     /// # Errors
     /// There is no such flow.
@@ -173,10 +188,10 @@ impl Client {
         Ok(self.plain("cm_mtu", flow, Operation::Mtu, [0; 4])?[0] as u32)
     }
 
-    /// The path's MTU is another one now.
+    /// Sets the path's new MTU.
     ///
     /// # Errors
-    /// There is no such flow; no packet has this size.
+    /// There is no such flow; the MTU is invalid.
     pub fn set_mtu(&mut self, flow: FlowId, mtu: u32) -> Result<(), Error> {
         if !(1..=65_535).contains(&mtu) {
             return Err(Refusal::Mtu.into());
@@ -184,8 +199,8 @@ impl Client {
         self.plain("setting the MTU", flow, Operation::SetMtu, [u64::from(mtu), 0, 0, 0]).map(drop)
     }
 
-    /// The macroflow of a flow (`cm_getmacroflow` of RFC 3124 section 2.1.5): at first the one of its user's flows of this destination and
-    /// code point.
+    /// The flow's macroflow (`cm_getmacroflow` of RFC 3124 section 2.1.5). Initially it is shared
+    /// by the user's flows with this destination and code point.
     ///
     /// # Errors
     /// There is no such flow.
@@ -193,7 +208,7 @@ impl Client {
         Ok(MacroflowId(self.plain("cm_getmacroflow", flow, Operation::Macroflow, [0; 4])?[0]))
     }
 
-    /// Puts a flow into a macroflow of its own, of whose path nothing is known yet (RFC 3124 section 3.2.3).
+    /// Moves a flow into a new macroflow without history (RFC 3124 section 3.2.3).
     ///
     /// # Errors
     /// As [`Client::set_macroflow`].
@@ -201,11 +216,12 @@ impl Client {
         self.moved(flow, 0)
     }
 
-    /// Puts a flow into another macroflow of its user (`cm_setmacroflow`), with its requests and what is outstanding of it; grants
-    /// that it has not used are grants no more.
+    /// Moves a flow into another macroflow of its user (`cm_setmacroflow`), with its requests and
+    /// outstanding bytes. Its unused grants end.
     ///
     /// # Errors
-    /// There is no such flow, or no such macroflow: one that was split ends with its last flow. It has 64 flows already.
+    /// There is no such flow or macroflow (one made by `split` ends with its last flow), or the
+    /// macroflow already has 64 flows.
     pub fn set_macroflow(&mut self, flow: FlowId, to: MacroflowId) -> Result<(), Error> {
         if to.0 == 0 {
             return Err(Refusal::NoMacroflow.into());
@@ -223,10 +239,11 @@ impl Client {
         Ok(MacroflowId(found))
     }
 
-    /// A flow's share relative to those of its macroflow's others, up to 65,535; 1 at first.
+    /// Sets a flow's weight relative to the other flows of its macroflow, up to 65,535; initially
+    /// 1.
     ///
     /// # Errors
-    /// There is no such flow; there is no such weight.
+    /// There is no such flow; the weight is out of range.
     pub fn set_weight(&mut self, flow: FlowId, weight: u32) -> Result<(), Error> {
         if !(1..=MAX_WEIGHT).contains(&weight) {
             return Err(Refusal::Weight.into());
@@ -234,16 +251,17 @@ impl Client {
         self.plain("setting a weight", flow, Operation::Weigh, [u64::from(weight), 0, 0, 0]).map(drop)
     }
 
-    /// Asks so many times for leave to send a packet of up to an MTU (`cm_request`, RFC 3124's `cm_request(k)`).
+    /// Requests `count` grants, each for a packet of up to an MTU (`cm_request`, RFC 3124's
+    /// `cm_request(k)`).
     ///
     /// # Errors
-    /// There is no such flow; too many requests of it wait, or events of the client that it has not taken.
+    /// There is no such flow; too many of its requests, or of the client's events, wait.
     pub fn request(&mut self, flow: FlowId, count: u32) -> Result<(), Error> {
         let op = self.one("cm_request", flow, Operation::Request, [u64::from(count), 0, 0, 0])?;
         requested(&op)
     }
 
-    /// Leaves a grant to another flow (`cm_notify` of 0 bytes).
+    /// Declines a grant, which goes to another flow (`cm_notify` of 0 bytes).
     ///
     /// # Errors
     /// There is no such flow.
@@ -251,8 +269,8 @@ impl Client {
         self.notify(flow, 0)
     }
 
-    /// `cm_notify`. The kernel counts what leaves by itself, of unconnected sockets too, so that this is needed for 0 bytes only;
-    /// more are no news, and the kernel is not called for them.
+    /// `cm_notify`. The kernel counts all packets itself, also those of unconnected sockets. So
+    /// only 0 bytes need a call into the kernel.
     ///
     /// # Errors
     /// There is no such flow.
@@ -263,7 +281,7 @@ impl Client {
         self.plain("cm_notify", flow, Operation::Notify, [u64::from(nsent), 0, 0, 0]).map(drop)
     }
 
-    /// A client has feedback (`cm_update`). Bytes beyond what left do not count.
+    /// Records a client's feedback (`cm_update`). Bytes beyond those sent are ignored.
     ///
     /// # Errors
     /// There is no such flow.
@@ -271,7 +289,8 @@ impl Client {
         self.plain("cm_update", flow, Operation::Update, fields(update)).map(drop)
     }
 
-    /// What a flow has of the network (`cm_query`); none as long as no round trip time is known (negative in RFC 3124).
+    /// Returns a flow's share (`cm_query`); `None` before the first round trip time sample
+    /// (negative in RFC 3124).
     ///
     /// # Errors
     /// There is no such flow.
@@ -280,7 +299,8 @@ impl Client {
         queried(&op)
     }
 
-    /// Has the client told of changes (`cm_register_update`): of any, until it sets [thresholds](Client::thresh); or no longer.
+    /// Subscribes to changes of the flow's share (`cm_register_update`), or unsubscribes: to all
+    /// changes until [thresholds](Client::thresh) are set.
     ///
     /// # Errors
     /// There is no such flow.
@@ -288,26 +308,27 @@ impl Client {
         self.plain("cm_register_update", flow, Operation::Watch, [u64::from(told), 0, 0, 0]).map(drop)
     }
 
-    /// By which factors the rate or the round trip time must have changed since the client was told last (`cm_thresh`); they are
-    /// rounded to multiples of 1/65536.
+    /// Sets the factors by which the rate or round trip time must differ from the last reported one
+    /// (`cm_thresh`), rounded to multiples of 1/65536.
     ///
     /// # Errors
-    /// There is no such flow; a factor says nothing.
+    /// There is no such flow; a factor is out of range.
     pub fn thresh(&mut self, flow: FlowId, thresholds: &Thresholds) -> Result<(), Error> {
         let factors = factors(thresholds).ok_or(Refusal::Thresholds)?;
         self.plain("cm_thresh", flow, Operation::Thresh, factors).map(drop)
     }
 
-    /// [`Client::request`] for each of these in one call (`cm_bulk_request`). What became of each is told in their order.
+    /// [`Client::request`] for each flow in one call (`cm_bulk_request`); results are in the same
+    /// order.
     ///
     /// # Errors
-    /// There are more than [`MAX_BULK`]; then nothing is done.
+    /// More than [`MAX_BULK`] flows; then none is requested.
     pub fn bulk_request(&mut self, flows: &[FlowId]) -> Result<Vec<Result<(), Error>>, Error> {
         let ops = self.bulk(flows.iter().map(|f| Op::new(f.0, Operation::Request, [1, 0, 0, 0])))?;
         Ok(ops.iter().map(requested).collect())
     }
 
-    /// [`Client::notify`] for each of these in one call (`cm_bulk_notify`).
+    /// [`Client::notify`] for each item in one call (`cm_bulk_notify`).
     ///
     /// # Errors
     /// As [`Client::bulk_request`].
@@ -320,7 +341,7 @@ impl Client {
         Ok(ops.iter().map(|op| Error::check("cm_notify", op.result)).collect())
     }
 
-    /// [`Client::update`] for each of these in one call (`cm_bulk_update`).
+    /// [`Client::update`] for each item in one call (`cm_bulk_update`).
     ///
     /// # Errors
     /// As [`Client::bulk_request`].
@@ -329,7 +350,7 @@ impl Client {
         Ok(ops.iter().map(|op| Error::check("cm_update", op.result)).collect())
     }
 
-    /// [`Client::query`] for each of these in one call (`cm_bulk_query`).
+    /// [`Client::query`] for each flow in one call (`cm_bulk_query`).
     ///
     /// # Errors
     /// As [`Client::bulk_request`].
@@ -349,14 +370,15 @@ impl Client {
         Ok(ops)
     }
 
-    /// The next event, if one is there; no call is made to find out, but that what a flow has now is asked for.
+    /// Returns the next event, if any. It reads the ring without a system call, but an update event
+    /// queries the flow's share.
     ///
     /// # Errors
-    /// That cannot be asked.
+    /// The query fails.
     pub fn poll(&mut self) -> Result<Option<Event>, Error> {
         while let Some(event) = self.ring.next() {
             let Some((flow, kind)) = parse(&event) else { continue };
-            // What is left of one that was closed.
+            // Skip late events of a closed flow.
             if !self.flows.contains(&flow) {
                 continue;
             }
@@ -376,7 +398,7 @@ impl Client {
 }
 
 impl AsFd for Client {
-    /// Can be read from while events wait.
+    /// Readable while events wait.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.ring.as_fd()
     }
@@ -385,7 +407,7 @@ impl AsFd for Client {
 impl Drop for Client {
     fn drop(&mut self) {
         for flow in std::mem::take(&mut self.flows) {
-            // What is gone is gone.
+            // The flow may already be closed.
             let _ = self.close(flow);
         }
     }
@@ -396,8 +418,8 @@ fn parse(event: &[u8; EVENT]) -> Option<(FlowId, u32)> {
     Some((FlowId(flow), u32::from_ne_bytes(*event[8..].first_chunk()?)))
 }
 
-/// What `call` gives beside 0. -EAGAIN: what it needs is gone in a moment, or there then, as memory that the kernel allocates without
-/// taking locks.
+/// Repeats `call` while it returns -EAGAIN: a macroflow is being deleted or moved, or memory that
+/// the kernel allocates without locks is not available yet.
 fn again<T>(what: &'static str, mut call: impl FnMut() -> Result<(i32, T), Error>) -> Result<T, Error> {
     for tried in 0..TRIES {
         let (result, given) = call()?;
@@ -433,7 +455,7 @@ fn fields(update: &Update) -> [u64; 4] {
     [update.nsent, update.nrecd, update.congestion as u64, update.rtt]
 }
 
-/// Multiples of 1/65536; none if one of them says nothing.
+/// The thresholds as multiples of 1/65536; `None` if one of them is out of range.
 fn factors(thresholds: &Thresholds) -> Option<[u64; 4]> {
     let down = |factor: f64| (0.0..=1.0).contains(&factor).then_some((factor * f64::from(ONE)) as u64);
     let up = |factor: f64| {

@@ -1,30 +1,30 @@
-//! What can go wrong with a call.
+//! Errors of the client's calls.
 
 use std::io;
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The manager refused it.
+    /// The manager refused the call.
     #[error(transparent)]
     Refused(#[from] rivulet_cm::Error),
-    /// The operating system, or the daemon.
+    /// The operating system or the daemon failed.
     #[error("{operation}: {error}")]
     Os {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// Its error. It is told already: no `source` that would be told once more.
+        /// Its error. Part of the message already, so it is not a `source`.
         error: io::Error,
     },
 }
 
 impl Error {
-    /// For `map_err`.
+    /// Wraps an error with its operation, for `map_err`.
     pub(crate) fn of<E: Into<io::Error>>(operation: &'static str) -> impl Fn(E) -> Error {
         move |e| Error::Os { operation, error: e.into() }
     }
 
-    /// What a program said of an operation.
+    /// Converts the result that a kernel program returned.
     pub(crate) fn check(operation: &'static str, result: i32) -> Result<(), Error> {
         if result == 0 {
             return Ok(());

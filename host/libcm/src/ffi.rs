@@ -1,4 +1,4 @@
-//! `include/cm.h`: the paper's names for C, over one client of the process.
+//! The C interface `include/cm.h`, with the paper's names, over one client per process.
 
 mod buffered;
 
@@ -16,7 +16,7 @@ use buffered::{Buffered, Turn};
 use rivulet_cm::{Congestion, Error as Refusal, Status, Thresholds, Update};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
-use crate::{Client, Error, Event, FlowId, MAX_BULK, MacroflowId, door, path};
+use crate::{Client, Error, Event, FlowId, MAX_BULK, MacroflowId, daemon, path};
 
 /// `struct cm_status`
 #[repr(C)]
@@ -51,10 +51,10 @@ pub struct CmItem {
 type SendCallback = unsafe extern "C" fn(u64, *mut c_void);
 type UpdateCallback = unsafe extern "C" fn(u64, *const CmStatus, *mut c_void);
 
-/// What C gave for a callback, and gets back.
+/// The pointer that C registered with a callback.
 #[derive(Clone, Copy)]
 struct Context(*mut c_void);
-// SAFETY: it is C's to know from which thread it dispatches.
+// SAFETY: C decides in which thread it dispatches.
 unsafe impl Send for Context {}
 
 #[derive(Clone, Copy, Default)]
@@ -70,7 +70,7 @@ struct State {
 }
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
-/// Ends `cm_loop`.
+/// Wakes `cm_loop` to end it.
 static STOP: LazyLock<Option<OwnedFd>> =
     LazyLock::new(|| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok());
 
@@ -100,11 +100,11 @@ fn errno(error: &Error) -> c_int {
 fn fail(errno: c_int, said: &dyn std::fmt::Display) {
     let said = CString::new(said.to_string()).unwrap_or_default();
     SAID.with_borrow_mut(|last| *last = said);
-    // SAFETY: of this thread.
+    // SAFETY: the calling thread's own errno.
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// For C: -1 and errno, or what it is.
+/// Result for C: the value, or -1 with errno set.
 fn answer(done: Result<c_int, Error>) -> c_int {
     done.unwrap_or_else(|e| {
         fail(errno(&e), &e);
@@ -118,12 +118,12 @@ fn invalid(what: &'static str) -> Error {
 
 fn connect(socket: Option<PathBuf>) -> Result<State, Error> {
     let socket = socket.or_else(|| std::env::var_os("RIVULET_CM").map(PathBuf::from));
-    let socket = socket.unwrap_or_else(|| PathBuf::from(door::SOCKET));
+    let socket = socket.unwrap_or_else(|| PathBuf::from(daemon::SOCKET));
     let client = Client::connect(&socket)?;
     Ok(State { client, callbacks: BTreeMap::new(), buffered: BTreeMap::new() })
 }
 
-/// With the client, which is there from then on.
+/// Calls `f` with the process's client, connecting it first if needed.
 fn with<T>(f: impl FnOnce(&mut State) -> Result<T, Error>) -> Result<T, Error> {
     let mut state = state();
     if state.is_none() {
@@ -133,7 +133,7 @@ fn with<T>(f: impl FnOnce(&mut State) -> Result<T, Error>) -> Result<T, Error> {
 }
 
 /// # Safety
-/// `socket` is null or a terminated string.
+/// `socket` is null or a NUL-terminated string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cm_init(socket: *const c_char) -> c_int {
     use std::os::unix::ffi::OsStrExt;
@@ -142,7 +142,7 @@ pub unsafe extern "C" fn cm_init(socket: *const c_char) -> c_int {
     let path = path.map(|p| PathBuf::from(std::ffi::OsStr::from_bytes(p.to_bytes())));
     let mut state = state();
     if state.is_some() {
-        return answer(Err(invalid("cm_init: there is a client already")));
+        return answer(Err(invalid("cm_init: the process already has a client")));
     }
     answer(connect(path).map(|new| {
         *state = Some(new);
@@ -176,15 +176,15 @@ pub extern "C" fn cm_error() -> *const c_char {
 }
 
 /// # Safety
-/// It is null or points to a socket address of its family.
+/// `at` is null or points to a socket address of its family.
 unsafe fn address(at: *const libc::sockaddr) -> Result<SocketAddr, Error> {
     if at.is_null() {
-        return Err(invalid("a null address"));
+        return Err(invalid("the address is null"));
     }
-    // SAFETY: the caller's promise; it may be at any address, so nothing is read through a reference.
+    // SAFETY: the caller's promise. `read_unaligned` allows any alignment.
     match c_int::from(unsafe { (&raw const (*at).sa_family).read_unaligned() }) {
         libc::AF_INET => {
-            // SAFETY: the caller's promise: of its family, so it is as long as that has it.
+            // SAFETY: the caller's promise: the address has the length of its family.
             let four = unsafe { at.cast::<libc::sockaddr_in>().read_unaligned() };
             let ip = Ipv4Addr::from(four.sin_addr.s_addr.to_ne_bytes());
             Ok((ip, u16::from_be(four.sin_port)).into())
@@ -194,7 +194,7 @@ unsafe fn address(at: *const libc::sockaddr) -> Result<SocketAddr, Error> {
             let six = unsafe { at.cast::<libc::sockaddr_in6>().read_unaligned() };
             Ok((Ipv6Addr::from(six.sin6_addr.s6_addr), u16::from_be(six.sin6_port)).into())
         }
-        _ => Err(invalid("an address of another family")),
+        _ => Err(invalid("the address is neither IPv4 nor IPv6")),
     }
 }
 
@@ -202,7 +202,7 @@ fn opened(flow: Result<FlowId, Error>) -> u64 {
     number(flow.map(|flow| flow.0))
 }
 
-/// For C: 0 and errno, or what it is.
+/// Result for C: the value, or 0 with errno set.
 fn number(found: Result<u64, Error>) -> u64 {
     found.unwrap_or_else(|e| {
         fail(errno(&e), &e);
@@ -229,10 +229,10 @@ pub unsafe extern "C" fn cm_open_socket(fd: c_int, dst: *const libc::sockaddr) -
     if fd < 0 {
         return opened(Err(Error::of("cm_open_socket")(io::Error::from_raw_os_error(libc::EBADF))));
     }
-    // SAFETY: it is not closed here, and whether it is a socket the calls find out.
+    // SAFETY: `ManuallyDrop` never closes it, and the calls below fail on a bad descriptor.
     let socket = ManuallyDrop::new(unsafe { UdpSocket::from_raw_fd(fd) });
     let dst = if dst.is_null() {
-        socket.peer_addr().map_err(Error::of("the address that the socket is connected to"))
+        socket.peer_addr().map_err(Error::of("getting the socket's peer address"))
     } else {
         // SAFETY: the caller's promise.
         unsafe { address(dst) }
@@ -262,7 +262,7 @@ pub extern "C" fn cm_register_send(flow: u64, callback: Option<SendCallback>, co
     let context = Context(context);
     answer(with(|s| {
         if s.buffered.contains_key(&flow) {
-            return Err(invalid("cm_register_send: the flow's datagrams are sent by the library"));
+            return Err(invalid("cm_register_send: the library sends this flow's datagrams"));
         }
         s.client.mtu(FlowId(flow))?;
         s.callbacks.entry(flow).or_default().send = callback.map(|c| (c, context));
@@ -307,11 +307,11 @@ fn unknown() -> Error {
 }
 
 /// # Safety
-/// `status` points to one.
+/// `status` points to a `CmStatus`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cm_query(flow: u64, status: *mut CmStatus) -> c_int {
     if status.is_null() {
-        return answer(Err(invalid("cm_query: a null status")));
+        return answer(Err(invalid("cm_query: status is null")));
     }
     match with(|s| s.client.query(FlowId(flow))) {
         Ok(Some(found)) => {
@@ -366,11 +366,13 @@ pub extern "C" fn cm_weight(flow: u64, weight: u32) -> c_int {
 }
 
 /// # Safety
-/// `items` points to so many, or there are none.
+/// `items` points to `count` items, or `count` is 0.
 unsafe fn items<'a, T>(items: *mut T, count: usize) -> Result<&'a mut [T], Error> {
     match count {
         0 => Ok(&mut []),
-        _ if items.is_null() || count > MAX_BULK => Err(invalid("a bulk call has up to 64 items")),
+        _ if items.is_null() || count > MAX_BULK => {
+            Err(invalid("a bulk call has at most 64 items, not null"))
+        }
         // SAFETY: the caller's promise.
         _ => Ok(unsafe { std::slice::from_raw_parts_mut(items, count) }),
     }
@@ -448,17 +450,17 @@ pub unsafe extern "C" fn cm_bulk_update(at: *mut CmFeedback, count: usize) -> c_
     }))
 }
 
-/// What is due next.
+/// The next callback to make.
 enum Due {
     Send(u64, SendCallback, Context),
     Update(u64, Status, UpdateCallback, Context),
-    /// A datagram of a queue left.
+    /// A queued datagram was sent.
     Sent,
-    /// Nobody wants to know.
+    /// No callback is registered.
     Nothing,
 }
 
-/// Takes the next event; none: there is none, or none that can be done anything about now.
+/// Takes the next event. `None`: no event waits, or a socket's buffer is full.
 fn due(s: &mut State) -> Result<Option<Due>, Error> {
     let Some(event) = s.client.poll()? else { return Ok(None) };
     let (Event::Send(flow) | Event::Update(flow, _)) = event;
@@ -473,7 +475,7 @@ fn due(s: &mut State) -> Result<Option<Due>, Error> {
             (_, Turn::Full) => return Ok(None),
             (Some((callback, context)), Turn::None) => Due::Send(flow.0, callback, context),
             (None, Turn::None) => {
-                // Nobody uses this grant.
+                // The flow has no callback to use this grant.
                 let _ = s.client.decline(flow);
                 Due::Nothing
             }
@@ -485,15 +487,15 @@ fn due(s: &mut State) -> Result<Option<Due>, Error> {
 pub extern "C" fn cm_dispatch() -> c_int {
     let mut count = 0;
     loop {
-        // Callbacks call: nothing is held meanwhile.
+        // No lock is held during callbacks, because they call into the library.
         match with(due) {
             Ok(None) => return count,
             Err(e) => return answer(Err(e)),
             Ok(Some(Due::Nothing)) => continue,
             Ok(Some(Due::Sent)) => {}
             Ok(Some(Due::Send(flow, callback, context))) => {
-                // SAFETY: what C registered for the flow. No lock is held, so that it may call in; cm.h says that the
-                // context must live until `cm_dispatch` returns.
+                // SAFETY: C registered this callback for the flow. No lock is held, so it may call
+                // the library; cm.h requires that the context lives until `cm_dispatch` returns.
                 unsafe { callback(flow, context.0) };
             }
             Ok(Some(Due::Update(flow, status, callback, context))) => {
@@ -543,7 +545,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_may_be_anywhere() {
+    fn unaligned_addresses_are_read() {
         for (family, expected) in
             [(libc::AF_INET, "10.1.2.3:258"), (libc::AF_INET6, "[::]:258"), (libc::AF_UNIX, "none")]
         {

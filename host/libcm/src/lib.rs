@@ -1,21 +1,26 @@
-//! The Congestion Manager's library for programs of users: the paper's libcm (Andersen, Bansal, Curtis, Seshan and Balakrishnan,
-//! OSDI 2000, §2.2), over the calls that `rivulet cm serve` hands out.
+//! The Congestion Manager's user library: the paper's libcm (Andersen, Bansal, Curtis, Seshan and
+//! Balakrishnan, OSDI 2000, §2.2), over the kernel programs that `rivulet cm serve` passes to
+//! clients.
 //!
-//! A [`Client`] has the paper's calls, which are [`rivulet_cm::Manager`]'s too. It
+//! A [`Client`] has the same calls as [`rivulet_cm::Manager`]. It
 //!
-//! 1. [opens](Client::open) a flow for a UDP socket; flows of one user to one address with one code point share a window;
-//! 2. [requests](Client::request) to send, and is told by [`Event::Send`] from [`Client::poll`] that it may send a datagram of up
-//!    to an MTU. What it sends the kernel counts by itself; by [`Client::decline`] it leaves its turn to another flow;
-//! 3. says by [`Client::update`] what became of it, as its receiver told it;
-//! 4. may [ask](Client::query) for its share, or be told of changes ([`Client::register_update`], [`Client::thresh`]).
+//! 1. [opens](Client::open) a flow for a UDP socket. Flows of one user to one address with one code
+//!    point share a window.
+//! 2. [requests](Client::request) to send. [`Event::Send`] from [`Client::poll`] grants it one
+//!    datagram of up to an MTU. The kernel counts what it sends; [`Client::decline`] passes the
+//!    grant to another flow.
+//! 3. reports by [`Client::update`] which bytes its receiver acknowledged and which were lost.
+//! 4. may [query](Client::query) its share, or subscribe to changes ([`Client::register_update`],
+//!    [`Client::thresh`]).
 //!
-//! [`AsFd`](std::os::fd::AsFd) of a client is one descriptor for `select`, `poll` and `epoll`: it can be read from while events
-//! wait. The calls run in the kernel, by the descriptors of programs that the door passed on; where a sandbox forbids bpf(2) they go
-//! through the door's process ([`Client::proxied`]).
+//! [`AsFd`](std::os::fd::AsFd) of a client is one descriptor for `select`, `poll` and `epoll`,
+//! readable while events wait. Calls run kernel programs through the descriptors that the daemon
+//! passed. Where a sandbox forbids bpf(2), they go through the daemon's process
+//! ([`Client::proxied`]).
 
 pub mod abi;
 mod client;
-pub mod door;
+pub mod daemon;
 mod error;
 mod ffi;
 pub mod path;

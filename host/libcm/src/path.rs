@@ -1,4 +1,4 @@
-//! What a flow is opened with, as a socket has it.
+//! Derives a flow's addresses, ports, code point and MTU from a socket.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -8,14 +8,14 @@ use rivulet_cm::Key;
 
 /// IP protocol number of UDP.
 pub const UDP: u8 = 17;
-/// linux/in6.h: what rustix and libc lack for reading.
+/// From linux/in6.h; rustix and libc have no getter for it.
 const IPV6_MTU: libc::c_int = 24;
-/// Octets of an IPv4 header without options and of IPv6's, each with UDP's.
+/// Bytes of an IPv4 header without options, or of an IPv6 header, plus the UDP header.
 const HEADERS_V4: u32 = 28;
 const HEADERS_V6: u32 = 48;
 
-/// The name of a flow that a socket sends, connected or not, to this address, and the octets of payload of its largest packets (the
-/// path's MTU as the kernel knows it, less headers).
+/// Returns the key of the flow from a socket, connected or not, to this address, and the payload
+/// bytes of its largest packets (the kernel's path MTU without headers).
 ///
 /// # Errors
 /// There is no route, or the socket is not bound to a port.
@@ -28,20 +28,24 @@ pub fn describe(socket: &UdpSocket, destination: SocketAddr) -> io::Result<(Key,
     find(local, destination, (class as u32 >> 2 & 63) as u8)
 }
 
-/// The same of a socket that is bound to this address; an unspecified one is that which packets to the destination leave by.
+/// The same for a socket bound to `local`. An unspecified address becomes the one that packets to
+/// the destination are sent from.
 ///
 /// # Errors
 /// There is no route, or no port.
 pub fn find(local: SocketAddr, destination: SocketAddr, dscp: u8) -> io::Result<(Key, u32)> {
     if local.port() == 0 || destination.port() == 0 {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "a flow has ports"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "a flow needs a source and a destination port",
+        ));
     }
     let canonical = |a: SocketAddr| SocketAddr::new(a.ip().to_canonical(), a.port());
     let (mut local, destination) = (canonical(local), canonical(destination));
     if local.ip().is_unspecified() && destination.is_ipv4() {
         local.set_ip(std::net::Ipv4Addr::UNSPECIFIED.into());
     }
-    // Where packets of an unconnected socket would leave is what one that is connected is told.
+    // A connected probe socket reveals the source address that an unconnected one would use.
     let probe = UdpSocket::bind((local.ip(), 0))?;
     probe.connect(destination)?;
     let source = SocketAddr::new(probe.local_addr()?.ip(), local.port());
@@ -57,7 +61,7 @@ pub fn find(local: SocketAddr, destination: SocketAddr, dscp: u8) -> io::Result<
 fn option(socket: &UdpSocket, level: libc::c_int, name: libc::c_int) -> io::Result<libc::c_int> {
     let mut value: libc::c_int = 0;
     let mut length = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: the value is as long as it says.
+    // SAFETY: `length` is the value's size.
     let rc = unsafe {
         libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut length)
     };
@@ -78,7 +82,7 @@ mod tests {
             assert_eq!(key.source.ip(), key.destination.ip(), "{bind}");
             assert_eq!(key.source.port(), socket.local_addr().unwrap().port());
             assert_eq!((key.protocol, key.dscp), (UDP, 0));
-            // Loopback's is 65,536.
+            // Loopback's MTU is 65,536.
             assert!(mtu > 65_000, "{mtu}");
         }
         assert!(describe(&UdpSocket::bind("127.0.0.1:0").unwrap(), "[::1]:9".parse().unwrap()).is_err());

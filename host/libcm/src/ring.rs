@@ -1,7 +1,6 @@
-//! A client's ring (`BPF_MAP_TYPE_RINGBUF`), read without a call: kernel/bpf/ringbuf.c.
-//!
-//! Two counters of octets, each in a page of its own, the reader's and the writer's, then the data, mapped twice so that nothing is
-//! cut in two.
+//! A client's event ring (`BPF_MAP_TYPE_RINGBUF`), read without system calls; layout as in
+//! kernel/bpf/ringbuf.c: two byte counters, the reader's and the writer's, each in its own page,
+//! then the data. The data are mapped twice in a row, so that no entry is split.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -10,7 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use crate::abi::EVENT;
 
-/// Of an entry's length: it is being written; it was given up.
+/// Flags in an entry's length: the entry is still being written; the entry was discarded.
 const BUSY: u32 = 1 << 31;
 const DISCARDED: u32 = 1 << 30;
 const HEADER: usize = 8;
@@ -19,31 +18,31 @@ const HEADER: usize = 8;
 pub(crate) struct Ring {
     descriptor: OwnedFd,
     page: usize,
-    /// Octets of data, a power of two.
+    /// Bytes of data, a power of two.
     size: usize,
-    /// The reader's page, and the writer's with the data.
+    /// The reader's page, and the writer's page followed by the data.
     reader: *mut libc::c_void,
     writer: *mut libc::c_void,
 }
 
-// SAFETY: the memory is the process's, and whoever has the ring alone reads it.
+// SAFETY: the mapping belongs to the process, and only the owner of the ring reads it.
 unsafe impl Send for Ring {}
 
 impl Ring {
-    /// Maps it.
+    /// Maps the ring.
     ///
     /// # Errors
-    /// It is no ring of this size, or it may not be mapped.
+    /// The size is invalid, or the ring cannot be mapped.
     pub fn new(descriptor: OwnedFd, size: u32) -> io::Result<Ring> {
         // SAFETY: it has no preconditions.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
         let size = size as usize;
         if !size.is_power_of_two() || size < page || size > 1 << 24 {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "no size of a ring"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "not a valid size of a ring"));
         }
         let fd = descriptor.as_raw_fd();
         let mapped = |length, protection, offset: usize| {
-            // SAFETY: a new mapping, of nobody's memory.
+            // SAFETY: a new mapping, at an address that the kernel chooses.
             let at = unsafe {
                 libc::mmap(ptr::null_mut(), length, protection, libc::MAP_SHARED, fd, offset as libc::off_t)
             };
@@ -55,16 +54,16 @@ impl Ring {
         Ok(ring)
     }
 
-    /// The next entry, if one is there.
+    /// Returns the next event, if any.
     pub fn next(&mut self) -> Option<[u8; EVENT]> {
-        // SAFETY: mapped as long as this lives, and aligned to pages.
+        // SAFETY: mapped while `self` lives, and page-aligned.
         let (read, written) =
             unsafe { (&*self.reader.cast::<AtomicU64>(), &*self.writer.cast::<AtomicU64>()) };
         let mut at = read.load(Ordering::Relaxed);
         let mut seen = false;
         loop {
             let offset = at as usize & (self.size - 1);
-            // SAFETY: within the data, of which entries begin at multiples of eight.
+            // SAFETY: the offset is within the data, and entries are aligned to eight bytes.
             let entry = unsafe { self.writer.cast::<u8>().add(self.page + offset) };
             // SAFETY: as above.
             let length = || unsafe { &*entry.cast::<AtomicU32>() }.load(Ordering::Acquire);
@@ -73,21 +72,21 @@ impl Ring {
                 if std::mem::replace(&mut seen, true) {
                     return None;
                 }
-                // Whoever writes the next entry wakes only a reader who has read all before it: either he sees that it is so, or
-                // we see the entry.
+                // The writer wakes only a reader that has read all earlier entries. After this
+                // fence either the writer sees our position, or we see its entry.
                 fence(Ordering::SeqCst);
                 continue;
             };
-            let octets = (length & !DISCARDED) as usize;
+            let bytes = (length & !DISCARDED) as usize;
             let mut event = [0; EVENT];
-            if octets == EVENT {
-                // SAFETY: the data are mapped twice, so that this is in them.
+            if bytes == EVENT {
+                // SAFETY: the data are mapped twice, so the entry lies within the mapping.
                 unsafe { ptr::copy_nonoverlapping(entry.add(HEADER), event.as_mut_ptr(), EVENT) };
             }
-            at += (HEADER + octets.next_multiple_of(8)) as u64;
-            // The kernel writes over it from now on.
+            at += (HEADER + bytes.next_multiple_of(8)) as u64;
+            // From here on the kernel may overwrite the entry.
             read.store(at, Ordering::Release);
-            if octets == EVENT && length & DISCARDED == 0 {
+            if bytes == EVENT && length & DISCARDED == 0 {
                 return Some(event);
             }
         }
@@ -102,7 +101,7 @@ impl AsFd for Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`, used by nobody any more.
+        // SAFETY: `new` mapped it, and `self` was the only user.
         unsafe {
             libc::munmap(self.reader, self.page);
             if !self.writer.is_null() {

@@ -1,4 +1,4 @@
-//! Running the kernel's programs: BPF_PROG_RUN, which needs no right but the descriptor.
+//! Runs kernel programs by BPF_PROG_RUN, which needs no privilege except the descriptor.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -8,7 +8,7 @@ use crate::abi::{BULK, Bulk, Op, Opening, Plain};
 /// linux/bpf.h
 const BPF_PROG_TEST_RUN: libc::c_int = 10;
 
-/// `union bpf_attr`, as much of it as the command has.
+/// `union bpf_attr`, as far as this command uses it.
 #[repr(C)]
 #[derive(Default)]
 struct Attributes {
@@ -30,40 +30,40 @@ struct Attributes {
     unused: u32,
 }
 
-/// Runs a program of the type `BPF_PROG_TYPE_SYSCALL`, which may change its arguments.
+/// Runs a program of type `BPF_PROG_TYPE_SYSCALL`, which may change its arguments.
 ///
 /// # Errors
-/// The kernel's; EPERM or ENOSYS in a sandbox that forbids bpf(2).
+/// The kernel's error; EPERM or ENOSYS in a sandbox that forbids bpf(2).
 pub fn run<T: Plain>(program: BorrowedFd<'_>, arguments: &mut T) -> io::Result<()> {
-    let octets = arguments.octets_mut();
+    let bytes = arguments.bytes_mut();
     let mut attributes = Attributes {
         prog_fd: program.as_raw_fd() as u32,
-        ctx_size_in: octets.len() as u32,
-        ctx_in: octets.as_mut_ptr() as u64,
+        ctx_size_in: bytes.len() as u32,
+        ctx_in: bytes.as_mut_ptr() as u64,
         ..Attributes::default()
     };
     let size = size_of::<Attributes>();
-    // SAFETY: both live through the call, and the kernel writes no more than it is told.
+    // SAFETY: both live through the call, and the kernel writes at most `size` bytes.
     let rc = unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_TEST_RUN, &raw mut attributes, size) };
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// What does a client's calls.
+/// Executes a client's calls.
 pub trait Calls {
     /// Opens a flow.
     ///
     /// # Errors
-    /// It could not be asked; what became of it is in the opening.
+    /// The call could not be made; `opening` holds the result of the operation.
     fn open(&mut self, opening: &mut Opening) -> io::Result<()>;
 
-    /// Does operations, at most [`BULK`], one after the other.
+    /// Does at most [`BULK`] operations in order.
     ///
     /// # Errors
-    /// They could not be asked; what became of each is in it.
+    /// The call could not be made; each operation holds its own result.
     fn call(&mut self, ops: &mut [Op]) -> io::Result<()>;
 }
 
-/// The kernel's programs.
+/// The descriptors of the kernel programs.
 #[derive(Debug)]
 pub struct Descriptors {
     /// `cm_open`

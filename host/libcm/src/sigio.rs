@@ -1,4 +1,5 @@
-//! Signals when events arrive (O_ASYNC): the kernel sends none for a ring, so a thread waits for them.
+//! Signals when events arrive (O_ASYNC). The kernel sends none for a ring, so a thread waits for
+//! them.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -11,10 +12,10 @@ use rustix::event::{EventfdFlags, eventfd};
 
 const RING: u64 = 0;
 const STOP: u64 = 1;
-/// It calls epoll and kill.
+/// The thread only calls epoll and kill.
 const STACK: usize = 64 << 10;
 
-/// Sends a signal to the process when events arrive in a ring that had none, until it is dropped.
+/// Sends a signal to the process whenever events arrive in a ring, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Sigio {
     stop: OwnedFd,
@@ -23,18 +24,19 @@ pub(crate) struct Sigio {
 
 impl Sigio {
     /// # Errors
-    /// It is no signal; the system's.
+    /// The number is no valid signal; the system's error.
     pub fn start(ring: BorrowedFd<'_>, signal: libc::c_int) -> io::Result<Sigio> {
-        // No real one of the system's library's own either: those lie between.
+        // Excludes the real-time signals that the C library reserves, between 32 and SIGRTMIN.
         if !(1..32).contains(&signal) && !(libc::SIGRTMIN()..=libc::SIGRTMAX()).contains(&signal) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let stop = eventfd(0, EventfdFlags::CLOEXEC)?;
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        // Of each arrival it is told once, whether anybody has read the event or not.
+        // Edge-triggered: one wake-up for each arrival, even while events are unread.
         epoll::add(&epoll, ring, EventData::new_u64(RING), EventFlags::IN | EventFlags::ET)?;
         epoll::add(&epoll, &stop, EventData::new_u64(STOP), EventFlags::IN)?;
-        // The program's handlers run in its own threads.
+        // Block all signals in the new thread, so that the program's handlers run in the program's
+        // threads.
         let before = block()?;
         let thread = Builder::new().name("sigio".into()).stack_size(STACK).spawn(move || run(&epoll, signal));
         restore(&before);
@@ -63,16 +65,16 @@ fn run(epoll: &OwnedFd, signal: libc::c_int) {
             return;
         }
         if !events.is_empty() {
-            // SAFETY: it has no preconditions; which handler runs is the program's choice.
+            // SAFETY: no preconditions; the program chose the handler.
             unsafe { libc::kill(libc::getpid(), signal) };
         }
     }
 }
 
-/// Blocks all signals in this thread, and those that it makes; what was blocked before.
+/// Blocks all signals in this thread, for the threads that it starts. Returns the previous mask.
 fn block() -> io::Result<libc::sigset_t> {
     let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-    // SAFETY: the first call fills the set, the second the other one.
+    // SAFETY: the first call fills `all`, the second one fills `before`.
     unsafe {
         libc::sigfillset(all.as_mut_ptr());
         match libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) {
@@ -83,6 +85,6 @@ fn block() -> io::Result<libc::sigset_t> {
 }
 
 fn restore(before: &libc::sigset_t) {
-    // SAFETY: a set that the system made.
+    // SAFETY: `before` is a mask that the system returned.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const *before, ptr::null_mut()) };
 }

@@ -1,4 +1,5 @@
-//! UDP sockets with congestion control (CM-UDP, the paper's §3.3): what is sent waits in a queue for its grants.
+//! UDP sockets with congestion control (CM-UDP, the paper's §3.3): datagrams wait in a queue until
+//! they are granted.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,32 +9,35 @@ use rivulet_cm::Update;
 
 use crate::{Client, Error, FlowId, path};
 
-/// Requests that one call makes.
+/// Largest number of requests made at once.
 const MOST: usize = 64;
 
-/// A socket whose datagrams leave as the flow is granted them. Feedback is the application's to give ([`CmUdp::update`]).
+/// A socket that sends its datagrams as the flow is granted them. The application must give
+/// feedback ([`CmUdp::update`]).
 #[derive(Debug)]
 pub struct CmUdp {
     socket: UdpSocket,
     destination: SocketAddr,
     flow: FlowId,
     mtu: u32,
-    /// The socket is connected there: the kernel looks for no route.
+    /// Whether the socket is connected, so that the kernel need not look up a route for each
+    /// datagram.
     connected: bool,
     queue: VecDeque<Vec<u8>>,
-    /// What has left: memory for others.
+    /// Buffers of sent datagrams, for reuse.
     spare: Vec<Vec<u8>>,
-    /// Most datagrams in the queue.
+    /// Largest number of datagrams in the queue.
     limit: usize,
-    /// Requests of which no grant came yet.
+    /// Requests that were not granted yet.
     asked: usize,
 }
 
 impl CmUdp {
-    /// Binds a socket, connected or not, to a flow to this address, with room for `limit` datagrams that wait.
+    /// Opens a flow to this address for a socket, connected or not, with a queue of at most `limit`
+    /// datagrams.
     ///
     /// # Errors
-    /// As [`Client::open`]; there is no route.
+    /// As [`Client::open`]; there is no route to the destination.
     pub fn new(
         client: &mut Client,
         socket: UdpSocket,
@@ -47,34 +51,34 @@ impl CmUdp {
         Ok(CmUdp { socket, destination, flow, mtu, connected, queue, spare, limit, asked: 0 })
     }
 
-    /// Its flow: events of it are this socket's ([`CmUdp::granted`]).
+    /// The flow. Pass its `Send` events to [`CmUdp::granted`].
     #[must_use]
     pub fn flow(&self) -> FlowId {
         self.flow
     }
 
-    /// Octets of the largest datagram.
+    /// Payload bytes of the largest datagram.
     #[must_use]
     pub fn mtu(&self) -> u32 {
         self.mtu
     }
 
-    /// Datagrams that wait.
+    /// Number of queued datagrams.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.queue.len()
     }
 
-    /// The socket, to receive by.
+    /// The socket, for receiving.
     #[must_use]
     pub fn socket(&self) -> &UdpSocket {
         &self.socket
     }
 
-    /// Has a datagram sent when its turn comes; it is copied.
+    /// Copies a datagram into the queue, to be sent when it is granted.
     ///
     /// # Errors
-    /// `EMSGSIZE`: it is larger than the MTU; `EWOULDBLOCK`: as many wait as may.
+    /// `EMSGSIZE`: it is larger than the MTU; `EWOULDBLOCK`: the queue is full.
     pub fn send(&mut self, client: &mut Client, datagram: impl AsRef<[u8]>) -> Result<(), Error> {
         let datagram = datagram.as_ref();
         let fail = |errno| Err(Error::of("sending")(io::Error::from_raw_os_error(errno)));
@@ -90,10 +94,12 @@ impl CmUdp {
         self.ask(client)
     }
 
-    /// The flow was granted a packet: the oldest datagram leaves (`udp_ccappsend`). False if none waited.
+    /// Handles a grant: sends the oldest datagram (`udp_ccappsend`). Returns whether the queue had
+    /// one.
     ///
     /// # Errors
-    /// The socket's. After `EWOULDBLOCK` the datagram waits for another grant, after others it is gone.
+    /// The socket's error. After `EWOULDBLOCK` the datagram waits for another grant; after any
+    /// other error it is dropped.
     pub fn granted(&mut self, client: &mut Client) -> Result<bool, Error> {
         self.asked = self.asked.saturating_sub(1);
         let Some(mut datagram) = self.queue.pop_front() else {
@@ -120,7 +126,7 @@ impl CmUdp {
         Ok(true)
     }
 
-    /// The application has feedback (`cm_update`).
+    /// Records the application's feedback (`cm_update`).
     ///
     /// # Errors
     /// As [`Client::update`].
@@ -128,7 +134,7 @@ impl CmUdp {
         client.update(self.flow, update)
     }
 
-    /// Asks for those that wait, once what was asked for before is granted.
+    /// Requests grants for the queued datagrams, once all earlier requests are granted.
     fn ask(&mut self, client: &mut Client) -> Result<(), Error> {
         if self.asked > 0 || self.queue.is_empty() {
             return Ok(());

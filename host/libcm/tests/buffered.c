@@ -1,6 +1,6 @@
-/* A CM-UDP socket of a program that signals wake, and nothing else: of what it may send by cm_async(), of what its receiver answers
- * by O_ASYNC of the socket itself. Arguments: a port of this host, whose receiver returns the first eight octets of each datagram, and
- * how many datagrams. Says how many arrived. */
+/* A CM-UDP program woken only by signals: cm_async() signals grants, and O_ASYNC of the socket
+ * signals its receiver's answers. Arguments: a port of this host, whose receiver returns the first
+ * eight bytes of each datagram, and the number of datagrams. Prints how many arrived. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -75,7 +75,7 @@ int main(int argc, char **argv)
     REFUSED(cm_async(-1), EINVAL);
     REFUSED(cm_async(1000), EINVAL);
 
-    /* What one fails by the next says: nobody is at this port. */
+    /* A failed send is returned by the next call: no socket listens at this port. */
     to.sin_port = htons(9);
     other = socket(AF_INET, SOCK_DGRAM, 0);
     CHECK(connect(other, (struct sockaddr *)&to, sizeof(to)) == 0);
@@ -104,7 +104,7 @@ int main(int argc, char **argv)
     }
     REFUSED(cm_udp_send(flow, datagram, OCTETS), EWOULDBLOCK);
     CHECK(cm_udp_waiting(flow) == QUEUE);
-    /* Nothing was sent yet: it is of the grants. */
+    /* No datagram was sent yet, so the signal is for the grants. */
     CHECK(sigtimedwait(&signals, NULL, &patience) == SIGIO);
 
     CHECK(sigaction(SIGIO, &action, NULL) == 0 && sigaction(SIGALRM, &action, NULL) == 0);

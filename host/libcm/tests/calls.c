@@ -1,4 +1,4 @@
-/* Every function of cm.h, with what it refuses. Arguments: a port of this host. */
+/* Calls every function of cm.h, also with arguments that it refuses. Argument: a port of this host. */
 #include <arpa/inet.h>
 #include <assert.h>
 #include <errno.h>
@@ -72,7 +72,7 @@ int main(int argc, char **argv)
     GOOD(cm_init(NULL));
     REFUSED(cm_init(NULL), EINVAL);
     IS(cm_proxied(), 0);
-    /* A socket that is not bound sends from no port, and one that is no socket from nowhere. */
+    /* An unbound socket has no port, and -1 is no socket. */
     IS(cm_open_socket(fd, (struct sockaddr *)&to), 0);
     IS(errno, EINVAL);
     IS(cm_open_socket(-1, NULL), 0);
@@ -81,7 +81,7 @@ int main(int argc, char **argv)
     IS(errno, EINVAL);
     GOOD(bind(fd, (struct sockaddr *)&from, sizeof(from)));
     GOOD(getsockname(fd, (struct sockaddr *)&from, &length));
-    /* The wildcard is loopback's address for this destination. */
+    /* The wildcard source becomes loopback's address for this destination. */
     flow = cm_open((struct sockaddr *)&from, (struct sockaddr *)&to);
     IS(flow != 0, 1);
     IS(cm_open_socket(fd, (struct sockaddr *)&to), 0);
@@ -114,7 +114,7 @@ int main(int argc, char **argv)
     IS(status.srtt, 1000000);
     IS(status.rate == last.rate && status.rate > 0, 1);
 
-    /* A loop of the library's own, which a callback ends. */
+    /* The library's own loop, ended by a callback. */
     sends = 0;
     GOOD(cm_register_send(flow, may_send, &sends));
     for (int i = 0; i < COUNT; i++)
@@ -138,7 +138,7 @@ int main(int argc, char **argv)
     REFUSED(cm_bulk_query(NULL, 1), EINVAL);
     GOOD(cm_bulk_query(NULL, 0));
 
-    /* Whoever has no callback leaves his grant to others. */
+    /* A flow without a callback leaves its grant to other flows. */
     to.sin_port = htons(9);
     other = cm_open_socket(fd, (struct sockaddr *)&to);
     IS(other != 0, 1);

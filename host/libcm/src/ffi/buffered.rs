@@ -11,7 +11,7 @@ use crate::{CmUdp, Error, FlowId};
 /// A socket whose datagrams the library sends.
 pub(super) struct Buffered {
     udp: CmUdp,
-    /// Why one of them was not sent: the next call says it.
+    /// Why a datagram could not be sent; the next call returns it.
     failed: Option<Error>,
 }
 
@@ -22,11 +22,11 @@ pub unsafe extern "C" fn cm_udp_open(fd: c_int, dst: *const libc::sockaddr, limi
     if fd < 0 {
         return opened(Err(Error::of("cm_udp_open")(io::Error::from_raw_os_error(libc::EBADF))));
     }
-    // SAFETY: it is copied here, and whether it is open that call finds out.
+    // SAFETY: only duplicated here, and duplicating fails on a bad descriptor.
     let copy = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned().map_err(Error::of("cm_udp_open"));
     opened(copy.map(UdpSocket::from).and_then(|socket| {
         let dst = if dst.is_null() {
-            socket.peer_addr().map_err(Error::of("the address that the socket is connected to"))
+            socket.peer_addr().map_err(Error::of("getting the socket's peer address"))
         } else {
             // SAFETY: the caller's promise.
             unsafe { address(dst) }
@@ -41,13 +41,13 @@ pub unsafe extern "C" fn cm_udp_open(fd: c_int, dst: *const libc::sockaddr, limi
 }
 
 /// # Safety
-/// `datagram` points to so many octets, or there are none.
+/// `datagram` points to `length` bytes, or `length` is 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cm_udp_send(flow: u64, datagram: *const c_void, length: usize) -> c_int {
-    let octets: &[u8] = match length {
+    let bytes: &[u8] = match length {
         0 => &[],
         _ if datagram.is_null() || length > isize::MAX as usize => {
-            return answer(Err(invalid("cm_udp_send: a null datagram")));
+            return answer(Err(invalid("cm_udp_send: the datagram is null")));
         }
         // SAFETY: the caller's promise.
         _ => unsafe { std::slice::from_raw_parts(datagram.cast(), length) },
@@ -58,7 +58,7 @@ pub unsafe extern "C" fn cm_udp_send(flow: u64, datagram: *const c_void, length:
         if let Some(failed) = of.failed.take() {
             return Err(failed);
         }
-        of.udp.send(client, octets).map(|()| 0)
+        of.udp.send(client, bytes).map(|()| 0)
     }))
 }
 
@@ -70,13 +70,13 @@ pub extern "C" fn cm_udp_waiting(flow: u64) -> c_int {
     }))
 }
 
-/// What a flow that was granted a packet does with it.
+/// What a CM-UDP flow did with a grant.
 pub(super) enum Turn {
-    /// It is not one of these.
+    /// The flow is not a CM-UDP flow.
     None,
-    /// A datagram left, or none waited.
+    /// It sent a datagram, or its queue was empty.
     Done,
-    /// The socket takes none now: others have their turn before it tries again.
+    /// The socket's buffer is full: other flows go first.
     Full,
 }
 

@@ -1,4 +1,4 @@
-//! The calls on the real kernel, by threads without any right.
+//! The calls on the real kernel, by threads without privileges.
 
 use std::os::fd::AsRawFd;
 
@@ -14,7 +14,7 @@ fn arrived(bytes: u64) -> Update {
     Update { nsent: bytes, nrecd: bytes, congestion: Congestion::None, rtt: RTT }
 }
 
-/// Tests that say how long something lives have it live so.
+/// Grants and missing feedback never expire, except in tests about expiry.
 fn slow() -> CallOptions {
     CallOptions { grant_life: 1 << 50, silence: 1 << 50, ..CallOptions::default() }
 }
@@ -49,7 +49,7 @@ fn a_process_without_rights_is_granted_counted_and_its_window_grows() {
         );
         let status = client.query(flow).unwrap().unwrap();
         assert_eq!((status.rate, status.rtt, status.loss), (600_000, RTT, 0));
-        // The other three modes.
+        // The other three kinds of congestion.
         path.send(2, MTU as usize);
         let lost = |congestion| Update { nsent: 1000, nrecd: 0, congestion, rtt: 0 };
         client.update(flow, &lost(Congestion::Transient)).unwrap();
@@ -67,7 +67,7 @@ fn a_process_without_rights_is_granted_counted_and_its_window_grows() {
 }
 
 #[test]
-fn what_did_not_leave_does_not_count_as_arrived() {
+fn unsent_bytes_do_not_count_as_arrived() {
     let Some(rig) = Rig::new(slow()) else { return };
     let (mut client, _) = rig.client(ALICE);
     rig.as_user(ALICE, || {
@@ -81,7 +81,7 @@ fn what_did_not_leave_does_not_count_as_arrived() {
         let n = rig.macroflow(ALICE).numbers;
         assert_eq!((n.cwnd, n.sent, n.outstanding()), (10_000, 0, 0));
         path.send(10, 1000);
-        // Nor is it another flow's.
+        // The bytes do not count for another flow either.
         let second = crate::rig::path("127.0.0.1");
         let other = client.open(&second.key, MTU).unwrap();
         client.update(other, &arrived(1 << 40)).unwrap();
@@ -122,16 +122,17 @@ fn a_flow_is_its_users_and_so_is_the_window() {
         ] {
             assert_eq!(refused(result), rivulet_cm::Error::NoFlow);
         }
-        // By the other's number either.
+        // Another user's flow number does not help.
         let mut programs = libcm::Descriptors { open, call, calls };
         let mut opening = Opening::new(id, &path.key, MTU);
         programs.open(&mut opening).unwrap();
         assert_eq!((opening.result, opening.flow), (-libc::ENOENT, 0));
-        // What is no operation changes nothing.
+        // An unknown operation changes nothing.
         let mut op = Op { op: 99, ..Op::new(flow.0, Operation::None, [0; 4]) };
         programs.call(std::slice::from_mut(&mut op)).unwrap();
         assert_eq!(op.result, -libc::ENOENT);
-        // The same addresses and ports are another flow, which counts nothing of the first one's.
+        // The same addresses and ports opened by another user are a separate flow, which does not
+        // count the first one's packets.
         let own = bob.open(&path.key, MTU).unwrap();
         bob.request(own, 3).unwrap();
         assert_eq!(sends(&mut bob).len(), 3);
@@ -160,7 +161,7 @@ fn user_ids_of_one_account_share_its_flows() {
     let mut bob = rig.client(BOB).0;
     open(&mut bob, BOB).unwrap();
     assert!(rig.calls.admit(BOB, BOB, std::process::id(), 0).is_err(), "4 clients in all");
-    // What closes is given back to the account, macroflows too.
+    // Closing returns the quota to the account, macroflows included.
     for ((client, id), uid) in clients.into_iter().zip(ids) {
         rig.as_user(uid, || drop(client));
         rig.calls.evict(id).unwrap();
@@ -172,7 +173,7 @@ fn user_ids_of_one_account_share_its_flows() {
 }
 
 #[test]
-fn a_user_has_so_many_flows_and_requests() {
+fn flows_and_requests_of_a_user_are_limited() {
     let Some(rig) = Rig::new(CallOptions { flows: 70, ..slow() }) else { return };
     let (mut client, _) = rig.client(ALICE);
     rig.as_user(ALICE, || {
@@ -202,7 +203,7 @@ fn a_user_has_so_many_flows_and_requests() {
         key.protocol = 6;
         assert!(matches!(client.open(&key, MTU), Err(Error::Os { .. })));
     });
-    // Its end leaves room for another, whatever of it waited.
+    // Its end frees the quota of another client, whatever was still waiting.
     rig.as_user(ALICE, || drop(client));
     let (mut client, id) = rig.client(ALICE);
     rig.as_user(ALICE, || {
@@ -220,9 +221,9 @@ fn a_user_has_so_many_flows_and_requests() {
     assert_eq!(rig.calls.evict(id).unwrap(), 0);
 }
 
-/// A ring that nobody reads is not written beyond its end: what would be is not asked for.
+/// A ring that is never read does not overflow: requests whose events would not fit are refused.
 #[test]
-fn events_that_are_not_taken_have_room() {
+fn unread_events_never_overflow_the_ring() {
     let Some(rig) = Rig::new(CallOptions { initial_window: 100, ..slow() }) else { return };
     let (mut client, _) = rig.client(ALICE);
     rig.as_user(ALICE, || {
@@ -241,7 +242,7 @@ fn events_that_are_not_taken_have_room() {
                 client.decline(flow).unwrap();
             }
         }
-        // 24 octets each of 65,536, and one of changes.
+        // 65,536 bytes of ring hold 24 bytes for each event, and one update event.
         assert_eq!(asked, 2700);
         assert_eq!(sends(&mut client).len(), asked);
         client.request(flow, 50).unwrap();
@@ -250,7 +251,7 @@ fn events_that_are_not_taken_have_room() {
 }
 
 #[test]
-fn grants_that_nobody_uses_go_to_others() {
+fn unused_grants_go_to_other_flows() {
     let options = CallOptions { grant_life: 20_000_000, silence: 1 << 50, ..CallOptions::default() };
     let Some(rig) = Rig::new(options) else { return };
     let ((mut dead, _), (mut client, _)) = (rig.client(ALICE), rig.client(ALICE));
@@ -269,7 +270,7 @@ fn grants_that_nobody_uses_go_to_others() {
 }
 
 #[test]
-fn what_nobody_speaks_of_any_more_is_lost() {
+fn bytes_without_feedback_count_as_lost() {
     let options = CallOptions { grant_life: 1 << 50, silence: 50_000_000, ..CallOptions::default() };
     let Some(rig) = Rig::new(options) else { return };
     let (mut client, _) = rig.client(ALICE);
@@ -286,7 +287,7 @@ fn what_nobody_speaks_of_any_more_is_lost() {
 }
 
 #[test]
-fn flows_take_turns_and_one_may_leave_its_to_another() {
+fn flows_take_turns_and_may_decline() {
     let Some(rig) = Rig::new(CallOptions { initial_window: 1, ..slow() }) else { return };
     let ((mut one, _), (mut two, _)) = (rig.client(ALICE), rig.client(ALICE));
     rig.as_user(ALICE, || {
@@ -298,11 +299,11 @@ fn flows_take_turns_and_one_may_leave_its_to_another() {
         one.request(a, 2).unwrap();
         assert_eq!((sends(&mut one), sends(&mut two)), (vec![a], vec![]));
         one.decline(a).unwrap();
-        // Whoever waits is woken by another process' call.
+        // A call of another process wakes a waiting client.
         assert_eq!((wait(&mut two), sends(&mut one)), (Event::Send(b), vec![]));
         two.decline(b).unwrap();
         assert_eq!((wait(&mut one), sends(&mut two)), (Event::Send(a), vec![]));
-        // And by another's packet when it is acknowledged.
+        // So does the acknowledgement of another flow's packet.
         paths[0].send(1, 1000);
         assert_eq!(sends(&mut two), []);
         one.update(a, &arrived(1000)).unwrap();
@@ -324,7 +325,7 @@ fn turns_and_rates_are_as_the_weights() {
         }
         client.request(light, 100).unwrap();
         client.request(heavy, 100).unwrap();
-        // The first one was alone.
+        // The first flow was alone when it requested.
         assert_eq!(sends(&mut client), [light]);
         client.decline(light).unwrap();
         let mut turns = [0, 0];
@@ -343,7 +344,7 @@ fn turns_and_rates_are_as_the_weights() {
 }
 
 #[test]
-fn changes_beyond_a_threshold_are_told_once() {
+fn crossed_threshold_is_reported_once() {
     let Some(rig) = Rig::new(slow()) else { return };
     let (mut client, _) = rig.client(ALICE);
     rig.as_user(ALICE, || {
@@ -381,7 +382,7 @@ fn changes_beyond_a_threshold_are_told_once() {
 }
 
 #[test]
-fn many_calls_are_one() {
+fn bulk_calls_return_each_result() {
     let Some(rig) = Rig::new(CallOptions { initial_window: 100, ..slow() }) else { return };
     let (mut client, _) = rig.client(ALICE);
     rig.as_user(ALICE, || {
@@ -422,7 +423,7 @@ fn datagrams_of_ipv6_and_of_unconnected_sockets_count() {
         }
         let m = rig.macroflow(ALICE);
         assert_eq!((m.destination.to_string().as_str(), m.numbers.sent), ("::1", 2800));
-        // One larger than the path counts whole, an empty one as something.
+        // A datagram larger than the path counts in full, and an empty one counts as one byte.
         paths[0].send(1, 60_000);
         paths[0].send(1, 0);
         assert_eq!(rig.macroflow(ALICE).numbers.sent, 2800 + 60_001);
@@ -430,7 +431,7 @@ fn datagrams_of_ipv6_and_of_unconnected_sockets_count() {
 }
 
 #[test]
-fn a_later_flow_finds_the_window_of_the_first() {
+fn later_flow_inherits_the_window() {
     let Some(rig) = Rig::new(slow()) else { return };
     let (mut client, _) = rig.client(ALICE);
     rig.as_user(ALICE, || {
@@ -451,9 +452,10 @@ fn a_later_flow_finds_the_window_of_the_first() {
     });
 }
 
-/// Where a user keeps the history of many destinations that of one more is not kept: its timer deletes it.
+/// Once a user has the histories of many destinations, those of further ones are deleted by a
+/// timer.
 #[test]
-fn histories_have_a_quota() {
+fn kept_histories_are_limited() {
     let Some(rig) = Rig::new(CallOptions { flows: 3, ..slow() }) else { return };
     let (mut client, _) = rig.client(ALICE);
     rig.as_user(ALICE, || {
@@ -470,19 +472,20 @@ fn histories_have_a_quota() {
     });
 }
 
-/// What stands between the IP header and UDP's is no payload, and hides none.
+/// IP options and extension headers do not count as payload, and do not hide the UDP datagram.
 #[test]
 fn datagrams_behind_options_and_extension_headers_count() {
     let Some(rig) = Rig::new(slow()) else { return };
     let (mut client, _) = rig.client(ALICE);
     let [four, six] = rig.as_user(ALICE, || [path("127.0.0.1"), path("::1")]);
-    // PadN in destination options; no operations in IPv4's.
+    // PadN in IPv6 destination options; no-operation options in IPv4.
     for (path, level, name, options) in [
         (&four, libc::IPPROTO_IP, libc::IP_OPTIONS, &[1u8; 4][..]),
         (&six, libc::IPPROTO_IPV6, libc::IPV6_DSTOPTS, &[0, 0, 1, 4, 0, 0, 0, 0][..]),
     ] {
         let length = options.len() as libc::socklen_t;
-        // SAFETY: the options live through the call. It takes a right that users do not have.
+        // SAFETY: the options live through the call. Setting them needs a privilege that users
+        // lack.
         let rc = unsafe {
             libc::setsockopt(path.socket.as_raw_fd(), level, name, options.as_ptr().cast(), length)
         };

@@ -1,4 +1,4 @@
-//! Flows that leave their macroflow for another one, on the real kernel.
+//! Flows that move between macroflows, on the real kernel.
 
 use libcm::abi::{Op, Operation};
 use libcm::{Calls, Client, Congestion, Descriptors, Error, FlowId, MacroflowId, Update};
@@ -25,7 +25,7 @@ fn programs(rig: &Rig) -> Descriptors {
     Descriptors { open, call, calls }
 }
 
-/// Of the macroflow of a destination, and of those that were split from it.
+/// The numbers of a destination's macroflow, and of those split from it.
 fn numbers(rig: &Rig) -> (Macroflow, Vec<Macroflow>) {
     let (mut common, apart): (Vec<_>, Vec<_>) =
         rig.calls.macroflows().unwrap().into_iter().partition(|m| m.apart.is_none());
@@ -37,7 +37,7 @@ fn arrived(bytes: u64) -> Update {
     Update { nsent: bytes, nrecd: bytes, congestion: Congestion::None, rtt: RTT }
 }
 
-/// A macroflow and its number; another flow of another path in it.
+/// Opens two flows on two paths; the second one joins the first one's macroflow.
 fn two(client: &mut Client) -> (crate::rig::Path, FlowId, crate::rig::Path, FlowId) {
     let (a, b) = (path("127.0.0.1"), path("127.0.0.1"));
     let (of_a, of_b) = (client.open(&a.key, MTU).unwrap(), client.open(&b.key, MTU).unwrap());
@@ -45,7 +45,7 @@ fn two(client: &mut Client) -> (crate::rig::Path, FlowId, crate::rig::Path, Flow
 }
 
 #[test]
-fn a_flow_goes_with_what_is_its_own_and_comes_back() {
+fn flow_moves_with_its_outstanding_bytes_and_back() {
     let Some(rig) = Rig::new(slow()) else { return };
     let (mut client, _) = rig.client(ALICE);
     rig.as_user(ALICE, || {
@@ -69,9 +69,9 @@ fn a_flow_goes_with_what_is_its_own_and_comes_back() {
             (1, 3000, 10_000, 0),
             "with its own, into a new window"
         );
-        // What waited waits there, for the room that there is.
+        // Waiting requests moved too, and are granted the room of the new macroflow.
         assert_eq!(sends(&mut client), vec![of_b; 7]);
-        // Feedback is of the one that it is in.
+        // Feedback goes to the macroflow that the flow is in now.
         client.update(of_b, &arrived(3000)).unwrap();
         let (first, apart) = numbers(&rig);
         assert_eq!((first.numbers.srtt, apart[0].numbers.srtt), (0, RTT));
@@ -95,9 +95,9 @@ fn a_flow_goes_with_what_is_its_own_and_comes_back() {
     });
 }
 
-/// One that is split keeps no history: whoever splits and closes again and again leaves nothing behind.
+/// A split macroflow keeps no history: repeated splitting and closing leaves nothing behind.
 #[test]
-fn macroflows_that_were_split_do_not_add_up() {
+fn split_macroflows_end_with_their_flows() {
     let Some(rig) = Rig::new(slow()) else { return };
     let (mut client, _) = rig.client(ALICE);
     rig.as_user(ALICE, || {
@@ -114,7 +114,7 @@ fn macroflows_that_were_split_do_not_add_up() {
 }
 
 #[test]
-fn a_macroflow_is_its_users_whoever_knows_its_number() {
+fn macroflow_of_another_user_is_refused() {
     let Some(rig) = Rig::new(slow()) else { return };
     let ((mut alice, _), (mut bob, _)) = (rig.client(ALICE), rig.client(BOB));
     let (_path, flow, common) = rig.as_user(ALICE, || {
@@ -134,9 +134,9 @@ fn a_macroflow_is_its_users_whoever_knows_its_number() {
     assert_eq!(flows, [1, 1]);
 }
 
-/// What leaves while its flow is on the way is counted once.
+/// Packets sent while their flow moves are counted once.
 #[test]
-fn what_leaves_meanwhile_is_counted() {
+fn packets_sent_during_moves_count_once() {
     const EACH: u64 = 2000;
     let Some(rig) = Rig::new(slow()) else { return };
     let (mut client, _) = rig.client(ALICE);
@@ -160,9 +160,9 @@ fn what_leaves_meanwhile_is_counted() {
     });
 }
 
-/// Of two who move a flow and one who closes it at the same time none leaves half of it behind.
+/// Two threads that move a flow and one that closes it leave no half of it behind.
 #[test]
-fn moves_and_ends_at_one_moment_leave_nothing_behind() {
+fn concurrent_moves_and_closes_leave_no_state() {
     let Some(rig) = Rig::new(slow()) else { return };
     let (mut client, _) = rig.client(ALICE);
     rig.as_user(ALICE, || {
@@ -188,7 +188,7 @@ fn moves_and_ends_at_one_moment_leave_nothing_behind() {
     });
     assert_eq!(rig.calls.macroflows().unwrap().iter().map(|m| m.numbers.flows).sum::<u32>(), 0);
     eventually("nothing of them is left", || numbers(&rig).1.is_empty());
-    // Room that requests took is there again: as many as may wait at once.
+    // The quota of requests is free again: the full number can wait.
     rig.as_user(ALICE, || {
         let path = path("127.0.0.1");
         let flow = client.open(&path.key, MTU).unwrap();

@@ -1,4 +1,5 @@
-//! Calls loaded for a cgroup of the test's own, and threads in it as users of a network namespace.
+//! Loads the calls for a cgroup of the test's own, and runs threads in it as users of a network
+//! namespace.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
@@ -20,7 +21,7 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// None, and a line that says so, where it cannot be had.
+    /// `None`, with a line that says so, where the machine lacks a feature.
     pub fn new(options: CallOptions) -> Option<Rig> {
         if skipped(Feature::UserCalls) {
             return None;
@@ -40,19 +41,19 @@ impl Rig {
         self.ns.as_user(&self.cgroup, uid, f)
     }
 
-    /// A client with the descriptors that the door would have passed.
+    /// A client with the descriptors that the daemon would have passed.
     pub fn client(&self, uid: u32) -> (Client, u32) {
         self.client_of(uid, uid)
     }
 
-    /// The same, whose user counts for another one.
+    /// The same for a user that counts towards another account.
     pub fn client_of(&self, account: u32, uid: u32) -> (Client, u32) {
         let (id, ring) = self.calls.admit(uid, account, std::process::id(), 0).unwrap();
         let [open, call, calls] = self.calls.programs().map(|p| p.try_clone_to_owned().unwrap());
         (Client::new(Descriptors { open, call, calls }, id, ring, RING).unwrap(), id)
     }
 
-    /// The one macroflow of a user.
+    /// The user's only macroflow.
     pub fn macroflow(&self, uid: u32) -> Macroflow {
         let mut found = self.calls.macroflows().unwrap();
         found.retain(|m| m.user == Some(uid));
@@ -65,15 +66,15 @@ impl Rig {
     }
 }
 
-/// A socket, the one that it sends to, and what names the flow.
+/// A socket, its receiver, and the flow's key.
 pub struct Path {
     pub socket: UdpSocket,
-    /// Is there, so that nobody answers that it is not.
+    /// Keeps the port open, so that no ICMP error comes back.
     pub _receiver: UdpSocket,
     pub key: Key,
 }
 
-/// In the namespace of the thread.
+/// Creates the sockets in the thread's network namespace.
 pub fn path(address: &str) -> Path {
     let bind = || UdpSocket::bind((address, 0)).unwrap();
     let (socket, receiver) = (bind(), bind());
@@ -88,15 +89,15 @@ impl Path {
         self
     }
 
-    /// Datagrams of so many octets.
-    pub fn send(&self, count: usize, octets: usize) {
+    /// Sends `count` datagrams of `bytes` bytes.
+    pub fn send(&self, count: usize, bytes: usize) {
         for _ in 0..count {
-            assert_eq!(self.socket.send_to(&vec![7; octets], self.key.destination).unwrap(), octets);
+            assert_eq!(self.socket.send_to(&vec![7; bytes], self.key.destination).unwrap(), bytes);
         }
     }
 }
 
-/// Waits for an event.
+/// Waits for the next event.
 pub fn wait(client: &mut Client) -> Event {
     loop {
         if let Some(event) = client.poll().unwrap() {
@@ -109,7 +110,7 @@ pub fn wait(client: &mut Client) -> Event {
     }
 }
 
-/// The flows that may send now.
+/// Polls all grants and returns their flows.
 pub fn sends(client: &mut Client) -> Vec<FlowId> {
     let mut flows = vec![];
     while let Some(event) = client.poll().unwrap() {

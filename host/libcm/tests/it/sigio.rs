@@ -14,9 +14,9 @@ extern "C" fn count(_signal: libc::c_int) {
     SIGNALS.fetch_add(1, Ordering::SeqCst);
 }
 
-/// The process is all tests': no other has this signal.
+/// All tests share the process; no other test uses this signal.
 #[test]
-fn a_signal_comes_when_something_arrives_and_no_longer_when_nobody_wants_it() {
+fn signal_is_sent_on_events_until_switched_off() {
     let Some(rig) = Rig::new(CallOptions { grant_life: 1 << 50, ..CallOptions::default() }) else { return };
     // SAFETY: the handler only adds to an atomic.
     unsafe { libc::signal(libc::SIGIO, count as extern "C" fn(libc::c_int) as usize) };
@@ -34,7 +34,7 @@ fn a_signal_comes_when_something_arrives_and_no_longer_when_nobody_wants_it() {
     rig.as_user(ALICE, || client.request(ours, 5).unwrap());
     eventually("a signal of what this client asked for", || seen() > 0);
     assert_eq!(sends(&mut client).len(), 5);
-    // Another client's call has it granted: the first window is of ten packets.
+    // A call of another client frees the grant: the first window has ten packets.
     rig.as_user(ALICE, || {
         other.request(others, 5).unwrap();
         client.request(ours, 1).unwrap();
@@ -43,7 +43,7 @@ fn a_signal_comes_when_something_arrives_and_no_longer_when_nobody_wants_it() {
     let before = seen();
     rig.as_user(ALICE, || other.decline(others).unwrap());
     eventually("a signal of what another did", || seen() > before);
-    // The thread is gone.
+    // The thread has ended.
     client.signal(None).unwrap();
     let before = seen();
     rig.as_user(ALICE, || {
@@ -51,7 +51,7 @@ fn a_signal_comes_when_something_arrives_and_no_longer_when_nobody_wants_it() {
         client.request(ours, 1).unwrap();
     });
     assert_eq!((sends(&mut client).len(), seen()), (2, before));
-    // What waits already is told at once.
+    // Events that wait already are signalled at once.
     rig.as_user(ALICE, || {
         client.decline(ours).unwrap();
         client.request(ours, 1).unwrap();

@@ -8,7 +8,7 @@ use rivulet_bpf::cm::CallOptions;
 use crate::rig::{ALICE, Rig};
 
 #[test]
-fn what_is_sent_waits_for_its_grants_and_leaves_in_order() {
+fn datagrams_leave_in_order_as_granted() {
     let options =
         CallOptions { grant_life: 1 << 50, silence: 1 << 50, initial_window: 2, ..CallOptions::default() };
     let Some(rig) = Rig::new(options) else { return };
@@ -18,8 +18,8 @@ fn what_is_sent_waits_for_its_grants_and_leaves_in_order() {
         receiver.set_nonblocking(true).unwrap();
         let to = receiver.local_addr().unwrap();
         let arrived = || {
-            let mut octets = [0; 100];
-            std::iter::from_fn(|| receiver.recv(&mut octets).ok().map(|n| (n, octets[0]))).collect::<Vec<_>>()
+            let mut bytes = [0; 100];
+            std::iter::from_fn(|| receiver.recv(&mut bytes).ok().map(|n| (n, bytes[0]))).collect::<Vec<_>>()
         };
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
         let mut udp = CmUdp::new(&mut client, socket, to, 5).unwrap();

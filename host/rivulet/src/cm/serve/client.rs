@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use libcm::abi::{BULK, Bulk, BulkFor, Op, Opening, OpeningFor};
-use libcm::door::{LARGEST, Message, Welcome};
+use libcm::daemon::{LARGEST, Message, Welcome};
 use rivulet_bpf::cm::{Calls, RING};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
@@ -47,7 +47,7 @@ impl Client {
                     };
                     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
                     let Some(socket) = &self.socket else { return false };
-                    if send(socket, &answer.octets(), flags).is_err() {
+                    if send(socket, &answer.bytes(), flags).is_err() {
                         return false;
                     }
                 }

@@ -37,7 +37,7 @@ const PROCESS: u64 = 2 << 32;
 #[derive(Args, Debug)]
 pub(super) struct ServeArgs {
     /// Where programs find the door
-    #[arg(long, value_name = "PATH", default_value = libcm::door::SOCKET)]
+    #[arg(long, value_name = "PATH", default_value = libcm::daemon::SOCKET)]
     socket: PathBuf,
 
     /// The cgroup (version 2) whose programs' datagrams are counted; others' windows never grow [default: the root]

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
-use libcm::{Client, FlowId, Status, door, path};
+use libcm::{Client, FlowId, Status, daemon, path};
 use serde::Serialize;
 
 use super::args::{SendArgs, Style};
@@ -115,7 +115,7 @@ fn processor() -> f64 {
 
 fn connect(daemon: Option<PathBuf>) -> Result<Client, Failure> {
     let daemon = daemon.or_else(|| std::env::var_os("RIVULET_CM").map(PathBuf::from));
-    let daemon = daemon.unwrap_or_else(|| PathBuf::from(door::SOCKET));
+    let daemon = daemon.unwrap_or_else(|| PathBuf::from(daemon::SOCKET));
     let at = daemon.display();
     let why = |e| anyhow!("no Congestion Manager at {at}: is `rivulet cm serve` running? {e}");
     Client::connect(&daemon).map_err(|e| Failure::Daemon(why(e)))
