@@ -1,28 +1,29 @@
-//! Who asks for a stream proves to be where it says: else a forged address would have megabits sent to somebody else.
+//! Address validation: a receiver must repeat a cookie from its own address. Otherwise a forged
+//! source address could direct megabits at a victim.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
 use crate::wire::Cookie;
 
-/// Makes cookies and knows them again, without keeping anything of who asked.
+/// Makes and verifies cookies without keeping state about receivers.
 #[derive(Debug)]
 pub struct Admission {
     key: [u8; 32],
 }
 
 impl Admission {
-    /// Its key is this process's.
+    /// Creates a random key for this process.
     ///
     /// # Errors
-    /// The kernel gives no random octets.
+    /// The kernel provides no random bytes.
     pub fn new() -> io::Result<Admission> {
         let mut key = [0; 32];
         getrandom::fill(&mut key).map_err(io::Error::other)?;
         Ok(Admission { key })
     }
 
-    /// What a receiver at this address must repeat.
+    /// The cookie that a receiver at this address must repeat.
     #[must_use]
     pub fn cookie(&self, of: SocketAddr) -> Cookie {
         let address = match of.ip() {
@@ -38,7 +39,7 @@ impl Admission {
         cookie
     }
 
-    /// Whether it did. The comparison takes as long for each.
+    /// Whether the cookie belongs to this address, compared in constant time.
     #[must_use]
     pub fn admits(&self, of: SocketAddr, cookie: &Cookie) -> bool {
         let right = self.cookie(of);
@@ -51,12 +52,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cookie_is_an_addresss_and_a_processs() {
+    fn cookie_is_bound_to_address_and_process() {
         let (one, two) = (Admission::new().unwrap(), Admission::new().unwrap());
         let at = |text: &str| text.parse::<SocketAddr>().unwrap();
         let cookie = one.cookie(at("192.0.2.1:5000"));
         assert!(one.admits(at("192.0.2.1:5000"), &cookie));
-        // As a socket of both families sees it.
+        // A dual-stack socket reports an IPv4 address this way.
         assert!(one.admits(at("[::ffff:192.0.2.1]:5000"), &cookie));
         for other in ["192.0.2.1:5001", "192.0.2.2:5000", "[2001:db8::1]:5000"] {
             assert!(!one.admits(at(other), &cookie), "{other}");

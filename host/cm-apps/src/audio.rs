@@ -1,6 +1,7 @@
-//! Audio whose source cannot adapt (the paper's §3.6 and Figure 2, there vat): datagrams pass a policer, which takes out what the
-//! rate does not carry for long, and wait for their grants in a buffer of the application's, which takes up short changes. When
-//! that is full the oldest one goes: what is late is of no use to who listens.
+//! Audio whose source cannot adapt (the paper's §3.6 and Figure 2, there vat). A policer drops what
+//! exceeds the flow's rate for long, and an application buffer holds datagrams until they are
+//! granted, which absorbs short changes. A full buffer drops its oldest datagram, because late
+//! audio is useless to the listener.
 
 use std::collections::VecDeque;
 
@@ -11,35 +12,35 @@ use crate::time::SECOND;
 use crate::wire::HEADER;
 use crate::{Nanos, time::MILLISECOND};
 
-/// Which datagram goes when the buffer is full.
+/// Which datagram a full buffer drops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Drop {
     /// The oldest.
     Head,
-    /// The one that comes.
+    /// The newest.
     Tail,
 }
 
 /// A token bucket that fills at the flow's rate.
 #[derive(Debug)]
 pub struct Policer {
-    /// Bytes a second; none: unknown yet, and everything passes.
+    /// Bytes a second; `None`: unknown yet, and every datagram passes.
     rate: Option<u64>,
-    /// Nanoseconds of the rate that it holds.
+    /// Bucket depth: nanoseconds at the rate.
     depth: Nanos,
-    /// Octets, times nanoseconds in a second.
+    /// Tokens: bytes times nanoseconds in a second.
     tokens: u128,
     filled: Nanos,
 }
 
 impl Policer {
-    /// One that holds so many nanoseconds of the rate.
+    /// Creates a policer whose bucket holds `depth` nanoseconds of the rate.
     #[must_use]
     pub fn new(depth: Nanos) -> Policer {
         Policer { rate: None, depth, tokens: 0, filled: 0 }
     }
 
-    /// The rate is this from now on. The first one finds the bucket full.
+    /// Sets the rate. The first rate finds the bucket full.
     pub fn set(&mut self, now: Nanos, rate: u64) {
         let full = u128::from(rate) * u128::from(self.depth);
         match self.rate {
@@ -57,7 +58,7 @@ impl Policer {
         self.tokens = (self.tokens + rate * passed).min(rate * u128::from(self.depth));
     }
 
-    /// Whether so many octets pass.
+    /// Whether a datagram of this many bytes passes.
     pub fn passes(&mut self, now: Nanos, octets: usize) -> bool {
         self.fill(now);
         let cost = octets as u128 * u128::from(SECOND);
@@ -72,23 +73,24 @@ impl Policer {
     }
 }
 
-/// What one receiver has of the audio.
+/// The audio stream of one receiver.
 #[derive(Debug)]
 pub struct Audio {
     policer: Policer,
     buffer: VecDeque<Vec<u8>>,
     limit: usize,
     drop: Drop,
-    /// Most octets of content.
+    /// Largest content of a datagram in bytes.
     most: usize,
     dropped: Dropped,
 }
 
-/// What the policer holds: longer than the probing of the controller takes, shorter than what listeners take for a change.
+/// Bucket depth of the policer: longer than the controller's probing, shorter than a change that
+/// listeners notice.
 pub const DEPTH: Nanos = 500 * MILLISECOND;
 
 impl Audio {
-    /// A buffer of so many datagrams, of up to `most` octets each.
+    /// Creates a buffer of `limit` datagrams with up to `most` bytes each.
     #[must_use]
     pub fn new(limit: usize, drop: Drop, most: usize) -> Audio {
         let (policer, buffer) = (Policer::new(DEPTH), VecDeque::with_capacity(limit));
@@ -164,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_path_does_not_take_is_counted() {
+    fn datagrams_larger_than_the_path_are_counted() {
         let mut audio = Audio::new(3, Drop::Head, 100);
         audio.offer(0, &[0; 101]);
         assert_eq!((audio.ready(), audio.dropped().large), (0, 1));
@@ -179,14 +181,14 @@ mod tests {
             (0..count).filter(|n| policer.passes(from + n * every, 100)).count()
         };
         assert_eq!(passed(SECOND, 0, 100), 50, "half a second of it at once");
-        // Twice the rate for ten seconds: half of it passes.
+        // Twice the rate for ten seconds: half of the datagrams pass.
         assert_eq!(passed(SECOND, 5 * MILLISECOND, 2000), 999);
-        // What is not used does not become more than the bucket.
+        // Unused tokens accumulate only up to the bucket's depth.
         assert_eq!(passed(100 * SECOND, 0, 100), 50);
     }
 
     #[test]
-    fn a_rate_that_falls_takes_what_was_saved_at_the_higher_one() {
+    fn falling_rate_cuts_saved_tokens() {
         let mut policer = Policer::new(SECOND / 2);
         policer.set(0, 10_000);
         policer.set(0, 1_000);

@@ -1,6 +1,7 @@
-//! What happened to a stream, one JSON object a line: for figures, tests and who debugs an application of his own.
+//! A stream's events as JSON lines, for figures, tests and debugging.
 //!
-//! Times are of `CLOCK_MONOTONIC`, nanoseconds, so that both ends' lines can be laid beside each other on one machine.
+//! Times are nanoseconds of `CLOCK_MONOTONIC`, so the lines of both ends can be merged on one
+//! machine.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -10,120 +11,121 @@ use serde::Serialize;
 use crate::Nanos;
 use crate::source::Dropped;
 
-/// A line of the server's.
+/// An event at the server.
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Served {
-    /// A receiver has a stream.
+    /// A stream to a receiver was opened.
     Open {
-        /// Octets of a datagram, headers of ours with content.
+        /// Bytes of a datagram, header and content.
         octets: u32,
-        /// Packets a report, and its longest delay in ms, as the receiver said.
+        /// Packets per report, as the receiver requested.
         every: u16,
-        /// See `every`.
+        /// Longest delay of a report in ms, as the receiver requested.
         delay_ms: u16,
     },
-    /// The stream's layer is another one now: the first datagram of it leaves.
+    /// The stream's layer changed: the first datagram of the new layer was sent.
     Layer {
-        /// None: it is the first of all.
+        /// The previous layer; `None` for the first.
         from: Option<u8>,
         /// The new one.
         to: u8,
-        /// Share of the flow by the manager, bits a second; none as long as it knows no round trip time.
+        /// The flow's share as the manager reports it, bits a second; `None` before the first round
+        /// trip time sample.
         rate: Option<u64>,
         /// Smoothed round trip time, ms.
         rtt_ms: Option<f64>,
-        /// The last round trip time as such, ms.
+        /// The last round trip time sample, ms.
         sample_ms: f64,
     },
-    /// What the flow has now.
+    /// The flow's present share.
     Share {
         /// Bits a second.
         rate: u64,
         /// Smoothed round trip time, ms.
         rtt_ms: f64,
-        /// The last round trip time as such, ms.
+        /// The last round trip time sample, ms.
         sample_ms: f64,
-        /// Parts of a million that were lost lately.
+        /// Recently lost bytes per million.
         loss: u32,
-        /// Datagrams that left so far.
+        /// Datagrams sent so far.
         sent: u64,
-        /// Octets of them.
+        /// Their bytes.
         octets: u64,
         /// Datagrams that wait for grants.
         ready: u32,
-        /// Those that never left.
+        /// Datagrams that were never sent.
         dropped: Dropped,
     },
-    /// Nothing was heard for so long that all that is outstanding counts as lost.
+    /// No feedback arrived for the timeout: everything outstanding counts as lost.
     Silence {
-        /// Octets of it.
+        /// Outstanding bytes.
         octets: u64,
     },
     /// The stream ended.
     Close {
-        /// Why.
+        /// The reason.
         why: &'static str,
-        /// Datagrams that left, by layer.
+        /// Datagrams sent, by layer.
         layers: Vec<u64>,
-        /// Octets of them.
+        /// Their bytes.
         octets: u64,
-        /// Reports that said something new.
+        /// Reports with new information.
         reports: u64,
-        /// Packets that they told lost.
+        /// Packets reported as lost.
         lost: u64,
         /// Changes of the layer.
         switches: u64,
-        /// Those that never left.
+        /// Datagrams that were never sent.
         dropped: Dropped,
     },
 }
 
-/// A line of the receiver's.
+/// An event at the receiver.
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Received {
-    /// Another layer arrives.
+    /// Packets of another layer arrive.
     Layer {
-        /// None: it is the first of all.
+        /// The previous layer; `None` for the first.
         from: Option<u8>,
         /// The new one.
         to: u8,
-        /// The number of the first of its packets.
+        /// Number of the layer's first packet.
         number: u64,
-        /// When that was sent, by the sender's clock.
+        /// When that packet was sent, by the sender's clock.
         sent: Nanos,
     },
-    /// What arrived since the last line of this kind.
+    /// Packets that arrived since the last event of this kind.
     Arrived {
-        /// The last one's layer.
+        /// Layer of the last one.
         layer: u8,
         /// Datagrams.
         packets: u64,
-        /// Octets of them.
+        /// Their bytes.
         octets: u64,
         /// Bits a second.
         rate: u64,
-        /// Mean time that they took beyond the shortest that any took so far, ms: what they stood in queues.
+        /// Mean queueing delay, ms: transit time beyond the shortest one measured so far.
         delay_ms: f64,
-        /// The longest of them.
+        /// The longest queueing delay, ms.
         longest_ms: f64,
     },
     /// The stream ended.
     End {
-        /// Datagrams, each counted once.
+        /// Datagrams, without duplicates.
         packets: u64,
-        /// Octets of them.
+        /// Their bytes.
         octets: u64,
-        /// Numbers that did not arrive, below the highest that did.
+        /// Missing numbers below the highest that arrived.
         missing: u64,
-        /// Datagrams that arrived again, or too late to be known from those.
+        /// Duplicates, and datagrams too old to be told from duplicates.
         again: u64,
         /// Datagrams by layer.
         layers: Vec<u64>,
         /// Changes of the layer.
         switches: u64,
-        /// Reports that left.
+        /// Reports sent.
         reports: u64,
     },
 }
@@ -137,7 +139,7 @@ struct Line<'a, T> {
     what: &'a T,
 }
 
-/// Where lines go.
+/// Destination of the lines.
 pub struct Journal(Box<dyn Write + Send>);
 
 impl fmt::Debug for Journal {
@@ -147,16 +149,16 @@ impl fmt::Debug for Journal {
 }
 
 impl Journal {
-    /// To this.
+    /// Creates a journal that writes to `to`.
     #[must_use]
     pub fn new(to: Box<dyn Write + Send>) -> Journal {
         Journal(to)
     }
 
-    /// A line, which is there at once for who reads along.
+    /// Writes a line and flushes it, so that a reader can follow.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The line cannot be written.
     pub fn write<T: Serialize>(&mut self, at: Nanos, who: Option<&str>, what: &T) -> io::Result<()> {
         let mut line = serde_json::to_vec(&Line { at, who, what })?;
         line.push(b'\n');

@@ -1,8 +1,9 @@
-//! A layered stream: the same content at several rates, of which one is sent (the paper's §3.4).
+//! A layered stream: the same content at several rates, one of which is sent (the paper's §3.4).
 //!
-//! *Request and callback* ([`Alf`], Figure 8): at each grant the layer is chosen by the rate of this moment, and packets leave as fast
-//! as they are granted, for the receiver to buffer. *Rate callback* ([`Clocked`], Figure 9): the application has a clock of its own,
-//! sends a period's content at each of its turns at the layer's rate, and changes the layer when it is told that the rate
+//! *Request and callback* ([`Alf`], Figure 8): each grant chooses the layer by the rate at that
+//! moment. Packets are sent as fast as they are granted, and the receiver buffers them. *Rate
+//! callback* ([`Clocked`], Figure 9): the application's clock sends one period of content at the
+//! layer's rate, and the layer changes when the manager reports that the rate crossed a threshold.
 //! crossed a threshold.
 
 use std::collections::VecDeque;
@@ -17,24 +18,24 @@ use crate::time::SECOND;
 use crate::wire::HEADER;
 use crate::{Nanos, time::MILLISECOND};
 
-/// Most layers.
+/// Largest number of layers.
 pub const MOST: usize = 16;
 
 /// Rates of the layers, bits a second, rising.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layers(Arc<[u64]>);
 
-/// What names no layers.
+/// Why a list of layers is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadLayers {
-    /// One is no rate.
-    #[error("`{0}` is no rate: bits a second, such as 250k or 2M")]
+    /// An entry is not a rate.
+    #[error("`{0}` is not a rate: give bits a second, such as 250k or 2M")]
     Rate(String),
     /// Each must be more than the one before.
-    #[error("the rates of layers rise, and `{0}` is not more than the one before")]
+    #[error("the rates of layers must rise, and `{0}` is not more than the one before")]
     Order(String),
     /// Too few or too many.
-    #[error("{0} layers: there are 1 to {MOST}")]
+    #[error("{0} layers: give 1 to {MOST}")]
     Count(usize),
 }
 
@@ -61,26 +62,26 @@ impl fmt::Display for Layers {
     }
 }
 
-/// Bits a second, at least 1,000 and at most 100 Gb/s.
+/// Parses a rate in bits a second, from 1,000 to 100 Gb/s.
 fn parse_rate(word: &str) -> Option<u64> {
     let (digits, unit) = match word.as_bytes().last()? {
         b'k' => (&word[..word.len() - 1], 1_000),
         b'M' => (&word[..word.len() - 1], 1_000_000),
         _ => (word, 1),
     };
-    // `parse` takes a sign.
+    // `parse` alone would accept a sign.
     let number = digits.bytes().all(|c| c.is_ascii_digit()).then(|| digits.parse::<u64>().ok())??;
     number.checked_mul(unit).filter(|rate| (1_000..=100_000_000_000).contains(rate))
 }
 
 impl Layers {
-    /// Bits a second of one; of the highest, if there is none of this number.
+    /// Rate of a layer in bits a second; of the highest layer if there is no such number.
     #[must_use]
     pub fn rate(&self, layer: u8) -> u64 {
         self.0[usize::from(layer).min(self.0.len() - 1)]
     }
 
-    /// The highest that fits a rate in bytes a second, else the lowest.
+    /// The highest layer within a rate in bytes a second, or the lowest layer.
     #[must_use]
     pub fn fitting(&self, rate: u64) -> u8 {
         let fit = self.0.iter().take_while(|bits| **bits <= rate.saturating_mul(8)).count();
@@ -88,14 +89,14 @@ impl Layers {
     }
 }
 
-/// By request and callback.
+/// Request and callback.
 #[derive(Debug)]
 pub struct Alf {
     layers: Layers,
 }
 
 impl Alf {
-    /// Of these layers.
+    /// Creates a source with these layers.
     #[must_use]
     pub fn new(layers: Layers) -> Alf {
         Alf { layers }
@@ -103,7 +104,7 @@ impl Alf {
 }
 
 impl Source for Alf {
-    /// One at a time, as in the paper: the next is asked for when this one leaves.
+    /// One at a time, as in the paper: the next request follows when this datagram is sent.
     fn ready(&self) -> u32 {
         1
     }
@@ -118,14 +119,14 @@ impl Source for Alf {
     }
 }
 
-/// How the rate callback is used.
+/// Settings of the rate callback.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Clock {
-    /// Nanoseconds of content that are sent at once.
+    /// Nanoseconds of content sent at a time.
     pub period: Nanos,
-    /// The rate is this times what was told last, or less (`cm_thresh`).
+    /// Callback when the rate is at most this times the last reported one (`cm_thresh`).
     pub down: f64,
-    /// Or this times, or more.
+    /// Callback when the rate is at least this times the last reported one.
     pub up: f64,
 }
 
@@ -138,33 +139,33 @@ impl Default for Clock {
 /// Periods of content that may wait for grants.
 const BUFFER: u64 = 2;
 
-/// By rate callback.
+/// Rate callback.
 #[derive(Debug)]
 pub struct Clocked {
     layers: Layers,
     clock: Clock,
     layer: u8,
-    /// Bytes a second, as it was told last.
-    told: u64,
+    /// The last reported rate in bytes a second.
+    reported: u64,
     due: Nanos,
-    /// Octets of a datagram, header with content.
+    /// Bytes of a datagram, header and content.
     size: u64,
-    /// Octets that the clock has brought and that were less than a datagram.
+    /// Bytes due by the clock that do not fill a datagram yet.
     rest: u64,
-    /// The layer of each datagram that waits for its grant.
+    /// The layers of the datagrams that wait for grants.
     waiting: VecDeque<u8>,
     dropped: u64,
 }
 
 impl Clocked {
-    /// Of these layers in datagrams of so many octets, from now on.
+    /// Creates a source with these layers and datagrams of `size` bytes; its clock starts at `now`.
     #[must_use]
     pub fn new(layers: Layers, clock: Clock, size: usize, now: Nanos) -> Clocked {
         let (size, waiting) = (size.max(HEADER + 1) as u64, VecDeque::new());
-        Clocked { layers, clock, layer: 0, told: 0, due: now, size, rest: 0, waiting, dropped: 0 }
+        Clocked { layers, clock, layer: 0, reported: 0, due: now, size, rest: 0, waiting, dropped: 0 }
     }
 
-    /// Octets of a period at a layer.
+    /// Bytes of one period at a layer's rate.
     fn content(&self, layer: u8) -> u64 {
         (u128::from(self.layers.rate(layer)) * u128::from(self.clock.period) / u128::from(8 * SECOND)) as u64
     }
@@ -180,19 +181,21 @@ impl Source for Clocked {
         Some(Next { layer, octets: room.len() })
     }
 
-    /// Downwards the call comes at the rate of the layer, if that is nearer than the factor: else it would be sent on where it
-    /// fits no more. Upwards by the factor alone, so that the layer does not follow each wave of the controller's probing.
+    /// The downward callback comes at the layer's own rate if that is closer than the factor:
+    /// otherwise a layer that no longer fits would be sent on. Upwards only the factor counts, so
+    /// that the layer does not follow each probe of the controller.
     fn thresholds(&self) -> Option<Thresholds> {
         let Clock { down, up, .. } = self.clock;
-        let edge = self.layers.rate(self.layer) as f64 / (self.told.saturating_mul(8).max(1)) as f64;
+        let edge = self.layers.rate(self.layer) as f64 / (self.reported.saturating_mul(8).max(1)) as f64;
         let down = if edge <= 1.0 { down.max(edge) } else { down };
         Some(Thresholds { rate_down: down, rate_up: up, rtt_down: 0.0, rtt_up: f64::INFINITY })
     }
 
-    /// What waits of a higher layer would leave too slowly now: the same time of content takes its place.
+    /// On a lower layer, keeps the same playing time of content: the higher layer's datagrams would
+    /// leave too slowly.
     fn changed(&mut self, _now: Nanos, status: &Status) {
         let (before, layer) = (self.layer, self.layers.fitting(status.rate));
-        (self.layer, self.told) = (layer, status.rate);
+        (self.layer, self.reported) = (layer, status.rate);
         if layer < before && !self.waiting.is_empty() {
             let had = self.waiting.len();
             let share = self.layers.rate(layer) as f64 / self.layers.rate(before) as f64;
@@ -211,7 +214,7 @@ impl Source for Clocked {
         if now < self.due {
             return;
         }
-        // Who was kept from its clock for long does not make up for all of it.
+        // A clock that was late for long skips the missed periods instead of sending them at once.
         self.due = (self.due + self.clock.period).max(now);
         self.rest += self.content(self.layer);
         let most = (BUFFER * self.content(self.layer) / self.size).max(1) as usize;
@@ -245,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_read_and_what_is_none_is_named() {
+    fn rates_parse_and_errors_name_the_entry() {
         assert_eq!(layers().to_string(), "250000,500000,1000000,2000000");
         assert_eq!("64000".parse::<Layers>().unwrap().rate(9), 64_000);
         for bad in ["", "1M,", "x", "+1M", "-1", "999", "200000M", "18446744073709551615k", "1.5M", "k", "1é"]
@@ -295,20 +298,20 @@ mod tests {
             let due = source.due().unwrap();
             assert_eq!(due, 50 + n * SECOND / 5);
             source.tick(due);
-            // 6,250 octets a period.
+            // 6,250 bytes a period.
             assert_eq!(take(&mut source).len(), [6, 6, 6, 7][n as usize]);
         }
         source.changed(0, &status(2_000_000));
         source.tick(source.due().unwrap());
         assert_eq!(take(&mut source), [3; 50]);
-        // A second late is no reason for five periods at once.
+        // After a second of delay there are no five periods at once.
         source.tick(10 * SECOND);
         assert_eq!(take(&mut source).len(), 50);
         assert_eq!(source.due(), Some(10 * SECOND));
     }
 
     #[test]
-    fn it_is_called_before_the_rate_is_less_than_the_layers() {
+    fn callback_comes_before_the_rate_falls_below_the_layers() {
         let mut source = clocked();
         let mut down = |bits| {
             source.changed(0, &status(bits));
@@ -323,21 +326,21 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_of_a_layer_that_fits_no_more_gives_way() {
+    fn waiting_datagrams_shrink_when_the_layer_falls() {
         let mut source = clocked();
         source.changed(0, &status(2_000_000));
         source.tick(50);
         source.changed(0, &status(600_000));
         assert_eq!(source.dropped().buffer, 38);
         assert_eq!(take(&mut source), [1; 12]);
-        // Of a lower one it stays as it is.
+        // A change to a higher layer keeps the waiting datagrams.
         source.tick(source.due().unwrap());
         source.changed(0, &status(1_000_000));
         assert_eq!(take(&mut source), [1; 12]);
     }
 
     #[test]
-    fn what_is_not_granted_does_not_grow_without_end() {
+    fn ungranted_content_is_bounded() {
         let mut source = clocked();
         for _ in 0..100 {
             source.tick(source.due().unwrap());

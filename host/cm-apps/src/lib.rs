@@ -4,17 +4,17 @@
 //! | | |
 //! |---|---|
 //! | [`wire`] | the datagrams between the two ends |
-//! | [`admission`] | a stream goes only to who asked for it from its own address |
-//! | [`outstanding`] | what the receiver's reports say became of which packets |
+//! | [`admission`] | address validation before a stream is sent |
+//! | [`outstanding`] | tracks which packets arrived, are lost or are outstanding, from the receiver's reports |
 //! | [`layers`] | which layer fits; layered content by request and callback (ALF) and by rate callback |
 //! | [`audio`] | policer and application buffer (the paper's Figure 2) |
-//! | [`session`], [`server`] | one receiver's stream; all of them, on one socket and one ring |
-//! | [`receiver`], [`receive`] | what a receiver counts and when it reports; its loop |
-//! | [`journal`] | what both ends write of it: JSON lines |
+//! | [`session`], [`server`] | one receiver's stream; all streams, on one socket and one event ring |
+//! | [`receiver`], [`receive`] | counts what arrived and schedules reports; the receiver's loop |
+//! | [`journal`] | JSON lines that both ends write |
 //!
-//! A crate of its own, not examples of the library: two programs share the protocol, its loss detection and the journal,
-//! demo, benches and tests run them as binaries, and the library would otherwise depend on what only they need. Nothing here
-//! has rights: it is what a user's program looks like.
+//! This is a crate of its own, not an example of the library: two programs share the protocol, its
+//! loss detection and the journal, and the demo, benches and tests run them as binaries. It needs
+//! no privileges, like any user's program.
 
 pub mod admission;
 pub mod audio;

@@ -1,7 +1,8 @@
-//! What the receiver's reports say became of which packets: what `cm_update` is told.
+//! Tracks outstanding packets and turns the receiver's reports into `cm_update` calls.
 //!
-//! A packet whose number is below the highest that arrived, and that is not among those counted, was lost; one that comes later
-//! after all makes up for a loss in a later report. Only octets that were sent count, whatever a receiver says.
+//! A packet below the highest arrived number counts as lost unless the report counts it as arrived.
+//! If it arrives later after all, a later report offsets the loss. Only bytes that were sent count,
+//! whatever a receiver reports.
 
 use std::collections::VecDeque;
 
@@ -10,27 +11,27 @@ use libcm::{Congestion, Update};
 use crate::Nanos;
 use crate::wire::Report;
 
-/// Packets of which nothing is known yet.
+/// Packets that are sent and not reported yet.
 #[derive(Debug, Default)]
 pub struct Outstanding {
-    /// The number of the first of them.
+    /// Number of the first packet.
     first: u64,
     packets: VecDeque<(u32, Nanos)>,
     octets: u64,
-    /// What the receiver has counted so far: packets, octets.
+    /// The receiver's counters in its last report: packets, bytes.
     counted: (u64, u64),
 }
 
-/// What a report says that is new.
+/// New information of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Learnt {
-    /// Octets of packets of which it is known now what became of them.
+    /// Bytes now known to have arrived or to be lost.
     pub resolved: u64,
-    /// Octets of them that arrived.
+    /// Bytes that arrived.
     pub arrived: u64,
     /// Packets that were lost.
     pub lost: u64,
-    /// A round trip time, ns, without what the receiver waited.
+    /// Round trip time in ns, without the receiver's delay.
     pub rtt: Nanos,
 }
 
@@ -41,25 +42,25 @@ impl Outstanding {
         self.first + self.packets.len() as u64
     }
 
-    /// Octets that are outstanding.
+    /// Bytes outstanding.
     #[must_use]
     pub fn octets(&self) -> u64 {
         self.octets
     }
 
-    /// When the oldest one was sent.
+    /// When the oldest packet was sent.
     #[must_use]
     pub fn oldest(&self) -> Option<Nanos> {
         self.packets.front().map(|&(_, sent)| sent)
     }
 
-    /// A packet of so many octets was sent.
+    /// Records a sent packet of this many bytes.
     pub fn sent(&mut self, now: Nanos, octets: u32) {
         self.packets.push_back((octets, now));
         self.octets += u64::from(octets);
     }
 
-    /// The receiver reports. None if nothing of it is new, or it is about packets that were not sent.
+    /// Applies a report. `None` if it has nothing new, or is about packets that were not sent.
     pub fn report(&mut self, now: Nanos, report: &Report) -> Option<Learnt> {
         if report.highest < self.first || report.highest >= self.next() {
             return None;
@@ -76,7 +77,7 @@ impl Outstanding {
         Some(Learnt { resolved, arrived, lost: (count as u64).saturating_sub(packets), rtt })
     }
 
-    /// Nothing is heard: all of it counts as lost. Its octets.
+    /// Counts all outstanding packets as lost and returns their bytes.
     pub fn give_up(&mut self) -> u64 {
         self.first = self.next();
         self.packets.clear();
@@ -85,10 +86,12 @@ impl Outstanding {
 }
 
 impl Learnt {
-    /// What the manager is to be told next of it, until all is told.
+    /// The next part of the feedback to pass to `cm_update`; `None` when all is passed.
     ///
-    /// It grows a window by two packets a report at most (RFC 3465), since more may be a receiver's trick; a report that comes for
-    /// many packets is told in parts of two, as it would have been told without the delay. One that tells of losses is told at once.
+    /// The manager lets one report grow a window by at most two packets (RFC 3465), because a
+    /// report about more may be a trick of the receiver. So a delayed report about many packets is
+    /// passed in parts of two, as prompt reports would have been. A report of losses is passed at
+    /// once.
     pub fn part(&mut self, mtu: u32) -> Option<Update> {
         if self.resolved == 0 {
             return None;
@@ -120,19 +123,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_below_the_highest_was_lost() {
+    fn gaps_below_the_highest_count_as_lost() {
         let mut o = three();
         let learnt = o.report(200, &report(1, 1, 1000, 9)).unwrap();
         assert_eq!(learnt, Learnt { resolved: 2000, arrived: 1000, lost: 1, rtt: 200 - 101 - 9 });
         assert_eq!((o.octets(), o.next(), o.oldest()), (1000, 3, Some(102)));
-        // It was only late, and the next one arrived too.
+        // The packet was only late, and the next one arrived too.
         let learnt = o.report(200, &report(2, 3, 3000, 0)).unwrap();
         assert_eq!((learnt.resolved, learnt.arrived, learnt.lost), (1000, 1000, 0));
         assert_eq!((o.octets(), o.oldest()), (0, None));
     }
 
     #[test]
-    fn a_lost_report_is_made_up_for() {
+    fn next_report_makes_up_for_a_lost_one() {
         let mut o = three();
         let learnt = o.report(200, &report(2, 3, 3000, 0)).unwrap();
         assert_eq!((learnt.resolved, learnt.arrived, learnt.lost), (3000, 3000, 0));
@@ -140,19 +143,19 @@ mod tests {
     }
 
     #[test]
-    fn a_receiver_cannot_report_what_was_not_sent() {
+    fn reports_of_unsent_packets_are_ignored() {
         let mut o = three();
         assert_eq!(o.report(200, &report(3, 3, 3000, 0)), None);
         assert_eq!(o.report(200, &report(u64::MAX, u64::MAX, u64::MAX, 0)), None);
         let learnt = o.report(200, &report(0, u64::MAX, u64::MAX, u64::MAX)).unwrap();
         assert_eq!(learnt, Learnt { resolved: 1000, arrived: 1000, lost: 0, rtt: 1 });
-        // Having said so it has nothing more to say.
+        // Its counters are at their maximum, so later reports cannot add anything.
         let learnt = o.report(200, &report(2, u64::MAX, u64::MAX, 0)).unwrap();
         assert_eq!((learnt.resolved, learnt.arrived, learnt.lost), (2000, 0, 2));
     }
 
     #[test]
-    fn what_was_given_up_is_not_reported_again() {
+    fn packets_given_up_are_not_reported_again() {
         let mut o = three();
         assert_eq!(o.give_up(), 3000);
         assert_eq!((o.octets(), o.next()), (0, 3));
@@ -163,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_about_many_is_told_in_parts_and_one_about_losses_at_once() {
+    fn large_reports_are_split_and_losses_passed_at_once() {
         let mut learnt = Learnt { resolved: 4500, arrived: 4500, lost: 0, rtt: 7 };
         let parts: Vec<_> = std::iter::from_fn(|| learnt.part(1000)).collect();
         assert_eq!(

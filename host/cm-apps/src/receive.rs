@@ -1,4 +1,5 @@
-//! A receiver's loop: asks for a stream, acknowledges it, writes what it saw, and may hand the content on.
+//! The receiver's loop: requests a stream, acknowledges it, logs what arrived, and may forward the
+//! content.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -12,29 +13,30 @@ use crate::time::{MILLISECOND, SECOND};
 use crate::wire::{CONTROL, Cookie, Feedback, Message};
 use crate::{Nanos, now};
 
-/// Hellos are repeated after this, so often at most.
+/// Interval and largest number of repeated hellos.
 const AGAIN: Nanos = 500 * MILLISECOND;
 const HELLOS: u32 = 20;
-/// Where nothing new arrives, the last report is repeated after this, so that the sender knows that somebody is there.
+/// Interval of repeated reports while nothing arrives, which show the sender that the receiver is
+/// alive.
 const ALIVE: Nanos = 2 * SECOND;
-/// A stream of which nothing arrives for so long has ended.
+/// A stream without packets for this time has ended.
 const SILENCE: Nanos = 30 * SECOND;
-/// It looks for its end so often.
+/// Interval of checks whether the receiver should stop.
 const TICK: Nanos = SECOND / 4;
 const BATCH: usize = 64;
 
-/// What is received, and how.
+/// Settings of a receiver.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// The server.
     pub from: SocketAddr,
-    /// When it reports.
+    /// When to report.
     pub feedback: Feedback,
-    /// Where content goes, each as a datagram.
+    /// Destination of the content, one datagram for each received one.
     pub forward: Option<SocketAddr>,
 }
 
-/// A stream that is being received.
+/// A stream being received.
 #[derive(Debug)]
 pub struct Stream {
     socket: UdpSocket,
@@ -43,23 +45,23 @@ pub struct Stream {
     cookie: Cookie,
     receiver: Option<Receiver>,
     journal: Journal,
-    /// When there was a hello or a report last, and when a packet.
-    said: Nanos,
-    heard: Nanos,
+    /// When the last hello or report was sent, and when the last packet arrived.
+    last_sent: Nanos,
+    last_packet: Nanos,
     hellos: u32,
     room: Vec<u8>,
 }
 
 impl Stream {
-    /// Asks for it.
+    /// Requests a stream.
     ///
     /// # Errors
-    /// There is no way to the server or to where content is to go.
+    /// There is no route to the server or to the content's destination.
     pub fn new(options: &Options, journal: Journal) -> anyhow::Result<Stream> {
         let connected = |to: SocketAddr| {
             let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
             let socket = UdpSocket::bind(any).and_then(|socket| socket.connect(to).map(|()| socket));
-            socket.with_context(|| format!("no socket to {to}"))
+            socket.with_context(|| format!("cannot open a socket to {to}"))
         };
         let socket = connected(options.from)?;
         socket.set_nonblocking(true)?;
@@ -72,8 +74,8 @@ impl Stream {
             cookie: Cookie::default(),
             receiver: None,
             journal,
-            said: at,
-            heard: at,
+            last_sent: at,
+            last_packet: at,
             hellos: 0,
             room: vec![0; 65_535],
         };
@@ -81,17 +83,18 @@ impl Stream {
         Ok(stream)
     }
 
-    /// Receives until it is told to end, or the server is gone. Whether anything arrived.
+    /// Receives until `ends` returns true or the server stops sending. Returns whether anything
+    /// arrived.
     ///
     /// # Errors
     /// The server does not answer; a socket or the journal fails.
     pub fn run(&mut self, mut ends: impl FnMut() -> bool) -> anyhow::Result<bool> {
-        while !ends() && now() < self.heard + SILENCE {
+        while !ends() && now() < self.last_packet + SILENCE {
             self.wait()?;
             self.take()?;
-            self.speak()?;
+            self.send_due()?;
         }
-        // One of them may be lost; if all are, the server notices the silence.
+        // Three copies, because packets can be lost; without any of them the server times out.
         for _ in 0..3 {
             self.send(&Message::Bye(self.cookie))?;
         }
@@ -116,7 +119,7 @@ impl Stream {
         for _ in 0..BATCH {
             let octets = match self.socket.recv(&mut self.room) {
                 Ok(octets) => octets,
-                // Refused: nobody serves there yet, or no longer.
+                // ICMP refused it: the server is not up yet, or no longer.
                 Err(e)
                     if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionRefused) =>
                 {
@@ -133,13 +136,13 @@ impl Stream {
                 Ok(Message::Data { layer, number, sent, content }) => {
                     let Some(receiver) = &mut self.receiver else { continue };
                     let at = now();
-                    self.heard = at;
+                    self.last_packet = at;
                     let (new, line) = receiver.data(at, layer, number, sent, octets);
                     if let Some(line) = line {
                         self.journal.write(at, None, &line)?;
                     }
                     if let Some(forward) = self.forward.as_ref().filter(|_| new) {
-                        // A player that is not there yet, or no longer, is no reason to stop.
+                        // A player that is not running is no reason to stop.
                         let _ = forward.send(content);
                     }
                     self.report(at)?;
@@ -154,25 +157,25 @@ impl Stream {
         let Some(report) = self.receiver.as_mut().and_then(|receiver| receiver.report(at)) else {
             return Ok(());
         };
-        self.said = at;
+        self.last_sent = at;
         self.send(&Message::Report(report))
     }
 
-    /// What is due: a report, a line, a hello.
-    fn speak(&mut self) -> anyhow::Result<()> {
+    /// Sends what is due: a report, a journal line, a hello.
+    fn send_due(&mut self) -> anyhow::Result<()> {
         let at = now();
         self.report(at)?;
         if let Some(line) = self.receiver.as_mut().and_then(|receiver| receiver.line(at)) {
             self.journal.write(at, None, &line)?;
         }
         if !self.receiver.as_ref().is_some_and(Receiver::began) {
-            if at >= self.said + AGAIN {
+            if at >= self.last_sent + AGAIN {
                 self.hello(at)?;
             }
-        } else if at >= self.said + ALIVE + Nanos::from(self.feedback.delay_ms) * MILLISECOND
+        } else if at >= self.last_sent + ALIVE + Nanos::from(self.feedback.delay_ms) * MILLISECOND
             && let Some(report) = self.receiver.as_mut().and_then(|receiver| receiver.again(at))
         {
-            self.said = at;
+            self.last_sent = at;
             self.send(&Message::Report(report))?;
         }
         Ok(())
@@ -183,11 +186,11 @@ impl Stream {
             bail!("{} does not answer", self.socket.peer_addr()?);
         }
         self.hellos += 1;
-        self.said = at;
+        self.last_sent = at;
         self.send(&Message::Hello { feedback: self.feedback, cookie: self.cookie })
     }
 
-    /// What is lost, or refused since nobody serves yet, is said again.
+    /// Lost and refused datagrams are repeated later.
     fn send(&self, message: &Message<'_>) -> anyhow::Result<()> {
         let mut datagram = [0; CONTROL];
         let octets = message.write(&mut datagram);

@@ -1,4 +1,4 @@
-//! What a receiver knows of a stream: what arrived, and when it is to report that.
+//! Counts what arrived of a stream and decides when to report.
 
 use crate::Nanos;
 use crate::journal::Received;
@@ -6,19 +6,19 @@ use crate::layers::MOST;
 use crate::time::{MILLISECOND, SECOND};
 use crate::wire::{Cookie, Feedback, Report};
 
-/// Numbers below the highest that are known one by one.
+/// Numbers up to this far below the highest are tracked one by one.
 const WINDOW: u64 = 128;
-/// A line of what arrived covers so much.
+/// Interval covered by a journal line.
 const LINE: Nanos = 100 * MILLISECOND;
 
-/// A stream as it arrives.
+/// The receiving end of a stream.
 #[derive(Debug)]
 pub struct Receiver {
     cookie: Cookie,
     feedback: Feedback,
     /// The highest number, and when it arrived.
     highest: Option<(u64, Nanos)>,
-    /// Bit n: the one n below the highest arrived.
+    /// Bit n: the packet n below the highest arrived.
     seen: u128,
     packets: u64,
     octets: u64,
@@ -27,9 +27,9 @@ pub struct Receiver {
     layer: Option<u8>,
     switches: u64,
     reports: u64,
-    /// Packets that are not reported, and when the first of them arrived.
+    /// Unreported packets, and when the first of them arrived.
     unreported: (u64, Nanos),
-    /// Least difference of the two clocks, ns.
+    /// Smallest difference seen between the two clocks, ns.
     least: i128,
     line: Line,
 }
@@ -44,7 +44,7 @@ struct Line {
 }
 
 impl Receiver {
-    /// Of a session.
+    /// Creates the receiver of a session.
     #[must_use]
     pub fn new(cookie: Cookie, feedback: Feedback) -> Receiver {
         Receiver {
@@ -65,13 +65,14 @@ impl Receiver {
         }
     }
 
-    /// Whether anything arrived.
+    /// Whether a packet arrived.
     #[must_use]
     pub fn began(&self) -> bool {
         self.highest.is_some()
     }
 
-    /// A datagram of so many octets arrived. Whether it is new, and the line of a layer that changed by it.
+    /// Records a datagram of this many bytes. Returns whether it is new, and an event if the layer
+    /// changed.
     pub fn data(
         &mut self,
         now: Nanos,
@@ -93,7 +94,7 @@ impl Receiver {
         }
         self.unreported.0 += 1;
         self.note(now, sent, octets);
-        // One that was overtaken says nothing of the layer that is sent now.
+        // A reordered packet does not show the layer sent now.
         let newest = self.highest.is_some_and(|(highest, _)| highest == number);
         if !newest || self.layer == Some(layer) {
             return (true, None);
@@ -136,7 +137,7 @@ impl Receiver {
         line.longest = line.longest.max(delay);
     }
 
-    /// When there is something to be done next.
+    /// When the next action is due.
     #[must_use]
     pub fn due(&self) -> Option<Nanos> {
         let report = (self.unreported.0 > 0)
@@ -145,7 +146,7 @@ impl Receiver {
         [report, line].into_iter().flatten().min()
     }
 
-    /// The report that is due, if one is.
+    /// The report, if one is due.
     pub fn report(&mut self, now: Nanos) -> Option<Report> {
         let (count, first) = self.unreported;
         let late = now >= first + Nanos::from(self.feedback.delay_ms) * MILLISECOND;
@@ -155,7 +156,8 @@ impl Receiver {
         self.again(now)
     }
 
-    /// What was reported last, or is now: for a sender that may have heard nothing. None before anything arrived.
+    /// Repeats the last report, or makes one now, for a sender that may have missed it. `None`
+    /// before anything arrived.
     pub fn again(&mut self, now: Nanos) -> Option<Report> {
         let (highest, at) = self.highest?;
         self.unreported.0 = 0;
@@ -165,7 +167,7 @@ impl Receiver {
         Some(Report { cookie, highest, packets, octets, held })
     }
 
-    /// The line of what arrived, if one is due.
+    /// The journal line of what arrived, if one is due.
     pub fn line(&mut self, now: Nanos) -> Option<Received> {
         let passed = now.saturating_sub(self.line.since);
         if self.line.since == 0 || passed < LINE {
@@ -184,7 +186,7 @@ impl Receiver {
         })
     }
 
-    /// The last line.
+    /// The final event.
     #[must_use]
     pub fn end(&self) -> Received {
         let missing =
@@ -214,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn each_is_counted_once_and_what_is_too_old_to_be_known_is_not() {
+    fn duplicates_and_too_old_packets_are_not_counted() {
         let mut r = receiver(1, 0);
         for (number, new) in
             [(5, true), (5, false), (3, true), (3, false), (4, true), (200, true), (72, false), (73, true)]
@@ -230,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn it_reports_after_so_many_packets_or_so_long() {
+    fn reports_after_count_or_delay() {
         let mut r = receiver(3, 2000);
         assert_eq!((r.report(1), r.again(1), r.due()), (None, None, None));
         arrive(&mut r, SECOND, 0);
@@ -266,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn delay_is_what_is_beyond_the_shortest() {
+    fn delay_is_measured_beyond_the_shortest_transit() {
         let mut r = receiver(1, 0);
         // The sender's clock is ahead.
         r.data(100 * MILLISECOND, 0, 0, 500 * MILLISECOND, 1000);

@@ -1,4 +1,5 @@
-//! All streams of a server: one unconnected socket, whose datagrams the kernel counts for the flow that each is of, and one ring.
+//! All streams of a server, on one unconnected socket and one event ring; the kernel counts the
+//! datagrams of each flow.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,43 +20,43 @@ use crate::time::SECOND;
 use crate::wire::{CONTROL, Cookie, Feedback, HEADER, Message};
 use crate::{Nanos, now};
 
-/// Datagrams, and events, that are taken before the others' turn.
+/// Datagrams or events handled before the other streams have their turn.
 const BATCH: usize = 64;
-/// Octets of a datagram of streams.
+/// Bytes of the largest datagram of a stream.
 const LARGEST: usize = 65_535;
-/// It looks for its end so often.
+/// Interval of checks whether the server should stop.
 const TICK: Nanos = SECOND / 4;
 
-/// What is streamed.
+/// Content of the streams.
 #[derive(Debug)]
 pub enum Content {
     /// Layers, by request and callback.
     Alf(Layers),
     /// Layers, by rate callback.
     Clocked(Layers, Clock),
-    /// What somebody sends to this socket.
+    /// Datagrams that a source sends to this socket.
     Audio {
         /// The socket.
         input: UdpSocket,
-        /// Datagrams in the application's buffer.
+        /// Size of the application's buffer in datagrams.
         buffer: usize,
-        /// Which of them goes when it is full.
+        /// Which datagram a full buffer drops.
         drop: audio::Drop,
     },
 }
 
-/// How a server serves.
+/// Settings of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Octets of the largest datagrams, if the path takes them: headers of ours and content.
+    /// Bytes of the largest datagrams, header and content, if the path allows them.
     pub octets: u32,
-    /// Most receivers at the same time.
+    /// Largest number of receivers at the same time.
     pub receivers: usize,
-    /// A receiver that is silent for so long is gone, ns.
+    /// A receiver that sends nothing for this time (ns) is removed.
     pub patience: Nanos,
 }
 
-/// The usual [`Options::patience`].
+/// Default of [`Options::patience`].
 pub const PATIENCE: Nanos = 10 * SECOND;
 
 /// A server.
@@ -69,16 +70,16 @@ pub struct Server {
     journal: Journal,
     sessions: BTreeMap<FlowId, Session>,
     receivers: BTreeMap<SocketAddr, FlowId>,
-    /// The socket took no more.
+    /// The socket's send buffer is full.
     blocked: bool,
     room: Vec<u8>,
 }
 
 impl Server {
-    /// On a bound socket.
+    /// Creates a server on a bound socket.
     ///
     /// # Errors
-    /// The socket cannot be set up, or the kernel gives no random octets.
+    /// The socket cannot be set up, or the kernel provides no random bytes.
     pub fn new(
         socket: UdpSocket,
         client: Client,
@@ -104,10 +105,11 @@ impl Server {
         })
     }
 
-    /// Serves until it is told to end.
+    /// Serves until `ends` returns true.
     ///
     /// # Errors
-    /// Its sockets', the ring's or the journal's: those of one stream end that stream alone.
+    /// An error of a socket, the event ring or the journal. An error of one stream ends only that
+    /// stream.
     pub fn run(&mut self, mut ends: impl FnMut() -> bool) -> anyhow::Result<()> {
         while !ends() {
             self.turn()?;
@@ -122,7 +124,7 @@ impl Server {
 
     fn turn(&mut self) -> anyhow::Result<()> {
         self.wait()?;
-        self.hear()?;
+        self.receive_messages()?;
         self.listen()?;
         if std::mem::take(&mut self.blocked) {
             self.each(|server, flow| server.with(flow, |session, client, _| Ok(session.ask(client)?)))?;
@@ -130,8 +132,8 @@ impl Server {
         self.events()?;
         let at = now();
         self.each(|server, flow| {
-            if server.sessions.get(&flow).is_some_and(|session| session.gone(at)) {
-                return server.end(flow, "nothing is heard of the receiver");
+            if server.sessions.get(&flow).is_some_and(|session| session.timed_out(at)) {
+                return server.end(flow, "the receiver does not answer");
             }
             server.with(flow, |session, client, journal| {
                 session.tick(at);
@@ -141,7 +143,7 @@ impl Server {
         })
     }
 
-    /// Until something happens, or is due.
+    /// Waits for an event or the next due time.
     fn wait(&self) -> io::Result<()> {
         let at = now();
         let due = self.sessions.values().map(Session::due).fold(at + TICK, Nanos::min).saturating_sub(at);
@@ -160,7 +162,7 @@ impl Server {
         }
     }
 
-    /// What the kernel has to tell: grants, and shares that changed.
+    /// Handles events of the kernel: grants and changed shares.
     fn events(&mut self) -> anyhow::Result<()> {
         for _ in 0..BATCH {
             let Some(event) = self.client.poll()? else { break };
@@ -186,18 +188,18 @@ impl Server {
         Ok(())
     }
 
-    /// What receivers say.
-    fn hear(&mut self) -> anyhow::Result<()> {
+    /// Handles messages of receivers.
+    fn receive_messages(&mut self) -> anyhow::Result<()> {
         let mut datagram = [0; CONTROL + 1];
         for _ in 0..BATCH {
             let (octets, from) = match self.socket.recv_from(&mut datagram) {
                 Ok(received) => received,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
-                // What a receiver that is gone has its host answer.
+                // An ICMP error from the host of a receiver that has ended.
                 Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => continue,
                 Err(e) => return Err(e).context("receiving"),
             };
-            // Anybody may send anything here; what is no message is nobody's.
+            // Anyone can send here; ignore malformed messages.
             let Ok(message) = Message::parse(&datagram[..octets]) else { continue };
             match message {
                 Message::Hello { feedback, cookie } => self.greet(from, feedback, cookie)?,
@@ -207,7 +209,7 @@ impl Server {
                 }
                 Message::Bye(cookie) => {
                     let Some(&flow) = self.receivers.get(&from) else { continue };
-                    if self.sessions.get(&flow).is_some_and(|session| session.knows(&cookie)) {
+                    if self.sessions.get(&flow).is_some_and(|session| session.has_cookie(&cookie)) {
                         self.end(flow, "the receiver ends")?;
                     }
                 }
@@ -223,13 +225,13 @@ impl Server {
         let Some(mut learnt) = session.report(now(), report) else { return Ok(()) };
         while let Some(update) = learnt.part(mtu) {
             self.with(flow, |_, client, _| Ok(client.update(flow, &update)?))?;
-            // Between one part and the next there are grants, as there would have been between reports.
+            // Take grants between two parts, as there would have been between two reports.
             self.events()?;
         }
         self.with(flow, |session, client, journal| session.write_share(now(), client, journal))
     }
 
-    /// Somebody wants a stream.
+    /// Handles a receiver's hello.
     fn greet(&mut self, from: SocketAddr, feedback: Feedback, cookie: Cookie) -> anyhow::Result<()> {
         if self.receivers.contains_key(&from) {
             return Ok(());
@@ -237,24 +239,24 @@ impl Server {
         if !self.admission.admits(from, &cookie) {
             let mut answer = [0; CONTROL];
             let octets = Message::Cookie(self.admission.cookie(from)).write(&mut answer);
-            // Who does not hear it asks again.
+            // A receiver that does not get the cookie repeats its hello.
             let _ = self.socket.send_to(&answer[..octets], from);
             return Ok(());
         }
         if self.receivers.len() >= self.options.receivers {
-            eprintln!("{from} is not served: there are {} receivers", self.receivers.len());
+            eprintln!("refused {from}: the limit of {} receivers is reached", self.receivers.len());
             return Ok(());
         }
         if let Err(e) = self.open(from, feedback, cookie) {
-            eprintln!("{from} is not served: {e:#}");
+            eprintln!("refused {from}: {e:#}");
         }
         Ok(())
     }
 
     fn open(&mut self, from: SocketAddr, feedback: Feedback, cookie: Cookie) -> anyhow::Result<()> {
-        let (key, path) = path::describe(&self.socket, from).context("looking for the way there")?;
+        let (key, path) = path::describe(&self.socket, from).context("looking up the route")?;
         let mtu = path.min(self.options.octets);
-        anyhow::ensure!(mtu as usize > HEADER, "the path takes {path} octets");
+        anyhow::ensure!(mtu as usize > HEADER, "the path takes only {path} bytes");
         let flow = self.client.open(&key, mtu)?;
         let at = now();
         let source: Box<dyn Source> = match &self.content {
@@ -272,7 +274,7 @@ impl Server {
         self.with(flow, |session, client, journal| session.begin(at, client, journal))
     }
 
-    /// What the source of audio sends goes to all.
+    /// Passes datagrams of the audio source to all streams.
     fn listen(&mut self) -> anyhow::Result<()> {
         let Server { content, room, sessions, .. } = self;
         let Content::Audio { input, .. } = content else { return Ok(()) };
@@ -290,7 +292,7 @@ impl Server {
         self.each(|server, flow| server.with(flow, |session, client, _| Ok(session.ask(client)?)))
     }
 
-    /// Something for each stream, of which some may end by it.
+    /// Calls `f` for each stream; streams may end during the call.
     fn each(&mut self, mut f: impl FnMut(&mut Server, FlowId) -> anyhow::Result<()>) -> anyhow::Result<()> {
         let mut after = None;
         while let Some(flow) = self.following(after) {
@@ -306,7 +308,7 @@ impl Server {
         self.sessions.range((from, Unbounded)).next().map(|(flow, _)| *flow)
     }
 
-    /// Something of one stream; an error ends that stream.
+    /// Calls `f` for one stream; an error ends that stream.
     fn with(
         &mut self,
         flow: FlowId,
@@ -320,7 +322,7 @@ impl Server {
     }
 
     fn fail(&mut self, flow: FlowId, e: &anyhow::Error) -> anyhow::Result<()> {
-        eprintln!("a stream ends: {e:#}");
+        eprintln!("a stream failed: {e:#}");
         self.end(flow, "an error")
     }
 

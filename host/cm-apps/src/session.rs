@@ -1,4 +1,4 @@
-//! One receiver's stream: its flow, what is outstanding of it, and its content.
+//! One receiver's stream: its flow, its outstanding packets, and its content.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -13,11 +13,11 @@ use crate::source::{Next, Source};
 use crate::time::{MILLISECOND, SECOND};
 use crate::wire::{self, Cookie, Feedback, HEADER, Report};
 
-/// Nothing counts as lost for silence before this, beside what the receiver waits (RFC 6298 §2.4).
+/// Shortest feedback timeout, to which the receiver's report delay is added (RFC 6298 §2.4).
 const LEAST_PATIENCE: Nanos = SECOND;
-/// The share is written so often at most.
+/// Shortest interval of journal lines about the share.
 const LINE: Nanos = 20 * MILLISECOND;
-/// Requests that one call makes.
+/// Largest number of requests made at once.
 const REQUESTS: u32 = 64;
 
 /// A stream.
@@ -31,16 +31,16 @@ pub struct Session {
     feedback: Feedback,
     source: Box<dyn Source>,
     outstanding: Outstanding,
-    /// Requests of which no grant came yet.
+    /// Requests that were not granted yet.
     asked: u32,
-    heard: Nanos,
-    /// It is gone after such a silence.
-    gone: Nanos,
-    /// The last round trip time.
+    last_message: Nanos,
+    /// The receiver is removed after this time without a message.
+    timeout: Nanos,
+    /// The last round trip time sample.
     sample: Nanos,
     status: Option<Status>,
     layer: Option<u8>,
-    /// When the share was written last.
+    /// When the share was last logged.
     line: Nanos,
     layers: [u64; MOST],
     octets: u64,
@@ -49,17 +49,17 @@ pub struct Session {
     switches: u64,
 }
 
-/// What came of a grant.
+/// Result of a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
-    /// A datagram left, or there was none to send.
+    /// A datagram was sent, or none was ready.
     Done,
-    /// The socket takes no more now.
+    /// The socket's send buffer is full.
     Blocked,
 }
 
 impl Session {
-    /// Of an open flow, whose largest datagrams have so many octets.
+    /// Creates the session of an open flow with datagrams of up to `mtu` bytes.
     #[must_use]
     pub fn new(
         now: Nanos,
@@ -67,7 +67,7 @@ impl Session {
         (flow, mtu): (FlowId, u32),
         (cookie, feedback): (Cookie, Feedback),
         source: Box<dyn Source>,
-        gone: Nanos,
+        timeout: Nanos,
     ) -> Session {
         Session {
             to,
@@ -79,8 +79,8 @@ impl Session {
             source,
             outstanding: Outstanding::default(),
             asked: 0,
-            heard: now,
-            gone,
+            last_message: now,
+            timeout,
             sample: 0,
             status: None,
             layer: None,
@@ -93,22 +93,22 @@ impl Session {
         }
     }
 
-    /// Its flow.
+    /// The flow.
     #[must_use]
     pub fn flow(&self) -> FlowId {
         self.flow
     }
 
-    /// Octets of its largest datagrams.
+    /// Bytes of the largest datagrams.
     #[must_use]
     pub fn mtu(&self) -> u32 {
         self.mtu
     }
 
-    /// Has the manager tell it what its content wants to know, and asks for leave to send.
+    /// Subscribes to the changes that the content needs, and makes the first requests.
     ///
     /// # Errors
-    /// The manager's.
+    /// The manager's error.
     pub fn begin(&mut self, now: Nanos, client: &mut Client, journal: &mut Journal) -> anyhow::Result<()> {
         let Feedback { every, delay_ms } = self.feedback;
         journal.write(now, Some(&self.who), &Served::Open { octets: self.mtu, every, delay_ms })?;
@@ -120,17 +120,17 @@ impl Session {
         Ok(self.ask(client)?)
     }
 
-    /// Asks for leave to send what is ready.
+    /// Requests grants for the datagrams that are ready.
     ///
     /// # Errors
-    /// The manager's.
+    /// The manager's error.
     pub fn ask(&mut self, client: &mut Client) -> Result<(), Error> {
         let more = self.source.ready().min(REQUESTS).saturating_sub(self.asked);
         if more == 0 {
             return Ok(());
         }
         match client.request(self.flow, more) {
-            // As many wait as may: the next grant asks again.
+            // The limit of waiting requests is reached; the next grant requests again.
             Err(Error::Refused(_)) if self.asked > 0 => return Ok(()),
             done => done?,
         }
@@ -138,10 +138,10 @@ impl Session {
         Ok(())
     }
 
-    /// It was granted a datagram (`cmapp_send`).
+    /// Handles a grant of one datagram (`cmapp_send`).
     ///
     /// # Errors
-    /// The manager's, the socket's or the journal's.
+    /// An error of the manager, the socket or the journal.
     pub fn granted(
         &mut self,
         now: Nanos,
@@ -192,12 +192,13 @@ impl Session {
         journal.write(now, Some(&self.who), &line)
     }
 
-    /// Its receiver reports: what is new of it, for [`Learnt::part`]. None if nothing is, or it is somebody else's.
+    /// Applies a receiver's report. Returns its new information, for [`Learnt::part`], or `None` if
+    /// it has none or has another stream's cookie.
     pub fn report(&mut self, now: Nanos, report: &Report) -> Option<Learnt> {
         if report.cookie != self.cookie {
             return None;
         }
-        self.heard = now;
+        self.last_message = now;
         let learnt = self.outstanding.report(now, report)?;
         self.reports += 1;
         self.lost += learnt.lost;
@@ -205,10 +206,10 @@ impl Session {
         Some(learnt)
     }
 
-    /// Writes the flow's share, if that was not done just now.
+    /// Logs the flow's share, unless it was just logged.
     ///
     /// # Errors
-    /// The manager's or the journal's.
+    /// An error of the manager or the journal.
     pub fn write_share(
         &mut self,
         now: Nanos,
@@ -233,10 +234,10 @@ impl Session {
         Ok(journal.write(now, Some(&self.who), &line)?)
     }
 
-    /// Its share crossed one of its thresholds (`cmapp_update`), which may be others now.
+    /// Handles a crossed threshold (`cmapp_update`), which may change the thresholds.
     ///
     /// # Errors
-    /// The manager's.
+    /// The manager's error.
     pub fn changed(&mut self, now: Nanos, client: &mut Client, status: Status) -> Result<(), Error> {
         self.status = Some(status);
         let before = self.source.thresholds();
@@ -247,16 +248,16 @@ impl Session {
         }
     }
 
-    /// Somebody else's datagram for it.
+    /// Offers a datagram from the audio source.
     pub fn offer(&mut self, now: Nanos, content: &[u8]) {
         self.source.offer(now, content);
     }
 
-    /// When it wants a turn.
+    /// When the session must be called next.
     #[must_use]
     pub fn due(&self) -> Nanos {
-        let silent = self.outstanding.oldest().map(|sent| sent.max(self.heard) + self.patience());
-        [self.source.due(), silent].into_iter().flatten().fold(self.heard + self.gone, Nanos::min)
+        let silent = self.outstanding.oldest().map(|sent| sent.max(self.last_message) + self.patience());
+        [self.source.due(), silent].into_iter().flatten().fold(self.last_message + self.timeout, Nanos::min)
     }
 
     fn patience(&self) -> Nanos {
@@ -264,26 +265,27 @@ impl Session {
         LEAST_PATIENCE.max(rtt) + Nanos::from(self.feedback.delay_ms) * MILLISECOND
     }
 
-    /// Its content's clock.
+    /// Ticks the content's clock if it is due.
     pub fn tick(&mut self, now: Nanos) {
         if self.source.due().is_some_and(|due| due <= now) {
             self.source.tick(now);
         }
     }
 
-    /// Whether its receiver is gone.
+    /// Whether the receiver has timed out.
     #[must_use]
-    pub fn gone(&self, now: Nanos) -> bool {
-        now >= self.heard + self.gone
+    pub fn timed_out(&self, now: Nanos) -> bool {
+        now >= self.last_message + self.timeout
     }
 
-    /// Nothing is heard of what is outstanding: it is lost (`CM_LOST_FEEDBACK`).
+    /// Counts everything outstanding as lost if no feedback arrived for the timeout
+    /// (`CM_LOST_FEEDBACK`).
     ///
     /// # Errors
-    /// The manager's or the journal's.
+    /// An error of the manager or the journal.
     pub fn give_up(&mut self, now: Nanos, client: &mut Client, journal: &mut Journal) -> anyhow::Result<()> {
         let Some(sent) = self.outstanding.oldest() else { return Ok(()) };
-        if now < sent.max(self.heard) + self.patience() {
+        if now < sent.max(self.last_message) + self.patience() {
             return Ok(());
         }
         let octets = self.outstanding.give_up();
@@ -292,10 +294,10 @@ impl Session {
         Ok(journal.write(now, Some(&self.who), &Served::Silence { octets })?)
     }
 
-    /// Ends it.
+    /// Closes the flow and logs the totals.
     ///
     /// # Errors
-    /// The journal's.
+    /// The journal's error.
     pub fn close(
         self,
         now: Nanos,
@@ -303,7 +305,7 @@ impl Session {
         journal: &mut Journal,
         why: &'static str,
     ) -> io::Result<()> {
-        // The manager may have closed it for a user who is let in no more.
+        // The manager may already have closed it, if it no longer admits this user.
         let _ = client.close(self.flow);
         let Session { octets, reports, lost, switches, .. } = self;
         let layers = self.layers.to_vec();
@@ -312,9 +314,9 @@ impl Session {
         journal.write(now, Some(&self.who), &line)
     }
 
-    /// Whether the cookie is its own.
+    /// Whether the cookie belongs to this session.
     #[must_use]
-    pub fn knows(&self, cookie: &Cookie) -> bool {
+    pub fn has_cookie(&self, cookie: &Cookie) -> bool {
         self.cookie == *cookie
     }
 }

@@ -1,63 +1,64 @@
-//! What a stream is made of.
+//! The content of a stream.
 
 use libcm::{Status, Thresholds};
 
 use crate::Nanos;
 
-/// A datagram that leaves now.
+/// A datagram to send now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Next {
-    /// Of which layer it is.
+    /// Its layer.
     pub layer: u8,
-    /// Octets of content.
+    /// Bytes of content.
     pub octets: usize,
 }
 
-/// Content of one receiver's stream, and how it adapts. It does no I/O; the session asks for leave to send and sends.
+/// The content of one receiver's stream, and how it adapts. It does no I/O; the session makes the
+/// requests and sends.
 pub trait Source: std::fmt::Debug + Send {
-    /// Datagrams that are ready: so many grants are wanted.
+    /// Datagrams that are ready to send, that is, grants wanted.
     fn ready(&self) -> u32;
 
-    /// Whether [`Source::next`] wants to know the flow's share each time.
+    /// Whether [`Source::next`] needs the flow's present share each time.
     fn asks(&self) -> bool {
         false
     }
 
-    /// The flow was granted a datagram: its content, written to the room. None declines the grant.
+    /// Uses a grant: writes the content of the next datagram to `room`. `None` declines the grant.
     fn next(&mut self, now: Nanos, status: Option<Status>, room: &mut [u8]) -> Option<Next>;
 
-    /// By which changes of its share it is to be told.
+    /// Thresholds for [`Source::changed`].
     fn thresholds(&self) -> Option<Thresholds> {
         None
     }
 
-    /// It changed by that (`cmapp_update`).
+    /// Called when the share crosses a threshold (`cmapp_update`).
     fn changed(&mut self, _now: Nanos, _status: &Status) {}
 
-    /// When it wants a turn of its clock.
+    /// When the content's clock ticks next.
     fn due(&self) -> Option<Nanos> {
         None
     }
 
-    /// Its clock's turn.
+    /// Handles a tick of the clock.
     fn tick(&mut self, _now: Nanos) {}
 
-    /// Somebody else's datagram that may be part of it.
+    /// Offers a datagram from outside, which may become content.
     fn offer(&mut self, _now: Nanos, _content: &[u8]) {}
 
-    /// What never left, and why: for the journal.
+    /// Datagrams that were never sent, by reason, for the journal.
     fn dropped(&self) -> Dropped {
         Dropped::default()
     }
 }
 
-/// Datagrams that never left.
+/// Datagrams that were never sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, serde::Serialize)]
 pub struct Dropped {
-    /// The policer took them out: the rate does not carry them.
+    /// Dropped by the policer because they exceed the rate.
     pub policed: u64,
-    /// The application's buffer was full, or what waited fits no more.
+    /// Dropped because the application's buffer was full or the layer changed.
     pub buffer: u64,
-    /// They are larger than the path takes.
+    /// Dropped because they exceed the path's MTU.
     pub large: u64,
 }

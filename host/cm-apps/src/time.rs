@@ -1,4 +1,4 @@
-//! The clock of all that these programs write.
+//! The clock of the journal and the datagrams.
 
 use rustix::time::{ClockId, clock_gettime};
 

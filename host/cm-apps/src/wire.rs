@@ -1,57 +1,58 @@
-//! The datagrams between a server and its receiver, numbers in network order.
+//! The datagrams between a server and its receiver; numbers are big-endian.
 //!
 //! | from the start | |
 //! |---|---|
-//! | all | magic (1 octet), kind (1) |
+//! | all | magic (1 byte), kind (1) |
 //! | hello | packets a report (2), longest delay of a report in ms (2), 0 (2), cookie (16) |
 //! | cookie | 0 (2), cookie (16) |
-//! | data | layer (1), 0 (1), number (8), when it was sent by the sender's clock in ns (8), content |
-//! | report | 0 (2), cookie (16), highest number (8), packets (8), octets (8), ns since the highest one arrived (8) |
+//! | data | layer (1), 0 (1), number (8), sending time in ns of the sender's clock (8), content |
+//! | report | 0 (2), cookie (16), highest number (8), packets (8), bytes (8), ns since the highest one arrived (8) |
 //! | bye | 0 (2), cookie (16) |
 //!
-//! Reports say what arrived since the beginning, octets as whole datagrams, so that one that is lost is made up for by the next. An
-//! answer to a hello is shorter than the hello.
+//! Reports count everything since the start, in whole datagrams, so that the next report makes up
+//! for a lost one. The answer to a hello is shorter than the hello.
 
-/// The first octet of all.
+/// First byte of every datagram.
 pub const MAGIC: u8 = 0xca;
-/// Octets in front of content.
+/// Bytes before the content.
 pub const HEADER: usize = 20;
-/// Octets of the largest datagram without content.
+/// Bytes of the largest datagram without content.
 pub const CONTROL: usize = 52;
 
-/// What shows that a receiver is where it says that it is.
+/// Proves that a receiver gets packets at its source address.
 pub type Cookie = [u8; 16];
 
-/// A datagram.
+/// A decoded datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message<'a> {
-    /// A receiver wants the stream. Without a cookie (zeros) it is told one.
+    /// A receiver requests the stream. To a hello without a cookie (zeros) the server answers with
+    /// one.
     Hello {
         /// When it reports.
         feedback: Feedback,
-        /// What it was told.
+        /// The server's cookie.
         cookie: Cookie,
     },
-    /// What the receiver is to repeat.
+    /// The cookie that the receiver must repeat.
     Cookie(Cookie),
     /// A packet of the stream.
     Data {
-        /// Of which layer it is.
+        /// Its layer.
         layer: u8,
         /// Its number, from 0 on.
         number: u64,
-        /// When it was sent, ns of the sender's clock.
+        /// When it was sent, in ns of the sender's clock.
         sent: u64,
-        /// What it carries.
+        /// Its content.
         content: &'a [u8],
     },
-    /// What arrived.
+    /// Counts of what arrived.
     Report(Report),
-    /// The receiver wants no more.
+    /// The receiver ends the stream.
     Bye(Cookie),
 }
 
-/// When a receiver reports: after so many packets, or so long after the first that it has not reported.
+/// When a receiver reports: after `every` packets, or `delay_ms` after the first unreported one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Feedback {
     /// Packets; 1: each at once.
@@ -60,35 +61,35 @@ pub struct Feedback {
     pub delay_ms: u16,
 }
 
-/// What arrived since the beginning.
+/// Counts of what arrived since the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Of the session.
+    /// The session's cookie.
     pub cookie: Cookie,
     /// The highest number that arrived.
     pub highest: u64,
-    /// Packets, each counted once.
+    /// Packets, without duplicates.
     pub packets: u64,
-    /// Octets of them, headers with content.
+    /// Their bytes, headers and content.
     pub octets: u64,
     /// Nanoseconds since the highest one arrived.
     pub held: u64,
 }
 
-/// Why a datagram is none of these.
+/// Why a datagram is malformed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// It has another length.
-    #[error("{0} octets are no datagram of this kind")]
+    /// Wrong length for its kind.
+    #[error("{0} bytes are not a datagram of this kind")]
     Length(usize),
-    /// It is none of ours.
+    /// Wrong first byte.
     #[error("begins with {0:#04x}, not with {MAGIC:#04x}")]
     Magic(u8),
-    /// There is no such kind.
-    #[error("{0} is no kind of datagram")]
+    /// Unknown kind.
+    #[error("{0} is not a kind of datagram")]
     Kind(u8),
-    /// It says that it would report never.
-    #[error("reports after 0 packets")]
+    /// Reports would never be sent.
+    #[error("asks for reports after 0 packets")]
     Never,
 }
 
@@ -99,10 +100,10 @@ const REPORT: u8 = 4;
 const BYE: u8 = 5;
 
 impl<'a> Message<'a> {
-    /// Reads one.
+    /// Decodes a datagram.
     ///
     /// # Errors
-    /// It is none.
+    /// The datagram is malformed.
     pub fn parse(octets: &'a [u8]) -> Result<Message<'a>, Malformed> {
         let length = || Malformed::Length(octets.len());
         let (&magic, rest) = octets.split_first().ok_or_else(length)?;
@@ -157,7 +158,7 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// Writes one without content; octets of it.
+    /// Encodes a message without content and returns its length in bytes.
     pub fn write(&self, to: &mut [u8; CONTROL]) -> usize {
         to.fill(0);
         to[0] = MAGIC;
@@ -189,7 +190,7 @@ impl<'a> Message<'a> {
     }
 }
 
-/// What stands in front of content.
+/// The bytes before the content of a data datagram.
 #[must_use]
 pub fn header(layer: u8, number: u64, sent: u64) -> [u8; HEADER] {
     let mut to = [0; HEADER];
@@ -199,7 +200,8 @@ pub fn header(layer: u8, number: u64, sent: u64) -> [u8; HEADER] {
     to
 }
 
-/// What is left to be read; zeros beyond the end, where the length is looked at afterwards.
+/// The unread rest of a datagram; reads beyond its end return zeros, and the caller checks the
+/// length.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -237,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn messages_round_trip() {
         for message in all() {
             let mut to = [9; CONTROL];
             let length = message.write(&mut to);
@@ -249,13 +251,13 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_shorter_than_what_is_answered() {
+    fn answer_is_shorter_than_the_hello() {
         let [hello, cookie, ..] = all();
         assert!(cookie.length() < hello.length());
     }
 
     #[test]
-    fn each_octet_less_or_more_is_refused() {
+    fn other_lengths_are_refused() {
         for message in all() {
             let mut to = [0; CONTROL];
             let length = message.write(&mut to);

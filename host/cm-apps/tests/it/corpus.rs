@@ -1,4 +1,4 @@
-//! Replays the corpus of the fuzz target, and its inputs with octets changed.
+//! Replays the corpus of the fuzz target, also with changed bytes.
 
 use proptest::prelude::*;
 use rivulet_cm_apps::wire::Message;

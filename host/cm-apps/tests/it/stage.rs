@@ -1,4 +1,4 @@
-//! A server in a thread of a user's, and receivers in others, over the real kernel's calls.
+//! A server and receivers in threads of an unprivileged user, over the real kernel's calls.
 
 use std::io::{self, Write};
 use std::net::{SocketAddr, UdpSocket};
@@ -17,7 +17,7 @@ use crate::rig::{ALICE, Rig};
 
 pub const OCTETS: u32 = 1000;
 
-/// Lines that were written so far.
+/// Lines written so far.
 #[derive(Clone, Default)]
 pub struct Lines(Arc<Mutex<Vec<u8>>>);
 
@@ -37,14 +37,14 @@ impl Lines {
         Journal::new(Box::new(self.clone()))
     }
 
-    /// Those of one event.
+    /// The lines of one event.
     pub fn of(&self, event: &str) -> Vec<serde_json::Value> {
         let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
         let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
         lines.filter(|line| line["event"] == event).collect()
     }
 
-    /// The one of this event.
+    /// The only line of this event.
     pub fn one(&self, event: &str) -> serde_json::Value {
         let mut found = self.of(event);
         assert_eq!(found.len(), 1, "{event}: {found:?}");
@@ -59,7 +59,8 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// None, and a line that says so, where it cannot be had. Grants and silence live for ever: tests count.
+    /// `None`, with a line that says so, where the machine lacks a feature. Grants and missing
+    /// feedback never expire, because tests count.
     pub fn new() -> Option<Stage> {
         let options = CallOptions { grant_life: 1 << 50, silence: 1 << 50, ..CallOptions::default() };
         let rig = Rig::new(options)?;
@@ -67,7 +68,7 @@ impl Stage {
         Some(Stage { rig, client, lines: Lines::default() })
     }
 
-    /// A server of this while `f` runs, which is given its address, in threads of the user's.
+    /// Runs a server while `f` runs with its address, in threads of the user.
     pub fn serve<T: Send>(
         &mut self,
         content: impl FnOnce() -> Content + Send,
@@ -91,7 +92,7 @@ impl Stage {
     }
 }
 
-/// A receiver whose every word the test says.
+/// A receiver driven by the test, message by message.
 pub struct Hand {
     pub socket: UdpSocket,
     pub cookie: Cookie,
@@ -105,28 +106,28 @@ impl Hand {
         Hand { socket, cookie: Cookie::default() }
     }
 
-    pub fn say(&self, message: &Message<'_>) {
+    pub fn send(&self, message: &Message<'_>) {
         let mut datagram = [0; CONTROL];
         let octets = message.write(&mut datagram);
         self.socket.send(&datagram[..octets]).unwrap();
     }
 
     pub fn hello(&self, every: u16, delay_ms: u16) {
-        self.say(&Message::Hello { feedback: Feedback { every, delay_ms }, cookie: self.cookie });
+        self.send(&Message::Hello { feedback: Feedback { every, delay_ms }, cookie: self.cookie });
     }
 
-    /// The next datagram, with its octets.
-    pub fn hear<T>(&self, f: impl FnOnce(Message<'_>, usize) -> T) -> T {
+    /// The next datagram and its length.
+    pub fn receive<T>(&self, f: impl FnOnce(Message<'_>, usize) -> T) -> T {
         let mut datagram = [0; 2000];
         let octets = self.socket.recv(&mut datagram).expect("a datagram");
         f(Message::parse(&datagram[..octets]).unwrap(), octets)
     }
 
-    /// Asks until it has the stream's cookie, and for the stream.
+    /// Gets the stream's cookie and opens the stream.
     pub fn admitted(server: SocketAddr, every: u16, delay_ms: u16) -> Hand {
         let mut hand = Hand::new(server);
         hand.hello(every, delay_ms);
-        hand.cookie = hand.hear(|message, _| match message {
+        hand.cookie = hand.receive(|message, _| match message {
             Message::Cookie(cookie) => cookie,
             other => panic!("{other:?}"),
         });
@@ -134,7 +135,7 @@ impl Hand {
         hand
     }
 
-    /// The numbers and layers of so many packets of the stream.
+    /// Numbers and layers of the next `count` packets.
     pub fn packets(&self, count: usize) -> Vec<(u64, u8)> {
         let one = |message: Message<'_>, octets| match message {
             Message::Data { layer, number, .. } => {
@@ -143,11 +144,11 @@ impl Hand {
             }
             other => panic!("{other:?}"),
         };
-        (0..count).map(|_| self.hear(one)).collect()
+        (0..count).map(|_| self.receive(one)).collect()
     }
 
     pub fn report(&self, highest: u64, packets: u64) {
         let octets = packets * u64::from(OCTETS);
-        self.say(&Message::Report(Report { cookie: self.cookie, highest, packets, octets, held: 0 }));
+        self.send(&Message::Report(Report { cookie: self.cookie, highest, packets, octets, held: 0 }));
     }
 }

@@ -1,4 +1,5 @@
-//! Streams over the real kernel's calls, by threads without any right. Loopback's window has no bound, so that tests stop by counts.
+//! Streams over the real kernel's calls, by threads without privileges. Loopback limits no window,
+//! so tests stop after counts.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -25,7 +26,7 @@ fn numbers(packets: &[(u64, u8)]) -> Vec<u64> {
     packets.iter().map(|(number, _)| *number).collect()
 }
 
-/// A receiver's lines, once `enough` says so of them.
+/// Receives until `enough` accepts the receiver's lines, and returns them.
 fn receive(from: SocketAddr, every: u16, delay_ms: u16, enough: impl Fn(&Lines) -> bool) -> Lines {
     let lines = Lines::default();
     let options = Options { from, feedback: Feedback { every, delay_ms }, forward: None };
@@ -49,7 +50,7 @@ fn steps(lines: &Lines) -> Vec<(Option<u64>, u64)> {
 }
 
 #[test]
-fn by_request_it_climbs_from_the_lowest_layer_and_both_ends_tell_the_same() {
+fn by_request_it_climbs_from_the_lowest_layer_and_both_ends_agree() {
     let Some(mut stage) = Stage::new() else { return };
     let lines = stage.lines.clone();
     let seen = stage.serve(alf, |at| {
@@ -68,7 +69,7 @@ fn by_request_it_climbs_from_the_lowest_layer_and_both_ends_tell_the_same() {
     assert_eq!(count(&close, "octets"), sent * u64::from(OCTETS));
     assert_eq!(count(&end, "octets"), arrived * u64::from(OCTETS));
     assert!(arrived + count(&end, "missing") <= sent);
-    // What the receiver took for lost was told to the sender, who takes nothing else for lost.
+    // The sender counts as lost only what the receiver reported as missing.
     assert!(count(&close, "lost") <= count(&end, "missing"), "{close} {end}");
     let (left, came) = (steps(&stage.lines), steps(&seen));
     assert_eq!(left[0], (None, 0), "nothing is known at first");
@@ -85,19 +86,20 @@ fn by_rate_callback_a_period_at_a_time() {
     let seen = stage.serve(content, |at| receive(at, 1, 0, |lines| lines.of("layer").len() >= 2));
     assert_eq!(steps(&seen)[..2], [(None, 0), (Some(0), 3)]);
     let close = stage.lines.one("close");
-    // The first period was the lowest layer's: 1,562 octets are one datagram, and what is left waits for the next.
+    // The first period used the lowest layer: of its 1,562 bytes one datagram is sent, and the rest
+    // waits.
     assert_eq!(close["layers"][0], 1, "{close}");
     assert_eq!((count(&close, "lost"), close["layers"][1].as_u64()), (0, Some(0)));
 }
 
 #[test]
-fn a_first_window_leaves_and_a_late_report_about_it_counts_as_if_it_had_come_for_each() {
+fn late_report_about_a_window_counts_like_one_per_packet() {
     let Some(mut stage) = Stage::new() else { return };
     let seen = stage.serve(alf, |at| {
         let hand = Hand::admitted(at, 500, 2000);
         let first = numbers(&hand.packets(10));
         hand.report(9, 10);
-        // What arrived is added to the window: 10 and 10.
+        // The window grows by what arrived: from 10 packets to 20.
         let second = numbers(&hand.packets(20));
         let alike = hand.packets(0);
         hand.report(29, 30);
@@ -119,7 +121,7 @@ fn losses_halve_the_window_and_lower_layers_leave() {
         hand.packets(10);
         hand.report(9, 10);
         hand.packets(20);
-        // One of the twenty is missing: 20 packets of window become 10, all of which are free.
+        // One of the twenty is missing: the window is halved to 10 packets, all of them free.
         hand.report(29, 29);
         assert_eq!(numbers(&hand.packets(10)), (30..40).collect::<Vec<_>>());
     });
@@ -127,7 +129,7 @@ fn losses_halve_the_window_and_lower_layers_leave() {
 }
 
 #[test]
-fn a_silent_receiver_has_lost_all_and_is_given_up() {
+fn receiver_without_feedback_times_out() {
     let Some(mut stage) = Stage::new() else { return };
     let lines = stage.lines.clone();
     stage.serve(alf, |at| {
@@ -140,33 +142,33 @@ fn a_silent_receiver_has_lost_all_and_is_given_up() {
         assert_eq!(numbers(&hand.packets(2)), [11, 12]);
         eventually("the stream ends", || !lines.of("close").is_empty());
     });
-    assert_eq!(stage.lines.one("close")["why"], "nothing is heard of the receiver");
+    assert_eq!(stage.lines.one("close")["why"], "the receiver does not answer");
 }
 
 #[test]
-fn who_is_not_where_it_says_gets_no_stream_and_nobody_elses_words_count() {
+fn forged_addresses_get_no_stream_and_foreign_messages_are_ignored() {
     let Some(mut stage) = Stage::new() else { return };
     stage.serve(alf, |at| {
         let mut forger = Hand::new(at);
         for n in 0..20 {
             forger.cookie = [n; 16];
             forger.hello(1, 0);
-            let answered = forger.hear(|message, octets| (matches!(message, Message::Cookie(_)), octets));
+            let answered = forger.receive(|message, octets| (matches!(message, Message::Cookie(_)), octets));
             assert_eq!(answered, (true, 20), "less than what was asked by");
         }
         let hand = Hand::admitted(at, 1, 0);
         hand.packets(10);
-        // Another's cookie is not this address's, nor is no message one.
+        // Another address's cookie and a malformed message have no effect.
         let real = hand.cookie;
         forger.cookie = real;
         forger.hello(1, 0);
-        assert!(forger.hear(|message, _| matches!(message, Message::Cookie(other) if other != real)));
-        forger.say(&Message::Bye(real));
+        assert!(forger.receive(|message, _| matches!(message, Message::Cookie(other) if other != real)));
+        forger.send(&Message::Bye(real));
         forger.report(9, 10);
         let mut wrong = hand;
         wrong.cookie = Cookie::default();
         wrong.report(9, 10);
-        wrong.say(&Message::Bye(wrong.cookie));
+        wrong.send(&Message::Bye(wrong.cookie));
         for noise in [&[][..], b"x", &[0xca; 60], &[0xca, 4]] {
             wrong.socket.send(noise).unwrap();
         }
@@ -189,7 +191,7 @@ fn receivers_beyond_the_most_are_not_served_until_one_ends() {
         let third = Hand::admitted(at, 1, 0);
         third.socket.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
         assert!(third.socket.recv(&mut [0; 2000]).is_err());
-        first.say(&Message::Bye(first.cookie));
+        first.send(&Message::Bye(first.cookie));
         third.socket.set_read_timeout(Some(PATIENCE)).unwrap();
         third.hello(1, 0);
         third.packets(1);
@@ -198,7 +200,7 @@ fn receivers_beyond_the_most_are_not_served_until_one_ends() {
 }
 
 #[test]
-fn audio_is_handed_on_as_it_came() {
+fn audio_is_forwarded_unchanged() {
     let Some(mut stage) = Stage::new() else { return };
     let lines = stage.lines.clone();
     let source = stage.rig.as_user(ALICE, || UdpSocket::bind("127.0.0.1:0").unwrap());
@@ -214,7 +216,7 @@ fn audio_is_handed_on_as_it_came() {
         let mut stream = Stream::new(&options, seen.journal()).unwrap();
         let (mut sent, mut played) = (0u8, vec![]);
         let ended = stream.run(|| {
-            // A datagram at a time, none of which the buffer drops.
+            // One datagram at a time, so that the buffer drops none.
             if played.len() == usize::from(sent) && sent < 50 && !lines.of("open").is_empty() {
                 source.send_to(&vec![sent; 100 + usize::from(sent)], to).unwrap();
                 sent += 1;

@@ -1,10 +1,10 @@
-//! What the fuzz target does with any octets.
+//! The check that the fuzz target runs on arbitrary bytes.
 
 use rivulet_cm_apps::outstanding::Outstanding;
 use rivulet_cm_apps::receiver::Receiver;
 use rivulet_cm_apps::wire::{CONTROL, Feedback, HEADER, Message};
 
-/// A datagram from anybody: it is refused, or written again as it was; and neither end is led astray by it.
+/// A datagram is refused or encodes again to the same bytes, and neither end fails on it.
 pub fn message(octets: &[u8]) {
     let Ok(message) = Message::parse(octets) else { return };
     let mut again = [0; CONTROL];
