@@ -1,4 +1,4 @@
-//! Compiles the agents' channel; no protoc needed.
+//! Compiles the agents' protocol without protoc.
 
 use std::path::PathBuf;
 

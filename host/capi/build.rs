@@ -1,4 +1,4 @@
-//! The library's name for the programs linked to it: its interface is that of version 0.
+//! Sets the shared library's SONAME; the C interface has version 0.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

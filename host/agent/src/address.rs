@@ -1,53 +1,54 @@
-//! Where controllers are, and what makes the way there safe.
+//! Controllers' addresses, and TLS for the connections to them.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
-/// An address that does not answer is given up after this time, for the next.
+/// Timeout of a connection attempt; then the next address is tried.
 const CONNECT: Duration = Duration::from_secs(2);
-/// A controller that is gone without a word is noticed within twice this time.
+/// Keep-alive interval: a controller that vanished is detected within twice this time.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// Longest private key in PEM: an RSA key of 16,384 bits has 13 kB.
 const MAX_KEY_BYTES: u64 = 64 << 10;
-/// Controllers that one agent knows.
+/// Largest number of controllers of one agent.
 const MAX_CONTROLLERS: usize = 16;
 
-/// Files in PEM for mutual TLS. They are read at every connect, so that renewed certificates need no restart.
+/// PEM files for mutual TLS. They are read at every connect, so renewed certificates need no
+/// restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// Who signs the controllers' certificates.
+    /// The authority that signs the controllers' certificates.
     pub authority: PathBuf,
     /// This replica's certificate.
     pub certificate: PathBuf,
-    /// Its key.
+    /// The private key of the certificate.
     pub key: PathBuf,
 }
 
-/// Why controllers cannot be reached as told.
+/// Why the list of controllers is not usable.
 #[derive(Debug, thiserror::Error)]
 pub enum AddressError {
     /// Not `unix:PATH` or `HOST:PORT`.
     #[error("{0:?} is not a controller's address: unix:PATH or HOST:PORT")]
     Malformed(String),
-    /// None, or too many.
+    /// No controller, or too many.
     #[error("{0} controllers: at least one and at most {MAX_CONTROLLERS} can be named")]
     Count(usize),
-    /// Keys would come from, and go to, processes that prove nothing.
+    /// TCP without TLS: keys would be exchanged with unauthenticated processes.
     #[error(
         "{0}: keys cross this channel; over TCP it needs mutual TLS, on loopback too (authority, certificate and key)"
     )]
     Bare(String),
-    /// A file of TLS.
+    /// A TLS file cannot be read.
     #[error("{0}: {1}")]
     File(PathBuf, #[source] std::io::Error),
-    /// What the files hold is not usable.
+    /// The files' content is not usable.
     #[error("TLS for {0}: {1}")]
     Tls(String, #[source] tonic::transport::Error),
 }
 
-/// Controllers in the order in which they are tried.
+/// Controllers, in the order in which they are tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Controllers {
     addresses: Vec<String>,
@@ -55,8 +56,8 @@ pub struct Controllers {
 }
 
 impl Controllers {
-    /// `unix:PATH` (a relative path is one from the present directory), or `HOST:PORT` with TLS. Checks everything,
-    /// the files too.
+    /// Parses `unix:PATH` (relative paths start at the current directory) or `HOST:PORT`, which
+    /// needs TLS. Checks all addresses and the TLS files.
     pub fn new(addresses: &[String], tls: Option<TlsFiles>) -> Result<Controllers, AddressError> {
         if addresses.is_empty() || addresses.len() > MAX_CONTROLLERS {
             return Err(AddressError::Count(addresses.len()));
@@ -69,19 +70,19 @@ impl Controllers {
         Ok(controllers)
     }
 
-    /// How many there are; never 0.
+    /// Number of controllers; never 0.
     #[must_use]
     pub(crate) fn count(&self) -> usize {
         self.addresses.len()
     }
 
-    /// As it was written, with an absolute path.
+    /// The address as given, with an absolute path.
     #[must_use]
     pub(crate) fn name(&self, index: usize) -> &str {
         &self.addresses[index % self.addresses.len()]
     }
 
-    /// A fresh way to one of them.
+    /// A new endpoint for a controller.
     pub(crate) fn endpoint(&self, index: usize) -> Result<Endpoint, AddressError> {
         let address = self.name(index);
         let malformed = |_| AddressError::Malformed(address.to_owned());
@@ -108,7 +109,7 @@ fn read(path: &Path) -> Result<Vec<u8>, AddressError> {
     std::fs::read(path).map_err(|e| AddressError::File(path.into(), e))
 }
 
-/// A private key: one that other users can read is refused.
+/// Reads a private key; a file that other users can read is refused.
 fn read_key(path: &Path) -> Result<Vec<u8>, AddressError> {
     rivulet_private_file::read(path, MAX_KEY_BYTES).map_err(|e| AddressError::File(path.into(), e))
 }
@@ -180,7 +181,7 @@ mod tests {
         assert!(matches!(missing, Err(AddressError::File(..))));
         let dir = tempfile::tempdir().unwrap();
         let empty = dir.path().join("empty.pem");
-        // Others can read it, so it is no key.
+        // Other users can read this key file, so it is refused.
         std::fs::write(&empty, "").unwrap();
         std::fs::set_permissions(&empty, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
         let open = Controllers::new(&["192.0.2.1:1".into()], Some(files(empty.to_str().unwrap())));

@@ -1,4 +1,4 @@
-//! The channel as a serving process holds it.
+//! The channel of a serving process to a controller.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc;
@@ -11,14 +11,14 @@ use crate::address::Controllers;
 use crate::proto::{Hello, Report, TrodsStatus};
 use crate::{AgentError, upstream};
 
-/// What the packet path says of itself, for the next report.
+/// Status of the packet path, for the next report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     /// Version of the update in force.
     pub version: u64,
-    /// The packet path is ready.
+    /// Whether the packet path is ready.
     pub ready: bool,
-    /// Why not, in words.
+    /// Why it is not ready.
     pub reason: String,
     /// Requests waiting.
     pub load: u32,
@@ -26,40 +26,43 @@ pub struct Status {
     pub requests: u64,
     /// Requests refused since the start.
     pub refused: u64,
-    /// What was wrong with the last update.
+    /// Error of the last update.
     pub error: String,
-    /// Numbers of its services that are not served because of that.
+    /// Numbers of the services that are not served because of that error.
     pub refused_services: Vec<u32>,
-    /// What became of connections with TRODS; none while no service has it.
+    /// Counters of TRODS; `None` while no service uses it.
     pub trods: Option<TrodsCounts>,
-    /// Version of the content for plain clients that are answered without state.
+    /// Version of the content that stateless TCP serves.
     pub content: Option<u32>,
 }
 
-/// What became of connections with TRODS since this process began.
+/// Counters of TRODS since this process started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TrodsCounts {
-    /// In the keys of this process's records; the other replicas are told.
+    /// Incarnation in the keys of this process's records; the controller sends it to the other
+    /// replicas.
     pub incarnation: u32,
-    /// Connections of which a record was stored.
+    /// Connections with a stored record.
     pub protected: u64,
-    /// Connections that went on without, by reason: at most 32, each of at most 32 letters a to z, digits and `_`.
+    /// Connections that continued unprotected, by reason: at most 32 reasons of at most 32
+    /// characters a-z, 0-9 and `_`.
     pub unprotected: BTreeMap<&'static str, u64>,
-    /// Connections of other replicas that go on here.
+    /// Connections of other replicas that this one adopted.
     pub adopted: u64,
-    /// Connections of other replicas that were reset here, as where objects differ.
+    /// Connections of other replicas that this one reset, for example because objects differ.
     pub refused: u64,
-    /// Why they were, by reason, as of `unprotected`.
+    /// The resets by reason, with the limits of `unprotected`.
     pub refusals: BTreeMap<&'static str, u64>,
-    /// Connections that went on in the middle of an object of which nobody had compared the bytes.
+    /// Connections resumed within an object whose bytes were not compared.
     pub trusted: u64,
-    /// Segments from clients that the server's window does not accept: they changed nothing.
+    /// Client segments outside the server's window, which were ignored.
     pub outside: u64,
-    /// Connections that this replica, while it drains, left to others.
+    /// Connections that this replica handed to others while draining.
     pub moved: u64,
-    /// Connections that are watched now: while it drains, those that are still to move.
+    /// Connections watched now; while draining, those still to move.
     pub watched: u64,
-    /// It does not know yet what others hold: what their clients say would be lost on it.
+    /// This replica does not know the others' pins yet and would lose client data of their
+    /// connections.
     pub asks: bool,
 }
 
@@ -101,7 +104,7 @@ impl From<&Status> for Report {
     }
 }
 
-/// What an update holds that is not served, and why.
+/// Services of an update that are not served, and why.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Refusal {
     services: Vec<u32>,
@@ -109,7 +112,7 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    /// What an update was refused of.
+    /// The refused services of an update.
     pub(crate) fn of(accepted: &Accepted, version: u64) -> Refusal {
         let why = accepted.error();
         if !why.is_empty() {
@@ -118,7 +121,7 @@ impl Refusal {
         Refusal { services: accepted.refused_ids(), why }
     }
 
-    /// Adds it to a report.
+    /// Adds them to a report.
     pub(crate) fn add_to(&self, report: &mut Report) {
         report.refused_services.extend_from_slice(&self.services);
         report.refused_services.sort_unstable();
@@ -129,29 +132,29 @@ impl Refusal {
     }
 }
 
-/// What is told soon of a report; counts go with the next one.
+/// The part of a report whose change is sent soon; counters wait for the next regular report.
 pub(crate) fn urgent(report: &Report) -> Report {
     let trods =
         report.trods.as_ref().map(|t| TrodsStatus { incarnation: t.incarnation, ..TrodsStatus::default() });
     Report { load: 0, requests_total: 0, refused_total: 0, trods, ..report.clone() }
 }
 
-/// The running channel. Updates that were accepted arrive at the receiver; the thread ends with the
-/// process.
+/// The running channel. Accepted updates arrive at `updates`; its thread runs until the process
+/// ends.
 #[derive(Debug)]
 pub struct Agent {
-    /// Version and services of each update, checked.
+    /// Version and services of each checked update.
     pub updates: mpsc::Receiver<(u64, Vec<Service>)>,
     report: watch::Sender<Report>,
     hello: watch::Sender<Hello>,
-    /// What did not get to the packet path of the last update.
+    /// Services of the last update that are not served.
     refused: std::sync::Arc<parking_lot::Mutex<Refusal>>,
 }
 
 impl Agent {
-    /// Registers at the first of `controllers` that answers as `name`, for good. An agent on this host
-    /// ([`Door`](crate::Door)) is a controller too. `incarnation` is what this process's heartbeats carry, `mac`
-    /// the Ethernet address they come from.
+    /// Registers as `name` at the first of `controllers` that answers, and stays registered. This
+    /// host's agent ([`Relay`](crate::Relay)) also counts as a controller. `incarnation` and `mac`
+    /// are those of this process's heartbeats.
     pub fn start(
         controllers: Controllers,
         name: &str,
@@ -176,8 +179,8 @@ impl Agent {
         Ok(Agent { updates, report, hello: said, refused })
     }
 
-    /// Heartbeats come from this Ethernet address from now on. Where it is another than before, the agent registers anew:
-    /// the ToR believes no heartbeat of an address that the controller does not know.
+    /// Sets the Ethernet address of the heartbeats. If it changed, the agent registers again,
+    /// because the ToR drops heartbeats from addresses that the controller does not know.
     pub fn set_mac(&self, mac: [u8; 6]) {
         self.hello.send_if_modified(|hello| {
             let other = hello.mac != mac;
@@ -188,7 +191,7 @@ impl Agent {
         });
     }
 
-    /// Sets what the next report says.
+    /// Sets the content of the next report.
     pub fn set_status(&self, status: &Status) {
         let mut report = Report::from(status);
         self.refused.lock().add_to(&mut report);
@@ -200,7 +203,7 @@ impl Agent {
     }
 }
 
-/// Who speaks.
+/// The message that identifies the agent.
 pub(crate) fn hello(name: &str, incarnation: u32, mac: [u8; 6]) -> Hello {
     Hello { name: name.to_owned(), incarnation, mac: mac.to_vec(), version: env!("CARGO_PKG_VERSION").into() }
 }

@@ -1,4 +1,4 @@
-//! From the controller's messages to what the server takes, with every field checked.
+//! Converts the controller's messages to the server's types and checks every field.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -11,41 +11,41 @@ use rivulet_server::service::{
 
 use crate::proto;
 
-/// Why an update is refused.
+/// Why a service of an update is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ConvertError {
-    /// A field has a length or a value that it cannot have.
+    /// A field has an invalid length or value.
     #[error("service {service}: {field} is not {want}")]
     Field {
         /// Name of the service.
         service: String,
         /// The field, as the message names it.
         field: &'static str,
-        /// What it should be.
+        /// The values that the field may have.
         want: &'static str,
     },
-    /// The fields contradict each other.
+    /// Fields contradict each other.
     #[error(transparent)]
     Service(#[from] ServiceError),
 }
 
-/// What can be served of an update, and what is wrong with the rest.
+/// The accepted services of an update, and the refused ones.
 #[derive(Debug, Default)]
 pub struct Accepted {
-    /// Services that are served.
+    /// Accepted services.
     pub services: Vec<Service>,
-    /// The refused ones, by their numbers.
+    /// Refused services by number.
     pub refused: Vec<(u32, ConvertError)>,
 }
 
 impl Accepted {
-    /// What is wrong, in words: the first few of the refused services. Empty if there are none.
+    /// The errors of the first refused services as text; empty if there are none.
     #[must_use]
     pub fn error(&self) -> String {
-        const TOLD: usize = 3;
-        let mut words: Vec<String> = self.refused.iter().take(TOLD).map(|(_, e)| e.to_string()).collect();
-        if self.refused.len() > TOLD {
-            words.push(format!("and {} services more", self.refused.len() - TOLD));
+        const SHOWN: usize = 3;
+        let mut words: Vec<String> = self.refused.iter().take(SHOWN).map(|(_, e)| e.to_string()).collect();
+        if self.refused.len() > SHOWN {
+            words.push(format!("and {} services more", self.refused.len() - SHOWN));
         }
         words.join("; ")
     }
@@ -57,7 +57,7 @@ impl Accepted {
     }
 }
 
-/// Sorts out the services of an update: those that are wrong take no others out.
+/// Checks the services of an update. A refused service does not affect the others.
 #[must_use]
 pub fn services(update: &proto::Update) -> Accepted {
     let (mut services, mut refused) = (Vec::with_capacity(update.services.len()), Vec::new());
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
     use rivulet_packet::TorKey;
 
-    /// All services, or the first fault.
+    /// All services, or the first error.
     fn services(update: &proto::Update) -> Result<Vec<Service>, ConvertError> {
         let Accepted { services, mut refused } = super::services(update);
         if refused.is_empty() { Ok(services) } else { Err(refused.remove(0).1) }
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_arrives_whole() {
+    fn service_is_converted_completely() {
         let update = proto::Update { version: 1, services: vec![good()] };
         let services = services(&update).unwrap();
         let service = &services[0];
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mode_of_plain_tcp_arrives() {
+    fn mode_of_plain_tcp_is_converted() {
         let plain = |number: i32| {
             let service = proto::Service { plain: number, plain_drains: 0, ..good() };
             services(&proto::Update { version: 1, services: vec![service] }).map(|services| services[0].plain)
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_trods_needs_arrives() {
+    fn settings_of_trods_are_converted() {
         let update = |service| services(&proto::Update { version: 1, services: vec![service] });
         let ending = proto::Service { plain: 1, plain_drains: 3, ..with_trods() };
         for (service, plain, drains) in
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_by_name() {
+    fn invalid_values_are_refused_with_the_field_name() {
         type Change = fn(&mut proto::Service);
         let cases: [(&str, Change); 21] = [
             ("addresses", |s| s.addresses.push(vec![1, 2])),
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_service_is_named_and_leaves_the_others() {
+    fn refused_service_is_named_and_others_are_accepted() {
         let nth = |id: u32| proto::Service { id, addresses: vec![vec![10, 9, 1, id as u8]], ..good() };
         let mut update = proto::Update { version: 1, services: (1..=9).map(nth).collect() };
         for (id, address) in [(2, [127, 0, 0, 1]), (4, [0; 4]), (5, [255; 4]), (6, [224, 0, 0, 5])] {
@@ -436,9 +436,10 @@ mod tests {
         assert_eq!(super::services(&proto::Update { version: 1, services: vec![nth(1)] }).error(), "");
     }
 
-    /// Rows of values with the verdict of the controller's check on each (`controller/tests/test_agent_rules.py`).
+    /// Rows of values with the verdict of the controller's own check on each
+    /// (`controller/tests/test_agent_rules.py`).
     #[test]
-    fn verdicts_are_those_of_the_controllers_check() {
+    fn verdicts_match_the_controllers_check() {
         let rows = include_str!("../tests/agent_rules.txt");
         for row in rows.lines() {
             let columns: Vec<&str> = row.split_ascii_whitespace().collect();

@@ -1,4 +1,4 @@
-//! The last update in a file, for an agent that starts while no controller answers.
+//! Saves the last update in a file, for an agent that starts while no controller answers.
 
 use std::fs;
 use std::io;
@@ -8,10 +8,11 @@ use prost::Message;
 
 use crate::proto::Update;
 
-/// Longest file read, octets: the longest update.
+/// Longest file to read, in bytes: the longest update.
 const MAX: u64 = crate::upstream::MAX_MESSAGE as u64;
 
-/// Reads what [`save`] wrote; `None` if there is no file. One that others may read is refused: it holds keys.
+/// Reads the file that [`save`] wrote; `None` if it does not exist. Refuses a file that other users
+/// can read, because it holds keys.
 pub(crate) fn load(path: &Path) -> io::Result<Option<Update>> {
     let bytes = match rivulet_private_file::read(path, MAX) {
         Ok(bytes) => bytes,
@@ -21,12 +22,12 @@ pub(crate) fn load(path: &Path) -> io::Result<Option<Update>> {
     Update::decode(&*bytes).map(Some).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
 }
 
-/// Writes an update so that the file is always whole, and its owner's alone.
+/// Replaces the file atomically, readable only by its owner.
 pub(crate) fn save(path: &Path, update: &Update) -> io::Result<()> {
     let mut name = path.as_os_str().to_owned();
     name.push(".new");
     let new = PathBuf::from(name);
-    // One that a killed process left may have other rights.
+    // A file that a killed process left may have other permissions.
     let _ = fs::remove_file(&new);
     rivulet_private_file::create(&new, &update.encode_to_vec())?;
     fs::rename(new, path)
@@ -39,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_kept_is_read_by_its_owner_alone() {
+    fn saved_update_is_readable_by_its_owner_only() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("kept");
         assert_eq!(load(&path).unwrap(), None);

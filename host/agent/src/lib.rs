@@ -1,19 +1,20 @@
-//! The agents' channel (`controller/proto/rivulet/agent/v1/agent.proto`): how a replica registers, gets
-//! services and keys, and says how it is.
+//! The agents' channel (`controller/proto/rivulet/agent/v1/agent.proto`): a replica registers,
+//! receives services and keys, and reports its status.
 //!
-//! - [`Agent`]: the channel as a serving process holds it, to a controller or to an agent of its own host.
-//! - [`Door`]: an agent of its own process: it holds the channel to the controller, keeps what came over it,
-//!   and speaks the same protocol on a Unix socket to the serving processes of its host. So keys outlive a
-//!   serving process, and one that starts while no controller answers has them at once.
+//! - [`Agent`]: the channel of a serving process to a controller or to this host's agent process.
+//! - [`Relay`]: the agent process. It holds the channel to the controller, saves the last update,
+//!   and serves the same protocol on a Unix socket to the serving processes of its host. So keys
+//!   outlive a serving process, and a new one gets them at once even while no controller answers.
 //!
-//! Nothing on the packet path waits for any of it: while the controller is away, what was given stays good.
+//! The packet path waits for none of this: while the controller is away, the last update stays in
+//! force.
 
 mod address;
 mod agent;
 mod convert;
-mod door;
-mod due;
 mod keep;
+mod pending;
+mod relay;
 mod upstream;
 /// The generated messages.
 #[allow(missing_docs, clippy::all, clippy::pedantic)]
@@ -24,16 +25,16 @@ pub mod proto {
 pub use address::{AddressError, Controllers, TlsFiles};
 pub use agent::{Agent, Status, TrodsCounts};
 pub use convert::{Accepted, ConvertError, services};
-pub use door::{Door, DoorConfig, DoorError};
-pub use due::Due;
+pub use pending::PendingUpdate;
+pub use relay::{Relay, RelayConfig, RelayError};
 
-/// Why a channel cannot be used at all.
+/// Why a channel cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// The controllers' addresses, or the files for TLS.
+    /// The controllers' addresses or the TLS files are not usable.
     #[error(transparent)]
     Address(#[from] AddressError),
-    /// No thread or runtime.
+    /// No thread or runtime could be started.
     #[error("the agent cannot start: {0}")]
     Start(#[from] std::io::Error),
 }

@@ -1,4 +1,5 @@
-//! The stream to the controllers: opened again whenever it ends, at the next address when one does not answer.
+//! The stream to the controllers. It is reopened whenever it ends, and moves to the next address
+//! when one does not answer.
 
 use std::time::Duration;
 
@@ -12,17 +13,18 @@ use crate::proto::agents_client::AgentsClient;
 use crate::proto::controller_message::Message as FromController;
 use crate::proto::{AgentMessage, Hello, Report, Update};
 
-/// A report goes out at least this often.
+/// Longest time between two reports.
 const REPORT: Duration = Duration::from_millis(500);
-/// A change of the report goes out after this time: several changes make one report.
+/// Delay after a change of the report, so that several changes make one report.
 const SOON: Duration = Duration::from_millis(20);
-/// Pause when no address answered, doubled up to the second value.
+/// Pause after all addresses failed; doubles up to the second value.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
-/// Longest message taken, octets: 1,024 services with 1,024 slots each and as many keys as there can be are about 8 MB.
+/// Longest message accepted, in bytes: 1,024 services with 1,024 slots each and the largest number
+/// of keys are about 8 MB.
 pub(crate) const MAX_MESSAGE: usize = 16 << 20;
 
-/// Keeps a stream open for good. `hello` and `report` are what is said, and may change at any time: a new
-/// hello opens the stream anew. `take` gets every update; false from it ends everything.
+/// Keeps a stream open. `hello` and `report` may change at any time; a new hello reopens the
+/// stream. `take` receives every update and ends everything by returning false.
 pub(crate) async fn keep(
     controllers: &Controllers,
     hello: watch::Receiver<Hello>,
@@ -34,25 +36,25 @@ pub(crate) async fn keep(
         let name = controllers.name(index).to_owned();
         let (mut hello, report) = (hello.clone(), report.clone());
         match connect(controllers, index).await {
-            Ok(channel) => match converse(channel, &mut hello, report, &mut take).await {
-                Ok(End::Wanted) => return,
+            Ok(channel) => match run_stream(channel, &mut hello, report, &mut take).await {
+                Ok(End::Dropped) => return,
                 Ok(End::NewHello) => {
                     (pause, failures) = (RETRY.0, 0);
                     continue;
                 }
-                Ok(End::Closed { heard }) => {
+                Ok(End::Closed { received }) => {
                     tracing::info!(controller = name, "the controller ended the stream");
-                    if heard {
+                    if received {
                         (pause, failures) = (RETRY.0, 0);
                     }
                 }
                 Err(e) => {
-                    tracing::warn!(controller = name, error = %e.message(), "the controller's stream broke")
+                    tracing::warn!(controller = name, error = %e.message(), "the stream to the controller failed")
                 }
             },
             Err(e) => tracing::debug!(controller = name, error = %e, "the controller does not answer"),
         }
-        // Who just spoke may be back in a moment, but another one may lead now.
+        // The last controller may be back soon, but another one may lead now.
         index = (index + 1) % controllers.count();
         failures += 1;
         if failures >= controllers.count() {
@@ -66,7 +68,7 @@ pub(crate) async fn keep(
 async fn connect(controllers: &Controllers, index: usize) -> Result<Channel, String> {
     let endpoint = controllers.endpoint(index).map_err(|e| e.to_string())?;
     endpoint.connect().await.map_err(|e| {
-        // The reason stands at the end of the chain.
+        // The reason is the innermost error of the chain.
         let mut text = e.to_string();
         let mut source = std::error::Error::source(&e);
         while let Some(inner) = source {
@@ -77,18 +79,18 @@ async fn connect(controllers: &Controllers, index: usize) -> Result<Channel, Str
     })
 }
 
-/// How a stream ended.
+/// The receiver of updates was dropped.
 enum End {
-    /// Nobody takes updates any more.
-    Wanted,
-    /// Somebody else is to speak.
+    /// The hello changed.
+    Dropped,
+    /// The controller closed the stream, before or after it sent a message.
     NewHello,
     /// By the controller, before or after it said something.
-    Closed { heard: bool },
+    Closed { received: bool },
 }
 
-/// One stream from its first message to its end.
-async fn converse(
+/// Runs one stream from its first message to its end.
+async fn run_stream(
     channel: Channel,
     hello: &mut watch::Receiver<Hello>,
     mut report: watch::Receiver<Report>,
@@ -101,25 +103,25 @@ async fn converse(
     to_controller.send(AgentMessage { message: Some(FromAgent::Hello(first)) }).await.map_err(gone)?;
     let mut incoming = client.register(ReceiverStream::new(outgoing)).await?.into_inner();
     let mut tick = tokio::time::interval(REPORT);
-    let mut heard = false;
+    let mut received = false;
     loop {
         tokio::select! {
             message = incoming.message() => {
-                let Some(message) = message? else { return Ok(End::Closed { heard }) };
-                heard = true;
+                let Some(message) = message? else { return Ok(End::Closed { received }) };
+                received = true;
                 if let Some(FromController::Update(update)) = message.message && !take(update) {
-                    return Ok(End::Wanted);
+                    return Ok(End::Dropped);
                 }
-                // The packet path takes it up within milliseconds; the report says so then.
+                // The packet path applies it within milliseconds; report that soon.
                 tick.reset_after(SOON);
             }
             changed = report.changed() => match changed {
                 Ok(()) => tick.reset_after(SOON),
-                Err(_) => return Ok(End::Wanted),
+                Err(_) => return Ok(End::Dropped),
             },
             changed = hello.changed() => match changed {
                 Ok(()) => return Ok(End::NewHello),
-                Err(_) => return Ok(End::Wanted),
+                Err(_) => return Ok(End::Dropped),
             },
             _ = tick.tick() => {
                 let report = report.borrow_and_update().clone();

@@ -1,5 +1,5 @@
-//! The channel against controllers of the test's own: over a Unix socket, over TCP with mutual TLS, with
-//! controllers that are gone, and through an agent's door.
+//! The channel against the test's own controllers: over a Unix socket, over TCP with mutual TLS,
+//! with dead controllers, and through an agent process.
 #![allow(missing_docs)]
 
 use std::fs::Permissions;
@@ -16,14 +16,15 @@ use rivulet_agent::proto::controller_message::Message as FromController;
 use rivulet_agent::proto::{
     AgentMessage, ControllerMessage, NonceKey, Plain, Report, SealKey, Service, Update,
 };
-use rivulet_agent::{Agent, Controllers, Door, DoorConfig, Status, TlsFiles, TrodsCounts};
+use rivulet_agent::{Agent, Controllers, Relay, RelayConfig, Status, TlsFiles, TrodsCounts};
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream, UnixListenerStream};
 use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Streaming};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A controller that gives everybody the same update and notes what it hears.
+/// A controller that sends the same update to every agent and records the messages that it
+/// receives.
 #[derive(Clone)]
 struct Controller {
     update: Arc<Mutex<Update>>,
@@ -52,7 +53,7 @@ impl Agents for Controller {
     }
 }
 
-/// A controller that runs until it is dropped; then its listener and its streams are gone.
+/// A controller that runs until it is dropped, which closes its listener and streams.
 struct Running {
     runtime: Option<tokio::runtime::Runtime>,
     heard: mpsc::Receiver<AgentMessage>,
@@ -124,7 +125,7 @@ fn start(addresses: &[String], tls: Option<TlsFiles>) -> Agent {
     Agent::start(Controllers::new(addresses, tls).unwrap(), "r1", 77, [2, 0, 0, 0, 0, 5]).unwrap()
 }
 
-/// Waits for a report that is as wanted.
+/// Waits for a report that satisfies `wanted`.
 fn reported(heard: &mpsc::Receiver<AgentMessage>, what: &str, wanted: impl Fn(&Report) -> bool) -> Report {
     let deadline = Instant::now() + PATIENCE;
     let mut last = None;
@@ -151,11 +152,11 @@ fn hello(heard: &mpsc::Receiver<AgentMessage>, incarnation: u32) {
     }
 }
 
-/// The agent is there before the controller is, says hello, gets an update and reports what it is told.
+/// The agent starts before the controller, sends its hello, gets an update and reports its status.
 #[test]
 fn registers_over_a_unix_socket_and_reports() {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("door.sock");
+    let path = dir.path().join("agent.sock");
     let agent = start(&[unix(&path)], None);
     std::thread::sleep(Duration::from_millis(50));
     let controller = controller(At::Unix(&path), 5);
@@ -166,9 +167,10 @@ fn registers_over_a_unix_socket_and_reports() {
     assert!(reported(&controller.heard, "in force", |r| r.version_in_force == 5).ready);
 }
 
-/// Of several controllers the first is gone from the beginning and the second one dies: the third is used.
+/// The first of several controllers does not exist and the second one dies: the agent uses the
+/// third.
 #[test]
-fn goes_to_the_next_controller_when_one_is_gone() {
+fn next_controller_is_used_when_one_dies() {
     let dir = tempfile::tempdir().unwrap();
     let paths: Vec<PathBuf> = ["a", "b", "c"].iter().map(|n| dir.path().join(n)).collect();
     let (second, third) = (controller(At::Unix(&paths[1]), 2), controller(At::Unix(&paths[2]), 3));
@@ -179,7 +181,7 @@ fn goes_to_the_next_controller_when_one_is_gone() {
     hello(&third.heard, 77);
 }
 
-/// An authority and certificates that it signed.
+/// A certificate authority.
 struct Lab {
     issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
     authority: String,
@@ -194,14 +196,14 @@ impl Lab {
         Lab { issuer: rcgen::Issuer::new(params, key), authority }
     }
 
-    /// Certificate and key, in PEM.
+    /// A signed certificate and its key, in PEM.
     fn sign(&self, name: &str) -> (String, String) {
         let key = rcgen::KeyPair::generate().unwrap();
         let params = rcgen::CertificateParams::new(vec![name.into()]).unwrap();
         (params.signed_by(&key, &self.issuer).unwrap().pem(), key.serialize_pem())
     }
 
-    /// What a controller at 127.0.0.1 listens with.
+    /// The TLS configuration of a controller at 127.0.0.1.
     fn server(&self) -> ServerTlsConfig {
         let (certificate, key) = self.sign("127.0.0.1");
         ServerTlsConfig::new()
@@ -209,7 +211,8 @@ impl Lab {
             .client_ca_root(Certificate::from_pem(&self.authority))
     }
 
-    /// A replica's files: its certificate signed here, controllers believed that `authority` signed.
+    /// A replica's files: a certificate of this authority, and `authority` for the controllers'
+    /// certificates.
     fn files(&self, dir: &Path, authority: &Lab) -> TlsFiles {
         let (certificate, key) = self.sign("r1");
         let write = |name: &str, text: &str| {
@@ -222,7 +225,7 @@ impl Lab {
             certificate: write("certificate.pem", &certificate),
             key: {
                 let path = dir.join("key.pem");
-                // Renewed files take the place of earlier ones; `create` replaces none.
+                // Renewed files replace earlier ones, but `create` refuses to replace a file.
                 let _ = std::fs::remove_file(&path);
                 rivulet_private_file::create(&path, key.as_bytes()).unwrap();
                 path
@@ -241,10 +244,10 @@ fn registers_over_tcp_with_mutual_tls() {
     hello(&controller.heard, 77);
 }
 
-/// Neither a replica that the authority does not know gets keys, nor a replica takes them from a controller
-/// that its authority does not know; with the right files in their place it goes on without a restart.
+/// A replica with an unknown certificate gets no keys, and a replica takes none from a controller
+/// with an unknown certificate. With the right files in place it registers without a restart.
 #[test]
-fn strangers_get_and_give_no_keys() {
+fn unknown_certificates_get_and_give_no_keys() {
     let (lab, stranger) = (Lab::new(), Lab::new());
     let dir = tempfile::tempdir().unwrap();
     let controller = controller(At::Tls(lab.server()), 9);
@@ -263,8 +266,8 @@ fn strangers_get_and_give_no_keys() {
     assert_eq!(agent.updates.recv_timeout(PATIENCE).unwrap().0, 9, "renewed certificates are read again");
 }
 
-fn config(dir: &Path, controller: &Path) -> DoorConfig {
-    DoorConfig {
+fn config(dir: &Path, controller: &Path) -> RelayConfig {
+    RelayConfig {
         name: "r1".into(),
         controllers: Controllers::new(&[unix(controller)], None).unwrap(),
         mac: [2, 0, 0, 0, 0, 5],
@@ -275,24 +278,25 @@ fn config(dir: &Path, controller: &Path) -> DoorConfig {
     }
 }
 
-fn door(dir: &Path, controller: &Path) -> Result<Door, rivulet_agent::DoorError> {
-    Door::open(config(dir, controller))
+fn relay(dir: &Path, controller: &Path) -> Result<Relay, rivulet_agent::RelayError> {
+    Relay::open(config(dir, controller))
 }
 
-/// A serving process behind an agent: hello and reports go through, keys stay when the controller dies and are
-/// there for the next serving process, also for an agent started anew.
+/// A serving process behind an agent process: hello and reports are relayed. The keys survive the
+/// controller's death and reach the next serving process, also after a restart of the agent
+/// process.
 #[test]
-fn serving_processes_come_and_go_behind_the_door() {
+fn serving_processes_attach_and_detach_from_the_agent() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("controller.sock");
     let controller = controller(At::Unix(&path), 5);
-    let door_of_agent = door(dir.path(), &path).unwrap();
+    let door_of_agent = relay(dir.path(), &path).unwrap();
     let socket = dir.path().join("agent.sock");
     hello(&controller.heard, 7);
     let report = reported(&controller.heard, "nobody attached", |r| r.version_in_force == 5);
     assert!(!report.ready && report.reason.contains("no serving process"), "{report:?}");
     assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
-    let twice = door(dir.path(), &path).err().expect("two agents at one socket").to_string();
+    let twice = relay(dir.path(), &path).err().expect("two agents at one socket").to_string();
     assert!(twice.contains("another agent"), "{twice}");
 
     let serving = start(&[unix(&socket)], None);
@@ -301,7 +305,7 @@ fn serving_processes_come_and_go_behind_the_door() {
     assert_eq!(door_of_agent.attached(), 1);
     serving.set_status(&Status { version: 5, ready: true, load: 3, ..Status::default() });
     assert_eq!(reported(&controller.heard, "ready", |r| r.ready).load, 3);
-    // Connections of the kernel's TCP are the agent's own affair, whoever serves beside it.
+    // Counters of TRODS come from the agent process, whichever serving process is attached.
     let unprotected = [("tls", 2)].into();
     let trods = TrodsCounts { incarnation: 7, unprotected, outside: 5, ..TrodsCounts::default() };
     door_of_agent.set_status(Status { trods: Some(trods), ..Status::default() });
@@ -319,32 +323,33 @@ fn serving_processes_come_and_go_behind_the_door() {
     let (version, services) = next.updates.recv_timeout(PATIENCE).unwrap();
     assert_eq!((version, services.len()), (5, 1), "without a controller");
 
-    // The agent itself is started anew, with no controller anywhere.
+    // The agent process restarts while there is no controller.
     let elsewhere = tempfile::tempdir().unwrap();
     std::fs::copy(dir.path().join("kept"), elsewhere.path().join("kept")).unwrap();
-    let _door = door(elsewhere.path(), &path).unwrap();
+    let _door = relay(elsewhere.path(), &path).unwrap();
     let next = start(&[unix(&elsewhere.path().join("agent.sock"))], None);
     assert_eq!(next.updates.recv_timeout(PATIENCE).unwrap().0, 5, "kept");
 }
 
-/// What stands at the socket's path and is none is left alone; a socket that nobody listens at is replaced.
+/// Only a socket without a listener is replaced; other files at the path are left alone.
 #[test]
 fn only_dead_sockets_are_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("agent.sock");
     std::fs::write(&socket, "mine").unwrap();
-    assert!(door(dir.path(), Path::new("/no/such/controller")).is_err());
+    assert!(relay(dir.path(), Path::new("/no/such/controller")).is_err());
     assert_eq!(std::fs::read(&socket).unwrap(), b"mine");
     std::fs::remove_file(&socket).unwrap();
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
-    let opened = door(dir.path(), Path::new("/no/such/controller")).unwrap();
+    let opened = relay(dir.path(), Path::new("/no/such/controller")).unwrap();
     drop(opened);
     assert!(!socket.exists());
 }
 
-/// The keys of a replica are for root, the agent's own user and the configured owner, also where another user reaches the socket.
+/// Only root, the agent's own user and the configured owner get a replica's keys, even if another
+/// user can connect to the socket.
 #[test]
-fn agents_socket_gives_other_users_no_keys() {
+fn agents_socket_refuses_keys_to_other_users() {
     const OWNER: u32 = 65_533;
     const STRANGER: u32 = 65_534;
     if !rustix::process::geteuid().is_root() {
@@ -354,11 +359,11 @@ fn agents_socket_gives_other_users_no_keys() {
     std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
     let path = dir.path().join("controller.sock");
     let _controller = controller(At::Unix(&path), 5);
-    let _door = Door::open(DoorConfig { owner: Some(OWNER), ..config(dir.path(), &path) }).unwrap();
+    let _door = Relay::open(RelayConfig { owner: Some(OWNER), ..config(dir.path(), &path) }).unwrap();
     let socket = dir.path().join("agent.sock");
     let metadata = std::fs::metadata(&socket).unwrap();
     assert_eq!((metadata.mode() & 0o777, metadata.uid()), (0o600, OWNER));
-    // A thread has a user of its own, and so do the threads that it starts.
+    // A user id can be set per thread, and new threads inherit it.
     let start_as = |uid: u32| {
         let (to, started) = mpsc::channel();
         let socket = socket.clone();

@@ -1,7 +1,4 @@
-/* Tells the time to whoever says anything, and ends the connection.
- *
- *     clock INTERFACE ADDRESS PORT KEYFILE
- */
+/* Answers any input with the time and ends the connection: clock INTERFACE ADDRESS PORT KEYFILE */
 #include <rivulet.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,8 +1,5 @@
-/* A client: says its arguments line by line on one connection, prints the answers, then asks all of them once more in
- * parallel.
- *
- *     talk ADDRESS PORT LINE...
- */
+/* A client: sends its arguments line by line on one connection, prints the answers, then sends all
+ * of them again in parallel: talk ADDRESS PORT LINE... */
 #include <rivulet.h>
 #include <stdio.h>
 #include <stdlib.h>

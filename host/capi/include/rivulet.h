@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-/* Longest user continuation, and longest answer of msk_send and msk_sendv, octets. */
+/* Longest user continuation, and longest answer of msk_send and msk_sendv, in bytes. */
 #define MSK_MAX_UCONT 900
 #define MSK_MAX_SEND 900
 
@@ -38,7 +38,8 @@ typedef struct {
     size_t length;
 } tiovec;
 
-/* A piece of an answer in a file, which every server must have under this name with these octets. */
+/* A piece of an answer in a file. Every server must have the file under this name with the same
+ * bytes. */
 typedef struct {
     const char *path;
     uint64_t offset;
@@ -52,32 +53,35 @@ typedef struct {
     size_t length;
 } mskdesc;
 
-/* An event to be extracted. */
+/* An event to extract. */
 typedef struct {
     minisock *msk;
 } extract_mskdesc_in;
 
-/* An extracted event: sealed octets that any server with the same keys can install. Free with msk_free_collection. */
+/* An extracted event: sealed bytes that any server with the same keys can install. Free it with
+ * msk_free_collection. */
 typedef struct {
     void *data;
     size_t length;
 } msk_collection;
 
-/* Serves ADDRESS:PORT on an interface with the keys of a file written by `rivulet keygen`. Returns a descriptor that is
- * readable when msk_events has something to do. */
+/* Serves ADDRESS:PORT on an interface with the keys of a file written by `rivulet keygen`. Returns
+ * a descriptor that is readable when msk_events has work. */
 int msk_listen(const char *interface, const char *address, uint16_t port, const char *key_file);
 
-/* The same with what an agent of this host or a controller gives: services, their addresses and keys, a place in a pool.
- * AGENT is one or more addresses with commas between, such as unix:/run/rivulet/agent.sock; NAME is this replica's in the
- * controller's configuration. There is nothing to serve, and no event, before the first update has come; later ones are
- * taken up within msk_events, which also sends the heartbeats and so must be called again within the liveness bound. */
+/* The same, but services, addresses, keys and the place in a pool come from this host's agent or a
+ * controller. AGENT is one or more comma-separated addresses such as unix:/run/rivulet/agent.sock;
+ * NAME is this replica's name in the controller's configuration. Nothing is served, and no event
+ * arrives, before the first update. msk_events applies later updates and sends the heartbeats, so
+ * call it again within the liveness bound. */
 int msk_listen_agent(const char *interface, const char *agent, const char *name);
 
-/* Takes up to MAX events into LIST, waiting TIMEOUT_MS for the first (-1: for ever, 0: not at all); returns their number.
- * Events of the call before that were neither answered nor detached are dropped. */
+/* Takes up to MAX events into LIST, waiting TIMEOUT_MS for the first (-1: without limit, 0: not at
+ * all); returns their number. Events of the previous call that were neither answered nor detached
+ * are dropped. */
 int msk_events(int fd, minisock **list, int max, int timeout_ms);
 
-/* What an event is about. Pointers are good as long as the minisocket. */
+/* Properties of an event. Pointers are valid as long as the minisocket. */
 int msk_kind(const minisock *msk);
 const void *msk_input(const minisock *msk, size_t *length, uint64_t *offset);
 int msk_is_last_input(const minisock *msk);
@@ -85,40 +89,45 @@ const void *msk_ucont(const minisock *msk, size_t *length); /* NULL at the begin
 int msk_packets(const minisock *msk);                       /* response packets that congestion control allows */
 int msk_peer(const minisock *msk, struct sockaddr *address, socklen_t *length);
 
-/* Says that only the first LENGTH octets of the input were understood; the client sends the others again, with more. */
+/* Marks only the first LENGTH bytes of the input as consumed; the client sends the others again,
+ * followed by more. */
 int msk_consume(int fd, minisock *msk, size_t length);
 
-/* Sets the user continuation that comes back with the client's next input; with the answer it travels in response packet PKT,
- * 0 to msk_packets() - 1. One event has one: a second call takes the first one's place. To be called before the answer. */
+/* Sets the user continuation that comes back with the client's next input. Response packet PKT of
+ * the answer carries it, 0 to msk_packets() - 1. An event has one continuation: a second call
+ * replaces it. Call this before the answer. */
 int msk_setucont(int fd, minisock *msk, int pkt, const char *buf, size_t length);
 
-/* Answer: each ends the minisocket. The octets follow those of the answer before. */
+/* Answers. Each ends the minisocket; the bytes follow those of the previous answer. */
 int msk_send(int fd, minisock *msk, const char *data, size_t length);
 int msk_sendv(int fd, minisock *msk, const tiovec *pieces, int count);
 int msk_sendfilev(int fd, minisock *msk, const fiovec *pieces, int count); /* up to 4, of any length */
 int msk_sendbulk(int fd, const mskdesc *answers, int count);               /* returns how many were sent */
 
-/* As msk_send, and the connection ends behind it. */
+/* Like msk_send, and ends the connection after the data. */
 int msk_sendlast(int fd, minisock *msk, const char *data, size_t length);
 
-/* Ends the minisocket without an answer; to the client a loss. */
+/* Ends the minisocket without an answer, which the client treats as a loss. */
 int msk_drop(int fd, minisock *msk);
 
-/* Keeps the minisocket beyond the next msk_events. Answer soon: after the horizon (4 s) the client has given it up. */
+/* Keeps the minisocket beyond the next msk_events. Answer soon: after the horizon (4 s) the client
+ * abandons the request. */
 int msk_detach(int fd, minisock *msk);
 
-/* Moves events to another server, also on another machine. Extracting ends the minisockets; installed events come out of
- * msk_events. *OUTLEN is the room in OUT before and the number of events after. If one of IN is no minisocket of FD, or stands
- * there twice, the call returns -1 EINVAL, *OUTLEN is 0, and all of them are as before. */
+/* Moves events to another server, also on another machine. Extracting ends the minisockets;
+ * msk_events of the other server returns the installed events. *OUTLEN is the room in OUT before
+ * the call and the number of events after it. If an entry of IN is not a minisocket of FD, or
+ * appears twice, the call returns -1 with EINVAL, *OUTLEN is 0, and all minisockets remain. */
 int msk_extract_events(int fd, const extract_mskdesc_in *in, int inlen, msk_collection *out, int *outlen);
 int msk_install_events(int fd, const msk_collection *events, int count); /* returns how many were genuine */
 void msk_free_collection(msk_collection *events, int count);
 
-/* The client: a connection, requests in parallel on it (section 5.2), and their answers. */
+/* The client: a connection, parallel requests on it (section 5.2), and their answers. */
 int msk_connect(const char *address, uint16_t port);
-/* Sends a request on a stream of its own and returns the stream's number. A connection has 1024 of them at a time, each until
- * msk_read has said that its answer ends, and 65534 in all; -1 EDQUOT beyond that. RESERVE, octets of output to be kept free for the
- * answer in the paper, has no effect: every stream has 2^48 octets of its own. */
+/* Sends a request on a new stream and returns the stream's number. A connection has at most 1024
+ * streams at a time, each until msk_read has returned the end of its answer, and 65534 in all;
+ * beyond that the result is -1 with EDQUOT. RESERVE, in the paper the bytes of output kept free for
+ * the answer, has no effect: every stream has 2^48 bytes. */
 int msk_request(int fd, const char *request, int length, int reserve);
 int msk_write(int fd, const char *data, int length);                /* on stream 0, as a socket would; blocks */
 ssize_t msk_read(int fd, int stream, void *data, size_t length, int timeout_ms); /* 0: the end; -1 EAGAIN: nothing yet */

@@ -1,4 +1,4 @@
-//! The application's answer to one event.
+//! Sends the application's answer to one event.
 
 use rivulet_packet::Consumed;
 use rivulet_server::{Application, Minisocket};
@@ -6,17 +6,17 @@ use rivulet_transport::server::{Answer, Refusal, Reply};
 use rivulet_transport::{MAX_OPAQUE, MAX_UCONT, UserContinuation, operation_id};
 
 use crate::event::{Event, wanted};
-use crate::state::{Ahead, Source};
+use crate::state::{InputContinuation, Source};
 
 const PAYLOAD: usize = 9000;
 
-/// Answers an event with these sources, one behind the other.
+/// Answers an event with these sources in order.
 pub struct Answering<'a> {
     /// The event.
     pub event: &'a Event,
-    /// What follows the output so far.
+    /// The parts of the answer, in order.
     pub sources: &'a [Source],
-    /// It was told to the client.
+    /// A response packet carried the answer.
     pub done: bool,
 }
 
@@ -25,7 +25,8 @@ impl Application for Answering<'_> {
         let event = self.event;
         let heads = msk.heads().iter().enumerate();
         let heads = heads.filter(|(_, h)| h.is_for_application());
-        // The one that the application chose if it can carry what is said about the input, else the first that can.
+        // The packet that the application chose if it can carry the input's acknowledgement, else
+        // the first that can.
         let chosen = heads.clone().nth(event.carrier);
         let mut places = chosen.into_iter().chain(heads).filter(|(_, h)| h.carries_input_and_token());
         let Some((place, _)) = places.next() else {
@@ -40,7 +41,7 @@ impl Application for Answering<'_> {
             sealed.push(seal(msk, event, false, next, end, &source.encode())?);
             next = end;
         }
-        let ahead = Ahead { next, user: event.user.clone() };
+        let ahead = InputContinuation { next, user: event.user.clone() };
         sealed.insert(0, seal(msk, event, true, consumed, consumed, &ahead.encode())?);
         let sealed: Vec<&[u8]> = sealed.iter().map(Vec::as_slice).collect();
         let mut data = [0; PAYLOAD];
@@ -63,7 +64,7 @@ impl Application for Answering<'_> {
                 Answer::None
             };
             if msk.send(index, &reply).is_err() {
-                // Everything but the continuations: the client asks for the data by them.
+                // Send only the continuations: the client requests the data with them.
                 reply.answer = Answer::None;
                 msk.send(index, &reply).map_err(|_| Refusal::TooSmall)?;
             }
@@ -73,7 +74,7 @@ impl Application for Answering<'_> {
     }
 }
 
-/// The first octets of the answer, as many as there is room for.
+/// The answer's first bytes, as many as fit.
 fn first<'d>(sources: &[Source], start: u64, room: usize, data: &'d mut [u8]) -> Answer<'d> {
     let Some(source) = sources.first() else { return Answer::None };
     let length = source.len().min(room as u64).min(data.len() as u64) as usize;

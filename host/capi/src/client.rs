@@ -1,4 +1,4 @@
-//! The client's few functions.
+//! The client half of the C library.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rivulet_client::{Config, IoChoice, Stack, Stream, SubStream};
 
-/// Environment variable that says what moves the packets: the functions of Figure 8 have no place for it.
+/// Environment variable that selects the packet I/O; the functions of Figure 8 have no parameter
+/// for it.
 const IO_ENV: &str = "RIVULET_IO";
 
-/// What the user of the program chose; AF_PACKET if nothing.
+/// The user's choice of packet I/O; AF_PACKET by default.
 pub(crate) fn packet_io() -> Result<IoChoice, Box<dyn std::error::Error>> {
     match std::env::var(IO_ENV) {
         Ok(text) => text.parse::<IoChoice>().map_err(|e| format!("{IO_ENV}: {e}").into()),
@@ -27,16 +28,16 @@ pub struct Client {
     requests: Mutex<Requests>,
 }
 
-/// Parallel requests: each until its answer was read to the end.
+/// Parallel requests, each kept until its answer is read to the end.
 #[derive(Default)]
 struct Requests {
     open: HashMap<u16, Arc<SubStream>>,
-    /// The last one's number.
+    /// Number of the last request.
     last: u16,
 }
 
 impl Client {
-    /// Connects, over a stack of its own.
+    /// Connects, with a stack of its own.
     pub fn connect(remote: SocketAddr) -> Result<Client, Box<dyn std::error::Error>> {
         let stack = Stack::with_io(Config::default(), packet_io()?)?;
         stack.remember_for_user();
@@ -44,7 +45,7 @@ impl Client {
         Ok(Client { stream, requests: Mutex::default() })
     }
 
-    /// Sends a request on a stream of its own.
+    /// Sends a request on a new stream.
     pub fn request(&self, request: &[u8]) -> io::Result<u16> {
         let sub = self.stream.request(request)?;
         let id = sub.id();
@@ -68,14 +69,14 @@ impl Client {
             let requests = self.requests.lock();
             match requests.open.get(&id) {
                 Some(sub) => sub.clone(),
-                // It was read to its end before.
+                // Its answer was read to the end before.
                 None if id <= requests.last => return Ok(0),
                 None => return Err(io::ErrorKind::NotFound.into()),
             }
         };
         let got = sub.read_until(into, timeout.map(|t| Instant::now() + t))?;
         if got == 0 && !into.is_empty() {
-            // Another request may have its place.
+            // Free the slot for another request.
             self.requests.lock().open.remove(&id);
         }
         Ok(got)

@@ -1,4 +1,4 @@
-//! Descriptors and what stands behind them; errors in words.
+//! Maps descriptors to servers and clients, and keeps each thread's last error.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -8,25 +8,25 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock};
 
 use parking_lot::Mutex;
-use rivulet_agent::{Agent, Due, Status};
+use rivulet_agent::{Agent, PendingUpdate, Status};
 use rivulet_server::Server;
 
 use crate::client::Client;
 use crate::event::Event;
 use crate::readiness::Readiness;
 
-/// A server and its queue.
+/// A server and its event queue.
 pub struct Serving {
     /// The server.
     pub server: Server,
-    /// Events not handed out yet; boxes, because C gets them as they are.
+    /// Events not yet returned to C; boxed, because C gets them as pointers.
     #[expect(clippy::vec_box, reason = "handed to C as pointers")]
     pub waiting: Vec<Box<Event>>,
-    /// Events that C has.
+    /// Events that C holds.
     pub out: Vec<*mut Event>,
-    /// Where services and keys come from; none with those of a file.
+    /// Source of services and keys; `None` if they come from a file.
     agent: Option<Agent>,
-    due: Due,
+    due: PendingUpdate,
     status: Status,
     readiness: Readiness,
 }
@@ -39,27 +39,27 @@ impl Serving {
             waiting: Vec::new(),
             out: Vec::new(),
             agent,
-            due: Due::default(),
+            due: PendingUpdate::default(),
             status: Status::default(),
             readiness,
         };
-        serving.tell()?;
+        serving.update_readiness()?;
         Ok(serving)
     }
 
-    /// What the program polls.
+    /// The descriptor that the program polls.
     pub fn descriptor(&self) -> io::Result<OwnedFd> {
         self.readiness.descriptor()
     }
 
-    /// To be called after everything that may change what is to be waited for.
-    pub fn tell(&mut self) -> io::Result<()> {
+    /// Updates the descriptor's readiness. Call it after every change of the queue or the socket.
+    pub fn update_readiness(&mut self) -> io::Result<()> {
         let (fd, events) = self.server.awaited();
         self.readiness.update(fd, events, !self.waiting.is_empty())
     }
 
-    /// Takes up what the agent gave, and says how this server is.
-    pub fn hear(&mut self) {
+    /// Applies updates of the agent and reports this server's status to it.
+    pub fn apply_updates(&mut self) {
         let Some(agent) = &self.agent else { return };
         if let Some((version, services)) = self.due.take(&agent.updates) {
             match self.server.replace(services.clone()) {
@@ -81,15 +81,15 @@ impl Serving {
     }
 }
 
-// SAFETY: the pointers are boxes given to the C side; the header allows one thread at a time.
+// SAFETY: the pointers are boxes held by the C side; the header allows one thread at a time.
 unsafe impl Send for Serving {}
 
-/// What a descriptor is.
+/// What a descriptor refers to.
 #[derive(Clone)]
 pub enum End {
-    /// Of `msk_listen`.
+    /// Made by `msk_listen`.
     Server(Arc<Mutex<Serving>>),
-    /// Of `msk_connect`.
+    /// Made by `msk_connect`.
     Client(Arc<Client>),
 }
 
@@ -99,7 +99,7 @@ thread_local! {
     static ERROR: RefCell<CString> = RefCell::new(CString::default());
 }
 
-/// Notes an error and gives the -1 that goes with it.
+/// Stores an error and returns -1.
 pub fn fail(errno: i32, text: &dyn std::fmt::Display) -> i32 {
     let text = text.to_string().replace('\0', " ");
     ERROR.with(|error| *error.borrow_mut() = CString::new(text).unwrap_or_default());
@@ -113,7 +113,7 @@ pub fn error() -> *const libc::c_char {
     ERROR.with(|error| error.borrow().as_ptr())
 }
 
-/// Registers an end under its descriptor.
+/// Registers a server or client under its descriptor.
 pub fn add(fd: OwnedFd, end: End) -> i32 {
     use std::os::fd::AsRawFd;
     let number = fd.as_raw_fd();
@@ -121,12 +121,12 @@ pub fn add(fd: OwnedFd, end: End) -> i32 {
     number
 }
 
-/// The end behind a descriptor.
+/// Looks up a descriptor.
 pub fn get(fd: i32) -> Option<End> {
     ENDS.lock().get(&fd).map(|(_, end)| end.clone())
 }
 
-/// Forgets a descriptor; the end itself goes with its last user.
+/// Removes a descriptor; its last user drops the server or client.
 pub fn remove(fd: i32) -> Option<End> {
     ENDS.lock().remove(&fd).map(|(_, end)| end)
 }

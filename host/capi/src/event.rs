@@ -1,49 +1,49 @@
-//! The event queue's side of the transport: what becomes an event, and what the library answers itself.
+//! The event queue: turns requests with input into events, and answers all other requests itself.
 
 use std::net::SocketAddr;
 
 use rivulet_server::{Application, Detached, EventKind, Minisocket};
 use rivulet_transport::server::{Answer, Refusal, Reply};
 
-use crate::state::{Ahead, Source};
+use crate::state::{InputContinuation, Source};
 
-/// Bits of an output offset that lie within one stream's region.
+/// Bits of an output offset within one stream's region.
 const REGION: u32 = 48;
 const PAYLOAD: usize = 9000;
 
-/// A minisocket as C sees it.
+/// A minisocket, as C sees it.
 #[derive(Debug)]
 pub struct Event {
-    /// What happened.
+    /// Kind of the event.
     pub kind: EventKind,
     /// The client.
     pub peer: SocketAddr,
-    /// Stream and offset of the input.
+    /// Stream of the input.
     pub stream: u16,
-    /// Offset of the first octet.
+    /// Offset of the input's first byte.
     pub offset: u64,
     /// The input.
     pub input: Vec<u8>,
-    /// The client ends the stream with it.
+    /// The client ends the stream after this input.
     pub last: bool,
-    /// The continuation that came with it; none at the beginning.
-    pub ahead: Option<Ahead>,
-    /// Response packets allowed.
+    /// Continuation that came with the input; `None` on a new connection.
+    pub ahead: Option<InputContinuation>,
+    /// Number of response packets that congestion control allows.
     pub packets: usize,
-    /// The packet that made it; none for a close.
+    /// The request packet; `None` for a close.
     pub detached: Option<Detached>,
-    /// Octets of the input consumed.
+    /// Bytes of the input that were consumed.
     pub consumed: usize,
-    /// What the application wants to know again.
+    /// The application's user continuation.
     pub user: Vec<u8>,
-    /// The response packet, of those allowed, that carries it.
+    /// Index of the response packet that carries the user continuation.
     pub carrier: usize,
-    /// Kept beyond the next call.
+    /// Detached: survives the next call of `msk_events`.
     pub kept: bool,
 }
 
 impl Event {
-    /// Where output goes on.
+    /// Offset of the next output byte.
     pub fn next(&self) -> u64 {
         self.ahead.as_ref().map_or(u64::from(self.stream) << REGION, |ahead| ahead.next)
     }
@@ -51,7 +51,7 @@ impl Event {
 
 /// Turns requests with input into events and answers all others.
 pub struct Collector<'a> {
-    /// Where events go.
+    /// Destination of the events.
     #[expect(clippy::vec_box, reason = "handed to C as pointers")]
     pub events: &'a mut Vec<Box<Event>>,
 }
@@ -63,11 +63,11 @@ impl Application for Collector<'_> {
                 match input.as_ref().and_then(|input| Some((input.offset, input.continuation.as_ref()?))) {
                     None => None,
                     Some((offset, c)) if c.valid_start != offset => return Err(Refusal::User),
-                    Some((_, c)) => Some(Ahead::decode(c.opaque).ok_or(Refusal::User)?),
+                    Some((_, c)) => Some(InputContinuation::decode(c.opaque).ok_or(Refusal::User)?),
                 };
             Ok(input.map(|input| (input, ahead)))
         });
-        // An input that is refused refuses nothing else: the request is as without it.
+        // Refusing an input refuses only that part: treat the request as one without input.
         let input = input.unwrap_or_else(|refusal| {
             msk.refuse_part(&refusal);
             None
@@ -115,26 +115,27 @@ fn bare(msk: &Minisocket<'_, '_>) -> Event {
     }
 }
 
-/// Output that was promised before, from its continuations.
+/// Sends again output that earlier answers promised, from its continuations.
 fn answer_wants(msk: &mut Minisocket<'_, '_>) {
     let mut data = [0; PAYLOAD];
     let mut renewed = false;
     for index in 0..msk.heads().len() {
         let head = msk.heads()[index];
         if head.is_for_application() && head.want.is_some() {
-            // A long answer outlives its continuation: the client gets one of the newest epoch, once a request.
+            // A long answer outlives the key epoch of its continuation: once a request the client
+            // gets one sealed in the newest epoch.
             let anew = if renewed { None } else { msk.sealed_anew(index) };
             renewed |= anew.is_some();
             let anew: Vec<&[u8]> = anew.iter().map(Vec::as_slice).collect();
             let mut reply = Reply { uconts: &anew, ..Reply::default() };
             reply.answer = wanted(msk, index, head.room.saturating_sub(reply.overhead()), &mut data);
-            // One that does not fit is answered with nothing by the library.
+            // If the reply does not fit, the library answers without data.
             let _ = msk.send(index, &reply);
         }
     }
 }
 
-/// What the want of head `index` gets, up to `room` octets.
+/// Output that the request of head `index` asks for, up to `room` bytes.
 pub fn wanted<'d>(msk: &Minisocket<'_, '_>, index: usize, room: usize, data: &'d mut [u8]) -> Answer<'d> {
     let Some(want) = msk.heads().get(index).and_then(|head| head.want) else { return Answer::None };
     let c = match msk.output_continuation(index) {
@@ -142,7 +143,7 @@ pub fn wanted<'d>(msk: &Minisocket<'_, '_>, index: usize, room: usize, data: &'d
         Err(refusal) => return refusal.answer(),
     };
     let Some(source) = Source::decode(c.opaque) else {
-        return Answer::Error { code: 400, message: "a continuation of another service" };
+        return Answer::Error { code: 400, message: "the continuation belongs to another service" };
     };
     let at = want.offset - c.valid_start;
     let left = source.len().saturating_sub(at);

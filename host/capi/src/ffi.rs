@@ -1,4 +1,4 @@
-//! The server's functions of `include/rivulet.h`.
+//! The server functions of `include/rivulet.h`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::net::IpAddr;
@@ -17,7 +17,8 @@ use crate::state::Source;
 const MAX_UCONT: usize = 900;
 const MAX_SEND: usize = 900;
 const MAX_FILES: usize = 4;
-/// Events in the queue that C has not taken; more are dropped, as a full network queue would.
+/// Largest number of events that C has not taken; further ones are dropped, as by a full network
+/// queue.
 const MAX_WAITING: usize = 4096;
 
 /// `tiovec`
@@ -44,39 +45,39 @@ pub struct MskDesc {
 }
 
 /// # Safety
-/// `text` is null or a terminated string.
+/// `text` is null or a NUL-terminated string.
 pub(crate) unsafe fn text<'a>(text: *const c_char) -> Result<&'a str, i32> {
     if text.is_null() {
-        return Err(fail(libc::EINVAL, &"a null string"));
+        return Err(fail(libc::EINVAL, &"the string is null"));
     }
     // SAFETY: the caller's promise.
     unsafe { CStr::from_ptr(text) }.to_str().map_err(|e| fail(libc::EINVAL, &e))
 }
 
-/// Bytes from C. An error: there are more than `max`, or there are some and `data` is null.
+/// Bytes from C. Fails if there are more than `max`, or if `data` is null and `length` is not 0.
 ///
 /// # Safety
 /// `data` is null, or points to `length` bytes if these are at most `max`. `max` is at most `isize::MAX`.
 pub(crate) unsafe fn bytes<'a>(data: *const c_void, length: usize, max: usize) -> Result<&'a [u8], i32> {
     match length {
         0 => Ok(&[]),
-        // Before there is a slice: a length that is wrong, such as -1, must not become one.
+        // Check the length before making a slice: a wrong length such as -1 must not become one.
         _ if length > max => Err(fail(libc::EMSGSIZE, &format_args!("{length} bytes, {max} are allowed"))),
-        _ if data.is_null() => Err(fail(libc::EINVAL, &"null in place of data")),
+        _ if data.is_null() => Err(fail(libc::EINVAL, &"data is null")),
         // SAFETY: the caller's promise.
         _ => Ok(unsafe { std::slice::from_raw_parts(data.cast(), length) }),
     }
 }
 
-/// An array from C. An error: its count is negative, or there are items and `items` is null.
+/// An array from C. Fails if the count is negative, or if `items` is null and the count is not 0.
 ///
 /// # Safety
 /// `items` is null or points to `count` items.
 pub(crate) unsafe fn array<'a, T>(items: *const T, count: c_int) -> Result<&'a [T], i32> {
     match usize::try_from(count) {
         Ok(0) => Ok(&[]),
-        Err(_) => Err(fail(libc::EINVAL, &"a negative count")),
-        Ok(_) if items.is_null() => Err(fail(libc::EINVAL, &"null in place of an array")),
+        Err(_) => Err(fail(libc::EINVAL, &"the count is negative")),
+        Ok(_) if items.is_null() => Err(fail(libc::EINVAL, &"the array is null")),
         // SAFETY: the caller's promise.
         Ok(count) => Ok(unsafe { std::slice::from_raw_parts(items, count) }),
     }
@@ -88,7 +89,7 @@ pub(crate) unsafe fn array<'a, T>(items: *const T, count: c_int) -> Result<&'a [
 /// `msk` is null or a live minisocket.
 unsafe fn event<'a>(msk: *const Event) -> Result<&'a Event, i32> {
     // SAFETY: the caller's promise.
-    unsafe { msk.as_ref() }.ok_or_else(|| fail(libc::EINVAL, &"null in place of a minisocket"))
+    unsafe { msk.as_ref() }.ok_or_else(|| fail(libc::EINVAL, &"the minisocket is null"))
 }
 
 pub(crate) fn server(fd: c_int) -> Result<Arc<Mutex<Serving>>, i32> {
@@ -98,19 +99,19 @@ pub(crate) fn server(fd: c_int) -> Result<Arc<Mutex<Serving>>, i32> {
     }
 }
 
-/// Takes a minisocket back from C. None if it is not one of this descriptor's.
+/// Takes a minisocket back from C. Fails if it does not belong to this descriptor.
 pub(crate) fn take(serving: &mut Serving, msk: *mut Event) -> Result<Box<Event>, i32> {
     match serving.out.iter().position(|out| std::ptr::eq(*out, msk)) {
         Some(i) => {
             serving.out.swap_remove(i);
-            // SAFETY: it is a box that was given out and has not come back.
+            // SAFETY: `out` has it, so it is a box that C got and did not return yet.
             Ok(unsafe { Box::from_raw(msk) })
         }
-        None => Err(fail(libc::EINVAL, &"not a minisocket of this descriptor, or one that was answered")),
+        None => Err(fail(libc::EINVAL, &"not a minisocket of this descriptor, or already answered")),
     }
 }
 
-/// The value, or the function's return with the error's code.
+/// The value, or an early return with the error code.
 macro_rules! attempt {
     ($result:expr) => {
         match $result {
@@ -137,13 +138,13 @@ pub unsafe extern "C" fn msk_events(
     let mut serving = serving.lock();
     let serving = &mut *serving;
     if list.is_null() || max <= 0 {
-        return fail(libc::EINVAL, &"no room for events");
+        return fail(libc::EINVAL, &"there is no room for events");
     }
     serving.out.retain(|&msk| {
-        // SAFETY: a box that was given out and has not come back.
+        // SAFETY: a box that C got and did not return yet.
         let kept = unsafe { (*msk).kept };
         if !kept {
-            // SAFETY: as above; it is forgotten here and now.
+            // SAFETY: as above; it leaves the list now.
             drop(unsafe { Box::from_raw(msk) });
         }
         kept
@@ -153,7 +154,7 @@ pub unsafe extern "C" fn msk_events(
         let left = until.map(|at| at.saturating_duration_since(Instant::now()));
         let longest = left.unwrap_or(Duration::from_millis(100)).min(Duration::from_millis(100));
         serving.server.turn(&mut Collector { events: &mut serving.waiting }, longest);
-        serving.hear();
+        serving.apply_updates();
         if left.is_some_and(|left| left.is_zero()) {
             break;
         }
@@ -166,8 +167,8 @@ pub unsafe extern "C" fn msk_events(
         // SAFETY: i is below max.
         unsafe { *list.add(i) = msk };
     }
-    // Our own epoll instance and open sockets: only memory can be missing, and the next call tells again.
-    let _ = serving.tell();
+    // It can fail only for lack of memory, and the next call updates it again.
+    let _ = serving.update_readiness();
     count as c_int
 }
 
@@ -243,7 +244,7 @@ pub unsafe extern "C" fn msk_packets(msk: *const Event) -> c_int {
 /// See the header.
 ///
 /// # Safety
-/// `msk` is null or a live minisocket, `address` has room for `*length` octets.
+/// `msk` is null or a live minisocket, `address` has room for `*length` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_peer(
     msk: *const Event,
@@ -251,7 +252,7 @@ pub unsafe extern "C" fn msk_peer(
     length: *mut libc::socklen_t,
 ) -> c_int {
     if address.is_null() || length.is_null() {
-        return fail(libc::EFAULT, &"no room for the address");
+        return fail(libc::EFAULT, &"there is no room for the address");
     }
     // SAFETY: the caller's promise.
     let peer = attempt!(unsafe { event(msk) }).peer;
@@ -277,15 +278,15 @@ pub unsafe extern "C" fn msk_peer(
     0
 }
 
-/// Runs `f` on a minisocket that C keeps.
+/// Runs `f` on a minisocket that stays with C.
 fn with(fd: c_int, msk: *mut Event, f: impl FnOnce(&mut Event) -> c_int) -> c_int {
     let serving = attempt!(server(fd));
     let mut serving = serving.lock();
     let event = attempt!(take(&mut serving, msk));
     let msk = Box::into_raw(event);
     serving.out.push(msk);
-    // SAFETY: a box that is with C again. The lock keeps other threads out of `with` and `take`; the header forbids to
-    // read a minisocket in one thread while another changes it.
+    // SAFETY: a box that C holds. The lock excludes other threads in `with` and `take`; the header
+    // forbids reading a minisocket in one thread while another changes it.
     f(unsafe { &mut *msk })
 }
 
@@ -294,7 +295,7 @@ fn with(fd: c_int, msk: *mut Event, f: impl FnOnce(&mut Event) -> c_int) -> c_in
 pub extern "C" fn msk_consume(fd: c_int, msk: *mut Event, length: usize) -> c_int {
     with(fd, msk, |event| {
         if length > event.input.len() {
-            return fail(libc::EINVAL, &"more than there is");
+            return fail(libc::EINVAL, &"more than the input's length");
         }
         event.consumed = length;
         0
@@ -331,15 +332,15 @@ fn answer(serving: &mut Serving, msk: *mut Event, sources: &[Source]) -> c_int {
     let Some(detached) = &event.detached else { return 0 };
     let mut answering = Answering { event: &event, sources, done: false };
     serving.server.resume(detached, &mut answering);
-    let _ = serving.tell();
+    let _ = serving.update_readiness();
     if answering.done {
         0
     } else {
-        fail(libc::ECANCELED, &"the client has given the request up, or a key is gone")
+        fail(libc::ECANCELED, &"the client abandoned the request, or a key has expired")
     }
 }
 
-/// What `msk_send` and its like answer with.
+/// The single source of `msk_send` and its variants.
 ///
 /// # Safety
 /// As `bytes`.
@@ -409,18 +410,18 @@ pub unsafe extern "C" fn msk_sendfilev(
     // SAFETY: the caller's promise.
     let pieces = attempt!(unsafe { array(pieces, count) });
     if pieces.len() > MAX_FILES {
-        return fail(libc::EMSGSIZE, &"more than 4 pieces");
+        return fail(libc::EMSGSIZE, &"at most 4 pieces are allowed");
     }
     let mut sources = Vec::new();
     for piece in pieces {
         // SAFETY: as above.
         let path = attempt!(unsafe { text(piece.path) });
         if path.len() > 200 {
-            return fail(libc::ENAMETOOLONG, &"a path of more than 200 octets");
+            return fail(libc::ENAMETOOLONG, &"the path is longer than 200 bytes");
         }
         match std::fs::metadata(path) {
             Ok(meta) if piece.offset.checked_add(piece.length).is_some_and(|end| end <= meta.len()) => {}
-            Ok(_) => return fail(libc::EINVAL, &"beyond the end of the file"),
+            Ok(_) => return fail(libc::EINVAL, &"the piece extends beyond the end of the file"),
             Err(e) => return fail(e.raw_os_error().unwrap_or(libc::EIO), &e),
         }
         sources.push(Source::File { offset: piece.offset, length: piece.length, path: path.to_owned() });
@@ -470,7 +471,7 @@ pub extern "C" fn msk_close(fd: c_int) -> c_int {
     match remove(fd) {
         Some(End::Server(serving)) => {
             for msk in serving.lock().out.drain(..) {
-                // SAFETY: a box that was given out and has not come back.
+                // SAFETY: a box that C got and did not return yet.
                 drop(unsafe { Box::from_raw(msk) });
             }
             0

@@ -1,4 +1,4 @@
-//! The client's functions of `include/rivulet.h`.
+//! The client functions of `include/rivulet.h`.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::net::{IpAddr, SocketAddr};
@@ -18,12 +18,12 @@ pub unsafe extern "C" fn msk_connect(address: *const c_char, port: u16) -> c_int
     // SAFETY: the caller's promise.
     let address = attempt!(unsafe { text(address) });
     let Ok(ip) = address.parse::<IpAddr>() else { return fail(libc::EINVAL, &"not an address") };
-    // SAFETY: plain system call; the descriptor only stands for the connection.
+    // SAFETY: a plain system call; the descriptor only represents the connection.
     let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
     if fd < 0 {
         return fail(libc::EMFILE, &std::io::Error::last_os_error());
     }
-    // SAFETY: it was just opened and belongs to nobody else.
+    // SAFETY: it was just opened, and this is its only owner.
     let fd = unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) };
     match Client::connect(SocketAddr::new(ip, port)) {
         Ok(client) => add(fd, End::Client(Arc::new(client))),
@@ -38,7 +38,7 @@ fn client(fd: c_int) -> Result<Arc<Client>, i32> {
     }
 }
 
-/// See the header. The region that the paper reserves by `reserve` is always 2^48 octets here.
+/// See the header. The paper reserves a region by `reserve`; here every region has 2^48 bytes.
 ///
 /// # Safety
 /// `request` is null or points to `length` bytes.
@@ -93,12 +93,12 @@ pub unsafe extern "C" fn msk_read(
     if length == 0 {
         return 0;
     }
-    // Not 0, which is the end of the stream.
+    // 0 would mean the end of the stream.
     if data.is_null() || length > isize::MAX as usize {
-        return fail(libc::EINVAL, &"no room for what is read") as isize;
+        return fail(libc::EINVAL, &"the buffer is null or too large") as isize;
     }
     let Ok(stream) = u16::try_from(stream) else {
-        return fail(libc::EINVAL, &"not a number of msk_request") as isize;
+        return fail(libc::EINVAL, &"not a stream number of msk_request") as isize;
     };
     // SAFETY: the caller's promise.
     let into = unsafe { std::slice::from_raw_parts_mut(data.cast::<u8>(), length) };

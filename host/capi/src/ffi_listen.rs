@@ -1,4 +1,4 @@
-//! Opening a server from C: with the keys of a file, or with what a controller gives.
+//! Opens servers from C, with keys from a file, an agent or a controller.
 
 use std::ffi::{c_char, c_int};
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ use crate::client::packet_io;
 use crate::ends::{End, Serving, add, fail};
 use crate::ffi::{attempt, text};
 
-/// How long a request is fresh, and so an event worth keeping.
+/// How long a request stays fresh. An event is useless afterwards.
 const HORIZON: Duration = Duration::from_secs(4);
 
 type Failure = Box<dyn std::error::Error>;
@@ -25,7 +25,7 @@ type Failure = Box<dyn std::error::Error>;
 /// See the header.
 ///
 /// # Safety
-/// The strings are terminated.
+/// The strings are NUL-terminated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msk_listen(
     interface: *const c_char,

@@ -19,7 +19,7 @@ pub struct Collection {
     length: usize,
 }
 
-/// Takes minisockets back from C: all of these, or none if one of them cannot be taken.
+/// Takes minisockets back from C: all of them, or none if one cannot be taken.
 #[expect(clippy::vec_box, reason = "they go back to C as pointers if one cannot be taken")]
 fn take_all(serving: &mut Serving, input: &[ExtractIn]) -> Result<Vec<Box<Event>>, i32> {
     let mut taken = Vec::new();
@@ -48,23 +48,24 @@ pub unsafe extern "C" fn msk_extract_events(
     outlen: *mut c_int,
 ) -> c_int {
     if outlen.is_null() {
-        return fail(libc::EFAULT, &"no room for events");
+        return fail(libc::EFAULT, &"there is no room for events");
     }
-    // SAFETY: the caller's promise. Nothing is extracted yet, and so it is after each error below.
+    // SAFETY: the caller's promise. Until events are extracted, and after each error below, the
+    // count is 0.
     let room = unsafe { outlen.replace(0) }.max(0);
     if out.is_null() {
-        return fail(libc::EFAULT, &"no room for events");
+        return fail(libc::EFAULT, &"there is no room for events");
     }
     let serving = attempt!(server(fd));
     let mut serving = serving.lock();
-    // SAFETY: the caller's promise: there are as many entries or more.
+    // SAFETY: the caller's promise: there are at least so many entries.
     let input = attempt!(unsafe { array(input, inlen.min(room)) });
     let mut count = 0;
     for event in attempt!(take_all(&mut serving, input)) {
         let Some(sealed) = event.detached.as_ref().and_then(|d| serving.server.extract(d)) else { continue };
         let sealed = Box::leak(sealed.into_boxed_slice());
         let collection = Collection { data: sealed.as_mut_ptr().cast(), length: sealed.len() };
-        // SAFETY: count is below the number of entries, and so below the room.
+        // SAFETY: `count` is below the number of entries, and so within the room.
         unsafe { out.add(count as usize).write(collection) };
         count += 1;
     }
@@ -92,7 +93,7 @@ pub unsafe extern "C" fn msk_install_events(fd: c_int, events: *const Collection
             installed += 1;
         }
     }
-    let _ = serving.tell();
+    let _ = serving.update_readiness();
     installed
 }
 

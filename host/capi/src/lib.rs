@@ -1,9 +1,9 @@
-//! The minisocket API as a C library; `include/rivulet.h` is its manual.
+//! The minisocket API as a C library; its manual is `include/rivulet.h`.
 //!
-//! The stream model on top of the transport's offsets: answers follow each other without a gap, the next
-//! output offset travels in the input continuation beside the application's own octets, and every answer
-//! travels in an output continuation (short ones themselves, files by name), so that lost packets are sent
-//! again without the application.
+//! It builds a stream model on the transport's offsets. Answers follow each other without a gap.
+//! The input continuation carries the next output offset and the application's own bytes. Each
+//! answer also travels in an output continuation (short ones themselves, files by name), so that
+//! lost packets are sent again without the application.
 
 mod answer;
 mod client;

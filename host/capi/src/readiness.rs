@@ -1,15 +1,15 @@
-//! The descriptor that a program polls: readable when `msk_events` has something to do.
+//! The descriptor that a program polls: readable when `msk_events` has work.
 //!
-//! What has to be waited for changes, a packet or room to send, and so may the socket. The descriptor is an epoll instance's,
-//! which stays the same.
+//! The server waits for different events over time (a packet, or room to send), and its socket may
+//! be replaced. The descriptor is an epoll instance, so it stays the same.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-/// What one descriptor says.
+/// One pollable descriptor over the server's socket and event queue.
 pub struct Readiness {
     epoll: OwnedFd,
-    /// Readable while there are events that were not taken.
+    /// Readable while untaken events wait.
     more: OwnedFd,
     raised: bool,
     watched: RawFd,
@@ -17,7 +17,7 @@ pub struct Readiness {
 
 impl Readiness {
     pub fn new() -> io::Result<Readiness> {
-        // SAFETY: plain system calls; what they give is checked and belongs to nobody else.
+        // SAFETY: plain system calls; the results are checked, and this is their only owner.
         let (epoll, more) = unsafe {
             (
                 owned(libc::epoll_create1(libc::EPOLL_CLOEXEC))?,
@@ -29,21 +29,21 @@ impl Readiness {
         Ok(this)
     }
 
-    /// For the program.
+    /// A duplicate for the program.
     pub fn descriptor(&self) -> io::Result<OwnedFd> {
         self.epoll.try_clone()
     }
 
-    /// From now on it is readable when `fd` has these events (poll(2)), and while there are events that were not taken.
+    /// Makes the descriptor readable while `fd` has these events (poll(2)) or untaken events wait.
     pub fn update(&mut self, fd: BorrowedFd<'_>, events: i16, more: bool) -> io::Result<()> {
         let fd = fd.as_raw_fd();
         if fd != self.watched && self.watched >= 0 {
-            // Gone by itself if it was closed.
+            // A closed descriptor has left the set already.
             let _ = self.control(libc::EPOLL_CTL_DEL, self.watched, 0);
         }
         self.watched = fd;
         match self.control(libc::EPOLL_CTL_MOD, fd, events) {
-            // A new socket, maybe with the number of an old one.
+            // A new socket, which may have an old one's number.
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {
                 self.control(libc::EPOLL_CTL_ADD, fd, events)?
             }
@@ -52,7 +52,7 @@ impl Readiness {
         if more != self.raised {
             let mut count = 1_u64;
             let at = (&raw mut count).cast();
-            // SAFETY: eight octets, read or written.
+            // SAFETY: reads or writes eight bytes.
             let done = unsafe {
                 match more {
                     true => libc::write(self.more.as_raw_fd(), at, 8),
@@ -79,7 +79,7 @@ impl Readiness {
 }
 
 /// # Safety
-/// A descriptor that belongs to nobody else, or -1 after an error.
+/// `fd` is a descriptor without another owner, or -1 after an error.
 unsafe fn owned(fd: RawFd) -> io::Result<OwnedFd> {
     match fd {
         // SAFETY: the caller's promise.
@@ -103,18 +103,18 @@ mod tests {
     }
 
     #[test]
-    fn it_follows_socket_room_and_events() {
+    fn readiness_follows_socket_room_and_events() {
         let mut readiness = Readiness::new().unwrap();
         let polled = readiness.descriptor().unwrap();
         let (a, mut b) = UnixStream::pair().unwrap();
         readiness.update(a.as_fd(), libc::POLLIN, false).unwrap();
         assert!(!readable(&polled));
         b.write_all(b"x").unwrap();
-        assert!(readable(&polled), "a packet came");
+        assert!(readable(&polled), "a packet arrived");
         readiness.update(a.as_fd(), libc::POLLOUT, false).unwrap();
         assert!(readable(&polled), "there is room");
 
-        // Another socket of the same number, as after an interface was made anew.
+        // Another socket with the same number, as after an interface was recreated.
         let number = a.as_raw_fd();
         drop(a);
         let (a, mut b) = UnixStream::pair().unwrap();

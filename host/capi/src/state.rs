@@ -1,21 +1,21 @@
-//! What the library puts into user continuations.
+//! The library's part of user continuations.
 
-/// Version of both encodings; another one is refused.
+/// Version of both encodings; other versions are refused.
 const VERSION: u8 = 1;
 const INLINE: u8 = 1;
 const FILE: u8 = 2;
 const LAST: u8 = 0x80;
 
-/// An input continuation: where output goes on, and the application's octets.
+/// An input continuation: the next output offset and the application's bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ahead {
+pub struct InputContinuation {
     /// Next output offset.
     pub next: u64,
-    /// What `msk_setucont` set.
+    /// Bytes set by `msk_setucont`.
     pub user: Vec<u8>,
 }
 
-impl Ahead {
+impl InputContinuation {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![VERSION];
         out.extend_from_slice(&self.next.to_be_bytes());
@@ -23,35 +23,35 @@ impl Ahead {
         out
     }
 
-    pub fn decode(bytes: &[u8]) -> Option<Ahead> {
+    pub fn decode(bytes: &[u8]) -> Option<InputContinuation> {
         let (next, user) = bytes.strip_prefix(&[VERSION])?.split_first_chunk::<8>()?;
-        Some(Ahead { next: u64::from_be_bytes(*next), user: user.to_vec() })
+        Some(InputContinuation { next: u64::from_be_bytes(*next), user: user.to_vec() })
     }
 }
 
-/// An output continuation: what an answer is made of.
+/// An output continuation: where the bytes of an answer come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The octets themselves.
+    /// The bytes themselves.
     Inline {
-        /// All of them.
+        /// All bytes.
         data: Vec<u8>,
-        /// The stream ends behind them.
+        /// The stream ends after them.
         last: bool,
     },
     /// A part of a file.
     File {
-        /// Where it begins in the file.
+        /// Start of the part in the file.
         offset: u64,
-        /// Octets.
+        /// Length in bytes.
         length: u64,
-        /// The file, the same on every server.
+        /// Path of the file, the same on every server.
         path: String,
     },
 }
 
 impl Source {
-    /// Octets of output.
+    /// Length of the output in bytes.
     pub fn len(&self) -> u64 {
         match self {
             Source::Inline { data, .. } => data.len() as u64,
@@ -93,7 +93,7 @@ impl Source {
         }
     }
 
-    /// Fills `out` with the octets from `at` on. False: not here.
+    /// Fills `out` with the bytes from `at` on. Returns false if the file cannot be read here.
     pub fn read(&self, at: u64, out: &mut [u8]) -> bool {
         use std::os::unix::fs::FileExt;
         match self {
@@ -108,7 +108,7 @@ impl Source {
         }
     }
 
-    /// The stream ends behind it.
+    /// Whether the stream ends after it.
     pub fn is_last(&self) -> bool {
         matches!(self, Source::Inline { last: true, .. })
     }
@@ -119,9 +119,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn encodings_come_back() {
-        let ahead = Ahead { next: 77, user: b"abc".to_vec() };
-        assert_eq!(Ahead::decode(&ahead.encode()), Some(ahead));
+    fn encodings_round_trip() {
+        let ahead = InputContinuation { next: 77, user: b"abc".to_vec() };
+        assert_eq!(InputContinuation::decode(&ahead.encode()), Some(ahead));
         for source in [
             Source::Inline { data: b"xy".to_vec(), last: false },
             Source::Inline { data: vec![], last: true },

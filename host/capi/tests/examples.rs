@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use prost::Message;
-use rivulet_agent::{Controllers, Door, DoorConfig, proto};
+use rivulet_agent::{Controllers, Relay, RelayConfig, proto};
 use rivulet_pktio::testing::{Netns, Process, eventually};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 const SERVICE: &str = "10.9.0.1";
 
-/// The library as `make install-capi` installs it, below this folder. Cargo built it for this test, beside it.
+/// Installs the library below this folder as `make install-capi` does. Cargo built it next to this
+/// test.
 fn install(into: &Path) -> PathBuf {
     let me = std::env::current_exe().unwrap();
     let folder = me.parent().unwrap();
@@ -29,7 +30,7 @@ fn install(into: &Path) -> PathBuf {
     prefix
 }
 
-/// What pkg-config says of the installed copy.
+/// Output of pkg-config for the installed copy.
 fn pkg_config(prefix: &Path, flag: &str) -> Vec<String> {
     let out = Command::new("pkg-config")
         .env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig"))
@@ -40,7 +41,7 @@ fn pkg_config(prefix: &Path, flag: &str) -> Vec<String> {
     String::from_utf8(out.stdout).unwrap().split_whitespace().map(str::to_owned).collect()
 }
 
-/// Compiles a program below the crate's folder.
+/// Compiles a program from the crate's folder.
 fn compile(name: &str, prefix: &Path, into: &Path) -> PathBuf {
     let program = into.join(Path::new(name).file_name().unwrap());
     let out = Command::new("cc")
@@ -57,7 +58,7 @@ fn compile(name: &str, prefix: &Path, into: &Path) -> PathBuf {
 }
 
 fn keys(dir: &Path) -> PathBuf {
-    // What `rivulet keygen` writes.
+    // The format of `rivulet keygen`.
     let path = dir.join("keys.toml");
     let text = "service = 1\nusable_seal = 1\nusable_nonce = 1\n\n[[seal]]\nepoch = 1\n\
         master = \"000102030405060708090a0b0c0d0e0f\"\n\n[[nonce]]\nepoch = 1\nk = \"0001020304050607\"\n\
@@ -71,7 +72,7 @@ fn serve(ns: &Netns, program: &Path, keys: &Path) -> Process {
     started(ns, ns.command(program.to_str().unwrap()).args(["s0", SERVICE, "7"]).arg(keys))
 }
 
-/// Waits until it serves.
+/// Starts a program and waits until it serves.
 fn started(ns: &Netns, command: &mut Command) -> Process {
     let child = command.spawn().unwrap();
     let alive = format!("rivulet_guard_{}_", child.id());
@@ -90,10 +91,10 @@ fn namespaces() -> Option<(Netns, Netns)> {
     Some((client, server))
 }
 
-/// The echo service counts each client's lines and keeps nothing: killed between two lines, its successor
-/// goes on counting.
+/// The echo service counts each client's lines without keeping state: after a kill between two
+/// lines its successor continues the count.
 #[test]
-fn echo_goes_on_counting_after_kill() {
+fn echo_continues_its_count_after_kill() {
     let Some((client, server)) = namespaces() else { return };
     let dir = tempfile::tempdir().unwrap();
     let library = install(dir.path());
@@ -114,13 +115,13 @@ fn echo_goes_on_counting_after_kill() {
         process = serve(&server, &echo, &keys);
         input.write_all(b"\n").unwrap();
     }
-    // Each stream has a beginning of its own.
+    // Each stream starts its own count.
     let parallel: Vec<String> = (0..3).map(|_| next()).collect();
     assert_eq!(parallel, ["parallel 1: one", "parallel 1: two", "parallel 1: three"]);
     assert!(talking.0.wait().unwrap().success());
 }
 
-/// What a controller said once, in the file that an agent keeps it in.
+/// An agent's file with the last update of a controller.
 fn kept(dir: &Path, tor_mac: [u8; 6]) -> PathBuf {
     let service = proto::Service {
         id: 1,
@@ -151,10 +152,10 @@ fn kept(dir: &Path, tor_mac: [u8; 6]) -> PathBuf {
     path
 }
 
-/// Services and keys from the agent of the host, and so from a controller, in place of a file: a successor that
-/// gets them the same way goes on with the connection.
+/// Services and keys come from the host's agent instead of a file. A successor that gets them the
+/// same way continues the connection.
 #[test]
-fn echo_serves_what_the_agent_gives() {
+fn echo_serves_services_of_the_agent() {
     let Some((client, server)) = namespaces() else { return };
     let dir = tempfile::tempdir().unwrap();
     let prefix = install(dir.path());
@@ -162,7 +163,7 @@ fn echo_serves_what_the_agent_gives() {
         (compile("examples/echo", &prefix, dir.path()), compile("examples/talk", &prefix, dir.path()));
     let socket = dir.path().join("agent.sock");
     let nobody = format!("unix:{}", dir.path().join("nobody.sock").display());
-    let _agent = Door::open(DoorConfig {
+    let _agent = Relay::open(RelayConfig {
         name: "r1".into(),
         controllers: Controllers::new(&[nobody], None).unwrap(),
         mac: server.mac("s0"),
@@ -188,7 +189,7 @@ fn echo_serves_what_the_agent_gives() {
 }
 
 #[test]
-fn clock_tells_the_time_and_ends() {
+fn clock_answers_and_ends_the_connection() {
     let Some((client, server)) = namespaces() else { return };
     let dir = tempfile::tempdir().unwrap();
     let library = install(dir.path());
@@ -200,8 +201,8 @@ fn clock_tells_the_time_and_ends() {
     assert!(year.is_ok_and(|year| year >= 2024) && out.contains("Z\n"), "{out}");
 }
 
-/// Null pointers, wrong counts and minisockets that are not the descriptor's are errors for the caller, and an event
-/// that was named beside a wrong one can still be answered.
+/// Null pointers, wrong counts and foreign minisockets are errors, and an event listed beside a
+/// wrong one can still be answered.
 #[test]
 fn wrong_arguments_from_c_are_refused() {
     let Some((client, server)) = namespaces() else { return };

@@ -1,8 +1,6 @@
-/* What the functions of rivulet.h refuse: the server's with four arguments, the client's with two.
- *
- *     refusals INTERFACE ADDRESS PORT KEYFILE
- *     refusals ADDRESS PORT
- */
+/* Calls the functions of rivulet.h with arguments that they refuse: with four arguments the
+ * server's functions (refusals INTERFACE ADDRESS PORT KEYFILE), with two the client's (refusals
+ * ADDRESS PORT). */
 #include <errno.h>
 #include <rivulet.h>
 #include <stdio.h>
@@ -66,7 +64,7 @@ static void nulls(int fd, minisock *event) {
     msk_free_collection(NULL, 1);
 }
 
-/* Wrong minisockets beside a good one; then the good one moves, and is an event again. */
+/* Lists wrong minisockets beside a good one; then the good one is moved and becomes an event again. */
 static minisock *moved(int fd, minisock *event) {
     minisock *stranger = NULL;
     extract_mskdesc_in wrong[] = { { event }, { (minisock *)&stranger } }, twice[] = { { event }, { event } };

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rivulet_agent::{Door, DoorConfig};
+use rivulet_agent::{Relay, RelayConfig};
 use rivulet_pktio::Interface;
 
 use super::args::{AgentArgs, user};
@@ -41,7 +41,7 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
         }
         false => None,
     };
-    let door = Door::open(DoorConfig {
+    let relay = Relay::open(RelayConfig {
         name: args.name.clone(),
         controllers,
         mac: link.mac,
@@ -70,14 +70,14 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
             looked = Instant::now();
             if (now.index, now.mac) != (link.index, link.mac) {
                 anew += u64::from(now.index != link.index);
-                door.set_mac(now.mac);
+                relay.set_mac(now.mac);
                 if plain.is_some() {
                     second_chance.ensure(held.iter(), now.mac, anew);
                 }
             }
             link = now;
         }
-        while let Ok((version, services)) = door.updates.try_recv() {
+        while let Ok((version, services)) = relay.updates.try_recv() {
             for service in &services {
                 let sockets: Vec<String> = service.sockets().map(|s| s.to_string()).collect();
                 tracing::info!(version, service = service.name, addresses = sockets.join(" "), "holding");
@@ -95,18 +95,18 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
             }
             held = services;
         }
-        let is_ready = || plain.as_ref().is_none_or(|plain| door.attached() > 0 || plain.status().ready);
+        let is_ready = || plain.as_ref().is_none_or(|plain| relay.attached() > 0 || plain.status().ready);
         if starting && (is_ready() || started.elapsed() > STARTING) {
             starting = false;
             tell_ready();
         }
         match &mut plain {
             // A serving process sends its own, from its packet path.
-            Some(plain) if door.attached() == 0 => {
+            Some(plain) if relay.attached() == 0 => {
                 let pause = plain.turn(CHORES);
                 if reported.elapsed() > REPORT {
                     reported = Instant::now();
-                    door.set_status(plain.status());
+                    relay.set_status(plain.status());
                 }
                 plain.wait(pause);
             }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rivulet_agent::{Agent, Due, Status};
+use rivulet_agent::{Agent, PendingUpdate, Status};
 use rivulet_pktio::Interface;
 use rivulet_server::service::Service;
 use rivulet_server::{Config, Server, incarnation};
@@ -89,7 +89,7 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let started = Instant::now();
     let (mut preparing, mut starting) = (true, true);
     let mut chores = Instant::now();
-    let mut due = Due::default();
+    let mut due = PendingUpdate::default();
     let mut known = (server.mac(), server.reopened());
     while !stopped() {
         server.turn(application.as_mut(), CHORES);

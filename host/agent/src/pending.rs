@@ -1,19 +1,21 @@
-//! The update that is to be taken up.
+//! The update that waits to be applied.
 
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use rivulet_server::service::Service;
 
-/// An update that could not be taken up is tried again after this time: its interface may be back by then.
+/// Interval of retries of an update that could not be applied, for example because its interface is
+/// down.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// The newest of an [`Agent`](crate::Agent)'s updates, and not before when it is to be taken up.
+/// The newest update of an [`Agent`](crate::Agent), and the time when it may be applied.
 #[derive(Debug, Default)]
-pub struct Due(Option<(u64, Vec<Service>, Instant)>);
+pub struct PendingUpdate(Option<(u64, Vec<Service>, Instant)>);
 
-impl Due {
-    /// Version and services of what is to be taken up now. What cannot be is given [back](Self::again).
+impl PendingUpdate {
+    /// Returns the version and services of an update to apply now. If it cannot be applied, pass it
+    /// to [`again`](Self::again).
     pub fn take(&mut self, updates: &Receiver<(u64, Vec<Service>)>) -> Option<(u64, Vec<Service>)> {
         while let Ok((version, services)) = updates.try_recv() {
             self.0 = Some((version, services, Instant::now()));
@@ -22,12 +24,12 @@ impl Due {
         Some((version, services))
     }
 
-    /// It could not be taken up; a newer one comes in its place.
+    /// Retries the update after a pause, unless a newer one replaces it.
     pub fn again(&mut self, version: u64, services: Vec<Service>) {
         self.later(version, services, AGAIN);
     }
 
-    /// Something that it needs is not there yet: the same, after this time.
+    /// Retries the update after this time, because something that it needs is not there yet.
     pub fn later(&mut self, version: u64, services: Vec<Service>, after: Duration) {
         self.0 = Some((version, services, Instant::now() + after));
     }
@@ -38,9 +40,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_could_not_be_taken_up_comes_again_unless_there_is_a_newer_one() {
+    fn failed_update_is_retried_unless_a_newer_one_arrived() {
         let (to, updates) = std::sync::mpsc::channel();
-        let mut due = Due::default();
+        let mut due = PendingUpdate::default();
         let mut next = || due.take(&updates).map(|(version, _)| version);
         assert_eq!(next(), None);
         to.send((1, Vec::new())).unwrap();

@@ -1,9 +1,9 @@
-//! The agent as a process of its own: one stream to the controllers, and a Unix socket for the serving
-//! processes of this host, with the same protocol on both.
+//! The agent as a separate process. It holds one stream to the controllers and relays the same
+//! protocol over a Unix socket to the serving processes of this host.
 //!
-//! The newest serving process speaks for the replica: its hello and its reports go on to the controller.
-//! Updates go to all of them. Nothing here is on the packet path, and heartbeats do not come from here while
-//! a serving process is attached.
+//! The newest serving process represents the replica: its hello and its reports go to the
+//! controller, and all serving processes get the updates. The agent is not on the packet path, and
+//! sends no heartbeats while a serving process is attached.
 
 use std::fs;
 use std::io;
@@ -29,68 +29,69 @@ use crate::proto::controller_message::Message as FromController;
 use crate::proto::{AgentMessage, ControllerMessage, Hello, Report, TrodsStatus, Update};
 use crate::{AgentError, keep, upstream};
 
-/// A serving process says who it is within this time.
+/// Timeout of a serving process's hello.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Serving processes at the same time.
-const MAX_SPEAKERS: usize = 16;
-/// Longest message of a serving process, octets.
+/// Largest number of serving processes at the same time.
+const MAX_SERVING_PROCESSES: usize = 16;
+/// Longest message of a serving process in bytes.
 const MAX_MESSAGE: usize = 64 << 10;
 
-/// How an agent is opened.
+/// Settings of an agent process.
 #[derive(Clone, Debug)]
-pub struct DoorConfig {
+pub struct RelayConfig {
     /// Name of this replica in the controller's configuration.
     pub name: String,
-    /// Where controllers are.
+    /// The controllers.
     pub controllers: Controllers,
-    /// Ethernet address of the interface towards the ToR.
+    /// Ethernet address of the interface to the ToR.
     pub mac: [u8; 6],
-    /// What heartbeats of this process carry.
+    /// Incarnation in the heartbeats of this process.
     pub incarnation: u32,
     /// Path of the socket for serving processes.
     pub socket: PathBuf,
-    /// The user, besides root and our own, who may open it; it becomes his.
+    /// Owner of the socket. Besides root and the agent's own user, only this user may connect.
     pub owner: Option<u32>,
-    /// Keep the last update in this file.
+    /// File that keeps the last update.
     pub keep: Option<PathBuf>,
 }
 
-/// Why an agent cannot be opened.
+/// Why an agent process cannot start.
 #[derive(Debug, thiserror::Error)]
-pub enum DoorError {
-    /// The socket.
+pub enum RelayError {
+    /// The socket failed.
     #[error("{0}: {1}")]
     Socket(PathBuf, #[source] io::Error),
-    /// The file with the last update.
+    /// The file of the last update failed.
     #[error("{0}: {1}")]
     Keep(PathBuf, #[source] io::Error),
-    /// No thread or runtime.
+    /// No thread or runtime could be started.
     #[error(transparent)]
     Agent(#[from] AgentError),
 }
 
-/// An agent that runs; its threads end with the process.
-pub struct Door {
-    /// Version and services of each update, checked, for whoever sends heartbeats in place of a serving process.
+/// A running agent process; its threads run until the process ends.
+pub struct Relay {
+    /// Version and services of each checked update, for the heartbeats sent while no serving
+    /// process is attached.
     pub updates: mpsc::Receiver<(u64, Vec<Service>)>,
     shared: Arc<Shared>,
     socket: PathBuf,
 }
 
-/// A serving process.
-struct Speaker {
+/// An attached serving process.
+struct ServingProcess {
     id: u64,
     hello: Hello,
     report: Option<Report>,
 }
 
-/// What is said while no serving process is attached.
+/// The agent's own identity and status, reported while no serving process is attached.
 struct Own {
     hello: Hello,
     status: Option<Status>,
-    /// Version of the update that is held.
+    /// Version of the update in `Shared::update`.
     held: u64,
-    /// What is not served of it.
+    /// Services of that update that are not served.
     refused: Refusal,
 }
 
@@ -100,35 +101,37 @@ struct Shared {
     update: watch::Sender<Option<Update>>,
     hello: watch::Sender<Hello>,
     report: watch::Sender<Report>,
-    speakers: Mutex<Vec<Speaker>>,
+    serving: Mutex<Vec<ServingProcess>>,
     own: Mutex<Own>,
 }
 
 impl Shared {
-    /// Says to the controllers what is now to be said.
-    fn retell(&self) {
+    /// Publishes the current hello and report to the controllers.
+    fn publish(&self) {
         let own = self.own.lock();
-        let speakers = self.speakers.lock();
-        let (hello, mut report) = match speakers.last() {
-            Some(speaker) => {
+        let serving = self.serving.lock();
+        let (hello, mut report) = match serving.last() {
+            Some(process) => {
                 let silent = || Report {
                     reason: "the serving process has not reported yet".into(),
                     ..Report::default()
                 };
-                (speaker.hello.clone(), speaker.report.clone().unwrap_or_else(silent))
+                (process.hello.clone(), process.report.clone().unwrap_or_else(silent))
             }
             None => {
                 let mut report = own.status.as_ref().map_or_else(
                     || Report { reason: "no serving process is attached".into(), ..Report::default() },
                     Report::from,
                 );
-                // Held is as good as in force: whoever attaches has it before his first packet.
+                // The update counts as in force: a serving process that attaches gets it before its
+                // first packet.
                 report.version_in_force = own.held;
                 (own.hello.clone(), report)
             }
         };
         own.refused.add_to(&mut report);
-        // Plain TCP of nginx is this process's, whoever else serves.
+        // Plain TCP of a local web server belongs to this process, whichever process serves
+        // Rivulet.
         report.trods = own.status.as_ref().and_then(|status| status.trods.as_ref()).map(TrodsStatus::from);
         let set = |now: &mut Hello| std::mem::replace(now, hello.clone()) != hello;
         self.hello.send_if_modified(set);
@@ -139,7 +142,7 @@ impl Shared {
         });
     }
 
-    /// Takes up what can be of an update; false if nobody holds the other end any more.
+    /// Applies the accepted part of an update; returns false when the receiver was dropped.
     fn take(&self, update: Update, keep: Option<&PathBuf>, to: &mpsc::Sender<(u64, Vec<Service>)>) -> bool {
         let version = update.version;
         let accepted = crate::services(&update);
@@ -148,7 +151,7 @@ impl Shared {
         if let Some(path) = keep
             && let Err(e) = keep::save(path, &update)
         {
-            tracing::warn!(path = %path.display(), error = %e, "the update is not kept");
+            tracing::warn!(path = %path.display(), error = %e, "cannot save the update");
         }
         {
             let mut own = self.own.lock();
@@ -156,16 +159,16 @@ impl Shared {
             own.refused = refused;
         }
         self.update.send_replace(Some(update));
-        self.retell();
+        self.publish();
         to.send((version, services)).is_ok()
     }
 }
 
-impl Door {
-    /// Listens and registers from now on, both for good.
-    pub fn open(config: DoorConfig) -> Result<Door, DoorError> {
+impl Relay {
+    /// Starts to listen and to register.
+    pub fn open(config: RelayConfig) -> Result<Relay, RelayError> {
         let kept = match &config.keep {
-            Some(path) => keep::load(path).map_err(|e| DoorError::Keep(path.clone(), e))?,
+            Some(path) => keep::load(path).map_err(|e| RelayError::Keep(path.clone(), e))?,
             None => None,
         };
         let own = hello(&config.name, config.incarnation, config.mac);
@@ -178,18 +181,18 @@ impl Door {
             update,
             hello: said,
             report: told,
-            speakers: Mutex::default(),
+            serving: Mutex::default(),
             own: Mutex::new(Own { hello: own, status: None, held: 0, refused: Refusal::default() }),
         });
         let (to, updates) = mpsc::channel();
         if let Some(kept) = kept {
-            tracing::info!(version = kept.version, "going on with the update that was kept");
+            tracing::info!(version = kept.version, "starting with the saved update");
             shared.take(kept, None, &to);
         }
-        shared.retell();
+        shared.publish();
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(AgentError::Start)?;
-        let at = |e| DoorError::Socket(config.socket.clone(), e);
+        let at = |e| RelayError::Socket(config.socket.clone(), e);
         let listener = {
             let _inside = runtime.enter();
             listen(&config.socket, config.owner).map_err(at)?
@@ -197,8 +200,8 @@ impl Door {
         let of_thread = shared.clone();
         let (controllers, kept) = (config.controllers, config.keep);
         let work = async move {
-            let of_door = of_thread.clone();
-            let service = AgentsServer::new(Entrance(of_door)).max_decoding_message_size(MAX_MESSAGE);
+            let of_server = of_thread.clone();
+            let service = AgentsServer::new(SocketServer(of_server)).max_decoding_message_size(MAX_MESSAGE);
             let served = tonic::transport::Server::builder()
                 .add_service(service)
                 .serve_with_incoming(UnixListenerStream::new(listener));
@@ -206,58 +209,60 @@ impl Door {
                 upstream::keep(&controllers, hello, report, |u| of_thread.take(u, kept.as_ref(), &to));
             tokio::select! {
                 result = served => if let Err(e) = result {
-                    tracing::error!(error = %e, "the socket for serving processes");
+                    tracing::error!(error = %e, "the socket for serving processes failed");
                 },
                 () = upstream => {}
             }
         };
         let spawned = std::thread::Builder::new().name("agent".into()).spawn(move || runtime.block_on(work));
         spawned.map_err(AgentError::Start)?;
-        Ok(Door { updates, shared, socket: config.socket })
+        Ok(Relay { updates, shared, socket: config.socket })
     }
 
-    /// Sets what is reported while no serving process is attached.
+    /// Sets the status reported while no serving process is attached.
     pub fn set_status(&self, status: Status) {
         self.shared.own.lock().status = Some(status);
-        self.shared.retell();
+        self.shared.publish();
     }
 
-    /// Heartbeats of plain TCP come from this Ethernet address from now on.
+    /// Sets the Ethernet address of the heartbeats for plain TCP.
     pub fn set_mac(&self, mac: [u8; 6]) {
         self.shared.own.lock().hello.mac = mac.to_vec();
-        self.shared.retell();
+        self.shared.publish();
     }
 
-    /// Serving processes that are attached: heartbeats are theirs.
+    /// Number of attached serving processes; while there are any, they send the heartbeats.
     #[must_use]
     pub fn attached(&self) -> usize {
-        self.shared.speakers.lock().len()
+        self.shared.serving.lock().len()
     }
 }
 
-impl Drop for Door {
+impl Drop for Relay {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.socket);
     }
 }
 
-/// Binds the socket, for its owner alone. One that nobody listens at any more is taken away first.
+/// Binds the socket for its owner only, and first removes a socket without a listener.
 fn listen(path: &PathBuf, owner: Option<u32>) -> io::Result<UnixListener> {
     if let Ok(meta) = fs::symlink_metadata(path) {
         if !meta.file_type().is_socket() {
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "something else stands there"));
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "the path exists and is not a socket"));
         }
         match UnixStream::connect(path) {
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path)?,
             Err(e) => return Err(e),
-            Ok(_) => return Err(io::Error::new(io::ErrorKind::AddrInUse, "another agent listens there")),
+            Ok(_) => {
+                return Err(io::Error::new(io::ErrorKind::AddrInUse, "another agent listens at this socket"));
+            }
         }
     }
     if let Some(folder) = path.parent().filter(|f| !f.as_os_str().is_empty()) {
         fs::create_dir_all(folder)?;
     }
     let listener = UnixListener::bind(path)?;
-    // Whoever comes in between is asked for his user when he speaks.
+    // A process that connects before this line is checked by its uid when it registers.
     fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
     if owner.is_some() {
         std::os::unix::fs::chown(path, owner, None)?;
@@ -265,17 +270,17 @@ fn listen(path: &PathBuf, owner: Option<u32>) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-struct Entrance(Arc<Shared>);
+struct SocketServer(Arc<Shared>);
 
-impl Entrance {
-    fn may_enter(&self, uid: Option<u32>) -> bool {
+impl SocketServer {
+    fn may_connect(&self, uid: Option<u32>) -> bool {
         let ours = rustix::process::geteuid().as_raw();
         uid.is_some_and(|uid| uid == 0 || uid == ours || Some(uid) == self.0.owner)
     }
 }
 
 #[tonic::async_trait]
-impl Agents for Entrance {
+impl Agents for SocketServer {
     type RegisterStream = ReceiverStream<Result<ControllerMessage, tonic::Status>>;
 
     async fn register(
@@ -283,8 +288,8 @@ impl Agents for Entrance {
         request: Request<Streaming<AgentMessage>>,
     ) -> Result<Response<Self::RegisterStream>, tonic::Status> {
         let credentials = request.extensions().get::<UdsConnectInfo>().and_then(|i| i.peer_cred);
-        if !self.may_enter(credentials.map(|c| c.uid())) {
-            tracing::warn!(uid = credentials.map(|c| c.uid()), "a process of another user wants keys");
+        if !self.may_connect(credentials.map(|c| c.uid())) {
+            tracing::warn!(uid = credentials.map(|c| c.uid()), "refused keys to a process of another user");
             return Err(tonic::Status::permission_denied("this agent serves another user"));
         }
         let mut incoming = request.into_inner();
@@ -298,32 +303,32 @@ impl Agents for Entrance {
             return Err(tonic::Status::not_found(text));
         }
         if hello.mac.len() != 6 {
-            return Err(tonic::Status::invalid_argument("`mac` is not 6 octets"));
+            return Err(tonic::Status::invalid_argument("`mac` is not 6 bytes"));
         }
         let id = {
-            let mut speakers = shared.speakers.lock();
-            if speakers.len() >= MAX_SPEAKERS {
+            let mut serving = shared.serving.lock();
+            if serving.len() >= MAX_SERVING_PROCESSES {
                 return Err(tonic::Status::resource_exhausted("too many serving processes"));
             }
-            let id = speakers.iter().map(|s| s.id + 1).max().unwrap_or(0);
-            speakers.push(Speaker { id, hello, report: None });
+            let id = serving.iter().map(|s| s.id + 1).max().unwrap_or(0);
+            serving.push(ServingProcess { id, hello, report: None });
             id
         };
         tracing::info!(pid = credentials.and_then(|c| c.pid()), "a serving process is attached");
         let (to, outgoing) = tokio::sync::mpsc::channel(4);
         tokio::spawn(async move {
-            shared.retell();
-            attend(&shared, id, &mut incoming, &to).await;
-            shared.speakers.lock().retain(|s| s.id != id);
-            tracing::info!("a serving process is gone");
-            shared.retell();
+            shared.publish();
+            relay(&shared, id, &mut incoming, &to).await;
+            shared.serving.lock().retain(|s| s.id != id);
+            tracing::info!("a serving process disconnected");
+            shared.publish();
         });
         Ok(Response::new(ReceiverStream::new(outgoing)))
     }
 }
 
-/// One serving process, until it is gone.
-async fn attend(
+/// Serves one serving process until it disconnects.
+async fn relay(
     shared: &Shared,
     id: u64,
     incoming: &mut Streaming<AgentMessage>,
@@ -335,10 +340,10 @@ async fn attend(
         tokio::select! {
             message = incoming.message() => match message {
                 Ok(Some(AgentMessage { message: Some(FromAgent::Report(report)) })) => {
-                    if let Some(speaker) = shared.speakers.lock().iter_mut().find(|s| s.id == id) {
-                        speaker.report = Some(report);
+                    if let Some(process) = shared.serving.lock().iter_mut().find(|s| s.id == id) {
+                        process.report = Some(report);
                     }
-                    shared.retell();
+                    shared.publish();
                 }
                 Ok(Some(_)) => {}
                 Ok(None) | Err(_) => return,
