@@ -1,4 +1,5 @@
-//! Messages with a descriptor in them (unix(7), `SCM_RIGHTS`). Allocates nothing, for a child between fork and exec.
+//! Messages with a descriptor (unix(7), `SCM_RIGHTS`). Does not allocate, so a child may use it
+//! between fork and exec.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -11,7 +12,7 @@ use rustix::net::{
     SendFlags, recvmsg, sendmsg,
 };
 
-/// Sends one message, whole.
+/// Sends one whole message.
 pub fn send(to: impl AsFd, message: &[u8], descriptor: Option<BorrowedFd<'_>>) -> Result<()> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -22,7 +23,7 @@ pub fn send(to: impl AsFd, message: &[u8], descriptor: Option<BorrowedFd<'_>>) -
     if sent == message.len() { Ok(()) } else { Err(Errno::MSGSIZE) }
 }
 
-/// Takes one message; how many octets it has, 0 if nobody sends any more.
+/// Receives one message; returns its length in bytes, 0 when the other end is closed.
 pub fn receive(from: impl AsFd, into: &mut [u8], flags: RecvFlags) -> Result<(usize, Option<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

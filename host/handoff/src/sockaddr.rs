@@ -1,11 +1,11 @@
-//! Addresses of the Internet families as the kernel writes them (ip(7), ipv6(7)).
+//! Internet addresses in the kernel's format (ip(7), ipv6(7)).
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-/// Octets of the longest one.
+/// Bytes of the longest address.
 pub const RAW: usize = size_of::<libc::sockaddr_in6>();
 
-/// The kernel's form, and its length.
+/// Encodes an address; returns its bytes and their length.
 #[must_use]
 pub fn encode(address: &SocketAddr) -> ([u8; RAW], usize) {
     let mut raw = [0; RAW];
@@ -24,7 +24,8 @@ pub fn encode(address: &SocketAddr) -> ([u8; RAW], usize) {
     (raw, length)
 }
 
-/// Reads it; none if it is of another family or cut short. A mapped IPv4 address means IPv4 on the wire.
+/// Decodes an address; `None` if its family is unknown or it is cut short. A mapped IPv4 address
+/// becomes an IPv4 address.
 #[must_use]
 pub fn decode(raw: &[u8]) -> Option<SocketAddr> {
     let family = i32::from(libc::sa_family_t::from_ne_bytes(*raw.first_chunk()?));
@@ -33,7 +34,7 @@ pub fn decode(raw: &[u8]) -> Option<SocketAddr> {
         libc::AF_INET if raw.len() >= size_of::<libc::sockaddr_in>() => {
             IpAddr::from(*raw.get(4..)?.first_chunk::<4>()?)
         }
-        // Without its scope, as before RFC 2553.
+        // The length without a scope, as before RFC 2553, is accepted.
         libc::AF_INET6 => Ipv6Addr::from(*raw.get(8..)?.first_chunk::<16>()?).to_canonical(),
         _ => return None,
     };
@@ -45,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_come_back_and_others_are_none() {
+    fn addresses_round_trip_and_other_families_are_none() {
         for (text, least) in [("10.1.2.3:80", 16), ("[fd00::1:2]:65535", 24)] {
             let address: SocketAddr = text.parse().unwrap();
             let (raw, length) = encode(&address);

@@ -1,5 +1,6 @@
-//! Files that hold keys or tokens: written for their owner alone, and refused when other users can read or change them, as ssh
-//! refuses private keys. Every program of ours reads and writes its secrets through these two functions.
+//! Files with keys or tokens: written for their owner only, and refused when other users can read
+//! or change them, as ssh does with private keys. All our programs read and write their secrets
+//! through this crate.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -8,22 +9,23 @@ use std::path::Path;
 
 /// Permission bits of the group and of others.
 const GROUP_AND_OTHERS: u32 = 0o077;
-/// The same, without the group's right to read.
+/// The same bits without the group's read permission.
 const ALL_BUT_GROUP_READ: u32 = 0o037;
 
 /// Reads a file of at most `max` bytes.
 ///
 /// # Errors
-/// The system's; `FileTooLarge`; `PermissionDenied` for a regular file that the group or others may read or change. The group may
-/// read a file of root's where this process is not root: a service's user has no other way to its keys.
+/// The system's error; `FileTooLarge`; `PermissionDenied` for a regular file that the group or
+/// others may read or change. The group may read a file owned by root if this process is not root:
+/// a service's user has no other access to its keys.
 pub fn read(path: &Path, max: u64) -> io::Result<Vec<u8>> {
     let file = File::open(path)?;
     let meta = file.metadata()?;
     let euid = rustix::process::geteuid().as_raw();
-    // Pipes and devices have no content that others could read.
+    // Pipes and devices have no content that other users could read.
     if meta.is_file() && meta.mode() & forbidden(meta.uid(), euid) != 0 {
         let (path, mode) = (path.display(), meta.mode() & 0o7777);
-        let why = format!("it holds secrets and others can read it (mode {mode:04o}): chmod 600 {path}");
+        let why = format!("it holds secrets and other users can read it (mode {mode:04o}): chmod 600 {path}");
         return Err(io::Error::new(ErrorKind::PermissionDenied, why));
     }
     let mut bytes = Vec::new();
@@ -41,7 +43,7 @@ pub fn create(path: &Path, content: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Whether what is written to this descriptor lands in a file that other users can read.
+/// Whether writing to this descriptor writes to a file that other users can read.
 ///
 /// # Errors
 /// The system's.

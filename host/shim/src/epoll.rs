@@ -1,15 +1,16 @@
-//! Epoll sets that a socket was put into before `connect`: what comes in its place goes in too.
+//! Keeps epoll membership when `connect` replaces a socket.
 //!
-//! epoll(7) knows a file, not its number, so the descriptor that replaces the socket would have left its sets. Only
-//! sockets that may still be connected are remembered, and the sets are asked whether they have them.
+//! epoll(7) registers the open file, not the descriptor number, so the replacing descriptor would
+//! drop out of the sets. This module remembers the sets of sockets that may still connect, and
+//! verifies with the kernel that a set still holds the socket.
 
 use libc::{c_int, epoll_event};
 
-use crate::brief::Brief;
+use crate::bounded_lock::BoundedLock;
 use crate::fd::is_unconnected_tcp;
 use crate::real::{errno, real, set_errno};
 
-/// Entries that are remembered; the oldest go first.
+/// Largest number of remembered entries; the oldest are dropped.
 const MAX: usize = 4096;
 
 #[derive(Clone, Copy)]
@@ -20,7 +21,7 @@ struct Entry {
     data: u64,
 }
 
-static ENTRIES: Brief<Vec<Entry>> = Brief::new(Vec::new());
+static ENTRIES: BoundedLock<Vec<Entry>> = BoundedLock::new(Vec::new());
 
 /// Replaces epoll_ctl(2).
 ///
@@ -35,7 +36,7 @@ pub unsafe extern "C" fn epoll_ctl(set: c_int, order: c_int, fd: c_int, event: *
     }
     let before = errno();
     if order == libc::EPOLL_CTL_ADD && is_unconnected_tcp(fd) {
-        // SAFETY: the kernel has just read it.
+        // SAFETY: the kernel has just read the event.
         let event = unsafe { event.read_unaligned() };
         let entry = Entry { set, fd, events: event.events, data: event.u64 };
         ENTRIES.with(|all| put(all, entry));
@@ -45,7 +46,7 @@ pub unsafe extern "C" fn epoll_ctl(set: c_int, order: c_int, fd: c_int, event: *
             if order == libc::EPOLL_CTL_DEL {
                 all.swap_remove(at);
             } else {
-                // SAFETY: the kernel has just read it.
+                // SAFETY: the kernel has just read the event.
                 let event = unsafe { event.read_unaligned() };
                 (all[at].events, all[at].data) = (event.events, event.u64);
             }
@@ -55,22 +56,23 @@ pub unsafe extern "C" fn epoll_ctl(set: c_int, order: c_int, fd: c_int, event: *
     done
 }
 
-/// The sets that a socket was in.
+/// The sets from which a socket was removed.
 pub struct Left(Vec<Entry>);
 
-/// Takes `fd` out of the sets that it is known to be in.
+/// Removes `fd` from the sets that it is known to be in.
 pub fn leave(fd: c_int) -> Left {
     let taken = ENTRIES.with(|all| all.extract_if(.., |e| e.fd == fd).collect::<Vec<Entry>>());
     let mut entries = taken.unwrap_or_default();
-    // Neither the set nor the socket need be those of then: a set that has the socket takes the change.
+    // Set and socket may have been replaced since: a set that still has the socket accepts the
+    // change.
     entries.retain(|e| control(e, libc::EPOLL_CTL_MOD) && control(e, libc::EPOLL_CTL_DEL));
     Left(entries)
 }
 
 impl Left {
-    /// What has the number of the socket now is put in. It is remembered as the socket was: where this connection
-    /// fails another may be tried.
-    pub fn come_back(self) {
+    /// Adds the descriptor that now has the socket's number, and remembers it: if this connection
+    /// fails, the program may try another.
+    pub fn rejoin(self) {
         let entries: Vec<Entry> = self.0.into_iter().filter(|e| control(e, libc::EPOLL_CTL_ADD)).collect();
         ENTRIES.with(|all| entries.into_iter().for_each(|e| put(all, e)));
     }

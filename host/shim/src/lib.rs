@@ -1,24 +1,25 @@
 //! `LD_PRELOAD` shim: TCP connections of an unmodified program go through the Rivulet stack of
 //! `rivulet run`.
 //!
-//! `connect` on a TCP socket asks the stack for a connection and puts the descriptor that it gets in the
-//! place of the program's own, in its epoll sets too. From then on the descriptor is a real one, so reading, writing,
-//! poll, select, epoll, dup, fork and exec are the kernel's business; only what would betray a Unix socket is
-//! answered here. As with TCP Fast Open (`TCP_FASTOPEN_CONNECT`), the connection is open at once and the
-//! first data travels with the SYN; a connection that fails says so to the first read, or to `SO_ERROR`. With
-//! `rivulet run --wait` connect fails itself, as TCP's does.
+//! `connect` on a TCP socket requests a connection from the stack and replaces the program's socket
+//! by the descriptor that it gets, also in epoll sets. That is a real descriptor, so the kernel
+//! handles reading, writing, poll, select, epoll, dup, fork and exec; the shim answers only calls
+//! that would reveal a Unix socket. As with TCP Fast Open (`TCP_FASTOPEN_CONNECT`), the connection
+//! is open at once and the first data travels with the SYN. A failed connection reports its error
+//! at the first read or by `SO_ERROR`. With `rivulet run --wait`, connect itself fails, as TCP's
+//! does.
 //!
-//! Not covered: programs that make system calls without libc (Go, static binaries) and io_uring. `docs/hosts.md` has
-//! what a program can still tell from TCP.
+//! Not covered: programs that make system calls without libc (Go, static binaries) and io_uring.
+//! `docs/hosts.md` lists the remaining differences from TCP.
 
-mod brief;
+mod bounded_lock;
 mod epoll;
 mod fd;
 mod options;
 mod pending;
-mod question;
 mod reads;
 mod real;
+mod request;
 mod stack;
 mod writes;
 
@@ -28,8 +29,8 @@ use libc::{c_int, c_void, sockaddr, socklen_t};
 
 use fd::{local_of, peer_of, wants};
 use pending::Again;
-use question::failure;
 use real::{real, set_errno};
+use request::failure;
 
 /// Replaces connect(2).
 ///
@@ -43,7 +44,7 @@ pub unsafe extern "C" fn connect(fd: c_int, address: *const sockaddr, len: sockl
     match again {
         Some(Again::Returns(0)) => return 0,
         Some(Again::Returns(errno)) => return set_errno(errno),
-        Some(Again::Anew) | None => {}
+        Some(Again::Reconnect) | None => {}
     }
     if let Some(target) = target
         && (again.is_some() || wants(fd, &target))
@@ -88,13 +89,13 @@ pub unsafe extern "C" fn getsockname(fd: c_int, address: *mut sockaddr, len: *mu
 }
 
 /// # Safety
-/// `address` has room for `*len` octets, or both are null.
+/// `address` has room for `*len` bytes, or both are null.
 unsafe fn answer_address(from: SocketAddr, address: *mut sockaddr, len: *mut socklen_t) -> c_int {
     if len.is_null() || address.is_null() {
         return set_errno(libc::EFAULT);
     }
     let (raw, length) = rivulet_handoff::encode(&from);
-    // SAFETY: the caller's promise; at most `*len` octets are written, and `raw` has `length`.
+    // SAFETY: the caller's promise; at most `*len` bytes are written, and `raw` has `length`.
     unsafe {
         let room = (*len as usize).min(length);
         std::ptr::copy_nonoverlapping(raw.as_ptr(), address.cast(), room);
@@ -133,13 +134,13 @@ pub unsafe extern "C" fn getsockopt(
     unsafe { (real().getsockopt)(fd, level, name, value, len) }
 }
 
-/// Writes as much of a number as the program has room for, as the kernel does.
+/// Writes as much of a number as fits, like the kernel.
 ///
 /// # Safety
 /// `value` has room for `*len` bytes.
 unsafe fn answer_int(number: c_int, value: *mut c_void, len: *const socklen_t) {
     let raw = number.to_ne_bytes();
-    // SAFETY: the caller's promise; no more than `raw` has.
+    // SAFETY: the caller's promise; never more than `raw` has.
     unsafe { std::ptr::copy_nonoverlapping(raw.as_ptr(), value.cast(), raw.len().min(*len as usize)) };
 }
 
@@ -168,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_is_cut_to_the_programs_room() {
+    fn option_value_is_cut_to_the_callers_room() {
         for room in 0..=6 {
             let mut value = [0xAA_u8; 8];
             // SAFETY: there is more room than `room`.
@@ -180,10 +181,10 @@ mod tests {
     }
 
     #[test]
-    fn an_address_longer_than_any_is_left_to_the_kernel() {
+    fn overlong_address_is_left_to_the_kernel() {
         let address = [0_u8; size_of::<libc::sockaddr_storage>()];
         let at = address.as_ptr().cast();
-        // SAFETY: the lengths that are read are there; of a longer one nothing is read.
+        // SAFETY: the lengths that are read exist; of a longer one nothing is read.
         unsafe {
             assert_eq!(stack::read_address(at, 1 << 30), None);
             assert_eq!(stack::read_address(at, address.len() as socklen_t), None, "of no family");

@@ -1,5 +1,6 @@
-//! Options of TCP and IP, which a Unix socket has not: what may be set, and what is told, is what a TCP socket that is
-//! made for the question says. What was set is remembered, and has no effect.
+//! Options of TCP and IP, which a Unix socket lacks. A sample TCP socket decides which options can
+//! be set and what they return. Values that the program set are remembered and returned, but have
+//! no effect.
 
 use std::collections::VecDeque;
 use std::mem::size_of;
@@ -8,16 +9,16 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use libc::{c_int, c_void, socklen_t};
 
-use crate::brief::Brief;
+use crate::bounded_lock::BoundedLock;
 use crate::fd::id_of_socket;
 use crate::pending::tcp_state;
 use crate::real::{real, set_errno};
 
-/// Options that are remembered; the oldest go first.
+/// Largest number of remembered options; the oldest are dropped.
 const MAX: usize = 4096;
-/// Longest value that is remembered, octets.
+/// Longest remembered value in bytes.
 const LONGEST: usize = 16;
-/// What `TCP_MAXSEG` tells: the stack's segments are about so long.
+/// Answer to `TCP_MAXSEG`: the approximate payload of the stack's segments.
 const SEGMENT: c_int = 1400;
 
 struct Entry {
@@ -33,9 +34,9 @@ struct Value {
     length: socklen_t,
 }
 
-static SET: Brief<VecDeque<Entry>> = Brief::new(VecDeque::new());
+static SET: BoundedLock<VecDeque<Entry>> = BoundedLock::new(VecDeque::new());
 
-/// Options of the socket layer that hold after `connect` as they were set before; a Unix socket heeds some of them.
+/// Socket-level options that must survive `connect`; a Unix socket implements some of them.
 const OF_SOCKETS: [c_int; 8] = [
     libc::SO_RCVTIMEO,
     libc::SO_SNDTIMEO,
@@ -47,7 +48,7 @@ const OF_SOCKETS: [c_int; 8] = [
     libc::SO_REUSEADDR,
 ];
 
-/// Options beyond that layer which programs set before `connect` and may ask for behind it.
+/// IP and TCP options that programs set before `connect` and may read after it.
 const OF_TCP: [(c_int, c_int); 12] = [
     (libc::IPPROTO_TCP, libc::TCP_NODELAY),
     (libc::IPPROTO_TCP, libc::TCP_CORK),
@@ -63,15 +64,15 @@ const OF_TCP: [(c_int, c_int); 12] = [
     (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
 ];
 
-/// Options whose answer would show that the descriptor is no TCP socket.
+/// Options whose answer would reveal that the descriptor is not a TCP socket.
 pub fn suspect(level: c_int, name: c_int) -> bool {
     level != libc::SOL_SOCKET || matches!(name, libc::SO_DOMAIN | libc::SO_PROTOCOL)
 }
 
-/// A TCP socket of the peer's family that is nowhere connected.
+/// An unconnected TCP socket of the peer's family.
 fn sample(peer: &SocketAddr) -> Option<OwnedFd> {
     let family = if peer.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    // SAFETY: plain system call; what it gives belongs to us.
+    // SAFETY: a plain system call; the result has no other owner.
     unsafe {
         let fd = libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0);
         (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))
@@ -107,7 +108,7 @@ fn remembered(id: u64, level: c_int, name: c_int) -> Option<Value> {
         .flatten()
 }
 
-/// getsockopt(2) of a [`suspect`] option on a descriptor of the stack's.
+/// getsockopt(2) of a [`suspect`] option on a descriptor of the stack.
 ///
 /// # Safety
 /// As getsockopt(2).
@@ -128,7 +129,7 @@ pub unsafe fn get(
     if got != 0 || level != libc::IPPROTO_TCP {
         return got;
     }
-    // SAFETY: the kernel has just written `*len` octets at `value`.
+    // SAFETY: the kernel has just written `*len` bytes at `value`.
     unsafe {
         if name == libc::TCP_INFO && *len > 0 {
             value.cast::<u8>().write(tcp_state(fd));
@@ -140,7 +141,7 @@ pub unsafe fn get(
     got
 }
 
-/// setsockopt(2) of a [`suspect`] option on a descriptor of the stack's.
+/// setsockopt(2) of a [`suspect`] option on a descriptor of the stack.
 ///
 /// # Safety
 /// As setsockopt(2).
@@ -153,23 +154,25 @@ pub unsafe fn set(
     len: socklen_t,
 ) -> c_int {
     let Some(sample) = sample(peer) else { return set_errno(libc::ENOBUFS) };
-    // What needs a connection of the kernel's, as encryption by the kernel does (`TCP_ULP`), is refused here: a
-    // program must not believe that it has it.
-    // SAFETY: the caller's arguments, for another socket.
+    // Options that need a kernel connection, such as kernel TLS (`TCP_ULP`), fail here, so that a
+    // program does not believe that they are on. SAFETY: the caller's arguments, for another
+    // socket.
     let done = unsafe { (real().setsockopt)(sample.as_raw_fd(), level, name, value, len) };
     if done == 0
         && let Some(id) = id_of_socket(fd)
         && let Some(octets) = usize::try_from(len).ok().filter(|len| *len <= LONGEST && !value.is_null())
     {
         let mut kept = Value { octets: [0; LONGEST], length: len };
-        // SAFETY: the caller's promise: `value` has `len` readable bytes, of which the kernel may have read fewer.
+        // SAFETY: the caller's promise: `value` has `len` readable bytes, even if the kernel read
+        // fewer.
         unsafe { std::ptr::copy_nonoverlapping(value.cast(), kept.octets.as_mut_ptr(), octets) };
         remember(id, level, name, kept);
     }
     done
 }
 
-/// What was set on a socket before `connect` holds for the descriptor that comes in its place, connection `id`.
+/// Copies the options set on a socket before `connect` to the descriptor that replaces it,
+/// connection `id`.
 pub fn carry(from: c_int, to: c_int, id: u64, peer: &SocketAddr) {
     for name in OF_SOCKETS {
         if let Some(value) = read(from, libc::SOL_SOCKET, name) {

@@ -1,13 +1,14 @@
-//! Connections that are being opened in the background (`EINPROGRESS`), and how calling connect(2) again tells of them.
+//! Connections being opened in the background (`EINPROGRESS`), and the result of a further
+//! connect(2) on them.
 
 use libc::c_int;
 
-use crate::brief::Brief;
+use crate::bounded_lock::BoundedLock;
 use crate::fd::{id_of_socket, is_nonblocking};
-use crate::question::failure;
 use crate::real::errno;
+use crate::request::failure;
 
-/// Connections remembered; the oldest go first. More than the stack opens at once.
+/// Largest number of remembered connections; the oldest are dropped. The stack opens fewer at once.
 const MAX: usize = 4096;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -16,17 +17,17 @@ enum State {
     Failed,
 }
 
-static ALL: Brief<Vec<(u64, State)>> = Brief::new(Vec::new());
+static ALL: BoundedLock<Vec<(u64, State)>> = BoundedLock::new(Vec::new());
 
-/// What connect(2) on a descriptor of the stack's gives.
+/// Result of connect(2) on a descriptor of the stack.
 pub enum Again {
-    /// This: an errno, or 0 the first time that it is asked after it was opened.
+    /// Return this errno, or 0 for the first call after the connection opened.
     Returns(c_int),
-    /// It failed, which was told: another connection may be tried.
-    Anew,
+    /// The connection failed and its error was returned: another connection may be tried.
+    Reconnect,
 }
 
-/// A connection is being opened.
+/// Records that a connection is being opened.
 pub fn begin(id: u64) {
     put(id, State::Opening);
 }
@@ -45,12 +46,12 @@ fn get(id: u64) -> Option<State> {
     ALL.with(|all| all.iter().find(|(of, _)| *of == id).map(|(_, state)| *state)).flatten()
 }
 
-/// connect(2) on a descriptor of the stack's. `None`: it is none.
+/// Handles connect(2) on a descriptor of the stack; `None` for other descriptors.
 pub fn again(fd: c_int) -> Option<Again> {
     let id = id_of_socket(fd)?;
     match get(id) {
         None => return Some(Again::Returns(libc::EISCONN)),
-        Some(State::Failed) => return Some(Again::Anew),
+        Some(State::Failed) => return Some(Again::Reconnect),
         Some(State::Opening) => {}
     }
     let events = match poll(fd, libc::POLLOUT, if is_nonblocking(fd) { 0 } else { -1 }) {
@@ -64,24 +65,24 @@ pub fn again(fd: c_int) -> Option<Again> {
     }
     put(id, State::Failed);
     Some(match failure(fd) {
-        0 => Again::Anew,
+        0 => Again::Reconnect,
         errno => Again::Returns(errno),
     })
 }
 
-/// Whether a connection of the stack's is open, as getpeername(2) understands it: not before it was opened, and not
-/// when it is over in both directions.
+/// Whether a connection counts as open for getpeername(2): opened, and not closed in both
+/// directions.
 pub fn is_connected(fd: c_int) -> bool {
     match poll(fd, libc::POLLOUT, 0) {
         Err(libc::EBADF) => false,
         Ok(events) if events & libc::POLLHUP != 0 => false,
-        // Its buffer is full, or it is being opened.
+        // Its buffer is full, or it is still being opened.
         Ok(0) => id_of_socket(fd).and_then(get) != Some(State::Opening),
         _ => true,
     }
 }
 
-/// The events of a descriptor, of which those in `wanted` are waited for. `EBADF`: it is closed.
+/// Polls a descriptor for the `wanted` events. Fails with `EBADF` if it is closed.
 fn poll(fd: c_int, wanted: libc::c_short, milliseconds: c_int) -> Result<libc::c_short, c_int> {
     let mut entry = libc::pollfd { fd, events: wanted, revents: 0 };
     // SAFETY: poll(2) writes into this one entry, which lives through the call, and checks the descriptor itself.
@@ -89,11 +90,11 @@ fn poll(fd: c_int, wanted: libc::c_short, milliseconds: c_int) -> Result<libc::c
     if got < 0 {
         return Err(errno());
     }
-    // Another thread may close the descriptor at any time: that is no connection that opened.
+    // Another thread may have closed the descriptor: that is not an open connection.
     if entry.revents & libc::POLLNVAL == 0 { Ok(entry.revents) } else { Err(libc::EBADF) }
 }
 
-/// The state of a connection as `TCP_INFO` has it.
+/// The connection's state as in `TCP_INFO`.
 pub fn tcp_state(fd: c_int) -> u8 {
     const ESTABLISHED: u8 = 1;
     const SYN_SENT: u8 = 2;
@@ -121,7 +122,7 @@ mod tests {
     fn closed_descriptor_is_no_open_connection() {
         let (open, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
         assert_eq!(poll(open.as_raw_fd(), libc::POLLOUT, 0), Ok(libc::POLLOUT));
-        // No process has so many descriptors.
+        // No process has this many descriptors.
         assert_eq!(poll(c_int::MAX, libc::POLLOUT, -1), Err(libc::EBADF));
         assert!(!is_connected(c_int::MAX));
         assert_eq!(tcp_state(c_int::MAX), 7);

@@ -1,18 +1,19 @@
-//! Reading: a connection that failed says so with its errno, where a Unix socket alone would show an end.
+//! Reading: a failed connection returns its errno, where a plain Unix socket would only return the
+//! end of the stream.
 //!
-//! Nothing is done while octets come. At an end, and at an error, the stack is asked once how the connection
-//! ended; as with `SO_ERROR`, whoever asks first is told.
+//! Reads that return data do no extra work. At the end of the stream or an error, the shim queries
+//! the stack once for the reason; as with `SO_ERROR`, only the first query gets it.
 
 use std::ptr::null_mut;
 
 use libc::{c_int, c_void, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 
 use crate::fd::ours;
-use crate::question::failure;
 use crate::real::{errno, real, set_errno};
+use crate::request::failure;
 
-/// `got` as TCP would have said it; `wanted` is false if an empty read was asked for.
-fn judged(fd: c_int, got: ssize_t, wanted: bool) -> ssize_t {
+/// Converts the result `got` to TCP's. `wanted`: the caller asked for at least one byte.
+fn as_tcp(fd: c_int, got: ssize_t, wanted: bool) -> ssize_t {
     if got > 0 || !wanted {
         return got;
     }
@@ -25,8 +26,8 @@ fn judged(fd: c_int, got: ssize_t, wanted: bool) -> ssize_t {
     }
 }
 
-/// What TCP says at once to flags that a Unix socket has another meaning for: there is no urgent data and no queue of
-/// errors here.
+/// TCP's result for flags that mean something else on a Unix socket: there is no urgent data and no
+/// error queue.
 fn refused(fd: c_int, flags: c_int) -> Option<ssize_t> {
     if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) == 0 || !ours(fd) {
         return None;
@@ -43,7 +44,7 @@ fn refused(fd: c_int, flags: c_int) -> Option<ssize_t> {
 pub unsafe extern "C" fn read(fd: c_int, into: *mut c_void, size: size_t) -> ssize_t {
     // SAFETY: the caller's arguments, passed on.
     let got = unsafe { (real().read)(fd, into, size) };
-    judged(fd, got, size > 0)
+    as_tcp(fd, got, size > 0)
 }
 
 /// Replaces what fortified programs call for read(2).
@@ -68,7 +69,7 @@ pub unsafe extern "C" fn __read_chk(fd: c_int, into: *mut c_void, size: size_t, 
 pub unsafe extern "C" fn readv(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
     // SAFETY: the caller's arguments, passed on.
     let got = unsafe { (real().readv)(fd, parts, count) };
-    judged(fd, got, count > 0)
+    as_tcp(fd, got, count > 0)
 }
 
 /// Replaces recv(2).
@@ -82,7 +83,7 @@ pub unsafe extern "C" fn recv(fd: c_int, into: *mut c_void, size: size_t, flags:
     }
     // SAFETY: the caller's arguments, passed on.
     let got = unsafe { (real().recv)(fd, into, size, flags) };
-    judged(fd, got, size > 0)
+    as_tcp(fd, got, size > 0)
 }
 
 /// Replaces what fortified programs call for recv(2).
@@ -105,7 +106,7 @@ pub unsafe extern "C" fn __recv_chk(
     unsafe { recv(fd, into, size, flags) }
 }
 
-/// Replaces recvfrom(2): TCP tells no address.
+/// Replaces recvfrom(2): TCP returns no address.
 ///
 /// # Safety
 /// As recvfrom(2).
@@ -124,7 +125,7 @@ pub unsafe extern "C" fn recvfrom(
         }
         // SAFETY: the caller's arguments, passed on.
         let got = unsafe { (real().recvfrom)(fd, into, size, flags, address, len) };
-        return judged(fd, got, size > 0);
+        return as_tcp(fd, got, size > 0);
     }
     // SAFETY: the caller's arguments without the address.
     let got = unsafe { recv(fd, into, size, flags) };
@@ -157,7 +158,7 @@ pub unsafe extern "C" fn __recvfrom_chk(
     unsafe { recvfrom(fd, into, size, flags, address, len) }
 }
 
-/// Replaces recvmsg(2): TCP tells no address.
+/// Replaces recvmsg(2): TCP returns no address.
 ///
 /// # Safety
 /// As recvmsg(2).
@@ -171,9 +172,9 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
     if name.is_null() || !ours(fd) {
         // SAFETY: the caller's arguments, passed on.
         let got = unsafe { (real().recvmsg)(fd, message, flags) };
-        return judged(fd, got, true);
+        return as_tcp(fd, got, true);
     }
-    // SAFETY: the caller's message, which is there, without its name for as long as the call lasts.
+    // SAFETY: the caller's message, without its name during the call.
     let got = unsafe {
         (*message).msg_name = null_mut();
         let got = (real().recvmsg)(fd, message, flags);
@@ -183,5 +184,5 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
         }
         got
     };
-    judged(fd, got, true)
+    as_tcp(fd, got, true)
 }

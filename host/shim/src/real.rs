@@ -1,4 +1,4 @@
-//! The functions that stand behind ours.
+//! The C library's functions that the shim replaces.
 
 use std::ffi::CStr;
 use std::sync::OnceLock;
@@ -26,17 +26,17 @@ type SendTo =
 type SendMessage = unsafe extern "C" fn(c_int, *const msghdr, c_int) -> ssize_t;
 type SendFile = unsafe extern "C" fn(c_int, c_int, *mut off_t, size_t) -> ssize_t;
 
-/// Declares [`Real`] with a field for each function, and how it is looked up.
+/// Declares [`Real`], with a field for each function, and looks them up.
 macro_rules! functions {
     ($($name:ident: $type:ty,)*) => {
-        /// The C library's own.
+        /// The C library's functions.
         pub struct Real {
             $(pub $name: $type,)*
         }
 
         impl Real {
             fn look_up() -> Real {
-                // SAFETY: each symbol is the C library's function of that name, whose type is as declared.
+                // SAFETY: each symbol is the C library's function of that name and declared type.
                 unsafe {
                     Real {
                         $($name: std::mem::transmute::<*mut c_void, $type>(next(name_of(concat!(stringify!($name), "\0")))),)*
@@ -67,12 +67,12 @@ functions! {
     sendfile: SendFile,
 }
 
-/// A name with the zero at its end.
+/// A name with its terminating NUL.
 fn name_of(name: &'static str) -> &'static CStr {
     CStr::from_bytes_with_nul(name.as_bytes()).unwrap_or_default()
 }
 
-/// Before `main`, so that nothing is looked up in a signal handler.
+/// Runs before `main`, so that no signal handler triggers the lookup.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static LOOK_UP: extern "C" fn() = look_up;
@@ -81,17 +81,17 @@ extern "C" fn look_up() {
     real();
 }
 
-/// Found once; a process without them cannot go on.
+/// The functions, looked up once; without them the process aborts.
 pub fn real() -> &'static Real {
     static REAL: OnceLock<Real> = OnceLock::new();
     REAL.get_or_init(Real::look_up)
 }
 
 fn next(name: &CStr) -> *mut c_void {
-    // SAFETY: a terminated name; RTLD_NEXT looks behind this library.
+    // SAFETY: the name is terminated; RTLD_NEXT searches after this library.
     let symbol = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
     if symbol.is_null() {
-        // SAFETY: ends the process; nothing can be done without the function that was asked for.
+        // SAFETY: ends the process; it cannot run without the function.
         unsafe { libc::abort() };
     }
     symbol
@@ -103,7 +103,7 @@ pub fn errno() -> c_int {
     unsafe { *libc::__errno_location() }
 }
 
-/// Sets errno and gives the -1 that goes with it.
+/// Sets errno and returns -1.
 pub fn set_errno(errno: c_int) -> c_int {
     // SAFETY: the C library's errno of this thread.
     unsafe { *libc::__errno_location() = errno };

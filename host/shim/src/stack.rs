@@ -1,31 +1,32 @@
-//! Connecting by the stack.
+//! Connects through the stack.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use libc::{c_int, sockaddr, socklen_t};
-use rivulet_handoff::{Ask, LEAVE_TO_KERNEL, bound, decode};
+use rivulet_handoff::{ConnectRequest, LEAVE_TO_KERNEL, bound, decode};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, FdFlags, fcntl_getfd};
 use rustix::net::AddressFamily;
 use rustix::net::sockopt::{Timeout, socket_domain, socket_timeout};
 
 use crate::fd::{borrowed, id_of_socket, note_socket, peer_of};
-use crate::question::question;
 use crate::real::errno;
+use crate::request::request_connection;
 use crate::{epoll, options, pending};
 
-/// What came of [`connect`].
+/// Result of [`connect`].
 pub enum Outcome {
     /// The descriptor is connected.
     Done,
     /// It failed with this errno.
     Failed(c_int),
-    /// There is no stack to ask; the kernel is to connect.
+    /// There is no stack; the kernel must connect.
     NoStack,
 }
 
-/// Asks the stack for a connection and puts it in the place of `fd`, keeping the flags of `fd`.
+/// Requests a connection from the stack and puts it in the place of `fd`, keeping the flags of
+/// `fd`.
 pub fn connect(fd: c_int, target: SocketAddr) -> Outcome {
     let Some(socket) = borrowed(fd) else { return Outcome::Failed(libc::EBADF) };
     let (Ok(flags), Ok(on_exec)) = (fcntl_getfl(socket), fcntl_getfd(socket)) else {
@@ -34,17 +35,19 @@ pub fn connect(fd: c_int, target: SocketAddr) -> Outcome {
     let six = peer_of(fd)
         .map_or_else(|| socket_domain(socket) == Ok(AddressFamily::INET6), |before| before.is_ipv6());
     let nonblocking = flags.contains(OFlags::NONBLOCK);
-    let ask = Ask { peer: target, bound: bound(socket), nonblocking, mapped: six && target.is_ipv4() };
+    let ask =
+        ConnectRequest { peer: target, bound: bound(socket), nonblocking, mapped: six && target.is_ipv4() };
     // `SO_SNDTIMEO` bounds connect(2) too.
     let patience = if nonblocking { None } else { socket_timeout(socket, Timeout::Send).ok().flatten() };
     let mut stopped = 0;
-    let mut reply = question(&ask, patience);
+    let mut reply = request_connection(&ask, patience);
     if let Err(why @ (Errno::INTR | Errno::AGAIN)) = reply
         && !nonblocking
     {
-        // A signal or SO_SNDTIMEO ends the wait, not the attempt: one that is not waited for takes its place.
+        // A signal or SO_SNDTIMEO ends the wait, not the attempt: repeat the request as a
+        // non-blocking one.
         stopped = if why == Errno::AGAIN { libc::EINPROGRESS } else { libc::EINTR };
-        reply = question(&Ask { nonblocking: true, ..ask }, None);
+        reply = request_connection(&ConnectRequest { nonblocking: true, ..ask }, None);
     }
     let Ok((errno, end)) = reply else { return Outcome::NoStack };
     if errno == LEAVE_TO_KERNEL {
@@ -66,7 +69,7 @@ pub fn connect(fd: c_int, target: SocketAddr) -> Outcome {
     Outcome::Failed(if stopped != 0 { stopped } else { errno })
 }
 
-/// Puts `end` in the place of `fd`, with what the program had set.
+/// Replaces `fd` by `end`, with the options that the program had set.
 fn replace(fd: c_int, end: &OwnedFd, flags: OFlags, on_exec: bool) -> Result<(), c_int> {
     let async_io = OFlags::from_bits_retain(libc::O_ASYNC as _);
     fcntl_setfl(end, flags & (OFlags::NONBLOCK | async_io)).map_err(Errno::raw_os_error)?;
@@ -78,17 +81,17 @@ fn replace(fd: c_int, end: &OwnedFd, flags: OFlags, on_exec: bool) -> Result<(),
     // SAFETY: plain calls on descriptors that are open; dup3 closes the program's socket.
     let put = unsafe { libc::dup3(new, fd, if on_exec { libc::O_CLOEXEC } else { 0 }) };
     let why = errno();
-    sets.come_back();
+    sets.rejoin();
     note_socket(fd);
     if put < 0 { Err(why) } else { Ok(()) }
 }
 
-/// Reads an address of the Internet families.
+/// Reads an Internet address.
 ///
 /// # Safety
-/// `address` points to `len` readable octets, or is null.
+/// `address` points to `len` readable bytes, or is null.
 pub unsafe fn read_address(address: *const sockaddr, len: socklen_t) -> Option<SocketAddr> {
-    // A longer one than any is the kernel's EINVAL: nothing says that there are so many bytes.
+    // Longer than any address: the kernel's EINVAL. The caller may not have this many bytes.
     if address.is_null() || len as usize > size_of::<libc::sockaddr_storage>() {
         return None;
     }

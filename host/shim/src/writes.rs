@@ -1,8 +1,8 @@
-//! Writing: a connection that failed says so with its errno, once and without SIGPIPE, before it is EPIPE, as TCP
-//! does; a Unix socket alone would be EPIPE with SIGPIPE at once.
+//! Writing: a failed connection returns its errno once, without SIGPIPE, and then EPIPE, as TCP
+//! does. A plain Unix socket would return EPIPE with SIGPIPE at once.
 //!
-//! The kernel is told not to send the signal, which is sent here where it is due. Nothing else is done while
-//! octets go.
+//! The kernel call suppresses the signal, and the shim raises it where TCP would. Successful writes
+//! do no extra work.
 
 use std::mem::zeroed;
 use std::ptr::null_mut;
@@ -10,11 +10,11 @@ use std::ptr::null_mut;
 use libc::{c_int, c_void, iovec, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 
 use crate::fd::{is_plain, note_plain, ours, wants};
-use crate::question::failure;
 use crate::real::{errno, real, set_errno};
+use crate::request::failure;
 use crate::stack;
 
-/// What a write gives that found its end gone.
+/// Result of a write to a closed connection.
 fn broken(fd: c_int, signal: bool) -> ssize_t {
     let why = failure(fd);
     if why != 0 {
@@ -27,12 +27,12 @@ fn broken(fd: c_int, signal: bool) -> ssize_t {
     set_errno(libc::EPIPE) as ssize_t
 }
 
-/// `sent` without the signal, as TCP would have said it.
-fn judged(fd: c_int, sent: ssize_t, flags: c_int) -> ssize_t {
+/// Converts the result `sent` to TCP's, without the kernel's signal.
+fn as_tcp(fd: c_int, sent: ssize_t, flags: c_int) -> ssize_t {
     if sent >= 0 || errno() != libc::EPIPE { sent } else { broken(fd, flags & libc::MSG_NOSIGNAL == 0) }
 }
 
-/// TCP has urgent data, a connection of the stack has none: refused, where a Unix socket would lose it.
+/// Urgent data, which the stack's connections lack: refused, because a Unix socket would lose it.
 fn is_urgent(fd: c_int, flags: c_int) -> bool {
     flags & libc::MSG_OOB != 0 && ours(fd)
 }
@@ -48,7 +48,7 @@ pub unsafe extern "C" fn write(fd: c_int, from: *const c_void, size: size_t) -> 
         // SAFETY: the caller's arguments, passed on.
         let sent = unsafe { (real().send)(fd, from, size, libc::MSG_NOSIGNAL) };
         if sent >= 0 || errno() != libc::ENOTSOCK {
-            return judged(fd, sent, 0);
+            return as_tcp(fd, sent, 0);
         }
         note_plain(fd);
         set_errno(before);
@@ -65,16 +65,16 @@ pub unsafe extern "C" fn write(fd: c_int, from: *const c_void, size: size_t) -> 
 pub unsafe extern "C" fn writev(fd: c_int, parts: *const iovec, count: c_int) -> ssize_t {
     if count > 0 && !is_plain(fd) {
         let before = errno();
-        // SAFETY: all zero is a valid msghdr; the parts are the caller's, which the kernel only reads.
+        // SAFETY: all zero is a valid msghdr; the kernel only reads the caller's parts.
         let sent = unsafe {
             let mut message: msghdr = zeroed();
             message.msg_iov = parts.cast_mut();
             message.msg_iovlen = count as _;
             (real().sendmsg)(fd, &raw const message, libc::MSG_NOSIGNAL)
         };
-        // More parts than a message may have are writev's EINVAL.
+        // With more parts than a message allows, writev returns EINVAL.
         if sent >= 0 || !matches!(errno(), libc::ENOTSOCK | libc::EMSGSIZE) {
-            return judged(fd, sent, 0);
+            return as_tcp(fd, sent, 0);
         }
         if errno() == libc::ENOTSOCK {
             note_plain(fd);
@@ -96,10 +96,10 @@ pub unsafe extern "C" fn send(fd: c_int, from: *const c_void, size: size_t, flag
     }
     // SAFETY: the caller's arguments, passed on.
     let sent = unsafe { (real().send)(fd, from, size, flags | libc::MSG_NOSIGNAL) };
-    judged(fd, sent, flags)
+    as_tcp(fd, sent, flags)
 }
 
-/// Replaces sendto(2): an address on a connected socket is ignored as TCP does, and `MSG_FASTOPEN`
+/// Replaces sendto(2): on a connected socket the address is ignored, as by TCP, and `MSG_FASTOPEN`
 /// connects first.
 ///
 /// # Safety
@@ -129,10 +129,10 @@ pub unsafe extern "C" fn sendto(
     unsafe { (real().sendto)(fd, data, size, flags, address, len) }
 }
 
-/// `MSG_FASTOPEN` connects, if the stack is to have the connection.
+/// Connects for `MSG_FASTOPEN` if the stack handles the connection.
 ///
 /// # Safety
-/// `address` points to `len` readable octets.
+/// `address` points to `len` readable bytes.
 unsafe fn fast_open(fd: c_int, flags: c_int, address: *const sockaddr, len: socklen_t) -> Result<(), c_int> {
     if flags & libc::MSG_FASTOPEN == 0 || ours(fd) {
         return Ok(());
@@ -167,15 +167,15 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
             let without = flags & !libc::MSG_FASTOPEN | libc::MSG_NOSIGNAL;
             // SAFETY: the caller's message without the name.
             let sent = unsafe { (real().sendmsg)(fd, &raw const bare, without) };
-            return judged(fd, sent, flags);
+            return as_tcp(fd, sent, flags);
         }
     }
     // SAFETY: the caller's arguments, passed on.
     let sent = unsafe { (real().sendmsg)(fd, message, flags | libc::MSG_NOSIGNAL) };
-    judged(fd, sent, flags)
+    as_tcp(fd, sent, flags)
 }
 
-/// Replaces sendfile(2) and its twin of 64 bit.
+/// Replaces sendfile(2) and its 64-bit variant.
 ///
 /// # Safety
 /// As sendfile(2).
@@ -185,7 +185,8 @@ pub unsafe extern "C" fn sendfile(to: c_int, from: c_int, at: *mut off_t, count:
         // SAFETY: the caller's arguments, passed on.
         return unsafe { (real().sendfile)(to, from, at, count) };
     }
-    // It takes no flag that keeps the signal back, so the signal is blocked meanwhile, and taken if it came.
+    // sendfile has no flag against the signal, so block the signal during the call and consume it
+    // if it was raised.
     // SAFETY: the sets are initialised by sigemptyset, and all pointers are to locals.
     unsafe {
         let (mut pipe, mut before, mut pending): (libc::sigset_t, libc::sigset_t, libc::sigset_t) =
@@ -203,11 +204,11 @@ pub unsafe extern "C" fn sendfile(to: c_int, from: c_int, at: *mut off_t, count:
         }
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, null_mut());
         set_errno(why);
-        judged(to, sent, 0)
+        as_tcp(to, sent, 0)
     }
 }
 
-/// As [`sendfile`]; the offset has 64 bits everywhere that this library is built for.
+/// As [`sendfile`]; offsets have 64 bits on every supported platform.
 ///
 /// # Safety
 /// As sendfile(2).

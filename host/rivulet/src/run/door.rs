@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rivulet_handoff::{ASK, Ask, Why, receive, send};
+use rivulet_handoff::{CONNECT_REQUEST_BYTES, ConnectRequest, ErrorQuery, receive, send};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
@@ -43,7 +43,7 @@ fn accept(listener: &OwnedFd, opener: &Arc<Opener>) {
         };
         // Most often the question is there already, and one about the past needs no thread.
         let message = message(&shim, RecvFlags::DONTWAIT);
-        if let Some(why) = message.as_deref().and_then(Why::decode) {
+        if let Some(why) = message.as_deref().and_then(ErrorQuery::decode) {
             reply(&shim, opener.ended().take(why.id), None);
             continue;
         }
@@ -58,11 +58,11 @@ fn accept(listener: &OwnedFd, opener: &Arc<Opener>) {
 /// One question: connects and replies, and the connection goes on by itself.
 fn answer(shim: &OwnedFd, at_once: Option<Vec<u8>>, opener: &Opener) {
     let Some(message) = at_once.or_else(|| message(shim, RecvFlags::empty())) else { return };
-    if let Some(why) = Why::decode(&message) {
+    if let Some(why) = ErrorQuery::decode(&message) {
         reply(shim, opener.ended().take(why.id), None);
         return;
     }
-    let Some(ask) = Ask::decode(&message) else { return };
+    let Some(ask) = ConnectRequest::decode(&message) else { return };
     // A shim that waits no longer has hung up.
     match opener.open(&ask, || !is_closed(shim)) {
         Ok(opened) => {
@@ -78,7 +78,7 @@ fn answer(shim: &OwnedFd, at_once: Option<Vec<u8>>, opener: &Opener) {
 
 /// A message, if it comes in time.
 fn message(shim: &OwnedFd, flags: RecvFlags) -> Option<Vec<u8>> {
-    let mut message = [0u8; ASK + 1];
+    let mut message = [0u8; CONNECT_REQUEST_BYTES + 1];
     set_socket_timeout(shim, Timeout::Recv, Some(PATIENCE)).ok()?;
     let (got, _) = receive(shim, &mut message, flags).ok()?;
     message.get(..got).filter(|m| !m.is_empty()).map(<[u8]>::to_vec)

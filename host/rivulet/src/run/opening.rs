@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rivulet_client::{Stack, Stream};
-use rivulet_handoff::{Ask, LEAVE_TO_KERNEL, Name};
+use rivulet_handoff::{ConnectRequest, LEAVE_TO_KERNEL, Name};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, bind, send};
 
@@ -50,7 +50,7 @@ impl Opener {
 
     /// Opens a connection; the errno that connect(2) is to give if that fails. With `--wait` this waits for
     /// the server, unless the program does not want to, and as long as it is `wanted`.
-    pub(super) fn open(&self, ask: &Ask, wanted: impl Fn() -> bool) -> Result<Opened, i32> {
+    pub(super) fn open(&self, ask: &ConnectRequest, wanted: impl Fn() -> bool) -> Result<Opened, i32> {
         // Learned not long ago (section 2.6): our option would only be passed over once more.
         if self.stack.destination(ask.peer).is_some_and(|known| known.plain_tcp) {
             return Err(LEAVE_TO_KERNEL);

@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rivulet_handoff::{Ask, LEAVE_TO_KERNEL, Name, RAW, bound, decode, encode, wants};
+use rivulet_handoff::{ConnectRequest, LEAVE_TO_KERNEL, Name, RAW, bound, decode, encode, wants};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::AddressFamily;
 use rustix::net::sockopt::{socket_domain, socket_error};
@@ -130,7 +130,7 @@ impl Answers {
         }
         let flags = fcntl_getfl(socket).unwrap_or(OFlags::empty()) & OFlags::NONBLOCK;
         let mapped = peer.is_ipv4() && socket_domain(socket) == Ok(AddressFamily::INET6);
-        let ask = Ask { peer, bound: bound(socket), nonblocking: !flags.is_empty(), mapped };
+        let ask = ConnectRequest { peer, bound: bound(socket), nonblocking: !flags.is_empty(), mapped };
         let opened = match self.opener.open(&ask, || call.is_valid()) {
             Ok(opened) => opened,
             Err(LEAVE_TO_KERNEL) => return Verdict::Kernel,

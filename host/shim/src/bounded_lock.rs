@@ -1,20 +1,21 @@
-//! A lock that is not waited for without end: in the child of a fork it may be held by a thread that is not there.
+//! A lock with a bounded wait. In the child of a fork its owner may be a thread that does not exist
+//! there.
 
 use std::sync::{Mutex, TryLockError};
 
-/// How often a lock that another thread has is tried; each time the others get their turn.
+/// Attempts to take the lock; between two of them other threads run.
 const TRIES: usize = 10_000;
 
-/// What is locked for moments only.
-pub struct Brief<T>(Mutex<T>);
+/// A mutex whose critical sections are short.
+pub struct BoundedLock<T>(Mutex<T>);
 
-impl<T> Brief<T> {
+impl<T> BoundedLock<T> {
     /// Unlocked.
-    pub const fn new(value: T) -> Brief<T> {
-        Brief(Mutex::new(value))
+    pub const fn new(value: T) -> BoundedLock<T> {
+        BoundedLock(Mutex::new(value))
     }
 
-    /// Does something with it; `None` if nobody gives the lock back.
+    /// Calls `work` with the value; `None` if the lock stays taken.
     pub fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
         for _ in 0..TRIES {
             match self.0.try_lock() {

@@ -1,40 +1,42 @@
-//! Asking the stack.
+//! Requests to the stack.
 
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use libc::c_int;
-use rivulet_handoff::{Ask, STACK_ENV, Why, receive, send};
+use rivulet_handoff::{ConnectRequest, ErrorQuery, STACK_ENV, receive, send};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_error};
 use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use crate::fd::{borrowed, id_of_socket};
 
-/// What the stack said: its errno, and the descriptor that came with it.
+/// The stack's reply: an errno, and a descriptor.
 type Reply = (c_int, Option<OwnedFd>);
 
-/// Asks for a connection, and waits for so long. An error: `INTR` or `AGAIN` if the wait was ended, another one if there
+/// Requests a connection and waits up to `patience`. Fails with `INTR` or `AGAIN` if the wait
+/// ended, otherwise if there is no stack.
 /// is no stack.
-pub fn question(ask: &Ask, patience: Option<Duration>) -> Result<Reply, Errno> {
+pub fn request_connection(ask: &ConnectRequest, patience: Option<Duration>) -> Result<Reply, Errno> {
     let stack = dial(patience)?;
     send(&stack, &ask.encode(), None)?;
     loop {
         match reply(&stack) {
-            // It does not take long.
+            // The stack replies quickly to a non-blocking request.
             Err(Errno::INTR) if ask.nonblocking => {}
             other => return other,
         }
     }
 }
 
-/// The errno with which a connection of the stack failed, 0 if it did not or was asked before.
+/// The errno with which a connection of the stack failed; 0 if it did not fail or the error was
+/// already returned.
 pub fn failure(fd: c_int) -> c_int {
     let ask = || {
         let id = id_of_socket(fd)?;
         let stack = dial(None).ok()?;
-        send(&stack, &Why { id }.encode(), None).ok()?;
+        send(&stack, &ErrorQuery { id }.encode(), None).ok()?;
         loop {
             match reply(&stack) {
                 Err(Errno::INTR) => {}
@@ -46,13 +48,13 @@ pub fn failure(fd: c_int) -> c_int {
     if why != 0
         && let Some(fd) = borrowed(fd)
     {
-        // The kernel may have its own word for it, which must not be told beside this one.
+        // Clear the kernel's own error, so that it is not returned as a second one.
         let _ = socket_error(fd);
     }
     why
 }
 
-/// Connects to the stack; replies are waited for for so long.
+/// Connects to the stack; replies are awaited up to `patience`.
 fn dial(patience: Option<Duration>) -> Result<OwnedFd, Errno> {
     static PATH: OnceLock<Option<SocketAddrUnix>> = OnceLock::new();
     let path = PATH.get_or_init(|| SocketAddrUnix::new(std::env::var_os(STACK_ENV)?).ok());
