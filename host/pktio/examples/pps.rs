@@ -1,11 +1,13 @@
-//! The highest rate without loss from one interface to another, through whatever joins them.
+//! Measures the highest rate without loss from one interface to another, through whatever connects
+//! them.
 //!
-//! `pps ns1:veth1 ns2:veth2 --size 64` sends frames into the first interface, counts them at the second
-//! (and at any more that are named), and halves the interval between a rate that lost nothing and one that did.
+//! `pps ns1:veth1 ns2:veth2 --size 64` sends frames into the first interface, counts them at the
+//! second (and at any further ones), and bisects between a rate without loss and one with loss.
 //! Prints one line of JSON.
 //!
-//! What drops repeated packets needs frames that all differ: `--count-at 44,58 --checksum-at 50` counts in 16 bits
-//! at these offsets, keeps the Internet checksum right, and takes the next frame of the file after 65,536.
+//! A device that drops repeated packets needs distinct frames: `--count-at 44,58 --checksum-at 50`
+//! writes a 16-bit counter at these offsets, keeps the Internet checksum right, and takes the next
+//! frame of the file after 65,536.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -15,36 +17,36 @@ use rivulet_pktio::{AfPacket, Config, Interface, IoError, PacketIo, TxFrame};
 
 #[derive(Parser)]
 struct Options {
-    /// Where frames go in.
+    /// Interface that frames are sent into
     from: Interface,
-    /// Where they come out.
+    /// Interfaces where they arrive
     #[arg(required = true)]
     to: Vec<Interface>,
-    /// Octets of a frame, if none are given.
+    /// Bytes of a frame, if no file is given
     #[arg(long, default_value_t = 64)]
     size: usize,
-    /// A file of frames to be sent in turn, one a line, in hexadecimal.
+    /// File of frames to send in rotation, one a line, in hexadecimal
     #[arg(long)]
     frames: Option<std::path::PathBuf>,
-    /// Even offsets of 16-bit fields, 0 in the file, that are counted up from frame to frame.
+    /// Even offsets of 16-bit fields, 0 in the file, that count up from frame to frame
     #[arg(long, value_delimiter = ',', requires = "checksum_at")]
     count_at: Vec<usize>,
-    /// Offset of the Internet checksum that covers them.
+    /// Offset of the Internet checksum that covers them
     #[arg(long)]
     checksum_at: Option<usize>,
     /// Seconds of each attempt.
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
-    /// Frames of an attempt at least, so that what waits in queues at its end counts little.
+    /// Least number of frames in an attempt, so that frames still queued at its end matter little
     #[arg(long, default_value_t = 0)]
     frames_at_least: u64,
-    /// A rate that is expected: the search begins around it.
+    /// Expected rate, where the search starts
     #[arg(long)]
     near: Option<u64>,
     /// Highest rate tried, frames a second.
     #[arg(long, default_value_t = 2_000_000)]
     highest: u64,
-    /// Lost frames in a million that still count as none.
+    /// Lost frames per million that still count as no loss
     #[arg(long, default_value_t = 0)]
     tolerance: u64,
     /// Send at this rate once instead of searching.
@@ -52,20 +54,20 @@ struct Options {
     rate: Option<u64>,
 }
 
-/// Frames sent at a time.
+/// Frames sent in one call.
 const BURST: usize = 32;
-/// Rate at which tables, caches and neighbours are warmed.
+/// Rate of the warm-up that fills tables, caches and neighbour entries.
 const WARM: u64 = 1000;
-/// Seconds of an attempt at most, however few frames it is.
+/// Longest attempt in seconds, however few frames it sends.
 const LONGEST: f64 = 5.0;
-/// What is still under way at the end of an attempt gets this long.
+/// Wait for frames in flight at the end of an attempt.
 const DRAIN: Duration = Duration::from_millis(40);
 
-/// What one attempt saw.
+/// Result of one attempt.
 struct Attempt {
     sent: u64,
     received: u64,
-    /// Frames a second that were really sent.
+    /// Frames a second that were actually sent.
     rate: f64,
 }
 
@@ -75,14 +77,14 @@ impl Attempt {
     }
 }
 
-/// What is sent: the frames in turn, or each 65,536 times with a count in it.
+/// The frames to send: the list in rotation, or each one 65,536 times with a counter in it.
 struct Source {
     frames: Vec<Vec<u8>>,
     count_at: Vec<usize>,
     checksum_at: usize,
-    /// Frames that were sent in all attempts.
+    /// Frames sent in all attempts.
     sent: u64,
-    /// Frames with their counts, and which frame each is a copy of.
+    /// Frames with their counters, each with the index of its original.
     burst: Vec<(usize, Vec<u8>)>,
 }
 
@@ -99,7 +101,7 @@ impl Source {
         Ok(Source { frames, count_at: options.count_at.clone(), checksum_at, sent: 0, burst })
     }
 
-    /// The next frames; `sent` says how many of them went.
+    /// The next frames; `sent` determines the first one.
     fn next(&mut self) -> [TxFrame<'_>; BURST] {
         let Source { frames, count_at, checksum_at, sent, burst } = self;
         if count_at.is_empty() {
@@ -166,7 +168,7 @@ fn attempt(
                 }
                 received.fetch_add(n, Ordering::Relaxed);
                 if n == 0 {
-                    // The receive queue holds far more than comes in this time.
+                    // The receive queue holds far more than arrives in this time.
                     std::thread::sleep(Duration::from_micros(200));
                 }
             }
@@ -194,7 +196,7 @@ fn attempt(
         }
         let taken = start.elapsed();
         let mut last = 0;
-        // Until nothing more comes.
+        // Until no more frames arrive.
         while received.load(Ordering::Relaxed) < sent && last != received.load(Ordering::Relaxed) {
             last = received.load(Ordering::Relaxed);
             std::thread::sleep(DRAIN);
@@ -219,7 +221,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         options.to.iter().map(|one| AfPacket::open(one, config.clone())).collect::<Result<Vec<_>, _>>()?;
     let size: usize = source.frames.iter().map(Vec::len).sum::<usize>() / source.frames.len();
     let mut run = |rate: u64, frames: u64| {
-        // As long as so many frames take, within bounds.
+        // Long enough for the least number of frames, within bounds.
         let seconds = options.seconds.max((frames as f64 / rate as f64).min(LONGEST));
         attempt(&mut from, &mut to, &mut source, rate, seconds)
     };
@@ -231,16 +233,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         );
         return Ok(());
     }
-    // Tables, caches and neighbours are warm afterwards.
+    // This fills tables, caches and neighbour entries.
     run(WARM, 0)?;
     let (mut good, mut bad) = (0.0f64, options.highest as f64);
-    // The last is tried first.
+    // The last element is tried first.
     let mut probes: Vec<f64> = options.near.iter().flat_map(|n| [1.1 * *n as f64, 0.9 * *n as f64]).collect();
     while bad - good > good.max(10_000.0) * 0.02 {
         let middle = probes.pop().filter(|p| *p > good && *p < bad).unwrap_or((good + bad) / 2.0);
         let a = run(middle as u64, options.frames_at_least)?;
         if a.without_loss(options.tolerance) {
-            // Perhaps the sender was not as fast as asked for: then this is as far as it goes.
+            // The sender may not reach this rate: then it is the upper limit.
             if a.rate < 0.95 * middle {
                 bad = middle;
             }

@@ -1,7 +1,7 @@
-//! The Internet checksum (RFC 1071): completing one that a local sender left to the hardware.
+//! The Internet checksum (RFC 1071), and completing one that a local sender left to the hardware.
 
 /// The one's-complement sum of `data` as big-endian 16-bit words, added to `initial`, folded to 16
-/// bits and not complemented. An odd last octet counts as the high half of a word.
+/// bits and not complemented. An odd last byte counts as the high half of a word.
 #[must_use]
 pub fn internet_sum(data: &[u8], initial: u16) -> u16 {
     // Native-endian 64-bit words with end-around carry; the sum is byte-order independent (RFC 1071

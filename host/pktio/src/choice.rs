@@ -1,34 +1,34 @@
-//! The mechanism that a user asks for.
+//! The user's choice of packet I/O.
 
 use std::str::FromStr;
 
 use crate::{AfPacket, AfXdp, Backend, Config, Interface, OpenError, PacketIo};
 
-/// Which mechanism is to move the frames: the values of every `--io`.
+/// How to send and receive frames: the values of every `--io`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoChoice {
-    /// AF_PACKET: works on every interface, and leaves others on it alone.
+    /// AF_PACKET: works on every interface, and other programs can use it too.
     #[default]
     AfPacket,
-    /// AF_XDP, or an error that says why not.
+    /// AF_XDP, or an error with the reason.
     AfXdp,
     /// AF_XDP where the interface allows it, else AF_PACKET.
     Auto,
 }
 
-/// An interface that was opened.
+/// An opened interface.
 pub struct Opened {
-    /// What moves the frames.
+    /// The packet I/O in use.
     pub io: Box<dyn PacketIo>,
-    /// Why it is not AF_XDP, where that was tried.
+    /// The error of AF_XDP, if it was tried and AF_PACKET is used instead.
     pub instead: Option<OpenError>,
 }
 
 impl IoChoice {
-    /// Opens an interface. `config` gives the configuration for the mechanism that is tried.
+    /// Opens an interface. `config` returns the configuration for the backend that is tried.
     ///
     /// # Errors
-    /// That of the mechanism asked for; with [`IoChoice::Auto`] that of AF_PACKET.
+    /// The chosen backend's error; with [`IoChoice::Auto`], AF_PACKET's.
     pub fn open(
         self,
         interface: &Interface,
@@ -49,18 +49,18 @@ impl IoChoice {
         Ok(Opened { io: Box::new(io), instead })
     }
 
-    /// Opens the interface of `io` again, after it was deleted and made anew. Where the new one is not fit for AF_XDP as the
-    /// former was, and either would do, by AF_PACKET with this configuration.
+    /// Reopens the interface of `io` after it was deleted and recreated. With `Auto`, switches to
+    /// AF_PACKET with this configuration if the new interface does not support AF_XDP.
     ///
     /// # Errors
-    /// Those of [`PacketIo::reopen`] and [`AfPacket::open`]; `io` is as before.
+    /// As [`PacketIo::reopen`] and [`AfPacket::open`]; `io` is unchanged.
     pub fn reopen(
         self,
         io: &mut Box<dyn PacketIo>,
         config: impl FnOnce() -> Result<Config, OpenError>,
     ) -> Result<(), OpenError> {
         match io.reopen() {
-            // Without an interface there is nothing to open by other means either.
+            // Without an interface, AF_PACKET would fail too.
             Err(e)
                 if self == IoChoice::Auto
                     && io.backend() == Backend::AfXdp
@@ -74,7 +74,7 @@ impl IoChoice {
         }
     }
 
-    /// As it is written on a command line.
+    /// The name on a command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

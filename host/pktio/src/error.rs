@@ -1,17 +1,17 @@
-//! What can go wrong with an interface, and what the caller may do about it.
+//! Errors of an interface, classified by what the caller can do.
 
 use std::io;
 
 /// Failure of an operation on an open interface.
 #[derive(Debug, thiserror::Error)]
 pub enum IoError {
-    /// The interface is administratively down or has no carrier; it works again when it is up.
+    /// The interface is administratively down or has no carrier; it works again once it is up.
     #[error("{0}: interface is down")]
     Down(String),
-    /// The interface was deleted or moved to another namespace; only `reopen` helps.
+    /// The interface was deleted or moved to another namespace; the caller must `reopen`.
     #[error("{0}: interface is gone")]
     Gone(String),
-    /// The operating system refused; not expected in normal operation.
+    /// The operating system refused the operation; unexpected in normal operation.
     #[error("{interface}: {operation}: {source}")]
     Os {
         /// The interface as it was given.
@@ -24,7 +24,7 @@ pub enum IoError {
 }
 
 impl IoError {
-    /// Sorts an error of the operating system by what the caller can do about it.
+    /// Classifies an error of the operating system.
     pub(crate) fn from_os(interface: &str, operation: &'static str, source: io::Error) -> Self {
         match source.raw_os_error() {
             Some(libc::ENETDOWN) => IoError::Down(interface.into()),
@@ -48,13 +48,13 @@ pub enum OpenError {
     Netns {
         /// The namespace's name or path.
         name: String,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
     /// A setting out of its range.
     #[error("{0}")]
     Config(String),
-    /// The interface cannot be used this way; the message says what to change.
+    /// The interface does not support this use; the message contains the remedy.
     #[error("{0}: {1}")]
     Unsupported(String, String),
     /// The operating system refused (permission, memory).

@@ -1,14 +1,14 @@
-//! Which frames reach a socket, from a few rules.
+//! Receive filters built from a few rules.
 //!
-//! A frame passes if any rule accepts it. In a rule an empty list means "any". Rules become a program of
-//! classic BPF, which the kernel runs on a packet socket; for AF_XDP they become entries of the maps of one XDP program
-//! ([`rivulet_bpf::redirect`]). One VLAN tag is looked past: under a packet socket the kernel has taken it out, the XDP
-//! program steps over it.
+//! A frame passes if any rule accepts it. In a rule an empty list means "any". For packet sockets
+//! the rules become a classic BPF program; for AF_XDP they become map entries of one XDP program
+//! ([`rivulet_bpf::redirect`]). Both ignore one VLAN tag: the kernel removes it before a packet
+//! socket's filter runs, and the XDP program skips it.
 //!
-//! What a packet socket gets is a copy, and the kernel goes on with the frame. What XDP takes the kernel never
-//! sees. So with AF_XDP only those rules take frames that nobody else has a use for ([`Rule::EtherType`],
-//! [`Rule::Tcp`], [`Rule::Local`], [`Rule::Tunnel`]); of what concerns the kernel's connections too ([`Rule::IcmpError`]) a copy is
-//! had.
+//! A packet socket gets a copy of the frame, and the kernel processes the frame too. A frame that
+//! XDP redirects never reaches the kernel. So with AF_XDP only the rules for frames that no other
+//! program needs redirect ([`Rule::EtherType`], [`Rule::Tcp`], [`Rule::Local`], [`Rule::Tunnel`]);
+//! frames that may also concern the kernel's connections ([`Rule::IcmpError`]) are copied.
 
 mod program;
 mod taken;
@@ -24,22 +24,22 @@ pub(crate) use taken::Taken;
 /// One kind of frame to accept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// Everything of one EtherType (heartbeats, ARP).
+    /// All frames of one EtherType (heartbeats, ARP).
     EtherType(u16),
     /// Unfragmented TCP segments directly over IPv4 or IPv6.
     Tcp(TcpRule),
-    /// Such segments to a client's own connections.
+    /// TCP segments to a client's own connections.
     Local(LocalRule),
     /// ICMP and ICMPv6 error messages (RFC 792 types 3, 11, 12; RFC 4443 types 1 to 4) to one of these
     /// addresses, or to any.
     IcmpError(Vec<IpAddr>),
-    /// IP-in-IP and GUE between two hosts, whatever is in it.
+    /// IP-in-IP and GUE between two hosts, whatever the inner packet.
     Tunnel(TunnelRule),
 }
 
 impl Rule {
-    /// The kernel has a use for what this accepts.
-    fn is_heard(&self) -> bool {
+    /// Whether the kernel needs these frames too.
+    fn is_copied(&self) -> bool {
         matches!(self, Rule::IcmpError(_))
     }
 }
@@ -47,35 +47,36 @@ impl Rule {
 /// UDP port of GUE (draft-ietf-intarea-gue).
 pub const UDP_PORT_GUE: u16 = 6080;
 
-/// The outer addresses of a tunnel, of one family.
+/// The outer addresses of a tunnel, of one IP family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TunnelRule {
-    /// Who encapsulates.
+    /// The encapsulating host.
     pub source: IpAddr,
-    /// To whom.
+    /// The decapsulating host.
     pub destination: IpAddr,
 }
 
-/// Which TCP segments; every condition must hold.
+/// Selects TCP segments; every condition must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TcpRule {
-    /// The first option must be kind 253 with this ExID (RFC 6994); `None` accepts segments without.
+    /// The first option must be kind 253 with this ExID (RFC 6994); `None` also accepts segments
+    /// without it.
     pub exid: Option<u16>,
-    /// Destination address one of these.
+    /// The destination address must be one of these.
     pub destinations: Vec<IpAddr>,
-    /// Destination port in one of these.
+    /// The destination port must be in one of these ranges.
     pub destination_ports: Vec<RangeInclusive<u16>>,
 }
 
-/// Which TCP segments come to connections of this host. A packet socket takes all to these addresses, since a copy too
-/// many does no harm.
+/// Selects the TCP segments of this host's connections. A packet socket takes all segments to these
+/// addresses, because extra copies do no harm.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalRule {
-    /// The option of connections that are [open](State::Open), as in [`TcpRule::exid`].
+    /// The option required on connections that are [open](State::Open), as in [`TcpRule::exid`].
     pub exid: u16,
-    /// Destination address one of these.
+    /// The destination address must be one of these.
     pub addresses: Vec<IpAddr>,
-    /// What is taken of each port. One filter has one such set.
+    /// State of each local port. A filter has at most one such set.
     pub ports: LocalPorts,
 }
 
@@ -87,9 +88,10 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// Compiles the rules. Of rules that need more instructions than sockets of all kernels take ([`MAX_EXACT`]), a packet
-    /// socket gets more than they say: TCP segments and errors to any address and port, since it only has copies.
-    /// An error if even that is more than the kernel takes (4096 instructions).
+    /// Compiles the rules. If they need more instructions than every kernel accepts
+    /// ([`MAX_EXACT`]), the filter of a packet socket is widened to TCP segments and errors of any
+    /// address and port, because it only gets copies. Fails if even that exceeds the kernel's limit
+    /// of 4096 instructions.
     pub fn new(rules: &[Rule]) -> Result<Filter, OpenError> {
         let mut program = program::compile(rules);
         if program.len() > MAX_EXACT {
@@ -105,15 +107,15 @@ impl Filter {
         Ok(Filter { rules: rules.into(), program })
     }
 
-    /// What AF_XDP takes from the kernel.
+    /// The rules whose frames AF_XDP takes away from the kernel.
     pub(crate) fn taken(&self) -> Result<Taken, OpenError> {
-        Taken::new(self.rules.iter().filter(|r| !r.is_heard()))
+        Taken::new(self.rules.iter().filter(|r| !r.is_copied()))
     }
 
-    /// What AF_XDP has a copy of beside that; may be nothing.
-    pub(crate) fn heard(&self) -> Result<Filter, OpenError> {
-        let heard: Vec<Rule> = self.rules.iter().filter(|r| r.is_heard()).cloned().collect();
-        Filter::new(&heard)
+    /// The rules whose frames are only copied; may be empty.
+    pub(crate) fn copied(&self) -> Result<Filter, OpenError> {
+        let copied: Vec<Rule> = self.rules.iter().filter(|r| r.is_copied()).cloned().collect();
+        Filter::new(&copied)
     }
 
     /// The instructions, for `SO_ATTACH_FILTER`.
@@ -122,17 +124,18 @@ impl Filter {
         &self.program
     }
 
-    /// Runs the program on a frame without a VLAN tag, as the kernel would.
+    /// Runs the program on a frame without a VLAN tag, like the kernel.
     #[must_use]
     pub fn accepts(&self, frame: &[u8]) -> bool {
         program::run(&self.program, frame)
     }
 }
 
-/// Longest program that is attached as it is: before Linux 6.8 `net.core.optmem_max` is 20,480 bytes, at 8 an instruction.
+/// Longest exact program: before Linux 6.8 `net.core.optmem_max` is 20,480 bytes, and an
+/// instruction has 8.
 const MAX_EXACT: usize = 2048;
 
-/// Rules of fewer words that accept all that these do.
+/// Shorter rules that accept at least the same frames.
 fn wider(rules: &[Rule]) -> Vec<Rule> {
     let mut wide: Vec<Rule> = Vec::new();
     for rule in rules {

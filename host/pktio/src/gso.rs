@@ -1,5 +1,5 @@
-//! Cutting a large segment that its sender left to "the hardware" (TSO, USO, or GRO on the way in)
-//! into frames of the sender's segment size, as the hardware would have.
+//! Cuts a large segment that its sender left to the hardware (TSO, USO, or GRO on receipt) into
+//! frames of the sender's segment size.
 
 use crate::checksum::internet_sum;
 use crate::{Checksum, Segmentation, SegmentationKind};
@@ -10,7 +10,7 @@ const MIN_SEGMENT: usize = 64;
 const TCP_FIN_PSH: u8 = 0x09;
 const TCP_CWR: u8 = 0x80;
 
-/// Where the headers of a frame that is to be cut stand.
+/// Positions of the headers of a frame to cut.
 struct Layout {
     ipv6: bool,
     l3: usize,
@@ -18,8 +18,8 @@ struct Layout {
     payload: usize,
 }
 
-/// Finds the headers, or `None` if the frame is not plainly the given kind (tunnels, extension
-/// headers, damage).
+/// Finds the headers; `None` if the frame is not of the given kind (tunnels, extension headers,
+/// damage).
 fn layout(frame: &[u8], kind: SegmentationKind) -> Option<Layout> {
     let u16_at = |i: usize| Some(u16::from_be_bytes([*frame.get(i)?, *frame.get(i + 1)?]));
     let mut ethertype = 12;
@@ -58,8 +58,8 @@ fn layout(frame: &[u8], kind: SegmentationKind) -> Option<Layout> {
     })
 }
 
-/// Appends the pieces of `frame` to `out` and tells `piece` the range of each in `out` and its
-/// checksum, which is left partial. Returns false, nothing done, if the frame cannot be cut.
+/// Appends the pieces of `frame` to `out` and calls `piece` with the range of each in `out` and its
+/// checksum, which stays partial. Returns false, changing nothing, if the frame cannot be cut.
 pub(crate) fn segment(
     frame: &[u8],
     seg: Segmentation,
@@ -95,7 +95,7 @@ pub(crate) fn segment(
     true
 }
 
-/// Length, and for IPv4 identification and header checksum, of one piece.
+/// Sets the length of one piece, and for IPv4 its identification and header checksum.
 fn network_header(h: &mut [u8], at: &Layout, index: u16, l4_len: u16) {
     if at.ipv6 {
         h[at.l3 + 4..at.l3 + 6].copy_from_slice(&l4_len.to_be_bytes());
@@ -110,8 +110,8 @@ fn network_header(h: &mut [u8], at: &Layout, index: u16, l4_len: u16) {
     h[at.l3 + 10..at.l3 + 12].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// Sequence number and flags of one piece: FIN and PSH on the last, CWR on the first (RFC 3168
-/// section 6.1.2: once).
+/// Sets the sequence number and flags of one piece: FIN and PSH on the last, CWR on the first (RFC
+/// 3168 section 6.1.2: once).
 fn tcp_header(tcp: &mut [u8], advance: u32, first: bool, last: bool) {
     let seq = u32::from_be_bytes([tcp[4], tcp[5], tcp[6], tcp[7]]).wrapping_add(advance);
     tcp[4..8].copy_from_slice(&seq.to_be_bytes());
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_whole_segments_whose_payload_is_the_original() {
+    fn pieces_are_whole_segments_with_the_original_payload() {
         for vlan in [false, true] {
             let frame = super_frame(3000, vlan);
             let l3 = if vlan { 18 } else { 14 };
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_cut_is_refused() {
+    fn uncuttable_frames_are_refused() {
         let frame = super_frame(3000, false);
         assert!(cut(&frame, 10).is_none(), "pieces too small");
         assert!(cut(&frame[..58], 1400).is_none(), "no payload");

@@ -1,10 +1,11 @@
-//! Keeps the kernel's TCP from seeing segments that belong to a stack in user space, so that it never
-//! answers them with a reset.
+//! Drops segments of a user-space stack before the kernel's TCP, which would answer them with
+//! resets.
 //!
-//! An nftables drop at `netdev` ingress, which stands behind the packet taps: AF_PACKET sockets still
-//! get every frame. Each process has a table of its own, named from its pid and start time. A process
-//! that was killed leaves its table behind, deliberately: until it is back, the kernel stays silent
-//! towards its peers. The next [`KernelGuard`] in that namespace removes the tables of the dead.
+//! The guard is an nftables drop at `netdev` ingress, after the packet taps, so AF_PACKET sockets
+//! still get every frame. Each process has its own table, named after its pid and start time. A
+//! killed process deliberately leaves its table behind: until the process is back, the kernel sends
+//! nothing to its peers. The next [`KernelGuard`] in that namespace removes the tables of dead
+//! processes.
 
 mod draining;
 
@@ -21,25 +22,25 @@ pub use draining::Share;
 const PREFIX: &str = "rivulet_guard_";
 const TCP_HEADER_LONGER_THAN_20: &str = "@th,96,4 >= 6";
 
-/// Why the drop could not be set up.
+/// Why the drop could not be installed.
 #[derive(Debug, thiserror::Error)]
 pub enum GuardError {
     /// The `nft` command cannot be run.
     #[error("cannot run nft (Debian package nftables): {0}")]
     Run(io::Error),
-    /// `nft` refused; its message.
+    /// `nft` failed with this message.
     #[error("nft: {0}")]
     Refused(String),
     /// The namespace cannot be entered.
     #[error(transparent)]
     Netns(#[from] crate::OpenError),
-    /// An interface name that does not fit into a rule.
+    /// The interface name does not fit into a rule.
     #[error("{0:?} is not an interface name")]
     Name(String),
 }
 
-/// An nftables table of family `netdev` of one process; removed when this is dropped, and after a `kill -9` by
-/// [`remove_stale`].
+/// One process's nftables table of family `netdev`. Dropping it removes the table; after a `kill
+/// -9` [`remove_stale`] does.
 #[derive(Debug)]
 pub struct Table {
     netns: Option<String>,
@@ -47,10 +48,10 @@ pub struct Table {
 }
 
 impl Table {
-    /// A name that no other table has. Nothing is installed before [`Table::replace`].
+    /// Chooses a unique name. [`Table::replace`] installs the table.
     #[must_use]
     pub fn new(netns: Option<&str>) -> Self {
-        // Several tables of one process.
+        // Number of this process's tables.
         static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         Table::of(std::process::id(), count, netns)
@@ -61,12 +62,13 @@ impl Table {
         Table { netns: netns.map(Into::into), name: format!("{PREFIX}{pid}_{start}_{count}") }
     }
 
-    /// Gives these sets and chains to another process that runs: they are those of its first [`Table::new`], with which they go.
+    /// Leaves these sets and chains to another running process: they get the name of its first
+    /// [`Table::new`] and are removed with it.
     pub fn leave(pid: u32, netns: Option<&str>, body: &str) -> Result<(), GuardError> {
         std::mem::ManuallyDrop::new(Table::of(pid, 0, netns)).replace(body)
     }
 
-    /// Replaces all that the table holds with these sets and chains, in one step.
+    /// Atomically replaces the table's content by these sets and chains.
     pub fn replace(&self, body: &str) -> Result<(), GuardError> {
         let script = format!(
             "add table netdev {0}\ndelete table netdev {0}\ntable netdev {0} {{\n{body}}}\n",
@@ -75,7 +77,7 @@ impl Table {
         nft(self.netns.as_deref(), &["-f", "-"], &script).map(drop)
     }
 
-    /// Its name.
+    /// The table's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -84,26 +86,26 @@ impl Table {
 
 impl Drop for Table {
     fn drop(&mut self) {
-        // If this fails the namespace is gone, or the next process removes the table.
+        // On failure the namespace is gone, or the next process removes the table.
         let _ = nft(self.netns.as_deref(), &["delete", "table", "netdev", &self.name], "");
     }
 }
 
-/// An installed drop; removed when this is dropped.
+/// An installed drop; dropping this value removes it.
 #[derive(Debug)]
 pub struct KernelGuard {
     table: Table,
 }
 
 impl KernelGuard {
-    /// Drops at ingress of each interface what any of the rules matches, then removes the tables of dead
-    /// processes. The interfaces stand in `netns` (a name of `ip netns` or a path), or in the
+    /// Drops at ingress of each interface what any rule matches, then removes the tables of dead
+    /// processes. The interfaces are in `netns` (a name of `ip netns` or a path), or in the
     /// namespace of the calling thread.
     pub fn install(netns: Option<&str>, interfaces: &[&str], rules: &[TcpRule]) -> Result<Self, GuardError> {
         Self::install_sharing(netns, interfaces, &whole(rules))
     }
 
-    /// The same with a share of each rule's segments for the kernel.
+    /// The same, leaving a share of each rule's segments to the kernel.
     pub fn install_sharing(
         netns: Option<&str>,
         interfaces: &[&str],
@@ -111,19 +113,20 @@ impl KernelGuard {
     ) -> Result<Self, GuardError> {
         let guard = KernelGuard { table: Table::new(netns) };
         guard.share(interfaces, rules)?;
-        // Only now, so that there is no moment between the dead process's drop and ours.
+        // Last, so that there is no gap between the dead process's drop and ours.
         remove_stale(netns)?;
         Ok(guard)
     }
 
-    /// Replaces interfaces and rules in one step. Before Linux 6.16 every interface must exist, and
-    /// this is to be called when one was made anew, because the kernel forgets the drop with the
-    /// interface; since then the drop waits for interfaces of that name.
+    /// Atomically replaces interfaces and rules. Before Linux 6.16 every interface must exist, and
+    /// the caller must repeat this when an interface was recreated, because the kernel deletes the
+    /// drop with the interface. Since then the drop waits for interfaces of that name.
     pub fn update(&self, interfaces: &[&str], rules: &[TcpRule]) -> Result<(), GuardError> {
         self.share(interfaces, &whole(rules))
     }
 
-    /// The same with a share of each rule's segments for the kernel. What it has at present is looked up anew.
+    /// The same, leaving a share of each rule's segments to the kernel. Looks up the kernel's
+    /// present connections again.
     pub fn share(&self, interfaces: &[&str], rules: &[(TcpRule, Share)]) -> Result<(), GuardError> {
         let mut script = draining::sets(self.table.netns.as_deref(), rules)?;
         let (mut ingress, mut egress) = (String::new(), String::new());
@@ -138,7 +141,7 @@ impl KernelGuard {
             if crate::Interface::new(None, name).is_err() || name.contains(['"', '\\']) {
                 return Err(GuardError::Name((*name).into()));
             }
-            // Not every kernel knows the hook of what leaves.
+            // Older kernels lack the egress hook.
             let leaves = (!egress.is_empty()).then_some(("egress", &egress));
             for (hook, lines) in [("ingress", &ingress)].into_iter().chain(leaves) {
                 let _ = writeln!(script, " chain {hook}_{i} {{");
@@ -153,19 +156,19 @@ impl KernelGuard {
         self.table.replace(&script)
     }
 
-    /// The nftables table, family `netdev`.
+    /// Name of the nftables table, family `netdev`.
     #[must_use]
     pub fn table(&self) -> &str {
         self.table.name()
     }
 }
 
-/// Of none of these segments the kernel has any.
+/// Leaves no segment of these rules to the kernel.
 fn whole(rules: &[TcpRule]) -> Vec<(TcpRule, Share)> {
     rules.iter().map(|rule| (rule.clone(), Share::None)).collect()
 }
 
-/// Removes the tables of processes that are no more, and returns how many there were.
+/// Removes the tables of processes that have ended, and returns how many there were.
 pub fn remove_stale(netns: Option<&str>) -> Result<usize, GuardError> {
     let tables = nft(netns, &["list", "tables", "netdev"], "")?;
     let mut removed = 0;
@@ -178,7 +181,7 @@ pub fn remove_stale(netns: Option<&str>) -> Result<usize, GuardError> {
     Ok(removed)
 }
 
-/// True for a table of ours whose process is no more. (The start time tells a reused pid.)
+/// Whether this is a table of ours whose process has ended. The start time detects a reused pid.
 fn is_stale(table: &str) -> bool {
     let Some(owner) = table.strip_prefix(PREFIX) else { return false };
     let mut parts = owner.split('_').map(str::parse::<u64>);
@@ -193,23 +196,24 @@ fn start_time(pid: u32) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
-/// The nftables expression for TCP segments that begin with the experimental option of this identifier (RFC 6994).
+/// The nftables expression for TCP segments that begin with the experimental option with this
+/// identifier (RFC 6994).
 #[must_use]
 pub fn with_option(exid: u16) -> String {
     format!("{TCP_HEADER_LONGER_THAN_20} @th,160,8 253 @th,176,16 {exid}")
 }
 
-/// Addresses with a port whose segments are dropped: one look into a set a packet, however many there are.
+/// Addresses and ports whose segments are dropped, as a set: one lookup a packet.
 #[derive(Default)]
 struct Endpoints {
-    /// By option (ExID) and family, IPv6 or not.
+    /// Sets by option (ExID) and family (true: IPv6).
     sets: BTreeMap<(Option<u16>, bool), EndpointSet>,
 }
 
 type EndpointSet = BTreeSet<(IpAddr, u16)>;
 
 impl Endpoints {
-    /// Takes a rule in that names each address and port; false for any other.
+    /// Adds a rule that lists addresses and single ports; returns false for any other rule.
     fn add(&mut self, rule: &TcpRule) -> bool {
         let ports = &rule.destination_ports;
         if rule.destinations.is_empty() || ports.is_empty() || ports.iter().any(|p| p.start() != p.end()) {
@@ -237,7 +241,7 @@ impl Endpoints {
     }
 }
 
-/// One nftables expression for each family a rule can match.
+/// One nftables expression for each IP family that a rule can match.
 fn rule_lines(rule: &TcpRule) -> Vec<String> {
     let any = rule.destinations.is_empty();
     let mut lines = Vec::new();
@@ -261,7 +265,7 @@ fn rule_lines(rule: &TcpRule) -> Vec<String> {
             lines.push(line);
         }
         if any {
-            // Without addresses the expression is the same for both families.
+            // Without addresses one expression matches both families.
             break;
         }
     }
@@ -278,7 +282,7 @@ fn nft(netns: Option<&str>, args: &[&str], input: &str) -> Result<String, GuardE
             .spawn()
             .map_err(GuardError::Run)?;
         if let Some(mut stdin) = child.stdin.take() {
-            // A child that does not read says why on its standard error.
+            // If the child does not read, its standard error has the reason.
             let _ = stdin.write_all(input.as_bytes());
         }
         let out = child.wait_with_output().map_err(GuardError::Run)?;

@@ -1,33 +1,33 @@
-//! ICMP errors that say a packet of ours was too big for the path (RFC 1191, RFC 8201).
+//! ICMP errors that report a packet of ours as too big for the path (RFC 1191, RFC 8201).
 
 use std::net::{IpAddr, SocketAddr};
 
 use crate::checksum::internet_sum;
 
-/// Octets of an Ethernet header, and of the headers behind it.
+/// Bytes of the Ethernet header and of the headers after it.
 const ETHERNET: usize = 14;
 const V4: usize = 20;
 const V6: usize = 40;
 const ICMP: usize = 8;
-/// Least MTU of a path: of what is believed without more (RFC 1122, section 3.3.2), and of IPv6 (RFC 8200).
+/// Smallest MTU accepted from an error: for IPv4 (RFC 1122, section 3.3.2) and IPv6 (RFC 8200).
 const LEAST: (u32, u32) = (576, 1280);
 
-/// A TCP segment found no room on its path.
+/// A report that a TCP segment was too big for its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooBig {
-    /// Who sent the segment.
+    /// The segment's source.
     pub source: SocketAddr,
-    /// To whom.
+    /// The segment's destination.
     pub destination: SocketAddr,
-    /// Its sequence number: what tells a router on the path from somebody who guesses.
+    /// The segment's sequence number, which only a router on the path knows.
     pub sequence: u32,
-    /// What the path takes, octets of an IP packet; never below what every path has to take.
+    /// The path's MTU in bytes of an IP packet; at least the protocol's minimum.
     pub mtu: u16,
 }
 
 impl TooBig {
-    /// Reads a frame; `None` for everything else, and for what is damaged. An error that names no MTU (from
-    /// routers older than RFC 1191) is taken for one that names the least.
+    /// Parses a frame; `None` for other or damaged frames. An error without an MTU (from routers
+    /// older than RFC 1191) counts as one with the minimum.
     #[must_use]
     pub fn parse(frame: &[u8]) -> Option<TooBig> {
         let (mut kind, mut at) = (pair(frame, 12)?, ETHERNET);
@@ -50,7 +50,7 @@ fn v4(packet: &[u8]) -> Option<TooBig> {
         return None;
     }
     let message = packet.get(header..length)?;
-    // Destination unreachable, fragmentation needed and DF set.
+    // Type "destination unreachable", code "fragmentation needed and DF set".
     if message.get(..2)? != [3, 4] || internet_sum(message, 0) != 0xffff {
         return None;
     }
@@ -106,7 +106,7 @@ fn pair(bytes: &[u8], at: usize) -> Option<u16> {
 mod tests {
     use super::*;
 
-    /// What a router says about a segment from port 80 to port 5000 with sequence number 7.
+    /// A router's error about a segment from port 80 to port 5000 with sequence number 7.
     fn error(six: bool, mtu: u16) -> Vec<u8> {
         let mut tcp = vec![0, 80, 0x13, 0x88, 0, 0, 0, 7];
         let mut frame = vec![2; 12];
@@ -167,7 +167,8 @@ mod tests {
             for at in 14..frame.len() {
                 let mut damaged = frame.clone();
                 damaged[at] ^= 0x10;
-                // The sum of IPv4 leaves the outer header out, and IPv6 has no sum of its own.
+                // IPv4's ICMP checksum does not cover the outer header, and the IPv6 header has no
+                // checksum.
                 let covered = at >= 14 + if six { 8 } else { 20 };
                 assert!(!covered || TooBig::parse(&damaged).is_none(), "octet {at}");
             }

@@ -1,4 +1,4 @@
-//! The name of an interface, perhaps in another network namespace.
+//! The name of an interface, optionally in another network namespace.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -27,7 +27,7 @@ impl Interface {
             return bad("empty or a dot");
         }
         if name.len() >= libc::IFNAMSIZ {
-            return bad("longer than 15 octets");
+            return bad("longer than 15 bytes");
         }
         if name.bytes().any(|b| b == b'/' || b == b':' || b == 0 || b.is_ascii_whitespace()) {
             return bad("holds '/', ':', white space or zero");
@@ -81,7 +81,7 @@ pub fn in_netns<R: Send>(netns: Option<&str>, f: impl FnOnce() -> R + Send) -> R
     let file = File::open(path).map_err(failed)?;
     std::thread::scope(|scope| {
         let entered = scope.spawn(|| {
-            // Changes this short-lived thread only.
+            // Only this short-lived thread changes.
             move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?;
             Ok(f())
         });

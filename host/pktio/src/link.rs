@@ -1,35 +1,35 @@
-//! State of an interface, asked through any socket of its namespace.
+//! State of an interface, queried through any socket of its namespace.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 
 use crate::{Interface, OpenError, in_netns};
 
-/// What an interface is now.
+/// Present state of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkInfo {
-    /// Kernel index; changes when an interface of the same name is made anew.
+    /// Kernel index; changes when an interface of the same name is recreated.
     pub index: u32,
-    /// Octets of payload in a frame, Ethernet header and VLAN tag not counted.
+    /// Payload bytes of a frame, without Ethernet header and VLAN tag.
     pub mtu: u32,
     /// Ethernet address.
     pub mac: [u8; 6],
-    /// Administratively up and with carrier.
+    /// Whether it is administratively up with carrier.
     pub up: bool,
 }
 
 impl LinkInfo {
-    /// Asks for an interface without opening it for packets; needs no privilege.
+    /// Queries an interface without opening it for packets; needs no privilege.
     pub fn of(interface: &Interface) -> Result<LinkInfo, OpenError> {
         let failed =
             |operation| move |source| OpenError::Os { interface: interface.to_string(), operation, source };
         in_netns(interface.netns(), || {
             let socket = std::net::UdpSocket::bind(("0.0.0.0", 0)).map_err(failed("socket"))?;
-            LinkInfo::query(socket.as_raw_fd(), interface.name()).map_err(failed("asking the interface"))
+            LinkInfo::query(socket.as_raw_fd(), interface.name()).map_err(failed("querying the interface"))
         })?
     }
 
-    /// Asks the kernel through `fd`, a socket in the interface's namespace.
+    /// Queries the kernel through `fd`, a socket in the interface's namespace.
     pub(crate) fn query(fd: RawFd, name: &str) -> io::Result<LinkInfo> {
         let mut req = request(name);
         ioctl(fd, libc::SIOCGIFINDEX, &mut req)?;
@@ -56,7 +56,7 @@ impl LinkInfo {
 fn request(name: &str) -> libc::ifreq {
     // SAFETY: all zero is a valid ifreq.
     let mut req: libc::ifreq = unsafe { std::mem::zeroed() };
-    // One octet stays zero: the kernel reads a C string.
+    // Leave one zero byte: the kernel reads a C string.
     let room = req.ifr_name.len() - 1;
     for (to, from) in req.ifr_name[..room].iter_mut().zip(name.bytes()) {
         *to = from as libc::c_char;

@@ -1,4 +1,4 @@
-//! Changes of interfaces as the kernel tells them (rtnetlink), for programs that wait on many.
+//! Change events of interfaces from rtnetlink, for programs with many interfaces.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,37 +9,37 @@ use rustix::net::{RecvFlags, SocketFlags, recv};
 use crate::netlink::{HEADER, attributes, socket, text, u16_at, u32_at};
 use crate::{OpenError, in_netns};
 
-/// Something happened to an interface.
+/// An event of an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkEvent {
-    /// Made, renamed, up or down, or another MTU: the state it has now.
+    /// The interface was created, renamed, went up or down, or its MTU changed: its state now.
     Changed {
         /// Its name.
         name: String,
         /// Kernel index.
         index: u32,
-        /// Administratively up and with carrier.
+        /// Whether it is administratively up with carrier.
         up: bool,
-        /// Octets; 0 if the kernel did not say.
+        /// MTU in bytes; 0 if the message lacks it.
         mtu: u32,
     },
     /// Deleted or moved to another namespace.
     Removed {
-        /// The name it had.
+        /// Its former name.
         name: String,
-        /// The index it had.
+        /// Its former index.
         index: u32,
     },
-    /// More happened than the kernel kept: ask for every interface anew.
+    /// The kernel dropped events: query every interface again.
     Missed,
 }
 
-/// A socket that tells of all interfaces of one namespace. Poll it; it does not block.
+/// A socket with the events of all interfaces of a namespace. Poll it; it does not block.
 #[derive(Debug)]
 pub struct LinkMonitor {
     fd: OwnedFd,
     buffer: Box<[u8]>,
-    /// Where the next message starts and the datagram ends.
+    /// Start of the next message, and end of the datagram.
     next: usize,
     end: usize,
 }
@@ -48,7 +48,7 @@ const BUFFER: usize = 32 << 10;
 const IFINFO: usize = 16;
 
 impl LinkMonitor {
-    /// Listens in `netns`, or in the namespace of the calling thread.
+    /// Subscribes in `netns`, or in the namespace of the calling thread.
     pub fn open(netns: Option<&str>) -> Result<Self, OpenError> {
         let fd = in_netns(netns, || socket(SocketFlags::NONBLOCK, libc::RTMGRP_LINK as u32))?.map_err(
             |source| OpenError::Os {
@@ -60,7 +60,7 @@ impl LinkMonitor {
         Ok(LinkMonitor { fd, buffer: vec![0; BUFFER].into(), next: 0, end: 0 })
     }
 
-    /// The next event, `None` if nothing waits.
+    /// Returns the next event, `None` if none waits.
     pub fn next_event(&mut self) -> io::Result<Option<LinkEvent>> {
         loop {
             while self.next < self.end {
@@ -88,7 +88,7 @@ impl AsFd for LinkMonitor {
     }
 }
 
-/// The event in the first message of `data`, if it is one, and the octets to go on by.
+/// The event in the first message of `data`, if it is one, and the message's length.
 fn parse(data: &[u8]) -> (Option<LinkEvent>, usize) {
     let Some(len) = u32_at(data, 0).map(|l| l as usize).filter(|l| (HEADER..=data.len()).contains(l)) else {
         return (None, data.len());

@@ -1,4 +1,4 @@
-//! The little of netlink(7) that is needed: attributes, and one question with one answer.
+//! The parts of netlink(7) that this crate needs: attributes, and requests with their replies.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -8,14 +8,14 @@ use rustix::net::{
     AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with,
 };
 
-/// Octets of `struct nlmsghdr`.
+/// Bytes of `struct nlmsghdr`.
 pub(crate) const HEADER: usize = 16;
 const ATTRIBUTE: usize = 4;
-/// Set in the type of attributes that hold others, or a number in network order.
+/// Flags in the type of nested attributes and of values in network byte order.
 const FLAGS: u16 = 0xc000;
-/// The answer to what is done is that it was done.
+/// Requests an acknowledgement.
 pub(crate) const NLM_F_ACK: u16 = libc::NLM_F_ACK as u16;
-/// Octets of an answer at most.
+/// Largest reply in bytes.
 const ANSWER: usize = 32 << 10;
 
 pub(crate) fn u32_at(data: &[u8], at: usize) -> Option<u32> {
@@ -26,7 +26,7 @@ pub(crate) fn u16_at(data: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_ne_bytes(data.get(at..at.checked_add(2)?)?.try_into().ok()?))
 }
 
-/// Type and value of each attribute in `data`; ends at the first that is damaged.
+/// Type and value of each attribute in `data`; ends at the first damaged one.
 pub(crate) fn attributes(data: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -46,18 +46,18 @@ pub(crate) fn push_attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
     body.resize(body.len().next_multiple_of(4), 0);
 }
 
-/// Zero-terminated text.
+/// Text up to the first NUL.
 pub(crate) fn text(value: &[u8]) -> String {
     String::from_utf8_lossy(value.split(|b| *b == 0).next().unwrap_or_default()).into_owned()
 }
 
-/// An rtnetlink socket, in the calling thread's namespace, which hears of what these groups (`RTMGRP_*`) are told.
+/// An rtnetlink socket in the calling thread's namespace, subscribed to these groups (`RTMGRP_*`).
 pub(crate) fn socket(flags: SocketFlags, groups: u32) -> io::Result<OwnedFd> {
     // NETLINK_ROUTE is protocol 0.
     open(None, flags, groups)
 }
 
-/// A socket of another protocol of netlink's, in the calling thread's namespace.
+/// A socket of another netlink protocol, in the calling thread's namespace.
 pub(crate) fn socket_of(protocol: Protocol) -> io::Result<OwnedFd> {
     open(Some(protocol), SocketFlags::empty(), 0)
 }
@@ -79,7 +79,7 @@ fn request(fd: &OwnedFd, kind: u16, flags: u16, body: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// What the body of `NLMSG_ERROR` says, which may be that there is none.
+/// Result in the body of `NLMSG_ERROR`, which may be success.
 fn outcome(body: &[u8]) -> io::Result<()> {
     match u32_at(body, 0).ok_or(io::ErrorKind::InvalidData)? as i32 {
         0 => Ok(()),
@@ -87,12 +87,12 @@ fn outcome(body: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Sends a request with this body and returns the body of the first message of the answer.
+/// Sends a request and returns the body of the first message of the reply.
 pub(crate) fn ask(fd: &OwnedFd, kind: u16, body: &[u8]) -> io::Result<Vec<u8>> {
     ask_with(fd, kind, 0, body)
 }
 
-/// The same with more flags (`NLM_F_*`).
+/// The same with additional flags (`NLM_F_*`).
 pub(crate) fn ask_with(fd: &OwnedFd, kind: u16, flags: u16, body: &[u8]) -> io::Result<Vec<u8>> {
     request(fd, kind, flags, body)?;
     let mut reply = vec![0; ANSWER];
@@ -107,7 +107,7 @@ pub(crate) fn ask_with(fd: &OwnedFd, kind: u16, flags: u16, body: &[u8]) -> io::
     Ok(body.to_vec())
 }
 
-/// Sends a request for all there is, and hands over the body of each message of the answer.
+/// Sends a dump request and calls `take` with the body of each message of the reply.
 pub(crate) fn dump(fd: &OwnedFd, kind: u16, body: &[u8], mut take: impl FnMut(&[u8])) -> io::Result<()> {
     request(fd, kind, libc::NLM_F_DUMP as u16, body)?;
     let mut reply = vec![0; ANSWER];
@@ -117,7 +117,7 @@ pub(crate) fn dump(fd: &OwnedFd, kind: u16, body: &[u8], mut take: impl FnMut(&[
         while let (Some(len), Some(kind)) = (u32_at(rest, 0), u16_at(rest, 4)) {
             let body = rest.get(HEADER..len as usize).ok_or(io::ErrorKind::InvalidData)?;
             match i32::from(kind) {
-                // It may have ended for want of what is asked for.
+                // The end message may carry an error.
                 libc::NLMSG_DONE if body.is_empty() => return Ok(()),
                 libc::NLMSG_DONE | libc::NLMSG_ERROR => return outcome(body),
                 _ => take(body),
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_pushed_is_read() {
+    fn pushed_attributes_are_read() {
         let mut body = Vec::new();
         push_attribute(&mut body, 5, &[1, 2, 3]);
         push_attribute(&mut body, FLAGS | 6, &[]);

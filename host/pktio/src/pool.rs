@@ -1,12 +1,12 @@
-//! Page-backed memory whose address the kernel may keep: allocated once, never moved, resident only
-//! where it was touched.
+//! Page-backed memory with a fixed address that the kernel may keep; pages become resident when
+//! touched.
 
 use std::io;
 use std::ptr::NonNull;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-/// Anonymous pages, zero at first, released on drop.
+/// Anonymous pages, initially zero, released on drop.
 pub(crate) struct Pool {
     ptr: NonNull<u8>,
     len: usize,
@@ -16,7 +16,7 @@ pub(crate) struct Pool {
 unsafe impl Send for Pool {}
 
 impl Pool {
-    /// Maps `len` octets, more than 0.
+    /// Maps `len` bytes, more than 0.
     pub(crate) fn new(len: usize) -> io::Result<Self> {
         let (access, kind) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
         // SAFETY: a fresh anonymous mapping; no existing memory is touched.
@@ -25,14 +25,14 @@ impl Pool {
         Ok(Pool { ptr, len })
     }
 
-    /// The address of octet `offset`, for the kernel.
+    /// The address of byte `offset`, for the kernel.
     pub(crate) fn at(&self, offset: usize) -> *mut u8 {
         assert!(offset <= self.len);
         // SAFETY: within the mapping or one past its end.
         unsafe { self.ptr.as_ptr().add(offset) }
     }
 
-    /// Octets `offset..offset + len`.
+    /// Bytes `offset..offset + len`.
     pub(crate) fn slice(&self, offset: usize, len: usize) -> &[u8] {
         assert!(offset <= self.len && len <= self.len - offset);
         // SAFETY: inside the mapping, which lives as long as `self`; every bit pattern is a u8, and
@@ -40,7 +40,7 @@ impl Pool {
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr().add(offset), len) }
     }
 
-    /// Octets `offset..offset + len`, to be changed.
+    /// Bytes `offset..offset + len`, mutable.
     pub(crate) fn slice_mut(&mut self, offset: usize, len: usize) -> &mut [u8] {
         assert!(offset <= self.len && len <= self.len - offset);
         // SAFETY: as in `slice`, and `&mut self` makes it the only reference.

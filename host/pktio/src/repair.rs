@@ -1,8 +1,9 @@
-//! Connections that the kernel's TCP takes over from whoever made their handshake (`TCP_REPAIR`, tcp(7) and CRIU): a socket
-//! is set up with the numbers of a connection that exists, no packet is sent, and the peer notices nothing.
+//! Transfers a TCP connection to the kernel after another stack made the handshake (`TCP_REPAIR`,
+//! tcp(7) and CRIU). A socket is given the sequence numbers of the existing connection, no packet
+//! is sent, and the peer notices nothing.
 //!
-//! Sequence numbers go in before the connection, what the two SYNs agreed on behind it, and the maximum segment size before it:
-//! the kernel cuts by the size that it knew when it connected.
+//! Order: sequence numbers before connect; options agreed in the SYNs after it; the maximum segment
+//! size before it, because the kernel derives its segment size when it connects.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -14,7 +15,7 @@ use crate::in_netns;
 
 /// linux/tcp.h: the values of `TCP_REPAIR`.
 const ON: i32 = 1;
-/// Without a window probe, which a client that has had nothing yet would take for a segment from the past.
+/// Without a window probe, which a client without any data so far would treat as an old duplicate.
 const OFF: i32 = -1;
 /// linux/tcp.h: the queues.
 const RECEIVE_QUEUE: i32 = 1;
@@ -25,7 +26,7 @@ const WINDOW_SCALE: u32 = 3;
 const SACK_PERMITTED: u32 = 4;
 const TIMESTAMPS: u32 = 8;
 
-/// net/tcp.h: what the kernel takes for a segment size.
+/// net/tcp.h: bounds of the segment size.
 const MIN_MSS: u16 = 88;
 const MAX_MSS: u16 = 32_767;
 
@@ -46,47 +47,48 @@ struct RepairWindow {
     rcv_wup: u32,
 }
 
-/// A connection as its two ends know it.
+/// State of a connection at this end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connection {
-    /// Our address and port; the address must stand on this host.
+    /// Local address and port; this host must have the address.
     pub local: SocketAddr,
-    /// The peer's.
+    /// The peer's address and port.
     pub remote: SocketAddr,
-    /// The next sequence number that we send. Nothing is unacknowledged.
+    /// Next sequence number to send. All data before it is acknowledged.
     pub send_next: u32,
-    /// The next that we await.
+    /// Next sequence number expected from the peer.
     pub receive_next: u32,
-    /// Octets that the peer takes.
+    /// The peer's receive window in bytes.
     pub send_window: u32,
-    /// Octets that we said we take.
+    /// The window that we announced, in bytes.
     pub receive_window: u32,
-    /// The peer's maximum segment size as in its SYN: the room for options is in it. Below 88 and above 32,767 it counts as
-    /// these, which are the kernel's bounds.
+    /// The peer's maximum segment size from its SYN, which includes the options. Clamped to the
+    /// kernel's bounds of 88 and 32,767.
     pub mss: u16,
-    /// Shifts of the windows (RFC 7323), if both SYNs had one: the peer's and ours.
+    /// Window scale shifts (RFC 7323), the peer's and ours, if both SYNs had the option.
     pub scales: Option<(u8, u8)>,
-    /// Whether both ends take SACK blocks.
+    /// Whether both ends support SACK.
     pub sack: bool,
-    /// On a connection with timestamps our next TSval, rounded up to an even one: the kernel takes the lowest bit for another unit.
-    /// It grows by one each millisecond.
+    /// With timestamps our next TSval, rounded up to an even number because the kernel uses the
+    /// lowest bit for the clock's unit. It counts milliseconds.
     pub timestamp: Option<u32>,
 }
 
-/// Why the kernel does not take a connection over.
+/// Why the kernel could not take the connection over.
 #[derive(Debug, thiserror::Error)]
 #[error("{step}: {source}")]
 pub struct RepairError {
     /// The system call or option.
     pub step: &'static str,
-    /// Its error. `EADDRNOTAVAIL` of `connect`: it has a connection between these addresses and ports, or one that ended lately.
+    /// Its error. `EADDRNOTAVAIL` of `connect`: the kernel already has a connection between these
+    /// addresses and ports, or had one until recently.
     pub source: io::Error,
 }
 
-/// Whether this process may use `TCP_REPAIR`, and the kernel has it.
+/// Checks that this process may use `TCP_REPAIR` and that the kernel supports it.
 ///
 /// # Errors
-/// Why not, in words for the operator.
+/// The reason, as text for the operator.
 pub fn check() -> Result<(), RepairError> {
     permitted().map(drop)
 }
@@ -99,7 +101,8 @@ fn permitted() -> Result<OwnedFd, RepairError> {
     repaired(AddressFamily::INET).map_err(right)
 }
 
-/// Whether this process may take over connections of this port, which others may use.
+/// Checks that this process may take over connections of this port, even if other sockets use the
+/// port.
 ///
 /// # Errors
 /// As of [`check`].
@@ -110,25 +113,25 @@ pub fn check_port(port: u16) -> Result<(), RepairError> {
         }
         _ => of("bind")(e),
     };
-    // With TCP_REPAIR nobody else's use of the port is in the way.
+    // TCP_REPAIR allows binding to a port that other sockets use.
     bind(&permitted()?, &SocketAddr::from(([127, 0, 0, 1], port))).map_err(right)
 }
 
-/// Has the kernel take a connection over, in a network namespace (a name of `ip netns` or a path) or the calling thread's.
-/// Nothing is sent. Needs `CAP_NET_ADMIN`.
+/// Transfers a connection to the kernel, in a network namespace (a name of `ip netns` or a path) or
+/// the calling thread's. Sends nothing. Needs `CAP_NET_ADMIN`.
 ///
 /// # Errors
-/// [`RepairError`]; nothing is left behind.
+/// [`RepairError`]; no socket is left behind.
 pub fn restore(connection: &Connection, netns: Option<&str>) -> Result<TcpStream, RepairError> {
     let entered = in_netns(netns, || established(connection));
     entered.map_err(|e| RepairError { step: "the namespace", source: io::Error::other(e) })?
 }
 
-/// Has a connection's TSval go on from this value, rounded up to an even one. Nobody may read from the stream or write to it at the same time:
-/// what they do fails.
+/// Sets a connection's TSval to this value, rounded up to an even number. Concurrent reads and
+/// writes of the stream fail.
 ///
 /// # Errors
-/// As of [`restore`]. A connection that ended meanwhile has none.
+/// As of [`restore`]. Fails if the connection has ended.
 pub fn set_timestamp(stream: &TcpStream, value: u32) -> Result<(), RepairError> {
     set(stream, libc::TCP_REPAIR, &[ON], "TCP_REPAIR")?;
     let done = set(stream, libc::TCP_TIMESTAMP, &[even(value)], "TCP_TIMESTAMP");
@@ -136,7 +139,7 @@ pub fn set_timestamp(stream: &TcpStream, value: u32) -> Result<(), RepairError> 
     done
 }
 
-/// Octets that were written and are not acknowledged, FIN among them.
+/// Bytes written and not acknowledged, counting a FIN.
 ///
 /// # Errors
 /// The system's.
@@ -161,7 +164,7 @@ fn established(connection: &Connection) -> Result<TcpStream, RepairError> {
     bind(&socket, &connection.local).map_err(of("bind"))?;
     connect(&socket, &connection.remote).map_err(of("connect"))?;
     let mut options = [const { RepairOption { code: 0, value: 0 } }; 4];
-    // Without an option the kernel would go on to scale its window by what it would have said in a SYN of its own.
+    // Without the option the kernel would scale its window as in its own SYN.
     let (theirs, ours) = connection.scales.unwrap_or_default();
     let agreed = [
         Some((MSS, mss.into())),
@@ -190,13 +193,13 @@ fn established(connection: &Connection) -> Result<TcpStream, RepairError> {
     Ok(socket.into())
 }
 
-/// The lowest bit is no part of the value but says that its unit is the microsecond.
+/// The lowest bit does not belong to the value; it marks microseconds as the unit.
 fn even(value: u32) -> u32 {
     value.wrapping_add(1) & !1
 }
 
-/// Ends the repair, at which the kernel has the socket share its port with nobody: a listener may want it as long as the
-/// connection lasts.
+/// Ends the repair mode. That makes the socket's port exclusive, so set SO_REUSEADDR: a listener
+/// may need the port while the connection lasts.
 fn off(socket: &impl AsFd) -> Result<(), RepairError> {
     set(socket, libc::TCP_REPAIR, &[OFF], "TCP_REPAIR off")?;
     sockopt::set_socket_reuseaddr(socket, true).map_err(of("SO_REUSEADDR"))
@@ -213,7 +216,7 @@ fn of(step: &'static str) -> impl Fn(rustix::io::Errno) -> RepairError {
     move |e| RepairError { step, source: e.into() }
 }
 
-/// Sets an option of TCP that no library knows, to an array of the C structure that it takes.
+/// Sets a TCP option that no library supports, to an array of its C structure.
 fn set<T>(socket: &impl AsFd, name: i32, value: &[T], step: &'static str) -> Result<(), RepairError> {
     let (at, length) = (value.as_ptr().cast(), size_of_val(value) as libc::socklen_t);
     // SAFETY: pointer and length are those of `value`, which is read only.

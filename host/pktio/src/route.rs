@@ -1,5 +1,4 @@
-//! The two questions that a stack asks the kernel's routing: which way, and to which Ethernet address
-//! (`ip route get`, `ip neighbour get`).
+//! Route and neighbour lookups in the kernel (`ip route get`, `ip neighbour get`).
 
 use std::io;
 use std::net::IpAddr;
@@ -10,28 +9,28 @@ use crate::netlink::{ask, attributes, push_attribute, socket, u16_at, u32_at};
 
 /// linux/rtnetlink.h
 const RTAX_MTU: u16 = 2;
-/// Octets of `struct rtmsg` and of `struct ndmsg`.
+/// Bytes of `struct rtmsg` and of `struct ndmsg`.
 const HEAD: usize = 12;
 
-/// What the kernel's routing says about a destination.
+/// The kernel's route to a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
     /// Interface index.
     pub interface: u32,
-    /// The router on the way, none if the destination is a neighbour itself.
+    /// Next router, `None` if the destination is directly reachable.
     pub gateway: Option<IpAddr>,
     /// Address to send from.
     pub source: IpAddr,
     /// Path MTU that the kernel has cached or configured for the route, 0 if none.
     pub mtu: u32,
-    /// The destination is an address of this machine.
+    /// Whether the destination is an address of this machine.
     pub local: bool,
 }
 
-/// Asks for the route to `destination`, from `source` if given.
+/// Looks up the route to `destination`, from `source` if given.
 ///
 /// # Errors
-/// No route, or a kernel that does not answer.
+/// There is no route, or the kernel does not answer.
 pub fn route(destination: IpAddr, source: Option<IpAddr>) -> io::Result<Route> {
     let (family, bits) = family(destination);
     // struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags.
@@ -62,10 +61,10 @@ pub fn route(destination: IpAddr, source: Option<IpAddr>) -> io::Result<Route> {
     Ok(Route { interface, gateway, source, mtu, local: kind == libc::RTN_LOCAL })
 }
 
-/// The Ethernet address that the kernel knows for a neighbour, `None` if it has to be asked for.
+/// The Ethernet address of a neighbour, `None` if the kernel does not have it yet.
 ///
 /// # Errors
-/// A kernel that does not answer.
+/// The kernel does not answer.
 pub fn neighbour(interface: u32, address: IpAddr) -> io::Result<Option<[u8; 6]>> {
     // struct ndmsg: family, pad, pad, ifindex, state, flags, type.
     let mut body = vec![family(address).0, 0, 0, 0];

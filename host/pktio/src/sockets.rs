@@ -1,7 +1,8 @@
-//! Connections of the kernel's, looked at and ended from outside the process that has them (sock_diag(7), `SOCK_DESTROY`).
+//! Inspects and aborts the kernel's TCP connections from outside their process (sock_diag(7),
+//! `SOCK_DESTROY`).
 //!
-//! The kernel looks a socket up as it does for a segment, so that where there is no connection it finds the listener. What is to be
-//! ended is therefore asked for first, and destroyed by its cookie.
+//! The kernel looks a socket up as for a segment, so without a connection it finds the listener.
+//! Therefore a socket is looked up first and then destroyed by its cookie.
 
 use std::collections::HashMap;
 use std::io;
@@ -20,25 +21,25 @@ const SOCK_DESTROY: u16 = 21;
 /// include/net/tcp_states.h
 const TIME_WAIT: u8 = 6;
 const LISTEN: u8 = 10;
-/// Those in which this end has sent its FIN and waits for it to be acknowledged: a bit each.
+/// States after this end sent its FIN and before it is acknowledged, one bit each.
 const CLOSING: u32 = 1 << 4 | 1 << 9 | 1 << 11;
-/// include/net/tcp_states.h: the connection stands.
+/// include/net/tcp_states.h: an established connection.
 const ESTABLISHED: u32 = 1 << 1;
-/// linux/inet_diag.h: whichever socket has these ends.
+/// linux/inet_diag.h: matches any cookie.
 const NO_COOKIE: [u8; 8] = [0xff; 8];
-/// Where `struct inet_diag_msg` has the state, this end's port, and the cookie.
+/// Offsets of state, local port and cookie in `struct inet_diag_msg`.
 const STATE: usize = 1;
 const LOCAL_PORT: usize = 4;
 const COOKIE: usize = 44;
 
-/// What the kernel has between two ends.
+/// What the kernel holds between two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held {
     /// No connection.
     Nothing,
-    /// One that is over, whose last segments are waited for (TIME-WAIT, RFC 9293 section 3.3.2).
+    /// A closed connection that waits for late segments (TIME-WAIT, RFC 9293 section 3.3.2).
     Remains,
-    /// A connection.
+    /// A connection in any other state.
     Connection,
 }
 
@@ -47,7 +48,8 @@ pub enum Held {
 pub struct Sockets(OwnedFd);
 
 impl Sockets {
-    /// For a network namespace (a name of `ip netns` or a path), or the calling thread's. To end a connection takes `CAP_NET_ADMIN`.
+    /// Opens a netlink socket in a network namespace (a name of `ip netns` or a path), or the
+    /// calling thread's. Aborting a connection needs `CAP_NET_ADMIN`.
     ///
     /// # Errors
     /// The system's.
@@ -55,17 +57,18 @@ impl Sockets {
         in_netns(netns, || socket_of(SOCK_DIAG)).map_err(io::Error::other)?.map(Sockets)
     }
 
-    /// Whether the kernel can be asked.
+    /// Checks that the kernel answers queries.
     ///
     /// # Errors
-    /// `ENOENT` of one that lacks `tcp_diag`, which has no socket whatever it is asked for; the system's.
+    /// `ENOENT` from a kernel without `tcp_diag`, which would find no socket at all; the system's
+    /// error.
     pub fn check(&self) -> io::Result<()> {
         let nobody = SocketAddr::from(([0; 4], 0));
         dump(&self.0, SOCK_DIAG_BY_FAMILY, &request(nobody, nobody, 1 << LISTEN, &NO_COOKIE), |_| ())
     }
 
-    /// Ends the connection between these two ends: whoever has its socket gets an error, and the peer a RST where TCP sends one.
-    /// False: there is none.
+    /// Aborts the connection between these two ends: its process gets an error, and the peer a RST
+    /// where TCP sends one. Returns false if there is none.
     ///
     /// # Errors
     /// `EPERM` without `CAP_NET_ADMIN`, `EOPNOTSUPP` of a kernel without `CONFIG_INET_DIAG_DESTROY`.
@@ -76,7 +79,7 @@ impl Sockets {
         }
     }
 
-    /// What there is between these two ends. Takes some microseconds.
+    /// What the kernel holds between these two ends. Takes some microseconds.
     ///
     /// # Errors
     /// The system's.
@@ -88,7 +91,7 @@ impl Sockets {
         })
     }
 
-    /// State and cookie of what there is between these two ends, a listener aside.
+    /// State and cookie of the socket between these two ends, ignoring a listener.
     fn find(&self, local: SocketAddr, remote: SocketAddr) -> io::Result<Option<(u8, [u8; 8])>> {
         let found = match ask(&self.0, SOCK_DIAG_BY_FAMILY, &request(local, remote, u32::MAX, &NO_COOKIE)) {
             Err(e) if is_absent(&e) => return Ok(None),
@@ -101,7 +104,8 @@ impl Sockets {
         Ok((*state != LISTEN).then_some((*state, *cookie)))
     }
 
-    /// Ends the connections of this end whose FIN is not acknowledged: how many. Their processes have closed them, or are gone.
+    /// Aborts the connections from this local end whose FIN is not acknowledged, and returns how
+    /// many. Their processes have closed them or ended.
     ///
     /// # Errors
     /// As of [`Sockets::abort`].
@@ -113,7 +117,7 @@ impl Sockets {
         Ok(count)
     }
 
-    /// The other ends of the connections of this end that stand.
+    /// The remote ends of the established connections of this local end.
     ///
     /// # Errors
     /// The system's.
@@ -121,8 +125,8 @@ impl Sockets {
         Ok(self.all(local, ESTABLISHED)?.into_iter().map(|(remote, _)| remote).collect())
     }
 
-    /// How many connections stand, by this end's port. A list of the kernel's in /proc has those as well that are only waited for,
-    /// and takes some microseconds for each.
+    /// Counts established connections by local port. /proc would also list those in TIME_WAIT, at
+    /// some microseconds each.
     ///
     /// # Errors
     /// The system's.
@@ -140,7 +144,7 @@ impl Sockets {
         Ok(counts)
     }
 
-    /// The other ends and cookies of those in these states.
+    /// Remote ends and cookies of the connections in these states.
     fn all(&self, local: SocketAddr, states: u32) -> io::Result<Vec<(SocketAddr, [u8; 8])>> {
         let nobody = match local {
             SocketAddr::V4(_) => SocketAddr::from(([0; 4], 0)),
@@ -155,14 +159,14 @@ impl Sockets {
 
     fn destroy(&self, local: SocketAddr, remote: SocketAddr, cookie: &[u8; 8]) -> io::Result<bool> {
         match ask_with(&self.0, SOCK_DESTROY, NLM_F_ACK, &request(local, remote, u32::MAX, cookie)) {
-            // It ended meanwhile.
+            // The connection has ended meanwhile.
             Err(e) if is_absent(&e) => Ok(false),
             done => done.map(|_| true),
         }
     }
 }
 
-/// The other end and the cookie of a `struct inet_diag_msg`, if this is its own end.
+/// Remote end and cookie from a `struct inet_diag_msg`, if its local end is `local`.
 fn read(body: &[u8], local: SocketAddr) -> Option<(SocketAddr, [u8; 8])> {
     let ip = |at: usize| -> Option<IpAddr> {
         Some(match local {
@@ -198,7 +202,7 @@ fn request(local: SocketAddr, remote: SocketAddr, states: u32, cookie: &[u8; 8])
         }
         body.resize(end, 0);
     }
-    // Whatever the interface.
+    // Any interface.
     body.extend([0; 4]);
     body.extend(cookie);
     body
@@ -212,16 +216,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_connection_is_ended_and_its_listener_is_not() {
+    fn connection_is_aborted_without_its_listener() {
         for address in ["127.0.0.1:0", "[::1]:0"] {
-            // IPv6 may not be there.
+            // IPv6 may be unavailable.
             let Ok(listener) = TcpListener::bind(address) else { continue };
             let local = listener.local_addr().unwrap();
             let mut client = TcpStream::connect(local).unwrap();
             let (mut server, remote) = listener.accept().unwrap();
             let sockets = Sockets::open(None).unwrap();
             let nobody = SocketAddr::new(remote.ip(), 1);
-            assert!(!sockets.abort(local, nobody).unwrap(), "there is none, but a listener");
+            assert!(!sockets.abort(local, nobody).unwrap(), "only a listener exists");
             match sockets.abort(local, remote) {
                 Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
                     eprintln!("SKIPPED: needs root");
@@ -231,18 +235,18 @@ mod tests {
             }
             assert_eq!(server.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
             assert_eq!(client.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::ConnectionReset);
-            assert!(!sockets.abort(local, remote).unwrap(), "it is gone");
-            // The listener goes on.
+            assert!(!sockets.abort(local, remote).unwrap(), "it was aborted");
+            // The listener still accepts.
             TcpStream::connect(local).unwrap();
             listener.accept().unwrap();
         }
     }
 
     #[test]
-    fn what_is_held_is_told_from_a_listener_and_from_what_is_over() {
+    fn held_distinguishes_connection_listener_and_time_wait() {
         for (listens, connects) in [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "::1"), ("[::]:0", "127.0.0.1")]
         {
-            // IPv6 may not be there.
+            // IPv6 may be unavailable.
             let Ok(listener) = TcpListener::bind(listens) else { continue };
             let local = SocketAddr::new(connects.parse().unwrap(), listener.local_addr().unwrap().port());
             let client = TcpStream::connect(local).unwrap();
@@ -252,7 +256,7 @@ mod tests {
             sockets.check().unwrap();
             assert_eq!(sockets.held(local, SocketAddr::new(remote.ip(), 1)).unwrap(), Held::Nothing);
             assert_eq!(sockets.held(local, remote).unwrap(), Held::Connection);
-            // Who closes first waits for what is late.
+            // The end that closes first waits in TIME_WAIT.
             server.shutdown(std::net::Shutdown::Write).unwrap();
             drop(client);
             assert_eq!(server.read(&mut [0]).unwrap(), 0);
@@ -261,9 +265,10 @@ mod tests {
         }
     }
 
-    /// As of a kernel without `tcp_diag`: to one question it says what it says where there is no socket, to the other it does not.
+    /// Like a kernel without `tcp_diag`: a lookup reports that there is no socket, but the check
+    /// fails.
     #[test]
-    fn a_protocol_that_the_kernel_cannot_be_asked_about_is_an_error() {
+    fn kernel_without_tcp_diag_is_an_error() {
         let (sockets, nobody) = (Sockets::open(None).unwrap(), SocketAddr::from(([127, 0, 0, 1], 9)));
         let mut body = request(nobody, nobody, 1 << LISTEN, &NO_COOKIE);
         body[1] = 253;
@@ -275,9 +280,9 @@ mod tests {
         }
     }
 
-    /// A server that closed while its client takes nothing, and another connection beside it.
+    /// A server that closed while its client does not read, and another connection beside it.
     #[test]
-    fn what_is_closing_is_ended_and_nothing_else() {
+    fn only_closing_connections_are_aborted() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let local = listener.local_addr().unwrap();
         let (mut clients, mut servers) = (Vec::new(), Vec::new());

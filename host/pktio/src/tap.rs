@@ -1,4 +1,5 @@
-//! A TAP: an interface whose frames a process reads, large segments and unfinished checksums as their sender left them.
+//! A TAP interface whose frames a process reads, with large segments and partial checksums as their
+//! sender left them.
 
 use std::ffi::CStr;
 use std::fs::{File, OpenOptions};
@@ -9,15 +10,15 @@ use std::os::unix::fs::OpenOptionsExt;
 use crate::vnet::{VNET_LEN, Vnet};
 use crate::{Checksum, Interface, LinkInfo, OpenError, Segmentation, in_netns};
 
-/// What a sender may leave to the hardware.
+/// Offloads that senders may leave to the hardware.
 const OFFLOADS: libc::c_uint = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
 /// linux/sockios.h
 const SIOCSIFTXQLEN: libc::Ioctl = 0x8943;
 
-/// Octets of the longest frame: a segment as large as IP can say, with its Ethernet header.
+/// Bytes of the longest frame: the largest IP packet with its Ethernet header.
 pub const MAX_FRAME: usize = 14 + 65_535;
 
-/// A TAP of this process's own; it goes with it.
+/// A TAP of this process; dropping it removes the interface.
 #[derive(Debug)]
 pub struct Tap {
     file: File,
@@ -25,23 +26,24 @@ pub struct Tap {
     index: u32,
 }
 
-/// What is known of a frame that was read.
+/// Metadata of a frame that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TapFrame {
-    /// Its octets.
+    /// Length in bytes.
     pub len: usize,
-    /// Whether its sender left the checksum to the hardware.
+    /// State of its checksum.
     pub checksum: Checksum,
-    /// Whether it is to be cut, and how.
+    /// How to cut it, if it is longer than the MTU.
     pub segmentation: Option<Segmentation>,
 }
 
 impl Tap {
-    /// Makes one, in a network namespace (a name of `ip netns` or a path) or the calling thread's. The kernel picks its name
-    /// from `pattern` (`tap%d`). Up to `queue` frames wait to be read. Needs `CAP_NET_ADMIN`.
+    /// Creates a TAP in a network namespace (a name of `ip netns` or a path) or the calling
+    /// thread's. The kernel chooses its name from `pattern` (`tap%d`). Up to `queue` frames wait to
+    /// be read. Needs `CAP_NET_ADMIN`.
     ///
     /// # Errors
-    /// [`OpenError::Os`]: `ENOENT` where the kernel has no TAPs (`CONFIG_TUN`).
+    /// [`OpenError::Os`]: `ENOENT` where the kernel lacks TAPs (`CONFIG_TUN`).
     pub fn new(pattern: &str, queue: u32, netns: Option<&str>) -> Result<Tap, OpenError> {
         let failed = |operation| move |source| OpenError::Os { interface: pattern.into(), operation, source };
         let made = in_netns(netns, || {
@@ -67,8 +69,8 @@ impl Tap {
         self.index
     }
 
-    /// Takes the next frame into `buffer`, which is to have [`MAX_FRAME`] octets; None if none waits. One that is to be cut in
-    /// an unknown way is passed over.
+    /// Reads the next frame into `buffer`, which must have [`MAX_FRAME`] bytes; `None` if none
+    /// waits. Skips frames with an unknown segmentation type.
     ///
     /// # Errors
     /// The system's.
@@ -89,7 +91,7 @@ impl Tap {
         }
     }
 
-    /// Puts a frame into it, as if it had come in there: whole, with its checksum.
+    /// Injects a frame as if the interface had received it: whole, with its checksum.
     ///
     /// # Errors
     /// The system's.
@@ -118,9 +120,10 @@ fn open(pattern: &str) -> io::Result<(File, String)> {
     Ok((file, name.to_string_lossy().into_owned()))
 }
 
-/// Sets the length of its queue, and has it up.
+/// Sets the length of its queue and brings it up.
 fn start(name: &str, queue: u32) -> io::Result<()> {
-    // Nobody is to answer on it, nor to speak by itself: best effort, what comes is looked at anyway.
+    // Best effort: keep the kernel from sending IPv6 packets on it. All frames read from it are
+    // checked anyway.
     let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1");
     let socket = std::net::UdpSocket::bind(("0.0.0.0", 0))?;
     let mut request = request(name)?;

@@ -1,4 +1,5 @@
-//! What tests and benchmarks stand on: network namespaces with unique names, removed on drop, and processes in them.
+//! Helpers for tests and benchmarks: network namespaces with unique names, removed on drop, and
+//! processes in them.
 
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,8 +17,9 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// A fresh namespace with loopback up, named from the prefix, this process and a count. `None`, and
-    /// a line on standard error that says so, where the user may not make one: the test is to return.
+    /// Creates a namespace with loopback up, named from the prefix, this process and a counter.
+    /// `None`, with a line on standard error, if the user may not create one: then the test must
+    /// return.
     #[must_use]
     pub fn new(prefix: &str) -> Option<Netns> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -47,7 +49,7 @@ impl Netns {
     /// An interface of this namespace.
     ///
     /// # Panics
-    /// On a name that cannot be one.
+    /// If the name is invalid.
     #[must_use]
     pub fn interface(&self, name: &str) -> crate::Interface {
         crate::Interface::new(Some(&self.name), name).expect("interface name")
@@ -66,7 +68,7 @@ impl Netns {
     #[must_use]
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new("ip");
-        // Nothing of a test is left in the home of who runs it, nor found there by the next.
+        // A test must not leave files in the user's home, nor find any there.
         command.args(["netns", "exec", &self.name, program]).env("RIVULET_STATE", "");
         command
     }
@@ -86,12 +88,12 @@ impl Netns {
         self.ip(&format!("link add {here} type veth peer name {there} netns {}", other.name));
         self.ip(&format!("link set dev {here} up"));
         other.ip(&format!("link set dev {there} up"));
-        // The kernel activates them a little later and drops what is sent before.
+        // The kernel activates them a little later and drops frames sent before.
         self.wait_until_up(here);
         other.wait_until_up(there);
     }
 
-    /// Waits until the interface has carrier and sends.
+    /// Waits until the interface is up with carrier.
     ///
     /// # Panics
     /// If that takes longer than [`PATIENCE`].
@@ -110,7 +112,7 @@ impl Netns {
         octets.try_into().expect("six octets")
     }
 
-    /// A counter of its kernel's, as `nstat` calls it (`TcpOutRsts`).
+    /// A counter of the namespace's kernel, by its name in `nstat` (`TcpOutRsts`).
     ///
     /// # Panics
     /// If there is no such counter.
@@ -121,28 +123,29 @@ impl Netns {
         line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number")
     }
 
-    /// A token bucket at an interface's egress, in place of what was there: slow enough that things happen in the
-    /// middle of a transfer.
+    /// Replaces the interface's egress queue by a token bucket, slow enough that tests can act in
+    /// the middle of a transfer.
     pub fn shape(&self, name: &str, rate: &str) {
         self.run(&format!("tc qdisc replace dev {name} root tbf rate {rate} burst 64kb limit 256kb"));
     }
 
-    /// Whole frames with checksums, as AF_XDP needs them.
+    /// Switches offloads off: AF_XDP needs whole frames with checksums.
     pub fn offloads_off(&self, name: &str) {
         self.run(&format!("ethtool -K {name} tx off txvlan off gro off"));
     }
 
-    /// No IPv6 in interfaces made from now on, so that the kernel sends nothing by itself.
+    /// Disables IPv6 on interfaces created from now on, so that the kernel sends nothing
+    /// unrequested.
     pub fn quiet(&self) {
         self.run("sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1");
     }
 }
 
-/// Whether AF_XDP cannot be had on this machine at all (kernel or rights), so that a test is to be skipped; says so on
-/// standard error. Why not on some interface is another question.
+/// Whether this machine cannot use AF_XDP at all (kernel or privileges), so that the test must be
+/// skipped; logs it to standard error. A single interface can still be unsuitable.
 ///
 /// # Panics
-/// If the kernel is one that should have it ([`rivulet_bpf::kernel::skipped`]).
+/// If this kernel should support it ([`rivulet_bpf::kernel::skipped`]).
 #[must_use]
 pub fn lacks_af_xdp() -> bool {
     rivulet_bpf::kernel::skipped(rivulet_bpf::kernel::Feature::Xdp)
@@ -155,7 +158,7 @@ fn check(what: &str, out: Output) -> String {
 
 impl Drop for Netns {
     fn drop(&mut self) {
-        // A socket that is still open inside keeps the interfaces for a while; nothing to be done here.
+        // A socket still open inside keeps the interfaces for a while; ignore that here.
         let _ = Command::new("ip").args(["netns", "del", &self.name]).output();
     }
 }

@@ -1,10 +1,11 @@
-//! TCP connections to a server of this host from an address that is another host's (`IP_TRANSPARENT`): what the server sends back
-//! has to come to this host, and not to the one whose address it is.
+//! Connects to a server of this host from a foreign source address (`IP_TRANSPARENT`), and routes
+//! the server's replies back to this host instead of the address's owner.
 //!
-//! The connection's packets carry a mark. A server's socket takes over the mark of the SYN that it accepts
-//! (`net.ipv4.tcp_fwmark_accept`, for IPv6 too), and a rule has the kernel look up what carries the mark in a routing table
-//! of its own, in which every address is this host's. Nothing else is routed by that table. Rule, table and sysctl stay:
-//! another process of the same host may use them, and without marked packets they do nothing.
+//! The connection's packets carry a mark. A server's socket inherits the mark of the SYN that it
+//! accepts (`net.ipv4.tcp_fwmark_accept`, for IPv6 too), and a rule routes marked packets by a
+//! separate table in which every address is local. No other packet uses that table. Rule, table and
+//! sysctl stay: other processes of the host may use them, and without marked packets they have no
+//! effect.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
@@ -16,7 +17,8 @@ use rustix::net::{
 
 use crate::netlink::{NLM_F_ACK, ask_with, push_attribute, socket};
 
-/// The mark of packets that come back to this host, "RIVT"; the number of the table, and the place of the rule that names it.
+/// Mark of packets that return to this host ("RIVT"), number of the table, and priority of its
+/// rule.
 const MARK: u32 = 0x5249_5654;
 const TABLE: u32 = 0x5249;
 const PRIORITY: u32 = 100;
@@ -27,15 +29,15 @@ const FRA_TABLE: u16 = 15;
 const FR_ACT_TO_TBL: u8 = 1;
 /// The index of the loopback device, in every network namespace.
 const LOOPBACK: u32 = 1;
-/// Ports from which such a connection comes: clients have none of these, unless their programs are privileged (RFC 6335 section 6),
-/// so none of the client's own connections is met.
+/// Source ports of such connections: only privileged programs use them (RFC 6335 section 6), so
+/// they do not collide with a client's own connections.
 const PORTS: std::ops::RangeInclusive<u16> = 1..=1023;
 
-/// Has what servers of this host send on such connections come back, in the calling thread's network namespace. Needs
-/// `CAP_NET_ADMIN` and a writable `/proc/sys`.
+/// Routes what servers of this host send on such connections back to this host, in the calling
+/// thread's network namespace. Needs `CAP_NET_ADMIN` and a writable `/proc/sys`.
 ///
 /// # Errors
-/// The system's, and which step it was.
+/// The system's error, with the failed step.
 pub fn prepare(server: IpAddr) -> io::Result<()> {
     let of = |step: &'static str| move |e: io::Error| io::Error::new(e.kind(), format!("{step}: {e}"));
     let accept = "/proc/sys/net/ipv4/tcp_fwmark_accept";
@@ -65,12 +67,12 @@ pub fn prepare(server: IpAddr) -> io::Result<()> {
     add(libc::RTM_NEWRULE, &rule).map_err(of("a routing rule"))
 }
 
-/// A connection to a server of this host that the server takes for one of this client's, perhaps not established yet. After
-/// [`prepare`] for the server's address; needs `CAP_NET_ADMIN` and `CAP_NET_BIND_SERVICE`. It is closed with a RST, so that its
-/// port is free at once.
+/// Connects to a server of this host from a client's address; the connection may still be pending.
+/// Call [`prepare`] for the server's address first; needs `CAP_NET_ADMIN` and
+/// `CAP_NET_BIND_SERVICE`. Closing sends a RST, so that the port is free at once.
 ///
 /// # Errors
-/// The system's; `AddrInUse` while this client has a connection from each of the ports.
+/// The system's error; `AddrInUse` while this client's address uses all of the ports.
 pub fn connect_as(client: IpAddr, server: SocketAddr) -> io::Result<TcpStream> {
     let family = if server.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -90,7 +92,7 @@ pub fn connect_as(client: IpAddr, server: SocketAddr) -> io::Result<TcpStream> {
     }
 }
 
-/// Binds to a port that this client has no such connection from.
+/// Binds to a port that has no such connection from this client's address.
 fn bind_free(socket: &std::os::fd::OwnedFd, client: IpAddr) -> io::Result<()> {
     use std::hash::{BuildHasher, RandomState};
     let count = PORTS.len();
@@ -119,11 +121,11 @@ fn set_option(
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Whether a server of this host can be asked as anybody: a connection from an address of the documentation's (RFC 5737, RFC 3849)
-/// to a listener of this process.
+/// Checks that this works, by a connection from a documentation address (RFC 5737, RFC 3849) to a
+/// listener of this process.
 ///
 /// # Errors
-/// Why not, in words for the operator.
+/// The reason, as text for the operator.
 pub fn check(server: IpAddr) -> io::Result<()> {
     prepare(server)?;
     let nobody: IpAddr = match server {
@@ -131,7 +133,7 @@ pub fn check(server: IpAddr) -> io::Result<()> {
         IpAddr::V6(_) => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
     };
     let listener = match std::net::TcpListener::bind(SocketAddr::new(server, 0)) {
-        // It has not been given to the host yet.
+        // The host does not have the address yet.
         Err(e) if e.kind() == io::ErrorKind::AddrNotAvailable => return Ok(()),
         listener => listener?,
     };
@@ -139,7 +141,7 @@ pub fn check(server: IpAddr) -> io::Result<()> {
     let mut fds = [rustix::event::PollFd::new(&listener, rustix::event::PollFlags::IN)];
     let patience = rustix::event::Timespec { tv_sec: 1, tv_nsec: 0 };
     if rustix::event::poll(&mut fds, Some(&patience))? == 0 {
-        let why = "what a server sends back to a client's address does not come back to this host";
+        let why = "a server's reply to a client's address does not return to this host";
         return Err(io::Error::new(io::ErrorKind::HostUnreachable, why));
     }
     let from: SocketAddr = getsockname(&client)?.try_into().map_err(|_| io::ErrorKind::InvalidData)?;
@@ -171,7 +173,7 @@ mod tests {
                 prepare(server.ip()).unwrap();
                 check(server.ip()).unwrap();
                 let listener = TcpListener::bind(server).unwrap();
-                // More than one at a time, and ports that are free again at once.
+                // Several connections at a time, and ports that are free again at once.
                 for _ in 0..40 {
                     let mut ends = Vec::new();
                     for _ in 0..50 {

@@ -1,9 +1,10 @@
-//! `struct virtio_net_hdr`, which a packet socket with `PACKET_VNET_HDR` puts before each frame: what
-//! the sender left to the hardware (checksum, segmentation). Fields are in host order there.
+//! `struct virtio_net_hdr`, which a packet socket with `PACKET_VNET_HDR` puts before each frame:
+//! the offloads that the sender left to the hardware (checksum, segmentation). Fields are in host
+//! byte order.
 
 use crate::{Checksum, Segmentation, SegmentationKind, TxFrame};
 
-/// Octets of the header.
+/// Bytes of the header.
 pub(crate) const VNET_LEN: usize = 10;
 
 const F_NEEDS_CSUM: u8 = 1;
@@ -12,15 +13,15 @@ const GSO_NONE: u8 = 0;
 const GSO_TCPV4: u8 = 1;
 const GSO_TCPV6: u8 = 4;
 const GSO_UDP_L4: u8 = 5;
-/// Set beside the type when the TCP flags ask for ECN (CWR on the first piece only).
+/// Flag in the type: the TCP flags need ECN treatment (CWR on the first piece only).
 const GSO_ECN: u8 = 0x80;
 
-/// What the header says of a received frame.
+/// Content of the header of a received frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Vnet {
     pub(crate) checksum: Checksum,
     pub(crate) segmentation: Option<Segmentation>,
-    /// The frame is to be cut in a way that is not known here.
+    /// The frame must be cut in an unknown way.
     pub(crate) unknown_gso: bool,
 }
 
@@ -72,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_encoded_is_parsed() {
+    fn header_round_trips() {
         let seg = Segmentation { kind: SegmentationKind::Tcp6, size: 1440, header_len: 74 };
         let checksum = Checksum::Partial { start: 54, offset: 16 };
         let frame = TxFrame { head: &[], body: &[], checksum, segmentation: Some(seg) };
@@ -83,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn ecn_flag_is_not_a_type_of_its_own_and_an_unknown_type_is_told() {
+    fn ecn_flag_is_masked_and_unknown_types_are_reported() {
         let mut hdr = [0; VNET_LEN];
         hdr[1] = GSO_TCPV4 | GSO_ECN;
         assert_eq!(Vnet::parse(&hdr).segmentation.map(|s| s.kind), Some(SegmentationKind::Tcp4));

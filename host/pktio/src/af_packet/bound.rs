@@ -1,43 +1,46 @@
-//! How much is handed to the interface at once: less where its queueing discipline has room for less.
+//! Limits how much is queued at the interface to what its queueing discipline has room for.
 //!
-//! The send buffer counts what lies in the queueing discipline, so it is the bound. A discipline that is full refuses a
-//! frame; then the bound becomes what lies there, less an eighth, and what was refused is kept until half of the bound has left.
-//! From time to time a little more is tried, since disciplines and what else they hold change.
+//! The socket's send buffer counts the bytes in the queueing discipline, so it serves as the limit.
+//! When the discipline is full and refuses a frame, the limit becomes 7/8 of the bytes queued now,
+//! and the refused frame waits until half of the limit has left. The limit slowly grows again,
+//! because disciplines and other senders change.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::socket;
 
-/// With fewer octets outstanding, some two full frames, it is others who fill the discipline.
-const LEAST: usize = 6 << 10;
-/// Frames after which an eighth more is tried.
-const TRIAL: usize = 4096;
+/// Below this many outstanding bytes, about two full frames, other senders have filled the
+/// discipline.
+const MIN_OUTSTANDING_BYTES: usize = 6 << 10;
+/// Frames after which the limit grows by an eighth.
+const FRAMES_PER_TRIAL: usize = 4096;
 
-/// The bound of one socket, in octets of the kernel's accounting.
+/// The send limit of one socket, in bytes of the kernel's accounting.
 pub(super) struct Bound {
     most: usize,
     now: usize,
-    /// Frames sent since it changed.
+    /// Frames sent since the limit changed.
     sent: usize,
 }
 
 impl Bound {
-    /// That of a socket which was opened with it.
+    /// The limit of a socket opened with a send buffer of `most` bytes.
     pub fn new(most: usize) -> Bound {
         Bound { most, now: most, sent: 0 }
     }
 
-    /// The discipline refused a frame. True if it may be sent later: some of ours lie before it.
+    /// Handles a refusal by the discipline. Returns true if the frame may be sent later, because
+    /// earlier frames of this socket are queued.
     pub fn refused(&mut self, fd: BorrowedFd<'_>) -> bool {
         let Ok(outstanding) = outstanding(fd) else { return false };
-        outstanding >= LEAST && self.set(fd, outstanding.min(self.now) / 8 * 7)
+        outstanding >= MIN_OUTSTANDING_BYTES && self.set(fd, outstanding.min(self.now) / 8 * 7)
     }
 
-    /// So many frames were taken.
+    /// Records accepted frames.
     pub fn sent(&mut self, fd: BorrowedFd<'_>, frames: usize) {
         self.sent += frames;
-        if self.now < self.most && self.sent >= TRIAL {
+        if self.now < self.most && self.sent >= FRAMES_PER_TRIAL {
             self.set(fd, (self.now + self.now / 8).min(self.most));
         }
     }
@@ -52,7 +55,7 @@ impl Bound {
     }
 }
 
-/// What was handed over and has not left (`SIOCOUTQ`).
+/// Bytes handed over that have not left yet (`SIOCOUTQ`).
 fn outstanding(fd: BorrowedFd<'_>) -> io::Result<usize> {
     let mut octets: libc::c_int = 0;
     // SAFETY: the kernel writes one int.

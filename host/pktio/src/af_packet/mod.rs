@@ -1,6 +1,7 @@
 //! The packet socket: `recvmmsg` and `sendmmsg` on `AF_PACKET`.
 //!
-//! Chosen over a mapped ring because the ring's block timer adds more than a millisecond of delay.
+//! `recvmmsg` is preferred to a mapped ring because the ring's block timer adds more than a
+//! millisecond of delay.
 
 mod bound;
 mod rx;
@@ -20,12 +21,12 @@ use rx::Receiver;
 pub(crate) use socket::set_filter;
 use tx::Transmitter;
 
-/// Room before each frame for the virtio header and a VLAN tag put back; also keeps frames on cache
-/// line boundaries.
+/// Room before each frame for the virtio header and a reinserted VLAN tag; also keeps frames on
+/// cache line boundaries.
 const HEADROOM: usize = 64;
 
-/// Frame octets of a slot for this MTU: Ethernet header, two tags, rounded so that slots start on cache
-/// lines but not all on the same offset of a page.
+/// Frame bytes of a slot for this MTU: Ethernet header and two tags, rounded so that slots start on
+/// cache lines but at different offsets of their pages.
 fn slot_frame(mtu: usize) -> usize {
     (mtu + 14 + 8).max(1600).next_multiple_of(64)
 }
@@ -41,13 +42,13 @@ pub struct AfPacket {
     stamps: bool,
     rx: Receiver,
     tx: Transmitter,
-    /// None: what a full queueing discipline refuses is dropped.
+    /// `None`: frames that a full queueing discipline refuses are dropped.
     bound: Option<Bound>,
     stats: Stats,
 }
 
 impl AfPacket {
-    /// Opens and binds; frames queue from now on.
+    /// Opens and binds the socket; from here on frames are queued.
     pub fn open(interface: &Interface, config: Config) -> Result<Self, OpenError> {
         let batch = config.batch.max(config.queue);
         if config.batch == 0 || batch > 1024 {
@@ -70,12 +71,13 @@ impl AfPacket {
         })
     }
 
-    /// A number for [`Config::share`] that no sockets of another process have.
+    /// A number for [`Config::share`] that no other process's sockets use.
     pub fn unused_share(interface: &Interface) -> Result<u16, OpenError> {
         in_netns(interface.netns(), || socket::unused_share(interface))?
     }
 
-    /// Sorts an error. An interface that is deleted is reported down first: look whether it is there.
+    /// Classifies an error. A deleted interface is first reported as down, so check whether it
+    /// exists.
     fn error(&self, operation: &'static str, source: io::Error) -> IoError {
         let error = IoError::from_os(&self.name, operation, source);
         let gone = || {
@@ -89,7 +91,7 @@ impl AfPacket {
     }
 }
 
-/// What a new socket begins with, if it keeps what is refused.
+/// Initial send limit of a socket that keeps refused frames.
 fn bound(config: &Config) -> Option<Bound> {
     config.keep_refused.then(|| Bound::new(config.tx_bytes))
 }
@@ -117,7 +119,8 @@ impl PacketIo for AfPacket {
     fn link(&self) -> Result<LinkInfo, IoError> {
         let fd = self.fd.as_raw_fd();
         let info = LinkInfo::query(fd, self.interface.name()).map_err(|e| self.error("link state", e))?;
-        // One that was in another namespace meanwhile may have its index again, and the socket is not bound to it any more.
+        // An interface that was in another namespace meanwhile can have its old index again, but
+        // the socket is no longer bound to it.
         let bound = socket::bound_to(self.fd.as_fd()).map_err(|e| self.error("getsockname", e))?;
         if (info.index, bound) == (self.index, self.index) {
             Ok(info)
@@ -135,7 +138,7 @@ impl PacketIo for AfPacket {
     }
 
     fn send(&mut self, frames: &[TxFrame<'_>]) -> Result<usize, IoError> {
-        // Order: what was committed before goes first, and if it does not fit neither does this.
+        // Frames committed earlier are sent first; if they do not fit, these do not either.
         self.flush()?;
         if self.tx.pending() > 0 {
             return Ok(0);
@@ -155,7 +158,7 @@ impl PacketIo for AfPacket {
                 return None;
             }
         }
-        // A failed flush leaves the queue full, which the next line finds.
+        // After a failed flush the queue is still full, which the next line detects.
         if self.tx.is_full() && (self.flush().is_err() || self.tx.is_full()) {
             self.stats.tx_dropped += 1;
             return None;
@@ -186,7 +189,7 @@ impl PacketIo for AfPacket {
 
     fn set_stamps(&mut self, on: bool) {
         self.stamps = on;
-        // Without stamps it is as if nothing had waited.
+        // Without timestamps, frames count as just received.
         let _ = socket::set_stamps(self.fd.as_fd(), on);
     }
 

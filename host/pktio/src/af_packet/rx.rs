@@ -1,4 +1,5 @@
-//! Receiving: slots the kernel fills, then each frame made whole (tag, segments, checksum).
+//! Receiving: the kernel fills slots, and each frame is completed (VLAN tag, segmentation,
+//! checksum).
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -9,18 +10,18 @@ use crate::pool::Pool;
 use crate::vnet::{VNET_LEN, Vnet};
 use crate::{Checksum, ChecksumPolicy, RxFrame, Stats, complete};
 
-/// Octets of a message beyond its slot: the largest frame a packet socket hands over is a segment of
-/// 64 KiB (some devices allow more; those are dropped as truncated).
+/// Largest part of a message beyond its slot in bytes: packet sockets deliver segments of up to 64
+/// KiB (some devices allow more; those are dropped as truncated).
 const OVERFLOW: usize = 65536 + 64;
 
-/// Room for the control messages: auxdata and a time.
+/// Bytes for the control messages: auxdata and a timestamp.
 const CONTROL: usize = 128;
 
 const TAG: usize = 4;
 
-/// Where a frame of the current batch lies.
-struct Place {
-    /// In the arena, else in the pool.
+/// Location of a frame of the current batch.
+struct Location {
+    /// In the arena, otherwise in the pool.
     arena: bool,
     start: usize,
     len: usize,
@@ -33,20 +34,21 @@ struct Place {
 struct Control([u8; CONTROL]);
 
 pub(super) struct Receiver {
-    /// `batch` slots of `stride` octets, then `batch` overflow areas, resident only once used.
+    /// `batch` slots of `stride` bytes, then `batch` overflow areas, whose pages are resident only
+    /// once used.
     pool: Pool,
     batch: usize,
     stride: usize,
-    /// Control messages; the headers below point here.
+    /// Control messages, referenced by `messages`.
     control: Box<[Control]>,
     /// Two parts a message, slot and overflow.
     parts: Box<[libc::iovec]>,
     messages: Box<[libc::mmsghdr]>,
-    /// Frames that do not lie in one slot: cut from a large segment, or longer than a slot.
+    /// Frames that do not fit in one slot: cut from a large segment, or longer than a slot.
     arena: Vec<u8>,
-    /// One large frame put together before it is cut.
+    /// Buffer for one large frame before it is cut.
     whole: Vec<u8>,
-    frames: Vec<Place>,
+    frames: Vec<Location>,
     policy: ChecksumPolicy,
 }
 
@@ -104,8 +106,8 @@ impl Receiver {
     pub(super) fn recv(&mut self, fd: BorrowedFd<'_>, stats: &mut Stats) -> io::Result<usize> {
         self.frames.clear();
         self.arena.clear();
-        // SAFETY: the headers point to live slots, overflow areas and control buffers of this object
-        // with the lengths given there; a null timeout is allowed.
+        // SAFETY: the headers point to live slots, overflow areas and control buffers of this
+        // object with the lengths given there; a null timeout is allowed.
         let n = unsafe {
             libc::recvmmsg(
                 fd.as_raw_fd(),
@@ -119,7 +121,8 @@ impl Receiver {
             let error = io::Error::last_os_error();
             return match error.raw_os_error() {
                 Some(libc::EAGAIN | libc::EINTR) => Ok(0),
-                // A frame that no virtio header can describe (cut in a tunnel); it is consumed.
+                // The kernel consumed a frame that a virtio header cannot describe (segmented
+                // inside a tunnel).
                 Some(libc::EINVAL) => {
                     stats.rx_errors += 1;
                     Ok(0)
@@ -140,7 +143,7 @@ impl Receiver {
         Ok(self.frames.len())
     }
 
-    /// Makes message `i` one or more frames. False if it is damaged.
+    /// Turns message `i` into one or more frames. Returns false if it is damaged.
     fn accept(&mut self, i: usize) -> bool {
         let message = &self.messages[i];
         let truncated = message.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
@@ -155,18 +158,24 @@ impl Receiver {
         if vnet.unknown_gso {
             return false;
         }
-        let told = Told::read(&self.control[i].0[..message.msg_hdr.msg_controllen.min(CONTROL)]);
+        let metadata = Metadata::read(&self.control[i].0[..message.msg_hdr.msg_controllen.min(CONTROL)]);
         let slot_frame = self.parts[2 * i].iov_len - VNET_LEN;
         if vnet.segmentation.is_none() && len <= slot_frame {
-            return self.accept_in_slot(start, len, told, vnet.checksum);
+            return self.accept_in_slot(start, len, metadata, vnet.checksum);
         }
-        self.accept_large(i, start, len, told, vnet)
+        self.accept_large(i, start, len, metadata, vnet)
     }
 
-    fn accept_in_slot(&mut self, mut start: usize, mut len: usize, told: Told, sum: Checksum) -> bool {
+    fn accept_in_slot(
+        &mut self,
+        mut start: usize,
+        mut len: usize,
+        metadata: Metadata,
+        sum: Checksum,
+    ) -> bool {
         let mut checksum = sum;
-        if let Some(tag) = told.tag {
-            // The addresses move into the headroom, the tag between them and the type.
+        if let Some(tag) = metadata.tag {
+            // Move the addresses into the headroom to insert the tag before the EtherType.
             start -= TAG;
             len += TAG;
             let frame = self.pool.slice_mut(start, len);
@@ -175,15 +184,15 @@ impl Receiver {
             checksum = shifted(checksum);
         }
         if let Some(checksum) = settle(self.policy, self.pool.slice_mut(start, len), checksum) {
-            self.frames.push(Place { arena: false, start, len, checksum, came: told.came });
+            self.frames.push(Location { arena: false, start, len, checksum, came: metadata.came });
             return true;
         }
         false
     }
 
-    /// Puts slot and overflow together and cuts if asked to.
-    fn accept_large(&mut self, i: usize, start: usize, len: usize, told: Told, vnet: Vnet) -> bool {
-        let Told { tag, came } = told;
+    /// Joins slot and overflow area, and cuts the frame if the sender left that to the hardware.
+    fn accept_large(&mut self, i: usize, start: usize, len: usize, metadata: Metadata, vnet: Vnet) -> bool {
+        let Metadata { tag, came } = metadata;
         let slot_frame = self.parts[2 * i].iov_len - VNET_LEN;
         let in_slot = len.min(slot_frame);
         let head = self.pool.slice(start, in_slot);
@@ -199,13 +208,19 @@ impl Receiver {
             Some(seg) => {
                 let first = frames.len();
                 if !gso::segment(whole, seg, arena, |range, checksum| {
-                    frames.push(Place { arena: true, start: range.start, len: range.len(), checksum, came });
+                    frames.push(Location {
+                        arena: true,
+                        start: range.start,
+                        len: range.len(),
+                        checksum,
+                        came,
+                    });
                 }) {
                     return false;
                 }
                 for place in &mut frames[first..] {
                     let frame = &mut arena[place.start..place.start + place.len];
-                    // `segment` writes fields that lie inside.
+                    // `segment` only writes offsets inside the frame.
                     place.checksum = settle(self.policy, frame, place.checksum).unwrap_or_default();
                 }
                 true
@@ -215,14 +230,15 @@ impl Receiver {
                 let Some(checksum) = settle(self.policy, whole, checksum) else { return false };
                 let start = arena.len();
                 arena.extend_from_slice(whole);
-                frames.push(Place { arena: true, start, len: whole.len(), checksum, came });
+                frames.push(Location { arena: true, start, len: whole.len(), checksum, came });
                 true
             }
         }
     }
 }
 
-/// Completes a partial checksum if that is the policy. `None` if its field lies outside the frame.
+/// Completes a partial checksum if the policy requires it. `None` if its field lies outside the
+/// frame.
 fn settle(policy: ChecksumPolicy, frame: &mut [u8], checksum: Checksum) -> Option<Checksum> {
     match (policy, checksum) {
         (ChecksumPolicy::Complete, Checksum::Partial { start, offset }) => {
@@ -236,7 +252,7 @@ fn settle(policy: ChecksumPolicy, frame: &mut [u8], checksum: Checksum) -> Optio
     }
 }
 
-/// The same checksum in a frame that became a tag longer.
+/// The same checksum in a frame that grew by a VLAN tag.
 fn shifted(checksum: Checksum) -> Checksum {
     match checksum {
         Checksum::Partial { start, offset } => {
@@ -246,34 +262,34 @@ fn shifted(checksum: Checksum) -> Checksum {
     }
 }
 
-/// What the kernel says of a frame beside it, in control messages.
+/// Metadata of a frame from the kernel's control messages.
 #[derive(Clone, Copy, Default)]
-struct Told {
-    /// The VLAN tag which it took out.
+struct Metadata {
+    /// The VLAN tag that the kernel removed.
     tag: Option<[u8; TAG]>,
-    /// When the frame came, microseconds of the real-time clock.
+    /// When the frame was received, in microseconds of the real-time clock.
     came: Option<u64>,
 }
 
-impl Told {
-    fn read(control: &[u8]) -> Told {
+impl Metadata {
+    fn read(control: &[u8]) -> Metadata {
         const HEADER: usize = size_of::<libc::cmsghdr>();
-        let mut told = Told::default();
+        let mut metadata = Metadata::default();
         let mut at = 0;
         while let Some(bytes) = control.get(at..at + HEADER) {
             // SAFETY: `bytes` is as long as a cmsghdr, for which every bit pattern is valid.
             let header: libc::cmsghdr = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) };
             let data = &control[at + HEADER..];
             match (header.cmsg_level, header.cmsg_type) {
-                (libc::SOL_PACKET, libc::PACKET_AUXDATA) => told.tag = vlan_tag(data),
-                (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS) => told.came = micros(data),
+                (libc::SOL_PACKET, libc::PACKET_AUXDATA) => metadata.tag = vlan_tag(data),
+                (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS) => metadata.came = micros(data),
                 _ => {}
             }
             let step = header.cmsg_len.max(HEADER).checked_next_multiple_of(align_of::<libc::cmsghdr>());
             let Some(next) = step.and_then(|step| at.checked_add(step)) else { break };
             at = next;
         }
-        told
+        metadata
     }
 }
 
@@ -292,7 +308,7 @@ fn vlan_tag(data: &[u8]) -> Option<[u8; TAG]> {
     Some([a, b, c, d])
 }
 
-/// A time of the kernel in microseconds.
+/// A kernel timestamp in microseconds.
 fn micros(data: &[u8]) -> Option<u64> {
     if data.len() < size_of::<libc::timespec>() {
         return None;

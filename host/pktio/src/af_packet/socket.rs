@@ -1,4 +1,4 @@
-//! Opening and setting up the socket.
+//! Opens and configures the socket.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -11,15 +11,16 @@ use crate::{Config, Filter, Interface, LinkInfo, OpenError};
 /// Frames of all EtherTypes.
 const ALL: u16 = libc::ETH_P_ALL as u16;
 
-/// The group's `PACKET_IGNORE_OUTGOING`, Linux 5.9.
+/// `PACKET_IGNORE_OUTGOING` for a fanout group, Linux 5.9.
 const FANOUT_FLAG_IGNORE_OUTGOING: u32 = 0x4000;
 
-/// The kernel picks a number that no group has.
+/// The kernel chooses an unused group number.
 const FANOUT_FLAG_UNIQUEID: u32 = 0x2000;
 
-/// A number for [`Config::share`] that no other group of the interface's namespace has now.
+/// A number for [`Config::share`] that no group of the interface's namespace uses now.
 pub(super) fn unused_share(interface: &Interface) -> Result<u16, OpenError> {
-    // The kernel gives a number only to a socket that receives; this one takes nothing and is closed at once.
+    // The kernel assigns a number only to a bound socket; this one filters out every frame and is
+    // closed at once.
     let config =
         Config { filter: Some(Filter::new(&[])?), share: None, promiscuous: false, ..Config::default() };
     let (fd, info) = open(interface, &config)?;
@@ -27,7 +28,7 @@ pub(super) fn unused_share(interface: &Interface) -> Result<u16, OpenError> {
     let mode = (libc::PACKET_FANOUT_HASH | FANOUT_FLAG_UNIQUEID) << 16;
     option(fd.as_fd(), libc::SOL_PACKET, libc::PACKET_FANOUT, &(mode as libc::c_int)).map_err(fail)?;
     let (mut group, mut len): (u32, _) = (0, size_of::<u32>() as libc::socklen_t);
-    // SAFETY: `group` is `len` writable octets that live through the call.
+    // SAFETY: `group` is `len` writable bytes that live through the call.
     let rc = unsafe {
         libc::getsockopt(
             fd.as_raw_fd(),
@@ -40,14 +41,14 @@ pub(super) fn unused_share(interface: &Interface) -> Result<u16, OpenError> {
     if rc != 0 {
         return Err(fail(io::Error::last_os_error()));
     }
-    // `open` makes the group's number of it and the interface's.
+    // `open` derives the group number from this value and the interface index.
     Ok(group as u16 ^ info.index as u16)
 }
 
-/// A bound socket and what its interface is.
+/// Opens a bound socket and queries its interface.
 pub(super) fn open(interface: &Interface, config: &Config) -> Result<(OwnedFd, LinkInfo), OpenError> {
     let fail = |operation| move |source| os(interface, operation, source);
-    // Protocol 0: nothing is received before the filter stands and the socket is bound.
+    // Protocol 0: receive nothing before the filter is attached and the socket is bound.
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let fd = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)
         .map_err(|e| os(interface, "socket(AF_PACKET), for root or with CAP_NET_RAW", e.into()))?;
@@ -81,7 +82,7 @@ pub(super) fn open(interface: &Interface, config: &Config) -> Result<(OwnedFd, L
     }
     bind(fd.as_fd(), info.index, config.ether_type.unwrap_or(ALL)).map_err(fail("bind"))?;
     if let Some(group) = config.share {
-        // A group belongs to one interface: one that was deleted and made again is another.
+        // A group belongs to one interface, and a recreated interface has another index.
         let group = u32::from(group ^ info.index as u16);
         let mode = libc::PACKET_FANOUT_HASH | FANOUT_FLAG_IGNORE_OUTGOING;
         set(libc::SOL_PACKET, libc::PACKET_FANOUT, (group | mode << 16) as libc::c_int)
@@ -102,22 +103,22 @@ pub(super) fn bound_to(fd: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(addr.sll_ifindex as u32)
 }
 
-/// Bounds what was handed over and has not left, octets of the kernel's accounting.
+/// Sets the send buffer in bytes of the kernel's accounting.
 pub(super) fn set_send_buffer(fd: BorrowedFd<'_>, octets: usize) -> io::Result<()> {
     let value = before_doubling(octets);
     let forced = sockopt::set_socket_send_buffer_size_force(fd, value);
     Ok(forced.or_else(|_| sockopt::set_socket_send_buffer_size(fd, value))?)
 }
 
-/// Bounds what came and was not taken.
+/// Sets the receive buffer in bytes of the kernel's accounting.
 fn set_receive_buffer(fd: BorrowedFd<'_>, octets: usize) -> io::Result<()> {
     let value = before_doubling(octets);
     let forced = sockopt::set_socket_recv_buffer_size_force(fd, value);
     Ok(forced.or_else(|_| sockopt::set_socket_recv_buffer_size(fd, value))?)
 }
 
-/// The kernel takes an int and doubles it; beyond its own limit only with `CAP_NET_ADMIN`, without which the limit is what
-/// we get.
+/// The kernel takes an int and doubles it. Above its own limit it needs `CAP_NET_ADMIN`; without it
+/// the limit applies.
 fn before_doubling(octets: usize) -> usize {
     (octets / 2).min((i32::MAX / 2) as usize)
 }
@@ -139,7 +140,7 @@ fn bind(fd: BorrowedFd<'_>, index: u32, ether_type: u16) -> io::Result<()> {
 /// `setsockopt` with a value of a plain C type.
 fn option<T>(fd: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int, value: &T) -> io::Result<()> {
     let len = size_of::<T>() as libc::socklen_t;
-    // SAFETY: `value` is `len` readable octets that live through the call.
+    // SAFETY: `value` is `len` readable bytes that live through the call.
     let rc = unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, std::ptr::from_ref(value).cast(), len) };
     if rc != 0 {
         return Err(io::Error::last_os_error());
@@ -147,16 +148,16 @@ fn option<T>(fd: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int, value: &
     Ok(())
 }
 
-/// Has what comes stamped with the time, or not.
+/// Switches receive timestamps on or off.
 pub(super) fn set_stamps(fd: BorrowedFd<'_>, on: bool) -> io::Result<()> {
     option(fd, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, &libc::c_int::from(on))
 }
 
-/// Attaches the filter, or takes it off.
+/// Attaches the filter, or detaches it.
 pub(crate) fn set_filter(fd: BorrowedFd<'_>, filter: Option<&Filter>) -> io::Result<()> {
     let Some(filter) = filter else {
         return match option(fd, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &0) {
-            // There was none.
+            // No filter was attached.
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
             other => other,
         };
@@ -174,7 +175,7 @@ pub(super) fn drops(fd: BorrowedFd<'_>) -> u64 {
     // SAFETY: all zero is a valid tpacket_stats.
     let mut stats: libc::tpacket_stats = unsafe { std::mem::zeroed() };
     let mut len = size_of::<libc::tpacket_stats>() as libc::socklen_t;
-    // SAFETY: `stats` is `len` writable octets that live through the call.
+    // SAFETY: `stats` is `len` writable bytes that live through the call.
     let rc = unsafe {
         libc::getsockopt(
             fd.as_raw_fd(),

@@ -1,4 +1,5 @@
-//! Sending: frames from the caller's memory, or from a ring of slots that the caller fills in place.
+//! Sending: frames from the caller's memory, or from a ring of slots that the caller fills in
+//! place.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -9,11 +10,11 @@ use crate::pool::Pool;
 use crate::vnet::{self, VNET_LEN};
 use crate::{MIN_FRAME, Stats, TxFrame};
 
-/// What became of a run of messages.
+/// Result of sending a run of messages.
 enum Outcome {
-    /// The next found no room.
+    /// The next message did not fit.
     Full,
-    /// All were dealt with.
+    /// All messages were handled.
     All,
 }
 
@@ -21,15 +22,15 @@ pub(super) struct Transmitter {
     pool: Pool,
     batch: usize,
     slot: usize,
-    /// Oldest committed slot and the number of committed ones.
+    /// The oldest committed slot, and the number of committed slots.
     first: usize,
     queued: usize,
-    /// Length of the reservation, in the slot behind the last committed one.
+    /// Length of the reservation, in the slot after the last committed one.
     reserved: Option<usize>,
     /// Slot messages, in slot order: virtio header and frame in one part.
     slot_parts: Box<[libc::iovec]>,
     slot_messages: Box<[libc::mmsghdr]>,
-    /// Messages of frames in the caller's memory: header, head, body. Filled anew by each `send`.
+    /// Messages of frames in the caller's memory: header, head, body. Refilled by each `send`.
     headers: Box<[[u8; VNET_LEN]]>,
     parts: Box<[[libc::iovec; 3]]>,
     messages: Box<[libc::mmsghdr]>,
@@ -85,7 +86,7 @@ impl Transmitter {
         self.queued == self.batch
     }
 
-    /// Forgets what was committed (the interface it was meant for is gone).
+    /// Drops the committed frames, because their interface has disappeared.
     pub(super) fn clear(&mut self) {
         (self.first, self.queued, self.reserved) = (0, 0, None);
     }
@@ -107,7 +108,7 @@ impl Transmitter {
         if self.reserved.take().is_none_or(|reserved| reserved < len) {
             return;
         }
-        // The header before the frame stays zero: nothing is left to the kernel.
+        // The virtio header before the frame stays zero: no offload.
         let slot = (self.first + self.queued) % self.batch;
         self.slot_parts[slot].iov_len = VNET_LEN + len;
         self.queued += 1;
@@ -125,13 +126,13 @@ impl Transmitter {
             let range = self.first..self.first + run;
             let (done, result) = send_run(fd, &mut self.slot_messages[range], bound, stats);
             self.queued -= done;
-            // An empty ring begins anew: the slots used last are those that the processor has at hand.
+            // Restart an empty ring at slot 0, whose memory is likely to be in the cache.
             self.first = if self.queued == 0 { 0 } else { (self.first + done) % self.batch };
             match result {
                 Ok(Outcome::All) => {}
                 Ok(Outcome::Full) => break,
                 Err(e) => {
-                    // Lost with the interface: nobody wants them when it is back.
+                    // Lost with the interface: they are stale once it is back.
                     stats.tx_dropped += self.queued as u64;
                     self.clear();
                     return Err(e);
@@ -165,7 +166,7 @@ impl Transmitter {
             match result {
                 Ok(Outcome::All) => {}
                 Ok(Outcome::Full) => return Ok(total),
-                // What was dealt with is told first; the error comes back with the next call.
+                // Report the handled frames first; the next call returns the error.
                 Err(_) if total > 0 => return Ok(total),
                 Err(e) => return Err(e),
             }
@@ -178,16 +179,16 @@ fn part(data: &[u8]) -> libc::iovec {
     libc::iovec { iov_base: data.as_ptr().cast_mut().cast(), iov_len: data.len() }
 }
 
-/// Octets of a message's frame.
+/// Bytes of a message's frame.
 fn frame_len(message: &libc::mmsghdr) -> usize {
     // SAFETY: every message of this module points to `msg_iovlen` parts that live as long as it.
     let parts = unsafe { std::slice::from_raw_parts(message.msg_hdr.msg_iov, message.msg_hdr.msg_iovlen) };
     parts.iter().map(|p| p.iov_len).sum::<usize>() - VNET_LEN
 }
 
-/// Sends messages in order and returns how many were dealt with. One that the device refuses for what
-/// it is counts as dealt with and does not hold up the rest, nor does one that a full queueing discipline refuses, unless
-/// it can be kept.
+/// Sends messages in order and returns how many were handled. A frame that the device refuses
+/// because of its content counts as handled and does not hold up the rest. So does a frame that a
+/// full queueing discipline refuses, unless it can be kept.
 fn send_run(
     fd: BorrowedFd<'_>,
     messages: &mut [libc::mmsghdr],

@@ -1,7 +1,7 @@
-//! Rules to instructions, and an interpreter for exactly those instructions.
+//! Compiles rules to classic BPF, and interprets the instructions that it emits.
 //!
 //! A conditional jump of classic BPF reaches only 255 instructions, an unconditional one any
-//! distance. So each condition is "skip one instruction if it holds", and what is skipped is a jump.
+//! distance. So each condition skips one instruction, and that instruction is a jump.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -18,10 +18,10 @@ const ETHERTYPE: u32 = 12;
 const L3: u32 = 14;
 const TCP: u32 = 6;
 const UDP: u32 = 17;
-/// IPv4 and IPv6 directly, and GUE.
+/// Protocols of a tunnel: IPv4 and IPv6 directly, and UDP for GUE.
 const TUNNEL_PROTOCOLS: [u32; 3] = [4, 41, UDP];
 
-/// Compiles alternatives; ends in "reject".
+/// Compiles the rules as alternatives; the program ends with "reject".
 pub(crate) fn compile(rules: &[Rule]) -> Vec<sock_filter> {
     let mut asm = Assembler { code: Vec::new(), fail: Vec::new() };
     for rule in rules {
@@ -57,7 +57,7 @@ fn has_only(list: &[IpAddr], v4: bool) -> bool {
 
 struct Assembler {
     code: Vec<sock_filter>,
-    /// Jumps to the end of the current rule.
+    /// Jumps to the end of the current rule, not yet resolved.
     fail: Vec<usize>,
 }
 
@@ -66,7 +66,7 @@ impl Assembler {
         self.code.push(sock_filter { code: code as u16, jt: 0, jf: 0, k });
     }
 
-    /// One rule: what `conditions` let through is accepted, the rest goes on with the next rule.
+    /// Emits one rule: accepts what passes `conditions`, otherwise continues with the next rule.
     fn block(&mut self, conditions: impl FnOnce(&mut Self)) {
         conditions(self);
         self.emit(BPF_RET | BPF_K, ACCEPT);
@@ -75,12 +75,12 @@ impl Assembler {
         }
     }
 
-    /// Has the jump at `jump` go to the next instruction emitted.
+    /// Makes the jump at `jump` go to the next instruction emitted.
     fn land(&mut self, jump: usize) {
         self.code[jump].k = (self.code.len() - jump - 1) as u32;
     }
 
-    /// Emits a jump that lands later.
+    /// Emits a jump whose target is set later.
     fn jump(&mut self) -> usize {
         self.emit(BPF_JMP | BPF_JA, 0);
         self.code.len() - 1
@@ -134,7 +134,8 @@ impl Assembler {
         self.require(BPF_JEQ, kind.into());
     }
 
-    /// A whole header of IPv4, not a fragment, this protocol; leaves the header's length in the index register.
+    /// Requires a whole IPv4 header, no fragment, and this protocol; leaves the header's length in
+    /// the index register.
     fn ipv4(&mut self, protocol: u32) {
         self.ethertype(0x0800);
         self.emit(BPF_LD | BPF_W | BPF_ABS, L3 + 16);
@@ -166,7 +167,7 @@ impl Assembler {
         let list: Vec<[u8; 16]> =
             list.iter().filter_map(|a| if let IpAddr::V6(a) = a { Some(a.octets()) } else { None }).collect();
         self.any(&list, |a, ip| {
-            // The last word differs most often: first.
+            // The last word differs most often, so compare it first.
             for word in (0..4).rev() {
                 let bytes = &ip[word * 4..word * 4 + 4];
                 a.emit(BPF_LD | BPF_W | BPF_ABS, at + 4 * word as u32);
@@ -175,11 +176,11 @@ impl Assembler {
         });
     }
 
-    /// The conditions on the TCP header, which stands `base` after the index register or the frame's
-    /// beginning, by `mode`.
+    /// Emits the conditions on the TCP header, which starts at `base`, relative to the index
+    /// register or the frame, depending on `mode`.
     fn tcp_header(&mut self, mode: u32, base: u32, rule: &TcpRule) {
         if let Some(exid) = rule.exid {
-            // Data offset of 24 octets or more, else the payload stands where options would.
+            // A data offset of 24 bytes or more; otherwise payload would be read as options.
             self.emit(BPF_LD | BPF_B | mode, base + 12);
             self.require(BPF_JGE, 0x60);
             self.emit(BPF_LD | BPF_B | mode, base + 20);
@@ -187,7 +188,7 @@ impl Assembler {
             self.emit(BPF_LD | BPF_H | mode, base + 22);
             self.require(BPF_JEQ, exid.into());
         }
-        // What has no port is no segment.
+        // A frame too short for ports is rejected by this load.
         self.emit(BPF_LD | BPF_H | mode, base + 2);
         self.any(&rule.destination_ports, |a, range: &RangeInclusive<u16>| {
             a.require(BPF_JGE, (*range.start()).into());
@@ -195,7 +196,7 @@ impl Assembler {
         });
     }
 
-    /// Of both families, unless the rule's addresses are all of one.
+    /// Emits the rule for both IP families, or for one if all of its addresses are of one.
     fn tcp(&mut self, rule: &TcpRule) {
         if !has_only(&rule.destinations, false) {
             self.block(|a| a.tcp4(rule));

@@ -1,4 +1,4 @@
-//! Rules as entries of the maps of AF_XDP's program.
+//! Converts rules to entries of the XDP program's maps.
 
 use std::net::IpAddr;
 
@@ -7,11 +7,11 @@ use rivulet_bpf::redirect::{LocalPorts, Table, TableError, Taking};
 use super::{LocalRule, Rule, TcpRule};
 use crate::OpenError;
 
-/// What AF_XDP takes.
+/// The frames that AF_XDP takes from the kernel.
 #[derive(Debug)]
 pub(crate) struct Taken {
     pub(crate) table: Table,
-    /// The ports that the program is to follow.
+    /// The local ports whose state the program uses.
     pub(crate) ports: Option<LocalPorts>,
 }
 
@@ -36,12 +36,12 @@ impl Taken {
             Rule::Tcp(rule) => tcp(table, rule),
             Rule::Local(LocalRule { exid, addresses, ports }) => {
                 if self.ports.get_or_insert_with(|| ports.clone()) != ports {
-                    return Err("AF_XDP follows one set of local ports".into());
+                    return Err("AF_XDP supports one set of local ports".into());
                 }
                 each(addresses, |address| table.endpoint(address, None, Taking::Local { exid: *exid }))
             }
             Rule::Tunnel(rule) => table.tunnel(rule.source, rule.destination),
-            // Heard, not taken.
+            // Copied, not taken.
             Rule::IcmpError(_) => Ok(()),
         };
         done.map_err(|e| e.to_string())
@@ -61,7 +61,7 @@ fn tcp(table: &mut Table, rule: &TcpRule) -> Result<(), TableError> {
     })
 }
 
-/// Each of the addresses, or any where there is none.
+/// Calls `take` for each address, or once with `None` if the list is empty.
 fn each(
     addresses: &[IpAddr],
     mut take: impl FnMut(Option<IpAddr>) -> Result<(), TableError>,

@@ -1,4 +1,4 @@
-//! What filters accept, as the kernel runs them on packet sockets and as the XDP program has them.
+//! Which frames filters accept, by the kernel on packet sockets and by the XDP program.
 
 mod both;
 mod random;
@@ -38,12 +38,13 @@ fn tcp(rule: TcpRule) -> Both {
 }
 
 #[test]
-fn option_is_required_where_asked_for() {
+fn option_is_required_if_configured() {
     let any = tcp(TcpRule::default());
     let only_ours = tcp(TcpRule { exid: Some(EXID), ..TcpRule::default() });
     for v6 in [false, true] {
         assert!(any.accepts(&ours(v6)) && only_ours.accepts(&ours(v6)));
-        // Without an option the payload stands where an option would: it must not be taken for one.
+        // Without an option the payload starts at the option's place and must not be mistaken for
+        // one.
         let plain = segment(v6, &[]);
         assert!(any.accepts(&plain) && !only_ours.accepts(&plain));
         let other = segment(v6, &[253, 8, 0x52, 0x57, 0, 0, 0, 0]);
@@ -138,7 +139,7 @@ fn tunnels_of_both_kinds_pass_between_their_ends() {
 #[test]
 fn long_lists_work_up_to_the_kernels_limit() {
     let many: Vec<IpAddr> = (0..300u16).map(|i| IpAddr::from([0xfd00, 0, 0, 0, 0, 0, 0, i])).collect();
-    // The kernel takes programs of that length if it has room for them (net.core.optmem_max).
+    // The kernel accepts programs of this length if it has room (net.core.optmem_max).
     let filter = Filter::new(&[Rule::Tcp(TcpRule { destinations: many, ..TcpRule::default() })]).unwrap();
     assert!(filter.accepts(&ours(true)));
     if let Some(program) = program(&filter) {
@@ -169,11 +170,12 @@ fn packet_socket_takes_more_where_rules_are_too_many() {
     assert!(filter.accepts(&heartbeat));
     heartbeat[12..14].copy_from_slice(&0x0806u16.to_be_bytes());
     assert!(!filter.accepts(&heartbeat), "no more than that");
-    // What AF_XDP takes from the kernel is as it is said.
+    // AF_XDP still takes exactly the frames of the rules.
     filter.taken().unwrap();
 }
 
-/// As on a packet socket with tags taken out, one tag is nothing and of two the second is a frame of another kind.
+/// Like a packet socket, which sees frames without their tag: one tag is ignored, and with two the
+/// frame has the second one's EtherType.
 #[test]
 fn one_tag_is_stepped_over() {
     let both = Both::tcp(TcpRule { exid: Some(EXID), ..TcpRule::default() });
@@ -187,8 +189,8 @@ fn one_tag_is_stepped_over() {
     }
 }
 
-/// What a program without a filter takes is everything, and what it has no socket for (a queue beyond the first, a socket that
-/// was closed) goes on to the kernel.
+/// Without a filter the program takes every frame. Frames without a socket (a queue beyond the
+/// first, a closed socket) go to the kernel.
 #[test]
 fn without_a_socket_the_kernel_has_it() {
     let filter = Filter::new(&[Rule::Tcp(TcpRule::default())]).unwrap();
@@ -222,7 +224,7 @@ fn local_ports_are_followed_as_they_change() {
             assert_eq!(verdicts(), [TAKEN, PASSED], "{port}");
             ports.set(port, State::Opening);
             assert_eq!(verdicts(), [TAKEN, TAKEN], "{port}");
-            // A packet socket does without the condition.
+            // A packet socket ignores this condition.
             assert!(both.accepts(&with) && both.accepts(&without));
             let others = (0..=u16::MAX).filter(|p| ports.get(*p) != State::None).collect::<Vec<_>>();
             assert_eq!(others, [port]);
@@ -240,8 +242,8 @@ fn local_ports_are_followed_as_they_change() {
     assert!(matches!(two.taken(), Err(OpenError::Config(_))), "one program follows one set");
 }
 
-/// Maps change while the program runs: what both the old and the new filter take is taken at every moment, and in the
-/// end what the last one takes alone.
+/// Maps change while the program runs: at every moment the program takes the frames that both
+/// filters accept, and at the end only those of the last one.
 #[test]
 fn maps_change_under_a_running_program() {
     let service = |last: u8, port| {
@@ -249,7 +251,7 @@ fn maps_change_under_a_running_program() {
         Rule::Tcp(TcpRule { exid: Some(EXID), destinations, destination_ports: vec![port..=port] })
     };
     let any = TcpRule { exid: Some(EXID), ..TcpRule::default() };
-    // All take a segment of ours to port 80 of 10.0.0.2, each by another entry.
+    // All filters take a segment of ours to port 80 of 10.0.0.2, each through another map entry.
     let filters = [
         vec![service(2, 80)],
         vec![service(3, 80), Rule::Tcp(any)],
@@ -274,7 +276,7 @@ fn maps_change_under_a_running_program() {
             program.redirect.apply(&tables[round % tables.len()]).unwrap();
         }
         over.store(true, Ordering::Relaxed);
-        assert!(asked.join().unwrap() > 100, "a test of something");
+        assert!(asked.join().unwrap() > 100, "too few frames for a meaningful test");
     });
     for (rules, table) in filters.iter().zip(&tables) {
         program.redirect.apply(table).unwrap();

@@ -1,5 +1,5 @@
-//! A port that changes hands: the kernel's TCP had it and another stack has it now, or the other way round, and what began
-//! before goes on.
+//! Hands a port over between the kernel's TCP and another stack, while existing connections
+//! continue.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -8,23 +8,25 @@ use super::{GuardError, rule_lines};
 use crate::filter::TcpRule;
 use crate::in_netns;
 
-/// Connections of the kernel's that are let through; what is beyond ends with the change.
+/// Largest number of the kernel's connections that are let through; further ones end with the
+/// handover.
 const CONNECTIONS: usize = 65536;
 
-/// What the kernel has of the segments that a rule matches.
+/// The kernel's share of the segments that a rule matches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Share {
-    /// None of them.
+    /// No segment.
     #[default]
     None,
-    /// Those of the connections that it has when this is installed. A SYN is none of theirs.
+    /// Segments of the connections that the kernel has when this is installed, except SYNs.
     Present,
-    /// All, but its resets of what has no socket here do not go out: that is answered elsewhere. In answer to a segment of a connection they
-    /// have no ACK (RFC 9293 section 3.10.7.1); a reset that has it goes out.
+    /// All segments, but the kernel's resets for missing sockets are dropped, because another stack
+    /// answers them. Such a reset answers a segment with ACK and carries no ACK itself (RFC 9293
+    /// section 3.10.7.1); resets with ACK pass.
     Silent,
 }
 
-/// One expression of a chain's rules for each family, of what arrives and of what leaves.
+/// Appends the rule's expressions for each family to the ingress and egress chains.
 pub(super) fn lines(rule: &TcpRule, share: Share, ingress: &mut String, egress: &mut String) {
     for line in rule_lines(rule) {
         match share {
@@ -32,13 +34,13 @@ pub(super) fn lines(rule: &TcpRule, share: Share, ingress: &mut String, egress: 
                 let _ = writeln!(ingress, "  {line} counter drop");
             }
             Share::Present => {
-                // A line of one family says so, one without addresses is of both.
+                // An expression with addresses belongs to one family, one without to both.
                 for (ip, family) in [("ip", 4), ("ip6", 6)] {
                     if line.contains(if family == 4 { "ip6 daddr" } else { "ip daddr" }) {
                         continue;
                     }
                     let from = format!("{ip} saddr . tcp sport . {ip} daddr . tcp dport");
-                    // Who opens a connection anew speaks to the other stack from then on.
+                    // From its next SYN on, a connection belongs to the other stack.
                     let _ = writeln!(
                         ingress,
                         "  {line} tcp flags & (syn | ack) == syn delete @kept{family} {{ {from} }}"
@@ -64,7 +66,7 @@ pub(super) fn lines(rule: &TcpRule, share: Share, ingress: &mut String, egress: 
     }
 }
 
-/// The sets of what the kernel keeps, for the rules that ask for it; empty if none does.
+/// The sets of connections that the kernel keeps, for rules that need them; empty if none does.
 pub(super) fn sets(netns: Option<&str>, rules: &[(TcpRule, Share)]) -> Result<String, GuardError> {
     let mut text = String::new();
     if rules.iter().all(|(_, share)| *share != Share::Present) {
@@ -102,7 +104,8 @@ pub(super) fn sets(netns: Option<&str>, rules: &[(TcpRule, Share)]) -> Result<St
     Ok(text)
 }
 
-/// Local and remote end of each TCP connection of the calling thread's namespace that is not over.
+/// Local and remote ends of the TCP connections in the calling thread's namespace that are not
+/// closed.
 fn connections() -> Vec<(SocketAddr, SocketAddr)> {
     let mut found = Vec::new();
     for list in ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"] {
@@ -112,14 +115,16 @@ fn connections() -> Vec<(SocketAddr, SocketAddr)> {
     found
 }
 
-/// A line of these lists; none of a socket that listens (0A), is closed (07) or is only waited for (TIME_WAIT, 06).
+/// Parses a line of these lists; `None` for sockets that listen (0A), are closed (07) or in
+/// TIME_WAIT (06).
 fn connection(line: &str) -> Option<(SocketAddr, SocketAddr)> {
     let mut fields = line.split_ascii_whitespace().skip(1);
     let (local, remote, state) = (end(fields.next()?)?, end(fields.next()?)?, fields.next()?);
     (!matches!(state, "0A" | "07" | "06")).then_some((local, remote))
 }
 
-/// Address and port in hexadecimal: the address in words of the host's byte order, the port as a number.
+/// Parses a hexadecimal address and port: the address as 32-bit words in host byte order, the port
+/// as a number.
 fn end(text: &str) -> Option<SocketAddr> {
     let (address, port) = text.split_once(':')?;
     let word = |at: usize| {
@@ -133,7 +138,7 @@ fn end(text: &str) -> Option<SocketAddr> {
             for (n, to) in octets.chunks_exact_mut(4).enumerate() {
                 to.copy_from_slice(&word(n)?);
             }
-            // A socket of both families has addresses of IPv4 mapped.
+            // A dual-stack socket shows IPv4 addresses as mapped ones.
             IpAddr::from(octets).to_canonical()
         }
         _ => return None,
@@ -174,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_let_through_before_the_drop() {
+    fn kept_connections_pass_before_the_drop() {
         let rule = TcpRule {
             destinations: vec!["10.9.0.1".parse().unwrap()],
             destination_ports: vec![80..=80],

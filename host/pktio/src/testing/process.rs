@@ -1,16 +1,16 @@
-//! Processes of a test, and the wait for what they do.
+//! Processes of a test, and waiting for conditions.
 
 use std::io::{self, Read};
 use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
-/// Longest wait for what must come: far more than it takes, since the machine may be busy with something else.
+/// Longest wait for an expected event: far more than it needs, because the machine may be busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits for a condition.
 ///
 /// # Panics
-/// If it does not come within [`PATIENCE`].
+/// If it does not become true within [`PATIENCE`].
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !condition() {
@@ -35,24 +35,24 @@ pub fn read_once(from: &mut (impl Read + ?Sized), into: &mut [u8]) -> io::Result
     }
 }
 
-/// A process that ends with its owner.
+/// A process that is killed when its owner is dropped.
 #[derive(Debug)]
 pub struct Process(pub Child);
 
 impl Process {
-    /// Whether it still runs.
+    /// Whether it is still running.
     pub fn lives(&mut self) -> bool {
         self.0.try_wait().is_ok_and(|status| status.is_none())
     }
 
-    /// SIGTERM, and how it ended.
+    /// Sends SIGTERM and returns the exit status.
     ///
     /// # Panics
-    /// If it goes on.
+    /// If it does not end.
     #[expect(clippy::must_use_candidate, reason = "most tests only want the end")]
     pub fn stop(mut self) -> ExitStatus {
         if self.lives() {
-            // SAFETY: a signal to a child of ours that was not waited for.
+            // SAFETY: a signal to an own child that was not reaped.
             unsafe { libc::kill(self.0.id() as libc::pid_t, libc::SIGTERM) };
         }
         eventually("the end after SIGTERM", || !self.lives());

@@ -1,4 +1,4 @@
-//! Threads of a test that are another user's, in a network namespace and a cgroup of their own.
+//! Threads of a test that run as another user, in their own network namespace and cgroup.
 
 use std::fs;
 use std::io;
@@ -8,15 +8,15 @@ use std::thread;
 
 use super::Netns;
 
-/// A cgroup (version 2) of threads, since tests share a process; removed when dropped.
+/// A threaded cgroup (version 2), because tests share a process; removed when dropped.
 #[derive(Debug)]
 pub struct Cgroup(PathBuf);
 
 impl Cgroup {
-    /// Below this one, called as the namespace is.
+    /// Creates the cgroup below `root`, named like the namespace.
     ///
     /// # Panics
-    /// If it cannot be made.
+    /// If it cannot be created.
     #[must_use]
     pub fn new(root: &Path, ns: &Netns) -> Cgroup {
         let path = root.join(ns.name());
@@ -25,16 +25,16 @@ impl Cgroup {
         Cgroup(path)
     }
 
-    /// Its folder.
+    /// Its directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Has the calling thread be in it.
+    /// Moves the calling thread into it.
     ///
     /// # Panics
-    /// If it may not.
+    /// If that is not permitted.
     pub fn enter(&self) {
         fs::write(self.0.join("cgroup.threads"), "0").expect("a thread enters a cgroup");
     }
@@ -47,19 +47,19 @@ impl Drop for Cgroup {
 }
 
 impl Netns {
-    /// Runs in a thread in this namespace and a cgroup as a user, with no right.
+    /// Runs `f` in a thread in this namespace and cgroup, as a user without privileges.
     ///
     /// # Panics
-    /// If the test is not root, and as `f` does.
+    /// If the test is not root, and if `f` panics.
     pub fn as_user<T: Send>(&self, cgroup: &Cgroup, uid: u32, f: impl FnOnce() -> T + Send) -> T {
         thread::scope(|s| {
             let run = s.spawn(|| {
                 cgroup.enter();
                 let file = fs::File::open(format!("/run/netns/{}", self.name())).expect("the namespace");
-                // SAFETY: of this thread alone, as is all that follows.
+                // SAFETY: affects only this thread, like all that follows.
                 let rc = unsafe { libc::setns(file.as_raw_fd(), libc::CLONE_NEWNET) };
                 assert_eq!(rc, 0, "setns: {}", io::Error::last_os_error());
-                // SAFETY: the call itself: libc's would change all threads.
+                // SAFETY: a raw system call, because libc's function would change all threads.
                 let rc = unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) };
                 assert_eq!(rc, 0, "setresuid: {}", io::Error::last_os_error());
                 f()

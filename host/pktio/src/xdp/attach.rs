@@ -1,4 +1,4 @@
-//! The XDP program on its interface.
+//! The XDP program attached to its interface.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -9,20 +9,21 @@ use super::peer;
 use crate::Filter;
 use crate::filter::Taken;
 
-/// A failed step by name.
+/// Result of a step, with the step's name on failure.
 type Step<T> = Result<T, (&'static str, io::Error)>;
 
-/// The program on its interface.
+/// The attached program.
 pub(super) struct Attached {
-    /// Closing it takes the program off.
+    /// Closing it detaches the program.
     _link: OwnedFd,
     redirect: Redirect,
-    /// What the program follows.
+    /// The local ports that the program uses.
     ports: Option<LocalPorts>,
 }
 
 impl Attached {
-    /// Redirects what the filter takes of queue 0 of the interface to the socket: everything without one.
+    /// Redirects frames of queue 0 that the filter takes to the socket, or all frames without a
+    /// filter.
     pub(super) fn new(socket: BorrowedFd<'_>, index: u32, name: &str, filter: Option<&Filter>) -> Step<Self> {
         let taken = taken(filter)?;
         let mut redirect = Redirect::load(taken.ports.as_ref()).map_err(failed("loading the XDP program"))?;
@@ -32,11 +33,11 @@ impl Attached {
         Ok(Attached { _link: link, redirect, ports: taken.ports })
     }
 
-    /// Another filter, from one frame to the next; what both take is taken all the while.
+    /// Replaces the filter between two frames; frames that both filters take are taken throughout.
     pub(super) fn replace(&mut self, filter: Option<&Filter>) -> Step<()> {
         let taken = taken(filter)?;
         if taken.ports.is_some() && taken.ports != self.ports {
-            let why = "it follows other local ports than those that the interface was opened with";
+            let why = "it uses other local ports than the filter at opening";
             return Err(("receive filter", io::Error::new(io::ErrorKind::Unsupported, why)));
         }
         self.redirect.apply(&taken.table).map_err(failed("filling the XDP program's maps"))
@@ -52,11 +53,11 @@ fn failed(operation: &'static str) -> impl Fn(rivulet_bpf::Error) -> (&'static s
     move |e| (operation, io::Error::new(e.kind(), e))
 }
 
-/// In the driver if it can (veth can), else behind it.
+/// Attaches in native mode if the driver supports it (veth does), otherwise in generic mode.
 fn attach(redirect: &Redirect, index: u32, name: &str) -> io::Result<OwnedFd> {
     match redirect.attach(index, Mode::Native) {
         Err(e) if e.raw_os_error() != Some(libc::EBUSY) => {
-            // There GRO comes first: what it joins is longer than a chunk.
+            // In generic mode GRO runs first, and merged packets exceed a chunk.
             if peer::merges(name) {
                 let why = format!("GRO joins packets before XDP sees them: ethtool -K {name} gro off");
                 return Err(io::Error::new(io::ErrorKind::Unsupported, why));

@@ -1,17 +1,19 @@
 //! AF_XDP in copy mode, on queue 0 of an interface.
 //!
-//! An XDP program ([`rivulet_bpf::redirect`]) gives what the receive filter takes to the socket, and the rest to the kernel. Without a
-//! filter it takes *every* frame of the queue. What the kernel is to have too ([`Rule::IcmpError`](crate::filter::Rule))
-//! is heard through a packet socket beside it.
+//! An XDP program ([`rivulet_bpf::redirect`]) redirects the frames that the receive filter takes to
+//! the socket and passes the rest to the kernel. Without a filter it takes *every* frame of the
+//! queue. Frames that the kernel needs too ([`Rule::IcmpError`](crate::filter::Rule)) arrive as
+//! copies through a packet socket.
 //!
-//! What arrives carries no note of a partial checksum or of a tag that was taken out, so the peer of a veth must do both
-//! itself; that is checked when the interface is opened. A tag in the frame is stepped over by the filter, so a rule
-//! means the same as on a packet socket. What is sent goes around the queueing discipline.
+//! Received frames carry no metadata about a partial checksum or a removed tag, so the peer of a
+//! veth must complete both itself; opening the interface checks that. The filter skips a VLAN tag,
+//! so that a rule means the same as on a packet socket. Sent frames bypass the queueing discipline.
 //!
-//! The program is attached through a BPF link, which goes away with this process however it ends.
+//! The program is attached through a BPF link, which the kernel removes with this process however
+//! it ends.
 
 mod attach;
-mod heard;
+mod copies;
 mod peer;
 mod ring;
 mod socket;
@@ -26,64 +28,66 @@ use crate::{
     Backend, Checksum, Config, Filter, Interface, IoError, LinkInfo, OpenError, PacketIo, RxFrame, Stats,
     TxFrame, complete, in_netns, netlink,
 };
-use heard::Heard;
+use copies::CopySocket;
 use ring::Desc;
 #[cfg(test)]
 pub(crate) use socket::receiving as receiving_socket;
 use socket::{CHUNK, Socket};
 
-/// Longest frame: a chunk less the room that XDP keeps in front.
+/// Longest frame: a chunk without XDP's headroom.
 const MAX_FRAME: usize = CHUNK - 256;
-/// Longest payload of a frame that may have a tag.
+/// Largest MTU, leaving room for the Ethernet header and a VLAN tag.
 const MAX_MTU: u32 = MAX_FRAME as u32 - 18;
 
 /// An AF_XDP socket bound to one interface.
 pub struct AfXdp {
     socket: Socket,
-    /// What the kernel has too; none without a filter.
-    heard: Option<Heard>,
-    /// A socket of the same namespace that can be asked about interfaces; this kind cannot.
+    /// Socket for copies of frames that the kernel needs too; `None` without a filter.
+    copied: Option<CopySocket>,
+    /// A socket of the same namespace for interface queries, which AF_XDP sockets do not support.
     control: OwnedFd,
     interface: Interface,
     name: String,
     index: u32,
     config: Config,
-    /// Frames of the last `recv`; those that were heard follow.
+    /// Frames of the last `recv`; copied frames follow them.
     received: Vec<Desc>,
-    /// The interface was deleted, and nothing was reopened since.
+    /// The interface was deleted and not reopened since.
     gone: bool,
     /// Chunks free for sending.
     free: Vec<u64>,
-    /// The reserved chunk and the octets reserved in it.
+    /// The reserved chunk and the reserved bytes in it.
     reserved: Option<(u64, usize)>,
-    /// Frames before the socket was opened anew, and what the kernel dropped until then.
+    /// Counters of earlier sockets of this object, and the kernel's drops until then.
     stats: Stats,
     kernel_drops_before: u64,
 }
 
 impl AfXdp {
-    /// Opens, binds and attaches; what the filter takes, or every frame of the interface, comes here from now on.
+    /// Opens, binds and attaches; from here on frames that the filter takes, or all frames, arrive
+    /// here.
     ///
     /// # Errors
-    /// [`OpenError::Unsupported`] if the interface cannot be used this way, with what to change: several
-    /// receive queues, an MTU beyond a chunk, offloads of a veth's peer, another process's program, [`Config::share`].
+    /// [`OpenError::Unsupported`] if the interface does not support this, with the remedy: several
+    /// receive queues, an MTU beyond a chunk, offloads of a veth's peer, another process's program,
+    /// [`Config::share`].
     pub fn open(interface: &Interface, config: Config) -> Result<Self, OpenError> {
         if !(1..=1024).contains(&config.batch) {
             return Err(OpenError::Config(format!("batch of {} frames: 1 to 1024", config.batch)));
         }
         if config.share.is_some() {
-            let why = "AF_XDP: one socket has the queue, several workers cannot share it; use AF_PACKET";
+            let why = "AF_XDP: several workers cannot share the one socket of a queue; use AF_PACKET";
             return Err(OpenError::Unsupported(interface.to_string(), why.into()));
         }
         let missing = |e: Missing| OpenError::Unsupported(interface.to_string(), e.to_string());
         kernel::require(Feature::Xdp).map_err(missing)?;
         let (socket, control, info) = in_netns(interface.netns(), || open_socket(interface, &config))??;
-        let heard = match &config.filter {
-            Some(filter) => Some(Heard::open(interface, filter, &config, socket.as_fd())?),
+        let copied = match &config.filter {
+            Some(filter) => Some(CopySocket::open(interface, filter, &config, socket.as_fd())?),
             None => None,
         };
         Ok(AfXdp {
-            heard,
+            copied,
             gone: false,
             free: socket.transmit_chunks().collect(),
             control,
@@ -102,7 +106,8 @@ impl AfXdp {
     fn error(&self, operation: &'static str, source: io::Error) -> IoError {
         let error = IoError::from_os(&self.name, operation, source);
         match error {
-            // An unbound socket says ENXIO, a deleted interface ENETDOWN: ask what is true.
+            // An unbound socket returns ENXIO and a deleted interface ENETDOWN: query the actual
+            // state.
             IoError::Down(name) | IoError::Gone(name) => match self.query() {
                 Ok(info) if info.index == self.index => IoError::Down(name),
                 _ => IoError::Gone(name),
@@ -115,17 +120,17 @@ impl AfXdp {
         LinkInfo::query(self.control.as_raw_fd(), self.interface.name())
     }
 
-    /// Takes back chunks that were sent.
+    /// Reclaims chunks of sent frames.
     fn reclaim(&mut self) {
         while let Some(chunk) = self.socket.completed() {
             self.free.push(chunk);
         }
     }
 
-    /// Gives the frames of the last batch back to the kernel.
+    /// Returns the frames of the last batch to the kernel.
     fn release(&mut self) {
         for desc in self.received.drain(..) {
-            // As many chunks are out as the ring holds: there is room.
+            // The ring has room for all chunks.
             self.socket.refill(desc.addr);
         }
         self.socket.publish_fill();
@@ -170,7 +175,7 @@ impl AfXdp {
     }
 }
 
-/// Checks and opens; inside the interface's namespace.
+/// Checks the interface and opens the socket; runs inside the interface's namespace.
 fn open_socket(interface: &Interface, config: &Config) -> Result<(Socket, OwnedFd, LinkInfo), OpenError> {
     let os = |operation, source| OpenError::Os { interface: interface.to_string(), operation, source };
     let refuse = |why: String| OpenError::Unsupported(interface.to_string(), why);
@@ -192,7 +197,7 @@ fn open_socket(interface: &Interface, config: &Config) -> Result<(Socket, OwnedF
 
 impl AsFd for AfXdp {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.heard.as_ref().map_or(self.socket.as_fd(), Heard::as_fd)
+        self.copied.as_ref().map_or(self.socket.as_fd(), CopySocket::as_fd)
     }
 }
 
@@ -210,7 +215,7 @@ impl PacketIo for AfXdp {
         if info.index != self.index {
             return Err(IoError::Gone(self.name.clone()));
         }
-        // One that was raised since is of no use here.
+        // An MTU raised later cannot be used.
         Ok(LinkInfo { mtu: info.mtu.min(MAX_MTU), ..info })
     }
 
@@ -227,19 +232,19 @@ impl PacketIo for AfXdp {
         self.socket.publish_receive();
         self.stats.rx_frames += self.received.len() as u64;
         let idle = self.received.is_empty();
-        let result = match &mut self.heard {
-            // A packet socket is told all that this one is.
-            Some(heard) => heard.recv(idle),
+        let result = match &mut self.copied {
+            // The packet socket gets the same errors as this one.
+            Some(copied) => copied.recv(idle),
             None if idle => self.socket.take_error().map_or(Ok(0), |e| Err(self.error("AF_XDP", e))),
             None => Ok(0),
         };
         self.gone |= matches!(result, Err(IoError::Gone(_)));
         match result {
-            Ok(heard) => {
-                self.stats.rx_frames += heard as u64;
-                Ok(self.received.len() + heard)
+            Ok(copied) => {
+                self.stats.rx_frames += copied as u64;
+                Ok(self.received.len() + copied)
             }
-            // What came before is handed over first; gone is told again.
+            // Deliver earlier frames first; the error is reported again.
             Err(_) if !idle => Ok(self.received.len()),
             Err(e) => Err(e),
         }
@@ -247,8 +252,8 @@ impl PacketIo for AfXdp {
 
     fn frame(&mut self, index: usize) -> RxFrame<'_> {
         let taken = self.received.len();
-        if let Some(heard) = self.heard.as_mut().filter(|_| index >= taken) {
-            return heard.frame(index - taken);
+        if let Some(copied) = self.copied.as_mut().filter(|_| index >= taken) {
+            return copied.frame(index - taken);
         }
         let desc = self.received[index];
         let data = self.socket.chunk_mut(desc.addr, desc.len as usize);
@@ -279,7 +284,7 @@ impl PacketIo for AfXdp {
             return None;
         }
         self.prepare();
-        // A failed flush leaves no room, which the next line finds.
+        // After a failed flush there is still no room, which the next line detects.
         if self.free.is_empty() && self.flush().is_ok() {
             self.reclaim();
         }
@@ -305,8 +310,8 @@ impl PacketIo for AfXdp {
 
     fn flush(&mut self) -> Result<(), IoError> {
         let result = self.socket.kick().map_err(|e| self.error("sendto", e));
-        if let Some(heard) = &mut self.heard {
-            heard.want_writable(self.socket.as_fd(), self.socket.pending() > 0);
+        if let Some(copied) = &mut self.copied {
+            copied.want_writable(self.socket.as_fd(), self.socket.pending() > 0);
         }
         result
     }
@@ -322,14 +327,15 @@ impl PacketIo for AfXdp {
     fn set_filter(&mut self, filter: Option<&Filter>) -> Result<(), IoError> {
         let os = |(operation, source)| IoError::Os { interface: self.name.clone(), operation, source };
         let without = || os(("receive filter on AF_XDP opened without", io::ErrorKind::Unsupported.into()));
-        match (filter, &mut self.heard) {
-            // More is heard before less is taken.
-            (Some(filter), Some(heard)) => {
-                let heard_part = filter.heard().map_err(|e| os(("receive filter", io::Error::other(e))))?;
-                heard.set_filter(&heard_part)?;
+        match (filter, &mut self.copied) {
+            // Copy more before taking less.
+            (Some(filter), Some(copied)) => {
+                let heard_part = filter.copied().map_err(|e| os(("receive filter", io::Error::other(e))))?;
+                copied.set_filter(&heard_part)?;
             }
             (None, None) => return Ok(()),
-            // Who opens without a filter has one descriptor to wait for, and goes on with that.
+            // Without a filter at opening, the caller's descriptor cannot cover a packet socket
+            // later.
             (_, _) => return Err(without()),
         }
         self.socket.set_filter(filter).map_err(os)?;
@@ -338,16 +344,16 @@ impl PacketIo for AfXdp {
     }
 
     fn stats(&mut self) -> Stats {
-        let heard = self.heard.as_mut().map_or(0, Heard::dropped);
-        let rx_dropped = self.kernel_drops_before + self.socket.kernel_drops() + heard;
+        let copied = self.copied.as_mut().map_or(0, CopySocket::dropped);
+        let rx_dropped = self.kernel_drops_before + self.socket.kernel_drops() + copied;
         Stats { rx_dropped, ..self.stats }
     }
 
     fn reopen(&mut self) -> Result<(), OpenError> {
         let (socket, control, info) =
             in_netns(self.interface.netns(), || open_socket(&self.interface, &self.config))??;
-        if let Some(heard) = &mut self.heard {
-            heard.reopen(socket.as_fd())?;
+        if let Some(copied) = &mut self.copied {
+            copied.reopen(socket.as_fd())?;
         }
         self.kernel_drops_before += self.socket.kernel_drops();
         self.gone = false;

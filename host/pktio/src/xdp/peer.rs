@@ -1,5 +1,5 @@
-//! What AF_XDP needs of an interface, looked up before it is used: one receive queue, no other program, and of a veth's
-//! peer that it leaves neither checksums nor tags undone.
+//! Checks an interface for AF_XDP before use: one receive queue, no other XDP program, and no
+//! offloads of a veth's peer that leave checksums or tags undone.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -29,35 +29,35 @@ const ETHTOOL_GGRO: u32 = 0x2b;
 const ETHTOOL_GCHANNELS: u32 = 0x3c;
 const FLAG_TXVLAN: u32 = 1 << 7;
 
-/// What the kernel says of a link.
+/// The kernel's description of a link.
 struct Link {
     name: String,
     kind: String,
-    /// The other end's index and the id of its namespace, if that is another one.
+    /// Index of the other end, and the id of its namespace if it is another one.
     peer: Option<(u32, Option<u32>)>,
-    /// Number of the XDP program on it.
+    /// Id of the attached XDP program.
     program: Option<u32>,
 }
 
-/// How long a program may outlive the process that was killed, before it counts as somebody else's.
-const LAST_BREATH: Duration = Duration::from_millis(200);
+/// How long a program may outlive its killed process before it counts as another program.
+const DETACH_TIME: Duration = Duration::from_millis(200);
 
-/// A socket for questions about interfaces of the calling thread's namespace.
-fn question() -> io::Result<OwnedFd> {
+/// A socket for interface queries in the calling thread's namespace.
+fn query_socket() -> io::Result<OwnedFd> {
     socket(SocketFlags::empty(), 0)
 }
 
-/// Number of the XDP program on an interface, if there is one and the kernel says so.
+/// Id of the XDP program on an interface, if the kernel reports one.
 pub(super) fn program(index: u32) -> Option<u32> {
-    question().and_then(|rtnl| link(&rtnl, index)).ok()?.program
+    query_socket().and_then(|rtnl| link(&rtnl, index)).ok()?.program
 }
 
-/// Whether the interface joins the packets that it receives.
+/// Whether the interface merges received packets (GRO).
 pub(super) fn merges(name: &str) -> bool {
     ethtool(name, ETHTOOL_GGRO).is_ok_and(|on| on != 0)
 }
 
-/// Says why the interface cannot be used, and what to do about it.
+/// Fails with the reason why the interface cannot be used, and the remedy.
 pub(super) fn check(name: &str, index: u32) -> Result<(), String> {
     let queues = receive_queues(name);
     if queues > 1 {
@@ -65,9 +65,9 @@ pub(super) fn check(name: &str, index: u32) -> Result<(), String> {
             "{queues} receive queues, AF_XDP serves one: ethtool -L {name} combined 1 (or rx 1)"
         ));
     }
-    let rtnl = question().map_err(|e| format!("rtnetlink: {e}"))?;
+    let rtnl = query_socket().map_err(|e| format!("rtnetlink: {e}"))?;
     let link = link(&rtnl, index).map_err(|e| format!("rtnetlink: {e}"))?;
-    let deadline = Instant::now() + LAST_BREATH;
+    let deadline = Instant::now() + DETACH_TIME;
     while let Some(id) = program(index) {
         if Instant::now() > deadline {
             return Err(format!(
@@ -102,9 +102,9 @@ pub(super) fn check(name: &str, index: u32) -> Result<(), String> {
     ))
 }
 
-/// Name of the peer and those of its offloads that are on; inside its namespace.
+/// Name of the peer and its active offloads; runs inside its namespace.
 fn peer_offloads(index: u32) -> Result<(String, Vec<&'static str>), String> {
-    let rtnl = question().map_err(|e| format!("rtnetlink: {e}"))?;
+    let rtnl = query_socket().map_err(|e| format!("rtnetlink: {e}"))?;
     let peer = link(&rtnl, index).map_err(|e| format!("the veth's peer: {e}"))?.name;
     let get = |command| ethtool(&peer, command).map_err(|e| format!("ethtool {peer}: {e}"));
     let mut on = Vec::new();
@@ -146,8 +146,8 @@ fn link(rtnl: &OwnedFd, index: u32) -> io::Result<Link> {
     Ok(link)
 }
 
-/// A path to the namespace that this one knows by `id`: among those of `ip netns`, then among those of all
-/// processes (Mininet's hosts have no other name).
+/// A path of the namespace that this one knows by `id`: first among those of `ip netns`, then among
+/// those of all processes (Mininet's hosts have no name).
 fn namespace(rtnl: &OwnedFd, id: u32) -> Option<PathBuf> {
     let list = |dir: &str| std::fs::read_dir(dir).into_iter().flatten().flatten();
     let named = list("/run/netns").map(|entry| entry.path());
@@ -162,7 +162,7 @@ fn namespace(rtnl: &OwnedFd, id: u32) -> Option<PathBuf> {
     })
 }
 
-/// The id by which this namespace knows the one of a descriptor.
+/// The id by which this namespace knows the namespace of a descriptor.
 fn namespace_id(rtnl: &OwnedFd, fd: RawFd) -> io::Result<Option<u32>> {
     // struct rtgenmsg, padded, then one attribute.
     let mut body = vec![0; 4];
@@ -174,8 +174,8 @@ fn namespace_id(rtnl: &OwnedFd, fd: RawFd) -> io::Result<Option<u32>> {
 
 /// Runs an ethtool command whose structure begins with the command and is `words` long.
 fn ethtool_words<const N: usize>(name: &str, command: u32) -> io::Result<[u32; N]> {
-    // Any socket will do.
-    let fd = question()?;
+    // Any socket works.
+    let fd = query_socket()?;
     let mut data = [0u32; N];
     data[0] = command;
     // SAFETY: all zero is a valid ifreq.
@@ -197,7 +197,7 @@ fn ethtool(name: &str, command: u32) -> io::Result<u32> {
     ethtool_words::<2>(name, command).map(|w| w[1])
 }
 
-/// Receive queues in use; 1 if the interface has no such notion.
+/// Receive queues in use; 1 if the interface does not report them.
 fn receive_queues(name: &str) -> u32 {
     // struct ethtool_channels: command, four maxima, then rx, tx, other, combined.
     ethtool_words::<9>(name, ETHTOOL_GCHANNELS).map_or(1, |w| (w[5] + w[8]).max(1))

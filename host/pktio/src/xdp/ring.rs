@@ -1,4 +1,4 @@
-//! The rings that a process shares with the kernel: one side moves `producer`, the other `consumer`.
+//! The rings shared with the kernel: one side moves `producer`, the other `consumer`.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -17,7 +17,7 @@ pub(super) struct Desc {
     pub(super) options: u32,
 }
 
-/// One mapped ring of `T`; we are its producer or its consumer, never both.
+/// One mapped ring of `T`. This side is its producer or its consumer, never both.
 pub(super) struct Ring<T> {
     map: NonNull<u8>,
     map_len: usize,
@@ -34,8 +34,8 @@ pub(super) struct Ring<T> {
 unsafe impl<T: Send> Send for Ring<T> {}
 
 impl<T: Copy> Ring<T> {
-    /// Maps a ring of `size` entries (a power of two) that was set up on the socket. Fails with EINVAL for offsets that
-    /// are none of a ring.
+    /// Maps a ring of `size` entries (a power of two) that was set up on the socket. Fails with
+    /// EINVAL for invalid offsets.
     pub(super) fn map(
         fd: BorrowedFd<'_>,
         offsets: &XdpRingOffset,
@@ -102,7 +102,7 @@ impl<T: Copy> Ring<T> {
         true
     }
 
-    /// As producer: lets the kernel see what was added.
+    /// As producer: publishes the added entries to the kernel.
     pub(super) fn publish_producer(&self) {
         self.set_shared(self.producer);
     }
@@ -124,7 +124,7 @@ impl<T: Copy> Ring<T> {
         Some(entry)
     }
 
-    /// As consumer: lets the kernel reuse what was taken.
+    /// As consumer: returns the consumed entries to the kernel.
     pub(super) fn publish_consumer(&self) {
         self.set_shared(self.consumer);
     }
@@ -147,10 +147,10 @@ mod tests {
     const OFFSETS: XdpRingOffset = XdpRingOffset { producer: 0, consumer: 64, desc: 128, flags: Some(68) };
     const SIZE: u32 = 8;
 
-    /// Memory of one ring, which is no mapping: rings over it are not dropped.
+    /// Memory of one ring, not a mapping, so rings over it must not be dropped.
     struct Memory(Box<[UnsafeCell<u64>]>);
 
-    // SAFETY: rings alone reach it, by the protocol that is tested.
+    // SAFETY: only rings access it, by the protocol under test.
     unsafe impl Sync for Memory {}
 
     impl Memory {
@@ -161,7 +161,7 @@ mod tests {
         }
     }
 
-    /// Also under Miri, which sees races and reads of what was not written: CONTRIBUTING.md.
+    /// Also run under Miri, which detects races and uninitialised reads: see CONTRIBUTING.md.
     #[test]
     fn entries_cross_threads_in_order() {
         let count = if cfg!(miri) { 100 } else { 10_000 };

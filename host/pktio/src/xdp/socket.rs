@@ -22,22 +22,23 @@ use super::ring::{Desc, Ring};
 use crate::pool::Pool;
 use crate::{Config, Filter};
 
-/// Octets of a chunk of shared memory; a frame lies in one.
+/// Bytes of a chunk of shared memory; a frame fits in one.
 pub(super) const CHUNK: usize = 4096;
 
-/// Calls that hand frames to the device in one flush; the kernel takes 32 or so a call.
+/// Largest number of send calls in one flush; the kernel takes about 32 frames a call.
 const MAX_KICKS: usize = 256;
 
-/// Octets of a buffer at most: the kernel takes an int and doubles it.
+/// Largest buffer size in bytes: the kernel takes an int and doubles it.
 const MOST_BUFFER: usize = (i32::MAX / 2) as usize;
 
-/// How long the kernel may take to let go of the queue of a socket that was closed.
+/// How long the kernel may take to release the queue of a closed socket.
 const QUEUE_RELEASE: Duration = Duration::from_secs(1);
 
-/// A failed step by name.
+/// Result of a step, with the step's name on failure.
 type Step<T> = Result<T, (&'static str, io::Error)>;
 
-/// A bound socket. The first field goes first: no frame is redirected to a socket that is half gone.
+/// A bound socket. The first field is dropped first, so that no frame is redirected to a
+/// half-closed socket.
 pub(super) struct Socket {
     attached: Attached,
     fd: OwnedFd,
@@ -54,7 +55,7 @@ pub(super) fn new() -> io::Result<OwnedFd> {
     Ok(socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None)?)
 }
 
-/// One that a program can be given, bound to nothing.
+/// An unbound socket to which a program can redirect.
 #[cfg(test)]
 pub(crate) fn receiving() -> io::Result<OwnedFd> {
     let fd = new()?;
@@ -63,9 +64,9 @@ pub(crate) fn receiving() -> io::Result<OwnedFd> {
 }
 
 impl Socket {
-    /// Memory, rings, bind, program, in this order.
+    /// Sets up memory, rings, binding and program, in this order.
     pub(super) fn open(fd: OwnedFd, index: u32, name: &str, config: &Config) -> Step<Socket> {
-        // One chunk a frame, for each direction; the rings are as long.
+        // One chunk a frame, for each direction; the rings have the same length.
         let chunks = (config.rx_bytes.max(config.tx_bytes) / CHUNK).clamp(config.batch.max(64), 8192);
         let chunks = chunks.next_power_of_two() as u32;
         let pool = Pool::new(2 * chunks as usize * CHUNK).map_err(|e| ("mmap", e))?;
@@ -82,7 +83,8 @@ impl Socket {
         set_xdp_umem_completion_ring_size(&fd, chunks).map_err(failed("XDP_UMEM_COMPLETION_RING"))?;
         set_xdp_rx_ring_size(&fd, chunks).map_err(failed("XDP_RX_RING"))?;
         set_xdp_tx_ring_size(&fd, chunks).map_err(failed("XDP_TX_RING"))?;
-        // As with a packet socket the kernel doubles it; without the capability its limit is what we get.
+        // As with a packet socket the kernel doubles it; without the capability the kernel's limit
+        // applies.
         let _ = set_socket_send_buffer_size_force(&fd, (config.tx_bytes / 2).min(MOST_BUFFER));
         let at = xdp_mmap_offsets(&fd).map_err(failed("XDP_MMAP_OFFSETS"))?;
         let ring = |e| ("ring", e);
@@ -109,13 +111,13 @@ impl Socket {
         self.attached.replace(filter)
     }
 
-    /// Chunks that are ours for sending; the others are the fill ring's.
+    /// The chunks for sending; the others belong to the fill ring.
     pub(super) fn transmit_chunks(&self) -> impl Iterator<Item = u64> + use<> {
         let chunks = u64::from(self.chunks);
         (chunks..2 * chunks).map(|i| i * CHUNK as u64)
     }
 
-    /// `len` octets at an address of the shared memory.
+    /// `len` bytes at an address of the shared memory.
     pub(super) fn chunk_mut(&mut self, addr: u64, len: usize) -> &mut [u8] {
         self.pool.slice_mut(addr as usize, len)
     }
@@ -128,7 +130,7 @@ impl Socket {
         self.rx.publish_consumer();
     }
 
-    /// Gives a received frame's chunk back; the address may point anywhere into it.
+    /// Returns a received frame's chunk; the address may point anywhere into it.
     pub(super) fn refill(&mut self, addr: u64) {
         self.fill.produce(addr - addr % CHUNK as u64);
     }
@@ -137,24 +139,24 @@ impl Socket {
         self.fill.publish_producer();
     }
 
-    /// Queues a frame; the ring holds as many as there are chunks.
+    /// Queues a frame; the ring has as many entries as there are chunks.
     pub(super) fn transmit(&mut self, desc: Desc) {
         self.tx.produce(desc);
     }
 
-    /// A chunk that was sent.
+    /// Returns the chunk of a sent frame.
     pub(super) fn completed(&mut self) -> Option<u64> {
         let chunk = self.completion.consume();
         self.completion.publish_consumer();
         chunk
     }
 
-    /// Frames that the kernel has not taken.
+    /// Number of frames that the kernel has not taken.
     pub(super) fn pending(&self) -> usize {
         self.tx.outstanding() as usize
     }
 
-    /// Has the kernel send what was queued, as far as there is room.
+    /// Makes the kernel send the queued frames, as far as there is room.
     pub(super) fn kick(&mut self) -> io::Result<()> {
         self.tx.publish_producer();
         let mut before = self.tx.outstanding();
@@ -162,11 +164,11 @@ impl Socket {
             if before == 0 {
                 return Ok(());
             }
-            // An empty datagram; only its side effect is wanted.
+            // An empty datagram triggers the sending.
             let result = send(&self.fd, &[], SendFlags::DONTWAIT);
             let left = self.tx.outstanding();
             match result {
-                // More than a call takes, or no room; which of the two, progress tells.
+                // Either more than one call takes, or no room; progress tells which.
                 Err(Errno::AGAIN | Errno::BUSY | Errno::NOBUFS | Errno::INTR) if left < before => {}
                 Err(Errno::AGAIN | Errno::BUSY | Errno::NOBUFS | Errno::INTR) => return Ok(()),
                 result => result.map(drop)?,
@@ -176,7 +178,7 @@ impl Socket {
         Ok(())
     }
 
-    /// An error that the kernel noted on the socket.
+    /// An error that the kernel recorded on the socket.
     pub(super) fn take_error(&self) -> Option<io::Error> {
         socket_error(&self.fd).ok()?.err().map(Into::into)
     }
@@ -188,13 +190,13 @@ impl Socket {
     }
 }
 
-/// An error of that step.
+/// Names the failed step.
 fn failed(operation: &'static str) -> impl Fn(Errno) -> (&'static str, io::Error) {
     move |e| (operation, e.into())
 }
 
-/// Binds as soon as the queue is free: the kernel lets go of a closed socket's queue a little after the close. One that
-/// still has its program is not closed.
+/// Binds as soon as the queue is free: the kernel releases a closed socket's queue a little after
+/// the close. A socket whose program is still attached is not closed yet.
 fn bind_when_free(fd: &OwnedFd, index: u32) -> io::Result<()> {
     let deadline = Instant::now() + QUEUE_RELEASE;
     loop {
@@ -211,7 +213,7 @@ fn bind_when_free(fd: &OwnedFd, index: u32) -> io::Result<()> {
     }
 }
 
-/// Binds to queue 0, frames copied (the only mode of a veth).
+/// Binds to queue 0 in copy mode, the only mode of a veth.
 fn bind(fd: &OwnedFd, index: u32) -> io::Result<()> {
     Ok(rustix::net::bind(fd, &SocketAddrXdp::new(SocketAddrXdpFlags::XDP_COPY, index, 0))?)
 }

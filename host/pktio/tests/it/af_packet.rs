@@ -20,10 +20,10 @@ fn frame(len: usize, mark: u8) -> Vec<u8> {
     f
 }
 
-/// How long a test waits for what must not come.
+/// How long a test waits for something that must not happen.
 const SILENCE: Duration = Duration::from_millis(500);
 
-/// Receives until `done` says so, at most as long as our patience lasts.
+/// Receives until `done` returns true, for at most `PATIENCE`.
 fn collect(
     io: &mut dyn PacketIo,
     done: impl FnMut(&[(Vec<u8>, Checksum)]) -> bool,
@@ -64,7 +64,7 @@ fn open(ns: &Netns, name: &str, config: Config) -> AfPacket {
 }
 
 #[test]
-fn frames_arrive_in_order_whichever_way_they_were_sent() {
+fn frames_of_both_send_paths_arrive_in_order() {
     let Some((a, b)) = pair() else { return };
     let (mut tx, mut rx) = (open(&a, "va", Config::default()), open(&b, "vb", Config::default()));
     let sent: Vec<Vec<u8>> = (0..200u32).map(|i| frame(14 + (i as usize * 37) % 1500, i as u8)).collect();
@@ -94,16 +94,17 @@ fn frames_arrive_in_order_whichever_way_they_were_sent() {
 }
 
 #[test]
-fn frames_say_when_they_came_if_asked() {
+fn frames_carry_timestamps_if_enabled() {
     let Some((a, b)) = pair() else { return };
     let (mut tx, mut rx) = (open(&a, "va", Config::default()), open(&b, "vb", Config::default()));
     let now = || u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros()).unwrap();
-    // A tag stands beside the time in the control messages.
+    // With a tag, the control messages contain auxdata beside the time.
     let mut tagged = frame(200, 2);
     tagged.splice(12..12, [0x81, 0x00, 0x00, 0x2a]);
     for stamped in [false, true, false] {
         rx.set_stamps(stamped);
-        // The kernel begins to note times some time after it was asked to; until then a frame comes when it is read.
+        // The kernel starts to record times some time after the request; until then a frame has its
+        // reading time.
         eventually("frames are stamped as wanted", || {
             let before = now();
             assert_eq!(tx.send(&[TxFrame::new(&frame(100, 1)), TxFrame::new(&tagged)]).unwrap(), 2);
@@ -132,7 +133,7 @@ fn vlan_tags_stay_in_place() {
     let Some((a, b)) = pair() else { return };
     let (mut tx, mut rx) = (open(&a, "va", Config::default()), open(&b, "vb", Config::default()));
     let mut sent = Vec::new();
-    // Beyond the MTU the kernel allows one tag of 802.1Q, no other.
+    // Beyond the MTU the kernel allows one 802.1Q tag, but no other kind.
     for (tpid, len) in [([0x81, 0x00], 1514), ([0x88, 0xa8], 1510)] {
         let mut f = frame(len, 9);
         f.splice(12..12, [tpid[0], tpid[1], 0x60, 0x2a]);
@@ -151,7 +152,7 @@ fn vlan_tags_stay_in_place() {
     }
 }
 
-/// A UDP datagram of the kernel's own, whose checksum veth leaves partial.
+/// A UDP datagram from the kernel, whose checksum veth leaves partial.
 fn udp_datagram(policy: ChecksumPolicy) -> Option<(Vec<u8>, Checksum)> {
     let (a, b) = pair()?;
     a.ip("addr add 10.0.0.1/24 dev va");
@@ -172,7 +173,7 @@ fn udp_sum(frame: &[u8]) -> u16 {
 }
 
 #[test]
-fn partial_checksums_are_completed_or_told() {
+fn partial_checksums_are_completed_or_reported() {
     let Some((frame, checksum)) = udp_datagram(ChecksumPolicy::Complete) else { return };
     assert_eq!((checksum, udp_sum(&frame)), (Checksum::Verified, 0xffff));
     let Some((frame, checksum)) = udp_datagram(ChecksumPolicy::Report) else { return };
@@ -180,7 +181,7 @@ fn partial_checksums_are_completed_or_told() {
     assert_ne!(udp_sum(&frame), 0xffff);
 }
 
-/// A TCP connection of two kernels with all their offloads on, through frames moved by us.
+/// A TCP connection between two kernels with all offloads on, whose frames we forward.
 #[test]
 fn large_segments_are_cut_and_tcp_works_across() {
     let (Some(a), Some(m), Some(b)) = (Netns::new(PREFIX), Netns::new(PREFIX), Netns::new(PREFIX)) else {
@@ -255,7 +256,7 @@ fn filter_keeps_other_frames_away_and_can_be_replaced() {
 }
 
 #[test]
-fn of_one_ether_type_nothing_else_is_taken_and_of_none_nothing() {
+fn only_the_configured_ether_type_is_received() {
     let Some((a, b)) = pair() else { return };
     let of = |ether_type| Config { ether_type: Some(ether_type), ..Config::default() };
     let (mut deaf, mut rx) = (open(&a, "va", of(0)), open(&b, "vb", of(0x88b5)));
@@ -298,7 +299,7 @@ fn jumbo_frames_work_after_the_mtu_was_raised() {
 }
 
 #[test]
-fn down_is_an_error_that_passes_and_gone_needs_reopening() {
+fn down_recovers_and_deletion_needs_reopening() {
     let Some((a, b)) = pair() else { return };
     let (mut tx, mut rx) = (open(&a, "va", Config::default()), open(&b, "vb", Config::default()));
     let f = frame(60, 1);
@@ -335,7 +336,7 @@ fn the_receive_queue_is_bounded_and_its_drops_are_counted() {
     for _ in 0..100 {
         assert_eq!(tx.send(&[TxFrame::new(&f); 10]).unwrap(), 10);
     }
-    // Nobody reads until all of it has come, and the kernel may take its time for that.
+    // Nothing is read until all frames have arrived, which may take the kernel a while.
     let dropped = || a.run("cat /sys/class/net/va/statistics/tx_dropped").trim().parse::<u64>().unwrap();
     let came = || b.run("cat /sys/class/net/vb/statistics/rx_packets").trim().parse::<u64>().unwrap();
     eventually("all are accounted for", || came() + dropped() >= 1000);
@@ -348,7 +349,7 @@ fn the_receive_queue_is_bounded_and_its_drops_are_counted() {
     assert_eq!(rx.stats().rx_dropped, 1000 - got - dropped());
 }
 
-/// Waits until the socket takes more.
+/// Waits until the socket can send again.
 fn wait_for_room(io: &dyn PacketIo) {
     use std::os::fd::AsRawFd;
     let mut entry = libc::pollfd { fd: io.sender().as_raw_fd(), events: libc::POLLOUT, revents: 0 };
@@ -357,7 +358,7 @@ fn wait_for_room(io: &dyn PacketIo) {
     assert_eq!(n, 1, "no room in the end");
 }
 
-/// Hands frames over, numbered from 0, waiting for room where there is none.
+/// Sends frames numbered from 0, waiting where there is no room.
 fn send_numbered(io: &mut dyn PacketIo, count: u16, length: usize) {
     for number in 0..count {
         while io.pending() == 64 {
@@ -379,7 +380,7 @@ fn send_numbered(io: &mut dyn PacketIo, count: u16, length: usize) {
     }
 }
 
-/// How many full frames a socket takes while nearly none leaves.
+/// How many full frames a socket accepts while almost none leaves.
 fn room(io: &mut dyn PacketIo, netns: &Netns) -> usize {
     netns.run("tc qdisc replace dev va root tbf rate 8kbit burst 1600 limit 10mb");
     let f = frame(1514, 1);
@@ -387,10 +388,10 @@ fn room(io: &mut dyn PacketIo, netns: &Netns) -> usize {
 }
 
 #[test]
-fn what_a_short_queueing_discipline_refuses_is_kept_where_asked_for() {
+fn frames_refused_by_a_short_queue_are_kept() {
     let Some((a, b)) = pair() else { return };
     const COUNT: u16 = 400;
-    // Twenty full frames.
+    // Room for twenty full frames.
     const SHORT: &str = "tc qdisc replace dev va root tbf rate 50mbit burst 16kb limit 30280";
     let patient = Config { tx_bytes: 512 << 10, keep_refused: true, ..Config::default() };
     let mut rx = open(&b, "vb", Config::default());
@@ -411,7 +412,7 @@ fn what_a_short_queueing_discipline_refuses_is_kept_where_asked_for() {
     assert_eq!(numbers(&came), (0..COUNT).collect::<Vec<_>>(), "all, in order");
     assert_eq!((tx.stats().tx_dropped, tx.stats().tx_frames), (0, COUNT.into()));
 
-    // What was learned is forgotten by and by.
+    // The learned limit is slowly forgotten.
     assert!(room(&mut tx, &a) < 40);
     a.run("tc qdisc del dev va root");
     for _ in 0..40 {
@@ -421,7 +422,7 @@ fn what_a_short_queueing_discipline_refuses_is_kept_where_asked_for() {
     let room = room(&mut tx, &a);
     assert!((150..300).contains(&room), "{room} frames in 512 KiB");
 
-    // Where others fill it, nothing is waited for.
+    // If other senders fill the queue, frames are dropped, not kept.
     let mut other = open(&a, "va", Config::default());
     a.run("tc qdisc replace dev va root tbf rate 8kbit burst 1600 limit 30280");
     let f = frame(1514, 1);
@@ -434,7 +435,7 @@ fn what_a_short_queueing_discipline_refuses_is_kept_where_asked_for() {
 }
 
 #[test]
-fn what_goes_around_the_queueing_discipline_is_first() {
+fn frames_bypassing_the_queue_arrive_first() {
     let Some((a, b)) = pair() else { return };
     a.run("tc qdisc add dev va root tbf rate 2mbit burst 3kb limit 1mb");
     let mut rx = open(&b, "vb", Config::default());

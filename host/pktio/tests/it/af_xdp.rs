@@ -15,8 +15,8 @@ use rivulet_pktio::{
 
 const PREFIX: &str = "pio-";
 
-/// A pair whose first end lets AF_XDP be used on the second. `None`, and a line that says so, where the
-/// tools or rights are missing.
+/// A veth pair whose second end supports AF_XDP. `None`, with a line that says so, where tools or
+/// privileges are missing.
 fn pair() -> Option<(Netns, Netns)> {
     if lacks_af_xdp() {
         return None;
@@ -52,8 +52,8 @@ fn collect(io: &mut dyn PacketIo, count: usize) -> Vec<Vec<u8>> {
     got
 }
 
-/// Waits for a program to leave its interface: a command that another test starts at this moment has its descriptors too,
-/// between fork and exec.
+/// Waits until a program has left its interface. A command that another test starts at this moment
+/// briefly shares its descriptors, between fork and exec.
 fn wait_until_free(ns: &Netns, name: &str) {
     let deadline = Instant::now() + PATIENCE;
     while ns.run(&format!("ip link show dev {name}")).contains("prog/xdp") {
@@ -73,7 +73,7 @@ fn frames_go_both_ways_in_order_and_memory_is_reused() {
     b.wait_until_up("vb");
     a.wait_until_up("va");
     assert_eq!(x.backend(), Backend::AfXdp);
-    // Several times what the rings hold.
+    // Several times the rings' size.
     let mut tagged = frame(1518, 9);
     tagged[12..16].copy_from_slice(&[0x81, 0, 0, 5]);
     for round in 0..60u8 {
@@ -114,12 +114,12 @@ fn a_partial_checksum_is_completed_on_the_way_out_and_bad_frames_are_refused() {
     let got = collect(&mut tap, 1);
     assert_eq!(internet_sum(&got[0][34..], 0), 0xffff);
     assert_eq!((x.stats().tx_frames, x.stats().tx_errors), (1, 4));
-    // Reservations that are not committed do not leak.
+    // Uncommitted reservations do not leak.
     (0..5000).for_each(|_| assert!(x.reserve(60).is_some()));
 }
 
 #[test]
-fn what_it_cannot_do_is_refused_with_what_to_change() {
+fn unsupported_interfaces_are_refused_with_the_remedy() {
     let Some((a, b)) = pair() else { return };
     let refused = |what: &str| match xdp(&b, "vb") {
         Err(OpenError::Unsupported(name, why)) => {
@@ -157,7 +157,7 @@ fn what_it_cannot_do_is_refused_with_what_to_change() {
 }
 
 #[test]
-fn the_program_goes_with_the_socket_and_gone_needs_reopening() {
+fn program_is_detached_with_its_socket() {
     let Some((a, b)) = pair() else { return };
     let mut x = xdp(&b, "vb").unwrap();
     assert!(b.run("ip link show dev vb").contains("prog/xdp"));
@@ -183,7 +183,8 @@ fn the_program_goes_with_the_socket_and_gone_needs_reopening() {
     assert!(collect(&mut x, 1) == [f]);
 }
 
-/// A segment from 10.0.0.1 to 10.0.0.2 with our option, or a packet of another protocol in its place.
+/// A segment from 10.0.0.1 to 10.0.0.2 with our option, or a packet of another protocol in its
+/// place.
 fn packet(protocol: u8, port: u16, option: &[u8], mark: u8) -> Vec<u8> {
     let mut f = vec![0xff; 6];
     f.extend([2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0, 0, 48, 0, mark, 0x40, 0, 64, protocol, 0, 0]);
@@ -211,7 +212,8 @@ fn filtered(ns: &Netns, name: &str, rules: &[Rule]) -> AfXdp {
     AfXdp::open(&ns.interface(name), Config { filter, promiscuous: false, ..Config::default() }).unwrap()
 }
 
-/// What the filter takes comes to the socket, tagged or not; the kernel has the rest, and of ICMP errors both.
+/// Frames that the filter takes arrive at the socket, tagged or not; the kernel gets the rest, and
+/// both get ICMP errors.
 #[test]
 fn a_filter_leaves_the_rest_to_the_kernel() {
     let Some((a, b)) = pair() else { return };
@@ -238,9 +240,9 @@ fn a_filter_leaves_the_rest_to_the_kernel() {
     assert_eq!(x.stats().rx_frames, 4);
 }
 
-/// The kernel's TCP goes on in both directions beside it.
+/// The kernel's TCP works in both directions beside it.
 #[test]
-fn plain_tcp_goes_on_beside_it() {
+fn plain_tcp_works_beside_it() {
     let Some((a, b)) = pair() else { return };
     a.ip("addr add 10.0.0.1/24 dev va");
     b.ip("addr add 10.0.0.2/24 dev vb");
@@ -262,8 +264,8 @@ fn plain_tcp_goes_on_beside_it() {
     }
 }
 
-/// Filters are exchanged under traffic that all of them accept: every frame comes, once and in order, and the kernel
-/// sees none.
+/// Filters are replaced under traffic that all of them accept: every frame arrives once and in
+/// order, and the kernel sees none.
 #[test]
 fn a_filter_is_replaced_without_losing_a_frame() {
     const FRAMES: usize = 4000;
@@ -312,7 +314,8 @@ fn a_filter_is_replaced_without_losing_a_frame() {
     assert!(x.set_filter(None).is_err(), "opened with a filter");
 }
 
-/// Down is told, and works again by itself; deleted is told until it is opened again, and the descriptor to wait for stays.
+/// "Down" is reported and passes once the interface is up; "gone" is reported until the interface
+/// is reopened, and the descriptor stays the same.
 #[test]
 fn with_a_filter_it_survives_its_interface() {
     use std::os::fd::{AsFd, AsRawFd};

@@ -1,4 +1,4 @@
-//! What the kernel does beside us: the drop before its TCP, and its news of interfaces.
+//! Interaction with the kernel: the drop before its TCP, and its interface events.
 
 use std::net::{TcpListener, TcpStream};
 use std::process::Command;
@@ -36,10 +36,10 @@ fn syn(to: [u8; 6], from: [u8; 6], exid: u16) -> Vec<u8> {
     f
 }
 
-/// How long a test waits for what must not come.
+/// How long a test waits for something that must not happen.
 pub(crate) const SILENCE: Duration = Duration::from_millis(300);
 
-/// Sends a SYN with the ExID; b's tap sees it, and b's kernel answers it or does not.
+/// Sends a SYN with the ExID; the tap of `b` sees it, and the kernel of `b` answers it if `answer`.
 fn expect(a: &Netns, b: &Netns, exid: u16, answer: bool, why: &str) {
     let mut wire = AfPacket::open(&a.interface("va"), Config::default()).unwrap();
     let mut tap = AfPacket::open(&b.interface("vb"), Config::default()).unwrap();
@@ -99,11 +99,11 @@ fn the_kernel_answers_plain_tcp_only_and_taps_see_all() {
 }
 
 #[test]
-fn tables_of_the_dead_are_removed_and_those_of_the_living_kept() {
+fn only_tables_of_dead_processes_are_removed() {
     let Some((_, b)) = pair() else { return };
     let rule = TcpRule { destination_ports: vec![80..=80], ..TcpRule::default() };
     let guard = KernelGuard::install(Some(b.name()), &["vb"], std::slice::from_ref(&rule)).unwrap();
-    // As if a process had been killed: a table that nobody deletes.
+    // Like a killed process: a table without an owner.
     let mut dead = Command::new("true").spawn().unwrap();
     dead.wait().unwrap();
     b.run(&format!("nft add table netdev rivulet_guard_{}_1_0", dead.id()));
@@ -130,7 +130,7 @@ fn a_bad_name_is_an_error_and_leaves_nothing() {
 }
 
 #[test]
-fn the_monitor_tells_up_down_mtu_and_removal() {
+fn monitor_reports_up_down_mtu_and_removal() {
     let Some((a, b)) = pair() else { return };
     let mut monitor = LinkMonitor::open(Some(a.name())).unwrap();
     let mut wait_for = |what: &str, wanted: &dyn Fn(&LinkEvent) -> bool| {

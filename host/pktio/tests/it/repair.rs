@@ -1,5 +1,5 @@
-//! Connections set up on both ends without a packet, in a namespace of their own. Needs root; skipped where namespaces cannot
-//! be made.
+//! Sets up connections on both ends without a packet, in a namespace. Needs root; skipped where
+//! namespaces cannot be created.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -41,13 +41,13 @@ fn ends(timestamp: Option<u32>, scaled: bool) -> [Connection; 2] {
 fn option(stream: &TcpStream, name: i32) -> u32 {
     let (mut value, mut length) = (0u32, 4 as libc::socklen_t);
     let (fd, at) = (stream.as_raw_fd(), (&raw mut value).cast());
-    // SAFETY: a local of four octets, as the length says.
+    // SAFETY: a local of four bytes, as the length says.
     let done = unsafe { libc::getsockopt(fd, libc::IPPROTO_TCP, name, at, &raw mut length) };
     assert_eq!((done, length), (0, 4));
     value
 }
 
-/// So much each way, byte for byte.
+/// Sends this many bytes each way and compares them.
 fn talk(one: &TcpStream, other: &TcpStream, octets: usize) {
     for (mut from, mut to) in [(one, other), (other, one)] {
         let data: Vec<u8> = (0..octets).map(|n| (n * 7 + n / 251) as u8).collect();
@@ -61,7 +61,7 @@ fn talk(one: &TcpStream, other: &TcpStream, octets: usize) {
 }
 
 #[test]
-fn both_ends_go_on_where_they_were_said_to_be() {
+fn restored_connection_continues_at_its_sequence_numbers() {
     let Some(ns) = Netns::new("rep-") else { return };
     check().unwrap();
     for (timestamp, scaled) in
@@ -73,7 +73,8 @@ fn both_ends_go_on_where_they_were_said_to_be() {
             (one.local_addr().unwrap().to_string(), one.peer_addr().unwrap().to_string()),
             (A.into(), B.into())
         );
-        // Not the 536 of a socket that knows nothing of the other end. (Without timestamps the kernel finds room for 12 more when it sends.)
+        // Not the 536 of a socket without information about its peer. (Without timestamps the
+        // kernel has room for 12 more when it sends.)
         assert_eq!(option(&one, libc::TCP_MAXSEG), 1448);
         talk(&one, &other, 300_000);
         eventually("all is acknowledged", || unacknowledged(&one).unwrap() == 0);
@@ -88,7 +89,7 @@ fn both_ends_go_on_where_they_were_said_to_be() {
                 talk(&one, &other, 100_000);
             }
         }
-        // A second one between the same addresses and ports.
+        // A second connection between the same addresses and ports.
         let error = restore(&ends[0], Some(ns.name())).unwrap_err();
         assert_eq!(
             (error.step, error.source.raw_os_error()),
@@ -100,14 +101,14 @@ fn both_ends_go_on_where_they_were_said_to_be() {
         drop(other);
         assert_eq!(one.read(&mut [0]).unwrap(), 0);
         drop(one);
-        // What ended is remembered for a minute, by the end that ended first.
+        // The end that closed first keeps the connection in TIME_WAIT for a minute.
         ns.run("ss --kill state time-wait");
     }
     assert_eq!(ns.counter("TcpOutRsts"), 0);
     assert_eq!((ns.counter("TcpActiveOpens"), ns.counter("TcpPassiveOpens")), (0, 0), "no handshake");
 }
 
-/// As a server that is started again beside connections that were gone on with.
+/// A server can restart beside connections that were transferred earlier.
 #[test]
 fn a_listener_gets_the_port_beside_it() {
     let Some(ns) = Netns::new("rep-") else { return };

@@ -1,4 +1,4 @@
-//! What the guard leaves to the kernel while a port changes hands, with the kernel's own connections.
+//! Which connections the guard leaves to the kernel while a port changes hands.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -15,7 +15,7 @@ const SYN: u8 = 2;
 const RST: u8 = 4;
 const ACK: u8 = 16;
 
-/// Two hosts with addresses of both families: those of the second.
+/// Two hosts with addresses of both families; returns the second one's addresses.
 fn hosts() -> Option<(Netns, Netns, [IpAddr; 2])> {
     let (a, b) = (Netns::new(PREFIX)?, Netns::new(PREFIX)?);
     a.veth("va", &b, "vb");
@@ -65,7 +65,8 @@ fn segment((a, b): (&Netns, &Netns), from: SocketAddr, to: SocketAddr, flags: u8
     frame
 }
 
-/// Flags of the next segment that comes back to the first host from one to the other of these ports; none within a while.
+/// Flags of the next segment that returns to the first host between these ports; `None` if none
+/// arrives in time.
 fn answered(wire: &mut AfPacket, from: u16, to: u16) -> Option<u8> {
     let deadline = Instant::now() + SILENCE;
     while Instant::now() < deadline {
@@ -83,7 +84,7 @@ fn answered(wire: &mut AfPacket, from: u16, to: u16) -> Option<u8> {
 }
 
 #[test]
-fn what_the_kernel_has_goes_on_and_nothing_begins() {
+fn existing_kernel_connections_continue_and_new_ones_fail() {
     let Some((a, b, addresses)) = hosts() else { return };
     let mut streams = Vec::new();
     let mut listeners = Vec::new();
@@ -111,12 +112,12 @@ fn what_the_kernel_has_goes_on_and_nothing_begins() {
             in_netns(Some(a.name()), || TcpStream::connect_timeout(&SocketAddr::new(ip, 80), SILENCE));
         assert_eq!(begun.unwrap().unwrap_err().kind(), ErrorKind::TimedOut, "{ip}: the kernel took it up");
     }
-    // Whoever opens a connection between the same ports speaks to the other stack; others go on.
+    // A new SYN between the same ports goes to the other stack; other connections continue.
     let mut wire = AfPacket::open(&a.interface("va"), Config::default()).unwrap();
     for pair in streams.chunks_exact_mut(2) {
         let [(renewed, lost, from, there), (stays, kept, ..)] = pair else { panic!("two of a family") };
         wire.send(&[TxFrame::new(&segment((&a, &b), *from, *there, SYN))]).unwrap();
-        // What arrives later finds it done.
+        // Data sent later finds the handover complete.
         stays.write_all(b"more").unwrap();
         let mut got = [0; 4];
         kept.read_exact(&mut got).unwrap();
@@ -128,7 +129,7 @@ fn what_the_kernel_has_goes_on_and_nothing_begins() {
 }
 
 #[test]
-fn the_kernel_is_silent_about_what_it_does_not_know() {
+fn kernel_sends_no_resets_for_unknown_connections() {
     let Some((a, b, addresses)) = hosts() else { return };
     let mut wire = AfPacket::open(&a.interface("va"), Config::default()).unwrap();
     let mut say = |ip: IpAddr, port: u16, flags: u8| {
@@ -149,12 +150,12 @@ fn the_kernel_is_silent_about_what_it_does_not_know() {
     for ip in addresses {
         assert_eq!(say(ip, 80, ACK), None, "{ip}: it may be a connection that another stack has");
         assert_eq!(say(ip, 81, ACK), Some(RST), "{ip}: another port's is not");
-        // It is the kernel's to take up what begins, or to refuse it.
+        // The kernel still accepts or refuses new connections.
         assert_eq!(say(ip, 80, SYN), Some(RST | ACK));
     }
     let listener = in_netns(Some(b.name()), || TcpListener::bind((addresses[0], 80)).unwrap()).unwrap();
     assert_eq!(say(addresses[0], 80, SYN), Some(SYN | ACK));
-    // With it goes what it would say again.
+    // This also ends its retransmissions.
     drop(listener);
     guard.share(&["vb"], &[(rule(addresses), Share::None)]).unwrap();
     for ip in addresses {

@@ -1,4 +1,5 @@
-//! One frame through all that a filter becomes: the kernel's classic BPF, the interpreter of it here, and the XDP program.
+//! Runs a frame through every form of a filter: the kernel's classic BPF, our interpreter, and the
+//! XDP program.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
@@ -13,10 +14,11 @@ use crate::xdp::receiving_socket;
 
 pub(super) const PASSED: u32 = 2;
 pub(super) const TAKEN: u32 = 4;
-/// What `BPF_PROG_TEST_RUN` takes at least.
+/// Shortest frame that `BPF_PROG_TEST_RUN` accepts.
 const SHORTEST: usize = 14;
 
-/// A filter on a packet socket and as an XDP program; without the latter where programs cannot be loaded.
+/// A filter on a packet socket and as an XDP program; without the latter where programs cannot be
+/// loaded.
 pub(super) struct Both {
     pub(super) rules: Vec<Rule>,
     pub(super) filter: Filter,
@@ -24,13 +26,13 @@ pub(super) struct Both {
     pub(super) xdp: Option<Program>,
 }
 
-/// A loaded program, and the socket that it gives frames to.
+/// A loaded program and the socket that it redirects to.
 pub(super) struct Program {
     pub(super) redirect: Redirect,
     pub(super) socket: OwnedFd,
 }
 
-/// One that takes what the filter does.
+/// Loads the XDP program of a filter.
 pub(super) fn program(filter: &Filter) -> Option<Program> {
     if kernel::skipped(Feature::Xdp) {
         return None;
@@ -66,7 +68,7 @@ impl Program {
     }
 }
 
-/// A frame with a tag of this protocol in its place.
+/// Inserts a VLAN tag with this EtherType.
 pub(super) fn tagged(frame: &[u8], protocol: u16) -> Vec<u8> {
     [&frame[..12], &protocol.to_be_bytes(), &[0, 5], &frame[12..]].concat()
 }
@@ -85,8 +87,9 @@ impl Both {
         Both::new(&[Rule::Tcp(rule)])
     }
 
-    /// Whether a packet socket gets the frame, of which no octet is a tag. The XDP program takes the same, tagged or not,
-    /// but for what the kernel is to have too and what comes to other ports than those of connections.
+    /// Whether a packet socket gets the frame, which has no VLAN tag. Checks that the XDP program
+    /// takes the same frames, tagged or not, except those that the kernel needs too and those to
+    /// ports without connections.
     pub(super) fn accepts(&self, frame: &[u8]) -> bool {
         let accepted = self.filter.accepts(frame);
         if !frame.is_empty() {
@@ -104,7 +107,8 @@ impl Both {
         accepted
     }
 
-    /// What the XDP program is to take, by what packet sockets with simpler filters accept.
+    /// Whether the XDP program should take the frame, derived from simpler filters on packet
+    /// sockets.
     pub(super) fn takes(&self, frame: &[u8]) -> bool {
         let alone = |rule: Rule| Filter::new(&[rule]).unwrap().accepts(frame);
         self.rules.iter().any(|rule| match rule {

@@ -1,4 +1,4 @@
-//! Rules and frames at random: both kinds of filter take the same.
+//! Random rules and frames: both kinds of filter accept the same frames.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -71,7 +71,7 @@ fn rule(r: &mut Random, ports: Option<&LocalPorts>) -> Rule {
     }
 }
 
-/// A frame that rules of the kind above accept often, and then again just do not.
+/// A frame that such rules often accept, or just miss.
 fn frame(r: &mut Random) -> Vec<u8> {
     let mut f = vec![2; 12];
     let (source, destination) = (address(r), address(r));
@@ -122,7 +122,7 @@ fn frame(r: &mut Random) -> Vec<u8> {
         let at = r.below(f.len());
         f[at] ^= 1 << r.below(8);
     }
-    // A tag is taken out before a packet socket sees the frame, so this one would never see it.
+    // A packet socket never sees this tag, because the kernel removes it first.
     if f.len() >= 14 && matches!(f[12..14], [0x81, 0] | [0x88, 0xa8]) {
         f[12] = 0;
     }
@@ -150,13 +150,14 @@ fn both_kinds_take_the_same() {
             let accepted = both.accepts(&frame);
             if frame.len() >= 14 {
                 let taken = both.takes(&frame);
-                // A packet socket's program gives a frame up that ends before what one of the rules looks at.
+                // The packet socket's program rejects a frame that is too short for one of the
+                // rules.
                 let whole = [&frame[..], &[0; 64]].concat();
                 assert!(accepted || !taken || both.filter.accepts(&whole), "{:?}, {frame:02x?}", both.rules);
                 seen[usize::from(taken)][usize::from(accepted)] += 1;
             }
         }
     }
-    let [[neither, heard], [cut, both]] = seen;
-    assert!(neither > 300 && both > 300 && heard > 50 && cut < 20, "a test of something: {seen:?}");
+    let [[neither, copied], [cut, both]] = seen;
+    assert!(neither > 300 && both > 300 && copied > 50 && cut < 20, "too few cases of a kind: {seen:?}");
 }

@@ -1,5 +1,6 @@
-//! A packet socket beside the AF_XDP socket, for what the kernel is to have as well: ICMP errors, which are about
-//! its connections as often as about ours. It also tells that the interface is down or gone.
+//! A packet socket beside the AF_XDP socket, for frames that the kernel needs too: ICMP errors,
+//! which concern its connections as often as ours. It also detects that the interface is down or
+//! gone.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,44 +9,44 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use crate::{AfPacket, Config, Filter, Interface, IoError, OpenError, PacketIo, RxFrame};
 
-/// Octets of its queue: errors are rare.
+/// Bytes of its receive queue: errors are rare.
 const RX_BYTES: usize = 256 << 10;
-/// It sends nothing.
+/// It never sends.
 const TX_BYTES: usize = 64 << 10;
 const BATCH: usize = 16;
-/// Under load it is looked at once in so many batches of the other socket.
+/// Under load it is polled once in this many batches of the AF_XDP socket.
 const EVERY: u32 = 32;
 
 /// The packet socket, and a descriptor that is readable when either socket is.
-pub(super) struct Heard {
+pub(super) struct CopySocket {
     io: AfPacket,
     epoll: OwnedFd,
     calls: u32,
     writable: bool,
 }
 
-impl Heard {
+impl CopySocket {
     pub(super) fn open(
         interface: &Interface,
         filter: &Filter,
         config: &Config,
         xdp: BorrowedFd<'_>,
-    ) -> Result<Heard, OpenError> {
+    ) -> Result<CopySocket, OpenError> {
         let config = Config {
             batch: BATCH,
             rx_bytes: RX_BYTES,
             tx_bytes: TX_BYTES,
             promiscuous: false,
-            filter: Some(filter.heard()?),
+            filter: Some(filter.copied()?),
             share: None,
             ..config.clone()
         };
         let io = AfPacket::open(interface, config)?;
         let os = |operation, source| OpenError::Os { interface: interface.to_string(), operation, source };
         let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(|e| os("epoll_create1", e.into()))?;
-        let mut heard = Heard { io, epoll, calls: 0, writable: false };
-        heard.watch(xdp).map_err(|e| os("epoll_ctl", e))?;
-        Ok(heard)
+        let mut copied = CopySocket { io, epoll, calls: 0, writable: false };
+        copied.watch(xdp).map_err(|e| os("epoll_ctl", e))?;
+        Ok(copied)
     }
 
     /// Adds both sockets to the descriptor.
@@ -57,9 +58,9 @@ impl Heard {
         Ok(())
     }
 
-    /// Binds to the interface that is there now, beside another AF_XDP socket. The descriptor stays.
+    /// Binds to the present interface, beside a new AF_XDP socket. The descriptor stays the same.
     pub(super) fn reopen(&mut self, xdp: BorrowedFd<'_>) -> Result<(), OpenError> {
-        // The sockets that go leave the set by themselves.
+        // Closed sockets leave the epoll set themselves.
         self.io.reopen()?;
         self.watch(xdp).map_err(|source| OpenError::Os {
             interface: self.io.interface().to_string(),
@@ -72,11 +73,12 @@ impl Heard {
         self.epoll.as_fd()
     }
 
-    /// Whether to be woken when the AF_XDP socket takes frames again.
+    /// Sets whether to wake up when the AF_XDP socket can send again.
     pub(super) fn want_writable(&mut self, xdp: BorrowedFd<'_>, wanted: bool) {
         if std::mem::replace(&mut self.writable, wanted) != wanted {
             let events = if wanted { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN };
-            // It is in the set: nothing can fail but memory, and then the next packet wakes.
+            // The socket is in the set: only lack of memory can fail, and then the next packet
+            // wakes us.
             let _ = epoll::modify(&self.epoll, xdp, EventData::new_u64(0), events);
         }
     }
@@ -85,7 +87,8 @@ impl Heard {
         self.io.set_filter(Some(filter))
     }
 
-    /// What was heard, looked for if there was nothing else to do, or not for long.
+    /// Receives copied frames, if the AF_XDP socket was idle or this socket was not polled for
+    /// long.
     pub(super) fn recv(&mut self, idle: bool) -> Result<usize, IoError> {
         self.calls = self.calls.wrapping_add(1);
         if !idle && !self.calls.is_multiple_of(EVERY) {
@@ -93,7 +96,7 @@ impl Heard {
         }
         self.io.recv().inspect_err(|e| {
             if matches!(e, IoError::Gone(_)) {
-                // It would be readable for ever.
+                // It would stay readable permanently.
                 let _ = epoll::delete(&self.epoll, self.io.as_fd());
             }
         })
@@ -103,7 +106,7 @@ impl Heard {
         self.io.frame(index)
     }
 
-    /// Frames lost because its queue was full.
+    /// Frames lost to a full queue.
     pub(super) fn dropped(&mut self) -> u64 {
         self.io.stats().rx_dropped
     }
