@@ -1,11 +1,12 @@
-//! Cursors over byte slices: a reader that names what is missing, a writer that counts what it lacks.
+//! Cursors over byte slices: a reader that names the first missing field, and a writer that counts
+//! the bytes that do not fit.
 
 use crate::error::{BuildError, WireError};
 
 /// Makes the error for a field that starts at the given offset.
 pub(crate) type At = fn(usize) -> WireError;
 
-/// Reads big-endian fields in order. `short` is the error of the section now being read.
+/// Reads big-endian fields in order. `short` is the error of the present section.
 #[derive(Clone)]
 pub(crate) struct Reader<'a> {
     buf: &'a [u8],
@@ -19,7 +20,7 @@ impl<'a> Reader<'a> {
         Self { buf, pos: 0, short }
     }
 
-    /// From here on a missing field is reported as `short`.
+    /// From here on, reports a missing field as `short`.
     #[inline]
     pub(crate) fn section(&mut self, short: At) {
         self.short = short;
@@ -53,8 +54,8 @@ impl<'a> Reader<'a> {
         Ok(*out)
     }
 
-    /// Fields of these widths, `N` bytes in all, in one piece. The first that is not there whole is reported, as if each were read
-    /// alone.
+    /// Reads fields of these widths, `N` bytes in all, at once. On failure it reports the first
+    /// incomplete field, like separate reads.
     #[inline]
     pub(crate) fn fields<const N: usize>(&mut self, widths: &[u8]) -> Result<[u8; N], WireError> {
         match self.buf[self.pos..].first_chunk::<N>() {
@@ -112,7 +113,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The bytes at a fixed place of an array, for fields that were read in one piece; a place outside of it does not compile away.
+/// The bytes at a constant position of an array, for fields that were read at once; the compiler
+/// removes the bounds check.
 #[inline]
 pub(crate) fn at<const N: usize, const L: usize>(bytes: &[u8; L], from: usize) -> [u8; N] {
     let mut out = [0; N];
@@ -144,8 +146,8 @@ pub(crate) fn u64_at<const L: usize>(bytes: &[u8; L], from: usize) -> u64 {
     u64::from_be_bytes(at(bytes, from))
 }
 
-/// Writes big-endian fields in order. Past the end it only counts, so that the error can say how many
-/// bytes the whole would have needed.
+/// Writes big-endian fields in order. Past the end it only counts, so that the error can contain
+/// the number of bytes needed.
 pub(crate) struct Writer<'a> {
     buf: &'a mut [u8],
     pos: usize,
@@ -227,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_in_one_piece_are_missed_as_if_read_alone() {
+    fn fields_read_at_once_report_the_first_missing_one() {
         for length in 0..8 {
             let mut r = Reader::new(&[1, 2, 3, 4, 5, 6, 7][..length.min(7)], WireError::HeartbeatTruncated);
             let want = match length {

@@ -1,14 +1,14 @@
-//! The Internet checksum (RFC 1071), of a pseudo header (RFC 9293 §3.1, RFC 8200 §8.1), and by difference
-//! (RFC 1624, equation 3).
+//! The Internet checksum (RFC 1071): over bytes, with a pseudo header (RFC 9293 §3.1, RFC 8200
+//! §8.1), and incremental (RFC 1624, equation 3).
 
 use core::net::IpAddr;
 
-/// A ones' complement sum being taken.
+/// An unfinished ones' complement sum.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sum(u64);
 
 impl Sum {
-    /// A sum of nothing.
+    /// An empty sum.
     pub fn new() -> Self {
         Self(0)
     }
@@ -66,10 +66,11 @@ fn to_v6(a: IpAddr) -> [u8; 16] {
     }
 }
 
-/// The checksum after the even-aligned field `old` was replaced by `new` of the same length, from the
-/// checksum before (RFC 1624, equation 3: `HC' = ~(~HC + ~m + m')`).
+/// Updates a checksum after the even-aligned field `old` was replaced by `new` of the same length
+/// (RFC 1624, equation 3: `HC' = ~(~HC + ~m + m')`).
 ///
-/// A wrong checksum stays wrong by the same difference, so damage is not hidden. Fields of different
+/// A wrong checksum stays wrong by the same difference, so damage is not hidden. If the lengths
+/// differ, the shorter field counts as padded with zeros.
 /// length are taken as padded with zeros.
 pub fn replace(checksum: u16, old: &[u8], new: &[u8]) -> u16 {
     let mut sum = Sum::new().word(!checksum).bytes(new);

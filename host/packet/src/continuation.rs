@@ -5,7 +5,7 @@ use core::fmt;
 use crate::bytes::{Reader, Writer, u16_at, u32_at, u48_at, u64_at};
 use crate::error::{BuildError, WireError};
 
-/// Bytes of the sealed head, which a switch reads too.
+/// Bytes of the sealed head, which switches read too.
 pub const HEAD: usize = 20;
 /// Bytes of the sealed tail, which only hosts read.
 pub const TAIL: usize = 34;
@@ -13,23 +13,24 @@ pub const TAIL: usize = 34;
 pub const LENGTH: usize = HEAD + TAIL;
 /// Bytes of the MAC.
 pub const MAC: usize = 12;
-/// Flag of the tail: the request that this continuation answered came with an ECN mark.
+/// Flag of the tail: the request that this continuation answered carried an ECN mark.
 pub const FLAG_MARKED: u8 = 0x01;
-/// Flag of the tail: this number opened its generation under K', which is no loss.
+/// Flag of the tail: this number is the first of its generation, with a nonce under K'; that is not
+/// a loss.
 pub const FLAG_FIRST: u8 = 0x02;
-/// Flag of the tail: a newer nonce epoch is usable, the client is to REKEY within the horizon.
+/// Flag of the tail: a newer nonce epoch is usable, and the client must REKEY within the horizon.
 pub const FLAG_REKEY_WANTED: u8 = 0x04;
 
-/// Largest gain: a window of ten answered by ten each.
+/// Largest gain: with the two packets of slow start, an acknowledgement releases ten.
 pub const MAX_GAIN: u8 = 8;
 
 /// AES-CMAC, first 12 bytes.
 pub type Mac = [u8; MAC];
 
-/// What the server must know of a connection to take the next step, and nothing else.
+/// The complete state that the server needs for a connection's next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct TransportContinuation {
-    /// Connection tag: with the nonce epoch it names the connection's generation.
+    /// Connection tag; with the nonce epoch it identifies the connection's generation.
     pub tag: u32,
     /// Number of the response that carried this continuation.
     pub number: u32,
@@ -41,7 +42,7 @@ pub struct TransportContinuation {
     pub nonce_epoch: u16,
     /// Epoch of the key of the MAC.
     pub seal_epoch: u16,
-    /// Counts TIMEOUT, RESTART and REKEY.
+    /// Number of TIMEOUTs, RESTARTs and REKEYs.
     pub generation: u16,
     /// ToR that stamped `time`.
     pub tor_id: u16,
@@ -51,22 +52,22 @@ pub struct TransportContinuation {
     pub start_cwnd: u16,
     /// Slow-start threshold, packets.
     pub ssthresh: u16,
-    /// The piece begins with a window that another connection retired: each of its first `start_cwnd` acknowledgements adds so
-    /// many packets more than in slow start, at most [`MAX_GAIN`]; 0 in every other piece.
+    /// Extra packets that each of the first `start_cwnd` acknowledgements adds beyond slow start,
+    /// because the window was retired by another connection; at most [`MAX_GAIN`], and 0 otherwise.
     pub gain: u8,
     /// TCP sequence number of response n is `wire_base + n * mss`.
     pub wire_base: u32,
-    /// Bytes of TCP payload that a response slot stands for.
+    /// Bytes of TCP payload per response number in the sequence space.
     pub mss: u16,
     /// The request carried an ECN mark.
     pub marked: bool,
-    /// This number opened its generation, under K'.
+    /// This number is the first of its generation, under K'.
     pub first: bool,
-    /// A newer nonce epoch is usable: the client is to drain its window and REKEY.
+    /// A newer nonce epoch is usable: the client must drain its window and REKEY.
     pub rekey_wanted: bool,
     /// Smoothed round trip time in microseconds, 0 for none; advisory.
     pub srtt: u32,
-    /// Tag and first number of generation 0: what user continuations are bound to.
+    /// Tag and first number of generation 0, to which user continuations are bound.
     pub connection: u64,
 }
 
@@ -130,7 +131,7 @@ impl TransportContinuation {
         out[46..54].copy_from_slice(&self.connection.to_be_bytes());
     }
 
-    /// The sealed head as a request has it in the part that a switch reads.
+    /// Writes the sealed head, which a request carries in the part that switches read.
     pub(crate) fn write_head(&self, w: &mut Writer<'_>) {
         w.bytes(&self.to_bytes()[..HEAD]);
     }
@@ -140,14 +141,14 @@ impl TransportContinuation {
         w.bytes(&self.to_bytes()[HEAD..]);
     }
 
-    /// Head and tail one behind the other: the bytes under the MAC, before the client's address.
+    /// Head and tail: the bytes under the MAC, before the client's address.
     pub fn to_bytes(&self) -> [u8; LENGTH] {
         let mut out = [0; LENGTH];
         self.put(&mut out);
         out
     }
 
-    /// The continuation in these bytes.
+    /// Decodes head and tail.
     ///
     /// # Errors
     /// [`WireError::ContinuationFlags`] and [`WireError::ContinuationGain`].
@@ -164,7 +165,7 @@ impl TransportContinuation {
         self.wire_base.wrapping_add(number.wrapping_mul(u32::from(self.mss)))
     }
 
-    /// Check carried by a delta-encoded continuation: the low half of CRC-32C over head and tail.
+    /// Check value of a delta-encoded continuation: the low half of CRC-32C over head and tail.
     pub fn check(&self) -> u16 {
         crc32c::crc32c(&self.to_bytes()) as u16
     }
@@ -213,7 +214,7 @@ impl SealedContinuation {
         w.bytes(&self.mac);
     }
 
-    /// The bytes in which a client suspends and resumes a continuation.
+    /// The bytes in which a client saves a suspended continuation.
     pub fn to_bytes(&self) -> [u8; Self::LENGTH] {
         let mut out = [0; Self::LENGTH];
         let mut w = Writer::new(&mut out);
@@ -230,7 +231,7 @@ impl SealedContinuation {
     }
 }
 
-/// Refuses a time that does not fit its 48 bits, which would silently lose its high part.
+/// Refuses a time of more than 48 bits: its high part would be lost.
 pub(crate) fn check_time(time: u64) -> Result<(), BuildError> {
     if time >> 48 != 0 {
         return Err(BuildError::Inconsistent { what: "a time of more than 48 bits" });

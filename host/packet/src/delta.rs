@@ -1,4 +1,5 @@
-//! Delta-encoded continuations (section 5.3 of the paper): only what the client cannot predict.
+//! Delta-encoded continuations (section 5.3 of the paper): only the fields that the client cannot
+//! predict.
 
 use crate::bytes::{Reader, Writer};
 use crate::continuation::{FLAG_MARKED, FLAG_REKEY_WANTED, Mac, TransportContinuation};
@@ -24,7 +25,7 @@ pub const FLAGS: u8 = 0x40;
 pub enum SrttChange {
     /// Added to the predicted value.
     Step(i16),
-    /// In its place.
+    /// The new value.
     Whole(u32),
 }
 
@@ -63,8 +64,8 @@ fn changing(c: &TransportContinuation) -> u8 {
 }
 
 impl Delta {
-    /// The shortest delta that makes `actual` of `predicted`; None when they differ in a field that a delta
-    /// cannot carry, so that the continuation must go whole.
+    /// The shortest delta from `predicted` to `actual`. `None` if they differ in a field that a
+    /// delta cannot carry, so that the continuation must be sent whole.
     pub fn between(
         predicted: &TransportContinuation,
         actual: &TransportContinuation,
@@ -118,7 +119,7 @@ impl Delta {
         c
     }
 
-    /// The continuation, if the prediction was right; None when the check says it was not, and the
+    /// Applies the delta. `None` if the check value shows that the prediction was wrong; then the
     /// continuation counts as lost.
     pub fn apply(&self, predicted: &TransportContinuation) -> Option<TransportContinuation> {
         let c = self.patch(predicted);

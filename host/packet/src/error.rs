@@ -1,12 +1,12 @@
-//! What can be wrong with a packet, and what can keep one from being built.
+//! Errors of parsing and of building packets.
 
 macro_rules! wire_errors {
     ($($(#[$doc:meta])* $variant:ident = $name:literal, $message:literal;)*) => {
-        /// A malformed packet: which rule it breaks and at which byte.
+        /// A malformed packet: the broken rule and the byte position.
         ///
-        /// The position counts from the start of the slice that was handed to the parser: the frame for
+        /// The position counts from the start of the slice given to the parser: the frame for
         /// Ethernet, IP and TCP, the TCP payload for requests and responses, the first byte of the
-        /// message for heartbeats. Of several faults the one that stands first is reported.
+        /// message for heartbeats. With several faults the first one in the packet is reported.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
         pub enum WireError {
             $(#[doc = $message] #[error($message)] $(#[$doc])* $variant(usize),)*
@@ -16,12 +16,12 @@ macro_rules! wire_errors {
             /// Every error's name, in the order of the enum.
             pub const NAMES: &'static [&'static str] = &[$($name),*];
 
-            /// The name under which the test vectors and the other languages know this error.
+            /// The error's name in the test vectors and in other languages.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$variant(_) => $name,)* }
             }
 
-            /// Byte offset of the field at fault.
+            /// Byte offset of the faulty field.
             pub fn position(self) -> usize {
                 match self { $(Self::$variant(at) => at,)* }
             }
@@ -105,28 +105,28 @@ wire_errors! {
     HeartbeatReplica = "heartbeat_replica", "byte {0}: a replica index of 64 or more";
 }
 
-/// A packet that cannot be built as asked.
+/// Why a packet cannot be built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum BuildError {
-    /// The buffer is too small; `need` is what the whole would have taken.
+    /// The buffer is too small.
     #[error("the packet takes {need} bytes, the buffer has {have}")]
     BufferTooSmall {
         /// Bytes needed.
         need: usize,
-        /// Bytes there.
+        /// Bytes available.
         have: usize,
     },
     /// More of something than its count field, or the format, allows.
     #[error("{have} {what}, at most {most} are allowed")]
     TooMany {
-        /// What there is too much of.
+        /// The kind of item.
         what: &'static str,
-        /// How many were asked for.
+        /// Number of items given.
         have: usize,
-        /// How many the format allows.
+        /// Largest number in the format.
         most: usize,
     },
-    /// A field that must not be there, or must be, for this class or kind.
+    /// A field is missing or not allowed for this class or kind.
     #[error("{what}")]
     Inconsistent {
         /// The rule that is broken.

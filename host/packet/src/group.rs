@@ -11,12 +11,12 @@ pub const MAX_GROUP: usize = 16;
 /// Bytes of a GROUP member: a nonce and a sealed continuation.
 pub const GROUP_MEMBER: usize = 4 + SealedContinuation::LENGTH;
 
-/// One continuation of a GROUP: of a number whose response was lost.
+/// One continuation of a GROUP, for the number of a lost response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct GroupMember {
-    /// Nonce of the member's number, under K'.
+    /// Nonce of the lost number, under K'.
     pub nonce: u32,
-    /// The continuation, regenerated; its number is the lost one.
+    /// The regenerated continuation; its number is the lost one.
     pub continuation: SealedContinuation,
 }
 
@@ -27,7 +27,7 @@ pub struct Group<'a> {
 }
 
 impl<'a> Group<'a> {
-    /// A view of members that [`Group::encode`] wrote.
+    /// A view of members that were written by [`Group::encode`].
     pub(crate) fn read(r: &mut Reader<'a>) -> Result<Self, WireError> {
         r.section(WireError::GroupTruncated);
         let at = r.pos();
@@ -43,7 +43,7 @@ impl<'a> Group<'a> {
         Ok(Self { bytes: r.bytes(count * GROUP_MEMBER)? })
     }
 
-    /// Writes members into a buffer of the caller and gives the group to put into a response.
+    /// Writes members into the caller's buffer and returns the group for a response.
     ///
     /// # Errors
     /// [`BuildError`]: none or too many members, times beyond 48 bits, a buffer that is too small
@@ -65,7 +65,7 @@ impl<'a> Group<'a> {
         Ok(Self { bytes: &buf[..length] })
     }
 
-    /// The members as they travel.
+    /// The members' bytes on the wire.
     pub(crate) fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
@@ -75,7 +75,7 @@ impl<'a> Group<'a> {
         self.bytes.len() / GROUP_MEMBER
     }
 
-    /// Never: a group has one member at least.
+    /// Always false: a group has at least one member.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
@@ -84,7 +84,7 @@ impl<'a> Group<'a> {
     pub fn iter(&self) -> impl ExactSizeIterator<Item = GroupMember> + use<'a> {
         self.bytes.chunks_exact(GROUP_MEMBER).map(|b| {
             let mut r = Reader::new(b, WireError::GroupTruncated);
-            // Every member was read once by `read` or written by `encode`; the default is never seen.
+            // `read` or `encode` has validated every member, so the default is never used.
             let nonce = r.u32().unwrap_or_default();
             GroupMember { nonce, continuation: SealedContinuation::read(&mut r).unwrap_or_default() }
         })

@@ -1,4 +1,5 @@
-//! What a replica tells the ToR every millisecond or two, and what the ToR answers.
+//! Heartbeats, which a replica sends to the ToR every one or two milliseconds, and the ToR's
+//! answers.
 
 use core::fmt;
 
@@ -21,23 +22,24 @@ const FLAG_READY: u8 = 0x01;
 const FLAG_SETTLED: u8 = 0x40;
 const FLAG_ANSWER: u8 = 0x80;
 
-/// A key that a replica shares with the ToRs: of its heartbeats and their answers, or of the ToR blocks in its tunnels.
+/// A key that a replica shares with the ToRs, for heartbeats and their answers, or for ToR blocks
+/// in tunnels.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct TorKey([u32; 2]);
 
 impl TorKey {
-    /// From the 8 bytes that the controller hands out: both words little-endian.
+    /// From the 8 bytes that the controller distributes: both words little-endian.
     pub const fn new(key: [u8; 8]) -> Self {
         let [a, b, c, d, e, f, g, h] = key;
         Self([u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])])
     }
 
-    /// The tag of a message of whole words.
+    /// The tag of a message of 32-bit words.
     pub(crate) fn tag(self, words: &[u32]) -> u32 {
         half_sip_hash_words(self.0, words)
     }
 
-    /// Of bytes, a multiple of four and 32 at most, as big-endian words.
+    /// The tag of at most 36 bytes, a multiple of four, as big-endian words.
     fn tag_of(self, bytes: &[u8]) -> u32 {
         let mut words = [0; ANSWER_LENGTH / 4];
         let (chunks, _) = bytes.as_chunks::<4>();
@@ -49,7 +51,7 @@ impl TorKey {
 }
 
 impl fmt::Debug for TorKey {
-    // Keys do not belong in logs.
+    // Keeps the key out of logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("TorKey(..)")
     }
@@ -58,27 +60,27 @@ impl fmt::Debug for TorKey {
 /// One heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Heartbeat {
-    /// The replica serves: it holds the epochs in use and no request waits too long.
+    /// The replica serves: it has the epochs in use, and no request waits too long.
     pub ready: bool,
     /// Pool of the replica.
     pub pool: u16,
     /// Index in the pool, 0 to 63.
     pub replica: u8,
-    /// Low half of the epoch of the key of the tag.
+    /// Low half of the tag's key epoch.
     pub key_epoch: u8,
     /// Requests waiting, saturating.
     pub load: u16,
-    /// Grows with every start of the serving process: the second of it.
+    /// Start time of the serving process in seconds, so that it grows with every start.
     pub incarnation: u32,
     /// Grows with every heartbeat of an incarnation.
     pub sequence: u32,
-    /// HalfSipHash of all before it, under the replica's key.
+    /// HalfSipHash of all fields before it, under the replica's key.
     pub tag: u32,
 }
 
 impl Heartbeat {
-    /// Reads a heartbeat; bytes behind it (the padding of a short frame) are ignored. The tag is not verified yet
-    /// ([`Self::verify`]).
+    /// Parses a heartbeat, ignoring bytes after it (the padding of a short frame). Does not verify
+    /// the tag ([`Self::verify`]).
     ///
     /// # Errors
     /// The `Heartbeat` errors.
@@ -110,7 +112,7 @@ impl Heartbeat {
         w.finish()
     }
 
-    /// The same under this key; a replica index of 64 or more has no tag.
+    /// Sets the tag under this key; a replica index of 64 or more gets none.
     #[must_use]
     pub fn tagged(self, key: TorKey) -> Self {
         let mut bytes = [0; LENGTH];
@@ -127,30 +129,31 @@ impl Heartbeat {
 /// The ToR's answer to a heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Answer {
-    /// The ToR has known the pool for long enough to tell who is silent. Before that everybody passes for alive.
+    /// The ToR has had the pool long enough to detect missing heartbeats. Before that all replicas
+    /// count as alive.
     pub settled: bool,
-    /// Pool of the heartbeat.
+    /// The heartbeat's pool.
     pub pool: u16,
-    /// Its replica.
+    /// The heartbeat's replica.
     pub replica: u8,
-    /// Its key epoch; the answer's tag is under the same key.
+    /// The heartbeat's key epoch; the answer's tag uses the same key.
     pub key_epoch: u8,
     /// Switch number and incarnation of the ToR.
     pub tor_id: u16,
-    /// Of the heartbeat.
+    /// The heartbeat's incarnation.
     pub incarnation: u32,
-    /// Of the heartbeat.
+    /// The heartbeat's sequence number.
     pub sequence: u32,
     /// Bit r: replica r is not excluded.
     pub alive: u64,
-    /// Bit r: replica r takes plain TCP, too.
+    /// Bit r: replica r also accepts plain TCP.
     pub plain: u64,
-    /// HalfSipHash of all before it.
+    /// HalfSipHash of all fields before it.
     pub tag: u32,
 }
 
 impl Answer {
-    /// Reads an answer; bytes behind it are ignored. The tag is not verified yet ([`Self::verify`]).
+    /// Parses an answer, ignoring bytes after it. Does not verify the tag ([`Self::verify`]).
     ///
     /// # Errors
     /// The `Heartbeat` errors.
@@ -185,7 +188,7 @@ impl Answer {
         w.finish()
     }
 
-    /// The same under this key; a replica index of 64 or more has no tag.
+    /// Sets the tag under this key; a replica index of 64 or more gets none.
     #[must_use]
     pub fn tagged(self, key: TorKey) -> Self {
         let mut bytes = [0; ANSWER_LENGTH];
@@ -199,7 +202,7 @@ impl Answer {
     }
 }
 
-/// Version, flags (some of `known`, all of `must`), pool, replica.
+/// Reads version, flags (only `known` ones, with all of `must`), pool and replica.
 fn read_head(r: &mut Reader<'_>, known: u8, must: u8) -> Result<(u8, u16, u8), WireError> {
     let (version, flags, pool) = (r.u8()?, r.u8()?, r.u16()?);
     if version != VERSION {

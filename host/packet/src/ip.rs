@@ -57,7 +57,7 @@ impl fmt::Display for Ecn {
     }
 }
 
-/// What Rivulet reads of an IP header.
+/// The fields of an IP header that Rivulet uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IpHeader {
     /// Source address.
@@ -75,8 +75,8 @@ pub(crate) fn ether_type(address: IpAddr) -> u16 {
     if address.is_ipv4() { eth::IPV4 } else { eth::IPV6 }
 }
 
-/// Reads an IP header that starts at `start` in `frame`; gives the header and where the TCP segment begins and ends.
-/// Bytes behind the end are the padding of a short frame.
+/// Parses the IP header at `start` in `frame`; returns it with the start and end of the TCP
+/// segment. Bytes after the end are the padding of a short frame.
 ///
 /// # Errors
 /// The first rule broken: truncated, options, a fragment, not TCP, a wrong header checksum.
@@ -104,7 +104,7 @@ pub(crate) fn read_v4(frame: &[u8], start: usize) -> Result<(IpHeader, usize, us
     if length < V4 || length > r.remaining() {
         return Err(WireError::Ipv4Length(start + 2));
     }
-    // More-fragments, or an offset.
+    // The more-fragments flag, or an offset.
     if u16::from_be_bytes([b[6], b[7]]) & 0x3fff != 0 {
         return Err(WireError::Ipv4Fragment(start + 6));
     }
@@ -153,8 +153,9 @@ pub fn length(address: IpAddr) -> usize {
     if address.is_ipv4() { V4 } else { V6 }
 }
 
-/// Fills the first [`length`] bytes of `packet` with the header of a packet that carries `payload` bytes of TCP, Don't
-/// Fragment set. False, and nothing that could be sent, if they are not there.
+/// Writes an IP header for `payload` bytes of TCP, with Don't Fragment set, into the first
+/// [`length`] bytes of `packet`. Returns false if `packet` is too short; its content is then
+/// unusable.
 #[must_use]
 pub fn write_header(packet: &mut [u8], h: &IpHeader, payload: usize) -> bool {
     let mut w = Writer::new(packet);

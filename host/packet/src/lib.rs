@@ -1,18 +1,18 @@
 //! The Rivulet wire format, `docs/wire-format.md` as code.
 //!
-//! Parsing gives views over the bytes that came in and building writes into the buffer it is handed:
-//! nothing here allocates, reads a clock or opens a socket. Every malformed input has an error of its
-//! own ([`WireError`]) that says where it stands, and no input makes a parser panic.
+//! Parsing returns views of the received bytes, and building writes into the given buffer: nothing
+//! here allocates, reads a clock or opens a socket. Every kind of malformed input has its own error
+//! with a position ([`WireError`]), and no input makes a parser panic.
 //!
 //! The layers, outermost first:
 //!
-//! * [`eth`], [`ip`], [`segment`]: Ethernet, 802.1Q, IPv4, IPv6 and TCP, as far as Rivulet needs them;
+//! * [`option`]: the TCP option and the classes;
 //! * [`option`]: the TCP option and the classes;
 //! * [`request`], with [`tor`], [`continuation`] and [`proof`]: what clients send;
 //! * [`response`], with [`delta`]: what servers send;
-//! * [`heartbeat`]: what replicas tell the ToR;
-//! * [`nonce`]: HalfSipHash-2-4 and the nonces made of it;
-//! * [`slot`]: which replica the ToR gives a packet to;
+//! * [`heartbeat`]: replicas' heartbeats and the ToR's answers;
+//! * [`nonce`]: HalfSipHash-2-4 and the nonces derived from it;
+//! * [`slot`]: the ToR's choice of a replica for a packet;
 //! * [`checksum`]: the Internet checksum, whole and incremental.
 
 #![forbid(unsafe_code)]

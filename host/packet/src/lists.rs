@@ -1,4 +1,4 @@
-//! What requests and responses have in common: lists of user continuations, and tokens.
+//! Elements shared by requests and responses: lists of user continuations, and tokens.
 
 use core::fmt;
 
@@ -8,7 +8,7 @@ use crate::error::{BuildError, WireError};
 /// Most user continuations of one packet.
 pub const MAX_UCONTS: usize = 16;
 
-/// A sealed user continuation as it travels: opaque bytes.
+/// A sealed user continuation: opaque bytes.
 pub type Ucont<'a> = &'a [u8];
 
 /// Sealed user continuations, up to [`MAX_UCONTS`].
@@ -19,7 +19,7 @@ pub struct Uconts<'a> {
 }
 
 impl<'a> Uconts<'a> {
-    /// Reads `count` of them, each a length of 16 bits (at least 1) and its bytes.
+    /// Reads `count` user continuations, each with a 16-bit length (at least 1).
     pub(crate) fn read(r: &mut Reader<'a>, count: u8) -> Result<Self, WireError> {
         r.section(WireError::UcontTruncated);
         let mut look = r.clone();
@@ -34,8 +34,8 @@ impl<'a> Uconts<'a> {
         Ok(Self { count, bytes: r.bytes(look.pos() - r.pos())? })
     }
 
-    /// Writes user continuations into a buffer of the caller (2 bytes more than each) and gives the list to put
-    /// into a response.
+    /// Writes user continuations into the caller's buffer (2 bytes more than each one) and returns
+    /// the list for a response.
     ///
     /// # Errors
     /// [`BuildError`]: too many, an empty or an overlong one, a buffer that is too small.
@@ -47,7 +47,7 @@ impl<'a> Uconts<'a> {
         Ok(Self { count: list.len() as u8, bytes: &buf[..length] })
     }
 
-    /// How many.
+    /// Number of user continuations.
     pub fn len(&self) -> usize {
         usize::from(self.count)
     }
@@ -57,7 +57,7 @@ impl<'a> Uconts<'a> {
         self.count == 0
     }
 
-    /// Each in order.
+    /// The user continuations in order.
     pub fn iter(&self) -> impl Iterator<Item = Ucont<'a>> + Clone + use<'a> {
         let mut r = Reader::new(self.bytes, WireError::UcontTruncated);
         core::iter::from_fn(move || {
@@ -81,7 +81,7 @@ impl fmt::Debug for Uconts<'_> {
     }
 }
 
-/// What a builder refuses: too many, an empty one, one that is too long for its length.
+/// Refuses too many user continuations, an empty one, or one too long for its length field.
 pub(crate) fn check(list: &[Ucont<'_>]) -> Result<(), BuildError> {
     if list.len() > MAX_UCONTS {
         return Err(BuildError::TooMany { what: "user continuations", have: list.len(), most: MAX_UCONTS });
@@ -106,7 +106,7 @@ pub(crate) fn write(w: &mut Writer<'_>, list: &[Ucont<'_>]) {
     }
 }
 
-/// A token: a length of 8 bits (at least 1) and its bytes.
+/// Reads a token: an 8-bit length (at least 1) and its bytes.
 pub(crate) fn read_token<'a>(r: &mut Reader<'a>) -> Result<&'a [u8], WireError> {
     r.section(WireError::TokenTruncated);
     let at = r.pos();

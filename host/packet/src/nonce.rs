@@ -60,8 +60,8 @@ fn last_word(message: &[u8]) -> u32 {
     u32::from_le_bytes(w)
 }
 
-/// HalfSipHash-2-4 of any message with a 32-bit result: the reference's general form, as an integer
-/// whose little-endian bytes are the reference's output.
+/// HalfSipHash-2-4 of a message with a 32-bit result: the reference's general form. The integer in
+/// little-endian byte order is the reference's output.
 pub fn half_sip_hash_32(key: [u8; 8], message: &[u8]) -> u32 {
     let [a, b, c, d, e, f, g, h] = key;
     let mut s = State::new(u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]));
@@ -73,7 +73,8 @@ pub fn half_sip_hash_32(key: [u8; 8], message: &[u8]) -> u32 {
     s.finish()
 }
 
-/// HalfSipHash-2-4 of a message of whole words, each little-endian, with a 32-bit result: what the switch hashes.
+/// HalfSipHash-2-4 of a message of 32-bit words, each little-endian, with a 32-bit result: the form
+/// that switches calculate.
 pub fn half_sip_hash_words(key: [u32; 2], words: &[u32]) -> u32 {
     let mut s = State::new(key[0], key[1]);
     for &w in words {
@@ -86,8 +87,8 @@ pub fn half_sip_hash_words(key: [u32; 2], words: &[u32]) -> u32 {
 
 /// HalfSipHash-2-4 of any message with a 64-bit result; first word in the low half.
 ///
-/// Rivulet does not use it. It is here because the authors' vectors cover both forms, and a State that
-/// passes both is known in all four words.
+/// Used for verification: the authors' vectors cover both forms, and passing both verifies all four
+/// words of the state.
 pub fn half_sip_hash_64(key: [u8; 8], message: &[u8]) -> u64 {
     let [a, b, c, d, e, f, g, h] = key;
     let mut s = State::new(u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]));
@@ -112,22 +113,21 @@ pub struct NonceKey {
 }
 
 impl fmt::Debug for NonceKey {
-    // Keys do not belong in logs.
+    // Keeps the key out of logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("NonceKey(..)")
     }
 }
 
 impl NonceKey {
-    /// The nonces of one connection tag. Two of the eight rounds before the number is known depend on the
-    /// tag alone and are done here once.
+    /// The nonces of one connection tag. The rounds that depend only on the tag are done once here.
     pub fn tag(self, tag: u32) -> TaggedNonces {
         let mut state = State::new(self.k0, self.k1);
         state.absorb(tag);
         TaggedNonces { state }
     }
 
-    /// `r(x)` of one tag; use [`NonceKey::tag`] where several numbers of a tag are asked for.
+    /// `r(x)` of one tag; use [`NonceKey::tag`] for several numbers of a tag.
     pub fn r(self, tag: u32, number: u32) -> u32 {
         self.tag(tag).r(number)
     }
@@ -146,12 +146,12 @@ impl fmt::Debug for TaggedNonces {
 }
 
 impl TaggedNonces {
-    /// `r(x)`, which never leaves a server bare.
+    /// `r(x)`; a server never reveals it directly.
     #[inline]
     pub fn r(&self, number: u32) -> u32 {
         let mut s = self.state;
         s.absorb(number);
-        // An 8-byte message leaves no bytes over: the last word is its length alone.
+        // An 8-byte message has no remaining bytes: the last word contains only the length.
         s.absorb(8 << 24);
         s.v2 ^= 0xff;
         s.finish()
@@ -163,7 +163,7 @@ impl TaggedNonces {
         self.r(number) ^ self.r(number.wrapping_add(1))
     }
 
-    /// XOR of the nonces of the packets `first..=last`, in two hashes whatever the length.
+    /// XOR of the nonces of the packets `first..=last`, by two hashes for any length.
     #[inline]
     pub fn range_sum(&self, first: u32, last: u32) -> u32 {
         self.r(first) ^ self.r(last.wrapping_add(1))

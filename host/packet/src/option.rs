@@ -1,4 +1,4 @@
-//! The TCP option that makes a segment Rivulet's, and the classes.
+//! The TCP option that identifies Rivulet segments, and the classes.
 
 use core::fmt;
 
@@ -47,19 +47,19 @@ macro_rules! classes {
 }
 
 classes! {
-    /// What a request asks for.
+    /// Class of a request.
     RequestClass {
         /// Opens a connection.
         Syn = 0x00, "SYN";
-        /// Answers one response, or two with a delayed acknowledgement.
+        /// Acknowledges one response, or two with a delayed acknowledgement.
         Normal = 0x01, "NORMAL";
-        /// Asks for one response because the tail was silent (RFC 8985 §7).
+        /// Asks for one response because the last responses did not arrive (RFC 8985 §7).
         Probe = 0x02, "PROBE";
-        /// Tells that the retransmission timer fired (section 2.5 of the paper).
+        /// Reports that the retransmission timer fired (section 2.5 of the paper).
         Timeout = 0x03, "TIMEOUT";
-        /// Begins a new generation from any old continuation.
+        /// Starts a new generation from any old continuation.
         Restart = 0x04, "RESTART";
-        /// Begins a new generation under a new nonce epoch.
+        /// Starts a new generation under a new nonce epoch.
         Rekey = 0x05, "REKEY";
         /// Ends the connection.
         Close = 0x06, "CLOSE";
@@ -67,25 +67,25 @@ classes! {
 }
 
 classes! {
-    /// What a response is.
+    /// Class of a response.
     ResponseClass {
-        /// Data, or nothing but a continuation.
+        /// Data, or only a continuation.
         Data = 0x80, "DATA";
         /// Data of a lost packet, without a continuation.
         Retransmission = 0x81, "RETRANSMISSION";
         /// The continuations of recovery condition (b), without data.
         Group = 0x82, "GROUP";
-        /// A region of the stream that has no bytes.
+        /// A region of the stream without bytes.
         Skip = 0x83, "SKIP";
-        /// The answer is not ready: ask again.
+        /// The answer is not ready: repeat the request later.
         Wait = 0x84, "WAIT";
-        /// This replica does not have the content: ask elsewhere.
+        /// This replica does not have the content: another one may.
         NotMine = 0x85, "NOT_MINE";
-        /// Prove your address with the token.
+        /// Asks the client to return the token, which proves its address.
         Challenge = 0x86, "CHALLENGE";
-        /// How far the input was taken, and the continuation of the rest.
+        /// Acknowledges consumed input, with the continuation for further input.
         Input = 0x87, "INPUT";
-        /// The application or the stack refuses for good.
+        /// Final refusal by the application or the stack.
         Error = 0x88, "ERROR";
     }
 }
@@ -147,14 +147,14 @@ impl From<ResponseClass> for Class {
 /// The option's fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RivuletOption {
-    /// Request or response, and which.
+    /// The class.
     pub class: Class,
-    /// Low half of the packet number; 0 in a SYN, which has none.
+    /// Low half of the packet number; 0 in a SYN.
     pub number_low: u16,
 }
 
 impl RivuletOption {
-    /// Reads kind, length, ExID and all behind them; the caller has seen that the kind is ours.
+    /// Parses the option from its kind on; the caller has checked the kind.
     pub(crate) fn read(r: &mut Reader<'_>) -> Result<Self, WireError> {
         let start = r.pos();
         let (kind, length, ex_id) = (r.u8()?, r.u8()?, r.u16()?);
@@ -165,7 +165,7 @@ impl RivuletOption {
             return Err(WireError::OptionLength(start + 1));
         }
         let (class, version, number_low) = (r.u8()?, r.u8()?, r.u16()?);
-        // A version we do not know may number its classes anew: look at it first.
+        // Check the version first: another version may number its classes differently.
         if version >> 4 != VERSION {
             return Err(WireError::OptionVersion(start + 5));
         }
@@ -176,7 +176,7 @@ impl RivuletOption {
         Ok(Self { class, number_low })
     }
 
-    /// The four bytes behind the ExID as an integer.
+    /// The four bytes after the ExID as an integer.
     pub(crate) fn low_word(self) -> u32 {
         u32::from_be_bytes([self.class.to_wire(), VERSION << 4, 0, 0]) | u32::from(self.number_low)
     }

@@ -1,4 +1,4 @@
-//! The SACK proof: ranges of nonces received, and what else is final about a number.
+//! The SACK proof: ranges of received nonces, and ECN marks.
 
 use core::fmt;
 
@@ -10,7 +10,7 @@ pub const MAX_ENTRIES: usize = 16;
 /// Bytes of an entry.
 pub const ENTRY: usize = 8;
 
-/// What an entry says.
+/// Kind of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum EntryKind {
@@ -18,12 +18,12 @@ pub enum EntryKind {
     Original = 0,
     /// A range of retransmissions, nonces of K'.
     Retransmitted = 1,
-    /// The packet came with an ECN mark, or answers a request that did.
+    /// The packet carried an ECN mark, or answers a request that did.
     Mark = 2,
 }
 
 impl EntryKind {
-    /// The fourth value is refused with the counts, before any entry is read.
+    /// Kind 3 is refused with the counts, before any entry is read.
     fn from_bits(bits: u32) -> Self {
         match bits & 3 {
             0 => Self::Original,
@@ -50,7 +50,7 @@ impl EntryKind {
 /// One entry, its numbers relative to the base of the sealed head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ProofEntry {
-    /// What it says.
+    /// Kind of the entry.
     pub kind: EntryKind,
     /// First number minus base.
     pub first: u16,
@@ -81,17 +81,17 @@ impl ProofEntry {
     }
 }
 
-/// What the entries so far leave open to the next.
+/// State for checking the order of entries.
 #[derive(Default)]
 pub(crate) struct Order {
-    /// Last number of the range before; None: there is none.
+    /// Last number of the previous range; `None` at the start.
     before: Option<u16>,
-    /// A mark came already.
+    /// A mark was read, so no range may follow.
     ranges_done: bool,
 }
 
 impl Order {
-    /// The rules the next entry keeps; it stands at `at`.
+    /// Checks the entry at byte `at` against the rules.
     #[inline]
     pub(crate) fn check(&mut self, e: &ProofEntry, at: usize) -> Result<(), WireError> {
         match e.kind {
@@ -127,7 +127,7 @@ impl fmt::Display for ProofEntry {
     }
 }
 
-/// Checks that entries keep the rules of the format, as every parser does.
+/// Checks that entries follow the format's rules, like every parser.
 ///
 /// # Errors
 /// The error of the first entry at fault, its position counted from the first entry.
@@ -136,7 +136,7 @@ pub fn check(entries: impl Iterator<Item = ProofEntry>) -> Result<(), WireError>
     entries.enumerate().try_for_each(|(i, e)| order.check(&e, i * ENTRY))
 }
 
-/// The entries of a request that was parsed; its rules hold.
+/// The entries of a parsed request, already checked.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Proof<'a> {
     kinds: u32,
@@ -147,7 +147,7 @@ impl<'a> Proof<'a> {
     /// Reads `count` entries and checks their rules.
     pub(crate) fn read(r: &mut Reader<'a>, count: u8, kinds: u32) -> Result<Self, WireError> {
         let at = r.pos();
-        // Entry by entry, so that of two faults the one that stands first is told.
+        // Entry by entry, so that the first of two faults is reported.
         r.section(WireError::EntryTruncated);
         let mut look = r.clone();
         let mut order = Order::default();
@@ -177,7 +177,7 @@ impl<'a> Proof<'a> {
         })
     }
 
-    /// The ranges alone: they stand before marks.
+    /// Only the ranges, which precede the marks.
     pub fn ranges(&self) -> impl Iterator<Item = ProofEntry> + Clone + use<'a> {
         self.iter().take_while(|e| e.kind.is_range())
     }
@@ -214,7 +214,7 @@ pub(crate) fn write(w: &mut Writer<'_>, entries: &[ProofEntry]) {
     }
 }
 
-/// What a builder refuses: too many entries, or entries that a parser would refuse.
+/// Refuses too many entries, and entries that a parser would refuse.
 pub(crate) fn check_build(entries: &[ProofEntry]) -> Result<(), BuildError> {
     if entries.len() > MAX_ENTRIES {
         return Err(BuildError::TooMany { what: "proof entries", have: entries.len(), most: MAX_ENTRIES });

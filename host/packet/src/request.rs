@@ -1,4 +1,4 @@
-//! Requests: what a client sends, as a view over the TCP payload and as a builder.
+//! Requests, which clients send: a view of the TCP payload, and a builder.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -11,15 +11,16 @@ use crate::option::RequestClass;
 use crate::proof::{self, MAX_ENTRIES, Proof, ProofEntry};
 use crate::tor::{self, TorBlock};
 
-/// Highest attempt: a request other than SYN and NORMAL may be sent so often again.
+/// Largest attempt number: a request other than SYN and NORMAL may be repeated this many times.
 pub const MAX_ATTEMPT: u8 = 3;
 /// Most wants of one request.
 pub const MAX_WANTS: usize = 16;
-/// Bytes of payload that every request has: the ToR block, counts and kinds, the fields from `hold` on.
+/// Bytes of payload in every request: the ToR block, counts and kinds, and the fields from `hold`
+/// on.
 pub const FIXED: usize = tor::LENGTH + 12;
 /// Bytes of a want.
 pub const WANT: usize = 16;
-/// `ucont` of a want or an input that names no user continuation.
+/// Value of `ucont` in a want or an input without a user continuation.
 pub const NO_UCONT: u8 = 255;
 /// Unit of `hold` in microseconds.
 pub const HOLD_UNIT: u64 = 64;
@@ -27,27 +28,28 @@ pub const HOLD_UNIT: u64 = 64;
 pub const BODY_INPUT: u8 = 0x01;
 /// Body flag: a token follows the wants.
 pub const BODY_TOKEN: u8 = 0x02;
-/// Body flag: what stands behind everything else is padding, to earn an answer of this size.
+/// Body flag: padding follows at the end, which allows a response of that size.
 pub const BODY_PAD: u8 = 0x04;
 /// Body flag: the client's former address and port follow the token; only in RESTART.
 pub const BODY_FORMER: u8 = 0x08;
-/// Body flag: the window is given back for a token; only in REKEY.
+/// Body flag: the client returns its window for a token; only in REKEY.
 pub const BODY_RETIRE: u8 = 0x10;
-/// Want flag: for a retransmission, in the order of the lost numbers.
+/// Want flag: for a retransmission; such wants are in the order of the lost numbers.
 pub const WANT_RETRANSMIT: u8 = 0x01;
 /// Input flag: the input stream ends with this data.
 pub const INPUT_END: u8 = 0x01;
 
-/// A byte range asked for.
+/// A requested byte range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Want {
     /// First byte of the stream.
     pub offset: u64,
     /// Bytes, at least 1.
     pub length: u32,
-    /// Index of the user continuation that covers it, None where the application needs none.
+    /// Index of the user continuation for the range; `None` if the application needs none.
     pub ucont: Option<u8>,
-    /// It is for a retransmission: the first such want for the first lost number, and so on.
+    /// Whether it is for a retransmission: the first such want belongs to the first lost number,
+    /// and so on.
     pub retransmit: bool,
 }
 
@@ -82,13 +84,13 @@ impl Want {
         w.u16(0);
     }
 
-    /// First byte behind the range; a want that was parsed never ends beyond 2^64.
+    /// End of the range (exclusive); in a parsed want at most 2^64.
     pub fn end(&self) -> u64 {
         self.offset.saturating_add(u64::from(self.length))
     }
 }
 
-/// None: an index that is out of bounds.
+/// Decodes an index; `None` if it is out of bounds.
 fn ucont_index(wire: u8, uconts: u8) -> Option<Option<u8>> {
     match wire {
         NO_UCONT => Some(None),
@@ -100,7 +102,7 @@ fn ucont_index(wire: u8, uconts: u8) -> Option<Option<u8>> {
 /// Input for the application.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Input<'a> {
-    /// Which of the connection's input streams.
+    /// The input stream's number.
     pub stream: u16,
     /// The stream ends with this data.
     pub end: bool,
@@ -112,16 +114,17 @@ pub struct Input<'a> {
     pub data: &'a [u8],
 }
 
-/// A request that was parsed. All its rules hold, except those that need a key or a clock.
+/// A parsed request. All rules are checked except those that need a key or a clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request<'a> {
     /// Its class.
     pub class: RequestClass,
-    /// What the ToR says.
+    /// The ToR's stamp.
     pub tor: TorBlock,
-    /// How often the like was sent before, 0 to [`MAX_ATTEMPT`]; 0 in a SYN and a NORMAL. Only the first brings data.
+    /// How many times this request was sent before, 0 to [`MAX_ATTEMPT`]; 0 in a SYN and a NORMAL.
+    /// Only the first attempt returns data.
     pub attempt: u8,
-    /// The continuation; None in a SYN, which has none yet.
+    /// The continuation; `None` only in a SYN.
     pub continuation: Option<SealedContinuation>,
     /// The proof; empty in a SYN.
     pub proof: Proof<'a>,
@@ -131,9 +134,10 @@ pub struct Request<'a> {
     pub covers: u8,
     /// Token that proves the address.
     pub token: Option<&'a [u8]>,
-    /// The address and port that the MAC covers, when they are not those of the packet; only in RESTART.
+    /// The address and port under the MAC, if they differ from the packet's; only in RESTART.
     pub former: Option<SocketAddr>,
-    /// The window is given back, for a token that opens another connection with it; only in REKEY.
+    /// The client returns its window for a token that opens another connection with it; only in
+    /// REKEY.
     pub retire: bool,
     /// Input for the application.
     pub input: Option<Input<'a>>,
@@ -158,7 +162,7 @@ impl<'a> Request<'a> {
         let mut continuation = None;
         let mut proof = Proof::default();
         if class == RequestClass::Syn {
-            // A SYN has no number, so its option has a zero there.
+            // A SYN has no number, so the option contains zero.
             if number_low != 0 {
                 return Err(WireError::NumberLow(0));
             }
@@ -208,11 +212,11 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// The byte ranges asked for, in the order of the responses they are for.
+    /// The requested byte ranges, in the order of their responses.
     pub fn wants(&self) -> impl ExactSizeIterator<Item = Want> + Clone + use<'a> {
         let uconts = self.uconts.len() as u8;
         self.wants.chunks_exact(WANT).map(move |b| {
-            // Every want was read once by `parse`; the default is never seen.
+            // `parse` has validated every want, so the default is never used.
             Want::read(&mut Reader::new(b, WireError::WantTruncated), uconts).unwrap_or_default()
         })
     }
@@ -247,7 +251,7 @@ fn most_attempts(class: RequestClass) -> u8 {
     if matches!(class, RequestClass::Syn | RequestClass::Normal) { 0 } else { MAX_ATTEMPT }
 }
 
-/// What holds for the fields behind the ToR's stamp.
+/// Checks the fields after the ToR's stamp.
 #[inline]
 fn check_counts(class: RequestClass, entries: u8, attempt: u8, kinds: u32) -> Result<(), WireError> {
     if usize::from(entries) > if class == RequestClass::Syn { 0 } else { MAX_ENTRIES } {
@@ -256,18 +260,18 @@ fn check_counts(class: RequestClass, entries: u8, attempt: u8, kinds: u32) -> Re
     if attempt > most_attempts(class) {
         return Err(WireError::Attempt(19));
     }
-    // checked_shl: a count of 16 leaves no unused kinds, and a shift by 32 is none.
+    // `checked_shl`: with 16 entries no kind is unused, and a shift by 32 overflows.
     if kinds.checked_shl(2 * u32::from(entries)).unwrap_or(0) != 0 {
         return Err(WireError::RangeKindsUnused(20));
     }
-    // Both bits of a pair: there is no fourth kind.
+    // Both bits of a pair: kind 3 does not exist.
     if kinds & kinds >> 1 & 0x5555_5555 != 0 {
         return Err(WireError::RangeKindsUnknown(20));
     }
     Ok(())
 }
 
-/// What holds for the fields behind the tail, which stand at `at`.
+/// Checks the fields after the tail, which start at `at`.
 #[inline]
 fn check_fields(
     class: RequestClass,
@@ -340,30 +344,31 @@ impl fmt::Display for Request<'_> {
     }
 }
 
-/// A request to be written.
+/// Builds a request.
 #[derive(Debug, Clone, Copy)]
 pub struct RequestBuilder<'a> {
     /// Its class.
     pub class: RequestClass,
-    /// The ToR's stamp: zeros from a client.
+    /// The ToR's stamp; clients send zeros.
     pub tor: TorBlock,
-    /// How often the like was sent before, 0 to [`MAX_ATTEMPT`]; 0 in a SYN and a NORMAL. Only the first brings data.
+    /// How many times this request was sent before, 0 to [`MAX_ATTEMPT`]; 0 in a SYN and a NORMAL.
+    /// Only the first attempt returns data.
     pub attempt: u8,
-    /// The continuation; None in a SYN and only there.
+    /// The continuation; `None` only in a SYN.
     pub continuation: Option<&'a SealedContinuation>,
     /// The proof.
     pub proof: &'a [ProofEntry],
-    /// How long the continuation was held, in units of 64 us.
+    /// How long the client held the continuation, in units of 64 us.
     pub hold: u16,
     /// Numbers answered, 1 or 2.
     pub covers: u8,
-    /// Byte ranges asked for.
+    /// The requested byte ranges.
     pub wants: &'a [Want],
     /// Token that proves the address.
     pub token: Option<&'a [u8]>,
-    /// The address and port that the MAC covers, when they have changed; only in RESTART.
+    /// The address and port under the MAC, if they have changed; only in RESTART.
     pub former: Option<SocketAddr>,
-    /// Give the window back for a token; only in REKEY.
+    /// Return the window for a token; only in REKEY.
     pub retire: bool,
     /// User continuations.
     pub uconts: &'a [Ucont<'a>],
@@ -395,7 +400,7 @@ impl Default for RequestBuilder<'_> {
 }
 
 impl RequestBuilder<'_> {
-    /// The number that goes into the option.
+    /// The number in the option.
     pub fn number_low(&self) -> u16 {
         self.continuation.map_or(0, |c| c.fields.number as u16)
     }
@@ -437,7 +442,7 @@ impl RequestBuilder<'_> {
         Ok(())
     }
 
-    /// Bytes of payload that [`Self::write`] will take.
+    /// Length of the payload that [`Self::write`] produces.
     pub fn length(&self) -> usize {
         let sealed = if self.continuation.is_some() { SealedContinuation::LENGTH } else { 0 };
         let uconts: usize = self.uconts.iter().map(|u| 2 + u.len()).sum();
@@ -452,10 +457,10 @@ impl RequestBuilder<'_> {
         length.max(self.pad_to)
     }
 
-    /// Writes the TCP payload and gives its length.
+    /// Writes the TCP payload and returns its length.
     ///
     /// # Errors
-    /// [`BuildError`]: what no parser would take, or a buffer that is too small.
+    /// [`BuildError`]: a parser would refuse the request, or the buffer is too small.
     pub fn write(&self, buf: &mut [u8]) -> Result<usize, BuildError> {
         self.check()?;
         let length = self.length();

@@ -1,4 +1,4 @@
-//! Responses: what a server sends, one type for the view and for the writer.
+//! Responses, which servers send; one type serves as view and builder.
 
 use core::fmt;
 
@@ -18,21 +18,21 @@ pub const DELTA: u8 = 0x02;
 pub const UCONT: u8 = 0x04;
 /// Content bit: the stream offset of the data.
 pub const OFFSET: u8 = 0x08;
-/// Content bit: the nonce is of K'.
+/// Content bit: the nonce is under K'.
 pub const PRIME: u8 = 0x10;
 /// Content bit: the stream ends with this data.
 pub const END: u8 = 0x20;
-/// Content bit: how far the request's input was consumed.
+/// Content bit: the offset up to which the request's input was consumed.
 pub const CONSUMED: u8 = 0x40;
 /// Content bit: an address token.
 pub const TOKEN: u8 = 0x80;
 
-/// How far the input of the request was taken.
+/// How much of the request's input was consumed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Consumed {
-    /// Which input stream.
+    /// The input stream's number.
     pub stream: u16,
-    /// First byte not taken.
+    /// First byte not consumed.
     pub offset: u64,
 }
 
@@ -48,48 +48,50 @@ pub enum NewContinuation {
     Delta(Delta),
 }
 
-/// What the class adds.
+/// The fields of each class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Body<'a> {
-    /// Data, or nothing but a continuation.
+    /// Data, or only a continuation.
     Data,
     /// Data of a lost packet; under K', without a continuation.
     Retransmission,
     /// Continuations of lost packets, without data.
     Group(Group<'a>),
-    /// The stream has no bytes from `offset` for `length` bytes; data for what follows may be there.
+    /// The stream has no bytes in the `length` bytes from `offset` on; data after the region may
+    /// follow.
     Skip {
         /// First byte of the region.
         offset: u64,
         /// Its length, at least 1.
         length: u64,
     },
-    /// Not ready: ask again in so many milliseconds. No data.
+    /// Not ready: repeat the request after a pause. No data.
     Wait {
         /// Milliseconds.
         milliseconds: u16,
     },
-    /// Not here: ask elsewhere. No data.
+    /// Not on this replica: another one may have it. No data.
     NotMine {
-        /// Why, for the application.
+        /// Reason, for the application.
         code: u16,
     },
-    /// Send this token back to prove the address. No data.
+    /// The client must return this token to prove its address. No data.
     Challenge {
         /// 1 to 255 bytes.
         token: &'a [u8],
     },
-    /// Input was taken, and there is no output for it yet: `consumed` and an input continuation stand beside it.
+    /// Input was consumed and there is no output yet; `consumed` and an input continuation are
+    /// present.
     Input,
-    /// Refused for good; the data is a message for people.
+    /// Final refusal; the data is a message for humans.
     Error {
-        /// Why.
+        /// Reason.
         code: u16,
     },
 }
 
 impl Body<'_> {
-    /// The class that goes into the option.
+    /// The class in the option.
     pub fn class(&self) -> ResponseClass {
         match self {
             Self::Data => ResponseClass::Data,
@@ -156,8 +158,8 @@ impl Body<'_> {
     }
 }
 
-/// Content bits that a class may have. A retransmission and a group carry no continuation beside what
-/// their class says, and what carries no data has no use for its offset or end.
+/// Content bits allowed for a class. A retransmission and a group carry no other continuation, and
+/// a class without data has no offset or end.
 fn allowed(class: ResponseClass) -> u8 {
     match class {
         ResponseClass::Data | ResponseClass::Skip | ResponseClass::Input | ResponseClass::Error => 0xff,
@@ -172,7 +174,7 @@ fn carries_data(class: ResponseClass) -> bool {
     allowed(class) & OFFSET != 0
 }
 
-/// What holds for the content bits of a class.
+/// Checks the content bits of a class.
 #[inline]
 fn check_content(class: ResponseClass, content: u8) -> Result<(), WireError> {
     let retransmission = class == ResponseClass::Retransmission;
@@ -185,14 +187,14 @@ fn check_content(class: ResponseClass, content: u8) -> Result<(), WireError> {
     Ok(())
 }
 
-/// One response, parsed or to be written.
+/// One response, parsed or to be built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Response<'a> {
-    /// Response number; its low half stands in the option.
+    /// Response number; the option contains its low half.
     pub number: u32,
     /// `r(number) ^ r(number + 1)`.
     pub nonce: u32,
-    /// The nonce is of K'.
+    /// Whether the nonce is under K'.
     pub prime: bool,
     /// The stream ends with this data.
     pub end: bool,
@@ -204,7 +206,7 @@ pub struct Response<'a> {
     pub offset: Option<u64>,
     /// User continuations, sealed.
     pub uconts: Uconts<'a>,
-    /// How far the request's input was taken.
+    /// How much of the request's input was consumed.
     pub consumed: Option<Consumed>,
     /// An address token for a later connection, 1 to 255 bytes.
     pub token: Option<&'a [u8]>,
@@ -303,7 +305,7 @@ impl<'a> Response<'a> {
         }
     }
 
-    /// Bytes before the data.
+    /// Length of the payload before the data.
     pub fn head_length(&self) -> usize {
         let continuation = match self.continuation {
             NewContinuation::None => 0,
@@ -317,11 +319,11 @@ impl<'a> Response<'a> {
         10 + continuation + offset + uconts + consumed + token + self.body.length()
     }
 
-    /// Writes the TCP payload and gives its length. With empty `data` this is the head alone, behind which
-    /// an application may put its data itself.
+    /// Writes the TCP payload and returns its length. With empty `data` it writes only the head,
+    /// and the application can append the data itself.
     ///
     /// # Errors
-    /// [`BuildError`]: what no parser would take, or a buffer that is too small.
+    /// [`BuildError`]: a parser would refuse the response, or the buffer is too small.
     pub fn write(&self, buf: &mut [u8]) -> Result<usize, BuildError> {
         self.check()?;
         let mut w = Writer::new(buf);
@@ -355,7 +357,7 @@ impl<'a> Response<'a> {
     }
 }
 
-/// A count from 1 on, and so many user continuations.
+/// Reads a count of at least 1 and that many user continuations.
 fn read_uconts<'a>(r: &mut Reader<'a>) -> Result<Uconts<'a>, WireError> {
     r.section(WireError::UcontTruncated);
     let at = r.pos();

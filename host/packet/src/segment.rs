@@ -1,4 +1,4 @@
-//! The TCP segment (RFC 9293) that carries everything: view and writer.
+//! The TCP segment (RFC 9293) around requests and responses: view and builder.
 
 use core::fmt;
 use core::net::SocketAddr;
@@ -12,15 +12,15 @@ use crate::option::{self, Class, RequestClass, RivuletOption};
 use crate::request::Request;
 use crate::response::Response;
 
-/// Bytes of a TCP header with our option alone: data offset 7.
+/// Bytes of a TCP header with only our option: data offset 7.
 pub const HEADER: usize = 28;
 /// Bytes of a SYN's TCP header: data offset 12.
 pub const SYN_HEADER: usize = 48;
-/// The window of every segment, scaled by 2^14: constant, since flow control is by wants.
+/// Window of every segment, scaled by 2^14: constant, because wants control the flow.
 pub const WINDOW: u16 = 0xffff;
 /// The window scale of every SYN (RFC 7323 §2.3 allows at most 14).
 pub const WINDOW_SCALE: u8 = 14;
-/// Hop limit or time to live of what we send.
+/// Hop limit or time to live of sent packets.
 pub const TTL: u8 = 64;
 
 /// The TCP flag bits, FIN lowest.
@@ -46,8 +46,8 @@ impl TcpFlags {
         self.0 & bits == bits
     }
 
-    /// The flags that a segment of this class is sent with. The answer to a SYN adds SYN, the answer to
-    /// a CLOSE adds FIN.
+    /// The usual flags of a segment of this class. The answer to a SYN adds SYN, the answer to a
+    /// CLOSE adds FIN.
     pub fn of(class: Class) -> Self {
         match class {
             Class::Request(RequestClass::Syn) => Self(Self::SYN),
@@ -89,7 +89,7 @@ impl fmt::Display for TcpFlags {
     }
 }
 
-/// The ordinary options of a SYN or SYN-ACK: the 20 bytes behind ours.
+/// The standard options of a SYN or SYN-ACK: the 20 bytes after ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SynOptions {
     /// Maximum segment size, bytes.
@@ -108,7 +108,7 @@ impl SynOptions {
     fn read(r: &mut Reader<'_>) -> Result<Self, WireError> {
         let at = r.pos();
         let b: [u8; Self::LENGTH] = r.array()?;
-        // MSS, SACK-permitted, timestamps, window scale, padding, in this order.
+        // MSS, SACK-permitted, timestamps, window scale and padding, in this order.
         for (i, want) in [(0, 2), (1, 4), (4, 4), (5, 2), (6, 8), (7, 10), (16, 3), (17, 3), (19, 0)] {
             if b[i] != want {
                 return Err(WireError::SynOptions(at + i));
@@ -129,7 +129,7 @@ impl SynOptions {
     }
 }
 
-/// A Rivulet segment that was parsed.
+/// A parsed Rivulet segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment<'a> {
     /// Source address and port.
@@ -150,18 +150,18 @@ pub struct Segment<'a> {
     pub window: u16,
     /// The option.
     pub option: RivuletOption,
-    /// The other options; Some in a SYN and a SYN-ACK only.
+    /// The standard options; `Some` only in a SYN or SYN-ACK.
     pub syn_options: Option<SynOptions>,
     /// The TCP payload.
     pub payload: &'a [u8],
     /// The whole TCP segment.
     tcp: &'a [u8],
-    /// Where it starts in what was parsed.
+    /// Start of `tcp` in the parsed bytes.
     tcp_at: usize,
 }
 
 impl<'a> Segment<'a> {
-    /// Parses an Ethernet frame. The TCP checksum is not verified yet ([`Self::verify`]).
+    /// Parses an Ethernet frame. Does not verify the TCP checksum ([`Self::verify`]).
     ///
     /// # Errors
     /// The first rule broken; [`WireError::OptionMissing`] means plain TCP.
@@ -176,7 +176,7 @@ impl<'a> Segment<'a> {
         Ok((header, Self::parse_tcp(ip, &frame[..end], tcp)?))
     }
 
-    /// Parses an IP packet, as from a TUN device or a raw socket.
+    /// Parses an IP packet, for example from a TUN device or a raw socket.
     ///
     /// # Errors
     /// As [`Self::parse_frame`].
@@ -204,7 +204,8 @@ impl<'a> Segment<'a> {
         let syn = flags.has(TcpFlags::SYN);
         if !is_ours(options) {
             return Err(match find_ours(options) {
-                // A SYN that is not exactly ours is plain TCP, so that ordinary stacks are never refused.
+                // A SYN that differs from ours counts as plain TCP, so that ordinary stacks are
+                // never refused.
                 Some(i) if !syn => WireError::OptionNotFirst(start + 20 + i),
                 _ => WireError::OptionMissing(start + 20),
             });
@@ -251,14 +252,14 @@ impl<'a> Segment<'a> {
         Ok(())
     }
 
-    /// The bytes the segment takes of the TCP sequence space.
+    /// Length of the segment in TCP's sequence space.
     pub fn sequence_length(&self) -> u32 {
         let flag = |bit| u32::from(self.flags.has(bit));
         self.payload.len() as u32 + flag(TcpFlags::SYN) + flag(TcpFlags::FIN)
     }
 
-    /// Whether this is a SYN without payload, as sent when one with data was not answered; it is answered
-    /// by a cookie and has nothing to parse.
+    /// Whether this is a SYN without payload, which a client sends after a SYN with data was not
+    /// answered. It is answered by a cookie and has no request.
     pub fn is_bare_syn(&self) -> bool {
         self.option.class == Class::Request(RequestClass::Syn) && self.payload.is_empty()
     }
@@ -312,7 +313,7 @@ fn is_ours(option: &[u8]) -> bool {
     matches!(option, [option::KIND, _, a, b, ..] if *a == hi && *b == lo)
 }
 
-/// Where our option stands among others, if it does.
+/// Position of our option among others, if present.
 fn find_ours(options: &[u8]) -> Option<usize> {
     let mut i = 0;
     while i < options.len() {
@@ -322,19 +323,19 @@ fn find_ours(options: &[u8]) -> Option<usize> {
         i += match options[i] {
             0 => return None,
             1 => 1,
-            // A length below 2 would not move on: the options end here.
+            // A length below 2 would loop forever: treat it as 2.
             _ => usize::from(*options.get(i + 1)?).max(2),
         };
     }
     None
 }
 
-/// The headers in front of a payload, to be written.
+/// The headers of a packet to build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentHeader {
     /// Source address and port.
     pub src: SocketAddr,
-    /// Destination address and port; of the family of `src`.
+    /// Destination address and port, of the same family as `src`.
     pub dst: SocketAddr,
     /// The ECN field of the IP header.
     pub ecn: Ecn,
@@ -342,11 +343,11 @@ pub struct SegmentHeader {
     pub seq: u32,
     /// Acknowledgement number.
     pub ack: u32,
-    /// Flags; [`TcpFlags::of`] gives the usual ones.
+    /// Flags; [`TcpFlags::of`] returns the usual ones.
     pub flags: TcpFlags,
     /// The option.
     pub option: RivuletOption,
-    /// The other options: needed with SYN, refused without.
+    /// The standard options: required with SYN, refused without.
     pub syn_options: Option<SynOptions>,
 }
 
@@ -370,12 +371,12 @@ impl SegmentHeader {
         rule(!families, "addresses of two families")
     }
 
-    /// Writes IP and TCP headers in front of `payload` bytes that stand already in `packet` at
-    /// [`Self::payload_offset`]. Gives the length of the packet; checksums are complete.
+    /// Writes IP and TCP headers before `payload` bytes that are already in `packet` at
+    /// [`Self::payload_offset`]. Returns the packet's length; checksums are complete.
     ///
     /// # Errors
-    /// [`BuildError`]: headers that no parser would take, a packet of more than 65,535 bytes, or a buffer
-    /// that is too small.
+    /// [`BuildError`]: a parser would refuse the headers, the packet exceeds 65,535 bytes, or the
+    /// buffer is too small.
     pub fn finish_packet(&self, packet: &mut [u8], payload: usize) -> Result<usize, BuildError> {
         self.check()?;
         let start = self.payload_offset();
@@ -407,8 +408,8 @@ impl SegmentHeader {
         Ok(length)
     }
 
-    /// As [`Self::finish_packet`], with an Ethernet header in front: the payload stands at the header's length
-    /// plus [`Self::payload_offset`].
+    /// Like [`Self::finish_packet`], with an Ethernet header first: the payload starts at the
+    /// header's length plus [`Self::payload_offset`].
     ///
     /// # Errors
     /// As [`Self::finish_packet`].

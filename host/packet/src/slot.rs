@@ -1,15 +1,16 @@
-//! Which replica the ToR gives a packet to: the slot of a connection or of a block of numbers, and who has a slot while
-//! some replicas are out. A survivor computes so who has a flow now (`p4src/include/control/pick.p4` is the other half).
+//! The ToR's choice of a replica for a packet: the slot of a connection or of a block of numbers,
+//! and the slot's owner while some replicas are excluded. Survivors use it to determine which
+//! replica has a flow now (`p4src/include/control/pick.p4` is the switch's half).
 
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};
 
 use crate::nonce::half_sip_hash_words;
 
-/// Multiplied with a hash or a turn, the upper half of the product is even over what falls into one slot.
+/// Multiplying a hash by this and taking the upper half spreads the hashes of one slot evenly.
 const SPREAD: u32 = 0x9e37_79b9;
 
-/// The key under which a service's slots are chosen; clients do not know it.
+/// Key for the slots of a service; clients do not know it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct SlotKey {
     /// First word.
@@ -19,20 +20,20 @@ pub struct SlotKey {
 }
 
 impl fmt::Debug for SlotKey {
-    // Keys do not belong in logs.
+    // Keeps the key out of logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("SlotKey(..)")
     }
 }
 
 impl SlotKey {
-    /// From the 8 bytes that the controller hands out: both words little-endian.
+    /// From the 8 bytes that the controller distributes: both words little-endian.
     pub fn new(key: [u8; 8]) -> Self {
         let [a, b, c, d, e, f, g, h] = key;
         Self { k0: u32::from_le_bytes([a, b, c, d]), k1: u32::from_le_bytes([e, f, g, h]) }
     }
 
-    /// A key for something else that the same hosts share.
+    /// Derives a key for another purpose shared by the same hosts.
     pub fn secret(self, purpose: &[u8]) -> [u8; 8] {
         let mut key = [0; 8];
         key[..4].copy_from_slice(&self.k0.to_le_bytes());
@@ -40,7 +41,7 @@ impl SlotKey {
         crate::nonce::half_sip_hash_64(key, purpose).to_le_bytes()
     }
 
-    /// Of all packets of plain TCP between these two, and of the SYN that opens a connection.
+    /// Hash of a plain TCP connection's packets, and of the SYN that opens a connection.
     pub fn flow(self, client: SocketAddr, service: SocketAddr) -> u32 {
         let mut words = [0; 9];
         words[..4].copy_from_slice(&address_words(client.ip()));
@@ -49,30 +50,30 @@ impl SlotKey {
         half_sip_hash_words([self.k0, self.k1], &words)
     }
 
-    /// Of all packets of plain TCP of this client to the service, whichever of its addresses and ports, where the service
-    /// has [`Affinity::Client`].
+    /// Hash of all of a client's plain TCP packets to a service with [`Affinity::Client`], whatever
+    /// its ports.
     pub fn client(self, client: IpAddr) -> u32 {
         half_sip_hash_words([self.k0, self.k1], &address_words(client))
     }
 
-    /// Of the requests under a connection tag whose numbers differ only in the last three bits; another attempt goes
-    /// elsewhere.
+    /// Hash of the requests with this connection tag whose numbers differ only in the last three
+    /// bits. Another attempt gets another hash.
     pub fn block(self, tag: u32, number: u32, attempt: u8) -> u32 {
         half_sip_hash_words([self.k0, self.k1], &[tag, u32::from(attempt & 7) << 29 | number >> 3])
     }
 }
 
-/// What has one slot, of what goes by flow: plain TCP and what opens a connection.
+/// Unit of placement of plain TCP and of new connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Affinity {
-    /// Each connection for itself ([`SlotKey::flow`]).
+    /// Each connection separately ([`SlotKey::flow`]).
     #[default]
     Flow,
-    /// All of a client's address ([`SlotKey::client`]).
+    /// All connections of a client address ([`SlotKey::client`]).
     Client,
 }
 
-/// An address as the switch has it: 128 bits, IPv4 mapped into IPv6, as big-endian words.
+/// An address in the switch's form: 128 bits, IPv4 mapped to IPv6, as big-endian words.
 pub fn address_words(ip: IpAddr) -> [u32; 4] {
     let bits = match ip {
         IpAddr::V4(a) => a.to_ipv6_mapped().to_bits(),
@@ -81,17 +82,17 @@ pub fn address_words(ip: IpAddr) -> [u32; 4] {
     [(bits >> 96) as u32, (bits >> 64) as u32, (bits >> 32) as u32, bits as u32]
 }
 
-/// Two candidates of a slot: indices in the pool, below 64.
+/// The two preferred replicas of a slot: indices in the pool, below 64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot {
-    /// Who has it.
+    /// Owner of the slot.
     pub first: u8,
-    /// Who has it while the first is out.
+    /// Owner while the first is excluded.
     pub second: u8,
 }
 
-/// Who gets what a hash falls to, bit r of `candidates` being replica r; None without candidates or slots. The number
-/// of slots is a power of two.
+/// The replica that gets a hash; bit r of `candidates` stands for replica r. `None` without
+/// candidates or slots. The number of slots is a power of two.
 pub fn owner(hash: u32, slots: &[Slot], candidates: u64) -> Option<u8> {
     let mask = slots.len().checked_sub(1)?;
     let slot = slots[hash as usize & mask];
@@ -103,7 +104,7 @@ pub fn owner(hash: u32, slots: &[Slot], candidates: u64) -> Option<u8> {
     }
 }
 
-/// The member that stands `share` / 2^16 of the way through the set.
+/// The member at the fraction `share` / 2^16 of the set.
 fn nth_of(mut set: u64, share: u16) -> Option<u8> {
     let rank = (u32::from(share) * set.count_ones()) >> 16;
     for _ in 0..rank {

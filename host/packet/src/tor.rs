@@ -1,5 +1,5 @@
-//! What the ToR writes into every request: 18 bytes outside every MAC, believed only from one's own
-//! ToR: in frames from its address within the rack, under a tag in tunnels.
+//! The ToR block of a request: 18 bytes outside every MAC. A replica accepts it only from its own
+//! ToR: by the frame's address within the rack, by a tag in tunnels.
 
 use core::fmt;
 
@@ -10,12 +10,12 @@ use crate::option::RivuletOption;
 
 /// Length in bytes.
 pub const LENGTH: usize = 18;
-/// Flag: the sums of the proof are right, no more.
+/// Flag: the sums of the proof are correct. Nothing else was checked.
 pub const FLAG_CHECKED: u8 = 0x01;
-/// Flag: `time` is the common clock of all ToRs.
+/// Flag: `time` is the ToRs' common clock.
 pub const FLAG_TIME_VALID: u8 = 0x02;
 
-/// The ToR's stamp. A client sends all zeros.
+/// The ToR's stamp; clients send zeros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct TorBlock {
     /// The ToR's clock in microseconds, 48 bits.
@@ -30,9 +30,9 @@ pub struct TorBlock {
     pub checked: bool,
     /// `time` is the common clock.
     pub time_valid: bool,
-    /// Low half of the epoch of the key of the tag; 0 within the rack.
+    /// Low half of the tag's key epoch; 0 within the rack.
     pub key_epoch: u8,
-    /// Of a request in a tunnel ([`tag`]); 0 within the rack.
+    /// Tag of a request in a tunnel ([`tag`]); 0 within the rack.
     pub tag: u32,
 }
 
@@ -52,7 +52,7 @@ impl TorBlock {
         Ok(Self { time, id, seal_epoch, nonce_epoch, checked, time_valid, key_epoch, tag })
     }
 
-    /// Reads the stamp at the start of a request's TCP payload.
+    /// Parses the stamp at the start of a request's TCP payload.
     ///
     /// # Errors
     /// [`WireError::TorTruncated`], [`WireError::TorFlags`].
@@ -71,8 +71,8 @@ impl TorBlock {
         w.u32(self.tag);
     }
 
-    /// Overwrites the stamp at the start of a request's TCP payload, as a ToR does. The caller repairs the
-    /// TCP checksum ([`crate::checksum::replace`] over the 18 bytes).
+    /// Overwrites the stamp at the start of a request's TCP payload, like a ToR. The caller updates
+    /// the TCP checksum ([`crate::checksum::replace`] over the 18 bytes).
     ///
     /// # Errors
     /// [`WireError::TorTruncated`] when the payload is shorter than the stamp.
@@ -84,12 +84,12 @@ impl TorBlock {
     }
 }
 
-/// Most entries of a proof that the ToR sees and tags.
+/// Proof entries that the ToR reads and the tag covers.
 const ENTRIES_SEEN: usize = 4;
 
-/// The tag of the ToR block at the start of a request's payload, as it belongs there: over the block, and over what of the
-/// request the block says something about (docs/wire-format.md, "Tags"). `sequence` is that of the TCP header. None where
-/// the payload ends early.
+/// The tag of the ToR block at the start of a request's payload. It covers the block and the fields
+/// of the request that the block vouches for (docs/wire-format.md, "Tags"). `sequence` is the TCP
+/// header's. `None` if the payload ends early.
 pub fn tag(key: TorKey, option: RivuletOption, sequence: u32, payload: &[u8]) -> Option<u32> {
     let mut words = [0; 9 + 2 * ENTRIES_SEEN];
     let fixed: &[u8; 24] = payload.first_chunk()?;

@@ -1,4 +1,4 @@
-//! Replays the corpus of the fuzz targets, so that what fuzzing once found stays found.
+//! Replays the corpus of the fuzz targets as a regression test.
 
 use crate::support;
 use rivulet_packet::Heartbeat;

@@ -1,4 +1,4 @@
-//! Whole frames: what is built parses to the same fields, and each verification catches its damage.
+//! Whole frames: building and parsing round-trips, and each verification detects damage.
 
 use rivulet_packet::response::Group;
 use rivulet_packet::*;
@@ -63,7 +63,7 @@ fn frame(h: &SegmentHeader, eth: &EthHeader, payload: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_request_of_every_class_comes_back_as_it_was_built() {
+fn requests_of_every_class_round_trip() {
     let c = continuation();
     let proof = [
         ProofEntry::range(EntryKind::Original, 0, 4, 0xaaaa_bbbb),
@@ -118,7 +118,7 @@ fn a_request_of_every_class_comes_back_as_it_was_built() {
 }
 
 #[test]
-fn a_response_of_every_class_comes_back_as_it_was_built() {
+fn responses_of_every_class_round_trip() {
     let c = continuation();
     let mut changed = c.fields;
     changed.time += 1000;
@@ -172,7 +172,7 @@ fn a_response_of_every_class_comes_back_as_it_was_built() {
 }
 
 #[test]
-fn a_steady_response_is_as_small_as_the_format_says() {
+fn steady_response_has_the_documented_size() {
     let c = continuation();
     let mut changed = c.fields;
     changed.time += 1000;
@@ -194,7 +194,7 @@ fn a_steady_response_is_as_small_as_the_format_says() {
 }
 
 #[test]
-fn a_stamp_does_not_change_the_repaired_checksum() {
+fn stamping_keeps_the_updated_checksum_right() {
     let c = continuation();
     let b = RequestBuilder { continuation: Some(&c), ..RequestBuilder::default() };
     let mut payload = [0; 200];
@@ -215,7 +215,7 @@ fn a_stamp_does_not_change_the_repaired_checksum() {
 }
 
 #[test]
-fn every_damaged_bit_behind_the_ip_header_is_found_by_the_checksum() {
+fn checksum_detects_every_flipped_bit_after_the_ip_header() {
     let c = continuation();
     let b = RequestBuilder { continuation: Some(&c), ..RequestBuilder::default() };
     let mut payload = [0; 200];

@@ -1,4 +1,4 @@
-//! Round trips of arbitrary packets, and damage that must never panic a parser.
+//! Round trips of arbitrary packets, and damaged packets, which must never make a parser panic.
 
 use std::net::SocketAddr;
 
@@ -23,7 +23,7 @@ prop_compose! {
     }
 }
 
-/// Entries that keep the rules: ascending disjoint ranges, then marks.
+/// Valid entries: ascending disjoint ranges, then marks.
 fn proof() -> impl Strategy<Value = Vec<ProofEntry>> {
     (vec((1u16..100, 0u16..100, any::<bool>(), any::<u32>()), 0..=8), vec(any::<u16>(), 0..=8)).prop_map(
         |(ranges, marks)| {
@@ -113,11 +113,11 @@ proptest! {
         prop_assert_eq!(&r.wants().collect::<Vec<_>>()[..], b.wants);
         prop_assert_eq!(&r.uconts().collect::<Vec<_>>()[..], b.uconts);
         prop_assert_eq!(r.input, b.input);
-        // One byte less is an error, never a shorter message and never a panic.
+        // One byte less must be an error, never a shorter message.
         if pad_to < n {
             prop_assert!(Request::parse(class, b.number_low(), &buf[..n - 1]).is_err());
         }
-        // A buffer of any smaller size is refused, and the error knows the size that is needed.
+        // A buffer of any smaller size is refused, and the error contains the size needed.
         let mut small = vec![0; n - 1];
         prop_assert_eq!(b.write(&mut small), Err(BuildError::BufferTooSmall { need: n, have: n - 1 }));
     }
@@ -143,7 +143,7 @@ proptest! {
             7 => Body::Input,
             _ => Body::Error { code: 500 },
         };
-        // What a delta can carry: time, ToR, epoch, srtt, mark.
+        // Fields that a delta can carry: time, ToR, epoch, srtt, mark.
         let fields = TransportContinuation {
             time: after.fields.time,
             tor_id: after.fields.tor_id,
@@ -223,8 +223,8 @@ proptest! {
     }
 }
 
-/// Every valid vector with every byte set to a few other values and cut at every length: each outcome is a
-/// packet or an error whose position lies within what was parsed.
+/// Changes every byte of every valid vector to a few other values, and cuts the vector at every
+/// length: the result is a packet or an error with a position inside the input.
 #[test]
 fn damaged_vectors_give_errors_that_point_into_the_packet() {
     for spec in support::specs() {
@@ -232,7 +232,7 @@ fn damaged_vectors_give_errors_that_point_into_the_packet() {
         for length in 0..frame.len() {
             support::exercise(&frame[..length]);
         }
-        // The padding of the largest requests adds bytes but no cases.
+        // The padding of the largest requests adds no new cases.
         for at in 0..frame.len().min(420) {
             for change in [0x01, 0x80, 0xff, 0x10] {
                 let mut damaged = frame.clone();

@@ -1,4 +1,4 @@
-//! docs/wire-vectors.json is what the code produces, and it leaves no error out.
+//! docs/wire-vectors.json matches the code and covers every error.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use crate::support;
 use rivulet_packet::WireError;
 
 #[test]
-fn the_committed_file_is_not_stale() {
+fn committed_vectors_match_the_code() {
     let committed = std::fs::read_to_string(support::vectors_path()).expect("docs/wire-vectors.json");
     let fresh = support::render(&support::vectors());
     let first = committed.lines().zip(fresh.lines()).position(|(a, b)| a != b);
@@ -26,7 +26,7 @@ fn every_error_has_a_vector() {
     };
     let mut seen = names("invalid");
     seen.extend(names("invalid_heartbeats"));
-    // Only a caller that asks a request for its response meets this one; no packet has it.
+    // Only a caller that reads a request as a response gets this error; no packet causes it.
     seen.insert("class_direction".into());
     let missing: Vec<_> = WireError::NAMES.iter().filter(|n| !seen.contains(**n)).collect();
     assert!(missing.is_empty(), "errors without a vector: {missing:?}");

@@ -1,9 +1,10 @@
-//! Parses whatever comes and reads all of it: shared by the property tests, the corpus and the fuzz targets.
+//! Parses arbitrary bytes and reads every field, for the property tests, the corpus and the fuzz
+//! targets.
 
 use rivulet_packet::*;
 
-/// Parses a frame, as a packet too, and reads everything there is in it. Panics if an error points beyond
-/// the bytes or a view contradicts itself.
+/// Parses bytes as a frame and as a packet and reads every field. Panics if an error's position is
+/// outside the bytes or a view contradicts itself.
 pub fn exercise(frame: &[u8]) {
     let within = |e: WireError, bytes: &[u8]| assert!(e.position() <= bytes.len(), "{e}");
     if let Err(e) = Heartbeat::parse(frame) {
@@ -62,7 +63,7 @@ pub fn exercise_request(class: RequestClass, number_low: u16, payload: &[u8]) {
     };
     let mut again = vec![0; payload.len()];
     assert_eq!(b.write(&mut again), Ok(payload.len()));
-    // Padding is never read, and the flag for it may stand where there is none.
+    // Padding is not kept, and its flag may be set without padding.
     let end = payload.len() - r.padding;
     let body_flags =
         29 + if r.continuation.is_some() { SealedContinuation::LENGTH + proof.len() * 8 } else { 0 };

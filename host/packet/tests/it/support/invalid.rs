@@ -1,8 +1,8 @@
-//! Packets with one fault each, and the error that every parser reports for it.
+//! Packets with one fault each, and the error that every parser must report.
 //!
-//! Each starts from a valid packet. A fault in the payload is made before the headers are written, so that
-//! checksums are right and only the fault remains; a fault in the headers is made in the frame and
-//! the checksums are repaired, except where they are the fault.
+//! Each starts from a valid packet. A fault in the payload is made before the headers are written,
+//! so that the checksums are right and only the fault remains. A fault in the headers is made in
+//! the frame and the checksums are repaired, unless they are the fault.
 
 use super::valid;
 use super::{Spec, header, json};
@@ -10,7 +10,7 @@ use rivulet_packet::checksum::Sum;
 use rivulet_packet::*;
 use serde_json::{Value, json as object};
 
-/// Where a packet fails, as a host sees it: headers, then checksum, then payload.
+/// The error of a packet in a host's order of checks: headers, then checksum, then payload.
 pub fn judge(frame: &[u8]) -> Result<(), (WireError, &'static str)> {
     let (_, s) = Segment::parse_frame(frame).map_err(|e| (e, "frame"))?;
     s.verify().map_err(|e| (e, "frame"))?;
@@ -46,7 +46,7 @@ fn find(name: &str) -> Spec {
     valid::specs().into_iter().find(|s| s.name == name).unwrap_or_else(|| panic!("no packet {name}"))
 }
 
-/// Where the fields behind the MAC start in a request without entries.
+/// Offset of the fields after the MAC in a request without entries.
 const HOST: usize = 44 + continuation::TAIL + MAC;
 /// Bytes of a MAC, and of a whole continuation.
 const MAC: usize = continuation::MAC;
@@ -54,7 +54,7 @@ const FULL: usize = SealedContinuation::LENGTH;
 
 type Edit = fn(&mut Vec<u8>);
 
-/// (fault, packet it starts from, the error it must give, what is done to the frame).
+/// (fault, original packet, expected error, edit of the frame).
 const HEADERS: &[(&str, &str, &str, Edit)] = &[
     ("a frame of 13 bytes", "the smallest request", "eth_truncated", |f| f.truncate(13)),
     ("a tag and nothing behind it", "NORMAL, ipv4 tagged", "eth_truncated", |f| f.truncate(17)),
@@ -106,15 +106,15 @@ const HEADERS: &[(&str, &str, &str, Edit)] = &[
     ("a response with a request's payload", "the smallest request", "number_low", |f| f[58] = 0x80),
 ];
 
-/// Cuts an IPv4 frame and says so in the total length.
+/// Cuts an IPv4 frame and adjusts the total length.
 fn cut_ip(f: &mut Vec<u8>, length: usize) {
     f.truncate(length);
     let total = (length as u16 - 14).to_be_bytes();
     (f[16], f[17]) = (total[0], total[1]);
 }
 
-/// (fault, packet it starts from, the error it must give, what is done to the payload). Offsets are those of the wire format; in the
-/// packets used, the tail starts at 44 + 8 * entries.
+/// (fault, original packet, expected error, edit of the payload). Offsets are those of the wire
+/// format; in the packets used, the tail starts at 44 + 8 * entries.
 const PAYLOADS: &[(&str, &str, &str, Edit)] = &[
     ("a ToR block cut", "the smallest request", "tor_truncated", |p| p.truncate(17)),
     ("counts cut", "the smallest request", "tor_truncated", |p| p.truncate(23)),

@@ -1,4 +1,4 @@
-//! The fields of a parsed packet as JSON, under the names of the wire format.
+//! The fields of a parsed packet as JSON, with the names of the wire format.
 
 use rivulet_packet::*;
 use serde_json::{Value, json};
@@ -99,7 +99,7 @@ fn response(r: &Response<'_>) -> Value {
     })
 }
 
-/// Whether every range sums up under the keys of the vectors, as a switch checks it.
+/// Whether every range has the right sum under the vectors' keys, like the switch's check.
 fn sums_right(r: &Request<'_>) -> bool {
     let Some(c) = &r.continuation else { return true };
     r.proof.ranges().all(|e| {

@@ -1,4 +1,4 @@
-//! The test vectors as code: what docs/wire-vectors.json is made from.
+//! The test vectors in code form: the source of docs/wire-vectors.json.
 #![allow(dead_code, unused_imports, reason = "the example, the tests and the corpus each use a part")]
 
 mod exercise;
@@ -13,12 +13,12 @@ use serde_json::{Value, json};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
-/// Where the committed file is.
+/// Path of the committed file.
 pub fn vectors_path() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/wire-vectors.json")
 }
 
-/// Deterministic numbers for fields whose value does not matter (splitmix64).
+/// Deterministic numbers for fields with arbitrary values (splitmix64).
 pub struct Mix(pub u64);
 
 impl Mix {
@@ -83,9 +83,10 @@ fn vector_slots() -> Vec<Slot> {
     (0..64u8).map(|i| Slot { first: i % 8, second: (i % 8 + i / 8 % 7 + 1) % 8 }).collect()
 }
 
-/// Hashes that choose slots, and who has them: flows as `[k0, k1, client, its port, service, its port, hash, alive, owner]`
-/// with addresses of 16 bytes, blocks as `[k0, k1, tag, number, attempt, hash, alive, owner]`. The slots are 64, of eight
-/// replicas: slot i names i mod 8 and the one i / 8 mod 7 + 1 places behind it.
+/// Hashes that choose slots, and the slots' owners: flows as `[k0, k1, client, its port, service,
+/// its port, hash, alive, owner]` with 16-byte addresses, blocks as `[k0, k1, tag, number, attempt,
+/// hash, alive, owner]`. There are 64 slots for eight replicas: slot i names i mod 8 and the
+/// replica i / 8 mod 7 + 1 places after it.
 fn slots() -> Vec<Value> {
     let pairs = vector_slots();
     let mut mix = Mix(3);
@@ -125,7 +126,7 @@ fn slots() -> Vec<Value> {
     out
 }
 
-/// The same of clients, where a service has client affinity, as `[k0, k1, client, hash, alive, owner]`.
+/// The same for clients, with client affinity, as `[k0, k1, client, hash, alive, owner]`.
 fn client_slots() -> Vec<Value> {
     let pairs = vector_slots();
     let mut mix = Mix(4);
@@ -161,7 +162,7 @@ fn nonces() -> Vec<Value> {
     out.into_iter().map(|(k0, k1, t, n)| json!([k0, k1, t, n, NonceKey { k0, k1 }.r(t, n)])).collect()
 }
 
-/// One member a line, one vector a line: readable, and a change shows in a diff where it is.
+/// One member or vector a line, so that a diff shows the changed vectors.
 pub fn render(v: &Value) -> String {
     let mut out = String::from("{\n");
     let members = v.as_object().expect("an object");
@@ -181,7 +182,7 @@ pub fn render(v: &Value) -> String {
     out + "}\n"
 }
 
-/// A packet before it is bytes.
+/// A packet before encoding.
 #[derive(Clone)]
 pub struct Spec {
     pub name: String,
@@ -204,7 +205,7 @@ impl Spec {
     }
 }
 
-/// Two hosts, in both families, one of them with a tag: variant 0 to 3.
+/// Two hosts in both families, one of them with a VLAN tag: variants 0 to 3.
 pub fn header(variant: usize, class: Class, number_low: u16) -> (EthHeader, SegmentHeader) {
     let (client, service) = if variant & 1 == 0 {
         ("192.0.2.1:40000", "198.51.100.80:80")
@@ -235,7 +236,7 @@ pub fn header(variant: usize, class: Class, number_low: u16) -> (EthHeader, Segm
     (EthHeader { dst: eth_dst, src: eth_src, vlan }, header)
 }
 
-/// A continuation whose fields are all different.
+/// A continuation with distinct values in all fields.
 pub fn continuation(number: u32, base: u32) -> SealedContinuation {
     let fields = TransportContinuation {
         tag: 0x7a61_9c3e,
@@ -264,7 +265,8 @@ pub fn continuation(number: u32, base: u32) -> SealedContinuation {
     }
 }
 
-/// Ranges from base on with gaps of one, alternating kinds every third, with the right sums.
+/// Ranges from `base` on with gaps of one number, a retransmission in every third place, and right
+/// sums.
 pub fn ranges(tag: u32, base: u32, count: usize, length: u16) -> Vec<ProofEntry> {
     let mut first = 0u16;
     (0..count)

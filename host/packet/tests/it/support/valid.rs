@@ -1,4 +1,4 @@
-//! Packets that every parser takes.
+//! Packets that every parser accepts.
 
 use super::{K, K_PRIME, Spec, continuation, header, json, ranges};
 use rivulet_packet::response::{GROUP_MEMBER, Group};
@@ -68,7 +68,7 @@ pub fn requests() -> Vec<Spec> {
     out
 }
 
-/// Proofs of every length, marks, numbers that wrap, sums that are wrong.
+/// Proofs of every length, marks, numbers that wrap around, and wrong sums.
 pub fn proofs() -> Vec<Spec> {
     let mut out = vec![];
     for count in 0..=MAX_ENTRIES {
@@ -106,7 +106,7 @@ pub fn proofs() -> Vec<Spec> {
     out
 }
 
-/// Everything a body can hold, and the least it can.
+/// Bodies with all optional parts, and with none.
 pub fn bodies() -> Vec<Spec> {
     let c = continuation(0x0001_0003, 0x0001_0000);
     let wants: Vec<_> = (0..16u64)
