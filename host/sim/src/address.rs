@@ -1,4 +1,4 @@
-//! Addresses of simulated hosts: the node's number stands in them, so that an answer finds its way.
+//! Addresses of simulated hosts: they contain the node's number, by which packets are routed.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -17,7 +17,7 @@ pub fn service(v6: bool) -> SocketAddr {
     SocketAddr::new(ip, SERVICE_PORT)
 }
 
-/// The address of a node. `place` 0 to 245 tells several addresses of one node apart: a client that moves.
+/// An address of a node. `place`, 0 to 245, distinguishes several addresses of a client that moves.
 pub fn client(node: NodeId, place: u8, v6: bool, port: u16) -> SocketAddr {
     let [a, b, c, d] = node.0.to_be_bytes();
     debug_assert_eq!(a, 0, "a number of three bytes");
@@ -30,7 +30,7 @@ pub fn client(node: NodeId, place: u8, v6: bool, port: u16) -> SocketAddr {
     SocketAddr::new(ip, port)
 }
 
-/// The node behind an address that [`client`] made.
+/// The node of an address that [`client`] made.
 pub fn node(ip: IpAddr) -> NodeId {
     match ip {
         IpAddr::V4(a) => {
@@ -44,7 +44,7 @@ pub fn node(ip: IpAddr) -> NodeId {
     }
 }
 
-/// Destination address of an IP packet; None if it has no whole header.
+/// Destination address of an IP packet; `None` if the header is incomplete.
 pub fn destination(packet: &[u8]) -> Option<IpAddr> {
     match packet.first()? >> 4 {
         4 => <[u8; 4]>::try_from(packet.get(16..20)?).ok().map(IpAddr::from),

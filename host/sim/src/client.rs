@@ -1,4 +1,4 @@
-//! A client: the transport's connection behind a node, with a reader that checks every byte.
+//! A client: a transport connection in a node, with a reader that checks every byte.
 
 use std::any::Any;
 use std::net::SocketAddr;
@@ -12,12 +12,12 @@ use crate::net::{Context, Node};
 use crate::packet::{Body, Packet};
 use crate::{MICROSECOND, Nanos, address, content};
 
-/// What a client is to do.
+/// A client's task.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// When it opens.
+    /// When it opens the connection.
     pub start: Nanos,
-    /// Bytes it asks for.
+    /// Number of bytes to request.
     pub size: u64,
     /// Seed of the content.
     pub content: u64,
@@ -25,9 +25,9 @@ pub struct Plan {
     pub v6: bool,
     /// The connection's settings.
     pub config: client::Config,
-    /// From when to when the reader does not read.
+    /// Interval in which the reader does not read.
     pub pause: Option<(Nanos, Nanos)>,
-    /// When the client goes on from another address.
+    /// When the client changes its address.
     pub moves: Option<Nanos>,
 }
 
@@ -38,20 +38,20 @@ impl Default for Plan {
     }
 }
 
-/// How a transfer went.
+/// Result of a transfer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// It goes on.
+    /// The transfer is running.
     Running,
-    /// All bytes came, each the right one, after this time.
+    /// All bytes arrived and were right, after this time.
     Done(Nanos),
-    /// A byte was wrong: its offset.
+    /// The byte at this offset was wrong.
     Wrong(u64),
-    /// More bytes came than there are.
+    /// More bytes arrived than were requested.
     TooLong,
     /// The stream ended too early.
     TooShort(u64),
-    /// The connection gave up.
+    /// The connection failed.
     Failed(ConnectionError),
 }
 
@@ -72,19 +72,19 @@ pub struct Client {
     progress: Option<(Nanos, Vec<u64>)>,
 }
 
-/// The proofs that a client sent.
+/// Counters of the proofs in a client's requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Proofs {
     /// Requests with a proof.
     pub requests: u64,
-    /// Entries of all of them.
+    /// Their entries in total.
     pub entries: u64,
-    /// Entries of the longest one.
+    /// Entries in the longest proof.
     pub longest: usize,
 }
 
 impl Client {
-    /// A client that sends to `tor` over `link`.
+    /// Creates a client that sends to `tor` over `link`.
     pub fn new(plan: Plan, tor: NodeId, link: LinkId) -> Self {
         let wake = Some(plan.start);
         Self {
@@ -109,27 +109,27 @@ impl Client {
         self.proofs
     }
 
-    /// Starts the count of proofs anew.
+    /// Resets the counters of proofs.
     pub fn forget_proofs(&mut self) {
         self.proofs = Proofs::default();
     }
 
-    /// Counts bytes of wire that come, for each span of time of this length from the start of the run.
+    /// Counts received wire bytes in each time span of this length from the start of the run.
     pub fn measure(&mut self, span: Nanos) {
         self.progress = Some((span, vec![]));
     }
 
-    /// What [`Client::measure`] counted.
+    /// The counts of [`Client::measure`].
     pub fn progress(&self) -> &[u64] {
         self.progress.as_ref().map_or(&[], |p| &p.1)
     }
 
-    /// From now on every packet sent and taken is written down.
+    /// From now on logs every packet sent and received.
     pub fn record(&mut self) {
         self.log.get_or_insert_default();
     }
 
-    /// What [`Client::record`] wrote down.
+    /// The log of [`Client::record`].
     pub fn log(&self) -> &[String] {
         self.log.as_deref().unwrap_or_default()
     }
@@ -150,7 +150,7 @@ impl Client {
         log.push(format!("{:>10} us {direction} {what} {remark}", now / MICROSECOND));
     }
 
-    /// How it went.
+    /// The result so far.
     pub fn outcome(&self) -> &Outcome {
         &self.outcome
     }
@@ -160,22 +160,22 @@ impl Client {
         self.received
     }
 
-    /// Bytes of wire that came, framing included.
+    /// Wire bytes received, framing included.
     pub fn wire_bytes(&self) -> u64 {
         self.wire_bytes
     }
 
-    /// The connection's counts.
+    /// The connection's counters.
     pub fn statistics(&self) -> Statistics {
         self.connection.as_ref().map_or(self.statistics, Connection::statistics)
     }
 
-    /// Trickles in flight and held.
+    /// Trickles in flight and held back.
     pub fn window(&self) -> usize {
         self.connection.as_ref().map_or(0, Connection::window)
     }
 
-    /// The connection, while there is one.
+    /// The connection, if it is open.
     pub fn connection(&self) -> Option<&Connection> {
         self.connection.as_ref()
     }
@@ -200,14 +200,14 @@ impl Client {
         self.connection = Some(c);
     }
 
-    /// Goes on from another address, as after a change of network.
+    /// Continues from another address, as after a change of network.
     fn change_address(&mut self, ctx: &Context) {
         let Some(c) = self.connection.take() else { return };
         let now = Self::time(ctx.now);
         self.moved += 1;
         let mut config = self.plan.config.clone();
         config.seed ^= u64::from(ctx.id.0).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(self.moved);
-        // A connection that has no continuation yet has nothing to take along: it opens again.
+        // A connection without a continuation cannot be suspended: open again.
         let Some(suspended) = c.suspend() else { return self.open(ctx) };
         match Connection::resume(&suspended, config, self.local(ctx.id), now) {
             Ok(c) => self.connection = Some(c),
@@ -285,7 +285,7 @@ impl Client {
     }
 }
 
-/// Entries of the proof in a request that was just built: its count stands at a constant place.
+/// Number of proof entries in a built request, which is at a fixed offset.
 fn proof_length(packet: &[u8]) -> Option<usize> {
     let tcp = if packet.first()? >> 4 == 4 { 20 } else { 40 };
     packet.get(tcp + 28 + 18).map(|n| usize::from(*n)).filter(|_| packet[tcp + 13] & 0x02 == 0)
@@ -302,7 +302,7 @@ impl Node for Client {
             counts[index] += u64::from(packet.size);
         }
         let (Some(c), Body::Ip(bytes)) = (&mut self.connection, &packet.body) else { return };
-        // What is damaged, late or of another connection is ignored; the connection counts it.
+        // The connection ignores and counts damaged, late and foreign packets.
         let taken = c.handle_input(Self::time(ctx.now), bytes);
         let remark = taken.err().map_or(String::new(), |e| format!("({e})"));
         Self::note(&mut self.log, ctx.now, "<", bytes, &remark);

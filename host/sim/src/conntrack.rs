@@ -1,13 +1,15 @@
-//! A stateful middlebox between client and service: it keeps the window of a TCP connection as Linux' `nf_conntrack` does with
-//! `nf_conntrack_tcp_be_liberal=0`, and counts what that would call INVALID. Everything passes, valid or not.
+//! A stateful middlebox between client and service. It tracks the window of a TCP connection like
+//! Linux's `nf_conntrack` with `nf_conntrack_tcp_be_liberal=0` and counts the packets that Linux
+//! would call INVALID. All packets pass.
 //!
-//! The rules are those of van Rooij, "Real Stateful TCP Packet Filtering in IP Filter" (2000), which `nf_conntrack_proto_tcp.c` follows:
-//! of a packet with sequence `seq` to `end`, acknowledgement `ack` and window,
+//! The rules are those of van Rooij, "Real Stateful TCP Packet Filtering in IP Filter" (2000), as
+//! in `nf_conntrack_proto_tcp.c`. For a packet with sequence range `seq` to `end`, acknowledgement
+//! `ack` and a window:
 //!
-//! 1. data does not go beyond what the receiver allowed: `seq <= maxend`,
-//! 2. nor back beyond a window of what was seen: `end >= sent - maxwin(receiver)`,
-//! 3. an acknowledgement is of something that was sent: `ack <= sent(receiver)`,
-//! 4. and of something not too long ago: `ack >= sent(receiver) - max(maxwin, 66000)`.
+//! 1. Data stays within the receiver's window: `seq <= maxend`.
+//! 2. It is not older than one window: `end >= sent - maxwin(receiver)`.
+//! 3. The acknowledged data was sent: `ack <= sent(receiver)`.
+//! 4. The acknowledgement is not too old: `ack >= sent(receiver) - max(maxwin, 66000)`.
 
 use std::any::Any;
 
@@ -19,7 +21,7 @@ use crate::packet::{Body, Packet};
 /// `MAXACKWINCONST` of Linux.
 const ACK_WINDOW: u32 = 66_000;
 
-/// What the box reads of a segment.
+/// The fields of a segment that the box uses.
 #[derive(Debug, Clone, Copy)]
 struct Header {
     seq: u32,
@@ -71,14 +73,14 @@ impl Header {
     }
 }
 
-/// What was seen of one side.
+/// State of one end.
 #[derive(Debug, Clone, Copy, Default)]
 struct Side {
-    /// The end of what it sent.
+    /// End of the data that it sent.
     sent: u32,
-    /// The end of what it may send.
+    /// End of the data that it may send.
     allowed: u32,
-    /// Its largest window; 0: nothing was seen yet.
+    /// Its largest window; 0: no segment seen yet.
     window: u32,
     scale: u8,
 }
@@ -96,14 +98,14 @@ pub struct Conntrack {
 }
 
 impl Conntrack {
-    /// Whether a packet from the client, or to it, is valid; what is not leaves no trace.
+    /// Whether a packet from or to the client is valid. Invalid packets do not change the state.
     pub fn takes(&mut self, from_client: bool, packet: &[u8]) -> bool {
         let Some(h) = Header::read(packet) else { return false };
         let (mut sender, mut receiver) =
             if from_client { (self.client, self.server) } else { (self.server, self.client) };
         let mut answered = false;
         if h.syn && (sender.window == 0 || (from_client && !self.opened)) {
-            // The first of this side, or the client begins anew.
+            // The first segment of this end, or a new connection of the client.
             sender =
                 Side { sent: h.end, allowed: h.end, window: h.window.max(1), scale: h.scale.unwrap_or(0) };
             if !h.acknowledges {
@@ -117,10 +119,11 @@ impl Conntrack {
                 return true;
             }
         } else if h.syn {
-            // A SYN of an open connection, or a repeated answer to it: ignored, and passed on.
+            // A SYN on an open connection, or a repeated answer to one: passes without an effect.
             return true;
         } else if sender.window == 0 {
-            // Nothing but a SYN opens a connection here; data that overtook the answer to the SYN is ignored, and passed on.
+            // Only a SYN opens a connection here. Data that overtook the answer to the SYN passes
+            // without an effect.
             return !from_client;
         }
         let (mut seq, mut end) = (h.seq, h.end);
@@ -152,7 +155,7 @@ impl Conntrack {
     }
 }
 
-/// The box as a node: what comes with the client as its destination goes down, the rest up.
+/// The box as a node: packets to the client go down, all others up.
 #[derive(Debug)]
 pub struct Middlebox {
     client: NodeId,
@@ -162,14 +165,14 @@ pub struct Middlebox {
     track: Conntrack,
     /// Packets that passed.
     pub passed: u64,
-    /// Of them invalid, with the number of the first one.
+    /// Invalid ones among them.
     pub invalid: u64,
-    /// When the first of them came, and from whom.
+    /// Time of the first invalid packet, and whether the client sent it.
     pub first: Option<(Nanos, bool)>,
 }
 
 impl Middlebox {
-    /// A box beside `client`, which reaches the ToR by `up` and the client by `down`.
+    /// Creates a box next to `client`, which reaches the ToR by `up` and the client by `down`.
     pub fn new(client: NodeId, tor: NodeId, up: LinkId, down: LinkId) -> Self {
         let track = Conntrack::default();
         Self { client, tor, up, down, track, passed: 0, invalid: 0, first: None }
@@ -181,7 +184,7 @@ impl Node for Middlebox {
         let from_client = packet.src == self.client;
         if let Body::Ip(bytes) = &packet.body {
             self.passed += 1;
-            // Linux looks at a packet only if its checksum is right.
+            // Linux examines only packets with a right checksum.
             let right = rivulet_packet::Segment::parse_packet(bytes).is_ok_and(|s| s.verify().is_ok());
             if right && !self.track.takes(from_client, bytes) {
                 self.invalid += 1;
@@ -215,7 +218,7 @@ impl Node for Middlebox {
 mod tests {
     use super::*;
 
-    /// A segment with only what the box reads.
+    /// A segment with only the fields that the box uses.
     fn segment(flags: u8, seq: u32, ack: u32, payload: usize, scale: Option<u8>) -> Vec<u8> {
         let options = if scale.is_some() { 4 } else { 0 };
         let mut p = vec![0; 40 + options + payload];
@@ -235,7 +238,8 @@ mod tests {
     const SYN: u8 = 2;
     const ACK: u8 = 0x10;
 
-    /// A connection whose client sent up to 101 and whose server up to 501, with windows of 1000 << 3.
+    /// An open connection: the client sent up to 101, the server up to 501, and the windows are
+    /// 1000 << 3.
     fn open() -> Conntrack {
         let mut c = Conntrack::default();
         assert!(c.takes(true, &segment(SYN, 100, 0, 0, Some(3))));
@@ -255,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn each_rule_has_its_violation() {
+    fn each_rule_detects_its_violation() {
         for (from_client, packet) in [
             (false, segment(ACK, 501 + 8001, 101, 10, None)),
             (true, segment(ACK, 101u32.wrapping_sub(8500), 501, 10, None)),

@@ -1,7 +1,9 @@
-//! The application of the simulation: content that is a function of a seed, served from continuations alone.
+//! The simulated application: content generated from a seed and served from continuations without
+//! other state.
 //!
-//! A request is 24 bytes: size, seed, and how long the replica thinks before each answer (0), all 64 bits big-endian. The answer
-//! is that many bytes of [`fill`]; every replica can give any of them from the output continuation.
+//! A request is 24 bytes: size, seed, and the replica's pause before each answer (0), each 64 bits,
+//! big-endian. The answer is that many bytes of [`fill`]. Every replica can produce any part of it
+//! from the output continuation.
 
 use rivulet_transport::KeyRing;
 use rivulet_transport::server::{Answer, Head, Plan, Refusal, Reply, RespondError};
@@ -10,7 +12,7 @@ use rivulet_transport::{MAX_UCONT, UserContinuation};
 /// Bytes of a request.
 pub const REQUEST: usize = 24;
 
-/// The request for `size` bytes of the content with this seed; `end`: the stream ends behind them.
+/// A request for `size` bytes of this seed's content. `end`: the stream ends after it.
 pub fn request(size: u64, seed: u64, end: bool) -> [u8; REQUEST] {
     let mut out = [0; REQUEST];
     out[..8].copy_from_slice(&size.to_be_bytes());
@@ -26,7 +28,7 @@ pub fn fill(seed: u64, offset: u64, out: &mut [u8]) {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         (z ^ (z >> 27)).to_be_bytes()
     };
-    // The first word may be begun in its middle.
+    // The first word may start in the middle.
     let mut next = offset / 8;
     let skip = (offset % 8) as usize;
     let (head, rest) = out.split_at_mut(if skip == 0 { 0 } else { (8 - skip).min(out.len()) });
@@ -40,14 +42,14 @@ pub fn fill(seed: u64, offset: u64, out: &mut [u8]) {
     }
 }
 
-/// First difference between bytes and the content from `offset` on.
+/// Offset of the first byte that differs from the content, from `offset` on.
 pub fn mismatch(seed: u64, offset: u64, bytes: &[u8]) -> Option<u64> {
     let mut expected = vec![0; bytes.len()];
     fill(seed, offset, &mut expected);
     bytes.iter().zip(&expected).position(|(a, b)| a != b).map(|i| offset + i as u64)
 }
 
-/// What an output continuation of ours says.
+/// Content of our output continuations.
 struct Promise {
     start: u64,
     size: u64,
@@ -70,7 +72,7 @@ impl Promise {
         Some(Self { start, size: c.valid_end - start, seed, end: *c.opaque.get(16)? != 0 })
     }
 
-    /// The answer from `offset` on, `room` bytes at most, at most `length`.
+    /// The answer from `offset` on, at most `length` and at most `room` bytes.
     fn data<'b>(&self, offset: u64, length: usize, buffer: &'b mut [u8]) -> Answer<'b> {
         let left = (self.start + self.size).saturating_sub(offset);
         let n = length.min(buffer.len()).min(usize::try_from(left).unwrap_or(usize::MAX));
@@ -83,22 +85,23 @@ impl Promise {
     }
 }
 
-/// Answers a plan: hands each packet to `send`.
+/// Builds the answers of a plan and passes each packet to `send`.
 ///
 /// # Errors
-/// [`Refusal`]: the request is dropped.
+/// [`Refusal`]: the request was dropped.
 pub fn answer(plan: &Plan<'_>, keys: &KeyRing, mut send: impl FnMut(Vec<u8>)) -> Result<(), Refusal> {
     let mut sealed = ([0; MAX_UCONT], [0; MAX_UCONT]);
     let mut lengths = None;
     let mut consumed = None;
     let mut promise = None;
     if let Some(input) = plan.input(keys)? {
-        // Where the answers of the stream go on: in the input continuation, or at the start of its region.
+        // Offset of the stream's next answer: from the input continuation, or the start of the
+        // stream's region.
         let next = match &input.continuation {
             Some(c) => c.opaque.try_into().map(u64::from_be_bytes).map_err(|_| Refusal::User)?,
             None => u64::from(input.stream) << 48,
         };
-        // Whole requests alone are taken; what is left over comes again.
+        // Consume only whole requests; the client sends the rest again.
         let taken = if input.data.len() >= REQUEST { REQUEST } else { 0 };
         let (stream, at) = (input.stream, input.offset + taken as u64);
         let mut after = next;
@@ -131,7 +134,7 @@ pub fn answer(plan: &Plan<'_>, keys: &KeyRing, mut send: impl FnMut(Vec<u8>)) ->
         };
         let input_length = seal(&cont(true, at, u64::MAX, &opaque), &mut sealed.0)?;
         let output_length = match &promise {
-            // A zero-length answer needs a continuation for its end: one byte of validity.
+            // An empty answer needs a continuation for its end: make it valid for one byte.
             Some(p) => {
                 seal(&cont(false, p.start, (p.start + p.size).max(p.start + 1), &p.opaque()), &mut sealed.1)?
             }
@@ -149,7 +152,7 @@ pub fn answer(plan: &Plan<'_>, keys: &KeyRing, mut send: impl FnMut(Vec<u8>)) ->
         let mut buffer = [0; 9000];
         let mut list: Vec<&[u8]> = vec![];
         let mut reply = Reply::default();
-        // A retransmission cannot say what was consumed.
+        // A retransmission cannot acknowledge input.
         if head.carries_input_and_token()
             && std::mem::take(&mut first)
             && let Some((input_length, output_length)) = lengths
@@ -200,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn content_is_the_same_in_whatever_pieces() {
+    fn content_is_independent_of_the_pieces() {
         let mut whole = [0; 100];
         fill(7, 3, &mut whole);
         for (from, to) in [(0, 1), (1, 30), (5, 5), (6, 100), (13, 14), (29, 77)] {

@@ -1,4 +1,4 @@
-//! The usual network of comparisons: many flows through one bottleneck in each direction.
+//! The dumbbell network of the comparisons: many flows through one bottleneck in each direction.
 
 use crate::ids::{LinkId, NodeId};
 use crate::link::{Config, End};
@@ -7,15 +7,15 @@ use crate::net::Network;
 use crate::tcp::{Client, Server};
 use crate::{Nanos, SECOND};
 
-/// Payload bytes of a full segment of the reference TCP, so that its packets are as large as an Ethernet allows.
+/// Payload bytes of a full segment of the reference TCP, which makes a full Ethernet frame.
 pub const MSS: u32 = 1500 - crate::tcp::HEADERS;
 
 /// One flow of the reference TCP.
 #[derive(Debug, Clone, Copy)]
 pub struct TcpFlow {
-    /// When the client sends its SYN.
+    /// When the client sends the SYN.
     pub start: Nanos,
-    /// Bytes that the server sends; u64::MAX: without end.
+    /// Bytes that the server sends; `u64::MAX`: unlimited.
     pub bytes: u64,
     /// Extra delay of its packets to the client, before the bottleneck.
     pub delay: Nanos,
@@ -31,7 +31,7 @@ impl Default for TcpFlow {
     }
 }
 
-/// Two links between all servers and all clients.
+/// The two links between all servers and all clients.
 #[derive(Debug, Clone, Copy)]
 pub struct Dumbbell {
     /// From the servers to the clients.
@@ -46,7 +46,7 @@ impl Dumbbell {
         Self { down: net.add_link(down, End::Destination), up: net.add_link(up, End::Destination) }
     }
 
-    /// Adds a flow of the reference TCP; gives its client and its server.
+    /// Adds a flow of the reference TCP; returns its client and server.
     pub fn tcp(&self, net: &mut Network, flow: TcpFlow) -> (NodeId, NodeId) {
         let access = net.add_link(Config { delay: flow.delay, ..Config::default() }, End::Link(self.down));
         let client = net.next_node();
@@ -58,8 +58,8 @@ impl Dumbbell {
 }
 
 impl Dumbbell {
-    /// Adds a host whose connections are managed, and a client for each of these starts and sizes; gives the clients and the
-    /// host.
+    /// Adds a host with managed connections, and a client for each start and size; returns the
+    /// clients and the host.
     pub fn managed(
         &self,
         net: &mut Network,
@@ -81,8 +81,7 @@ impl Dumbbell {
     }
 }
 
-/// How long one transfer of the reference takes from the SYN to the last byte; None if it is not done after
-/// `limit`.
+/// Time of one reference transfer from the SYN to the last byte; `None` if it exceeds `limit`.
 pub fn tcp_completion(seed: u64, down: Config, up: Config, bytes: u64, limit: Nanos) -> Option<Nanos> {
     let mut net = Network::new(seed);
     let d = Dumbbell::new(&mut net, down, up);
@@ -91,7 +90,7 @@ pub fn tcp_completion(seed: u64, down: Config, up: Config, bytes: u64, limit: Na
     net.node::<Client>(client).completion()
 }
 
-/// Queue in packets that holds as many bits as the link carries in `time`, at least 4.
+/// Queue length in packets for the bits that the link carries in `time`, at least 4.
 pub fn queue_for(rate: u64, time: Nanos) -> usize {
     let bits = u128::from(rate) * u128::from(time) / u128::from(SECOND);
     ((bits / (1538 * 8)) as usize).max(4)

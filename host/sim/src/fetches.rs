@@ -1,5 +1,5 @@
-//! A client that fetches again and again, as in Figure 7 of the Congestion Manager's paper: each fetch a stream of one connection, or a
-//! connection of its own.
+//! A client with repeated fetches, as in Figure 7 of the Congestion Manager's paper: each fetch is
+//! a stream of one connection, or a separate connection.
 
 use std::any::Any;
 
@@ -11,18 +11,18 @@ use crate::net::{Context, Node};
 use crate::packet::{Body, Packet};
 use crate::{MICROSECOND, Nanos, address, content};
 
-/// What it fetches.
+/// The fetches to make.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// How often.
+    /// Number of fetches.
     pub count: u16,
-    /// Bytes each time.
+    /// Bytes of each fetch.
     pub size: u64,
-    /// From the end of one to the start of the next.
+    /// Time from the end of one fetch to the start of the next.
     pub gap: Nanos,
-    /// Each on a connection of its own, as of processes of their own.
+    /// Each fetch uses a new connection, as if from separate processes.
     pub separate: bool,
-    /// Each opens with the token that the one before left, and says that it ends.
+    /// Each connection opens with the token of the one before, and sends a CLOSE.
     pub tokens: bool,
 }
 
@@ -33,7 +33,7 @@ pub struct Fetcher {
     link: LinkId,
     connection: Option<Connection>,
     token: Option<Vec<u8>>,
-    /// The stream of the fetch that runs, when it began, and how much of it has come.
+    /// The running fetch: its stream, start time, and bytes received.
     running: Option<(u16, Nanos, u64)>,
     took: Vec<Nanos>,
     next: Nanos,
@@ -41,18 +41,18 @@ pub struct Fetcher {
 }
 
 impl Fetcher {
-    /// A client that sends to `tor` over `link`.
+    /// Creates a client that sends to `tor` over `link`.
     pub fn new(plan: Plan, tor: NodeId, link: LinkId) -> Self {
         let wake = Some(0);
         Self { plan, tor, link, connection: None, token: None, running: None, took: vec![], next: 0, wake }
     }
 
-    /// How long each fetch that is done took.
+    /// Durations of the finished fetches.
     pub fn took(&self) -> &[Nanos] {
         &self.took
     }
 
-    /// Counts of the connection, of the last if there were several.
+    /// Counters of the connection, or of the last one.
     pub fn statistics(&self) -> Statistics {
         self.connection.as_ref().map(Connection::statistics).unwrap_or_default()
     }
@@ -128,7 +128,7 @@ impl Fetcher {
 impl Node for Fetcher {
     fn on_packet(&mut self, packet: Packet, ctx: &mut Context) {
         let (Some(c), Body::Ip(bytes)) = (&mut self.connection, &packet.body) else { return };
-        // What is late or of another connection is ignored.
+        // The connection ignores late and foreign packets.
         let _ = c.handle_input(Time(ctx.now / MICROSECOND), bytes);
         self.pump(ctx);
     }

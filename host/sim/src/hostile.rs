@@ -1,7 +1,8 @@
-//! A client and a server with an enemy between them who changes what one of them says, checksums repaired: the body of
-//! two fuzz targets and of a test.
+//! A client and a server with an enemy between them that changes the packets of one end and repairs
+//! the checksums; used by two fuzz targets and a test.
 //!
-//! The enemy's choices are bytes, so that a fuzzer can steer them; when they run out, everything passes unchanged.
+//! The enemy's choices are bytes, so that a fuzzer can control them. When they are used up, all
+//! packets pass unchanged.
 
 use std::net::SocketAddr;
 
@@ -14,35 +15,37 @@ use rivulet_transport::server::{Policy, Verdict, step};
 use crate::ids::NodeId;
 use crate::{address, content, service};
 
-/// Whose packets are changed.
+/// The end with changed packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Enemy {
-    /// The client's: the server is under attack.
+    /// The client's packets: the server is under attack.
     Client,
-    /// The server's: the client is under attack.
+    /// The server's packets: the client is under attack.
     Server,
 }
 
-/// How a session went.
+/// Result of a session.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Session {
-    /// All bytes came and were right.
+    /// All bytes arrived and were right.
     pub finished: bool,
-    /// Requests that the server took.
+    /// Requests that the server accepted.
     pub requests: usize,
-    /// Responses that the client was handed.
+    /// Responses delivered to the client.
     pub responses: usize,
 }
 
-/// Turns of a session: each sends what there is to send, or lets time go to the next timeout.
+/// Turns of a session: in each one every end sends its packets, or time advances to the next
+/// timeout.
 const TURNS: usize = 300;
-/// Packets that one call may yield: a window that grows beyond is a client that was fooled.
+/// Largest number of packets from one call: more would mean that the enemy inflated the client's
+/// window.
 const BURST: usize = 4096;
 /// Bytes of the transfer.
 const SIZE: u64 = 60_000;
 /// Receive buffer of the client.
 const BUFFER: usize = 32 << 10;
-/// The common clock at the start, microseconds.
+/// The common clock at the start, in microseconds.
 const CLOCK: u64 = 1 << 40;
 
 struct Choices<'a>(&'a [u8]);
@@ -63,14 +66,14 @@ impl Choices<'_> {
     }
 }
 
-/// What becomes of one packet: none, itself, or others.
+/// The enemy's treatment of one packet: drops it, keeps it, or replaces it by others.
 fn meddle(packet: Vec<u8>, choices: &mut Choices<'_>, past: &mut Vec<Vec<u8>>) -> Vec<Vec<u8>> {
     past.push(packet.clone());
     match choices.byte() {
         0..=99 => vec![packet],
         100..=119 => vec![],
         120..=129 => vec![packet.clone(), packet],
-        // Some bytes changed, anywhere behind the IP header.
+        // Change some bytes after the IP header.
         130..=219 => {
             let mut p = packet;
             for _ in 0..1 + choices.byte() % 4 {
@@ -81,7 +84,7 @@ fn meddle(packet: Vec<u8>, choices: &mut Choices<'_>, past: &mut Vec<Vec<u8>>) -
             }
             vec![repaired(p)]
         }
-        // Cut, or lengthened by bytes of the enemy's.
+        // Cut the packet, or append the enemy's bytes.
         220..=234 => {
             let mut p = packet;
             let start = ip_header(&p);
@@ -91,12 +94,12 @@ fn meddle(packet: Vec<u8>, choices: &mut Choices<'_>, past: &mut Vec<Vec<u8>>) -
             p.extend(choices.take(more));
             vec![repaired(p)]
         }
-        // A packet of the past, and this one.
+        // Replay an earlier packet, and send this one.
         235..=244 => {
             let i = usize::from(choices.byte()) % past.len();
             vec![past[i].clone(), packet]
         }
-        // Nothing but the enemy's bytes.
+        // Send only the enemy's bytes.
         _ => {
             let n = usize::from(choices.byte());
             vec![choices.take(n)]
@@ -108,7 +111,7 @@ fn ip_header(packet: &[u8]) -> usize {
     if packet[0] >> 4 == 4 { 20 } else { 40 }
 }
 
-/// Lengths and checksums made right again.
+/// Repairs lengths and checksums.
 fn repaired(mut p: Vec<u8>) -> Vec<u8> {
     let tcp = ip_header(&p);
     let length = p.len();
@@ -133,7 +136,7 @@ fn repaired(mut p: Vec<u8>) -> Vec<u8> {
 /// Runs a session under an enemy's choices.
 ///
 /// # Panics
-/// When an end panics, sends without end, or holds more than its buffer: what fuzzing looks for.
+/// If an end panics, sends without limit, or exceeds its buffer: the faults that fuzzing looks for.
 pub fn session(bytes: &[u8], enemy: Enemy) -> Session {
     let mut choices = Choices(bytes);
     let setting = choices.byte();
@@ -163,7 +166,7 @@ pub fn session(bytes: &[u8], enemy: Enemy) -> Session {
             let Some(due) = client.poll_timeout() else { break };
             now = Time(due.0.max(now.0 + 1));
             client.handle_timeout(now);
-            // A client that waits for ever would spin here; TURNS bounds it.
+            // A client that waits forever would loop here; TURNS bounds it.
         }
         now = Time(now.0 + 5_000);
         if enemy == Enemy::Client {
@@ -191,7 +194,7 @@ pub fn session(bytes: &[u8], enemy: Enemy) -> Session {
         for response in &responses {
             result.responses += 1;
             let _ = client.handle_input(now, response);
-            // Beside the buffer a stream may hold what one packet brought.
+            // In addition to the buffer a stream may hold the data of one packet.
             assert!(client.buffered() <= BUFFER + 2048, "{} bytes held", client.buffered());
             loop {
                 match client.read(0, &mut buffer) {
@@ -231,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn random_enemies_make_nobody_panic() {
+    fn random_enemies_cause_no_panic() {
         let mut rng = Rng::new(1);
         let mut finished = 0;
         for n in 0..400 {

@@ -1,4 +1,4 @@
-//! What names the parts of a network, below all that has parts.
+//! Identifiers of a network's parts.
 
 /// Index of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

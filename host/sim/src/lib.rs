@@ -1,9 +1,11 @@
 //! A deterministic discrete-event network in virtual time, from a seed.
 //!
-//! [`net::Network`] runs [`net::Node`]s joined by [`link::Link`]s (rate, delay, queue, loss, reordering, duplication,
-//! corruption, ECN marking). On it stand the two ends of the reference, TCP with Reno's congestion control, SACK and
-//! RACK ([`tcp`]), the same with the Congestion Manager in place of Reno ([`managed`]), and the parts of Rivulet: a ToR that chooses over replicas ([`tor`]), replicas that die, stall and
-//! return ([`life`], [`replica`]), and clients that check every byte ([`client`]).
+//! [`net::Network`] runs [`net::Node`]s joined by [`link::Link`]s (rate, delay, queue, loss,
+//! reordering, duplication, corruption, ECN marking). On top are the reference TCP with Reno's
+//! congestion control, SACK and RACK ([`tcp`]), the same with the Congestion Manager instead of
+//! Reno ([`managed`]), and the parts of Rivulet: a ToR that chooses replicas ([`tor`]), replicas
+//! that die, stall and return ([`life`], [`replica`]), and clients that check every byte
+//! ([`client`]).
 //!
 //! Time is nanoseconds since the start of the run ([`Nanos`]); the same seed gives the same run, packet for packet.
 

@@ -1,32 +1,32 @@
-//! The lives of replicas: when each is up, dead, stalled or sick, written down before the run.
+//! Lifetimes of replicas: when each one is up, dead, stalled or sick, fixed before the run.
 
 use crate::Nanos;
 
-/// What a replica is doing.
+/// State of a replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum State {
-    /// It serves.
+    /// It serves requests.
     #[default]
     Up,
-    /// It takes nothing and says nothing.
+    /// It drops all packets and sends none.
     Dead,
-    /// It says nothing; what comes waits until it goes on.
+    /// It sends nothing and processes incoming packets when it resumes.
     Stalled,
-    /// It says that it is ready and drops everything.
+    /// It sends heartbeats as ready but drops all requests.
     Sick,
 }
 
-/// A replica's life: up at first, then each state from its time on.
+/// A replica's state over time: up at first, then each state from its time on.
 #[derive(Debug, Clone, Default)]
 pub struct Life {
     changes: Vec<(Nanos, State)>,
 }
 
 impl Life {
-    /// A life with these changes, in the order of their times.
+    /// Creates a life with these changes in order of time.
     ///
     /// # Panics
-    /// If the times do not ascend: a mistake of the scenario.
+    /// If the times do not ascend, which is an error of the scenario.
     pub fn new(changes: Vec<(Nanos, State)>) -> Self {
         assert!(changes.is_sorted_by_key(|c| c.0), "changes in order");
         Self { changes }
@@ -37,16 +37,16 @@ impl Life {
         self.changes.iter().rev().find(|c| c.0 <= now).map_or(State::Up, |c| c.1)
     }
 
-    /// When a stalled replica goes on; None if never.
+    /// When a stalled replica resumes; `None` if never.
     pub fn resumes(&self, now: Nanos) -> Option<Nanos> {
         self.changes.iter().find(|c| c.0 > now && c.1 != State::Stalled).map(|c| c.0)
     }
 
-    /// The last heartbeat sent by `now`, when they are sent at every multiple of `interval` while it is up or sick.
-    /// None: there was none yet.
+    /// Time of the last heartbeat until `now`, if heartbeats are sent at every multiple of
+    /// `interval` while the replica is up or sick. `None` before the first one.
     fn last_heartbeat(&self, now: Nanos, interval: Nanos) -> Option<Nanos> {
         let beats = |state| matches!(state, State::Up | State::Sick);
-        let mut end = now + 1; // exclusive end of the span looked at
+        let mut end = now + 1; // exclusive end of the span examined
         for (from, state) in self.changes.iter().rev().copied().chain([(0, State::Up)]) {
             if from >= end {
                 continue;
@@ -60,19 +60,20 @@ impl Life {
         None
     }
 
-    /// Whether a ToR that excludes after `bound` of silence, and takes back after three heartbeats within `bound`,
-    /// excludes this replica at `now`.
+    /// Whether a ToR excludes this replica at `now`. The ToR excludes a replica after `bound`
+    /// without a heartbeat and readmits it after three heartbeats within `bound`.
     pub fn excluded(&self, now: Nanos, interval: Nanos, bound: Nanos) -> bool {
         let Some(last) = self.last_heartbeat(now, interval) else { return true };
         if now - last > bound {
             return true;
         }
-        // Back only once three heartbeats came in a row; before its first silence it was never away.
+        // Readmitted only after three heartbeats in a row; before its first gap it was never
+        // excluded.
         let Some(start) = self.spell(last) else { return false };
         last < start.div_ceil(interval) * interval + 2 * interval
     }
 
-    /// Start of the spell of heartbeats that `at` lies in; None: since the beginning.
+    /// Start of the run of heartbeats that contains `at`; `None`: since the start.
     fn spell(&self, at: Nanos) -> Option<Nanos> {
         let beats = |state| matches!(state, State::Up | State::Sick);
         let mut start = None;
@@ -83,7 +84,7 @@ impl Life {
                 _ => {}
             }
         }
-        // Up since the beginning, never silent so far: no spell had to begin.
+        // Up since the start without a gap.
         let silent_before = self.changes.iter().any(|c| c.0 <= at && !beats(c.1));
         if silent_before { start } else { None }
     }
@@ -94,13 +95,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exclusion_follows_silence_and_ends_after_three_heartbeats() {
+    fn exclusion_follows_missing_heartbeats_and_ends_after_three() {
         let life = Life::new(vec![(1_000, State::Dead), (5_000, State::Up)]);
         assert_eq!((life.at(999), life.at(1_000), life.at(6_000)), (State::Up, State::Dead, State::Up));
         let excluded = |now| life.excluded(now, 10, 100);
         // The last heartbeat was at 990.
         assert!(!excluded(0) && !excluded(1_090) && excluded(1_091));
-        // Heartbeats again at 5000, 5010, 5020.
+        // Heartbeats resume at 5000, 5010, 5020.
         assert!(excluded(5_000) && excluded(5_019) && !excluded(5_020));
         assert!(!Life::default().excluded(12_345, 10, 100));
     }

@@ -1,4 +1,4 @@
-//! A link in one direction: a queue, a transmitter with a rate, and a wire that delays and damages.
+//! A link in one direction: a queue, a transmitter with a rate, and a wire with delay and damage.
 
 use std::collections::VecDeque;
 
@@ -9,24 +9,25 @@ use crate::ids::{LinkId, NodeId};
 use crate::packet::{Body, Packet};
 use crate::rng::Rng;
 
-/// Where a link ends.
+/// The far end of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// At a node.
+    /// A node.
     Node(NodeId),
-    /// At the next link.
+    /// Another link.
     Link(LinkId),
-    /// At whoever the packet is for: a link that many nodes share.
+    /// The packet's destination: the link is shared by many nodes.
     Destination,
 }
 
-/// What happens to a packet that finds the queue full.
+/// What to drop when the queue is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Discipline {
-    /// It is dropped.
+    /// The arriving packet.
     #[default]
     DropTail,
-    /// One of the waiting ones or it itself is, each with equal chance: no flow is favoured by its phase.
+    /// The arriving packet or a waiting one, with equal probability, so that no flow gains from its
+    /// phase.
     RandomDrop,
 }
 
@@ -37,19 +38,19 @@ pub struct Config {
     pub rate: u64,
     /// Propagation delay.
     pub delay: Nanos,
-    /// Packets that can wait.
+    /// Length of the queue in packets.
     pub queue: usize,
-    /// What happens when more come.
+    /// What to drop when the queue is full.
     pub discipline: Discipline,
     /// Probability that a packet is lost on the wire.
     pub loss: f64,
-    /// Probability that a packet is held back, and for how long at most.
+    /// Probability that a packet is delayed, and the largest delay.
     pub reorder: (f64, Nanos),
     /// Probability that a packet arrives twice, the second time up to a millisecond later.
     pub duplicate: f64,
     /// Probability that a burst of 1 to 15 bits is flipped.
     pub corrupt: f64,
-    /// Packets waiting beyond which ECN-capable ones are marked; none: no marking.
+    /// Queue length above which ECN-capable packets are marked; `None`: no marking.
     pub mark_above: Option<usize>,
 }
 
@@ -69,7 +70,7 @@ impl Default for Config {
     }
 }
 
-/// What a link did so far.
+/// Counters of a link.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Packets and bytes that left the transmitter.
@@ -89,9 +90,9 @@ pub struct Counters {
 /// One direction of a cable.
 #[derive(Debug)]
 pub struct Link {
-    /// Its properties; they may be changed while it runs.
+    /// Its properties, which may change during a run.
     pub config: Config,
-    /// Where it ends.
+    /// Its far end.
     pub end: End,
     /// What it did.
     pub counters: Counters,
@@ -100,7 +101,7 @@ pub struct Link {
     rng: Rng,
 }
 
-/// What comes out of the wire: at which time which packet.
+/// Arrivals at the far end: time and packet.
 pub type Arrivals = Vec<(Nanos, Box<Packet>)>;
 
 impl Link {
@@ -109,13 +110,13 @@ impl Link {
         Self { config, end, counters: Counters::default(), waiting, transmitting, rng }
     }
 
-    /// Packets waiting, the one being transmitted not counted.
+    /// Waiting packets, without the one being transmitted.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Takes a packet. Gives when the transmitter is done with it if it was idle; without a rate the packet goes
-    /// straight to the wire and `arrivals`.
+    /// Accepts a packet. Returns when the transmitter finishes it if the transmitter was idle.
+    /// Without a rate the packet goes straight to `arrivals`.
     pub(crate) fn offer(&mut self, now: Nanos, mut packet: Box<Packet>, out: &mut Arrivals) -> Option<Nanos> {
         if self.config.rate == 0 {
             self.onto_wire(now, packet, out);
@@ -139,14 +140,14 @@ impl Link {
             if victim == self.waiting.len() {
                 return None;
             }
-            // The victim leaves, the others keep their order.
+            // The victim is removed, and the others keep their order.
             self.waiting.remove(victim);
         }
         self.waiting.push_back(packet);
         None
     }
 
-    /// The transmitter is done: its packet goes onto the wire, the next one is begun.
+    /// The transmitter has finished: puts its packet on the wire and starts the next one.
     pub(crate) fn transmitted(&mut self, now: Nanos, out: &mut Arrivals) -> Option<Nanos> {
         if let Some(packet) = self.transmitting.take() {
             self.onto_wire(now, packet, out);
@@ -188,8 +189,9 @@ fn capable(ecn: Ecn) -> bool {
     matches!(ecn, Ecn::Ect0 | Ecn::Ect1)
 }
 
-/// Flips a burst of 1 to 15 bits, first and last of them for certain. False: what is left is nothing (the reference
-/// TCP has no bytes; its checksum would find the damage).
+/// Flips a burst of 1 to 15 bits, always including the first and the last. Returns false if the
+/// packet counts as lost (reference TCP segments have no bytes; their checksum would detect the
+/// damage).
 fn corrupt(packet: &mut Packet, rng: &mut Rng) -> bool {
     let Body::Ip(bytes) = &mut packet.body else { return false };
     let bits = bytes.len() as u64 * 8;
@@ -250,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_and_twins_come_as_often_as_configured() {
+    fn losses_and_duplicates_occur_at_the_configured_rate() {
         let (out, counters) = run(Config { loss: 0.3, ..Config::default() }, 10_000);
         assert!((2_800..3_200).contains(&counters.lost));
         assert_eq!(out.len() as u64, 10_000 - counters.lost);

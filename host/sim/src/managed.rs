@@ -1,6 +1,7 @@
-//! TCP/CM: a host whose connections leave congestion control to a manager, and keep all else of TCP (the paper, §3.2).
+//! TCP/CM: a host with connections that leave congestion control to a manager and keep all other
+//! parts of TCP (the paper, §3.2).
 //!
-//! All clients count as one destination, so that the connections are one macroflow.
+//! All clients count as one destination, so that the connections form one macroflow.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -16,12 +17,12 @@ use crate::net::{Context, Node};
 use crate::packet::{Body, FRAMING, Packet};
 use crate::tcp::{Ack, Control, HEADERS, Kind, Managed, Rto, Segment, Sender};
 
-/// How connections learn what they may send.
+/// How connections get permission to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
-    /// They request, and are called back for each segment, as the paper has it.
+    /// They request and get a callback for each segment, as in the paper.
     Grants,
-    /// They ask for their share at each acknowledgement, as the kernel's TCP does (docs/congestion-manager.md).
+    /// They pull their share at each acknowledgement, like kernel TCP (docs/congestion-manager.md).
     Pull,
 }
 
@@ -33,9 +34,9 @@ struct Connection {
     ecn: Ecn,
     sender: Option<Sender>,
     opened: Option<Nanos>,
-    /// A request waits or a grant is on its way.
-    asked: bool,
-    /// Its round trip ends when so many segments were sent.
+    /// A request waits or a grant was given.
+    requested: bool,
+    /// The round trip ends when this many segments were sent.
     round: (u64, u64),
 }
 
@@ -51,14 +52,14 @@ pub struct Host {
 }
 
 impl Host {
-    /// One that sends over `link`.
+    /// Creates a host that sends over `link`.
     pub fn new(link: LinkId, config: Config, style: Style) -> Self {
         let manager = Manager::new(config);
         let (connections, flows, expected) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         Self { link, style, manager, connections, flows, expected }
     }
 
-    /// A client will ask for `bytes` (u64::MAX: without end).
+    /// Registers a client that will request `bytes` (`u64::MAX`: unlimited).
     pub fn expect(&mut self, client: NodeId, bytes: u64, ecn: bool) {
         self.expected.insert(client, (bytes, if ecn { Ecn::Ect0 } else { Ecn::NotEct }));
     }
@@ -68,7 +69,7 @@ impl Host {
         &mut self.manager
     }
 
-    /// The connection to a client, once it asked and as long as not all is acknowledged.
+    /// The connection to a client, from its request until everything is acknowledged.
     pub fn sender(&self, client: NodeId) -> Option<&Sender> {
         self.connections.get(&client)?.sender.as_ref()
     }
@@ -84,7 +85,7 @@ impl Host {
         ctx.send(self.link, Packet { src: ctx.id, dst: client, size, body: Body::Tcp(segment) });
     }
 
-    /// `accept`: TCP calls cm_open.
+    /// On `accept` TCP calls cm_open.
     fn open(&mut self, now: Nanos, client: NodeId) {
         let Some((bytes, ecn)) = self.expected.get(&client).copied() else { return };
         let port = 1024 + client.0 as u16;
@@ -99,12 +100,12 @@ impl Host {
         let last = (bytes - (segments - 1) * u64::from(MSS)) as u32;
         let (sender, opened) = (None, Some(now));
         let connection =
-            Connection { flow, segments, last, ecn, sender, opened, asked: false, round: (0, 0) };
+            Connection { flow, segments, last, ecn, sender, opened, requested: false, round: (0, 0) };
         self.connections.insert(client, connection);
         self.flows.insert(flow, client);
     }
 
-    /// What an acknowledgement or a timer told a connection goes to the manager (`cm_update`).
+    /// Reports the feedback of an acknowledgement or timer to the manager (`cm_update`).
     fn report(&mut self, now: Nanos, client: NodeId, pipe: usize, rtt: Nanos) {
         let Some(c) = self.connections.get_mut(&client) else { return };
         let Some(sender) = &mut c.sender else { return };
@@ -127,7 +128,7 @@ impl Host {
             let hungry = sender.wants();
             let Ok(share) = self.manager.pull(now, c.flow, hungry, next) else { return };
             if let Control::Managed(managed) = sender.control() {
-                // No faster than slow start, whoever left.
+                // No faster growth than in slow start when other flows leave.
                 managed.window = share.min(managed.window + arrived.max(1));
             }
         }
@@ -139,7 +140,7 @@ impl Host {
         let before = sender.pipe();
         let Some((seq, last)) = sender.poll(ctx.now) else { return false };
         let size = if last { c.last } else { MSS };
-        // A probe that repeats what counts as being in the network already is not charged again.
+        // A probe that repeats a segment still counted as in flight is not charged again.
         let charged = sender.pipe() > before;
         let (flow, ecn) = (c.flow, c.ecn);
         self.send(ctx, client, Kind::Data { seq, last }, size, ecn);
@@ -149,10 +150,10 @@ impl Host {
         true
     }
 
-    /// Hands grants to those who have them, sends what must be sent, and requests what is wanted.
+    /// Passes grants to connections, sends forced segments, and requests more grants.
     fn pump(&mut self, ctx: &mut Context, client: NodeId) {
         self.deliver(ctx);
-        self.go_on(ctx, client);
+        self.continue_sending(ctx, client);
         self.deliver(ctx);
     }
 
@@ -161,16 +162,16 @@ impl Host {
             let Event::Send { flow, .. } = event else { continue };
             let Some(client) = self.flows.get(&flow).copied() else { continue };
             if let Some(c) = self.connections.get_mut(&client) {
-                c.asked = false;
+                c.requested = false;
             }
             if !self.transmit(ctx, client) {
                 let _ = self.manager.notify(ctx.now, flow, 0);
             }
-            self.go_on(ctx, client);
+            self.continue_sending(ctx, client);
         }
     }
 
-    fn go_on(&mut self, ctx: &mut Context, client: NodeId) {
+    fn continue_sending(&mut self, ctx: &mut Context, client: NodeId) {
         while self.sender(client).is_some_and(|s| s.must() || self.style == Style::Pull) {
             if !self.transmit(ctx, client) {
                 break;
@@ -184,12 +185,12 @@ impl Host {
             self.connections.remove(&client);
             self.expected.remove(&client);
             let _ = self.manager.close(ctx.now, flow);
-        } else if self.style == Style::Grants && sender.wants() && !c.asked {
-            c.asked = self.manager.request(ctx.now, c.flow).is_ok();
+        } else if self.style == Style::Grants && sender.wants() && !c.requested {
+            c.requested = self.manager.request(ctx.now, c.flow).is_ok();
         }
     }
 
-    fn asked(&mut self, now: Nanos, client: NodeId) {
+    fn requested(&mut self, now: Nanos, client: NodeId) {
         let Some(c) = self.connections.get_mut(&client).filter(|c| c.sender.is_none()) else { return };
         let mut rto = Rto::default();
         if let Some(opened) = c.opened {
@@ -222,7 +223,7 @@ impl Node for Host {
                 }
                 self.send(ctx, client, Kind::SynAck, 0, Ecn::NotEct);
             }
-            Kind::Request => self.asked(ctx.now, client),
+            Kind::Request => self.requested(ctx.now, client),
             Kind::Ack(ack) => self.acknowledged(ctx.now, client, &ack, segment.timestamp),
             Kind::SynAck | Kind::Data { .. } => {}
         }

@@ -11,39 +11,40 @@ use crate::rng::Rng;
 
 /// A host or a switch.
 pub trait Node {
-    /// A packet came.
+    /// Handles a packet.
     fn on_packet(&mut self, packet: Packet, ctx: &mut Context);
 
-    /// The time that [`Node::next_wake`] named has come, or an earlier one that it named before.
+    /// Handles a wake-up at the time that [`Node::next_wake`] returned, or at an earlier one
+    /// returned before.
     fn on_wake(&mut self, ctx: &mut Context);
 
-    /// When the node wants to be woken, if it does; asked after each call.
+    /// Time of the next wake-up, if any; called after each call of the node.
     fn next_wake(&self) -> Option<Nanos>;
 
-    /// For reading results out of the node after a run.
+    /// Reads results after a run.
     fn as_any(&self) -> &dyn std::any::Any;
 
-    /// For changing the node between two parts of a run.
+    /// Changes the node between two parts of a run.
     fn as_any_mut(&mut self) -> &mut dyn std::any::Any;
 }
 
-/// What a node can do while it is called.
+/// Actions available to a node during a call.
 #[derive(Debug)]
 pub struct Context {
     /// The time.
     pub now: Nanos,
-    /// The node that is called.
+    /// The called node.
     pub id: NodeId,
     sends: Vec<(Nanos, LinkId, Box<Packet>)>,
 }
 
 impl Context {
-    /// Puts a packet onto a link.
+    /// Sends a packet over a link.
     pub fn send(&mut self, link: LinkId, packet: Packet) {
         self.send_after(0, link, packet);
     }
 
-    /// Puts a packet onto a link a little later: the time that processing takes.
+    /// Sends a packet over a link after a processing delay.
     pub fn send_after(&mut self, delay: Nanos, link: LinkId, packet: Packet) {
         self.sends.push((delay, link, Box::new(packet)));
     }
@@ -59,7 +60,7 @@ enum Event {
 
 struct Entry {
     at: Nanos,
-    /// Events of the same time happen in the order in which they were made.
+    /// Events at the same time are handled in order of creation.
     order: u64,
     event: Event,
 }
@@ -84,14 +85,14 @@ impl Ord for Entry {
     }
 }
 
-/// Nodes, links, and the events still to come.
+/// Nodes, links, and pending events.
 pub struct Network {
     now: Nanos,
     nodes: Vec<Option<Box<dyn Node>>>,
     links: Vec<Link>,
     events: BinaryHeap<Reverse<Entry>>,
     order: u64,
-    /// The earliest wake that is on the heap for each node.
+    /// Each node's earliest wake-up on the heap.
     armed: Vec<Nanos>,
     rng: Rng,
     handled: u64,
@@ -114,7 +115,7 @@ impl Network {
         }
     }
 
-    /// A generator for the caller's own choices.
+    /// A generator for the caller's random choices.
     pub fn rng(&mut self) -> Rng {
         self.rng.fork()
     }
@@ -129,12 +130,12 @@ impl Network {
         self.now
     }
 
-    /// The id that the next node will get, for links that must know it before.
+    /// The id that the next node will get, for links that need it before.
     pub fn next_node(&self) -> NodeId {
         NodeId(self.nodes.len() as u32)
     }
 
-    /// Adds a node. It is woken first when it wants to be.
+    /// Adds a node and schedules its first wake-up.
     pub fn add_node(&mut self, node: impl Node + 'static) -> NodeId {
         let id = self.next_node();
         self.nodes.push(Some(Box::new(node)));
@@ -160,19 +161,19 @@ impl Network {
         &mut self.links[id.0 as usize]
     }
 
-    /// The node of this type.
+    /// The node with this id and type.
     ///
     /// # Panics
-    /// If it is of another type: a mistake of the scenario.
+    /// If the type differs, which is an error of the scenario.
     pub fn node<T: Node + 'static>(&self, id: NodeId) -> &T {
         let node = self.nodes[id.0 as usize].as_ref().expect("a node is away only while it is called");
         node.as_any().downcast_ref().expect("a node of this type")
     }
 
-    /// Calls a function with the node of this type, then sends what it sent and wakes it when it wants.
+    /// Calls a function with the node, then sends its packets and schedules its wake-up.
     ///
     /// # Panics
-    /// If it is of another type: a mistake of the scenario.
+    /// If the type differs, which is an error of the scenario.
     pub fn with_node<T: Node + 'static, R>(
         &mut self,
         id: NodeId,
@@ -201,7 +202,8 @@ impl Network {
         let node = self.nodes[id.0 as usize].as_ref().expect("a node is away only while it is called");
         if let Some(at) = node.next_wake() {
             let at = at.max(self.now);
-            // One wake on the heap a node is enough; when it comes too early the node is asked again.
+            // One wake-up a node on the heap is enough; after an early one the node is queried
+            // again.
             if at < self.armed[id.0 as usize] {
                 self.armed[id.0 as usize] = at;
                 self.push(at, Event::Wake(id));
@@ -235,8 +237,8 @@ impl Network {
         }
     }
 
-    /// Handles the next event, if it is due by `until`. False: there is none, and the time is `until` if there is
-    /// any later event or the time of the last event otherwise.
+    /// Handles the next event if it is due by `until`. If not, returns false, and the time becomes
+    /// `until` if later events exist, otherwise the time of the last event.
     pub fn step(&mut self, until: Nanos) -> bool {
         match self.events.peek() {
             Some(Reverse(e)) if e.at <= until => {}
@@ -269,13 +271,14 @@ impl Network {
         true
     }
 
-    /// Runs until a time; what is due then has happened.
+    /// Handles all events until a time.
     pub fn run_until(&mut self, until: Nanos) {
         while self.step(until) {}
         self.now = self.now.max(until);
     }
 
-    /// Runs until a condition holds, seen after every event, or until a time. True: it holds.
+    /// Runs while `goes_on` returns true, checked after every event, or until a time. Returns
+    /// whether the condition ended the run.
     pub fn run_while(&mut self, until: Nanos, mut goes_on: impl FnMut(&Self) -> bool) -> bool {
         while goes_on(self) {
             if !self.step(until) {

@@ -1,23 +1,23 @@
-//! What travels: real IP packets of Rivulet, or segments of the reference TCP as values.
+//! Packets on links: real IP packets of Rivulet, or segments of the reference TCP as values.
 
 use rivulet_packet::Ecn;
 
 use crate::ids::NodeId;
 use crate::segment::Segment;
 
-/// Bytes that a frame takes on an Ethernet beyond its IP packet: header 14, check 4, preamble 8, gap 12.
+/// Extra bytes of an Ethernet frame beyond its IP packet: header 14, check 4, preamble 8, gap 12.
 pub const FRAMING: u32 = 38;
 
 /// A packet on its way.
 #[derive(Debug, Clone)]
 pub struct Packet {
-    /// Who sent it.
+    /// Sender.
     pub src: NodeId,
-    /// Who it is for in the end.
+    /// Final destination.
     pub dst: NodeId,
-    /// Bytes of wire, framing included.
+    /// Wire bytes, framing included.
     pub size: u32,
-    /// What it is.
+    /// Content.
     pub body: Body,
 }
 

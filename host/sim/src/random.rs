@@ -5,7 +5,7 @@ use crate::life::{Life, State};
 use crate::link::{self, Discipline};
 use crate::net::Network;
 use crate::rng::Rng;
-use crate::service::{Config, Place, Service};
+use crate::service::{Config, ReplicaConfig, Service};
 use crate::tor::Policy;
 use crate::{MICROSECOND, MILLISECOND, Nanos, SECOND};
 use rivulet_transport::client::{self, Statistics};
@@ -13,7 +13,7 @@ use rivulet_transport::client::{self, Statistics};
 /// Virtual time after which a transfer counts as stuck.
 pub const LIMIT: Nanos = 3600 * SECOND;
 
-/// What was drawn.
+/// The random choices.
 #[derive(Debug, Clone)]
 pub struct Scenario {
     /// The service.
@@ -22,27 +22,27 @@ pub struct Scenario {
     pub plan: Plan,
 }
 
-/// How a transfer went.
+/// Result of a transfer.
 #[derive(Debug, Clone)]
 pub struct Report {
-    /// The client's outcome; running: it is stuck.
+    /// The client's outcome; `Running` means stuck.
     pub outcome: Outcome,
-    /// The connection's counts.
+    /// The connection's counters.
     pub statistics: Statistics,
-    /// Bytes received by then.
+    /// Bytes received until the end.
     pub received: u64,
     /// Time of the end.
     pub end: Nanos,
 }
 
 impl Report {
-    /// Every byte came and was right.
+    /// Whether every byte arrived and was right.
     pub fn is_good(&self) -> bool {
         matches!(self.outcome, Outcome::Done(_))
     }
 }
 
-/// Draws lives in which at any time one replica is up: one is spared, the others die, stall or turn sick for spells.
+/// Draws lives so that one replica is always up; the others sometimes die, stall or turn sick.
 fn lives(rng: &mut Rng, count: usize) -> Vec<Life> {
     let spared = rng.below(count as u64) as usize;
     (0..count)
@@ -53,7 +53,8 @@ fn lives(rng: &mut Rng, count: usize) -> Vec<Life> {
             let mut changes = vec![];
             let mut at = rng.below(3 * SECOND);
             for _ in 0..rng.range(1, 4) {
-                // Silence is excluded; sickness, which is not, ends sooner (a ready replica that drops is a bug).
+                // Dead and stalled replicas get excluded, sick ones do not, so sickness is shorter
+                // (a ready replica that drops requests is a bug).
                 let (state, longest) = match rng.below(5) {
                     0 => (State::Sick, 200 * MILLISECOND),
                     1 | 2 => (State::Stalled, 2 * SECOND),
@@ -92,11 +93,11 @@ pub fn scenario(seed: u64) -> Scenario {
     let skew = if rng.chance(0.5) { rng.below(10 * MILLISECOND) } else { 0 };
     let replicas = lives(&mut rng, count)
         .into_iter()
-        .map(|life| Place {
+        .map(|life| ReplicaConfig {
             life,
             delay: rng.below(skew + 1),
             jitter: rng.below(MILLISECOND),
-            ..Place::default()
+            ..ReplicaConfig::default()
         })
         .collect();
     let policy =
@@ -115,8 +116,9 @@ pub fn scenario(seed: u64) -> Scenario {
         seed: rng.u64(),
         receive_buffer: if rng.chance(0.2) { rng.range(3_000, 60_000) as usize } else { 1 << 20 },
         bare_syn: rng.chance(0.1),
-        // At a loss of 20 % each way six SYNs in a row go unanswered in one connection of 450, and so do, more seldom,
-        // the few RESTARTs of two minutes: patience is not at stake here.
+        // At a loss of 20 % each way six SYNs in a row are lost in one of 450 connections, and,
+        // less often, so are the few RESTARTs of two minutes. These tests are not about such
+        // limits.
         syn_attempts: 30,
         give_up_after: 3_000 * 1_000_000,
         ..client::Config::default()
@@ -130,7 +132,7 @@ pub fn transfer(seed: u64) -> Report {
     run(seed, false).0
 }
 
-/// Runs the scenario of a seed and gives what the client saw, packet by packet.
+/// Runs a seed's scenario and returns the client's packet log.
 pub fn trace(seed: u64) -> (Report, Vec<String>) {
     run(seed, true)
 }

@@ -1,4 +1,4 @@
-//! A replica: the transport's server step behind a life, a processing delay and an application.
+//! A replica: the transport's server step with a lifetime, a processing delay and an application.
 
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
@@ -16,33 +16,33 @@ use crate::packet::{Body, Packet};
 use crate::rng::Rng;
 use crate::{MICROSECOND, Nanos, address, content};
 
-/// Uses that a replica with a memory remembers a horizon.
+/// Uses that a replica with a replay memory can store per horizon.
 const REPLAY_USES: usize = 10_000;
 
-/// What a replica is set to.
+/// Settings of a replica.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// When it is up.
+    /// Its state over time.
     pub life: Life,
-    /// Time that each request takes at least: replicas differ by it.
+    /// Least processing time of a request.
     pub delay: Nanos,
-    /// Mean of an exponentially distributed time on top.
+    /// Mean of an additional, exponentially distributed processing time.
     pub jitter: Nanos,
-    /// Its clock, microseconds at the start of the run; used where no ToR stamps.
+    /// Its clock in microseconds at the start of the run, used without a ToR's stamp.
     pub clock: u64,
-    /// What the service allows.
+    /// The service's policy.
     pub policy: Policy,
-    /// Number of the response, counted from 1, whose nonce is changed (its checksum is right): damage that no
-    /// checksum finds.
+    /// Counting from 1, the response that gets a changed nonce and a right checksum: damage that
+    /// checksums do not detect.
     pub poison: Option<u64>,
-    /// It remembers what was used, as it has for long when the run begins.
+    /// Whether it has a replay memory, already warm at the start of the run.
     pub remembers: bool,
 }
 
-/// What a replica did.
+/// Counters of a replica.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Packets that came while it was up.
+    /// Packets received while it was up.
     pub requests: u64,
     /// Responses sent.
     pub responses: u64,
@@ -52,17 +52,17 @@ pub struct Counters {
     pub terminated: u64,
     /// Requests refused, by reason.
     pub refused: BTreeMap<&'static str, u64>,
-    /// Packets that came while it was not up.
+    /// Packets received while it was not up.
     pub lost: u64,
 }
 
 /// One replica.
 pub struct Replica {
-    /// What it is set to.
+    /// Its settings.
     pub config: Config,
     /// Its keys; a scenario replaces them to rotate epochs.
     pub keys: Rc<KeyRing>,
-    /// What it did.
+    /// Its counters.
     pub counters: Counters,
     server: Server,
     link: LinkId,
@@ -72,7 +72,7 @@ pub struct Replica {
 }
 
 impl Replica {
-    /// A replica whose responses go onto `link`.
+    /// Creates a replica that sends its responses over `link`.
     pub fn new(config: Config, keys: Rc<KeyRing>, link: LinkId, rng: Rng) -> Self {
         let (waiting, resume) = (VecDeque::new(), None);
         let mut server = Server::new(config.policy);

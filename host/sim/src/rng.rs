@@ -20,7 +20,8 @@ impl Rng {
         Self { s }
     }
 
-    /// A generator of its own for one part of a run, so that a part that draws more does not change the others.
+    /// A separate generator for one part of a run, so that its number of draws does not affect
+    /// other parts.
     #[must_use]
     pub fn fork(&mut self) -> Self {
         Self::new(self.u64())

@@ -13,39 +13,40 @@ pub struct Segment {
     pub kind: Kind,
     /// The ECN field of its packet.
     pub ecn: Ecn,
-    /// Timestamp: when this transmission left, or on acknowledgements that of the segment that caused it.
+    /// Timestamp: sending time of this transmission, or in an acknowledgement that of the segment
+    /// that caused it.
     pub timestamp: Nanos,
 }
 
 /// Kinds of segments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Opens.
+    /// Opens the connection.
     Syn,
-    /// Answers a SYN.
+    /// Answers the SYN.
     SynAck,
-    /// The client's request; it ends the handshake too.
+    /// The client's request, which also completes the handshake.
     Request,
     /// One segment of data.
     Data {
         /// Its number.
         seq: u64,
-        /// It is the last one.
+        /// Whether it is the last segment.
         last: bool,
     },
     /// An acknowledgement.
     Ack(Ack),
 }
 
-/// What an acknowledgement says.
+/// Content of an acknowledgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ack {
-    /// All segments below arrived.
+    /// All segments below this one arrived.
     pub next: u64,
-    /// Up to three ranges `[from, to)` beyond, the latest first; an empty one ends them.
+    /// Up to three ranges `[from, to)` above `next`, the latest first; an empty one ends the list.
     pub sacks: [(u64, u64); 3],
-    /// The segment that came twice (RFC 2883).
+    /// A segment that arrived twice (RFC 2883).
     pub duplicate: Option<u64>,
-    /// A mark came (RFC 3168).
+    /// A packet carried an ECN mark (RFC 3168).
     pub marked: bool,
 }

@@ -17,42 +17,42 @@ use crate::rng::Rng;
 use crate::tor::{self, Member, Tor};
 use crate::{MICROSECOND, Nanos};
 
-/// One replica of a service.
+/// Settings of one replica of a service.
 #[derive(Debug, Clone, Default)]
-pub struct Place {
-    /// When it is up.
+pub struct ReplicaConfig {
+    /// Its state over time.
     pub life: Life,
-    /// Time that each request takes.
+    /// Processing time of a request.
     pub delay: Nanos,
-    /// Mean of an exponentially distributed time on top.
+    /// Mean of an additional, exponentially distributed processing time.
     pub jitter: Nanos,
-    /// The response whose nonce is changed ([`replica::Config::poison`]).
+    /// The response with a changed nonce ([`replica::Config::poison`]).
     pub poison: Option<u64>,
-    /// It has a memory of what was used ([`replica::Config::remembers`]).
+    /// Whether it has a replay memory ([`replica::Config::remembers`]).
     pub remembers: bool,
 }
 
-/// What a service is made of.
+/// Settings of a service.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The replicas.
-    pub replicas: Vec<Place>,
+    pub replicas: Vec<ReplicaConfig>,
     /// From the replicas to the clients.
     pub down: link::Config,
     /// From the clients to the ToR.
     pub up: link::Config,
     /// The ToR.
     pub tor: tor::Config,
-    /// The ToR knows the nonce keys: it checks and marks.
+    /// Whether the ToR has the nonce keys, so that it checks and marks proofs.
     pub tor_checks: bool,
-    /// What the replicas allow.
+    /// The replicas' policy.
     pub policy: server::Policy,
 }
 
 impl Default for Config {
     fn default() -> Self {
         Self {
-            replicas: vec![Place::default()],
+            replicas: vec![ReplicaConfig::default()],
             down: link::Config::default(),
             up: link::Config::default(),
             tor: tor::Config::default(),
@@ -85,7 +85,7 @@ pub fn nonce_keys(epoch: u16) -> (NonceKey, NonceKey) {
     (key(), key())
 }
 
-/// A ring with these seal and nonce epochs, the last of each usable.
+/// A key ring with these seal and nonce epochs; the last of each is usable.
 pub fn keys(seal: &[u16], nonce: &[u16]) -> Rc<KeyRing> {
     let mut ring = KeyRing::new(SERVICE);
     for epoch in seal {
@@ -108,12 +108,12 @@ impl Service {
         Self::on(net, down, config.up, &config.replicas, config.tor, config.tor_checks, config.policy)
     }
 
-    /// Adds a service whose responses go through a link that is there already.
+    /// Adds a service that sends its responses through an existing link.
     pub fn on(
         net: &mut Network,
         down: LinkId,
         up: link::Config,
-        replicas: &[Place],
+        replicas: &[ReplicaConfig],
         mut tor: tor::Config,
         tor_checks: bool,
         policy: server::Policy,
@@ -148,12 +148,12 @@ impl Service {
         net.add_node(Client::new(plan, self.tor, self.up))
     }
 
-    /// Adds a client that fetches again and again.
+    /// Adds a client with repeated fetches.
     pub fn fetcher(&self, net: &mut Network, plan: fetches::Plan) -> NodeId {
         net.add_node(Fetcher::new(plan, self.tor, self.up))
     }
 
-    /// Gives every replica other keys, and the ToR their newest epochs.
+    /// Replaces the keys of every replica, and the ToR's newest epochs.
     pub fn rotate(&self, net: &mut Network, seal: &[u16], nonce: &[u16]) {
         let ring = keys(seal, nonce);
         for node in &self.replicas {

@@ -1,36 +1,37 @@
-//! The ToR's memory against replay, as `p4src/include/control/replay.p4` has it: a sketch of counts for this slot of time and the one
-//! before, six rows of words of eight cells, nothing ever cleared. The hash is another one; its bits are used in the same way.
+//! The ToR's replay memory, as in `p4src/include/control/replay.p4`: a counting sketch for the
+//! present and the previous time slot, with six rows of words of eight cells that are never
+//! cleared. The hash differs, but its bits are used in the same way.
 
 use rivulet_packet::RequestClass;
 
 use crate::rng::Rng;
 
-/// A slot of time, microseconds, as a shift.
+/// Length of a time slot, as a shift of microseconds.
 const SLOT_SHIFT: u32 = 22;
 /// Rows of a sketch.
 const ROWS: usize = 6;
 
-/// What one use is counted under.
+/// What a use is counted by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Key {
     /// Class of the request.
     pub class: RequestClass,
-    /// Which repetition it is.
+    /// Number of the repetition.
     pub attempt: u8,
     /// Tag, or a hash of the flow.
     pub tag: u32,
-    /// Number; 0 in what opens the next generation, the ISN in an opening.
+    /// Number; 0 for requests that open the next generation, the ISN for a SYN.
     pub number: u32,
 }
 
-/// What the sketch says of a request.
+/// The sketch's verdict on a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Opinion {
-    /// Not used, and counted.
+    /// Not used before; counted now.
     Fresh,
     /// Used before.
     Used,
-    /// The sketch is full and does not know it.
+    /// Unknown, and the sketch is too full to count it.
     Unjudged,
 }
 
@@ -40,19 +41,19 @@ pub struct Sketch {
     rows: Vec<u64>,
     words: usize,
     limit: u64,
-    /// Keys put in, by parity of the slot: the slot, and how many.
+    /// Keys stored, by the slot's parity: the slot and the number.
     load: [(u64, u64); 2],
     key: u64,
 }
 
 impl Sketch {
-    /// A sketch of six rows of `words` (a power of two), keyed.
+    /// Creates a keyed sketch of six rows of `words` (a power of two).
     pub fn new(words: usize, key: u64) -> Self {
         debug_assert!(words.is_power_of_two(), "indices are cut from a hash");
         Self { rows: vec![0; ROWS * words], words, limit: words as u64, load: [(0, 0); 2], key }
     }
 
-    /// Counts a use at `now` (microseconds) and says whether it is allowed.
+    /// Counts a use at `now` (microseconds) and returns the verdict.
     pub fn take(&mut self, key: Key, now: u64) -> Opinion {
         let slot = now >> SLOT_SHIFT;
         let held = |(at, count): (u64, u64), slot| if at == slot { count } else { 0 };
@@ -71,7 +72,7 @@ impl Sketch {
         if !full && current == 0 {
             self.load[slot as usize & 1] = (slot, count + 1);
         }
-        // The slots apart: the sum of two minima.
+        // Add the minima of the two slots.
         if current + previous >= 1 {
             Opinion::Used
         } else if full || full_before {
@@ -82,8 +83,8 @@ impl Sketch {
     }
 }
 
-/// A word: its slot in the highest 16 bits, then eight counts of three bits of this slot, and of the slot before in the lowest. Gives the
-/// counts of the cell before this use, which is added if `put`.
+/// Updates a word: its slot in the upper 16 bits, then eight 3-bit counters of this slot and of the
+/// previous one. Returns the cell's counters before this use, which is added if `put`.
 fn cell(word: &mut u64, slot: u16, cell: u32, put: bool) -> (u64, u64) {
     let mut value = *word;
     match slot.wrapping_sub((value >> 48) as u16) {
@@ -102,10 +103,10 @@ fn cell(word: &mut u64, slot: u16, cell: u32, put: bool) -> (u64, u64) {
     (current, previous)
 }
 
-/// Generations that were left, a cell for those whose tags end in the same 16 bits: the latest of them.
+/// Generations that ended, in cells by the lower 16 bits of the tag: the latest one of each cell.
 #[derive(Debug)]
 pub struct Left {
-    /// Slot of time, tag, by REKEY.
+    /// Time slot, tag, and whether a REKEY ended it.
     cells: Vec<(u64, u32, bool)>,
 }
 
@@ -116,17 +117,18 @@ impl Default for Left {
 }
 
 impl Left {
-    /// None was left.
+    /// Creates an empty table.
     pub fn new() -> Self {
         Self { cells: vec![(0, 0, false); 1 << 16] }
     }
 
-    /// The generation of `tag` was left at `now`, by a REKEY or a TIMEOUT whose sums were right.
+    /// Records that the generation of `tag` ended at `now`, by a REKEY or a TIMEOUT with right
+    /// sums.
     pub fn leave(&mut self, tag: u32, by_rekey: bool, now: u64) {
         self.cells[tag as usize & 0xffff] = (now >> SLOT_SHIFT, tag, by_rekey);
     }
 
-    /// Whether a request of this class comes too late for its generation.
+    /// Whether a request of this class is too late for its generation.
     pub fn is_over(&self, class: RequestClass, tag: u32, now: u64) -> bool {
         let (slot, left, by_rekey) = self.cells[tag as usize & 0xffff];
         let known = left == tag && (now >> SLOT_SHIFT).saturating_sub(slot) <= 1 && slot > 0;
@@ -168,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_generation_that_was_left_is_known_for_a_slot_and_the_next() {
+    fn ended_generation_is_remembered_for_two_slots() {
         let slot = 1u64 << SLOT_SHIFT;
         let mut left = Left::new();
         left.leave(7, false, 100 * slot);
@@ -184,15 +186,15 @@ mod tests {
     }
 
     #[test]
-    fn a_full_one_passes_what_it_does_not_know_and_refuses_what_it_knows() {
+    fn full_sketch_passes_unknown_and_refuses_known_requests() {
         let mut sketch = Sketch::new(1024, 5);
         let opinions: Vec<_> =
             (0..2000).map(|n| sketch.take(key(RequestClass::Normal, n), 1 << 30)).collect();
         let of = |wanted| opinions.iter().filter(|o| **o == wanted).count();
-        // A cell in eight is set: 2 in a million are taken for used.
+        // One cell in eight is set: 2 in a million count as used by mistake.
         assert_eq!((of(Opinion::Fresh), of(Opinion::Used), of(Opinion::Unjudged)), (1024, 0, 976));
         assert_eq!(sketch.take(key(RequestClass::Normal, 3), 1 << 30), Opinion::Used);
-        // The slot after cannot know what was not put in.
+        // The next slot cannot know keys that were not stored.
         assert_eq!(
             sketch.take(key(RequestClass::Normal, 1999), (1 << 30) + (1 << SLOT_SHIFT)),
             Opinion::Unjudged

@@ -1,6 +1,7 @@
 //! Medians, percentiles and confidence intervals.
 
-/// The value below which this share (0 to 1) of the values lies, nearest rank; 0 for no values.
+/// The value below which this share (0 to 1) of the values lies, by nearest rank; 0 for an empty
+/// list.
 pub fn percentile(values: &[f64], share: f64) -> f64 {
     let mut v = values.to_vec();
     v.sort_by(f64::total_cmp);
@@ -13,7 +14,7 @@ pub fn mean(values: &[f64]) -> f64 {
     if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
 }
 
-/// How even shares are: Jain's index, 1 for equal ones, 1/n if one has all; 1 for none.
+/// Jain's fairness index: 1 for equal shares, 1/n if one has everything; 1 for an empty list.
 pub fn jain(shares: &[f64]) -> f64 {
     let squares: f64 = shares.iter().map(|s| s * s).sum();
     if squares == 0.0 { 1.0 } else { shares.iter().sum::<f64>().powi(2) / (shares.len() as f64 * squares) }

@@ -1,4 +1,5 @@
-//! A model of the ToR: it checks sums, freshness and replay, stamps its clock, chooses a live replica.
+//! A model of the ToR: checks sums, freshness and replay, stamps its clock, and chooses a live
+//! replica.
 
 use std::any::Any;
 use std::net::IpAddr;
@@ -13,39 +14,40 @@ use crate::rng::Rng;
 use crate::sketch::{Key, Left, Opinion, Sketch};
 use crate::{MICROSECOND, MILLISECOND, Nanos};
 
-/// How a replica is chosen.
+/// How the ToR chooses a replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Policy {
     /// By hash of tag, number / 8 and attempt: blocks of consecutive numbers stay together.
     #[default]
     Block,
-    /// Packet by packet in turn.
+    /// Round robin, packet by packet.
     RoundRobin,
     /// At random.
     Random,
-    /// The less loaded of two by hash; load is packets sent to it in the last heartbeat interval.
+    /// The less loaded of two replicas by hash; the load is the number of packets sent in the last
+    /// heartbeat interval.
     LeastLoaded,
 }
 
-/// A replica as the ToR sees it.
+/// The ToR's data of a replica.
 #[derive(Debug, Clone)]
 pub struct Member {
     /// Its node.
     pub node: NodeId,
     /// The link to it.
     pub link: LinkId,
-    /// When it sends heartbeats.
+    /// Its state over time, which determines its heartbeats.
     pub life: Life,
 }
 
-/// What the ToR is set to.
+/// Settings of the ToR.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// How a replica is chosen.
     pub policy: Policy,
     /// Time between heartbeats.
     pub heartbeat: Nanos,
-    /// Silence after which a replica is excluded.
+    /// Time without a heartbeat after which a replica is excluded.
     pub bound: Nanos,
     /// Switch number and incarnation.
     pub id: u16,
@@ -55,14 +57,15 @@ pub struct Config {
     pub time_valid: bool,
     /// Newest usable epochs (seal, nonce), 0 for unknown.
     pub epochs: (u16, u16),
-    /// Whether it stamps at all; without, hosts are on their own.
+    /// Whether it stamps requests; without stamps hosts use their own clocks.
     pub stamps: bool,
-    /// Keys of the nonce epochs (epoch, K, K'): the sums of proofs are checked and a wrong one is dropped. Without
-    /// keys nothing is checked and nothing marked.
+    /// Keys of the nonce epochs (epoch, K, K'). With keys the ToR checks the sums of proofs and
+    /// drops wrong ones. Without keys it checks and marks nothing.
     pub nonce_keys: Vec<(u16, NonceKey, NonceKey)>,
-    /// Age beyond which a continuation is dropped (RESTART apart), microseconds.
+    /// Age in microseconds beyond which a continuation is dropped (except in a RESTART).
     pub horizon: u64,
-    /// Words of a row of the sketch against replay, a power of two; 0: there is none. What it judges has right sums, or none.
+    /// Words in a row of the replay sketch, a power of two; 0: no sketch. It counts requests with
+    /// right sums, and requests without sums.
     pub sketch: usize,
 }
 
@@ -84,22 +87,22 @@ impl Default for Config {
     }
 }
 
-/// What the ToR did.
+/// Counters of the ToR.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Requests sent on.
+    /// Requests forwarded.
     pub forwarded: u64,
-    /// What did not parse.
+    /// Packets that could not be parsed.
     pub malformed: u64,
     /// Proofs with a wrong sum.
     pub wrong_sum: u64,
     /// Continuations older than the horizon, or from the future.
     pub stale: u64,
-    /// Uses beyond what their class allows.
+    /// Repeated uses beyond what the class allows.
     pub replayed: u64,
-    /// Requests that the full sketch did not know.
+    /// Requests that were not known while the sketch was full.
     pub unjudged: u64,
-    /// No replica was alive.
+    /// Requests while no replica was alive.
     pub nowhere: u64,
     /// Replicas excluded.
     pub exclusions: u64,
@@ -108,22 +111,22 @@ pub struct Counters {
 /// The ToR.
 #[derive(Debug)]
 pub struct Tor {
-    /// What it is set to; a restart changes it.
+    /// Its settings; a restart changes them.
     pub config: Config,
-    /// What it did.
+    /// Its counters.
     pub counters: Counters,
     members: Vec<Member>,
     excluded: u64,
     turn: u64,
     load: Vec<(u64, u32)>,
-    /// Of proved requests, and of openings.
+    /// Sketches of proved requests, and of openings.
     sketches: Option<[Sketch; 2]>,
     left: Left,
     rng: Rng,
 }
 
 impl Tor {
-    /// A ToR without replicas.
+    /// Creates a ToR without replicas.
     pub fn new(config: Config, mut rng: Rng) -> Self {
         let key = rng.u64();
         let sketches = (config.sketch > 0)
@@ -148,7 +151,7 @@ impl Tor {
         self.load.push((0, 0));
     }
 
-    /// The process is replaced: its counts are gone and its id is another.
+    /// Replaces the process: it loses its counters and gets another id.
     pub fn restart(&mut self, id: u16, clock: u64, time_valid: bool) {
         (self.config.id, self.config.clock, self.config.time_valid) = (id, clock, time_valid);
         (self.excluded, self.turn) = (0, 0);
@@ -163,7 +166,7 @@ impl Tor {
         (self.config.clock + now / MICROSECOND) & ((1 << 48) - 1)
     }
 
-    /// Learns what the last heartbeats say of a replica; true: it may be chosen.
+    /// Updates a replica's state from its last heartbeats; true: it may be chosen.
     fn alive(&mut self, index: usize, now: Nanos) -> bool {
         let (bit, config) = (1 << index, &self.config);
         let life = &self.members[index].life;
@@ -196,7 +199,7 @@ impl Tor {
                 if self.load_of(b, now) < self.load_of(a, now) { (b, a) } else { (a, b) }
             }
         };
-        // First, second, else any live one from a place that the hash names.
+        // The first, else the second, else any live replica from a place that depends on the hash.
         let all = [first, second].into_iter().chain((0..n).map(|i| (hash.rotate_left(16) % n + i) % n));
         let chosen = all.map(|i| i as usize).find(|i| self.alive(*i, now))?;
         let interval = now / self.config.heartbeat;
@@ -210,12 +213,12 @@ impl Tor {
         if interval == now / self.config.heartbeat { count } else { 0 }
     }
 
-    /// Whether the proof's sums are right. None: the keys are not there, or the mark is left to the host.
+    /// Whether the proof's sums are right. `None`: a key is missing, or the host must check.
     fn sums(&self, segment: &Segment<'_>) -> Option<bool> {
         let request = segment.request().ok()?;
         let c = request.continuation?.fields;
         let (_, k, k_prime) = self.config.nonce_keys.iter().find(|e| e.0 == c.nonce_epoch)?;
-        // The switch reads four ranges; with more the host checks.
+        // The switch reads four ranges; for more the host checks.
         if request.proof.len() > 4 {
             return None;
         }
@@ -227,7 +230,7 @@ impl Tor {
     }
 }
 
-/// What a use of the request is counted under, and whether it proves nothing.
+/// The key under which a request is counted, and whether it proves nothing.
 fn replay_key(segment: &Segment<'_>) -> Option<(Key, bool)> {
     let request = segment.request().ok()?;
     let (class, attempt) = (request.class, request.attempt);
@@ -249,7 +252,7 @@ fn replay_key(segment: &Segment<'_>) -> Option<(Key, bool)> {
     Some((key, opening))
 }
 
-/// What the block policy hashes; a SYN, which has no number, by its flow.
+/// The value that the block policy hashes; for a SYN, which has no number, its flow.
 fn flow_or_block(segment: &Segment<'_>) -> u64 {
     let mut key = u64::from(segment.src.port()) << 32 ^ u64::from(segment.seq);
     if let Class::Request(class) = segment.option.class
@@ -294,7 +297,8 @@ impl Node for Tor {
                 }
                 sums => checked = sums == Some(true),
             }
-            // One use per number. Only what was proved, or what cannot be, is counted.
+            // One use per number. Only proved requests, and those that cannot be proved, are
+            // counted.
             if let (Some(sketches), Some((key, opening))) = (&mut self.sketches, replay_key(&segment))
                 && (checked || opening)
             {
@@ -356,7 +360,8 @@ impl Node for Tor {
     }
 }
 
-/// Writes the block at the start of the payload and repairs the TCP checksum: what was wrong stays wrong.
+/// Writes the block at the start of the payload and updates the TCP checksum; a wrong checksum
+/// stays wrong.
 fn stamp(packet: &mut [u8], payload: usize, block: &TorBlock) {
     let tcp = if packet[0] >> 4 == 4 { 20 } else { 40 };
     let mut old = [0; tor::LENGTH];

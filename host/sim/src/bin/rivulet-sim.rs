@@ -24,65 +24,66 @@ struct Arguments {
 enum Experiment {
     /// Random transfers over damaged networks and dying replicas.
     Transfers {
-        /// How many.
+        /// Number of transfers
         #[arg(long, default_value_t = 10_000)]
         count: u64,
     },
-    /// What the client of one random transfer saw, packet by packet.
+    /// Prints the packets of one random transfer as the client sent and received them
     Trace,
     /// Completion time against SACK-Reno with RACK.
     Completion {
-        /// Transfers at each loss.
+        /// Transfers for each loss rate
         #[arg(long, default_value_t = 1000)]
         count: usize,
     },
-    /// Share of one flow among flows of the reference.
+    /// Share of one flow among flows of the reference TCP
     Fairness {
-        /// Seeds.
+        /// Number of seeds
         #[arg(long, default_value_t = 30)]
         seeds: u64,
-        /// Seconds of virtual time each.
+        /// Seconds of virtual time for each run
         #[arg(long, default_value_t = 300)]
         time: u64,
-        /// Numbers of reference flows.
+        /// Numbers of reference flows
         #[arg(long, value_delimiter = ',', default_values_t = [1, 4, 16, 64])]
         others: Vec<usize>,
     },
     /// Death of a replica, by policy, replicas and window.
     Spraying {
-        /// Seeds each.
+        /// Number of seeds for each case
         #[arg(long, default_value_t = 10)]
         seeds: u64,
     },
-    /// Skew between replicas.
+    /// Different speeds of two replicas
     Skew,
-    /// How long a download gets nothing new when a replica dies, by replicas, rate and round trip.
+    /// Longest interruption of a download when a replica dies, by replicas, rate and round trip
     Stall {
-        /// Kills each.
+        /// Number of kills for each case
         #[arg(long, default_value_t = 100)]
         kills: u64,
     },
     /// Downloads that overshoot a drop-tail queue in slow start.
     Overshoot {
-        /// Seeds each.
+        /// Number of seeds for each case
         #[arg(long, default_value_t = 5)]
         seeds: u64,
     },
-    /// The Congestion Manager: groups of connections beside one of Reno, loss, repeated fetches.
+    /// The Congestion Manager: groups of connections beside one Reno connection, loss, repeated
+    /// fetches
     Sharing {
-        /// Seeds.
+        /// Number of seeds
         #[arg(long, default_value_t = 30)]
         seeds: u64,
-        /// Seconds of virtual time each.
+        /// Seconds of virtual time for each run
         #[arg(long, default_value_t = 300)]
         time: u64,
     },
     /// Many clients at once.
     Crowd {
-        /// How many.
+        /// Number of clients
         #[arg(long, default_value_t = 10_000)]
         clients: usize,
-        /// Bytes each.
+        /// Bytes for each client
         #[arg(long, default_value_t = 100_000)]
         size: u64,
     },

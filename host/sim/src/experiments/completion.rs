@@ -9,7 +9,7 @@ use crate::service::{Config, Service};
 use crate::{MILLISECOND, Nanos, SECOND, stats};
 use rivulet_transport::client;
 
-/// After so long a transfer counts as stuck.
+/// Time after which a transfer counts as stuck.
 const LIMIT: Nanos = 3600 * SECOND;
 
 /// One transfer of each kind, with the same size and round trip time.
@@ -17,19 +17,21 @@ const LIMIT: Nanos = 3600 * SECOND;
 pub struct Sample {
     /// Bytes.
     pub size: u64,
-    /// Ours with a loss of p both ways; None: stuck or wrong.
+    /// Rivulet with a loss of p both ways; `None`: stuck or wrong.
     pub ours: Option<Nanos>,
-    /// The reference with a loss of 1 - (1 - p)^2 from server to client and none of acknowledgements.
+    /// The reference with a loss of 1 - (1 - p)^2 from server to client and no loss of
+    /// acknowledgements.
     pub reference: Option<Nanos>,
-    /// Another run of the reference, for how much two runs of one protocol differ.
+    /// Another run of the reference, to show the difference between two runs of one protocol.
     pub control: Option<Nanos>,
-    /// Median of five more runs of the reference: what a transfer of this size and round trip time usually takes.
+    /// Median of five more runs of the reference: the typical time for this size and round trip
+    /// time.
     pub typical: Option<Nanos>,
-    /// The reference with p both ways.
+    /// The reference with a loss of p both ways.
     pub both_ways: Option<Nanos>,
 }
 
-/// Runs the transfers of a seed at a loss of p.
+/// Runs a seed's transfers at a loss of p.
 pub fn sample(seed: u64, p: f64) -> Sample {
     let mut rng = Rng::new(seed ^ 0x636f_6d70);
     let delay = rng.range(5 * MILLISECOND, 50 * MILLISECOND);
@@ -61,19 +63,20 @@ pub struct Summary {
     pub loss: f64,
     /// Transfers.
     pub count: usize,
-    /// Of them not done.
+    /// Transfers that did not finish.
     pub stuck: usize,
-    /// Median and 99th percentile of ours / reference, transfer by transfer.
+    /// Median and 99th percentile of ours / reference for each transfer.
     pub ratio: (f64, f64),
-    /// The same of control / reference: two runs of one protocol.
+    /// The same for control / reference: two runs of one protocol.
     pub control: (f64, f64),
-    /// Median and 99th percentile of ours / typical, and of reference / typical: the denominator is not by chance that of a lucky run.
+    /// Median and 99th percentile of ours / typical and of reference / typical. A lucky run as the
+    /// denominator cannot distort them.
     pub over_typical: [(f64, f64); 2],
-    /// Ratio of the 99th percentiles of the times themselves.
+    /// Ratio of the 99th percentiles of the times.
     pub tail: f64,
     /// 50th, 90th and 99th percentile of our times, seconds.
     pub ours: [f64; 3],
-    /// The same of the reference.
+    /// The same for the reference.
     pub reference: [f64; 3],
     /// Median and 99th percentile of ours / reference with p both ways.
     pub both_ways: (f64, f64),

@@ -4,25 +4,25 @@ use crate::client::{Client, Outcome, Plan};
 use crate::dumbbell::queue_for;
 use crate::link::{self, Discipline};
 use crate::net::Network;
-use crate::service::{Config, Place, Service};
+use crate::service::{Config, ReplicaConfig, Service};
 use crate::{MILLISECOND, Nanos, SECOND};
 use rivulet_transport::client::Config as ClientConfig;
 
-/// How a crowd fared.
+/// Result of a crowd.
 #[derive(Debug, Clone)]
 pub struct Crowd {
-    /// Clients that have every byte.
+    /// Clients that got every byte.
     pub done: usize,
-    /// The others' outcomes.
+    /// Outcomes of the other clients.
     pub others: Vec<Outcome>,
-    /// Virtual time of the last one, seconds.
+    /// Virtual time of the last completion, seconds.
     pub time: f64,
     /// Events handled.
     pub events: u64,
 }
 
-/// `clients` open within a second and take `size` bytes each through one link of 10 Gb/s with a loss of 0.1 %, from
-/// 8 replicas of which one dies after half a second.
+/// Lets `clients` open within a second. Each downloads `size` bytes through one link of 10 Gb/s
+/// with a loss of 0.1 %, from 8 replicas, one of which dies after half a second.
 pub fn run(seed: u64, clients: usize, size: u64) -> Crowd {
     let mut net = Network::new(seed);
     let down = link::Config {
@@ -34,7 +34,7 @@ pub fn run(seed: u64, clients: usize, size: u64) -> Crowd {
         ..link::Config::default()
     };
     let up = link::Config { delay: 20 * MILLISECOND, loss: 0.001, ..link::Config::default() };
-    let mut replicas = vec![Place::default(); 8];
+    let mut replicas = vec![ReplicaConfig::default(); 8];
     replicas[3].life = crate::life::Life::new(vec![(SECOND / 2, crate::life::State::Dead)]);
     let service = Service::new(&mut net, Config { replicas, down, up, ..Config::default() });
     let mut rng = net.rng();
@@ -63,8 +63,9 @@ pub fn run(seed: u64, clients: usize, size: u64) -> Crowd {
     Crowd { done: done.len(), others, time: net.now() as f64 / SECOND as f64, events: net.handled() }
 }
 
-/// Share of a link's rate that `clients` get as content, in the second half of `time`: 100 Mb/s, 10 ms, a drop-tail queue of one
-/// bandwidth-delay product. With a thousand the fair window is a sixth of a packet, and every loss is that of a tail.
+/// Fraction of a link's rate that `clients` receive as content in the second half of `time`: 100
+/// Mb/s, 10 ms, a drop-tail queue of one bandwidth-delay product. With a thousand clients the fair
+/// window is a sixth of a packet, and every loss hits a tail.
 pub fn goodput(seed: u64, clients: usize, time: Nanos) -> f64 {
     let (rate, delay) = (100_000_000, 5 * MILLISECOND);
     let wire = link::Config { rate, delay, queue: queue_for(rate, 2 * delay), ..link::Config::default() };

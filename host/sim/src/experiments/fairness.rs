@@ -1,10 +1,10 @@
-//! The share of one flow of ours among flows of the reference.
+//! The share of one Rivulet flow among flows of the reference TCP.
 
 use crate::client::{self, Plan};
 use crate::dumbbell::{Dumbbell, TcpFlow, queue_for};
 use crate::link::{self, Discipline};
 use crate::net::Network;
-use crate::service::{Config, Place, Service};
+use crate::service::{Config, ReplicaConfig, Service};
 use crate::tcp::Client;
 use crate::{MILLISECOND, Nanos, SECOND};
 use rivulet_transport::client::Config as ClientConfig;
@@ -16,7 +16,8 @@ pub const DELAY: Nanos = 50 * MILLISECOND;
 /// Time before the measurement, in which slow start ends.
 pub const WARM_UP: Nanos = 10 * SECOND;
 
-/// Bytes of wire that our flow got, divided by the mean of `others` reference flows, in `time` after the warm-up.
+/// Wire bytes of the Rivulet flow, divided by the mean of `others` reference flows, during `time`
+/// after the warm-up.
 pub fn share(seed: u64, others: usize, time: Nanos) -> f64 {
     let mut net = Network::new(seed);
     let rate = RATE * (others as u64 + 1);
@@ -34,7 +35,8 @@ pub fn share(seed: u64, others: usize, time: Nanos) -> f64 {
     let flows: Vec<_> =
         (0..others).map(|_| d.tcp(&mut net, TcpFlow { start: start(), ..TcpFlow::default() }).0).collect();
     let c = Config::default();
-    let service = Service::on(&mut net, d.down, up, &[Place::default()], c.tor, c.tor_checks, c.policy);
+    let service =
+        Service::on(&mut net, d.down, up, &[ReplicaConfig::default()], c.tor, c.tor_checks, c.policy);
     let config = ClientConfig { seed, ..ClientConfig::default() };
     let plan = Plan { start: start(), size: 1 << 46, config, ..Plan::default() };
     let ours = service.client(&mut net, plan);

@@ -1,4 +1,4 @@
-//! What the simulator is to show, as functions from parameters and seeds to figures.
+//! The simulator's experiments, as functions from parameters and seeds to figures.
 
 pub mod completion;
 pub mod crowd;

@@ -1,5 +1,6 @@
-//! A download that fills a bottleneck with a drop-tail queue from slow start on: the window that overshoots loses every second
-//! packet, more gaps than a proof has ranges for, and how fast they are mended decides.
+//! A download through a drop-tail bottleneck that slow start overshoots. Then every second packet
+//! of a window is lost, which makes more gaps than a proof has ranges, and the speed of repairing
+//! them decides.
 
 use crate::client::{Client, Outcome, Plan};
 use crate::dumbbell::{queue_for, tcp_completion};
@@ -9,23 +10,24 @@ use crate::service::{Config, Service};
 use crate::{MILLISECOND, Nanos, SECOND};
 use rivulet_transport::client::{Config as ClientConfig, Statistics};
 
-/// After so long a download counts as stuck.
+/// Time after which a download counts as stuck.
 const LIMIT: Nanos = 600 * SECOND;
 
-/// One download, and the reference's of the same size.
+/// One Rivulet download, and one of the reference with the same size.
 #[derive(Debug, Clone, Copy)]
 pub struct Overshoot {
-    /// Ours; None: stuck.
+    /// Rivulet's time; `None`: stuck.
     pub ours: Option<Nanos>,
-    /// SACK-Reno's.
+    /// The reference's time.
     pub reference: Option<Nanos>,
-    /// Longest time without a new octet in order after the first, of ours.
+    /// Rivulet's longest time without a new byte in order, after the first one.
     pub stall: Nanos,
-    /// What our client counted.
+    /// The Rivulet client's counters.
     pub statistics: Statistics,
 }
 
-/// `size` bytes at `rate` bits a second and a round trip time of `rtt`, with a queue of one bandwidth-delay product.
+/// Downloads `size` bytes at `rate` bits a second with a round trip time of `rtt` and a queue of
+/// one bandwidth-delay product.
 pub fn overshoot(seed: u64, rate: u64, rtt: Nanos, size: u64) -> Overshoot {
     let down = link::Config { rate, delay: rtt / 2, queue: queue_for(rate, rtt), ..link::Config::default() };
     let up = link::Config { rate, delay: rtt / 2, ..link::Config::default() };

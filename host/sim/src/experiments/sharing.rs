@@ -9,27 +9,29 @@ use crate::net::Network;
 use crate::tcp::Client;
 use crate::{MILLISECOND, Nanos, SECOND, stats};
 
-/// Bits per second of the bottleneck for each of the two sides, the group and the one connection of Reno.
+/// Bits per second of the bottleneck for each of the two sides: the group, and the one Reno
+/// connection.
 pub const RATE: u64 = 10_000_000;
 /// One-way delay.
 pub const DELAY: Nanos = 25 * MILLISECOND;
-/// Most that an acknowledgement is late. Without it whole windows stand in the queue one after the other, and whose packet is
-/// dropped depends on the moment at which a window grows (phase effects: Floyd and Jacobson, 1991).
+/// Largest random delay of an acknowledgement. Without it whole windows wait in the queue one after
+/// the other, and drops depend on the moment at which a window grows (phase effects: Floyd and
+/// Jacobson, 1991).
 pub const JITTER: Nanos = 5 * MILLISECOND;
 /// Time before the measurement, in which slow start ends.
 pub const WARM_UP: Nanos = 10 * SECOND;
 
-/// What a group got.
+/// Result of a group.
 #[derive(Debug, Clone, Copy)]
 pub struct Share {
-    /// Bytes of wire of all its connections, relative to those of the one of Reno.
+    /// Wire bytes of all its connections, divided by those of the Reno connection.
     pub of_reno: f64,
-    /// How even they were among themselves: Jain's index.
+    /// Jain's fairness index of the connections.
     pub jain: f64,
 }
 
-/// Bytes that `count` managed connections to one destination get beside one connection of Reno in `time` after the warm-up.
-/// None: connections of Reno, each for itself.
+/// Share of `count` managed connections to one destination beside one Reno connection, during
+/// `time` after the warm-up. `None`: independent Reno connections.
 pub fn group(seed: u64, style: Option<Style>, count: usize, time: Nanos) -> Share {
     let mut net = Network::new(seed);
     let rate = 2 * RATE;
@@ -57,7 +59,8 @@ pub fn group(seed: u64, style: Option<Style>, count: usize, time: Nanos) -> Shar
     Share { of_reno: got.iter().sum::<f64>() / (after.0 - before.0), jain: stats::jain(&got) }
 }
 
-/// Bytes a second of one long connection at this loss, managed or Reno's: the paper's Figure 3 (10 Mb/s, 60 ms).
+/// Bytes a second of one long connection at this loss, managed or Reno: the paper's Figure 3 (10
+/// Mb/s, 60 ms).
 pub fn goodput(seed: u64, style: Option<Style>, loss: f64, time: Nanos) -> f64 {
     let mut net = Network::new(seed);
     let rate = 10_000_000;
@@ -73,8 +76,8 @@ pub fn goodput(seed: u64, style: Option<Style>, loss: f64, time: Nanos) -> f64 {
     net.node::<Client>(client).received_bytes() as f64 * SECOND as f64 / time as f64
 }
 
-/// How long each of `count` downloads of `bytes` takes, ns, that begin `gap` after one another on a path of this round trip
-/// and 20 Mb/s: the paper's Figure 7. None: not done by the next one.
+/// Times of `count` downloads of `bytes` that start `gap` apart on a path with this round trip time
+/// and 20 Mb/s, in ns: the paper's Figure 7. `None`: not finished before the next one started.
 pub fn fetches(
     seed: u64,
     style: Option<Style>,

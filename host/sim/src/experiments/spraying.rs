@@ -1,16 +1,16 @@
-//! What the death of a replica costs, by policy, and what a skew between replicas does.
+//! The cost of a replica's death by policy, and the effect of different speeds of replicas.
 
 use crate::client::{Client, Outcome, Plan};
 use crate::dumbbell::queue_for;
 use crate::life::{Life, State};
 use crate::link;
 use crate::net::Network;
-use crate::service::{Config, Place, Service};
+use crate::service::{Config, ReplicaConfig, Service};
 use crate::tor::{self, Policy};
 use crate::{MILLISECOND, Nanos, SECOND};
 use rivulet_transport::client::Config as ClientConfig;
 
-/// What the death of one replica cost.
+/// Cost of one replica's death.
 #[derive(Debug, Clone, Copy)]
 pub struct Death {
     /// Trickles in flight just before.
@@ -21,28 +21,30 @@ pub struct Death {
     pub proof_bytes: f64,
     /// Numbers declared lost in that second.
     pub declared: u64,
-    /// From the death to the first 100 ms in which 90 % of the rate before came; None: not in the time looked at.
+    /// Time from the death to the first 100 ms with 90 % of the earlier rate; `None`: longer than
+    /// observed.
     pub recovery: Option<Nanos>,
     /// TIMEOUTs in the second after the death.
     pub timeouts: u64,
-    /// Trickles in flight two round trips and a half after the death, when its losses are dealt with.
+    /// Trickles in flight two and a half round trips after the death, when its losses are repaired.
     pub window_after: usize,
 }
 
 const SPAN: Nanos = 20 * MILLISECOND;
 const DEATH: Nanos = 10 * SECOND;
 
-/// One of `replicas` dies while a client downloads through a link whose bandwidth-delay product is `window` packets;
-/// looked at for `after` (at least a second) from then on.
+/// One of `replicas` dies while a client downloads through a link with a bandwidth-delay product of
+/// `window` packets. Observes `after` (at least one second) from then on.
 pub fn death(seed: u64, policy: Policy, replicas: usize, window: u64, after: Nanos) -> Death {
     let mut net = Network::new(seed);
     let delay = 25 * MILLISECOND;
     let rate = window * 1538 * 8 * SECOND / (2 * delay);
-    // A queue of half the product: a loss halves the window to where the link is still full two thirds of the time.
+    // A queue of half the product: with a halved window the link is still full two thirds of the
+    // time.
     let down = link::Config { rate, delay, queue: queue_for(rate, delay), ..link::Config::default() };
     let up = link::Config { delay, ..link::Config::default() };
     let dead = Life::new(vec![(DEATH, State::Dead)]);
-    let mut places = vec![Place::default(); replicas];
+    let mut places = vec![ReplicaConfig::default(); replicas];
     places[0].life = dead;
     let tor = tor::Config { policy, ..tor::Config::default() };
     let config = Config { replicas: places, down, up, tor, ..Config::default() };
@@ -68,9 +70,9 @@ pub fn death(seed: u64, policy: Policy, replicas: usize, window: u64, after: Nan
     let counts = net.node::<Client>(client).progress();
     let old = &counts[spans(DEATH - 2 * SECOND, DEATH)];
     let rate = old.iter().sum::<u64>() as f64 / old.len() as f64;
-    // The rate of 100 ms at a time, so that one burst is not taken for the old rate.
+    // The rate over 100 ms, so that a single burst does not count as recovery.
     let five = counts.get(spans(DEATH, DEATH + after)).unwrap_or_default().windows(5);
-    // Responses that were on their way at the death still come for a round trip: look after it.
+    // Responses sent before the death arrive for another round trip: start after it.
     let skip = (2 * delay / SPAN + 1) as usize;
     let back = five
         .enumerate()
@@ -88,22 +90,23 @@ pub fn death(seed: u64, policy: Policy, replicas: usize, window: u64, after: Nan
     }
 }
 
-/// What a skew between two replicas did to a transfer.
+/// Effect of a speed difference between two replicas on a transfer.
 #[derive(Debug, Clone, Copy)]
 pub struct Skewed {
-    /// Numbers declared lost though nothing was lost.
+    /// Numbers declared lost although no packet was lost.
     pub declared: u64,
-    /// Of them seen later.
+    /// Numbers among them that arrived later.
     pub spurious: u64,
-    /// Time of the transfer; None: stuck.
+    /// Duration of the transfer; `None`: stuck.
     pub completion: Option<Nanos>,
 }
 
-/// A transfer of 2 MB from two replicas, the second `skew` slower, over a clean network with this round trip time.
+/// A transfer of 2 MB from two replicas, the second one slower by `skew`, over a lossless network
+/// with this round trip time.
 pub fn skew(seed: u64, policy: Policy, skew: Nanos, rtt: Nanos) -> Skewed {
     let mut net = Network::new(seed);
     let wire = link::Config { delay: rtt / 2, rate: 50_000_000, queue: 1000, ..link::Config::default() };
-    let places = vec![Place::default(), Place { delay: skew, ..Place::default() }];
+    let places = vec![ReplicaConfig::default(), ReplicaConfig { delay: skew, ..ReplicaConfig::default() }];
     let tor = tor::Config { policy, ..tor::Config::default() };
     let config = Config { replicas: places, down: wire.clone(), up: wire, tor, ..Config::default() };
     let service = Service::new(&mut net, config);

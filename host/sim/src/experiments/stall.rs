@@ -1,19 +1,19 @@
-//! How long nothing new comes when a replica dies.
+//! How long a download stalls when a replica dies.
 
 use crate::client::{Client, Plan};
 use crate::dumbbell::queue_for;
 use crate::life::{Life, State};
 use crate::link;
 use crate::net::Network;
-use crate::service::{Config, Place, Service};
+use crate::service::{Config, ReplicaConfig, Service};
 use crate::tor::{self, Policy};
 use crate::{MILLISECOND, Nanos, SECOND};
 use rivulet_transport::client::Config as ClientConfig;
 
-/// What one kill did to one download.
+/// Effect of one kill on one download.
 #[derive(Debug, Clone, Copy)]
 pub struct Stall {
-    /// Longest time without a new octet in order in the second after the kill.
+    /// Longest time without a new byte in order in the second after the kill.
     pub longest: Nanos,
     /// Numbers declared lost in that second.
     pub declared: u64,
@@ -23,14 +23,15 @@ pub struct Stall {
     pub timeouts: u64,
 }
 
-/// The first of `replicas` dies some 5 s (by the seed, up to four `rtt` more) into a download at `rate` bits a second.
+/// The first of `replicas` dies about 5 s (plus up to four `rtt`, depending on the seed) into a
+/// download at `rate` bits a second.
 pub fn stall(seed: u64, replicas: usize, rate: u64, rtt: Nanos) -> Stall {
     let mut net = Network::new(seed);
     let at = 5 * SECOND + net.rng().below(4 * rtt);
     let delay = rtt / 2;
     let down = link::Config { rate, delay, queue: queue_for(rate, rtt), ..link::Config::default() };
     let up = link::Config { delay, rate, ..link::Config::default() };
-    let mut places = vec![Place::default(); replicas];
+    let mut places = vec![ReplicaConfig::default(); replicas];
     places[0].life = Life::new(vec![(at, State::Dead)]);
     let tor = tor::Config { policy: Policy::Block, ..tor::Config::default() };
     let config = Config { replicas: places, down, up, tor, ..Config::default() };

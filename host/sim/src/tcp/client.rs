@@ -1,4 +1,4 @@
-//! A node that opens one connection of the reference, asks, and takes the answer.
+//! A node that opens one reference connection, sends a request, and receives the answer.
 
 use std::any::Any;
 
@@ -53,12 +53,12 @@ impl Client {
         }
     }
 
-    /// How long it took from the SYN to the last byte.
+    /// Time from the SYN to the last byte.
     pub fn completion(&self) -> Option<Nanos> {
         self.finished.map(|t| t - self.start)
     }
 
-    /// Bytes of wire that came in data segments, retransmissions included.
+    /// Wire bytes received in data segments, retransmissions included.
     pub fn received_bytes(&self) -> u64 {
         self.received
     }

@@ -1,32 +1,33 @@
-//! Congestion control of a sender: its own, Reno's, or that of a manager to whom it reports.
+//! Congestion control of a sender: Reno, or an external manager.
 
 /// RFC 6928.
 const INITIAL_WINDOW: u32 = 10;
-/// Least window and threshold after a loss.
+/// Smallest window and threshold after a loss.
 const LEAST: u32 = 2;
 
-/// What a sender learnt.
+/// Feedback of a sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
-    /// Segments arrived, selectively acknowledged ones too; `acked`: cumulatively for the first time. `grows`: no recovery holds
-    /// the window where it is.
+    /// Segments arrived, including selectively acknowledged ones. `acked`: cumulatively
+    /// acknowledged for the first time. `grows`: the window may grow, because no recovery is
+    /// running.
     Delivered { segments: u32, acked: u32, grows: bool },
-    /// A mark came.
+    /// An ECN mark arrived.
     Marked,
-    /// Some are lost, and later ones are not.
+    /// Some segments are lost, and later ones arrived.
     Lost,
-    /// All that was sent before a loss is acknowledged.
+    /// Everything sent before the loss is acknowledged.
     Recovered,
-    /// Nothing came until the timer expired; `again`: as before, without having recovered.
+    /// The retransmission timer expired. `again`: once more without a recovery in between.
     TimedOut { again: bool },
 }
 
-/// Who decides.
+/// Owner of the congestion window.
 #[derive(Debug, Clone)]
 pub enum Control {
-    /// The connection itself.
+    /// The connection.
     Reno(Reno),
-    /// Somebody else.
+    /// A manager.
     Managed(Managed),
 }
 
@@ -40,28 +41,28 @@ impl Default for Control {
 #[derive(Debug, Clone)]
 pub struct Reno {
     cwnd: u32,
-    /// Segments acknowledged in congestion avoidance since the window grew.
+    /// Segments acknowledged in congestion avoidance since the window last grew.
     credit: u32,
     ssthresh: u32,
 }
 
-/// What a managed connection may do, and what it has to report.
+/// A managed connection's limit, and the feedback for its manager.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Managed {
-    /// Segments that may be in the network.
+    /// Segments that may be in flight.
     pub window: u32,
-    /// Segments that arrived since it was asked last.
+    /// Segments that arrived since the last report.
     pub arrived: u32,
-    /// Segments were lost and later ones were not.
+    /// Segments were lost and later ones arrived.
     pub lost: bool,
-    /// A mark came.
+    /// An ECN mark arrived.
     pub marked: bool,
     /// The timer expired.
     pub timed_out: bool,
 }
 
 impl Control {
-    /// Segments that may be in the network.
+    /// Segments that may be in flight.
     pub fn window(&self) -> u32 {
         match self {
             Self::Reno(reno) => reno.cwnd,
@@ -69,7 +70,7 @@ impl Control {
         }
     }
 
-    /// What a managed connection has to report, which it then has no more.
+    /// Takes a managed connection's feedback and resets it.
     pub fn report(&mut self) -> Managed {
         match self {
             Self::Reno(_) => Managed::default(),

@@ -1,8 +1,8 @@
-//! The reference: TCP with Reno's congestion control (RFC 5681, RFC 3465), SACK recovery (RFC 6675), RACK-TLP loss
-//! detection (RFC 8985) and the timeout of RFC 6298, initial window 10 (RFC 6928), no delayed acknowledgements unless
-//! asked for.
+//! The reference: TCP with Reno's congestion control (RFC 5681, RFC 3465), SACK recovery (RFC
+//! 6675), RACK-TLP loss detection (RFC 8985), the timeout of RFC 6298 and an initial window of 10
+//! (RFC 6928). Delayed acknowledgements are optional.
 //!
-//! Sequence numbers count segments, not bytes: every segment is full but the last.
+//! Sequence numbers count segments, not bytes: every segment except the last is full.
 
 mod client;
 mod control;

@@ -3,15 +3,15 @@
 use super::rto::Rto;
 use crate::Nanos;
 
-/// Recoveries without a spurious retransmission after which the window goes back to its start.
+/// Recoveries without a spurious retransmission after which the reordering window is reset.
 const PERSISTS: u32 = 16;
-/// Duplicate acknowledgements that decide at once as long as no reordering was seen.
+/// Duplicate acknowledgements that indicate a loss at once while no reordering was seen.
 const DUPLICATE_THRESHOLD: usize = 3;
 
 /// The state of §5.2 and §5.3.
 #[derive(Debug, Clone)]
 pub struct Rack {
-    /// When the latest delivered segment was sent, and which it was.
+    /// Sending time and number of the latest delivered segment.
     latest: (Nanos, u64),
     /// Its round trip time.
     rtt: Nanos,
@@ -27,7 +27,8 @@ impl Rack {
         Self { latest: (0, 0), rtt: 0, forward: None, reordering_seen: false, quarters: 1, persists: 0 }
     }
 
-    /// A segment was delivered. A retransmission that comes back sooner than any packet did was the original.
+    /// Records a delivered segment. If a retransmission is acknowledged sooner than the least round
+    /// trip time, the original arrived.
     pub(super) fn delivered(&mut self, now: Nanos, seq: u64, sent: Nanos, retransmitted: bool, least: Nanos) {
         let rtt = now - sent;
         if retransmitted && rtt < least {
@@ -44,13 +45,13 @@ impl Rack {
         }
     }
 
-    /// A segment arrived twice: a retransmission was spurious (§6.2, step 4).
+    /// Records that a segment arrived twice: its retransmission was spurious (§6.2, step 4).
     pub(super) fn spurious(&mut self) {
         self.quarters = (self.quarters + 1).min(16);
         self.persists = PERSISTS;
     }
 
-    /// A recovery began.
+    /// Records the start of a recovery.
     pub(super) fn recovery(&mut self) {
         self.persists = self.persists.saturating_sub(1);
         if self.persists == 0 {
@@ -66,7 +67,8 @@ impl Rack {
         (self.quarters * rto.least() / 4).min(rto.smoothed())
     }
 
-    /// None: nothing is known against the segment. Otherwise when it counts as lost, which may be past.
+    /// When the segment counts as lost, possibly in the past; `None`: no later segment was
+    /// delivered.
     pub(super) fn deadline(&self, seq: u64, sent: Nanos, window: Nanos) -> Option<Nanos> {
         ((sent, seq) < self.latest).then_some(sent + self.rtt + window)
     }

@@ -5,27 +5,28 @@ use std::collections::VecDeque;
 use super::Ack;
 use crate::{MILLISECOND, Nanos};
 
-/// How long an acknowledgement may wait for a second segment (RFC 1122 allows 500 ms; Linux waits 40).
+/// Longest delay of an acknowledgement (RFC 1122 allows 500 ms; Linux uses 40).
 const DELAY: Nanos = 40 * MILLISECOND;
 
-/// What arrived.
+/// The receiver's state.
 #[derive(Debug, Clone, Default)]
 pub struct Receiver {
     next: u64,
-    /// Ranges `[from, to)` beyond `next`, the one that grew last first.
+    /// Ranges `[from, to)` above `next`, the most recently extended one first.
     beyond: VecDeque<(u64, u64)>,
     delayed: bool,
-    /// A delayed acknowledgement is due at this time, about a segment sent then.
+    /// When a delayed acknowledgement is due, and the timestamp of its segment.
     due: Option<(Nanos, Nanos)>,
 }
 
 impl Receiver {
-    /// Nothing arrived yet. `delayed`: every second segment is acknowledged at once, one alone after 40 ms.
+    /// Creates an empty receiver. `delayed`: acknowledges every second segment at once, and a
+    /// single one after 40 ms.
     pub fn new(delayed: bool) -> Self {
         Self { delayed, ..Self::default() }
     }
 
-    /// All segments below arrived.
+    /// All segments below this one arrived.
     pub fn next(&self) -> u64 {
         self.next
     }
@@ -35,7 +36,7 @@ impl Receiver {
         self.due.map(|d| d.0)
     }
 
-    /// Takes a segment; gives the acknowledgement to be sent at once.
+    /// Records a segment; returns an acknowledgement to send at once.
     pub fn segment(&mut self, now: Nanos, seq: u64, timestamp: Nanos, marked: bool) -> Option<Ack> {
         let known = seq < self.next || self.beyond.iter().any(|r| (r.0..r.1).contains(&seq));
         if known {
@@ -69,7 +70,7 @@ impl Receiver {
         }
     }
 
-    /// The delayed acknowledgement, if it is due, with the timestamp it echoes.
+    /// The delayed acknowledgement, if it is due, with the timestamp to echo.
     pub fn timeout(&mut self, now: Nanos) -> Option<(Ack, Nanos)> {
         let (_, timestamp) = self.due.filter(|d| d.0 <= now)?;
         Some((self.ack(None, false), timestamp))
@@ -90,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gaps_are_told_and_filled() {
+    fn gaps_are_reported_and_filled() {
         let mut r = Receiver::new(false);
         let mut got = |seq| {
             let a = r.segment(0, seq, 0, false).unwrap();

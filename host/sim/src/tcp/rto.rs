@@ -1,12 +1,12 @@
-//! The retransmission timeout of RFC 6298, with Linux' least value.
+//! The retransmission timeout of RFC 6298, with Linux's minimum.
 
 use crate::{MILLISECOND, Nanos, SECOND};
 
-/// Least timeout.
+/// Smallest timeout.
 pub const MIN: Nanos = 200 * MILLISECOND;
 /// Largest timeout.
 pub const MAX: Nanos = 60 * SECOND;
-/// Timeout without a sample (§2.1).
+/// Timeout before the first sample (§2.1).
 pub const INITIAL: Nanos = SECOND;
 
 /// Round trip time estimates of one side.
@@ -19,7 +19,7 @@ pub struct Rto {
 }
 
 impl Rto {
-    /// Takes a sample; it ends the back-off.
+    /// Adds a sample and ends the back-off.
     pub fn sample(&mut self, rtt: Nanos) {
         let rtt = rtt.max(1);
         self.backoff = 0;
@@ -37,12 +37,12 @@ impl Rto {
         self.srtt
     }
 
-    /// Least round trip time seen; 0 without a sample.
+    /// Smallest round trip time sample; 0 without a sample.
     pub fn least(&self) -> Nanos {
         self.min
     }
 
-    /// The timeout, backed off.
+    /// The timeout, including the back-off.
     pub fn timeout(&self) -> Nanos {
         let base = if self.srtt == 0 { INITIAL } else { (self.srtt + 4 * self.variation).max(MIN) };
         (base << self.backoff.min(16)).min(MAX)
@@ -53,7 +53,7 @@ impl Rto {
         self.backoff += 1;
     }
 
-    /// When a tail is probed (RFC 8985 §7.2).
+    /// Timeout of a tail loss probe (RFC 8985 §7.2).
     pub fn probe_timeout(&self) -> Nanos {
         if self.srtt == 0 { self.timeout() } else { (2 * self.srtt + 2 * MILLISECOND).min(self.timeout()) }
     }

@@ -13,39 +13,39 @@ struct Sent {
     at: Nanos,
     retransmitted: bool,
     sacked: bool,
-    /// Declared lost and not sent again yet.
+    /// Declared lost and not retransmitted yet.
     lost: bool,
 }
 
-/// What the congestion control is doing.
+/// State of the congestion control.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
     Open,
-    /// Fast recovery until everything below is acknowledged.
+    /// Fast recovery until everything below this segment is acknowledged.
     Recovery(u64),
-    /// After a timeout, until everything below is acknowledged.
+    /// After a timeout, until everything below this segment is acknowledged.
     Loss(u64),
 }
 
-/// What happened to a connection.
+/// Counters of a connection.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Segments sent, retransmissions too.
+    /// Segments sent, including retransmissions.
     pub sent: u64,
     /// Retransmissions.
     pub retransmitted: u64,
-    /// Fast recoveries begun.
+    /// Fast recoveries started.
     pub recoveries: u64,
     /// Timeouts.
     pub timeouts: u64,
-    /// Tail probes.
+    /// Tail loss probes.
     pub probes: u64,
-    /// Segments declared lost that came twice.
+    /// Segments declared lost that arrived twice.
     pub spurious: u64,
 }
 
-/// One connection's sending side. The caller sends what [`Sender::poll`] names, and calls on acknowledgements and
-/// when [`Sender::next_timeout`] has come.
+/// The sending side of one connection. The caller sends the segments of [`Sender::poll`], and
+/// passes acknowledgements and expiries of [`Sender::next_timeout`].
 #[derive(Debug, Clone)]
 pub struct Sender {
     total: u64,
@@ -56,22 +56,22 @@ pub struct Sender {
     retransmitted_out: usize,
     control: Control,
     mode: Mode,
-    /// No reaction to another mark before this is acknowledged (RFC 3168 §6.1.2).
+    /// Ignore further marks until this segment is acknowledged (RFC 3168 §6.1.2).
     reacted: u64,
     rack: Rack,
     rto: Rto,
     rto_at: Option<Nanos>,
     rack_at: Option<Nanos>,
     probe_at: Option<Nanos>,
-    /// A tail probe is out: its segment, and whether it was a retransmission.
+    /// An outstanding tail loss probe: its segment, and whether it was a retransmission.
     probe: Option<(u64, bool)>,
-    /// A segment that goes out whatever the window says.
+    /// A segment to send regardless of the window.
     forced: Option<u64>,
     counters: Counters,
 }
 
 impl Sender {
-    /// A sender of this many segments. `rto` has the sample of the handshake.
+    /// Creates a sender of this many segments. `rto` has the handshake's sample.
     pub fn new(total: u64, rto: Rto) -> Self {
         Self::with(total, rto, Control::default())
     }
@@ -123,12 +123,12 @@ impl Sender {
         self.una + self.window.len() as u64
     }
 
-    /// Whether there is something to be sent, if the window allows it.
+    /// Whether a segment is ready to send when the window allows it.
     pub fn wants(&self) -> bool {
         self.lost > 0 || self.next_new() < self.total
     }
 
-    /// Whether something is to be sent whatever the window says.
+    /// Whether a segment must be sent regardless of the window.
     pub fn must(&self) -> bool {
         self.forced.is_some_and(|s| s >= self.una)
     }
@@ -138,7 +138,7 @@ impl Sender {
         self.rto.smoothed()
     }
 
-    /// Segments that count as being in the network (RFC 6675, pipe).
+    /// Segments that count as in flight (RFC 6675, pipe).
     pub fn pipe(&self) -> usize {
         self.window.len() - self.sacked - self.lost
     }
@@ -148,7 +148,7 @@ impl Sender {
         [self.rto_at, self.rack_at, self.probe_at].into_iter().flatten().min()
     }
 
-    /// The next segment to be sent now, and whether it is the last of all.
+    /// The next segment to send now, and whether it is the last of all.
     pub fn poll(&mut self, now: Nanos) -> Option<(u64, bool)> {
         let seq = match self.forced.take().filter(|s| *s >= self.una) {
             Some(seq) => seq,
@@ -166,7 +166,8 @@ impl Sender {
             self.retransmitted_out += usize::from(!s.retransmitted);
             *s = Sent { at: now, retransmitted: true, lost: false, ..*s };
             if index == 0 {
-                // As Linux does: the oldest segment was just sent again, its answer takes a round trip.
+                // As in Linux: the oldest segment was just retransmitted, so its acknowledgement
+                // takes a round trip.
                 self.rto_at = Some(now + self.rto.timeout());
             }
         } else {
@@ -216,8 +217,8 @@ impl Sender {
             self.reacted = self.next_new();
             self.control.on(Event::Marked);
         }
-        // What was selectively acknowledged before did its share then: the acknowledgement that ends a recovery is no window's
-        // worth of growth.
+        // Segments that were selectively acknowledged before have already grown the window: the
+        // acknowledgement that ends a recovery must not grow it by a whole window.
         let grows = !marked && !matches!(self.mode, Mode::Recovery(_));
         self.control.on(Event::Delivered {
             segments: delivered + newly_sacked as u32,
@@ -275,19 +276,21 @@ impl Sender {
             self.rack.recovery();
             self.control.on(Event::Lost);
             self.mode = Mode::Recovery(self.next_new());
-            // The first retransmission does not wait for the window to deflate (RFC 6675 §5, step 4.3).
+            // The first retransmission does not wait until the window has shrunk (RFC 6675 §5, step
+            // 4.3).
             self.forced = self.window.iter().position(|s| s.lost).map(|i| self.una + i as u64);
         }
     }
 
-    /// A tail probe is set where nothing else would wake us before the timeout (RFC 8985 §7.2).
+    /// Sets the probe timer when no other event would come before the timeout (RFC 8985 §7.2).
     fn arm_probe(&mut self, now: Nanos) {
         let wanted =
             self.mode == Mode::Open && self.sacked == 0 && !self.window.is_empty() && self.probe.is_none();
         self.probe_at = wanted.then(|| now + self.rto.probe_timeout());
     }
 
-    /// The probe is acknowledged (RFC 8985 §7.4): without a duplicate the retransmission repaired a loss.
+    /// Handles the acknowledgement of the probe (RFC 8985 §7.4): without a duplicate the
+    /// retransmission repaired a loss.
     fn end_probe(&mut self, ack: &Ack) {
         let Some((seq, retransmission)) = self.probe else { return };
         if ack.duplicate == Some(seq) {
@@ -318,7 +321,7 @@ impl Sender {
             self.counters.timeouts += 1;
             self.control.on(Event::TimedOut { again: matches!(self.mode, Mode::Loss(_)) });
             self.mode = Mode::Loss(self.next_new());
-            // RFC 8985 §6.3: the oldest, and what was sent a round trip before.
+            // RFC 8985 §6.3: the oldest segment, and those sent a round trip before.
             let old = now.saturating_sub(self.rto.smoothed() + self.rto.least() / 4);
             for (i, s) in self.window.iter_mut().enumerate().filter(|(_, s)| !s.sacked && !s.lost) {
                 if i == 0 || s.at <= old {

@@ -1,4 +1,4 @@
-//! A node that answers one connection of the reference with data.
+//! A node that answers one reference connection with data.
 
 use std::any::Any;
 
@@ -23,7 +23,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// A server that sends `bytes` to `client` over `link` in segments of `mss` bytes (u64::MAX: without end).
+    /// Creates a server that sends `bytes` to `client` over `link` in segments of `mss` bytes
+    /// (`u64::MAX`: unlimited).
     pub fn new(client: NodeId, link: LinkId, bytes: u64, mss: u32, ecn: bool) -> Self {
         let segments = bytes.div_ceil(u64::from(mss)).max(1);
         let last = bytes - (segments - 1) * u64::from(mss);
@@ -31,7 +32,7 @@ impl Server {
         Self { client, link, segments, sizes: (mss, last as u32), ecn, syn_ack: None, sender: None }
     }
 
-    /// The connection's sending side, once the request came.
+    /// The connection's sending side, after the request arrived.
     pub fn sender(&self) -> Option<&Sender> {
         self.sender.as_ref()
     }

@@ -1,4 +1,4 @@
-//! Replays the corpus of the fuzz targets that put an enemy between client and server.
+//! Replays the corpus of the fuzz targets with an enemy between client and server.
 
 use rivulet_sim::hostile::{Enemy, session};
 
@@ -8,14 +8,14 @@ mod inputs;
 use inputs::replay;
 
 #[test]
-fn the_client_fed_by_a_hostile_server() {
+fn client_survives_a_hostile_server() {
     replay("client", |input| {
         session(input, Enemy::Server);
     });
 }
 
 #[test]
-fn the_server_fed_by_a_hostile_client() {
+fn server_survives_a_hostile_client() {
     replay("server", |input| {
         session(input, Enemy::Client);
     });

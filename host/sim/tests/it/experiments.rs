@@ -1,5 +1,5 @@
-//! The experiments at a size that a test can afford; `rivulet-sim` runs them in full. The bounds are those that the
-//! full runs must keep, wider where few seeds leave more to chance.
+//! The experiments at a size for tests; `rivulet-sim` runs them in full. The bounds are those of
+//! the full runs, but wider where few seeds leave more to chance.
 
 use rivulet_sim::experiments::{completion, crowd, fairness, overshoot, spraying, stall};
 use rivulet_sim::tor::Policy;
@@ -39,7 +39,8 @@ fn a_death_makes_fewer_gaps_by_blocks_than_in_turn() {
 
 #[test]
 fn a_death_halves_the_window() {
-    // Deaths that take more than a packet or two: the dead replica's blocks may be about elsewhere.
+    // Seeds in which the death hits more than a packet or two: the dead replica's blocks may be
+    // elsewhere in the window.
     for seed in [0, 2, 3] {
         let death = spraying::death(seed, Policy::Block, 3, 100, SECOND);
         assert!(death.declared > 0, "seed {seed}: {death:?}");
@@ -47,8 +48,9 @@ fn a_death_halves_the_window() {
     }
 }
 
-/// The bounds are for a percentile of many; few seeds keep it as their longest. At 2 ms two probes of a tail leave before the
-/// ToR has found the death, and only the third tells it from a dead path.
+/// The bounds are for a percentile of many runs; with few seeds the longest stays below them. At 2
+/// ms two tail probes leave before the ToR has detected the death, and only the third one
+/// distinguishes it from a dead path.
 #[test]
 fn a_death_stalls_a_download_for_its_detection_and_few_round_trips() {
     for (rtt, seeds) in [(10, [0, 11, 29, 51, 96]), (2, [0, 11, 24, 51, 96])] {
@@ -87,7 +89,8 @@ fn a_skew_of_five_round_trips_is_learned() {
     }
 }
 
-/// Every second packet of a window is lost when slow start overshoots a drop-tail queue, up to 800 of them here.
+/// Slow start overshoots a drop-tail queue, and every second packet of a window is lost, up to 800
+/// of them here.
 #[test]
 fn a_window_of_gaps_is_mended_about_as_fast_as_by_sack() {
     for (rate, rtt, bound) in [(100, 10, 1.2), (100, 50, 1.2), (20, 10, 1.3)] {
@@ -102,7 +105,7 @@ fn a_window_of_gaps_is_mended_about_as_fast_as_by_sack() {
 
 #[test]
 fn probes_do_not_fill_a_crowded_link() {
-    // 0.935 would be all of it: the rest is headers.
+    // The upper limit is 0.935: the rest is headers.
     let share = crowd::goodput(1, 500, 6 * SECOND);
     assert!(share > 0.875, "500 clients get {share:.3} of the link");
 }

@@ -3,7 +3,7 @@
 use rivulet_sim::fetches::{Fetcher, Plan};
 use rivulet_sim::link;
 use rivulet_sim::net::Network;
-use rivulet_sim::service::{Config, Place, Service};
+use rivulet_sim::service::{Config, ReplicaConfig, Service};
 use rivulet_sim::{MILLISECOND, Nanos, SECOND};
 use rivulet_transport::client::Statistics;
 
@@ -14,7 +14,7 @@ fn fetches(gap: Nanos, separate: bool, loss: f64) -> (Vec<u64>, Statistics) {
     fetch(Plan { count: 9, size: 128 * 1024, gap, separate, tokens: false }, loss)
 }
 
-/// The same, each on a connection of its own that opens with the token of the one before.
+/// The same, with separate connections that open with the token of the one before.
 fn fetches_with_tokens(gap: Nanos, loss: f64) -> (Vec<u64>, Statistics) {
     fetch(Plan { count: 9, size: 128 * 1024, gap, separate: true, tokens: true }, loss)
 }
@@ -23,7 +23,7 @@ fn fetch(plan: Plan, loss: f64) -> (Vec<u64>, Statistics) {
     let mut net = Network::new(5);
     let down =
         link::Config { delay: ROUND / 2, rate: 100_000_000, queue: 200, loss, ..link::Config::default() };
-    let replicas = vec![Place { remembers: true, ..Place::default() }; 3];
+    let replicas = vec![ReplicaConfig { remembers: true, ..ReplicaConfig::default() }; 3];
     let config = Config { replicas, down: down.clone(), up: down, ..Config::default() };
     let service = Service::new(&mut net, config);
     let client = service.fetcher(&mut net, plan);
@@ -31,7 +31,7 @@ fn fetch(plan: Plan, loss: f64) -> (Vec<u64>, Statistics) {
     net.run_while(120 * SECOND, |net| !done(net));
     assert!(done(&net), "{:?}", net.node::<Fetcher>(client).statistics());
     let fetcher = net.node::<Fetcher>(client);
-    // Sending the last window at this rate is no round trip.
+    // The time to send the last window at this rate does not count as a round trip.
     let took = fetcher.took().iter().map(|t| (t - 10 * MILLISECOND) / ROUND + 1).collect();
     (took, fetcher.statistics())
 }
@@ -45,12 +45,12 @@ fn later_fetches_of_one_connection_take_three_round_trips() {
 }
 
 #[test]
-fn connections_of_their_own_learn_nothing_of_each_other() {
+fn separate_connections_share_no_window() {
     let (took, _) = fetches(SECOND / 2, true, 0.0);
     assert_eq!(took, [5; 9]);
 }
 
-/// Processes that have nothing in common but the token.
+/// Separate processes that share only the token.
 #[test]
 fn later_fetches_with_the_window_of_the_one_before_take_three_round_trips() {
     let (took, s) = fetches_with_tokens(SECOND / 2, 0.0);
@@ -58,7 +58,8 @@ fn later_fetches_with_the_window_of_the_one_before_take_three_round_trips() {
     assert_eq!((s.declared, s.timeouts, s.restarts, s.rekeys), (0, 0, 0, 0), "{s:?}");
 }
 
-/// Halved by every second, it is none after three, and the token proves the address alone.
+/// The window is halved by every idle second and gone after three; then the token only proves the
+/// address.
 #[test]
 fn a_window_that_was_idle_for_seconds_is_forgotten() {
     let (took, _) = fetches_with_tokens(3 * SECOND, 0.0);
@@ -66,7 +67,7 @@ fn a_window_that_was_idle_for_seconds_is_forgotten() {
 }
 
 #[test]
-fn fetches_with_windows_of_before_come_whole_under_loss() {
+fn fetches_with_seeded_windows_complete_under_loss() {
     let (took, _) = fetches_with_tokens(SECOND / 2, 0.02);
     assert_eq!(took.len(), 9);
 }

@@ -1,5 +1,5 @@
-//! TCP/CM in virtual time: the bars of docs/congestion-manager.md at a size that a test can afford. Few seeds leave more to
-//! chance: 0.8 to 1.2 stands for the full run's 0.9 to 1.1.
+//! TCP/CM in virtual time: the bars of docs/congestion-manager.md at a size for tests. Few seeds
+//! leave more to chance: 0.8 to 1.2 replaces the full run's 0.9 to 1.1.
 
 use rivulet_sim::experiments::sharing;
 use rivulet_sim::managed::Style;
@@ -18,7 +18,7 @@ fn a_group_has_the_share_of_one_connection_and_shares_it_evenly() {
             assert!(all.iter().all(|s| s.jain > 0.99), "{style:?}, {count}: {all:?}");
         }
     }
-    // What the same connections take without a manager.
+    // The share of the same connections without a manager.
     let alone = sharing::group(0, None, 4, 60 * SECOND).of_reno;
     assert!(alone > 3.0, "four connections of Reno have {alone} times the share of one");
 }
@@ -48,7 +48,7 @@ fn later_fetches_find_the_window_of_the_first() {
     assert!(reno.iter().all(|t| *t == reno[0]), "{reno:?}");
     for (style, initial) in [(Style::Grants, 1), (Style::Grants, 10), (Style::Pull, 10)] {
         let managed = fetch(Some(style), initial);
-        // A packet at first takes three round trips more than ten.
+        // An initial window of one packet costs three more round trips than ten.
         assert_eq!(
             managed[0] > reno[0] + 200,
             initial == 1,

@@ -1,18 +1,19 @@
-//! What stands between a client and the ToR takes our packets for those of a TCP connection.
+//! Middleboxes between client and ToR accept our packets as those of a TCP connection.
 
 use rivulet_sim::client::{Client, Outcome, Plan};
 use rivulet_sim::conntrack::Middlebox;
 use rivulet_sim::ids::{LinkId, NodeId};
 use rivulet_sim::link::{self, End};
 use rivulet_sim::net::Network;
-use rivulet_sim::service::{Config, Place, Service};
+use rivulet_sim::service::{Config, ReplicaConfig, Service};
 use rivulet_sim::{MILLISECOND, SECOND};
 use rivulet_transport::client::Config as ClientConfig;
 
-/// A transfer through the box, with these links on both sides of it. Gives packets passed and invalid.
+/// A transfer through the box, with these links on both sides. Returns the packets passed and the
+/// invalid ones.
 fn transfer(seed: u64, wire: &link::Config, config: ClientConfig, v6: bool) -> (u64, u64) {
     let mut net = Network::new(seed);
-    // Client 0, box 1; the service's nodes after them.
+    // Node 0 is the client and node 1 the box; the service's nodes follow.
     let (client, middlebox) = (NodeId(0), NodeId(1));
     let from_client = net.add_link(wire.clone(), End::Node(middlebox));
     let to_client = net.add_link(wire.clone(), End::Node(client));
@@ -22,7 +23,10 @@ fn transfer(seed: u64, wire: &link::Config, config: ClientConfig, v6: bool) -> (
     assert_eq!(net.add_node(Middlebox::new(client, tor, up, to_client)), middlebox);
     let down = net.add_link(wire.clone(), End::Node(middlebox));
     let c = Config {
-        replicas: vec![Place::default(), Place { delay: MILLISECOND, ..Place::default() }],
+        replicas: vec![
+            ReplicaConfig::default(),
+            ReplicaConfig { delay: MILLISECOND, ..ReplicaConfig::default() },
+        ],
         ..Config::default()
     };
     let service = Service::on(&mut net, down, wire.clone(), &c.replicas, c.tor, c.tor_checks, c.policy);
@@ -37,7 +41,8 @@ fn transfer(seed: u64, wire: &link::Config, config: ClientConfig, v6: bool) -> (
     (seen.passed, seen.invalid)
 }
 
-/// `nf_conntrack` without liberality finds nothing invalid under loss, reordering, duplication and corruption.
+/// A strict `nf_conntrack` finds no packet invalid under loss, reordering, duplication and
+/// corruption.
 #[test]
 fn a_strict_connection_tracker_finds_no_packet_invalid() {
     for seed in 0..12 {

@@ -1,4 +1,4 @@
-//! The reference TCP behaves as Reno with SACK and RACK is known to.
+//! Checks that the reference TCP behaves like Reno with SACK and RACK.
 
 use rivulet_sim::dumbbell::{Dumbbell, MSS, TcpFlow, queue_for, tcp_completion};
 use rivulet_sim::link::{Config, Discipline};
@@ -37,8 +37,8 @@ fn every_transfer_finishes_under_any_loss_reordering_and_duplication() {
     }
 }
 
-/// Goodput of a long flow under random loss is near the square-root law of Mathis et al. (1997): with every packet
-/// acknowledged the constant is sqrt(3/2).
+/// The goodput of a long flow under random loss is close to the square-root law of Mathis et al.
+/// (1997); with an acknowledgement for every packet its constant is sqrt(3/2).
 #[test]
 fn goodput_follows_the_square_root_law() {
     for (loss, low, high) in [(0.01, 0.75, 1.25), (0.002, 0.75, 1.25)] {

@@ -1,22 +1,23 @@
-//! The ToR's memory against replay, as part of the whole.
+//! The ToR's replay memory in a whole system.
 
 use rivulet_sim::client::{Client, Outcome, Plan};
 use rivulet_sim::link;
 use rivulet_sim::net::Network;
 use rivulet_sim::replica::Replica;
-use rivulet_sim::service::{Config, Place, Service};
+use rivulet_sim::service::{Config, ReplicaConfig, Service};
 use rivulet_sim::tor::{Policy, Tor};
 use rivulet_sim::{MILLISECOND, SECOND};
 
-/// A transfer every request of which reaches the ToR twice. Gives requests sent by the client, responses of all replicas, and what
-/// the ToR refused as used.
+/// A transfer with every request duplicated on the way to the ToR. Returns the client's requests,
+/// all replicas' responses, and the requests that the ToR refused as used.
 fn doubled(sketch: usize) -> (u64, u64, u64) {
     let mut net = Network::new(3);
     let wire =
         link::Config { delay: 10 * MILLISECOND, rate: 50_000_000, queue: 400, ..link::Config::default() };
     let up = link::Config { duplicate: 1.0, ..wire.clone() };
-    let mut config = Config { replicas: vec![Place::default(); 3], down: wire, up, ..Config::default() };
-    // Turns, so that the copy goes to another replica than the original.
+    let mut config =
+        Config { replicas: vec![ReplicaConfig::default(); 3], down: wire, up, ..Config::default() };
+    // Round robin sends the copy to another replica than the original.
     (config.tor.policy, config.tor.sketch) = (Policy::RoundRobin, sketch);
     let service = Service::new(&mut net, config);
     let client = service.client(&mut net, Plan { size: 2_000_000, ..Plan::default() });
@@ -30,9 +31,9 @@ fn doubled(sketch: usize) -> (u64, u64, u64) {
     )
 }
 
-/// Defence: the sketch. N replicas without a common memory would answer a request N times.
+/// Defence: the sketch. Without shared memory N replicas would answer a request N times.
 #[test]
-fn what_was_used_at_one_replica_is_refused_for_all() {
+fn request_used_at_one_replica_is_refused_at_all() {
     let (requests, responses, refused) = doubled(1 << 12);
     assert!(refused * 100 >= requests * 95, "{refused} of {requests}");
     let (_, undefended, none) = doubled(0);

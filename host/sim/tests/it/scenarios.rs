@@ -1,22 +1,23 @@
-//! What befalls single connections: pauses, restarts, damage that no checksum finds, moves, dead epochs. Each finishes.
+//! Single connections under pauses, restarts, undetected damage, address changes and expired
+//! epochs. Each finishes.
 
 use rivulet_sim::client::{Client, Outcome, Plan};
 use rivulet_sim::ids::NodeId;
 use rivulet_sim::life::{Life, State};
 use rivulet_sim::link;
 use rivulet_sim::net::Network;
-use rivulet_sim::service::{Config, Place, Service};
+use rivulet_sim::service::{Config, ReplicaConfig, Service};
 use rivulet_sim::tor::{self, Policy, Tor};
 use rivulet_sim::{MILLISECOND, Nanos, SECOND};
 use rivulet_transport::client::Statistics;
 
 const HOUR: Nanos = 3600 * SECOND;
 
-/// Three replicas behind 20 Mb/s and 40 ms, a client that takes 5 MB: about two seconds.
+/// Three replicas behind 20 Mb/s and 40 ms, and a client that downloads 5 MB in about two seconds.
 fn service(net: &mut Network, change: impl FnOnce(&mut Config)) -> Service {
     let wire =
         link::Config { delay: 20 * MILLISECOND, rate: 20_000_000, queue: 60, ..link::Config::default() };
-    let replicas = vec![Place::default(); 3];
+    let replicas = vec![ReplicaConfig::default(); 3];
     let mut config = Config { replicas, down: wire.clone(), up: wire, ..Config::default() };
     change(&mut config);
     Service::new(net, config)
@@ -26,7 +27,7 @@ fn plan() -> Plan {
     Plan { size: 5_000_000, ..Plan::default() }
 }
 
-/// Runs to the end of the transfer and gives its time.
+/// Runs to the end of the transfer and returns its duration.
 fn finish(net: &mut Network, client: NodeId, limit: Nanos) -> (Nanos, Statistics) {
     net.run_while(limit, |net| *net.node::<Client>(client).outcome() == Outcome::Running);
     let c = net.node::<Client>(client);
@@ -48,14 +49,15 @@ fn a_reader_that_pauses_for_an_hour_gets_the_rest() {
     let before = requests(&mut net, 10 * SECOND);
     let quiet = requests(&mut net, SECOND + HOUR - 1) - before;
     let (time, statistics) = finish(&mut net, client, 2 * HOUR);
-    // The buffer of 1 MiB was full when it paused; the other megabytes take two seconds, a RESTART a round trip.
+    // The buffer of 1 MiB was full at the pause; the other megabytes take two seconds, and a
+    // RESTART a round trip.
     assert!(time > HOUR && time < HOUR + 6 * SECOND, "{time}");
     assert!(statistics.restarts >= 1, "an hour is beyond the horizon: {statistics:?}");
     assert_eq!(quiet, 0, "requests while nobody reads");
 }
 
-/// The first answer takes three seconds longer than the path does, as from a server that was busy: the estimate that follows from
-/// it leaves no continuation time for a round trip within the horizon.
+/// The first answer takes three seconds longer than the path, as from a busy server. With that
+/// estimate no continuation would live for a round trip within the horizon.
 #[test]
 fn an_estimate_beyond_the_horizon_is_corrected() {
     let mut net = Network::new(4);
@@ -64,7 +66,7 @@ fn an_estimate_beyond_the_horizon_is_corrected() {
     net.link_mut(s.down).config.delay = 3200 * MILLISECOND;
     net.run_until(SECOND / 2);
     net.link_mut(s.down).config.delay = 20 * MILLISECOND;
-    // Not the SYNs that are sent meanwhile.
+    // The link up is cut so that further SYNs do not arrive.
     net.link_mut(s.up).config.loss = 1.0;
     net.run_until(3200 * MILLISECOND);
     net.link_mut(s.up).config.loss = 0.0;
@@ -72,7 +74,7 @@ fn an_estimate_beyond_the_horizon_is_corrected() {
     assert!(time < 10 * SECOND && statistics.restarts < 3, "{time} {statistics:?}");
 }
 
-/// Three of the horizon's four seconds: nothing lives through two round trips.
+/// Three of the horizon's four seconds: no continuation lives for two round trips.
 #[test]
 fn a_round_trip_almost_as_long_as_the_horizon() {
     let mut net = Network::new(5);
@@ -86,13 +88,14 @@ fn a_round_trip_almost_as_long_as_the_horizon() {
 }
 
 #[test]
-fn a_tor_that_restarts_with_another_id_and_a_lost_clock_stops_nobody() {
+fn transfers_survive_a_tor_restart_with_new_id_and_clock() {
     let mut net = Network::new(2);
     let s = service(&mut net, |_| {});
     let client = s.client(&mut net, plan());
     net.run_until(SECOND);
     let clock = tor::Config::default().clock;
-    // Its clock starts at zero and is not the common one, until the controller sets the offset half a second later.
+    // Its clock starts at zero and is not the common clock, until the controller sets the offset
+    // half a second later.
     net.with_node(s.tor, |t: &mut Tor, _| t.restart(0x0102, 0, false));
     net.run_until(SECOND + SECOND / 2);
     net.with_node(s.tor, |t: &mut Tor, _| t.restart(0x0102, clock, true));
@@ -101,7 +104,7 @@ fn a_tor_that_restarts_with_another_id_and_a_lost_clock_stops_nobody() {
 }
 
 #[test]
-fn a_tor_that_is_silent_for_ten_seconds_is_survived() {
+fn transfers_survive_a_tor_outage_of_ten_seconds() {
     let mut net = Network::new(3);
     let s = service(&mut net, |_| {});
     let client = s.client(&mut net, plan());
@@ -125,7 +128,7 @@ fn one_corrupted_nonce_is_survived() {
 }
 
 #[test]
-fn a_changed_address_is_challenged_and_goes_on() {
+fn changed_address_is_challenged_and_the_transfer_continues() {
     for v6 in [false, true] {
         let mut net = Network::new(5);
         let s = service(&mut net, |_| {});
@@ -136,7 +139,7 @@ fn a_changed_address_is_challenged_and_goes_on() {
 }
 
 #[test]
-fn an_epoch_that_dies_is_left_by_rekey_or_restart() {
+fn expired_epoch_is_left_by_rekey_or_restart() {
     for (seal, nonce) in [(&[1u16, 2][..], &[2u16][..]), (&[1, 2], &[1, 2])] {
         let mut net = Network::new(6);
         let s = service(&mut net, |_| {});
@@ -155,7 +158,7 @@ fn all_replicas_but_one_die_in_the_middle() {
         let mut net = Network::new(7);
         let s = service(&mut net, |c| {
             c.tor.policy = policy;
-            c.replicas = vec![Place::default(); 8];
+            c.replicas = vec![ReplicaConfig::default(); 8];
             for (i, r) in c.replicas.iter_mut().enumerate().skip(1) {
                 let at = SECOND / 2 + i as Nanos * 100 * MILLISECOND;
                 r.life = Life::new(vec![(at, State::Dead)]);
@@ -186,17 +189,17 @@ fn a_thousand_clients_in_one_process_all_finish() {
     assert_eq!((crowd.done, &crowd.others[..]), (1000, &[][..]));
 }
 
-/// A life that is dead and up by turns, from `begin` on.
+/// A life that alternates between dead and up, from `begin` on.
 fn storm(period: Nanos, begin: Nanos) -> Life {
     let state = |i| if i % 2 == 0 { State::Dead } else { State::Up };
     Life::new((0..600).map(|i| (begin + i * period, state(i))).collect())
 }
 
-/// What the only server of a service does to a transfer that takes 1.6 s where nothing is in its way.
+/// A transfer, which takes 1.6 s undisturbed, from a service with only this server.
 fn under_storm(seed: u64, period: Nanos, begin: Nanos, size: u64) -> (Nanos, Statistics) {
     let mut net = Network::new(100 + seed);
     let s = service(&mut net, |c| {
-        c.replicas = vec![Place { life: storm(period, begin), ..Place::default() }];
+        c.replicas = vec![ReplicaConfig { life: storm(period, begin), ..ReplicaConfig::default() }];
     });
     let mut plan = Plan { size, ..plan() };
     plan.config.seed = seed;
@@ -205,12 +208,14 @@ fn under_storm(seed: u64, period: Nanos, begin: Nanos, size: u64) -> (Nanos, Sta
 }
 
 #[test]
-fn a_single_server_that_is_down_half_of_the_time_is_found_again_each_time() {
+fn transfers_finish_with_a_server_down_half_the_time() {
     for period in [SECOND / 2, SECOND, 2 * SECOND, 5 * SECOND, 15 * SECOND] {
         for seed in 0..8 {
-            // Each seed loses it at another point of the transfer, the first one while it opens.
+            // Each seed stops the server at another point of the transfer; the first one does so
+            // while the connection opens.
             let (time, statistics) = under_storm(seed, period, seed * 130 * MILLISECOND + 1, 4_000_000);
-            // A long absence ends within two seconds and a half of the return; in short ones the window never grows.
+            // A long outage ends within two and a half seconds after the return; in short ones the
+            // window never grows.
             let limit = if period >= 5 * SECOND { period + 6 * SECOND } else { 120 * SECOND };
             assert!(time < limit, "period {period} seed {seed}: {time} {statistics:?}");
         }
@@ -218,7 +223,7 @@ fn a_single_server_that_is_down_half_of_the_time_is_found_again_each_time() {
 }
 
 #[test]
-fn a_server_that_is_away_is_asked_for_at_most_once_in_two_seconds() {
+fn absent_server_gets_at_most_one_request_in_two_seconds() {
     let (time, statistics) = under_storm(1, 200 * SECOND / 2, SECOND, 4_000_000);
     assert!(time < 106 * SECOND, "{time} {statistics:?}");
     let asked = statistics.probes + statistics.timeouts + statistics.restarts;

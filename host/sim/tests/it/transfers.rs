@@ -1,4 +1,5 @@
-//! Transfers over damaged networks and dying replicas: every byte arrives, none is stuck.
+//! Transfers over damaged networks with dying replicas: every byte arrives, and no transfer gets
+//! stuck.
 
 use rivulet_sim::client::{Client, Outcome, Plan};
 use rivulet_sim::link;
