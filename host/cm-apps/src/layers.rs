@@ -4,7 +4,6 @@
 //! moment. Packets are sent as fast as they are granted, and the receiver buffers them. *Rate
 //! callback* ([`Clocked`], Figure 9): the application's clock sends one period of content at the
 //! layer's rate, and the layer changes when the manager reports that the rate crossed a threshold.
-//! crossed a threshold.
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -71,7 +71,6 @@ fn to_v6(a: IpAddr) -> [u8; 16] {
 ///
 /// A wrong checksum stays wrong by the same difference, so damage is not hidden. If the lengths
 /// differ, the shorter field counts as padded with zeros.
-/// length are taken as padded with zeros.
 pub fn replace(checksum: u16, old: &[u8], new: &[u8]) -> u16 {
     let mut sum = Sum::new().word(!checksum).bytes(new);
     for w in old.chunks(2) {

@@ -17,7 +17,6 @@ type Reply = (c_int, Option<OwnedFd>);
 
 /// Requests a connection and waits up to `patience`. Fails with `INTR` or `AGAIN` if the wait
 /// ended, otherwise if there is no stack.
-/// is no stack.
 pub fn request_connection(ask: &ConnectRequest, patience: Option<Duration>) -> Result<Reply, Errno> {
     let stack = dial(patience)?;
     send(&stack, &ask.encode(), None)?;

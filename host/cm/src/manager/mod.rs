@@ -351,8 +351,8 @@ impl Manager {
     /// Moves a flow with its outstanding bytes into another macroflow (`cm_setmacroflow`). Its
     /// grants end; its requests wait there.
     ///
+    /// # Errors
     /// There is no such flow or macroflow.
-    /// There is no such flow, or no such macroflow.
     pub fn set_macroflow(&mut self, now: Nanos, id: FlowId, to: MacroflowId) -> Result<(), Error> {
         if !self.macroflows.contains_key(&to) {
             return Err(Error::NoMacroflow);
