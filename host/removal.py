@@ -124,6 +124,12 @@ def test(program: str, names: list[str]) -> list[str]:
     return [name for name, how in ended.items() if how == "FAILED"]
 
 
+def test_names() -> set[str]:
+    """Names of all Rust functions in the tree, without their modules."""
+    files = (ROOT / path for path in sources() if path.suffix == ".rs" and (ROOT / path).is_file())
+    return {name for file in files for name in re.findall(r"\bfn (\w+)", file.read_text())}
+
+
 def failed(removal: Removal) -> list[str]:
     """Removes the defence, runs its tests and returns those that fail; puts the defence back."""
     take_out(removal, TREE)
@@ -158,7 +164,13 @@ def main() -> int:
             prepared = True
         return failed(removal)
 
-    return run(REMOVALS, args, ROOT, noticed)
+    names = test_names() if args.check else set()
+
+    def exists(test: str) -> bool:
+        program, _, path = test.partition(":")
+        return program in PROGRAMS and path.rpartition("::")[2] in names
+
+    return run(REMOVALS, args, ROOT, noticed, exists)
 
 
 if __name__ == "__main__":

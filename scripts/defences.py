@@ -42,17 +42,22 @@ def parser(description: str, removals: Mapping[str, Removal]) -> argparse.Argume
     """Arguments of a program that removes defences."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--list", action="store_true", help="print the names and exit")
-    made.add_argument("--check", action="store_true", help="only check that each file contains the text to remove")
+    made.add_argument("--check", action="store_true", help="only check that the text to remove and the tests exist")
     made.add_argument("names", nargs="*", metavar="NAME", help=", ".join(removals))
     return made
 
 
 def run(
-    removals: Mapping[str, Removal], args: argparse.Namespace, folder: Path, failed: Callable[[Removal], list[str]]
+    removals: Mapping[str, Removal],
+    args: argparse.Namespace,
+    folder: Path,
+    failed: Callable[[Removal], list[str]],
+    exists: Callable[[str], bool],
 ) -> int:
     """Removes the named defences, or all, and prints the tests that fail; returns 1 if a removal fails no test.
 
-    `failed` applies one removal and returns the tests that fail; `folder` holds the files before the removal.
+    `failed` applies one removal and returns the tests that fail; `folder` holds the files before the removal; `exists`
+    returns whether there is a test with this name.
     """
     if args.list:
         print("\n".join(removals))
@@ -62,7 +67,8 @@ def run(
         raise SystemExit(f"no such defence: {', '.join(unknown)}")
     if args.check:
         wrong = [f"{name}: {found}" for name in names if (found := misplaced(removals[name], folder))]
-        print("\n".join(wrong) or f"{len(names)} defences stand where they are said to")
+        wrong += [f"{name}: no test {test}" for name in names for test in removals[name].tests if not exists(test)]
+        print("\n".join(wrong) or f"{len(names)} removals find the text that they replace, and their tests exist")
         return 1 if wrong else 0
     unnoticed = 0
     for name in names:
