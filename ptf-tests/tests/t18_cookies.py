@@ -65,7 +65,7 @@ class Stateless(RackTest):
         self.assertLessEqual(len(got), max(len(frame), 60), "the answer is longer than the SYN")
 
     def segment(self, service: Service, sport: int, acknowledgement: int, echo: int | None, **fields) -> bytes:
-        """A client's segment, with timestamps reached TSecr is `echo`, or without (None)."""
+        """A client's segment, with timestamps and TSecr `echo`, or without timestamps (None)."""
         options = b"" if echo is None else cookies.stamps(OFFERED, echo)
         fields = {"flags": ACK, "payload": b"GET / HTTP/1.1\r\n\r\n", "acknowledgement": acknowledgement} | fields
         return self.plain(service, sport, options=options, **fields)
@@ -129,7 +129,7 @@ class SynsOfKnownStacks(Stateless):
 
 @families
 class SynsWithDataOrOddFlags(Stateless):
-    """SYNs with data, ECN, FIN or RST, and a replica reached path has a smaller MTU."""
+    """SYNs with data, ECN, FIN or RST, and replicas that are reached over a path of a smaller MTU."""
 
     def check(self) -> None:
         service = self.stateless()
@@ -227,7 +227,7 @@ class HandshakesEndAtTheTor(Stateless):
             self.comes(service, segment(service, 35000, 0, payload=b"", flags=ACK | FIN))
             self.comes(service, segment(service, 35000, 0))
             self.comes(service, segment(service, 35000, 1024, payload=b""))
-        # The client has a later segment of an answer reached first segment was lost.
+        # The client has a later segment of an answer, the first segment of which was lost.
         isn = cookies.stamped_isn(self.keys[0], self.flow(service, 35000), 1460)
         sack = b"\x01\x01" + struct.pack("!BBII", 5, 10, isn + 1449 & 0xFFFFFFFF, isn + 2897 & 0xFFFFFFFF)
         for echo in (cookies.answer_value(0), cookies.large_value(0, cookies.STEADY)):
@@ -302,7 +302,7 @@ class BlocksOfLargeAnswers(Stateless):
 
 @families
 class SegmentsFindDeadReplicas(Stateless):
-    """A segment reached replica is dead goes to another, by flow and sprayed, and finds the death once."""
+    """A segment for a dead replica finds the death, once, and goes to another one, by flow or sprayed."""
 
     def check(self) -> None:
         pool = self.add_pool(bound=FOREVER, alive=False)
