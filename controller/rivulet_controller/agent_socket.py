@@ -1,8 +1,10 @@
-"""The agents' Unix socket: asks the kernel for each peer's user, and passes the connection's bytes on to gRPC.
+"""The agents' Unix socket: gets each peer's user from the kernel, and relays the connection to
+gRPC.
 
-gRPC does not report the user at the other end of a Unix socket. So the connections are accepted here and relayed to the
-gRPC server, which listens in a private folder. The relay binds its end to a random name in that folder, gRPC reports
-the name as the peer, and `ByUser` finds the user by it.
+gRPC does not report the user of a Unix socket's peer. So this module accepts the connections and
+relays them to the gRPC server, which listens in a private folder. The relay binds its end to a
+random name in that folder; gRPC reports the name as the peer's address, by which `ByUser` finds the
+user.
 """
 
 from __future__ import annotations
@@ -27,38 +29,43 @@ from .admission import ByUser
 log = logging.getLogger("rivulet.agent_socket")
 
 USER_CONNECTIONS_MAX = 64
-"""Connections of one user at a time, other than root and the controller's own: an agent has one.
+"""Connections of a user at a time, except for root and the controller's own user; an agent needs
+one.
 
-Users that may be no replica have as many together: each user of a machine can have thousands of subordinate user ids.
+All users that may not register as any replica share this number: a user can have thousands of
+subordinate user ids.
 """
 
 NO_REPLICA = -1
-"""Counts the connections of all users that may be no replica."""
+"""Key that counts connections of users that may not register as any replica."""
 
 CONNECTIONS_MAX = 2048
-"""Connections at a time."""
+"""Connections of all users at a time."""
 
 PREFIX = "rivulet-agents-"
-"""How the names of the private folders begin."""
+"""Prefix of the private folders' names."""
 
 DEAD_AFTER_S = 60.0
-"""A private folder without a listener that is older was left by a controller that was killed."""
+"""Age at which a private folder without a listener counts as left over from a controller that was
+killed."""
 
 CHUNK_BYTES = 64 << 10
-"""Most bytes that a relay holds for each direction."""
+"""Most bytes that a relay buffers in each direction."""
 
 CREDENTIALS = struct.Struct("iII")
 """struct ucred of unix(7): process, user, group."""
 
 NO_UID = 0xFFFF_FFFF
-"""What the kernel reports where there is no user."""
+"""User id that the kernel reports if there is none."""
 
 
 class AgentSocket:
-    """Listens at a path; `start`, then `stop`."""
+    """The listener; call `start`, then `stop`."""
 
     def __init__(self, path: Path, server: grpc.aio.Server, admission: ByUser, group: int | None = None) -> None:
-        """`server` must not have been started. `group` may open the socket beside its owner."""
+        """`server` must not have been started. Members of `group` may open the socket besides its
+        owner.
+        """
         self._path = path
         self._server = server
         self._admission = admission
@@ -71,12 +78,12 @@ class AgentSocket:
         self._accepting: asyncio.Server | None = None
 
     async def start(self) -> None:
-        """Listens. Raises OSError."""
+        """Starts to listen. Raises OSError."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._server.add_insecure_port(f"unix:{self._inner}")
             await self._server.start()
-            # Never, not even for a moment, does it open for more than its owner and that group.
+            # The umask keeps others from opening the socket even before chmod.
             before = os.umask(0o177)
             try:
                 listener.bind(str(self._path))
@@ -92,7 +99,7 @@ class AgentSocket:
             raise
 
     async def stop(self, grace: float | None) -> None:
-        """Ends every connection; streams of agents have `grace` seconds."""
+        """Ends all connections; agents' streams get `grace` seconds."""
         if self._accepting is not None:
             self._accepting.close()
         await self._server.stop(grace)
@@ -115,8 +122,8 @@ class AgentSocket:
             self._open[account] += 1
             most = CONNECTIONS_MAX if names is None else USER_CONNECTIONS_MAX
             if self._open[account] > most or self._open.total() > CONNECTIONS_MAX:
-                whose = "users that may be no replica have" if account == NO_REPLICA else f"uid {uid} has"
-                log.warning("%s %d connections: another one of uid %d is closed", whose, self._open[account] - 1, uid)
+                owner = "users that may not register have" if account == NO_REPLICA else f"uid {uid} has"
+                log.warning("%s %d connections: closing another one of uid %d", owner, self._open[account] - 1, uid)
                 return
             await self._relay(uid, reader, writer)
         except (OSError, asyncio.CancelledError):
@@ -129,7 +136,7 @@ class AgentSocket:
                 self._open += Counter()
 
     async def _relay(self, uid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Passes bytes both ways until either side ends."""
+        """Relays bytes both ways until either side ends."""
         name = secrets.token_hex(16)
         inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         inner.setblocking(False)
@@ -149,17 +156,17 @@ class AgentSocket:
                     way.cancel()
                 await asyncio.gather(*ways, return_exceptions=True)
         finally:
-            # The name goes before the connection that had it.
+            # Removed while the connection is open, so that no later connection can reuse the name.
             del self._admission.connected[name]
             inner.close() if back is None else back.close()
 
 
 def _remove_folders_of_the_dead() -> None:
-    """Removes private folders that controllers of this user left when they were killed."""
+    """Removes private folders that killed controllers of this user left behind."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             status = folder.lstat()
-            # A younger one may be that of a controller that is about to listen.
+            # A recent folder may belong to a controller that does not listen yet.
             if status.st_uid != os.geteuid() or time.time() - status.st_mtime < DEAD_AFTER_S:
                 continue
             try:
@@ -169,7 +176,7 @@ def _remove_folders_of_the_dead() -> None:
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One direction, until its end."""
+    """Relays one direction until its end."""
     with suppress(OSError):
         while data := await reader.read(CHUNK_BYTES):
             writer.write(data)
@@ -177,7 +184,7 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 def peer_uid(connection: socket.socket) -> int:
-    """The user of the process that connected, by SO_PEERCRED. Raises OSError."""
+    """User id of the process that connected (SO_PEERCRED). Raises OSError."""
     answer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     uid: int = CREDENTIALS.unpack(answer)[1]
     if uid == NO_UID:

@@ -1,7 +1,7 @@
-"""The door for agents: one gRPC stream each, whole updates out, reports in.
+"""The gRPC service for agents: one stream for each agent, with whole updates out and reports in.
 
-`AgentServer` keeps what each connected agent is and holds; the daemon decides what to send. Nothing on any
-packet path waits for this.
+`AgentServer` keeps what each connected agent holds and reports; the controller decides what to
+send. No packet waits for any of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from .admission import Admission, ByCertificate, ByUser, Nobody, Users
+from .admission import Admission, ByCertificate, ByUser, RefuseAll, Users
 from .agent_socket import AgentSocket
 from .keys import RACK_RING, Kind
 from .pb.rivulet.agent.v1 import agent_pb2, agent_pb2_grpc
@@ -24,37 +24,39 @@ from .pb.rivulet.agent.v1 import agent_pb2, agent_pb2_grpc
 log = logging.getLogger("rivulet.agents")
 
 TEXT_MAX = 300
-"""Longest text of an agent that is kept, in characters: it is logged, and shown to everybody each second."""
+"""Longest text kept from an agent, in characters: it is logged, and sent to all clients each
+second."""
 
 MESSAGE_MAX = 64 << 10
-"""Longest message of an agent, bytes."""
+"""Longest message of an agent in bytes."""
 
 SENT_KEPT = 64
-"""Updates that an agent has not confirmed whose epochs are remembered; older ones say nothing any more."""
+"""Unconfirmed updates of an agent that are kept, with their epochs; a confirmation of an older one
+is ignored."""
 
 COMPLAINT_S = 1.0
-"""An agent's errors are logged no oftener."""
+"""Shortest interval between logged errors of an agent."""
 
 HELLO_TIMEOUT_S = 5.0
-"""A stream that does not introduce itself by then is closed."""
+"""A stream without `hello` by then is closed."""
 
 Held = frozenset[tuple[str, Kind, int]]
-"""Epochs held, as (service name, kind, epoch)."""
+"""Keys held, as (service name, kind, epoch)."""
 
 Plain = frozenset[tuple[str, int]]
-"""How plain TCP is served, as (service name, number of the mode in agent.proto)."""
+"""Modes of plain TCP, as (service name, number of the mode in agent.proto)."""
 
 
 class AgentListener(Protocol):
-    """What accepts agents."""
+    """A listener that accepts agents."""
 
     async def stop(self, grace: float | None) -> None:
-        """Ends every connection; streams have `grace` seconds."""
+        """Ends all connections; streams get `grace` seconds."""
 
 
 @dataclass(slots=True)
 class Agent:
-    """One connected agent."""
+    """A connected agent."""
 
     name: str
     incarnation: int
@@ -66,14 +68,14 @@ class Agent:
     held: Held = frozenset()
     plain: Plain = frozenset()
     refused: frozenset[str] = frozenset()
-    """Services of the last update that it does not serve; its report's `error` says why."""
+    """Services of the last update that it refuses; `error` of its report has the reason."""
     _names: dict[int, str] = field(default_factory=dict)
-    """Services of the last update, by their numbers."""
+    """Names of the last update's services, by their numbers."""
     _sent: dict[int, tuple[Held, Plain]] = field(default_factory=dict)
     _outbox: asyncio.Queue[agent_pb2.ControllerMessage | None] = field(default_factory=lambda: asyncio.Queue(maxsize=2))
 
     def send(self, update: agent_pb2.Update) -> None:
-        """Queues an update; one that was not yet taken is replaced, since each is the whole."""
+        """Queues an update. It replaces one not yet taken, since each update is complete."""
         held: Held = frozenset(
             (service.name, kind, key.epoch)
             for service in update.services
@@ -100,35 +102,41 @@ class Agent:
         self._outbox.put_nowait(None)
 
     def serves(self) -> bool:
-        """Whether its replica does, as it last said: then what the agent holds is in force there."""
-        # Who says what content it has is the serving process itself, also where it waits for its turn with that.
+        """Whether its replica serves, as last reported; then the keys that the agent holds are in
+        force there.
+        """
+        # Only the serving process itself reports content, also while it waits to become ready with
+        # that content.
         return self.report is not None and (self.report.ready or self.report.HasField("content"))
 
     @property
     def content(self) -> int:
-        """Version of the content that its replica has for plain clients; 0 for none."""
+        """Version of its replica's content for plain clients; 0 if there is none."""
         return self.report.content if self.report is not None else 0
 
     @property
     def error(self) -> str:
-        """What it says is wrong with the last update; empty if nothing."""
+        """Its error about the last update; empty if there is none."""
         return self.report.error if self.report is not None else ""
 
     @property
     def records(self) -> int:
-        """Incarnation of its records, as it last reported; 0: none so far."""
+        """Incarnation of its records as last reported; 0 before that."""
         return self.report.trods.incarnation if self.report is not None else 0
 
     @property
     def asks(self) -> bool:
-        """Whether it does not know yet whose connections others hold, or what it is to serve."""
+        """Whether it still lacks the update, or the knowledge which connections other replicas
+        hold.
+        """
         if self.report is None or not self.plain:
             return True
-        # Whoever protects nothing yet is to; whoever cannot says that it is not ready, to the ToR too.
+        # A replica without TRODS yet is about to get it. One that cannot reports itself as not
+        # ready, to the ToR too.
         return self.report.trods.asks if self.report.HasField("trods") else not self.report.ready
 
     def note(self, report: agent_pb2.Report) -> None:
-        """Takes a report in: what is in force decides which keys this agent holds."""
+        """Takes a report. The keys that this agent holds follow from the version in force."""
         report.reason, report.error = report.reason[:TEXT_MAX], report.error[:TEXT_MAX]
         self.report = report
         self.reported_at = time.monotonic()
@@ -142,17 +150,17 @@ class Agent:
 
 
 class AgentServer(agent_pb2_grpc.AgentsServicer):
-    """The gRPC service. `make_update(name)` gives a new agent its update, or raises KeyError."""
+    """The gRPC service. `make_update(name)` returns a new agent's update, or raises KeyError."""
 
     def __init__(self, make_update: Callable[[str], agent_pb2.Update], changed: Callable[[], None]) -> None:
         self.agents: dict[str, Agent] = {}
-        self.admission: Admission = Nobody()
-        """Which agent may be which replica; whoever listens sets it."""
+        self.admission: Admission = RefuseAll()
+        """Decides which agent may register as which replica; the listener sets it."""
         self._make_update = make_update
         self._changed = changed
 
     def close(self) -> None:
-        """Ends every stream in order, so that a stop of the gRPC server finds nothing to cut off."""
+        """Ends every stream, so that stopping the gRPC server interrupts none."""
         for agent in self.agents.values():
             agent.close()
 
@@ -161,7 +169,7 @@ class AgentServer(agent_pb2_grpc.AgentsServicer):
         request_iterator: AsyncIterator[agent_pb2.AgentMessage],
         context: grpc.aio.ServicerContext[agent_pb2.AgentMessage, agent_pb2.ControllerMessage],
     ) -> AsyncIterator[agent_pb2.ControllerMessage]:
-        """One agent's stream (see agent.proto)."""
+        """One agent's stream (agent.proto)."""
         messages = aiter(request_iterator)
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
@@ -174,21 +182,21 @@ class AgentServer(agent_pb2_grpc.AgentsServicer):
         hello = first.hello
         refusal = self.admission.refusal(hello.name, context.peer(), context.auth_context())
         if refusal:
-            log.warning("an agent is refused: %s", refusal[:TEXT_MAX])
+            log.warning("refused an agent: %s", refusal[:TEXT_MAX])
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal[:TEXT_MAX])
             return
         try:
             update = self._make_update(hello.name)
         except KeyError:
-            log.warning("an agent calls itself %r, which the configuration does not know", hello.name)
+            log.warning("an agent registers as %r, which is not in the configuration", hello.name)
             await context.abort(
-                grpc.StatusCode.NOT_FOUND, f"no replica is called {hello.name!r}: add it to the configuration"
+                grpc.StatusCode.NOT_FOUND, f"there is no replica {hello.name!r}: add it to the configuration"
             )
             return
         agent = Agent(hello.name, hello.incarnation, hello.mac, hello.version, time.monotonic())
         old = self.agents.get(hello.name)
         if old is not None:
-            log.info("agent %s registers again; the older stream is closed", hello.name)
+            log.info("agent %s registers again: closing its older stream", hello.name)
             old.close()
         self.agents[hello.name] = agent
         log.info("agent %s registered (incarnation %d, version %s)", hello.name, hello.incarnation, hello.version)
@@ -201,11 +209,11 @@ class AgentServer(agent_pb2_grpc.AgentsServicer):
             await _ended(reader)
             if self.agents.get(hello.name) is agent:
                 del self.agents[hello.name]
-                log.info("agent %s is gone", hello.name)
+                log.info("agent %s disconnected", hello.name)
             self._changed()
 
     async def _next(self, agent: Agent, reader: asyncio.Task[None]) -> agent_pb2.ControllerMessage | None:
-        """The next message to send, or None when either side ended."""
+        """The next message to send; None when either side has ended."""
         getter = asyncio.ensure_future(agent._outbox.get())
         try:
             done, _ = await asyncio.wait({getter, reader}, return_when=asyncio.FIRST_COMPLETED)
@@ -220,12 +228,12 @@ class AgentServer(agent_pb2_grpc.AgentsServicer):
                 if message.WhichOneof("message") != "report":
                     continue
                 before = _weighty(agent)
-                told = agent.report.error if agent.report else ""
+                earlier = agent.report.error if agent.report else ""
                 agent.note(message.report)
-                said, now = message.report.error, time.monotonic()
-                if said and said != told and now - complained >= COMPLAINT_S:
+                error, now = message.report.error, time.monotonic()
+                if error and error != earlier and now - complained >= COMPLAINT_S:
                     complained = now
-                    log.error("agent %s: %s", agent.name, said)
+                    log.error("agent %s: %s", agent.name, error)
                 if before != _weighty(agent):
                     self._changed()
         except (grpc.RpcError, asyncio.CancelledError):
@@ -233,13 +241,13 @@ class AgentServer(agent_pb2_grpc.AgentsServicer):
 
 
 def _weighty(agent: Agent) -> tuple[Held, Plain, frozenset[str], bool | None, bool, int, int]:
-    """What of an agent's report needs a round of the controller's loop when it changes."""
+    """The parts of an agent's report that need a round of the controller's loop when they change."""
     ready = agent.report.ready if agent.report else None
     return agent.held, agent.plain, agent.refused, ready, agent.asks, agent.content, agent.records
 
 
 async def _ended(task: asyncio.Future[Any]) -> None:
-    """Cancels a task and waits for its end, so that it is not still pending when the loop is closed."""
+    """Cancels a task and waits for its end, so that none is pending when the loop closes."""
     task.cancel()
     await asyncio.wait({task})
 
@@ -251,7 +259,8 @@ async def serve(
     users: Callable[[], Users] = dict,
     group: int | None = None,
 ) -> AgentListener:
-    """Listens on `unix:PATH`, where `users` says which user may be which replica, or on HOST:PORT by mutual TLS.
+    """Listens on `unix:PATH`, where `users` lists the replicas of each user, or on
+    HOST:PORT by mutual TLS.
 
     Raises OSError, and ValueError for HOST:PORT without `credentials`.
     """

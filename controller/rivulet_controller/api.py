@@ -1,10 +1,10 @@
-"""The REST and WebSocket API, the page and the metrics: what `rivuletctl`, browsers and Prometheus
-talk to.
+"""The REST and WebSocket API, the status page and the metrics, for `rivuletctl`, browsers and
+Prometheus.
 
-The Unix socket's owner may do everything. Over TCP a token says who asks and what they may
-(rights.py); without a token file, on loopback only, everybody may look and nobody may change. Every
-change is on record in the audit log before it is made. Changes need a header that no foreign web
-page can send.
+The owner of the Unix socket may do everything. Over TCP a token gives the caller's name and role
+(rights.py); without a token file the API listens on loopback only, where every user may read and
+none may change. A change is recorded in the audit log before it is made, and needs a header that no
+other site's page can send.
 """
 
 from __future__ import annotations
@@ -41,56 +41,57 @@ from .trace import trace
 from .worker import Busy, Overdue
 
 CLIENT_HEADER = "x-rivulet-client"
-"""Changes carry it: a browser sends it across origins only after asking, and we never say yes."""
+"""Required for changes. A browser sends it across origins only after a preflight request, which the
+API refuses."""
 
 CONFIG_MAX = 4 << 20
-"""Longest configuration, bytes."""
+"""Longest configuration in bytes."""
 
 BODY_MAX = 64 << 10
-"""Longest body of any other request: it is read before anybody knows who asks."""
+"""Longest body of other requests in bytes: it is read before the caller is authenticated."""
 
 BODY_S = 30.0
-"""Time for a body, from its first byte to its last."""
+"""Time for a body to arrive."""
 
 BODIES_MAX = 8
-"""Configurations that are read for a plan at the same time."""
+"""Configurations that may be received for plans at a time."""
 
 LIVE_MAX = 50
-"""Clients that get a snapshot each second."""
+"""Clients of `/api/live` at a time."""
 
 LIVE_S = 1.0
-"""How often the page hears."""
+"""Interval of snapshots to clients of `/api/live`."""
 
 PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:;"
     " frame-ancestors 'none'"
 )
-"""The page is one file and fetches nothing from elsewhere; nobody may frame its buttons."""
+"""The page is one file that loads nothing, and no other page may show it in a frame."""
 
 KILL_PATIENCE_S = 10.0
 
 
 class Weight(BaseModel):
-    """Body of a change of weight; null goes back to the configuration's."""
+    """Body of a change of weight; null restores the configuration's weight."""
 
     weight: int | None = Field(ge=0, le=256)
 
 
 class Rotation(BaseModel):
-    """Body of a rotation."""
+    """Body of a key rotation."""
 
     kinds: list[Literal["seal", "nonce", "cookie", "tor"]] = Field(default=["seal", "nonce"], max_length=4)
 
 
-class Bounded:
-    """Cuts off a request whose body is longer than what asks for it may send."""
+class BodyLimit:
+    """Middleware that limits the size and time of request bodies."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in ("/api/plan", "/api/apply"):
-            # Those read their own body, once they know who asks.
+            # These handlers read the body themselves, after they have authenticated the caller.
             await self._app(scope, receive, send)
             return
         left, end, whole = BODY_MAX, asyncio.get_running_loop().time() + BODY_S, False
@@ -98,13 +99,14 @@ class Bounded:
         async def bounded() -> Message:
             nonlocal left, whole
             if whole:
-                # What comes behind the body is the end of the connection, whenever that is.
+                # After the body, `receive` waits for the end of the connection, which has no time
+                # limit.
                 return await receive()
             try:
                 async with asyncio.timeout_at(end):
                     message = await receive()
             except TimeoutError:
-                raise HTTPException(408, f"the body took longer than {BODY_S:g} s") from None
+                raise HTTPException(408, f"the body took longer than {BODY_S:g} s to arrive") from None
             left -= len(message.get("body", b""))
             if left < 0:
                 raise HTTPException(413, f"a body has at most {BODY_MAX} bytes")
@@ -115,7 +117,7 @@ class Bounded:
 
 
 class Live:
-    """The newest snapshot as text: made once a second, however many look."""
+    """The newest snapshot as JSON, made at most once a second for all clients."""
 
     def __init__(self, controller: Controller, audit: Audit) -> None:
         self._controller = controller
@@ -124,22 +126,22 @@ class Live:
         self._text = ""
 
     def text(self) -> str:
-        """JSON, at most so old as the pause between two."""
+        """JSON, at most one interval old."""
         if time.monotonic() - self._made > 0.9 * LIVE_S:
             self._text = json.dumps(view.snapshot(self._controller, self._audit.recent))
             self._made = time.monotonic()
         return self._text
 
 
-class Limited:
-    """Places for so many at a time."""
+class Places:
+    """A limit of concurrent uses."""
 
     def __init__(self, most: int) -> None:
         self._free = most
 
     @contextmanager
     def place(self) -> Iterator[bool]:
-        """Takes a place for a while; false if there is none."""
+        """Takes a place for the block; yields False if none is free."""
         if self._free <= 0:
             yield False
             return
@@ -150,9 +152,9 @@ class Limited:
             self._free += 1
 
 
-class Shared:
-    """A text that many may ask for. Making it takes a tenth of the event loop's time at most,
-    however many ask.
+class CachedText:
+    """A response that many clients may request. Making it takes at most a tenth of the event loop's
+    time, however many requests arrive.
     """
 
     def __init__(self, make: Callable[[], str | bytes]) -> None:
@@ -161,7 +163,7 @@ class Shared:
         self._good_until = float("-inf")
 
     def text(self) -> str | bytes:
-        """The text, at most nine times as old as making it took."""
+        """The text; its age is at most nine times the time that it took to make."""
         began = time.monotonic()
         if began >= self._good_until:
             self._text = self._make()
@@ -170,48 +172,48 @@ class Shared:
         return self._text
 
     def forget(self) -> None:
-        """The next one who asks gets a new text."""
+        """Discards the text, so that the next request makes a new one."""
         self._good_until = float("-inf")
 
 
 def caller(request: Request) -> Caller:
-    """Who asks. Raises 400 for a TCP connection without a peer, 401 for a token that is none or is
-    missing.
+    """The authenticated caller. Raises 400 for a TCP connection without a peer address, and 401 for
+    a missing or unknown token.
     """
     tokens: Tokens = request.app.state.tokens
-    claimed = request.headers.get(CLIENT_HEADER, "")[:64] or "somebody"
+    claimed = request.headers.get(CLIENT_HEADER, "")[:64] or "unnamed"
     if listener_of(request.scope) is Listener.UNIX:
         return Caller(f"{claimed}@local", Role.APPLY)
     if request.client is None:
         # The client has reset the connection: the audit log could not name its address.
-        raise HTTPException(400, "this connection has no peer any more")
+        raise HTTPException(400, "the connection's client has disconnected")
     peer = request.client.host
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if not token and not tokens.wanted:
-        # Any user of this machine may be at the other end.
+        # Any user of this machine can open this connection.
         return Caller(f"{claimed}@{peer}", Role.READ)
     known = tokens.caller(token.strip()) if scheme.lower() == "bearer" else None
     if known is None:
-        raise HTTPException(401, "a token is needed: `Authorization: Bearer TOKEN`")
+        raise HTTPException(401, "a token is required: `Authorization: Bearer TOKEN`")
     return Caller(f"{known.name}@{peer}", known.role)
 
 
 def _allowed(request: Request, who: Caller, role: Role) -> str:
-    """The caller's name, if the role is enough and no foreign page can have sent it. Raises 403,
-    409.
+    """The caller's name, if its role suffices and the request has the header of CLIENT_HEADER.
+    Raises 403, 409.
     """
     if not request.headers.get(CLIENT_HEADER):
-        raise HTTPException(403, f"this wants the header {CLIENT_HEADER} with the client's name")
+        raise HTTPException(403, f"this request needs the header {CLIENT_HEADER} with the client's name")
     if who.role < role:
         raise HTTPException(
             403,
-            f"{who.name} may {who.role.name.lower()}; this wants a token with the role {role.name.lower()}"
+            f"{who.name} has the role {who.role.name.lower()}; this needs a token with the role {role.name.lower()}"
             " (listen.api_token_file), or the Unix socket of listen.control",
         )
     controller: Controller = request.app.state.controller
     if not controller.leading:
         raise HTTPException(
-            409, f"this controller does not lead: ask the one that does ({controller.leader or 'none'})"
+            409, f"this controller does not lead: send it to the leader ({controller.leader or 'none'})"
         )
     return who.name
 
@@ -220,12 +222,12 @@ Reader = Annotated[Caller, Depends(caller)]
 
 
 def operator(request: Request, who: Reader) -> str:
-    """Who changes how replicas and keys are used."""
+    """The name of a caller that may drain, weigh and kill replicas, and rotate keys."""
     return _allowed(request, who, Role.OPERATE)
 
 
 def configurer(request: Request, who: Reader) -> str:
-    """Who replaces the configuration."""
+    """The name of a caller that may replace the configuration."""
     return _allowed(request, who, Role.APPLY)
 
 
@@ -234,37 +236,37 @@ Configurer = Annotated[str, Depends(configurer)]
 
 
 def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
-    """The application."""
+    """Builds the application."""
     app = FastAPI(title="Rivulet controller", version="1", docs_url=None, redoc_url=None)
     app.state.controller, app.state.tokens = controller, tokens
-    app.add_middleware(Bounded)
+    app.add_middleware(BodyLimit)
     live_text = Live(controller, audit)
-    metrics_text = Shared(Metrics(controller).text)
-    status_text = Shared(lambda: json.dumps(view.snapshot(controller, audit.recent)))
-    replicas_text = Shared(lambda: json.dumps(view.replicas(controller)))
-    services_text = Shared(lambda: json.dumps(view.services(controller)))
-    health_text = Shared(
+    metrics_text = CachedText(Metrics(controller).text)
+    status_text = CachedText(lambda: json.dumps(view.snapshot(controller, audit.recent)))
+    replicas_text = CachedText(lambda: json.dumps(view.replicas(controller)))
+    services_text = CachedText(lambda: json.dumps(view.services(controller)))
+    health_text = CachedText(
         lambda: "\n".join(
             [f"{s['name']}: {s['problem']}" for s in view.switches(controller) if s["problem"]] + controller.problems()
         )
     )
     shared = (metrics_text, status_text, replicas_text, services_text, health_text)
-    bodies, live_sockets = Limited(BODIES_MAX), Limited(LIVE_MAX)
+    bodies, live_sockets = Places(BODIES_MAX), Places(LIVE_MAX)
 
-    def names_us(scope: Scope, host: str | None) -> bool:
+    def is_for_us(scope: Scope, host: str | None) -> bool:
         return listener_of(scope) is Listener.UNIX or tokens.wanted or (host is not None and _is_loopback(host))
 
     @app.middleware("http")
     async def own_pages_only(request: Request, call_next: Any) -> Response:
-        # Against DNS rebinding: without a token, only names of this machine are answered. And
-        # whatever another site's page sends through a browser is refused before it costs anything.
-        if not names_us(request.scope, request.headers.get("host")):
-            return PlainTextResponse("this name is not ours", status_code=421)
+        # Against DNS rebinding: without tokens, the Host header must name this machine. Requests
+        # from another site's page are refused before they cost anything.
+        if not is_for_us(request.scope, request.headers.get("host")):
+            return PlainTextResponse("the Host header does not name this controller", status_code=421)
         if _foreign(request.headers.get("origin"), request.headers.get("host", "")):
-            return PlainTextResponse("not from another site's page", status_code=403)
+            return PlainTextResponse("refused: the request comes from another site's page", status_code=403)
         answer: Response = await call_next(request)
         if request.method != "GET" and request.url.path != "/api/plan" and answer.status_code < 400:
-            # Who made a change sees it in what is asked for next.
+            # A caller that made a change must see it in its next request.
             for text in shared:
                 text.forget()
         answer.headers["X-Content-Type-Options"] = "nosniff"
@@ -287,7 +289,7 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
 
     @app.get("/healthz", response_class=PlainTextResponse)
     async def healthz() -> PlainTextResponse:
-        """200 when every switch is connected and as described, 503 with the reasons otherwise."""
+        """200 if every switch is connected and holds its entries, otherwise 503 with the reasons."""
         problems = health_text.text()
         return PlainTextResponse(problems or "ok", status_code=503 if problems else 200)
 
@@ -297,23 +299,23 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
 
     @app.get("/api/rights")
     async def rights(who: Reader) -> dict[str, str]:
-        """Who asks, and the role they have."""
+        """The caller's name and role."""
         return {"name": who.name, "role": who.role.name.lower()}
 
     @app.get("/api/leader")
     async def leader(_: Reader) -> dict[str, Any]:
-        """Whether this controller leads, and who does otherwise."""
+        """Whether this controller leads, and the leader's name otherwise."""
         return {"leading": controller.leading, "leader": "" if controller.leading else controller.leader}
 
     @app.get("/api/status", response_model=dict[str, Any])
     async def status(_: Reader) -> Response:
-        """Everything at a glance."""
+        """A snapshot of the whole rack."""
         return Response(status_text.text(), media_type="application/json")
 
     @app.get("/api/state")
     async def state(_: Reader) -> dict[str, Any]:
-        """What is remembered, for a comparison with what is on disk: a digest, and how many values
-        are not durable.
+        """A digest of the state in memory, to compare it with the store, and the number of values
+        not yet saved.
         """
         return {"digest": controller.state.digest(), "unsaved": controller.state.unsaved()}
 
@@ -323,7 +325,7 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
 
     @app.get("/api/replicas/{name}")
     async def one_replica(name: str, _: Reader) -> dict[str, Any]:
-        """One replica, with the states it was in."""
+        """One replica with its history of states."""
         try:
             return view.replica(controller, name)
         except KeyError as error:
@@ -335,7 +337,7 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
 
     @app.get("/api/switches/{name}/entries")
     async def entries(name: str, _: Reader) -> list[str]:
-        """What a switch has, one readable line each, sorted; keys are not shown."""
+        """A switch's entries, sorted, one readable line each; keys are not shown."""
         if name not in controller.fleet.switches:
             raise HTTPException(404, f"there is no switch {name!r}")
         items = controller.fleet.switches[name].link.items()
@@ -354,10 +356,10 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
         tsecr: Annotated[int | None, Query(ge=0, le=0xFFFF_FFFF)] = None,
         data: bool = False,
     ) -> list[dict[str, str]]:
-        """The way of a packet to an address and port through the switch's tables.
+        """The path of a packet to an address and port through the switch's tables.
 
-        Of a plain segment `client`, `client_port` and `ack` (absolute, not relative to the ISN) say
-        what becomes of it at a stateless service, with `tsecr` where it has timestamps.
+        For a plain segment, `client`, `client_port`, `ack` (absolute, not relative to the ISN) and
+        `tsecr` (with timestamps) show how a stateless service handles it.
         """
         if name not in controller.fleet.switches:
             raise HTTPException(404, f"there is no switch {name!r}")
@@ -381,7 +383,7 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
 
     @app.post("/api/replicas/{name}/drain")
     async def drain(name: str, who: Operator) -> dict[str, str]:
-        """New flows go elsewhere; what runs goes on."""
+        """New flows go to other replicas; existing connections continue."""
         return await decide(who, "drain", name, draining=True)
 
     @app.post("/api/replicas/{name}/undrain")
@@ -394,12 +396,12 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
 
     @app.post("/api/replicas/{name}/kill")
     async def kill(name: str, who: Operator) -> dict[str, str]:
-        """Runs the replica's kill command; in the lab only."""
+        """Runs the replica's kill command; only in a lab."""
         place = next((r for r in controller.config.replicas if r.name == name), None)
         if place is None:
             raise HTTPException(404, f"there is no replica {name!r}")
         if not controller.config.listen.lab or not place.kill_command:
-            raise HTTPException(403, "only in the lab: `listen.lab` and the replica's `kill_command`")
+            raise HTTPException(403, "only in a lab: set `listen.lab` and the replica's `kill_command`")
         audit.note(who, "kill", replica=name)
         process = await asyncio.create_subprocess_exec(
             *place.kill_command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
@@ -416,7 +418,7 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
 
     @app.post("/api/services/{name}/rotate")
     async def rotate(name: str, body: Rotation, who: Operator) -> dict[str, str]:
-        """New keys now; the old ones stay accepted for as long as anything needs them."""
+        """Creates new keys; replicas accept the old ones as long as they are needed."""
         if not any(service.name == name for service in controller.config.services):
             raise HTTPException(404, f"there is no service {name!r}")
         audit.note(who, "rotate", service=name, kinds=body.kinds)
@@ -430,9 +432,9 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
                 async for part in request.stream():
                     text += part
                     if len(text) > CONFIG_MAX:
-                        raise HTTPException(413, f"a configuration has at most {CONFIG_MAX} bytes")
+                        raise HTTPException(413, f"a configuration may have at most {CONFIG_MAX} bytes")
         except TimeoutError:
-            raise HTTPException(408, f"the configuration took longer than {BODY_S:g} s") from None
+            raise HTTPException(408, f"the configuration took longer than {BODY_S:g} s to arrive") from None
         try:
             return text.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -440,13 +442,13 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
 
     @contextmanager
     def refusals() -> Iterator[None]:
-        """What is wrong with a configuration, as answers."""
+        """Turns errors of a configuration into HTTP responses."""
         try:
             yield
         except ConfigError as error:
             raise HTTPException(422, error.problems) from None
         except Overdue as error:
-            raise HTTPException(422, [f"config: judging it {error}"]) from None
+            raise HTTPException(422, [f"config: checking it {error}"]) from None
         except Busy as error:
             raise HTTPException(503, str(error)) from None
         except (SwitchError, OutOfNumbers, NamesError) as error:
@@ -454,26 +456,28 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
 
     @app.get("/api/config", response_class=PlainTextResponse)
     async def config_in_force(_: Reader) -> str:
-        """The configuration in force (YAML), as it was last given by the file or by `apply`."""
+        """The text (YAML) of the configuration in force, from the file or from `apply`."""
         return controller.text
 
     @app.post("/api/plan", response_model=dict[str, list[str]])
     async def plan(request: Request, who: Reader) -> Response:
-        """What a configuration (YAML, the body) would change on each switch; nothing is written."""
+        """The writes that a configuration (YAML, in the body) would cause on each switch; writes
+        nothing.
+        """
         _allowed(request, who, Role.READ)
         with refusals(), bodies.place() as has_place:
-            # Before the body is read: what is refused costs no memory.
+            # Before the body is received, so that a refused request uses no memory.
             controller.validator.plans.refuse_if_busy()
             if not has_place:
-                raise Busy(f"{BODIES_MAX} configurations are being read already: try again later")
+                raise Busy(f"{BODIES_MAX} configurations are being received: try again later")
             text = await posted(request)
         with refusals():
             return Response(await controller.validator.plan(text, controller.local), media_type="application/json")
 
     @app.post("/api/apply")
     async def apply(request: Request, who: Configurer) -> dict[str, str]:
-        """Brings a configuration (YAML, the body) into force, durably: until the file on the
-        controller's machine changes. All of it or, on a refusal, nothing.
+        """Puts a configuration (YAML, in the body) in force, durably until the controller's file
+        changes. It takes effect as a whole or, if refused, not at all.
         """
         text = await posted(request)
         with refusals():
@@ -487,11 +491,11 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
 
     @app.websocket("/api/live")
     async def live(socket: WebSocket) -> None:
-        """A snapshot each second. Over TCP with tokens, the first message from the client is its
+        """Sends a snapshot each second. Over TCP with tokens, the client's first message is its
         token.
         """
         host = socket.headers.get("host")
-        if _foreign(socket.headers.get("origin"), host or "") or not names_us(socket.scope, host):
+        if _foreign(socket.headers.get("origin"), host or "") or not is_for_us(socket.scope, host):
             await socket.close(4403)
             return
         await socket.accept()
@@ -504,7 +508,7 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
                     return
             with live_sockets.place() as has_place:
                 if not has_place:
-                    await socket.close(1013, f"{LIVE_MAX} clients are served already")
+                    await socket.close(1013, f"{LIVE_MAX} clients are connected already")
                     return
                 while True:
                     await socket.send_text(live_text.text())
@@ -526,5 +530,5 @@ def _is_loopback(host: str) -> bool:
 
 
 def _foreign(origin: str | None, host: str) -> bool:
-    """Whether a browser says that another site's page asks."""
+    """Whether the Origin header names another site."""
     return origin is not None and origin.split("//")[-1] != host

@@ -1,8 +1,8 @@
-"""gRPC over Unix sockets that every server takes.
+"""gRPC channels over Unix sockets that strict servers accept.
 
-The C core sends the socket's path as HTTP/2 authority; strict servers (those on the h2 crate, the embedded
-switch's among them) refuse it as malformed. finsy gives no way to set channel arguments, so the function
-by which it opens channels is replaced by one that names an authority.
+gRPC's C core sends the socket's path as HTTP/2 authority, which strict servers (those on the h2
+crate, such as the embedded switch) reject as malformed. finsy cannot set channel arguments, so its
+function that opens channels is replaced.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _channel(
     options: GRPCOptions | None = None,
     client_type: str = "GRPC",
 ) -> grpc.aio.Channel:
-    """As finsy's `grpc_channel`, with a valid authority for Unix sockets."""
+    """Like finsy's `grpc_channel`, with a valid authority for Unix sockets."""
     if credentials is not None or not address.startswith("unix:"):
         return grpc_channel(address, credentials=credentials, options=options, client_type=client_type)
     arguments = list(options.to_native()) if options else []
@@ -27,10 +27,11 @@ def _channel(
 
 
 RPC_TIMEOUT_S = 30.0
-"""Longest time for one request; finsy's own 10 s are short for a pipeline on a busy machine."""
+"""Longest time of a request; finsy's 10 s are too short for loading a pipeline on a busy
+machine."""
 
 
 def install() -> None:
-    """Makes finsy use both. Harmless when done twice."""
+    """Installs both in finsy. May be called more than once."""
     setattr(finsy.p4client, "_DEFAULT_RPC_TIMEOUT", RPC_TIMEOUT_S)  # noqa: B010 (not among its public names)
     setattr(finsy.p4client, "grpc_channel", _channel)  # noqa: B010 (not among its public names)

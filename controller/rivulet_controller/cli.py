@@ -1,4 +1,4 @@
-"""`rivuletctl`: look at the rack and change it."""
+"""`rivuletctl`: shows the rack's status and changes it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .drain_progress import progress
 from .private_file import require_private
 from .rack_file import load
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Look at a Rivulet rack and change it.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Show the status of a Rivulet rack and change it.")
 keys_app = typer.Typer(no_args_is_help=True, help="Keys of services.")
 app.add_typer(keys_app, name="keys")
 console = Console()
 errors = Console(stderr=True)
 PIPE_COLUMNS = 100_000
-"""Width of a table that nobody looks at on a terminal: programs read whole lines."""
+"""Width of tables that do not go to a terminal: programs read whole lines."""
 
 STYLES = {
     "live": "green",
@@ -40,13 +40,13 @@ STYLES = {
     "unknown": "yellow",
 }
 WAIT_S = 0.2
-"""Between two looks at a replica that is waited for: its agent reports ten times a second."""
+"""Pause between two requests while waiting for a drain; agents report ten times a second."""
 BARS = " ▁▂▃▄▅▆▇█"
 BAD = ("EXCLUDED", "NO_REPLICA", "MUTE", "LEFT_OUT", "OTHER_CONTENT")
-"""Events that are bad news."""
+"""Kinds of events shown in red."""
 
-AsJson = Annotated[bool, typer.Option("--json", help="what the API answers, as JSON")]
-File = Annotated[Path, typer.Argument(help="the description of the rack (YAML)")]
+AsJson = Annotated[bool, typer.Option("--json", help="print the API's response as JSON")]
+File = Annotated[Path, typer.Argument(help="the rack's configuration (YAML)")]
 Replica = Annotated[str, typer.Argument(help="name of the replica")]
 _options: dict[str, str] = {}
 
@@ -54,14 +54,15 @@ _options: dict[str, str] = {}
 @app.callback()
 def options(
     api: Annotated[
-        str, typer.Option(help="controllers: unix:PATH or HOST:PORT, several with commas (RIVULET_API)")
+        str, typer.Option(help="address of the controller, unix:PATH or HOST:PORT; several with commas (RIVULET_API)")
     ] = "",
-    token_file: Annotated[str, typer.Option(help="a file that holds the token (RIVULET_TOKEN_FILE)")] = "",
+    token_file: Annotated[str, typer.Option(help="file with the token (RIVULET_TOKEN_FILE)")] = "",
     authority: Annotated[
-        str, typer.Option(help="certificate that signs the controller's, for https (RIVULET_AUTHORITY)")
+        str,
+        typer.Option(help="certificate of the authority that signed the controller's, for https (RIVULET_AUTHORITY)"),
     ] = "",
 ) -> None:
-    """Common options."""
+    """Options of all commands."""
     _options["api"] = api or default_address()
     _options["authority"] = authority or os.environ.get("RIVULET_AUTHORITY", "")
     _options["token_file"] = token_file or os.environ.get("RIVULET_TOKEN_FILE", "")
@@ -78,7 +79,7 @@ def _client() -> Client:
 
 @app.command()
 def check(file: File) -> None:
-    """Says whether a description is right; mistakes with line and field. Needs no controller."""
+    """Check a configuration file; prints mistakes with line and field. Needs no controller."""
     config = load(file)
     console.print(
         f"{file}: {len(config.switches)} switches, {len(config.replicas)} replicas, {len(config.services)} services",
@@ -88,7 +89,7 @@ def check(file: File) -> None:
 
 @app.command()
 def plan(file: File, as_json: AsJson = False) -> None:
-    """Shows what a description would change on the switches; changes nothing."""
+    """Show what a configuration would change on the switches; changes nothing."""
     load(file)
     changes = _client().post("/api/plan", text=file.read_text(encoding="utf-8"))
     if as_json:
@@ -102,9 +103,7 @@ def plan(file: File, as_json: AsJson = False) -> None:
 
 @app.command()
 def apply(file: File) -> None:
-    """Brings a description into force until the file on the controller's machine changes; all of it
-    or nothing.
-    """
+    """Put a configuration in force, as a whole, until the file on the controller's machine changes."""
     load(file)
     _client().post("/api/apply", text=file.read_text(encoding="utf-8"))
     console.print("in force")
@@ -112,13 +111,13 @@ def apply(file: File) -> None:
 
 @app.command()
 def config() -> None:
-    """Prints the description in force, as it was last given by the file or by `apply`."""
+    """Print the configuration in force, from the file or from `apply`."""
     print(_client().text("/api/config"), end="")
 
 
 @app.command()
 def status(as_json: AsJson = False) -> None:
-    """The switches, and whether everything is as described. Exit code 1 if not."""
+    """Show the switches and replicas. Exit code 1 if anything is not as configured."""
     found = _client().get("/api/status")
     if as_json:
         _json(found)
@@ -134,30 +133,30 @@ def status(as_json: AsJson = False) -> None:
 
 @app.command()
 def services(as_json: AsJson = False) -> None:
-    """The services, their keys' epochs and what became of their packets."""
+    """Show the services, their keys and the outcomes of their packets."""
     found = _client().get("/api/services")
     _json(found) if as_json else _show(_services(found))
 
 
 @app.command()
 def replicas(as_json: AsJson = False) -> None:
-    """The replicas: state and the reason for it."""
+    """Show the replicas' states with the reasons."""
     found = _client().get("/api/replicas")
     _json(found) if as_json else _show(_replicas({"replicas": found}), *_trods({"replicas": found}))
 
 
 @app.command()
 def replica(name: Replica, as_json: AsJson = False) -> None:
-    """One replica: where it is, its last exclusion, and the states it was in."""
+    """Show one replica: location, last exclusion and history of states."""
     found = _client().get(f"/api/replicas/{name}")
     if as_json:
         return _json(found)
     _show(_replicas({"replicas": [found]}), *_trods({"replicas": [found]}))
     last = found["last_exclusion"]
     if last is None:
-        console.print("\nnot left out since the controller looks")
+        console.print("\nnot excluded since the controller started")
     else:
-        console.print(Text(f"\nlast left out {_clock(last['time'])} by {last['by']}: {last['why']}"), soft_wrap=True)
+        console.print(Text(f"\nlast excluded {_clock(last['time'])} by {last['by']}: {last['why']}"), soft_wrap=True)
     for entered in found["states"]:
         state = Text(f"{_clock(entered['time'])} {entered['state']}", style=STYLES.get(entered["state"], ""))
         console.print(state.append(f" {entered['reason']}", style="default"), soft_wrap=True)
@@ -168,11 +167,12 @@ def drain(
     replica: Replica,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask first")] = False,
     wait: Annotated[
-        float | None, typer.Option(help="so many seconds, until all have moved that can; else the exit code is 1")
+        float | None,
+        typer.Option(help="wait up to this many seconds for connections to move; exit code 1 if some have not"),
     ] = None,
 ) -> None:
-    """New flows go to other replicas, and so do connections with TRODS; all others go on. Undo with
-    `undrain`.
+    """Move new flows and connections under TRODS to other replicas; other connections continue.
+    Undo with `undrain`.
     """
     if not yes:
         typer.confirm(f"Drain {replica}? New flows go to the other replicas", abort=True)
@@ -183,7 +183,7 @@ def drain(
 
 
 def _moved(replica: str, patience_s: float) -> bool:
-    """Shows how connections leave a replica, until all have that can or time is over."""
+    """Shows the progress of a drain until it is done or time is up; True if done."""
     ends, before = time.monotonic() + patience_s, ""
     while True:
         found = _client().get(f"/api/replicas/{replica}")
@@ -198,14 +198,14 @@ def _moved(replica: str, patience_s: float) -> bool:
 
 @app.command()
 def undrain(replica: Replica) -> None:
-    """A drained replica takes its share again."""
+    """Let a drained replica take its share again."""
     _client().post(f"/api/replicas/{replica}/undrain")
     console.print(f"{replica} takes its share again")
 
 
 @app.command()
 def weight(replica: Replica, value: Annotated[str, typer.Argument(help="0 to 256, or `default` (the file's)")]) -> None:
-    """Changes a replica's share."""
+    """Change a replica's share."""
     if value != "default" and not (value.isdigit() and int(value) <= 256):
         raise typer.BadParameter(f"{value!r} is neither `default` nor a number from 0 to 256")
     _client().post(f"/api/replicas/{replica}/weight", {"weight": None if value == "default" else int(value)})
@@ -217,23 +217,23 @@ def rotate(
     service: Annotated[str, typer.Argument(help="name of the service")],
     kind: Annotated[
         str,
-        typer.Option(help="seal, nonce, both, cookie: of stateless TCP, or tor: what replicas share with ToRs"),
+        typer.Option(help="seal, nonce, both, cookie (of stateless TCP), or tor (shared by replicas and ToRs)"),
     ] = "both",
 ) -> None:
-    """Makes new keys now; the old ones stay accepted while anything needs them."""
+    """Create new keys; replicas accept the old ones as long as they are needed."""
     kinds = {"both": ["seal", "nonce"]}.get(kind, [kind])
     if kind not in ("both", "seal", "nonce", "cookie", "tor"):
         raise typer.BadParameter("--kind is seal, nonce, both, cookie or tor")
     _client().post(f"/api/services/{service}/rotate", {"kinds": kinds})
-    console.print(f"{service}: new {' and '.join(kinds)} keys are on their way")
+    console.print(f"{service}: new {' and '.join(kinds)} keys are being distributed")
 
 
 @app.command()
 def entries(
     switch: Annotated[str, typer.Argument(help="name of the switch")], match: str = "", as_json: AsJson = False
 ) -> None:
-    """What a switch holds, a line an entry; `--match TEXT` for those that contain it. Keys are not
-    shown.
+    """Print a switch's entries, one a line; `--match TEXT` selects those that contain it. Keys are
+    not shown.
     """
     lines = [line for line in _client().get(f"/api/switches/{switch}/entries") if match in line]
     if as_json:
@@ -249,16 +249,14 @@ def trace(
     port: Annotated[int, typer.Argument(help="destination port")],
     plain: Annotated[bool, typer.Option(help="plain TCP instead of a Rivulet request")] = False,
     client: Annotated[
-        str, typer.Option(help="of a plain segment, ADDRESS:PORT: what becomes of it at a stateless service")
+        str, typer.Option(help="ADDRESS:PORT of a plain segment: shows how a stateless service handles it")
     ] = "",
-    ack: Annotated[int, typer.Option(min=0, max=0xFFFF_FFFF, help="its acknowledgement, as it is on the wire")] = 0,
-    tsecr: Annotated[
-        int, typer.Option(min=-1, max=0xFFFF_FFFF, help="its timestamp's echo; -1: it has no timestamps")
-    ] = -1,
+    ack: Annotated[int, typer.Option(min=0, max=0xFFFF_FFFF, help="its acknowledgement number on the wire")] = 0,
+    tsecr: Annotated[int, typer.Option(min=-1, max=0xFFFF_FFFF, help="its echoed timestamp; -1: no timestamps")] = -1,
     data: Annotated[bool, typer.Option(help="it carries data or FIN")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """The way of a packet through a switch's tables: why it goes where, or is gone."""
+    """Show a packet's path through a switch's tables, and why it is forwarded or dropped."""
     query: dict[str, str | int | bool] = {"address": address, "port": port, "rivulet": not (plain or client)}
     if client:
         host, _, number = client.rpartition(":")
@@ -278,7 +276,9 @@ def trace(
 
 @app.command()
 def watch(as_json: AsJson = False) -> None:
-    """Events as they come: exclusions, returns, failed checks. With --json a line of JSON each."""
+    """Print events as they occur: exclusions, returns, failed checks. With --json, one JSON object
+    a line.
+    """
 
     async def follow() -> None:
         last = time.time()
@@ -296,7 +296,7 @@ def watch(as_json: AsJson = False) -> None:
 
 @app.command()
 def top() -> None:
-    """A live view of the rack; ends with Ctrl-C."""
+    """Show a live view of the rack; Ctrl-C ends it."""
 
     async def follow() -> None:
         with Live(console=console, auto_refresh=False, screen=True) as live:
@@ -309,18 +309,18 @@ def top() -> None:
 
 
 def _json(found: Any) -> None:
-    """What the API answered."""
+    """Prints the API's response."""
     print(json.dumps(found, indent=2, ensure_ascii=False))
 
 
 def _show(*tables: Table) -> None:
-    """Tables: as wide as the terminal, or, where there is none, as wide as they are."""
+    """Prints tables as wide as the terminal, or in full width if there is none."""
     if console.is_terminal:
         console.print(*tables)
         return
     wide = Console(file=console.file, width=PIPE_COLUMNS, no_color=True, highlight=False)
     for table in tables:
-        # Without what would fill the lines up.
+        # Drops the spaces that pad lines.
         with wide.capture() as captured:
             wide.print(table)
         for line in captured.get().splitlines():
@@ -333,10 +333,10 @@ def _switches(found: dict[str, Any]) -> Table:
         good = switch["connected"] and not switch["problem"]
         state = "as described" if good else switch["problem"] or "not connected"
         if good and not switch["clock_valid"]:
-            state += ", clock not known yet"
+            state += ", clock not set yet"
         missing = [n["ip"] for n in switch["neighbours"] if n["state"] != "found"]
         if good and missing:
-            state += f", no answer from {', '.join(missing)}"
+            state += f", no reply from {', '.join(missing)}"
         drops = ", ".join(f"{reason} {rate:.0f}" for reason, rate in switch["drops_per_s"].items())
         table.add_row(
             switch["name"], Text(state, style="green" if good else "red"), f"{switch['tor_id']:#06x}",
@@ -362,7 +362,7 @@ def _replicas(found: dict[str, Any]) -> Table:
 
 
 def _trods(found: dict[str, Any]) -> list[Table]:
-    """What became of connections with TRODS, where some replica has it."""
+    """Counts of TRODS connections, if any replica reports them."""
     reports = {replica["name"]: replica["trods"] for replica in found["replicas"] if replica["trods"] is not None}
     if not reports:
         return []
@@ -393,8 +393,8 @@ def _services(found: list[dict[str, Any]]) -> Table:
 
 
 def _plain(service: dict[str, Any]) -> str:
-    """How plain TCP is served, by client where that is so, and from what where replicas do not
-    agree or something else follows.
+    """The mode of plain TCP, with its affinity if by client, and its content if replicas differ or
+    a change is pending.
     """
     content = service["content"]
     plain = f"{service['plain']}, by client" if service["affinity"] == "client" else str(service["plain"])
@@ -405,15 +405,15 @@ def _plain(service: dict[str, Any]) -> str:
 
 
 def _key(key: dict[str, Any]) -> str:
-    """A key's epoch, how old it is, and when the next one comes."""
+    """A key's epoch, its age, and when its successor comes."""
     if not key["usable"]:
         return "—"
-    coming = f"{key['pending']} on its way" if key["pending"] else f"next in {_duration(key['rotates_in_s'])}"
+    coming = f"{key['pending']} being distributed" if key["pending"] else f"next in {_duration(key['rotates_in_s'])}"
     return f"{key['usable']}, {_duration(key['age_s'])} old, {coming}"
 
 
 def _duration(seconds: float) -> str:
-    """Seconds as the page says them."""
+    """A duration in the unit that the page uses."""
     for unit, length, most in (("s", 1, 90), ("min", 60, 5400), ("h", 3600, 172800)):
         if seconds < most:
             return f"{seconds / length:.0f} {unit}"
@@ -434,8 +434,8 @@ def _history(found: dict[str, Any]) -> Text:
 def _event(event: dict[str, Any]) -> Text:
     clock = f"{_clock(event['time'])}.{int(event['time'] % 1 * 1000):03d}"
     if event["kind"] == "OPERATOR":
-        said = (f"{event['who']}:", event["what"], event["replica"], event["details"])
-        return Text(" ".join((clock, *filter(None, said))), style="cyan")
+        parts = (f"{event['who']}:", event["what"], event["replica"], event["details"])
+        return Text(" ".join((clock, *filter(None, parts))), style="cyan")
     words = " ".join(filter(None, (clock, event["switch"], event["kind"].lower().replace("_", " "))))
     words += f" {event['replica']}" if event["replica"] else ""
     words += f" ({event['reason'].lower()})" if event["reason"] else ""
@@ -444,7 +444,7 @@ def _event(event: dict[str, Any]) -> Text:
 
 
 def main() -> None:
-    """Entry point. Exit codes: 0 done, 1 refused or not as described, 2 wrong usage."""
+    """Entry point. Exit codes: 0 done, 1 refused or not as configured, 2 wrong usage."""
     try:
         app()
     except (ConfigError, ApiError, OSError) as error:

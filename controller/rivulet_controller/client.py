@@ -1,4 +1,4 @@
-"""A small client of the controller's API, for `rivuletctl` and scripts."""
+"""Client of the controller's API, for `rivuletctl` and scripts."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from .config import is_local
 
 
 class ApiError(Exception):
-    """The controller cannot be reached or said no; the text is for people."""
+    """The controller cannot be reached or refused a request; the text is for the operator."""
 
 
 def leading(addresses: str, token: str = "", timeout_s: float = 30.0, authority: str = "") -> Client:
-    """A client of the controller that leads among `ADDRESS,ADDRESS,…`; of the first that answers if none does.
+    """A client of the leader among the controllers `ADDRESS,ADDRESS,…`, or of the first that
+    answers if none leads.
 
-    Raises ApiError if none answers.
+    Raises ApiError if no controller answers.
     """
     clients = [
         Client(address.strip(), token, timeout_s, authority) for address in addresses.split(",") if address.strip()
@@ -39,20 +40,20 @@ def leading(addresses: str, token: str = "", timeout_s: float = 30.0, authority:
         except ApiError as error:
             problems.append(str(error))
     if not answered:
-        raise ApiError("; ".join(problems) or "no controller's address is given")
+        raise ApiError("; ".join(problems) or "no address of a controller")
     return answered[0]
 
 
 class Client:
-    """Talks to `unix:PATH`, HOST:PORT or a URL. `token` where the controller wants one.
+    """Connects to `unix:PATH`, HOST:PORT or a URL; `token` authenticates it over TCP.
 
     >>> Client("unix:/run/rivulet/api.sock").get("/api/replicas")
     """
 
     def __init__(self, address: str, token: str = "", timeout_s: float = 30.0, authority: str = "") -> None:
-        """`authority`: a file with the certificate that signs the controller's; https is spoken where it is given.
+        """`authority`: file with the certificate that signs the controller's; selects https.
 
-        Raises ApiError, also for a token that would cross a network in the clear.
+        Raises ApiError, also if the token would cross a network in the clear.
         """
         self.address = address
         self._token = token
@@ -72,8 +73,8 @@ class Client:
             base = "http://rivulet"
         elif token and self._tls is None and not is_local(f"{httpx.URL(base).host}:0"):
             raise ApiError(
-                f"{address}: the token would cross the network in the clear: name the certificate that signs the"
-                " controller's (--authority, RIVULET_AUTHORITY), or say https://"
+                f"{address}: the token would cross the network in the clear: give the certificate that signs the"
+                " controller's (--authority, RIVULET_AUTHORITY), or use https://"
             )
         self._base = base
         self._http = httpx.Client(
@@ -82,39 +83,39 @@ class Client:
         )  # fmt: skip
 
     def get(self, path: str, **parameters: Any) -> Any:
-        """The answer's JSON. Raises ApiError."""
-        return self._ask("GET", path, params=parameters)
+        """The JSON of a response. Raises ApiError."""
+        return self._request("GET", path, params=parameters)
 
     def text(self, path: str) -> str:
-        """The answer as it is, for metrics. Raises ApiError."""
+        """The text of a response, for metrics and configurations. Raises ApiError."""
         try:
             answer = self._http.get(path)
         except httpx.HTTPError as error:
             raise ApiError(f"no controller at {self.address}: {error}") from None
         if answer.status_code >= 400:
-            raise ApiError(_words(answer))
+            raise ApiError(_reason(answer))
         return answer.text
 
     def post(self, path: str, body: Any = None, text: str | None = None) -> Any:
-        """Posts JSON, or text as it is. Raises ApiError."""
+        """Posts JSON, or `text` unchanged. Raises ApiError."""
         if text is not None:
-            return self._ask("POST", path, content=text.encode())
-        return self._ask("POST", path, json=body)
+            return self._request("POST", path, content=text.encode())
+        return self._request("POST", path, json=body)
 
-    def _ask(self, method: str, path: str, **arguments: Any) -> Any:
+    def _request(self, method: str, path: str, **arguments: Any) -> Any:
         try:
             answer = self._http.request(method, path, **arguments)
         except httpx.HTTPError as error:
             raise ApiError(f"no controller at {self.address}: {error}") from None
         if answer.status_code >= 400:
-            raise ApiError(_words(answer))
+            raise ApiError(_reason(answer))
         try:
             return answer.json()
         except json.JSONDecodeError:
-            raise ApiError(f"{self.address} does not speak the controller's API") from None
+            raise ApiError(f"{self.address} is not the controller's API") from None
 
     async def live(self) -> AsyncIterator[dict[str, Any]]:
-        """Snapshots as they come, until the controller ends. Raises ApiError."""
+        """Yields a snapshot each second until the controller ends. Raises ApiError."""
         url = self._base.replace("http", "ws", 1) + "/api/live"
         try:
             if self.address.startswith("unix:"):
@@ -132,8 +133,8 @@ class Client:
             raise ApiError(f"no controller at {self.address}: {error}") from None
 
 
-def _words(answer: httpx.Response) -> str:
-    """What a refusal says."""
+def _reason(answer: httpx.Response) -> str:
+    """The reason in a refusal."""
     try:
         detail = answer.json().get("detail", answer.text)
     except (json.JSONDecodeError, AttributeError):
@@ -144,9 +145,11 @@ def _words(answer: httpx.Response) -> str:
 
 
 CONTROL = "/run/rivulet/control.sock"
-"""Where the packages let the controller listen for this machine's operators (`listen.control`)."""
+"""The control socket (`listen.control`) of packaged controllers."""
 
 
 def default_address() -> str:
-    """RIVULET_API (several controllers' with commas), else this machine's control socket, else the API's default."""
+    """RIVULET_API (several addresses with commas), else the control socket if it exists, else the
+    API's default.
+    """
     return os.environ.get("RIVULET_API") or (f"unix:{CONTROL}" if os.path.exists(CONTROL) else "127.0.0.1:8080")

@@ -55,7 +55,7 @@ class RackClock:
 
     def __init__(self) -> None:
         self.reference = ""
-        """The switch whose clock is the common one; empty before the first."""
+        """The switch with the common clock; empty before the first."""
         self._base: int | None = None
         self._samples: deque[tuple[float, int]] = deque(maxlen=SAMPLES)
 

@@ -189,7 +189,7 @@ class SwitchConfig(_Model):
 class Replica(_Model):
     """A server machine; `port` is the ToR's port towards it.
 
-    Without `mac` it is what the replica's agent says; without `vlan` it is the port's untagged one.
+    Without `mac` the replica's agent reports it; without `vlan` it is the port's untagged one.
     """
 
     name: Name
@@ -509,7 +509,7 @@ class Config(_Model):
         return self
 
     def wider_than_the_sketch(self) -> list[SwitchConfig]:
-        """Switches whose links carry more requests than their replay sketch can check."""
+        """Switches with links that carry more requests than their replay sketch can check."""
         return [s for s in self.switches if s.link_mbps is not None and s.link_mbps > SKETCH_MBPS]
 
     def replica(self, name: str) -> Replica:

@@ -105,7 +105,7 @@ class Contents:
         return asked is not None and time.monotonic() - asked < REPORT_WAIT_S
 
     def mismatched(self, service: str) -> frozenset[str]:
-        """Replicas of a service whose content for plain clients differs from the one in force."""
+        """Replicas with content for a service's plain clients that differs from the one in force."""
         return self._rack.mismatched.get(service, frozenset())
 
     def mismatched_services(self, replica: str) -> list[str]:

@@ -120,7 +120,7 @@ class Controller:
         self._disconnected_at: dict[str, float] = {}
         """By replica: when its agent disconnected (monotonic seconds)."""
         self._connected: set[str] = set()
-        """Replicas whose agents were connected at the last check."""
+        """Replicas with an agent at the last check."""
         self._began = time.monotonic()
         self.validator = Validator(self._baseline)
         self.contents = Contents(self._rack, self.fleet.note, self.rotate)
@@ -226,7 +226,7 @@ class Controller:
         return await asyncio.shield(task)
 
     async def _change(self, config: Config, who: str, text: str, applied: bool) -> bool:
-        """The body of `change`, which runs in a task of its own."""
+        """The body of `change`, which runs in a separate task."""
         began = time.monotonic()
         async with self._working:
             old, before = self.config, self.state.copy()
@@ -522,7 +522,7 @@ class Controller:
     def _held(
         self, owner: str, replicas: Iterable[str], service: dict[str, int] | None, ring: KeyRing, now: float
     ) -> Callable[[Kind, int], bool]:
-        """A predicate that tells whether every reachable ToR and every replica that counts holds a
+        """A predicate: whether every reachable ToR and every replica that counts holds a
         key.
 
         `service` is the service's key in tables; None for the ring that replicas and ToRs share.
@@ -691,7 +691,7 @@ class Controller:
         return number
 
     async def _note(self) -> None:
-        """Saves counters. A controller with a state of its own continues without them, for example
+        """Saves counters. A controller that shares no state continues without them, for example
         when the disk is full: a switch that restarts must not wait. Raises StoreError with etcd,
         where the counters keep controllers apart.
         """

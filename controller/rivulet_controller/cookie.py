@@ -19,8 +19,8 @@ Words = tuple[int, int]
 STAMPED_LOW = 7
 BARE_LOW = 0x3FF
 BARE_SEQUENCE = 0x1FE
-"""Bits of an ISN that are not hash: with timestamps, and without; and those of the latter that
-count received bytes."""
+"""Bits of an ISN that are not hash, with timestamps and without; and, among the latter, those that
+come from the client's sequence number."""
 
 FIRST_START = 32
 """Least offset of an answer's start, in units of 64 bytes; smaller values have other meanings."""

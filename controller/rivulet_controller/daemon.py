@@ -1,5 +1,5 @@
-"""`rivulet-controller FILE`: the process. Signals, the file's changes, the listeners; the work is
-controller.py's.
+"""`rivulet-controller FILE`: the process with its signals, listeners and the configuration file
+(controller.py does the rest).
 """
 
 from __future__ import annotations
@@ -20,52 +20,52 @@ from typing import Any
 
 import uvicorn
 
-from . import agents as agents_door
+from . import agents as agent_service
 from .api import make_app
 from .audit import Audit
 from .config import Config, ConfigError, Etcd, is_local
 from .controller import RETRY_S, Controller
-from .door import CONNECTIONS_MAX, Door
 from .etcd import EtcdClient, EtcdStore, Leadership
+from .http_connection import CONNECTIONS_MAX, HttpConnection
 from .names import NamesError
 from .private_file import require_private
 from .rack_file import load_with_text, read_text
-from .ready import tell_ready
+from .ready import notify_ready
 from .rights import AcceptedBy, Listener, Tokens
 from .state import OutOfNumbers
 from .store import SqliteStore, StoreError
 from .supervise import Loop
-from .tls import Renewing, server_credentials, stamp
+from .tls import RenewedCertificate, server_credentials, stamp
 from .worker import Busy, Overdue
 
 log = logging.getLogger("rivulet.daemon")
 
 CLAIM_S = 0.3
-"""How often a controller in waiting tries to lead."""
+"""Interval at which a waiting controller tries to become leader."""
 
 CERTIFICATE_POLL_S = 2.0
-"""How often the API's certificate is looked at for a change."""
+"""Interval at which the API's certificate is checked for a change."""
 
 FILE_POLL_S = 0.25
-"""How often the configuration file is looked at for a change."""
+"""Interval at which the configuration file is checked for a change."""
 
 
 EXPECTED = (ConfigError, NamesError, StoreError, OutOfNumbers, ValueError, OSError)
-"""What may keep the controller from starting; anything else is a mistake of ours and shows its
+"""Errors that keep the controller from starting for a reason of the operator's; any other shows its
 traceback."""
 
 
 def main() -> None:
     """Entry point. Exit codes: 0 ended by a signal, 1 cannot start, 2 wrong usage."""
     parser = argparse.ArgumentParser(prog="rivulet-controller", description="Rivulet's control plane.")
-    parser.add_argument("file", type=Path, help="the description of the rack (YAML)")
+    parser.add_argument("file", type=Path, help="the rack's configuration (YAML)")
     parser.add_argument("--log", default="info", choices=["debug", "info", "warning", "error"])
     arguments = parser.parse_args()
     logging.basicConfig(
         level=arguments.log.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", stream=sys.stderr
     )
-    # Whatever --log says: finsy logs each message at debug, keys included, and httpx's transport
-    # what etcd is told. Our own lines say what matters.
+    # With every --log level: at debug, finsy logs each message with its keys, and httpx's transport
+    # logs requests to etcd. Our own log lines suffice.
     for name in ("finsy", "httpx", "httpcore"):
         logging.getLogger(name).setLevel(logging.CRITICAL if name == "finsy" else logging.WARNING)
     try:
@@ -79,14 +79,14 @@ def main() -> None:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """The error within groups of them."""
+    """The first error within exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def _expected(error: BaseException) -> bool:
-    """Whether its text is for the operator; of a mistake of ours the traceback is."""
+    """Whether an error's text suffices for the operator, without a traceback."""
     return isinstance(_cause(error), EXPECTED)
 
 
@@ -105,36 +105,34 @@ async def _run(config: Config, text: str, path: Path) -> None:
     ended = asyncio.create_task(stop.wait(), name="signal")
     await asyncio.wait({working, ended}, return_when=asyncio.FIRST_COMPLETED)
     if working.done():
-        # It does not end by itself: it has failed, and the process must say so.
+        # The work only ends by an error, which has to end the process.
         working.result()
-    log.info("ending: the switches keep what they have")
+    log.info("ending: the switches keep their entries")
     working.cancel()
     with suppress(asyncio.CancelledError):
         await working
 
 
 async def _alone(config: Config, text: str, path: Path, reload: asyncio.Event) -> None:
-    """One controller with its own state file, until cancelled."""
+    """A single controller with its own state file, until cancelled."""
     store = SqliteStore(config.state)
     controller = Controller(config, store, text)
     try:
-        async with _background(serve_api(controller, config)), _background(tell_ready(controller)):
+        async with _background(serve_api(controller, config)), _background(notify_ready(controller)):
             await _lead(controller, path, reload)
     finally:
         store.close()
 
 
 async def _in_turn(config: Config, text: str, path: Path, reload: asyncio.Event, etcd: Etcd) -> None:
-    """One of several controllers: leads while it holds the lease and waits otherwise, until
-    cancelled.
-    """
+    """One of several controllers: leads while it holds the lease, otherwise waits; until cancelled."""
     client = EtcdClient(etcd)
     leadership = Leadership(client, etcd, f"{socket.gethostname()} {os.getpid()}, API at {config.listen.api}")
     store = EtcdStore(client, etcd, leadership)
     controller = Controller(config, store, text, leadership.guard)
     controller.leading = False
     try:
-        async with _background(serve_api(controller, config)), _background(tell_ready(controller)):
+        async with _background(serve_api(controller, config)), _background(notify_ready(controller)):
             while True:
                 await _claim(leadership, controller)
                 log.info("leading since revision %d", leadership.revision)
@@ -146,37 +144,37 @@ async def _in_turn(config: Config, text: str, path: Path, reload: asyncio.Event,
                 finally:
                     controller.leading = False
                     leading.cancel()
-                    # However it ended, the lease goes back, so that another may lead at once.
+                    # Releases the lease in any case, so that another controller can lead at once.
                     (failed,) = await asyncio.gather(leading, return_exceptions=True)
                     await asyncio.to_thread(leadership.release)
                     await keeping
                 if isinstance(failed, Exception):
-                    log.error("leading failed: %s; trying again", _cause(failed), exc_info=not _expected(failed))
+                    log.error("leading failed: %s; retrying", _cause(failed), exc_info=not _expected(failed))
                     await asyncio.sleep(RETRY_S)
-                log.warning("not leading any more: the sessions with the switches are closed")
+                log.warning("no longer leading: closed the sessions with the switches")
     finally:
         client.close()
 
 
 async def _claim(leadership: Leadership, controller: Controller) -> None:
-    """Returns when this controller leads; meanwhile it knows who does."""
-    said = ""
+    """Waits until this controller leads, and records the leader's name meanwhile."""
+    logged = ""
     while True:
         try:
             if await asyncio.to_thread(leadership.claim):
                 return
             controller.leader = await asyncio.to_thread(leadership.leader)
-            news = f"waiting: {controller.leader or 'nobody'} leads"
+            status = f"waiting: {controller.leader or 'no controller'} leads"
         except StoreError as error:
-            news = str(error)
-        if news != said:
-            log.info("%s", news)
-            said = news
+            status = str(error)
+        if status != logged:
+            log.info("%s", status)
+            logged = status
         await asyncio.sleep(CLAIM_S)
 
 
 async def _lead(controller: Controller, path: Path, reload: asyncio.Event) -> None:
-    """Runs a controller with its door for agents, until cancelled or one of its parts fails."""
+    """Runs a controller with its listener for agents, until cancelled or one of them fails."""
     await controller.start()
     server = await listen_for_agents(controller, controller.config)
     try:
@@ -190,7 +188,7 @@ async def _lead(controller: Controller, path: Path, reload: asyncio.Event) -> No
 
 @asynccontextmanager
 async def _background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Runs something beside the block; if it fails, the block is cancelled and its error raised."""
+    """Runs work beside the block; an error of the work cancels the block and is raised."""
     async with asyncio.TaskGroup() as group:
         task = group.create_task(work)
         try:
@@ -199,14 +197,14 @@ async def _background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
             task.cancel()
 
 
-async def listen_for_agents(controller: Controller, config: Config) -> agents_door.AgentListener:
-    """Listens for agents where the configuration says. Raises ValueError, OSError."""
+async def listen_for_agents(controller: Controller, config: Config) -> agent_service.AgentListener:
+    """Listens for agents at the configured address. Raises ValueError, OSError."""
     address, group = config.listen.agents, config.listen.agents_group
-    # A group that does not exist is reported before anything is open.
+    # Resolves the group first, so that nothing is open yet if it does not exist.
     number = None if group is None else _group(group)
     if address.startswith("unix:"):
         free_socket(Path(address.removeprefix("unix:")))
-    listener = await agents_door.serve(
+    listener = await agent_service.serve(
         controller.agents,
         address,
         server_credentials(config.listen.agents_tls),
@@ -218,7 +216,7 @@ async def listen_for_agents(controller: Controller, config: Config) -> agents_do
 
 
 def _group(name: str) -> int:
-    """A group's number. Raises ValueError."""
+    """A group's id. Raises ValueError."""
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError:
@@ -235,28 +233,29 @@ class _Server(uvicorn.Server):
 
 
 async def serve_api(controller: Controller, config: Config) -> None:
-    """The API and the page at each of its addresses, until cancelled. Raises OSError or ValueError
-    if it cannot.
+    """Serves the API and the page at each address, until cancelled. Raises OSError or ValueError if
+    it cannot.
     """
     tokens = Tokens(config.listen.api_token_file)
-    # A mistake in the file is told now, and not to the first who is not let in.
+    # Reports a mistake in the token file at start, not at the first request.
     tokens.read()
     app = make_app(controller, tokens, Audit(config.state.with_name(config.state.name + ".audit")))
     tls = config.listen.api_tls
     if tls is not None:
         require_private(tls.key)
-    doors = [(config.listen.api, tls)] + ([(config.listen.control, None)] if config.listen.control else [])
-    listeners = [_listener(address) for address, _ in doors]
+    listen_addresses = [(config.listen.api, tls)] + ([(config.listen.control, None)] if config.listen.control else [])
+    listeners = [_listener(address) for address, _ in listen_addresses]
     servers = [
         _Server(uvicorn.Config(
             AcceptedBy(app, Listener.UNIX if address.startswith("unix:") else Listener.TCP),
-            # A proxy's headers would put any address into the audit log.
+            # A proxy's headers could put any address into the audit log.
             proxy_headers=False,
-            log_level="warning", access_log=False, ws="websockets-sansio", timeout_graceful_shutdown=1, http=Door,
-            h11_max_incomplete_event_size=64 << 10, ws_max_size=1 << 16, limit_concurrency=CONNECTIONS_MAX,
+            log_level="warning", access_log=False, ws="websockets-sansio", timeout_graceful_shutdown=1,
+            http=HttpConnection, h11_max_incomplete_event_size=64 << 10, ws_max_size=1 << 16,
+            limit_concurrency=CONNECTIONS_MAX,
             ssl_certfile=tls.certificate if tls else None, ssl_keyfile=tls.key if tls else None,
         ))
-        for address, tls in doors
+        for address, tls in listen_addresses
     ]  # fmt: skip
     for server in servers:
         server.config.load()
@@ -265,9 +264,9 @@ async def serve_api(controller: Controller, config: Config) -> None:
         for server, listener in zip(servers, listeners, strict=True)
     ]
     renewing = []
-    for server, (_, tls) in zip(servers, doors, strict=True):
+    for server, (_, tls) in zip(servers, listen_addresses, strict=True):
         if tls is not None and server.config.ssl is not None:
-            renewing.append(Renewing(tls, server.config.ssl))
+            renewing.append(RenewedCertificate(tls, server.config.ssl))
 
     async def renew() -> None:
         for certificate in renewing:
@@ -275,10 +274,10 @@ async def serve_api(controller: Controller, config: Config) -> None:
 
     certificates = Loop("the API's certificate", renew, CERTIFICATE_POLL_S)
     certificates.start()
-    log.info("api: listening on %s", " and ".join(address for address, _ in doors))
+    log.info("api: listening on %s", " and ".join(address for address, _ in listen_addresses))
     try:
         ended, _ = await asyncio.wait(serving, return_when=asyncio.FIRST_COMPLETED)
-        # None ends by itself: it has failed, and the process must say so.
+        # A server only ends by an error, which has to end the process.
         for server_task in ended:
             server_task.result()
     finally:
@@ -290,7 +289,7 @@ async def serve_api(controller: Controller, config: Config) -> None:
 
 
 def _listener(address: str) -> socket.socket:
-    """A bound socket; a Unix one is its owner's only."""
+    """A bound socket; a Unix socket is accessible to its owner only."""
     if address.startswith("unix:"):
         path = address.removeprefix("unix:")
         free_socket(Path(path))
@@ -309,21 +308,21 @@ def _listener(address: str) -> socket.socket:
         bound = ipaddress.ip_address(listener.getsockname()[0])
         if is_local(address) and not bound.is_loopback:
             listener.close()
-            raise ValueError(f"{address} is {bound} here, which is not this machine's loopback")
+            raise ValueError(f"{address} resolves to {bound}, which is not a loopback address")
     listener.listen(128)
     listener.setblocking(False)
     return listener
 
 
 def free_socket(path: Path) -> None:
-    """Makes the folder of a Unix socket, and removes one left by a process that is gone."""
+    """Creates the folder of a Unix socket, and removes a socket that a former process left."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_socket():
         path.unlink()
 
 
 async def _follow_file(controller: Controller, path: Path, reload: asyncio.Event) -> None:
-    """Reloads on SIGHUP and when the file changes. A file that cannot be used changes nothing."""
+    """Reloads on SIGHUP and when the file changes. An invalid file changes nothing."""
     seen = stamp(path)
     while True:
         with suppress(TimeoutError):
@@ -339,9 +338,9 @@ async def _follow_file(controller: Controller, path: Path, reload: asyncio.Event
             config = await controller.validator.change(text, str(path))
             await controller.change(config, "the file", text)
         except Overdue as error:
-            controller.refuse_config("the file", f"{path}: judging it {error}")
+            controller.refuse_config("the file", f"{path}: checking it {error}")
         except Busy as error:
-            # The same text is judged again at the next look.
+            # Makes the next check read the same text again.
             seen = None
             controller.refuse_config("the file", str(error))
         except (ConfigError, OutOfNumbers, NamesError) as error:

@@ -248,7 +248,7 @@ def _members(
 ) -> tuple[Member, ...]:
     """The members of a service's pool, as this switch reaches them.
 
-    Leaves out replicas in maintenance, and local ones whose MAC address is not known yet.
+    Leaves out replicas in maintenance, and local ones without a known MAC address.
     """
     by_name = {replica.name: replica for replica in config.replicas}
     members = []

@@ -1,4 +1,4 @@
-"""Entries of a switch as plain values: what is desired, what is there, and the difference.
+"""Entries of a switch as plain values: desired entries, actual entries, and their difference.
 
 Values are integers, as the tables hold them; names are the P4Info's. Everything is hashable and
 prints in one readable line, so that a switch's state can be compared as a set of strings.

@@ -1,7 +1,7 @@
 """etcd as store of several controllers, which elect a leader by a lease.
 
 Uses etcd's JSON gateway (`/v3/…`, etcd 3.4 and later). Every save is conditional on the leader key
-that this controller created, so that a controller whose lease is lost writes nothing.
+that this controller created, so that a controller without the lease writes nothing.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class EtcdClient:
 
 
 class Leadership:
-    """A controller's candidacy for leader. Calls block; `keep` runs in a thread of its own.
+    """A controller's candidacy for leader. Calls block; `keep` runs in a separate thread.
 
     >>> leadership = Leadership(client, config, "controller-1")
     >>> if leadership.claim(): ...

@@ -83,7 +83,7 @@ class SwitchState:
     """Members that got no traffic at the last reading, for lack of a heartbeat."""
     converged_at: float = 0.0
     reported: set[str] = field(default_factory=set)
-    """Replicas whose exclusion was reported by an event since the last reading."""
+    """Replicas with an exclusion reported by an event since the last reading."""
 
 
 class Fleet:
@@ -490,7 +490,7 @@ class Fleet:
         if (without_heartbeat := self.without_heartbeat(switch)) != switch.without_heartbeat:
             switch.without_heartbeat = without_heartbeat
             self._wake()
-        # An exclusion whose event was lost shows in the counter.
+        # The counter shows exclusions with a lost event.
         for replica in self.health.excluded_since(switch.link.config.name) - switch.reported:
             self._excluded(replica, switch.link.config.name)
         switch.reported.clear()

@@ -25,7 +25,7 @@ REPORT_STALE_S = 5.0
 """Age at which an agent's report no longer counts; agents report at least once a second."""
 
 SERVICES_A_LOOK = 64
-"""Services whose outcome counters are read at a time; later readings continue with the next
+"""Services with outcome counters read at a time; later readings continue with the next
 ones."""
 
 FRESH_S = 3.0
@@ -81,7 +81,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaView:
-    """What is known of one replica. Rates are per second."""
+    """The health of one replica. Rates are per second."""
 
     name: str
     state: str

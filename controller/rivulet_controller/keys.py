@@ -231,7 +231,7 @@ class KeyRing:
         given: Mapping[Kind, int] | None = None,
         kinds: Sequence[Kind] = SERVICE_KINDS,
     ) -> KeyRing:
-        """The ring's next stage. `held_everywhere` tells whether ToRs and live replicas hold an
+        """The ring's next stage. `held_everywhere`: whether ToRs and live replicas hold an
         epoch's key.
 
         `given`: the last epoch of each kind that any ring of this service had. A new ring continues

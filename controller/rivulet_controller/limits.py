@@ -22,7 +22,7 @@ LIVENESS_S: float = _FILE["liveness_max_us"] / 1e6
 HORIZON_S: tuple[float, float] = (_FILE["horizon_min_us"] / 1e6, _FILE["horizon_max_us"] / 1e6)
 
 NO_HOST = tuple(ipaddress.ip_network(text) for text in _FILE["no_host"])
-"""Networks whose addresses no host can have, or that routers do not forward to one host."""
+"""Networks with addresses that no host can have, or that routers do not forward to one host."""
 
 
 def host_address(text: object) -> IPAddress:

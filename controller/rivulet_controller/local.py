@@ -1,7 +1,8 @@
-"""What only the controller's own file may say: what runs commands, opens listeners or names files of its machine.
+"""Settings that only the controller's own file may make: those that run commands, open listeners or
+name local files.
 
-A configuration that comes through the API, or from a store that controllers share, takes these parts from the file; it
-may repeat them, and is refused where it says something else.
+A configuration from the API, or from the store that controllers share, gets these settings from the
+file. It may repeat them, and is refused if it contains other values.
 """
 
 from __future__ import annotations
@@ -12,25 +13,25 @@ from typing import Any
 from .config import Config, ConfigError
 
 PARTS = ("listen", "state", "etcd")
-"""Of the whole."""
+"""Top-level settings."""
 
 OF_EACH = {"switches": ("tls", "pipeline"), "replicas": ("kill_command",)}
-"""Of entries, which are matched by name."""
+"""Settings of entries, which are matched by name."""
 
 
 NOT_WITHOUT = ("tls",)
-"""Of an entry that the file does not name, what is kept: without it the session with a switch would be in the clear."""
+"""Settings kept for an entry that the file lacks: without `tls`, the session with a switch would be
+in the clear."""
 
 
 def with_local_parts(config: Config, own: Config, source: str = "") -> Config:
-    """The configuration with this machine's parts of `own`.
+    """The configuration with this machine's settings from `own`.
 
-    With a `source` (a name for errors) it must not say anything else about them: ConfigError names what does. Without
-    one, entries that `own` does not name lose these parts (but for `NOT_WITHOUT`): a store runs no command here.
+    With a `source` (a name for error messages), other values for them raise ConfigError. Without
+    one, entries that `own` lacks lose these settings (except `NOT_WITHOUT`), so that a shared store
+    can run no command here.
     """
-    problems = [
-        f"{source}: {place}: comes from the controller's own file, not from here" for place in _other(config, own)
-    ]
+    problems = [f"{source}: {place}: only the controller's own file may set it" for place in _other(config, own)]
     if source and problems:
         raise ConfigError(problems)
     update: dict[str, Any] = {part: getattr(own, part) for part in PARTS}
@@ -43,15 +44,17 @@ def with_local_parts(config: Config, own: Config, source: str = "") -> Config:
 
 
 def _own_parts(entry: Any, known: Any, fields: tuple[str, ...]) -> dict[str, Any]:
-    """The values of an entry's fields that are this machine's own; `known` is the entry in the file, if it has one."""
+    """An entry's fields that are this machine's own; `known` is the file's entry of that name, or
+    None.
+    """
     if known is not None:
         return {field: getattr(known, field) for field in fields}
     return {field: type(entry).model_fields[field].default for field in fields if field not in NOT_WITHOUT}
 
 
 def _other(config: Config, own: Config) -> Iterator[str]:
-    """Where a configuration says other than `own` about a part of this machine."""
-    # Where several controllers share a description, these are each one's own, and those in it may be another's.
+    """Yields the settings in which a configuration differs from `own`."""
+    # With etcd, the shared configuration may contain another controller's values of these settings.
     for part in PARTS if own.etcd is None else ():
         if part in config.model_fields_set and getattr(config, part) != getattr(own, part):
             yield part

@@ -1,4 +1,4 @@
-"""Prometheus metrics, built from the newest readings at each scrape."""
+"""Prometheus metrics, computed from the newest readings at each scrape."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ STATES = ("live", "excluded", "unready", "silent", "mute", "draining", "maintena
 AFFINITIES: tuple[Affinity, ...] = get_args(Affinity)
 
 TRODS = {
-    "protected": "of which a record was stored",
-    "adopted": "of other replicas that go on here",
-    "refused": "of other replicas that were reset here",
-    "trusted": "that went on in the middle of an object of which nobody had compared the bytes",
-    "moved": "that this replica left to others while it drained",
+    "protected": "with a stored record",
+    "adopted": "adopted from other replicas",
+    "refused": "of other replicas that were reset instead of adopted",
+    "trusted": "adopted within an object whose bytes were not compared",
+    "moved": "that moved to other replicas during a drain",
 }
 
 
 class Metrics:
-    """A collector over one controller."""
+    """Collector of a controller's metrics."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
@@ -35,15 +35,15 @@ class Metrics:
         self._registry.register(self)
 
     def text(self) -> bytes:
-        """The exposition."""
+        """The metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing in advance: the families depend on the readings."""
+        """Empty: the families depend on the readings."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """All metric families."""
         yield from self._controller_itself()
         yield from self._switches()
         yield from self._replicas()
@@ -52,14 +52,16 @@ class Metrics:
     def _controller_itself(self) -> Iterator[Metric]:
         c = self._controller
         yield GaugeMetricFamily("rivulet_config_ok", "The newest configuration is in force", int(not c.config_problem))
-        yield GaugeMetricFamily("rivulet_problems", "What /healthz finds wrong with the controller", len(c.problems()))
+        yield GaugeMetricFamily(
+            "rivulet_problems", "Problems of the controller that /healthz reports", len(c.problems())
+        )
         yield GaugeMetricFamily("rivulet_leader", "This controller leads", int(c.leading))
         yield GaugeMetricFamily("rivulet_agents", "Agents registered", len(c.agents.agents))
         yield CounterMetricFamily("rivulet_reconciles", "Rounds of the controller's loop", c.reconciles)
         yield GaugeMetricFamily("rivulet_reconcile_seconds", "Time of the last round", c.last_reconcile_s)
 
     def _switches(self) -> Iterator[Metric]:
-        up = GaugeMetricFamily("rivulet_switch_up", "The P4Runtime session stands", labels=["switch"])
+        up = GaugeMetricFamily("rivulet_switch_up", "The P4Runtime session is established", labels=["switch"])
         entries = GaugeMetricFamily("rivulet_switch_entries", "Entries in force", labels=["switch"])
         writes = CounterMetricFamily("rivulet_switch_writes", "Entries written", labels=["switch"])
         drops = CounterMetricFamily("rivulet_drops", "Packets dropped", labels=["switch", "reason"])
@@ -77,7 +79,9 @@ class Metrics:
         yield from (up, entries, writes, drops, suspects)
 
     def _replicas(self) -> Iterator[Metric]:
-        state = GaugeMetricFamily("rivulet_replica_state", "1 for the state it is in", labels=["replica", "state"])
+        state = GaugeMetricFamily(
+            "rivulet_replica_state", "1 for the replica's current state", labels=["replica", "state"]
+        )
         load = GaugeMetricFamily("rivulet_replica_load", "Requests waiting for an answer", labels=["replica"])
         weight = GaugeMetricFamily("rivulet_replica_weight", "Weight in force", labels=["replica"])
         answered = CounterMetricFamily(
@@ -87,24 +91,28 @@ class Metrics:
             "rivulet_replica_refused", "Requests that the replica refused", labels=["replica"]
         )
         other = GaugeMetricFamily(
-            "rivulet_replica_other_content", "Services at which its content is not the one in force", labels=["replica"]
+            "rivulet_replica_other_content",
+            "Services for which the replica's content is not the one in force",
+            labels=["replica"],
         )
         services = GaugeMetricFamily(
             "rivulet_replica_refused_services", "Services that the replica's agent refuses", labels=["replica"]
         )
         trods = {
-            fate: CounterMetricFamily(f"rivulet_trods_{fate}", f"Connections with TRODS {words}", labels=["replica"])
+            fate: CounterMetricFamily(f"rivulet_trods_{fate}", f"TRODS connections {words}", labels=["replica"])
             for fate, words in TRODS.items()
         }
         unprotected = CounterMetricFamily(
-            "rivulet_trods_unprotected", "Connections with TRODS that went on without", labels=["replica", "reason"]
+            "rivulet_trods_unprotected", "TRODS connections served without a record", labels=["replica", "reason"]
         )
         refusals = CounterMetricFamily(
-            "rivulet_trods_refusals", "Connections with TRODS that were reset", labels=["replica", "reason"]
+            "rivulet_trods_refusals",
+            "TRODS connections that were reset instead of adopted",
+            labels=["replica", "reason"],
         )
         outside = CounterMetricFamily(
             "rivulet_trods_outside_window",
-            "Segments of TRODS' clients that the server's window does not accept",
+            "Segments of TRODS clients outside of the server's receive window",
             labels=["replica"],
         )
         for replica in view.replicas(self._controller):
@@ -139,11 +147,9 @@ class Metrics:
     def _services(self) -> Iterator[Metric]:
         epoch = GaugeMetricFamily("rivulet_key_epoch", "Newest usable epoch", labels=["service", "kind"])
         age = GaugeMetricFamily("rivulet_key_age_seconds", "Age of the newest usable key", labels=["service", "kind"])
-        outcomes = CounterMetricFamily(
-            "rivulet_service_packets", "What became of packets", labels=["service", "outcome"]
-        )
+        outcomes = CounterMetricFamily("rivulet_service_packets", "Packets by outcome", labels=["service", "outcome"])
         affinity = GaugeMetricFamily(
-            "rivulet_service_affinity", "1 for what of plain TCP goes to one replica", labels=["service", "affinity"]
+            "rivulet_service_affinity", "1 for the affinity of plain TCP in force", labels=["service", "affinity"]
         )
         for service in view.services(self._controller):
             for name in AFFINITIES:

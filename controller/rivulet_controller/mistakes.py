@@ -1,5 +1,5 @@
-"""Validation errors in the operator's terms: the path in the file, the value, and what is allowed
-there.
+"""Validation errors in the operator's terms: the path in the file, the value, and the values
+allowed there.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ ALLOWED: Mapping[str, str] = {
     "too_short": "{min_length} at least",
     "tuple_type": "a list",
 }
-"""What is allowed, by pydantic's type of error; names in braces come from the error's context."""
+"""Allowed values, by pydantic's type of error; names in braces come from the error's context."""
 
 
 def allowed_text(pattern: str) -> str:
@@ -101,7 +101,7 @@ def mistakes(errors: list[ErrorDetails], values: Any, model: type[BaseModel]) ->
 
 
 def in_words(item: Mapping[str, Any]) -> str:
-    """Describes an error in an API request: the field, its value, what is allowed."""
+    """Describes an error in an API request: the field, its value, the allowed values."""
     # The location's first part is the part of the request: body, query, path.
     where = ".".join(map(str, item["loc"][1:])) or "the body"
     if item["type"] == "json_invalid":

@@ -26,7 +26,7 @@ class Mode:
     replicas: PlainMode
     """Mode sent to agents."""
     drains: PlainMode
-    """Mode before, whose connections still drain; equal to `replicas` if none do."""
+    """Former mode, with connections that still drain; equal to `replicas` if none do."""
     tors: PlainMode
     """Mode written to switches."""
     since: float = 0.0

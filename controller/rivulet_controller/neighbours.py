@@ -120,7 +120,7 @@ def _reply(ip: IPAddress, mac: bytes) -> NeighbourReply | None:
 
 @dataclass(slots=True)
 class Neighbour:
-    """A host whose MAC address the controller has to find and keep current."""
+    """A host that needs its MAC address found and kept current."""
 
     hop: str
     ip: IPAddress
@@ -135,13 +135,13 @@ class Neighbour:
 
 
 class Neighbours:
-    """The hosts of one switch whose MAC addresses are to be found. Times are monotonic seconds."""
+    """The hosts of one switch without a configured MAC address. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._all: dict[str, Neighbour] = {}
 
     def follow(self, switch: SwitchConfig) -> None:
-        """Takes over the hosts of a configuration; what is known about those that stay is kept."""
+        """Takes over the hosts of a configuration; knowledge about those that stay is kept."""
         wanted: dict[str, Neighbour] = {}
         for host in switch.hosts:
             if host.mac is None:

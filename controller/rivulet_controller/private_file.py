@@ -1,6 +1,7 @@
-"""Files that hold keys or tokens: refused when other users can read or change them, as ssh refuses private keys.
+"""Refuses files with keys or tokens that other users can read or change, as ssh does with private
+keys.
 
-host/private-file has the same rule for the programs in Rust.
+host/private-file applies the same rule in Rust.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ ALL_BUT_GROUP_READ = 0o037
 
 
 def require_private(path: Path) -> None:
-    """Raises OSError, naming the file and what to do, for one that other users can read, or that is not there.
+    """Raises OSError, with the file's name and what to do, if other users can read the file or it
+    does not exist.
 
-    The group may read a file of root's where this process is not root: a service's user has no other way to its keys.
+    A file of root's may be readable by its group unless this process is root: a service's user
+    reads its keys that way.
     """
     status = path.stat()
     roots = status.st_uid == 0 and os.geteuid() != 0

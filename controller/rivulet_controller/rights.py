@@ -1,7 +1,8 @@
-"""Who may do what through the API: the roles of tokens, and what each kind of listener grants without one.
+"""Rights of the API's callers: the roles of tokens, and what each kind of listener grants without a
+token.
 
-Rights come from the listener that accepted the connection. The connection's own facts grant nothing: its peer's address
-is missing, for example, once the peer has reset it.
+Rights come from the listener that accepted the connection, never from the connection itself: the
+peer's address, for example, is missing once the peer has reset the connection.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from .private_file import require_private
 log = logging.getLogger("rivulet.rights")
 
 TOKENS_MAX = 64 << 10
-"""Longest token file, bytes."""
+"""Longest token file in bytes."""
 
 
 class Role(enum.IntEnum):
-    """Each may do what those below it may."""
+    """Each role includes those below it."""
 
     READ = 1
-    """Look: status, metrics, entries, plans."""
+    """Status, metrics, entries, plans."""
     OPERATE = 2
-    """Drain, weigh, rotate keys, kill in the lab."""
+    """Drain, change weights, rotate keys, kill in a lab."""
     APPLY = 3
     """Replace the configuration."""
 
 
 class Listener(enum.Enum):
-    """The kind of listener that accepted a connection."""
+    """Kind of listener that accepted a connection."""
 
     TCP = "tcp"
     UNIX = "unix"
@@ -43,11 +44,11 @@ class Listener(enum.Enum):
 
 
 LISTENER = "rivulet.listener"
-"""The key of an ASGI scope under which its `Listener` stands."""
+"""Key of the `Listener` in an ASGI scope."""
 
 
 class AcceptedBy:
-    """An ASGI application as one listener serves it: each request carries that listener."""
+    """An ASGI application behind one listener, which it notes in each request's scope."""
 
     def __init__(self, app: ASGIApp, listener: Listener) -> None:
         self._app = app
@@ -58,50 +59,52 @@ class AcceptedBy:
 
 
 def listener_of(scope: Scope) -> Listener:
-    """The listener that accepted a request; TCP, which grants nothing by itself, where none is noted."""
+    """The listener that accepted a request. TCP, which grants nothing, if none is noted."""
     found = scope.get(LISTENER)
     return found if isinstance(found, Listener) else Listener.TCP
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, as the audit log names them, and what they may."""
+    """A caller's name for the audit log, and its role."""
 
     name: str
     role: Role
 
 
 class Tokens:
-    """The tokens of a file, one `NAME:ROLE:TOKEN` a line; empty lines and those that begin with `#` are none."""
+    """Tokens from a file, one `NAME:ROLE:TOKEN` a line; ignores empty lines and comments (`#`)."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._told = ""
+        self._reported_error = ""
 
     @property
     def wanted(self) -> bool:
-        """Whether requests over the network need one."""
+        """Whether requests over TCP need a token."""
         return self._path is not None
 
     def caller(self, token: str) -> Caller | None:
-        """Whose token this is. The file is read each time, so that a token can be withdrawn."""
+        """The token's caller, or None. Reads the file each time, so that removing a token takes
+        effect at once.
+        """
         try:
             known = self.read()
         except (OSError, ValueError) as error:
-            if str(error) != self._told:
-                log.error("nobody is let in: %s", error)
-            self._told = str(error)
+            if str(error) != self._reported_error:
+                log.error("all tokens are refused: %s", error)
+            self._reported_error = str(error)
             return None
-        self._told = ""
+        self._reported_error = ""
         found = None
         for secret, caller in known:
-            # Each is compared, so that the time says nothing about which.
+            # Compares all tokens, so that the time does not depend on which one matches.
             if hmac.compare_digest(secret.encode(), token.encode()):
                 found = caller
         return found
 
     def read(self) -> list[tuple[str, Caller]]:
-        """Tokens and whose they are. Raises OSError, and ValueError with the line of what is not right."""
+        """All tokens with their callers. Raises OSError, and ValueError with the line of a mistake."""
         if self._path is None:
             return []
         require_private(self._path)

@@ -58,7 +58,7 @@ def allocate(known: Mapping[str, int], names: Iterable[str], low: int, high: int
 
 
 GIVEN_MAX = 1 << 16
-"""Services, removed ones included, whose last epochs are kept; the oldest are dropped first."""
+"""Services (removed ones included) with last epochs kept; the oldest are dropped first."""
 
 SECRET_BYTES = 32
 

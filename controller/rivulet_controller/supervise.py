@@ -1,5 +1,5 @@
-"""Loops that must not end: what a round raises is said and tried again, and a round that hangs is
-seen.
+"""Loops that must not end: errors of a round are logged and the round is repeated, and a round that
+hangs is reported.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ HANG_S = 15.0
 
 
 class SessionBroken(Exception):
-    """What was waited for was cancelled by somebody else: gRPC does so when a session breaks."""
+    """A call was cancelled although this task was not: gRPC does so when a session breaks."""
 
 
 @contextmanager
 def unbroken() -> Iterator[None]:
-    """Around what is awaited: CancelledError leaves only where this task is cancelled,
-    SessionBroken where its work was.
-    """
+    """Turns a CancelledError that does not cancel this task into SessionBroken."""
     try:
         yield
     except asyncio.CancelledError:
@@ -35,7 +33,7 @@ def unbroken() -> Iterator[None]:
 
 
 class Loop:
-    """Runs `work` whenever `wake` was called, and each `every_s` if given; ends only when
+    """Runs `work` after each `wake`, and every `every_s` seconds if given; ends only when
     cancelled.
 
     >>> loop = Loop("writes to tor1", write, every_s=1.0)
@@ -45,9 +43,9 @@ class Loop:
     def __init__(self, name: str, work: Callable[[], Awaitable[object]], every_s: float | None = None) -> None:
         self.name = name
         self.rounds = 0
-        """Rounds that ended, well or not."""
+        """Rounds that ended, with or without error."""
         self.error = ""
-        """What the last round raised; empty if it ended well."""
+        """Error of the last round; empty if it succeeded."""
         self._work = work
         self._every_s = every_s
         self._wanted = asyncio.Event()
@@ -55,22 +53,22 @@ class Loop:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begins with a round at once."""
+        """Starts the loop with an immediate round."""
         self._wanted.set()
         self._task = asyncio.create_task(self._run(), name=self.name)
 
     def wake(self) -> None:
-        """A round is wanted, after the one under way."""
+        """Requests a round, after the one under way."""
         self._wanted.set()
 
     async def stop(self) -> None:
-        """Cancels it and waits for its end."""
+        """Cancels the loop and waits for its end."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     def problem(self) -> str:
-        """Why nobody should rely on it now; empty if all is well."""
+        """Why the loop does not work; empty if it does."""
         if self._task is not None and self._task.done():
             return f"{self.name}: ended"
         if self._began is not None and (took := time.monotonic() - self._began) > HANG_S:
@@ -79,7 +77,8 @@ class Loop:
 
     async def _run(self) -> None:
         while True:
-            # Not wait_for: in Python 3.11 it can swallow a cancellation that comes with the event.
+            # Not wait_for: in Python 3.11 it can swallow a cancellation that coincides with the
+            # event.
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._every_s):
                     await self._wanted.wait()
@@ -90,10 +89,10 @@ class Loop:
                     await self._work()
                 self.error = ""
             except Exception as error:
-                said = f"{type(error).__name__}: {error}"
-                if said != self.error:
-                    log.warning("%s: %s; trying again", self.name, said, exc_info=not isinstance(error, SessionBroken))
-                self.error = said
+                problem = f"{type(error).__name__}: {error}"
+                if problem != self.error:
+                    log.warning("%s: %s; retrying", self.name, problem, exc_info=not isinstance(error, SessionBroken))
+                self.error = problem
             finally:
                 self._began = None
                 self.rounds += 1

@@ -143,7 +143,7 @@ class SwitchLink:
             channel_credentials=self._credentials(),
         )
         switch = fy.Switch(self.config.name, self.config.address, options)
-        # A schema without the program keeps finsy from pushing it in a task of its own, where a
+        # A schema without the program keeps finsy from pushing it in a separate task, where a
         # refusal would be lost. Given paths, finsy would read the P4Info again for each session,
         # and pick up a later compilation.
         switch._p4schema = self.names.session_schema()

@@ -1,4 +1,6 @@
-"""Certificates of our listeners, read again when their files change: nobody restarts a controller to renew one."""
+"""Certificates of our listeners, read again when their files change, so that a renewal needs no
+restart.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,18 @@ log = logging.getLogger("rivulet.tls")
 
 
 class Certificates:
-    """The files of one listener, as they last were whole."""
+    """The files of one listener, as last read without error."""
 
     def __init__(self, tls: Tls) -> None:
-        """Raises OSError, naming the file, for one that cannot be read."""
+        """Raises OSError with the file's name if one cannot be read."""
         self._tls = tls
         self._seen = self._stamps()
         self.newest = self._read()
 
     def changed(self) -> bool:
-        """Reads files that changed since; False, and said once a change, where they did not or cannot be used."""
+        """Reads changed files. False if none changed or they cannot be used, which is logged once
+        for each change.
+        """
         stamps = self._stamps()
         if stamps == self._seen:
             return False
@@ -32,9 +36,9 @@ class Certificates:
         try:
             self.newest = self._read()
         except OSError as error:
-            log.error("the certificate in use stays: %s", error)
+            log.error("keeping the certificate in use: %s", error)
             return False
-        log.info("certificate %s was read anew", self._tls.certificate)
+        log.info("certificate %s was reloaded", self._tls.certificate)
         return True
 
     def _paths(self) -> tuple[Path, Path, Path]:
@@ -49,36 +53,39 @@ class Certificates:
         return [stamp(path) for path in self._paths()]
 
 
-class Renewing:
-    """A listener's certificate in its SSLContext, followed: new connections get what the files say."""
+class RenewedCertificate:
+    """Keeps a listener's SSLContext in step with its files; new connections use the new
+    certificate.
+    """
 
     def __init__(self, tls: ServerTls, context: ssl.SSLContext) -> None:
         self._tls = tls
         self._context = context
-        self._seen = self._look()
+        self._seen = self._stamps()
 
     def follow(self) -> None:
-        """Looks at the files; those that cannot be used change nothing, which is said once a change."""
-        seen = self._look()
+        """Checks the files. Unusable ones change nothing and are logged once for each change."""
+        seen = self._stamps()
         if seen == self._seen:
             return
         self._seen = seen
         try:
             require_private(self._tls.key)
-            # Tried apart first: a key that is not the certificate's would leave the context with neither.
+            # Tried in another context first: a key that does not fit the certificate would leave
+            # this one with neither.
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self._tls.certificate, self._tls.key)
             self._context.load_cert_chain(self._tls.certificate, self._tls.key)
         except OSError as error:
-            log.error("the certificate in use stays: %s: %s", self._tls.certificate, error)
+            log.error("keeping the certificate in use: %s: %s", self._tls.certificate, error)
         else:
-            log.info("certificate %s was read anew", self._tls.certificate)
+            log.info("certificate %s was reloaded", self._tls.certificate)
 
-    def _look(self) -> list[tuple[int, int, int] | None]:
+    def _stamps(self) -> list[tuple[int, int, int] | None]:
         return [stamp(path) for path in (self._tls.certificate, self._tls.key)]
 
 
 def stamp(path: Path) -> tuple[int, int, int] | None:
-    """What changes when a file does; None where there is none."""
+    """A value that differs after a file changed; None if there is no file."""
     try:
         status = path.stat()
     except OSError:
@@ -87,9 +94,9 @@ def stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 def server_credentials(tls: Tls | None) -> grpc.ServerCredentials | None:
-    """A listener's side of mutual TLS: whoever shows no certificate of the authority is not let in.
+    """A listener's side of mutual TLS, which requires a certificate signed by the authority.
 
-    The files are looked at before each handshake. Raises OSError for one that cannot be read now.
+    Checks the files for changes before each handshake. Raises OSError if one cannot be read now.
     """
     if tls is None:
         return None
@@ -101,7 +108,7 @@ def server_credentials(tls: Tls | None) -> grpc.ServerCredentials | None:
 
     return grpc.dynamic_ssl_server_credentials(
         configuration(),
-        # None: what is in use stays (grpc's types do not know it).
+        # None keeps the certificate in use, which grpc's type annotations lack.
         lambda: configuration() if certificates.changed() else None,  # type: ignore[arg-type,return-value]
         require_client_authentication=True,
     )

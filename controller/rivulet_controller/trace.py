@@ -1,9 +1,9 @@
-"""The way of a packet through the tables of a switch, row by row, from what the controller knows
-the switch to have.
+"""The path of a packet through a switch's tables, row by row, from the controller's mirror of the
+tables.
 
-Answers "why is my packet gone" without touching the switch: which row each table would hit, and
-what that means. The replica itself depends on the packet's hash, so the last step lists the
-candidates with their shares.
+Explains without touching the switch why a packet was dropped or where it went: the row that each
+table would hit, and its meaning. The replica depends on the packet's hash, so the last steps list
+the candidates with their shares.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .names import Names
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One table: the row that is hit (or none) and what happens."""
+    """One table: the row that the packet hits (or none), and what happens."""
 
     table: str
     row: str
@@ -36,10 +36,11 @@ def trace(
     rivulet: bool = True,
     segment: Segment | None = None,
 ) -> list[Step]:
-    """The steps of a TCP packet to an address and port; `rivulet`: it carries our option and is no
-    SYN.
+    """The steps of a TCP packet to an address and port. `rivulet`: it carries our TCP option and is
+    not a SYN.
 
-    `segment` is what a plain one shows; without it all that may become of one is told.
+    `segment`: the fields of a plain segment; without it the result lists all outcomes for plain
+    segments.
     """
     rows: dict[str, list[Entry]] = {}
     tor = None
@@ -60,18 +61,18 @@ def trace(
         return dict(row.params)
 
     def why(reason: str) -> str:
-        # A reason the program does not have would be a mistake of ours: KeyError tells.
+        # KeyError for a reason that the program does not define, which would be our mistake.
         names.value("drop_reason_t", reason)
         return f"no row: dropped as {reason}"
 
     if tor is None:
         return [Step("tor", "", "not set: the switch drops everything")]
     timed = dict(tor.params)["time_valid"]
-    steps.append(Step("tor", str(tor), "" if timed else "clock not known yet: nothing is marked as checked"))
+    steps.append(Step("tor", str(tor), "" if timed else "clock not set yet: nothing is marked as checked"))
     value = address_int(address)
     row = next((r for r in rows.get("addresses", []) if dict(r.match)["address"] == value), None)
     if row is None:
-        steps.append(Step("addresses", "", "no service: routed like any packet"))
+        steps.append(Step("addresses", "", "not a service: routed like any packet"))
         return steps + _route(rows, value, names)
     steps.append(Step("addresses", str(row), ""))
     if row.action != "service_address":
@@ -106,7 +107,9 @@ def trace(
         names.value("drop_reason_t", "SOURCE_EXCLUDED")
         speakers = {"address": value, "port": port}.items()
         rows_of = [str(r) for r in rows.get("plain_sources", []) if speakers <= dict(r.match).items()]
-        meaning = f"answers of {len(rows_of)} replicas; while one is excluded, its are dropped as SOURCE_EXCLUDED"
+        meaning = (
+            f"source addresses of {len(rows_of)} replicas; packets of an excluded one are dropped as SOURCE_EXCLUDED"
+        )
         steps.append(Step("plain_sources", "; ".join(sorted(rows_of)), meaning))
     if rivulet:
         if hit("service_checks", why("SERVICE_UNCONFIGURED"), service=number) is None:
@@ -122,30 +125,30 @@ def trace(
 
 
 def _stateless(timed: bool) -> list[Step]:
-    """What becomes of plain segments to a stateless service (docs/plain.md, "At the ToR")."""
-    syn = "with options as common stacks put them: answered here, with a cookie; any other: by flow to a replica"
+    """Outcomes of plain segments to a stateless service (docs/plain.md, "At the ToR")."""
+    syn = "with options in a common order: answered by the ToR with a cookie; any other: to its flow's replica"
     if not timed:
-        syn = "by flow to a replica, which answers: the clock is not known yet"
+        syn = "to its flow's replica, which answers: the ToR's clock is not set yet"
     found = {
         "a SYN": syn,
-        "bare acknowledgement of the SYN-ACK": "nobody waits for it: dropped as HANDSHAKE",
+        "bare acknowledgement of the SYN-ACK": "not needed: dropped as HANDSHAKE",
         "acknowledgement that no cookie reaches, with timestamps": "dropped as COOKIE",
-        "without timestamps, or a reset": "by flow to a replica, metered (METER_UNCOOKIED)",
-        "segment of an answer under way": "to any live replica, as the policy says; block: by flow",
-        "anything else": "begins an answer, or is of a socket that a kernel has: by flow to a replica",
+        "without timestamps, or a reset": "to its flow's replica, metered (METER_UNCOOKIED)",
+        "segment of an answer under way": "to any live replica by the policy; with policy block to its flow's replica",
+        "anything else": "begins an answer, or belongs to a kernel's socket: to its flow's replica",
         "more than the client's share": "dropped as METER_PLAIN",
     }
     return [Step("cookies", what, meaning) for what, meaning in found.items()]
 
 
 def _choice(rows: dict[str, list[Entry]], config: dict[str, int], spray: bool, by_client: bool) -> list[Step]:
-    """The slots' shares and where each candidate is; `by_client`: a client's address has one slot."""
+    """The slots' shares and each candidate's row; `by_client`: a client's address has one slot."""
     slot_set = config["spray_set"] if spray else config["flow_set"]
     slots = [r for r in rows.get("slots", []) if dict(r.match)["slot_set"] == slot_set]
     firsts = Counter(dict(r.params)["first"] for r in slots)
     shares = ", ".join(f"replica {index}: {count}/{len(slots)}" for index, count in sorted(firsts.items()))
-    whose = "first choice, one for all of a client's address" if by_client and not spray else "first choice"
-    steps = [Step("slots", f"set {slot_set}: {len(slots)} slots", f"{whose}: {shares}")]
+    owner = "first choice, one for all flows of a client's address" if by_client and not spray else "first choice"
+    steps = [Step("slots", f"set {slot_set}: {len(slots)} slots", f"{owner}: {shares}")]
     for index in sorted(firsts):
         place = {"pool": config["pool"], "replica": index}.items()
         row = next((r for r in rows.get("replicas", []) if place <= dict(r.match).items()), None)
@@ -159,7 +162,7 @@ def _choice(rows: dict[str, list[Entry]], config: dict[str, int], spray: bool, b
 
 
 def _route(rows: dict[str, list[Entry]], value: int, names: Names) -> list[Step]:
-    """The longest prefix."""
+    """The route with the longest matching prefix."""
     best: tuple[int, Entry] | None = None
     for row in rows.get("routes", []):
         match = dict(row.match).get("destination", (0, 0))

@@ -1,4 +1,4 @@
-"""The control plane of services under TRODS, whose plain connections outlive their replica
+"""The control plane of services under TRODS, where plain connections outlive their replica
 (docs/trods.md).
 
 Pure functions: checks of the configuration, settings for agents, entries for switches, and agents'

@@ -1,6 +1,4 @@
-"""What people see of the controller: one snapshot as plain values, for the API, the page, the CLI
-and metrics.
-"""
+"""The controller's status as plain values, for the API, the page, rivuletctl and metrics."""
 
 from __future__ import annotations
 
@@ -16,19 +14,18 @@ from .keys import RACK_RING, KeyRing, Kind
 from .keys import State as KeyState
 
 EVENTS_SHOWN = 25
-"""Newest events of each sort: about replicas, those that packets alone can cause, what operators
-did."""
+"""Newest events shown of each kind: about replicas, caused by packets, and operators' actions."""
 
 SERVICES_SHOWN = 200
-"""Services in a snapshot, which goes out each second; `/api/services` has all."""
+"""Services in a snapshot, which is sent each second; `/api/services` has all."""
 
 Action = Mapping[str, Any]
 """A record of the audit log."""
 
 
 def snapshot(controller: Controller, actions: Iterable[Action] = ()) -> dict[str, Any]:
-    """Everything at a glance. Times are Unix seconds, rates per second. `actions`: what operators
-    did, oldest first.
+    """A snapshot of the whole rack. Times are Unix seconds, rates per second. `actions`: operators'
+    actions, oldest first.
     """
     config = controller.config
     return {
@@ -47,8 +44,8 @@ def snapshot(controller: Controller, actions: Iterable[Action] = ()) -> dict[str
 
 
 def events(controller: Controller, actions: Iterable[Action] = ()) -> list[dict[str, Any]]:
-    """The newest events, oldest first: `kind` of a switch's is in capitals, of an operator's action
-    OPERATOR.
+    """The newest events, oldest first. A switch's event has its `kind` in capitals; an operator's
+    action has OPERATOR.
     """
     sorts = (controller.fleet.events, controller.fleet.replica_events, [_done(action) for action in actions])
     return sorted((e for sort in sorts for e in list(sort)[-EVENTS_SHOWN:]), key=lambda event: event["time"])
@@ -78,7 +75,7 @@ def _words(value: object) -> str:
 
 
 def switches(controller: Controller) -> list[dict[str, Any]]:
-    """Each switch: whether it is there and as described, its drops."""
+    """Each switch with its session, ToR id, entries and drops."""
     found = []
     for place in controller.config.switches:
         state = controller.fleet.switches.get(place.name)
@@ -105,7 +102,7 @@ def switches(controller: Controller) -> list[dict[str, Any]]:
 
 
 def replicas(controller: Controller) -> list[dict[str, Any]]:
-    """Each replica: its place, weight, state and the reason."""
+    """Each replica with its location, weight, state and reason."""
     weights, draining = controller.weights(), controller.draining()
     return [_replica(controller, place, weights[place.name], draining) for place in controller.config.replicas]
 
@@ -127,13 +124,13 @@ def _replica(controller: Controller, place: Replica, weight: int, draining: froz
 
 
 def _refused(controller: Controller, replica: str) -> list[str]:
-    """The services that a replica's agent does not serve."""
+    """The services that a replica's agent refuses."""
     agent = controller.agents.agents.get(replica)
     return sorted(agent.refused) if agent is not None else []
 
 
 def replica(controller: Controller, name: str) -> dict[str, Any]:
-    """One replica, with the states it was in, oldest first. Raises KeyError."""
+    """One replica with its history of states, oldest first. Raises KeyError."""
     place = next((place for place in controller.config.replicas if place.name == name), None)
     if place is None:
         raise KeyError(f"there is no replica {name!r}")
@@ -142,8 +139,8 @@ def replica(controller: Controller, name: str) -> dict[str, Any]:
 
 
 def services(controller: Controller, most: int | None = None) -> list[dict[str, Any]]:
-    """Each service (of the first so many): addresses, policy, keys' epochs, and what became of its
-    packets.
+    """Each service (at most `most`): addresses, policy, epochs of keys, and counts of packets by
+    outcome.
     """
     shown = {service.name: service for service in islice(controller.config.services, most)}
     outcomes: dict[str, dict[str, int]] = {name: {} for name in shown}
@@ -171,8 +168,8 @@ def services(controller: Controller, most: int | None = None) -> list[dict[str, 
 
 
 def _content(controller: Controller, service: Service) -> dict[str, Any] | None:
-    """What plain clients are answered from where that is without state, and which replicas have
-    something else.
+    """The content in force for a service without connection state, and the replicas that have
+    another.
     """
     content = controller.state.contents.get(service.name)
     if content is None:
@@ -182,8 +179,8 @@ def _content(controller: Controller, service: Service) -> dict[str, Any] | None:
 
 
 def _keys(controller: Controller, service: Service) -> dict[str, dict[str, Any]]:
-    """By kind: the usable epoch, how old it is, in how many seconds it gets a successor, and one on
-    its way.
+    """By kind: the usable epoch, its age, seconds until its successor is made, and the epoch being
+    distributed.
     """
     rings = controller.state.rings
     now, lives = controller.clock.now(), controller.lives()

@@ -1,4 +1,6 @@
-"""A headless Chromium driven over its DevTools protocol: enough to look at a page and click on it."""
+"""Drives a headless Chromium over its DevTools protocol: opens a page, evaluates JavaScript,
+clicks.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ START_S = 60.0
 
 
 class Navigated(Exception):
-    """The page was left while an expression was to be evaluated in it."""
+    """The page was left during an evaluation."""
 
 
 class Browser:
@@ -35,7 +37,7 @@ class Browser:
         self._socket: Any = None
         self._number = 0
         self.errors: list[str] = []
-        """What the page complained about: exceptions and refused fetches."""
+        """Exceptions of the page, and requests that its policy refused."""
 
     async def __aenter__(self) -> Browser:
         assert CHROMIUM is not None
@@ -64,7 +66,7 @@ class Browser:
             await self._process.wait()
 
     async def _port(self) -> int:
-        """The port that the browser chose; it writes it into its profile."""
+        """The port that the browser chose, from a file in its profile."""
         file = self._profile / "DevToolsActivePort"
         async with asyncio.timeout(START_S):
             while True:
@@ -74,7 +76,7 @@ class Browser:
                 await asyncio.sleep(0.05)
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """One DevTools command. Raises AssertionError if the browser refuses it."""
+        """Sends a DevTools command. Raises AssertionError if the browser refuses it."""
         self._number += 1
         number = self._number
         await self._socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
@@ -92,26 +94,26 @@ class Browser:
                     return dict(message["result"])
 
     async def resize(self, width: int, height: int) -> None:
-        """The viewport, CSS pixels."""
+        """Sets the viewport's size in CSS pixels."""
         await self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
 
     async def open(self, url: str) -> None:
-        """Goes to an address."""
+        """Opens an address."""
         await self.call("Page.navigate", url=url)
 
     async def evaluate(self, script: str) -> Any:
-        """The value of a JavaScript expression."""
+        """Evaluates a JavaScript expression."""
         answer = await self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     async def until(self, script: str, patience_s: float = 40.0) -> Any:
-        """Waits until an expression is true."""
+        """Waits until a JavaScript expression is true."""
         end, value = asyncio.get_running_loop().time() + patience_s, None
         while True:
-            # A page that is just being loaded anew answers when it is there.
+            # A page that is being reloaded answers once it is loaded.
             with suppress(Navigated):
                 value = await self.evaluate(script)
             if value:
@@ -120,7 +122,7 @@ class Browser:
             await asyncio.sleep(0.05)
 
     async def click(self, selector: str) -> None:
-        """A real click in the middle of an element, as a mouse does it."""
+        """Clicks with the mouse on the middle of an element."""
         await self.evaluate(f"document.querySelector({json.dumps(selector)}).scrollIntoView({{block: 'center'}})")
         box = await self.evaluate(
             f"(r => [r.x + r.width / 2, r.y + r.height / 2])"
@@ -130,6 +132,6 @@ class Browser:
             await self.call("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
 
     async def screenshot(self, path: Path, whole: bool = True) -> None:
-        """A PNG of the page."""
+        """A screenshot of the page as PNG."""
         shot = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         await asyncio.to_thread(path.write_bytes, base64.b64decode(shot["data"]))

@@ -1,4 +1,4 @@
-"""Certificates for tests, made by openssl in a folder of the test."""
+"""Certificates for tests, created by openssl."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OPENSSL = shutil.which("openssl")
 
 @dataclass(frozen=True)
 class Authority:
-    """Signs certificates; `certificate` is its own."""
+    """A certificate authority; `certificate` is its own certificate."""
 
     folder: Path
     name: str
@@ -26,19 +26,19 @@ class Authority:
         return self.folder / f"{self.name}.key"
 
     def make(self) -> Authority:
-        """Makes the authority's key and certificate."""
+        """Creates the authority's key and certificate."""
         _openssl(
             "req", "-x509", *_new(self.key), "-out", str(self.certificate), "-days", "2", "-subj", f"/CN={self.name}"
         )
         return self
 
     def renew(self, name: str, place: tuple[Path, Path], addresses: str = "") -> None:
-        """Another certificate and key in the place of these, file by file."""
+        """Replaces a certificate and key in place, one file after the other."""
         for new, old in zip(self.sign(name, addresses), place, strict=True):
             new.replace(old)
 
     def sign(self, name: str, addresses: str = "") -> tuple[Path, Path]:
-        """A certificate for a name (and subject alternative names), and its key."""
+        """Creates a certificate for a name (and subject alternative names), and its key."""
         certificate, key, request = (self.folder / f"{self.name}-{name}.{end}" for end in ("pem", "key", "csr"))
         extensions = self.folder / f"{self.name}-{name}.ext"
         extensions.write_text(f"subjectAltName={addresses or f'DNS:{name}'}\nextendedKeyUsage=clientAuth,serverAuth\n")

@@ -1,4 +1,4 @@
-"""The racks that stand for the whole session."""
+"""Racks that tests of a session share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def racks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Racks]:
 
 @pytest.fixture(params=SWITCHES or ["none"])
 def rack(request: pytest.FixtureRequest, racks: Racks) -> Iterator[NetRack]:
-    """The session's rack with each switch, every replica live."""
+    """The session's rack with each kind of switch, every replica live."""
     if request.param not in SWITCHES:
         pytest.skip("the switch is not installed")
     with racks.lent(request.param) as standing:

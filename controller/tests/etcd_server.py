@@ -1,4 +1,4 @@
-"""An etcd of a test's own, on loopback."""
+"""An etcd server on loopback for a test."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ SHM = Path("/dev/shm")
 
 
 class Server:
-    """An etcd of its own on loopback."""
+    """One etcd server."""
 
     def __init__(self, folder: Path) -> None:
         self._port = free_port(2)
         self.url = f"http://127.0.0.1:{self._port}"
-        # In memory where there is such a place: a busy disk takes longer for an fsync than a lease lasts.
+        # In a RAM disk if there is one: on a busy disk an fsync takes longer than a lease lasts.
         self._data = tempfile.TemporaryDirectory(dir=SHM if SHM.is_dir() else folder, prefix="rivulet-etcd-")
         self._lab = Lab(folder)
 
     def start(self) -> None:
-        """Starts it and waits until it answers."""
+        """Starts the server and waits until it answers."""
         assert ETCD is not None
         peer = f"http://127.0.0.1:{self._port + 1}"
         clients = ["--listen-client-urls", self.url, "--advertise-client-urls", self.url]
@@ -43,6 +43,6 @@ class Server:
         self._lab.until(healthy, "etcd answers", 60.0, process)
 
     def kill(self) -> None:
-        """kill -9."""
+        """Ends it by SIGKILL."""
         if "etcd" in self._lab.processes:
             self._lab.end("etcd")

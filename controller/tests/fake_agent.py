@@ -1,4 +1,4 @@
-"""An agent that speaks the channel and serves nothing."""
+"""An agent that uses the controller's protocol but serves nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FakeAgent:
         self.updates: list[agent_pb2.Update] = []
         self.error = ""
         self.refuses: dict[str, str] = {}
-        """Services that it does not serve, and why."""
+        """Services that it refuses, with the reasons."""
         self.ended = False
         self._address = address
         self._fresh = asyncio.Event()
@@ -50,7 +50,7 @@ class FakeAgent:
 
     @property
     def newest(self) -> agent_pb2.Update:
-        """The update in force; empty before the first."""
+        """The update in force; an empty one before the first."""
         return self.updates[-1] if self.updates else agent_pb2.Update()
 
     async def _run(self) -> None:
@@ -64,7 +64,7 @@ class FakeAgent:
             except grpc.aio.AioRpcError as error:
                 self.error = error.details() or str(error.code())
             except asyncio.InvalidStateError:
-                # A write on a call that was refused meanwhile; reading it tells why.
+                # The controller refused the call meanwhile; reading from it raises the reason.
                 self.error = self.error or "refused"
         self.ended = True
 
@@ -80,7 +80,7 @@ class FakeAgent:
             reporter.cancel()
 
     async def _report(self, call: Any) -> None:
-        """After each update, and twice a second."""
+        """Reports after each update, and twice a second."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(0.5):

@@ -1,4 +1,4 @@
-"""A P4Runtime server that holds entities and forwards nothing: for each path of reconciliation.
+"""A P4Runtime server that stores entities and forwards nothing, for tests of reconciliation.
 
 >>> async with FakeSwitch() as switch:
 ...     link = SwitchLink(config(address=switch.address), ...)
@@ -22,7 +22,7 @@ Key = tuple[Any, ...]
 
 
 class FakeSwitch(p4r_grpc.P4RuntimeServicer):
-    """One device. Writes fail as the specification says; `refuse` makes them fail at will."""
+    """One device. Writes fail as P4Runtime specifies, or at will through `refuse`."""
 
     def __init__(self, names: Names, capacity: int = 100_000) -> None:
         self.names = names
@@ -38,12 +38,12 @@ class FakeSwitch(p4r_grpc.P4RuntimeServicer):
         self.refuse_pipeline = ""
         self.slow = 0.0
         self.answering = asyncio.Event()
-        """Cleared, writes and readings of counters hang."""
+        """While cleared, writes and reads of counters hang."""
         self.answering.set()
         self.counters: dict[tuple[str, int], int] = {}
-        """Packets by counter and cell."""
+        """Packets, by counter and cell."""
         self.packets: list[tuple[int, bytes]] = []
-        """Frames that the controller sent, with their ports."""
+        """Packet-outs of the controller, with their ports."""
         self._clients: dict[asyncio.Queue[p4r.StreamMessageResponse], int] = {}
         self._server: grpc.aio.Server | None = None
 
@@ -55,7 +55,7 @@ class FakeSwitch(p4r_grpc.P4RuntimeServicer):
         await self.stop()
 
     async def listen(self, address: str) -> None:
-        """Starts to serve; 127.0.0.1:0 takes a free port."""
+        """Starts to serve; 127.0.0.1:0 picks a free port."""
         self._server = grpc.aio.server()
         p4r_grpc.add_P4RuntimeServicer_to_server(self, self._server)
         if self.credentials is not None:
@@ -73,7 +73,9 @@ class FakeSwitch(p4r_grpc.P4RuntimeServicer):
         self._clients.clear()
 
     async def restart(self) -> None:
-        """A switch that was switched off and on: no pipeline, no entries, no sessions, the same address."""
+        """Restarts like a switch that was power-cycled: no pipeline, entries or sessions, but the
+        same address.
+        """
         address = self.address
         await self.stop()
         self.pipeline = None
@@ -82,7 +84,7 @@ class FakeSwitch(p4r_grpc.P4RuntimeServicer):
         await self.listen(address)
 
     def lines(self) -> set[str]:
-        """What it holds, as readable lines."""
+        """The entries as readable lines."""
         found = set()
         for entity in self.entities.values():
             item = from_entity(decode_entity(entity, self.names.schema))
@@ -91,12 +93,12 @@ class FakeSwitch(p4r_grpc.P4RuntimeServicer):
         return found
 
     def demote(self) -> None:
-        """Another controller, with a higher election id, becomes primary."""
+        """Makes another controller, with a higher election id, primary."""
         self._clients[asyncio.Queue()] = 1 << 62
         self._arbitrate()
 
     def send_digest(self, **fields: int) -> None:
-        """An event, to the primary."""
+        """Sends an event to the primary."""
         digest = next(iter(self.names.schema.digests))
         blank = dict.fromkeys(("kind", "reason", "pool", "replica", "sequence", "clock", "mac", "port", "vlan"), 0)
         spec: Any = digest.type_spec
@@ -104,7 +106,7 @@ class FakeSwitch(p4r_grpc.P4RuntimeServicer):
         self._tell(p4r.StreamMessageResponse(digest=p4r.DigestList(digest_id=digest.id, list_id=1, data=[data])))
 
     def send_packet(self, frame: bytes, **metadata: int) -> None:
-        """A packet-in, to the primary."""
+        """Sends a packet-in to the primary."""
         encoded = self.names.schema.controller_packet_metadata["packet_in"].encode({"reason": 2, **metadata})
         self._tell(p4r.StreamMessageResponse(packet=p4r.PacketIn(payload=frame, metadata=encoded)))
 

@@ -1,4 +1,4 @@
-"""A controller with its door for agents, in the process of the test, and what tests ask of it."""
+"""A controller with its listener for agents, in the test's process, and helpers for tests."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from rivulet_controller.store import SqliteStore
 
 
 def rack(switch: FakeSwitch, text: str = RACK) -> str:
-    """The description with the fake switch's address."""
+    """The configuration with the fake switch's address."""
     return text.replace("127.0.0.1:9559", switch.address)
 
 
 @asynccontextmanager
 async def running(switch: FakeSwitch, folder: Path, text: str = RACK) -> AsyncIterator[Controller]:
-    """A controller for the rack, with its door for agents at folder/agents."""
+    """A controller for the rack, with its listener for agents at folder/agents."""
     store = SqliteStore(folder / "state.db")
     controller = Controller(config(rack(switch, text)), store, rack(switch, text))
     await controller.start()
@@ -44,7 +44,7 @@ async def running(switch: FakeSwitch, folder: Path, text: str = RACK) -> AsyncIt
 
 
 async def until(condition: Callable[[], bool], what: str, patience_s: float = 30.0) -> None:
-    """Waits for a condition; fails in words."""
+    """Waits for a condition; fails with a message."""
     end = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < end, f"not within {patience_s:g} s: {what}"
@@ -52,18 +52,18 @@ async def until(condition: Callable[[], bool], what: str, patience_s: float = 30
 
 
 def as_described(controller: Controller, switch: FakeSwitch) -> bool:
-    """Whether the switch holds exactly what it should."""
+    """Whether the switch holds exactly the desired entries."""
     parts = controller.fleet.fragments("tor1")
     return parts is not None and bool(switch.entities) and switch.lines() == lines(parts)
 
 
 def connected(controller: Controller) -> bool:
-    """Whether the session with the switch stands."""
+    """Whether the session with the switch is established."""
     return "tor1" in controller.fleet.switches and controller.fleet.switches["tor1"].link.connected
 
 
 def problem(controller: Controller) -> str:
-    """Why the session with the switch does not stand."""
+    """Why the session with the switch is not established."""
     return controller.fleet.switches["tor1"].link.problem if "tor1" in controller.fleet.switches else ""
 
 
@@ -71,7 +71,7 @@ def problem(controller: Controller) -> str:
 async def served(
     tmp_path: Path, tokens: str = "", address: str = "", more: str = ""
 ) -> AsyncIterator[tuple[Controller, str]]:
-    """The API as the daemon serves it: on a Unix socket, or at an address with a control socket beside it."""
+    """The API as the daemon serves it: on a Unix socket, or at an address with a control socket."""
     socket = tmp_path / ("control.sock" if address else "api.sock")
     listen = [f"api: '{address}', control: 'unix:{socket}'" if address else f"api: 'unix:{socket}'"]
     if tokens:
@@ -93,6 +93,6 @@ async def served(
 
 
 def audit_records(folder: Path, name: str = "audit") -> list[dict[str, Any]]:
-    """The lines of an audit log; none before the first."""
+    """The records of an audit log; empty before the first."""
     file = folder / name
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []

@@ -1,4 +1,6 @@
-"""A rack in network namespaces: a switch, a controller process, three replicas, a client. Root and binaries needed."""
+"""A rack in network namespaces: switch, controller process, three replicas, client. Needs root and
+built binaries.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,16 @@ RATE_MBIT = 20.0
 REPLICAS = ("r1", "r2", "r3")
 MEGABYTES = int(os.environ.get("RIVULET_SYSTEM_MB", "6"))
 LIVENESS_MS = 2000
-"""No test here asks how fast a replica is excluded, and none shall be because this machine is busy."""
+"""Liveness of the rack's services: long, so that a busy machine excludes no replica; no test here
+measures it."""
 
 SWITCHES = switches.installed()
 needs_rack = pytest.mark.rack
-"""Stands on a rack of its own or on the session's; skipped where there can be none."""
+"""Marks tests that need a rack; skipped where none can be built."""
 
 
 class NetRack(Lab):
-    """The rack. `folder` holds sockets, logs and the served file."""
+    """The rack. `folder` has its sockets, logs and the served file."""
 
     replicas = REPLICAS
 
@@ -44,9 +47,9 @@ class NetRack(Lab):
         self.keys = keys
         self.agents = f"unix:{folder}/agents.sock"
         self.own_agents: set[str] = set()
-        """Replicas whose agent is a process of its own."""
+        """Replicas with an agent in a separate process."""
         self.directories: dict[str, Path] = {}
-        """What replicas serve, of those that serve something else than `file` and what lies beside it."""
+        """Paths that replicas serve, for those that do not serve `file` and its neighbours."""
         self.client = Client(f"unix:{folder}/api.sock", timeout_s=10.0)
         self.file = folder / "files" / "big"
         self.yaml = folder / "rack.yaml"
@@ -54,9 +57,11 @@ class NetRack(Lab):
     # Building
 
     def build(self, megabytes: int) -> None:
-        """Namespaces and links, the file, all processes; returns when every replica is live."""
+        """Creates namespaces, links, the file and all processes; returns when every replica is
+        live.
+        """
         self.file.parent.mkdir(parents=True)
-        # A copy, so that a program compiled meanwhile does not come into a test half way.
+        # A copy, so that a compilation during the test does not change the program.
         shutil.copytree(ARTIFACTS, self.folder / "p4")
         self.file.write_bytes(os.urandom(megabytes << 20))
         (self.file.parent / "small").write_bytes(b"small")
@@ -72,16 +77,16 @@ class NetRack(Lab):
         self.until(self.all_live, "every replica is live", 240.0)
 
     def lay(self) -> None:
-        """The namespaces and what joins them."""
+        """Creates the namespaces and links."""
         self.namespace("tor")
         self.host("c1", 1, "10.0.1.1", "02:00:00:00:01:01")
-        # Towards the client no faster than this, so that a download lasts while things are killed.
+        # Limits the rate towards the client, so that a download lasts long enough for kills.
         shape(self.spaces["tor"], "v1", RATE_MBIT)
         for number, name in enumerate(self.replicas, 1):
             self.host(name, 100 + number, f"10.0.2.{number}", f"02:00:00:00:02:{number:02x}")
 
     def description(self) -> str:
-        """The YAML."""
+        """The configuration as YAML."""
         keys = json.dumps(self.keys)
         replicas = [
             {"name": name, "switch": "tor1", "port": 100 + n, "mac": f"02:00:00:00:02:{n:02x}", "ip": f"10.0.2.{n}"}
@@ -111,46 +116,48 @@ state: {self.folder}/state.db
 """
 
     def host(self, name: str, port: int, ip: str, mac: str, tor: str = "tor") -> None:
-        """A host at a port of a ToR, with its address and a route to all others."""
+        """Adds a host at a port of a ToR, with an address and a route to all others."""
         space, device = self.namespace(name), f"{name}-eth0"
         veth(End(self.spaces[tor], f"v{port}"), End(space, device, mac=mac))
         self.address(name, device, ip)
 
     def address(self, name: str, device: str, ip: str) -> None:
-        """A host's address, and a default route by its ToR."""
+        """Gives a host its address, and a default route through its ToR."""
         gateway = ip.rsplit(".", 1)[0] + ".254"
         self.spaces[name].ip(f"addr add {ip}/24 dev {device}", f"route add default via {gateway}")
 
     # Processes
 
     def start_switch(self) -> None:
-        """The switch, with a port to every host."""
+        """Starts the switch with a port to every host."""
         (self.folder / "p4rt.sock").unlink(missing_ok=True)
         ports = {port: f"v{port}" for port in (1, 101, 102, 103)}
         grpc = f"unix:{self.folder}/p4rt.sock"
         self.start("switch", switches.command(self.switch, ports, grpc), self.spaces["tor"])
 
     def start_controller(self) -> None:
-        """The controller, as a process."""
+        """Starts the controller process."""
         self.start("controller", [sys.executable, "-m", "rivulet_controller.daemon", str(self.yaml)])
 
     def start_replica(self, name: str) -> None:
-        """A replica with agent and file server."""
+        """Starts a replica with agent and file server."""
         agents = f"unix:{self.folder}/{name}.agent" if name in self.own_agents else self.agents
         serve = [binary("rivulet"), "serve", "-i", f"{name}-eth0", "--controller", agents, "--name", name]
         self.start(name, [*serve, str(self.directories.get(name, self.file.parent))], self.spaces[name])
 
     def start_agent(self, name: str) -> None:
-        """A replica's agent as a process of its own, called `agent NAME`; its file server attaches to it."""
+        """Starts a replica's agent as a separate process `agent NAME`, to which its file server
+        attaches.
+        """
         self.own_agents.add(name)
         where = ["--socket", f"{self.folder}/{name}.agent", "-i", f"{name}-eth0"]
         agent = [binary("rivulet"), "agent", "--name", name, "--controller", self.agents, *where]
         self.start(f"agent {name}", agent, self.spaces[name])
 
-    # What tests ask
+    # Helpers for tests
 
     def download(self, name: str = "out") -> Process:
-        """A Rivulet download of the file to folder/NAME, under way."""
+        """Starts a Rivulet download of the file to folder/NAME."""
         out = self.folder / name
         out.unlink(missing_ok=True)
         out.with_suffix(".part").unlink(missing_ok=True)
@@ -159,14 +166,16 @@ state: {self.folder}/state.db
         return self.start(f"download {name}", command, self.spaces["c1"], **pipes)
 
     def under_way(self) -> Process:
-        """A download that has brought something and still runs."""
+        """A download that has received data and still runs."""
         download, part = self.download(), self.folder / "out.part"
         self.until(lambda: part.exists() and part.stat().st_size > 0, "it begins")
         assert download.running(), "the download must still run"
         return download
 
     def finish(self, download: Process, patience_s: float = 120.0, name: str = "out") -> dict[str, Any]:
-        """Waits for a download to folder/NAME: it must have come over one Rivulet connection, byte for byte."""
+        """Waits for a download to folder/NAME, which must be complete and correct over one Rivulet
+        connection.
+        """
         result = dict(json.loads(download.output(patience_s)))
         assert result.get("ok"), result
         assert result["transport"] == "rivulet"
@@ -175,11 +184,11 @@ state: {self.folder}/state.db
 
     @staticmethod
     def curl(file: str, *more: str) -> list[str]:
-        """A plain TCP client's command."""
+        """The command of a plain TCP client."""
         return ["curl", "-sS", "--fail", "--max-time", "60", *more, f"http://{SERVICE}/{file}"]
 
     def accepted(self) -> dict[str, int]:
-        """Connections that each replica's kernel accepted since it was there."""
+        """Connections that each replica's kernel has accepted since its namespace exists."""
         return {name: self.spaces[name].tcp("PassiveOpens") for name in self.replicas}
 
     def status(self) -> dict[str, Any]:
@@ -190,11 +199,13 @@ state: {self.folder}/state.db
             return {}
 
     def replica(self, name: str) -> dict[str, Any]:
-        """What the controller says of a replica; empty while it does not answer."""
+        """A replica in the controller's snapshot; empty while it does not answer."""
         return next((r for r in self.status().get("replicas", ()) if r["name"] == name), {})
 
     def look(self) -> None:
-        """Waits until the switch's counters were read anew: twice, since one reading may be under way."""
+        """Waits for two readings of the switch's counters, since the first may have begun before
+        the call.
+        """
         for _ in range(2):
             before = self._last_look()
             self.until(lambda: self._last_look() > before, "the counters are read")  # noqa: B023
@@ -203,29 +214,29 @@ state: {self.folder}/state.db
         return float((self.status().get("history") or [{"time": 0.0}])[-1]["time"])
 
     def exclusions(self) -> int:
-        """How often the switch excluded a replica so far."""
+        """How many times the switch has excluded a replica."""
         self.look()
         return sum(r["exclusions"] for r in self.status()["replicas"])
 
     def plain(self) -> str:
-        """How plain TCP is served, in words; empty while the controller does not answer."""
+        """The mode of plain TCP as shown; empty while the controller does not answer."""
         try:
             return str(self.client.get("/api/services")[0]["plain"])
         except ApiError:
             return ""
 
     def all_live(self) -> bool:
-        """Whether the switch is as described and every replica is live and says that it is ready."""
+        """Whether the switch has its entries and every replica is live and reports ready."""
         found = self.status()
         live = bool(found) and all(r["state"] == "live" and r["agent"] and r["ready"] for r in found["replicas"])
         return live and self.as_described()
 
     def take_plain_tcp(self) -> bool:
-        """Whether the controller has readmitted every replica to plain TCP."""
+        """Whether the controller has allowed plain TCP for every replica."""
         return all(r["readmitted"] for r in self.status()["replicas"])
 
     def as_described(self) -> bool:
-        """Whether every switch is connected, has its clock, and a plan of the file changes nothing."""
+        """Whether every switch is connected, has its clock, and a plan of the file is empty."""
         found = self.status()
         if not found or not all(s["connected"] and s["clock_valid"] and not s["problem"] for s in found["switches"]):
             return False
@@ -236,8 +247,10 @@ state: {self.folder}/state.db
         return bool(plan == {s["name"]: [] for s in found["switches"]})
 
     def until(self, condition: Callable[[], bool], what: str, patience_s: float = 90.0, *watched: Process) -> float:
-        """Waits for a condition while every part of the rack runs; how long it took, seconds."""
-        # What prints into a pipe is a client, which may end.
+        """Waits for a condition while every part of the rack runs; returns the seconds that it
+        took.
+        """
+        # Processes with piped output are clients, which may end.
         parts = [process for process in self.processes.values() if process.log is not None]
         try:
             return super().until(condition, what, patience_s, *parts, *watched)
@@ -245,11 +258,13 @@ state: {self.folder}/state.db
             raise RackError(f"{error}\n{self.status()}") from None
 
     def log(self, name: str) -> str:
-        """A process's log since it was first started."""
+        """The log of a process since its first start."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def restore(self) -> None:
-        """As it was built: every process runs, the file and what was said beside it are as at first."""
+        """Restores the rack as it was built: every process runs, with the original configuration
+        and files.
+        """
         if self.yaml.read_text() != self.description():
             self.yaml.write_text(self.description())
         for name in list(self.own_agents):
@@ -264,7 +279,7 @@ state: {self.folder}/state.db
                 start()
         self.until(lambda: bool(self.status()), "the controller answers")
         if self.plain() != "kernel":
-            # What began in another mode would go on for minutes, and is the next test's no more.
+            # Connections of another mode would last for minutes and disturb the next test.
             self.yaml.write_text(self.description().replace("    port: 80\n", "    port: 80\n    plain_drain: 1s\n"))
             self.until(lambda: self.plain() == "kernel", "plain TCP is the kernel's alone")
             self.yaml.write_text(self.description())
@@ -276,7 +291,7 @@ state: {self.folder}/state.db
 
 
 class Racks:
-    """One rack a switch for all tests that need only one, built when it is first asked for."""
+    """One shared rack for each kind of switch, built when it is first requested."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -285,7 +300,7 @@ class Racks:
 
     @contextmanager
     def lent(self, switch: str) -> Iterator[NetRack]:
-        """The rack with this switch, as it was built, and so it is given back."""
+        """Yields the rack with this switch, restored as it was built."""
         rack = self._standing.pop(switch, None)
         if rack is None:
             rack = NetRack(self.folder / f"{switch}-{next(self._number)}", switch)
@@ -299,12 +314,12 @@ class Racks:
             yield rack
             rack.restore()
         except BaseException:
-            # The next test gets another.
+            # The next test gets a new rack.
             rack.down()
             raise
         self._standing[switch] = rack
 
     def down(self) -> None:
-        """Takes them all down."""
+        """Takes all racks down."""
         while self._standing:
             self._standing.popitem()[1].down()

@@ -1,4 +1,6 @@
-"""Ports of loopback for what cannot be told to take any: free when asked for, none that the kernel gives by itself."""
+"""Loopback ports for programs that cannot choose one themselves: free now, and outside of the
+kernel's ephemeral range.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ FIRST, LAST = 20000, 32000
 
 
 def free_port(count: int = 1) -> int:
-    """The first of `count` neighbouring ports at which nobody listens. Each process begins at a place of its own."""
+    """The first of `count` consecutive unused ports. Each process starts its search at another
+    port.
+    """
     begin = os.getpid() * 16 % (LAST - FIRST)
     for step in range(0, LAST - FIRST, count):
         port = FIRST + (begin + step) % (LAST - FIRST)
@@ -21,7 +25,7 @@ def free_port(count: int = 1) -> int:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        # As a server does it: connections of the last one that still linger are no hindrance.
+        # SO_REUSEADDR as servers set it: connections in TIME_WAIT must not count.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))

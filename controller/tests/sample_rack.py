@@ -1,4 +1,4 @@
-"""A rack's description for tests, and what a switch should hold for it."""
+"""A sample configuration for tests, and the entries that a switch should hold for it."""
 
 from __future__ import annotations
 
@@ -59,24 +59,24 @@ TWO_RACKS = RACK.replace(
 replicas:
   - {name: r1""",
 )
-"""The same with a second switch, to which the replicas are remote."""
+"""The same rack with a second switch, to which the replicas are remote."""
 
 ARP_REPLY = bytes.fromhex("0200000000fe020000000101080600010800060400020200000001010a0001010200000000fe0a0001fe")
-"""10.0.1.1 is at 02:00:00:00:01:01, to the ToR."""
+"""An ARP reply to the ToR: 10.0.1.1 is at 02:00:00:00:01:01."""
 
 
 def config(text: str = RACK) -> Config:
-    """The rack, parsed."""
+    """The sample configuration, parsed."""
     return parse(text, "rack.yaml")
 
 
 def held(kind: Kind, epoch: int) -> bool:
-    """As if all held every key."""
+    """As if every replica and ToR held every key."""
     return True
 
 
 def numbers_of(rack: Config, state: State) -> Numbers:
-    """The numbers of names, as a state has them."""
+    """Numbers as a new state assigns them."""
     return Numbers(
         state.number("service", (s.name for s in rack.services), 1, 4095),
         state.number("pool", (s.pool_name for s in rack.services), 0, 1023),
@@ -97,7 +97,7 @@ def fragments(
     learned: frozenset[LearnedSource] = frozenset(),
     path_mtus: Mapping[str, int] | None = None,
 ) -> dict[str, Fragment]:
-    """What a switch should hold, with fresh numbers, slots and usable keys."""
+    """Entries that a switch should hold, with fresh numbers, slots and usable keys."""
     state = state or State()
     weights = weights_of(rack)
     numbers = numbers_of(rack, state)
@@ -124,10 +124,10 @@ def fragments(
 
 
 def weights_of(rack: Config) -> dict[str, int]:
-    """The weights that the configuration gives."""
+    """The configuration's weights."""
     return {r.name: r.weight for r in rack.replicas}
 
 
 def lines(parts: dict[str, Fragment]) -> set[str]:
-    """Everything as readable lines."""
+    """All entries as readable lines."""
     return {str(item) for fragment in parts.values() for item in fragment}

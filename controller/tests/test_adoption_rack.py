@@ -1,4 +1,4 @@
-"""Connections that replicas' kernels take over from stateless TCP, behind the ToR, while another replica is killed."""
+"""Connections that replicas' kernels take over from stateless TCP, while another replica is killed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rivulet_lab import Process, binary
 pytestmark = [needs_rack, pytest.mark.long]
 
 EACH = 6
-"""Downloads, and as many uploads: all twelve are one replica's once in 177,000 times."""
+"""Downloads, and as many uploads: all twelve go to one replica once in 177,000 times."""
 FIRST_PORT = 42000
 UPLOAD = 3 << 20
 
 
 @dataclass(slots=True)
 class Flow:
-    """A client's connection, and where what it brings lies in the end."""
+    """A client's connection, and the path of the bytes that it transfers."""
 
     process: Process
     port: int
@@ -31,17 +31,17 @@ class Flow:
     wanted: bytes
 
     def ended_well(self) -> bool:
-        """Whether its client says so; then it must be true."""
+        """Whether its client reports success; then the bytes must be correct."""
         well = self.process.popen.wait(120) == 0
         got = self.out.read_bytes() if self.out.exists() else b""
-        assert not well or got == self.wanted, f"port {self.port}: the client says that all is well"
-        # What came of the others is right as far as it goes.
+        assert not well or got == self.wanted, f"port {self.port}: the client reports success"
+        # Bytes of an interrupted transfer must be correct up to its end.
         assert well or self.wanted.startswith(got), f"port {self.port}: wrong octets"
         return well
 
 
 def start(rack: NetRack, name: str) -> None:
-    """A replica that takes uploads."""
+    """Starts a replica that accepts uploads."""
     store = rack.folder / "stored"
     store.mkdir(exist_ok=True)
     serve = [binary("rivulet"), "serve", "-i", f"{name}-eth0", "--controller", rack.agents, "--name", name]
@@ -50,7 +50,7 @@ def start(rack: NetRack, name: str) -> None:
 
 @pytest.fixture
 def storing(rack: NetRack) -> Iterator[NetRack]:
-    """A rack whose replicas take uploads, with a ToR that answers SYNs."""
+    """A rack with replicas that accept uploads, and a ToR that answers SYNs."""
     for name in rack.replicas:
         rack.end(name)
         start(rack, name)
@@ -65,7 +65,7 @@ def storing(rack: NetRack) -> Iterator[NetRack]:
 
 
 def download(rack: NetRack, port: int, *more: str) -> Flow:
-    """A download of what is too long for an answer without state."""
+    """A download too long to be served without connection state."""
     out = rack.folder / f"down-{port}"
     command = rack.curl("big", "--max-time", "110", "--local-port", str(port), *more, "-o", str(out))
     return Flow(rack.start(out.name, command, rack.spaces["c1"], stdout=None), port, out, rack.file.read_bytes())
@@ -81,7 +81,7 @@ def upload(rack: NetRack, port: int, *more: str) -> Flow:
 
 
 def holders(rack: NetRack, names: Sequence[str] = REPLICAS) -> dict[int, str]:
-    """By client's port, the replica whose kernel has the connection."""
+    """By client port: the replica whose kernel has the connection."""
     found = {}
     for name in names:
         for line in rack.spaces[name].run("ss", "-Htn", "state", "established").splitlines():
@@ -92,7 +92,7 @@ def holders(rack: NetRack, names: Sequence[str] = REPLICAS) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("rack", ["embedded"], indirect=True)
-def test_adopted_connections_do_not_notice_the_death_of_another_replica(storing: NetRack) -> None:
+def test_adopted_connections_survive_death_of_another_replica(storing: NetRack) -> None:
     rack = storing
     before = rack.accepted()
     (rack.folder / "upload").write_bytes(os.urandom(UPLOAD))
@@ -109,9 +109,10 @@ def test_adopted_connections_do_not_notice_the_death_of_another_replica(storing:
     assert all(flow.process.running() for flow in flows), "they must outlive the kill"
     rack.end(victim)
     assert kept and all([flow.ended_well() for flow in kept]), rack.status()
-    # A kernel's connection dies with it: its clients are told, and none believes that it has all.
+    # A kernel's connection dies with its replica: the client must notice that its transfer is
+    # incomplete.
     assert not any([flow.ended_well() for flow in lost])
-    # What begins is another's, whatever it is, while one is dead.
+    # While one replica is dead, the others serve new connections of any kind.
     anew = [download(rack, FIRST_PORT + 100 + n) for n in range(4)]
     anew += [upload(rack, FIRST_PORT + 110 + n) for n in range(4)]
     assert all([flow.ended_well() for flow in anew])

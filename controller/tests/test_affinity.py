@@ -1,4 +1,4 @@
-"""Client affinity: what the description says of it, what switches are told, and how people see it."""
+"""Client affinity: configuration, entries of switches, and how it is shown."""
 
 from __future__ import annotations
 
@@ -25,26 +25,32 @@ BY_CLIENT = RACK + "    affinity: client\n"
 SERVICE = ipaddress.ip_address("10.9.0.1")
 
 
-def told(text: str) -> int:
-    """What a switch is told of the service."""
+def affinity_entry(text: str) -> int:
+    """The service's affinity and slots in a switch's entries."""
     items = fragments(config(text))["service web"]
     (row,) = (item for item in items if isinstance(item, Entry) and item.action == "configure")
     return dict(row.params)["affinity"]
 
 
-def test_off_unless_the_file_says_otherwise() -> None:
+def test_affinity_defaults_to_flow() -> None:
     flow, client = (NAMES.value("affinity_t", name) for name in ("FLOW", "CLIENT"))
     assert config(RACK).services[0].affinity == "flow"
-    assert told(RACK) == told(RACK + "    affinity: flow\n") == flow != client == told(BY_CLIENT)
+    assert (
+        affinity_entry(RACK)
+        == affinity_entry(RACK + "    affinity: flow\n")
+        == flow
+        != client
+        == affinity_entry(BY_CLIENT)
+    )
 
 
 @pytest.mark.parametrize("plain", ["kernel", "stateless", "trods"])
-def test_with_all_that_takes_plain_tcp(plain: str) -> None:
+def test_affinity_works_with_each_plain_mode(plain: str) -> None:
     trods = "    trods: {store: ['10.0.2.9:11211']}\n" if plain == "trods" else ""
-    assert told(f"{BY_CLIENT}    plain: {plain}\n{trods}") == NAMES.value("affinity_t", "CLIENT")
+    assert affinity_entry(f"{BY_CLIENT}    plain: {plain}\n{trods}") == NAMES.value("affinity_t", "CLIENT")
 
 
-def test_slots_and_their_key_are_the_same_with_it_and_without() -> None:
+def test_affinity_keeps_slots_and_key() -> None:
     state = State()
     off, on = (fragments(config(text), state=state) for text in (RACK, BY_CLIENT))
     differ = {name for name in off if off[name] != on[name]}
@@ -53,7 +59,7 @@ def test_slots_and_their_key_are_the_same_with_it_and_without() -> None:
     assert len(changed) == 1 and "affinity=0x0" in str(changed[0][0]) and "affinity=0x1" in str(changed[0][1])
 
 
-def test_agents_are_told_whose_a_slot_is() -> None:
+def test_agent_update_has_affinity_and_slots() -> None:
     for text, wanted in ((RACK, agent_pb2.AFFINITY_FLOW), (BY_CLIENT, agent_pb2.AFFINITY_CLIENT)):
         described, state = config(text), State()
         fragments(described, state=state)
@@ -66,15 +72,15 @@ def test_agents_are_told_whose_a_slot_is() -> None:
 @pytest.mark.parametrize(
     ("rivulet", "text", "whose"), [(False, BY_CLIENT, True), (False, RACK, False), (True, BY_CLIENT, False)]
 )
-def test_the_trace_says_whose_slot_it_is(rivulet: bool, text: str, whose: bool) -> None:
+def test_trace_explains_client_slot(rivulet: bool, text: str, whose: bool) -> None:
     items = [item for part in fragments(config(text)).values() for item in part]
     steps = trace(items, NAMES, SERVICE, 80, rivulet)
     (slots,) = (step for step in steps if step.table == "slots")
     assert slots.meaning.endswith("replica 0: 4/16, replica 1: 4/16, replica 2: 8/16")
-    assert ("one for all of a client's address" in slots.meaning) == whose
+    assert ("one for all flows of a client's address" in slots.meaning) == whose
 
 
-async def test_a_change_is_one_write_and_is_shown(tmp_path: Path) -> None:
+async def test_affinity_change_is_one_write_and_is_shown(tmp_path: Path) -> None:
     async with FakeSwitch(NAMES) as switch, running(switch, tmp_path, RACK) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
         before = switch.lines()
@@ -86,7 +92,7 @@ async def test_a_change_is_one_write_and_is_shown(tmp_path: Path) -> None:
         assert await controller.change(config(rack(switch, BY_CLIENT)), "a test")
         (row,) = switch.lines() - before
         assert row.startswith("service_config[service=0x1] configure(affinity=0x1,"), row
-        assert [kind for kind, _ in switch.writes] == ["MODIFY"], "no slot is written anew"
+        assert [kind for kind, _ in switch.writes] == ["MODIFY"], "no slot is rewritten"
         (found,) = services(controller)
         assert (found["affinity"], _plain(found)) == ("client", "kernel, by client")
         text = Metrics(controller).text().decode()
@@ -95,7 +101,7 @@ async def test_a_change_is_one_write_and_is_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-async def test_the_page_says_by_client(tmp_path: Path) -> None:
+async def test_page_shows_client_affinity(tmp_path: Path) -> None:
     shown = "document.querySelector('#services td[data-label=\"plain TCP\"]')?.textContent"
     async with rack_with_page(tmp_path) as (controller, _, url), Browser(tmp_path / "profile") as page:
         await page.open(f"{url}#token=sesame")

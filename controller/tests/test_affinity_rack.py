@@ -1,4 +1,6 @@
-"""Client affinity with real connections: who serves each client's curl, and one window for all of a client's."""
+"""Client affinity with real connections: one replica for each client's curl, and one window for
+each client.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ from rivulet_lab import bpf_fs, cm_command
 
 pytestmark = needs_rack
 CLIENTS = [f"10.0.1.{n}" for n in range(11, 23)]
-"""Of twelve clients all have one replica of three once in 177,147 times."""
+"""All of twelve clients go to one of three replicas once in 177,147 times."""
 CONNECTIONS = 6
 NAME = f"rvcm_a{os.getpid() % 10**7}"
-"""Of the congestion control."""
+"""Name of the congestion control."""
 
 
 def describe(rack: NetRack, affinity: str) -> None:
-    """The rack with this affinity, and a route to all clients; they are on one host."""
+    """The rack with this affinity and a route to all clients, which share a host."""
     text = rack.description().replace("port: 1}]\n", "port: 1}]\n    routes: [{prefix: 10.0.1.0/24, via: 10.0.1.1}]\n")
     rack.yaml.write_text(text.replace("    port: 80\n", f"    port: 80\n    affinity: {affinity}\n"))
 
@@ -37,7 +39,7 @@ def describe(rack: NetRack, affinity: str) -> None:
 
 @pytest.fixture
 def by_client(rack: NetRack) -> Iterator[NetRack]:
-    """The session's rack with client affinity, and a host with the addresses of all clients."""
+    """The session's rack with client affinity, and a host with all clients' addresses."""
     rack.until(rack.take_plain_tcp, "all take plain TCP")
     host = rack.spaces["c1"]
     host.ip(*(f"addr add {client}/24 dev c1-eth0" for client in CLIENTS))
@@ -47,7 +49,9 @@ def by_client(rack: NetRack) -> Iterator[NetRack]:
 
 
 def served(rack: NetRack, client: str, count: int = CONNECTIONS) -> dict[str, int]:
-    """Opens so many connections from this address, one after the other, and says who got how many."""
+    """Opens connections from an address one after the other; returns how many each replica
+    accepted.
+    """
     before = rack.accepted()
     for _ in range(count):
         assert rack.spaces["c1"].run(*rack.curl("small", "--interface", client)) == "small"
@@ -55,7 +59,7 @@ def served(rack: NetRack, client: str, count: int = CONNECTIONS) -> dict[str, in
 
 
 def owners(rack: NetRack) -> dict[str, str]:
-    """The one replica of each client."""
+    """The one replica that serves each client."""
     found = {}
     for client in CLIENTS:
         counts = served(rack, client)
@@ -64,7 +68,7 @@ def owners(rack: NetRack) -> dict[str, str]:
     return found
 
 
-def test_all_connections_of_a_client_go_to_one_replica_also_while_one_drains(by_client: NetRack) -> None:
+def test_client_affinity_keeps_one_replica_during_drain(by_client: NetRack) -> None:
     rack = by_client
     first = owners(rack)
     assert len(set(first.values())) > 1, f"clients are not spread: {first}"
@@ -78,7 +82,7 @@ def test_all_connections_of_a_client_go_to_one_replica_also_while_one_drains(by_
     rack.client.post(f"/api/replicas/{away}/undrain")
     rack.until(rack.as_described, "undrained")
     assert owners(rack) == first
-    # Off again: 40 connections miss one of three replicas once in 3.7 million times.
+    # Affinity off: 40 connections miss one of three replicas once in 3.7 million times.
     describe(rack, "flow")
     spread = served(rack, CLIENTS[0], 40)
     assert spread.keys() == set(REPLICAS), f"by flow one client met {spread}"
@@ -86,14 +90,16 @@ def test_all_connections_of_a_client_go_to_one_replica_also_while_one_drains(by_
 
 
 def struct_ops_links() -> bool:
-    """Whether this kernel takes a congestion control of BPF (docs/hosts.md)."""
+    """Whether this kernel supports congestion control in BPF (docs/hosts.md)."""
     release = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
     return release >= (6, 4) and Path("/sys/kernel/btf/vmlinux").exists()
 
 
 @pytest.fixture
 def manager(by_client: NetRack, tmp_path: Path) -> Iterator[Path]:
-    """The Congestion Manager for all that replicas send; its place in a BPF file system of its own."""
+    """Runs the Congestion Manager for all sockets of the replicas, pinned in a BPF file system of
+    its own.
+    """
     if not struct_ops_links():
         pytest.skip("the kernel has no struct_ops links or no BTF")
     with bpf_fs(tmp_path / "bpf") as bpf:
@@ -107,18 +113,20 @@ def manager(by_client: NetRack, tmp_path: Path) -> Iterator[Path]:
 
 
 def cm(bpf: Path, *words: str) -> str:
-    """`rivulet cm`."""
+    """Runs `rivulet cm`."""
     return subprocess.run(cm_command(NAME, bpf, *words), check=True, capture_output=True, text=True).stdout
 
 
 def macroflows(bpf: Path, client: str) -> list[dict[str, Any]]:
-    """Those to a client that have connections."""
+    """Macroflows to a client that have connections."""
     found = json.loads(cm(bpf, "status", "--json"))["macroflows"]
     return [one for one in found if one["destination"] == client and one["flows"]]
 
 
 def together(rack: NetRack, bpf: Path, client: str, count: int) -> list[dict[str, Any]]:
-    """Slow downloads of one client at the same time, and the macroflows of their servers meanwhile."""
+    """Runs slow downloads of one client at the same time; returns the servers' macroflows
+    meanwhile.
+    """
     names = [f"slow {number}" for number in range(count)]
     for name in names:
         slowly = rack.curl("big", "--interface", client, "--limit-rate", "50k", "-o", os.devnull)
@@ -136,11 +144,11 @@ def together(rack: NetRack, bpf: Path, client: str, count: int) -> list[dict[str
 
 
 @pytest.mark.parametrize("rack", ["embedded"], indirect=True)
-def test_what_a_client_opens_has_one_window(by_client: NetRack, manager: Path) -> None:
+def test_connections_of_a_client_share_one_window(by_client: NetRack, manager: Path) -> None:
     for client in CLIENTS[:3]:
         (one,) = together(by_client, manager, client, CONNECTIONS)
         assert one["flows"] == CONNECTIONS
-    # By flow twelve connections are at one replica of three as seldom.
+    # With affinity by flow, twelve connections share a replica as rarely.
     describe(by_client, "flow")
     several = together(by_client, manager, CLIENTS[3], 12)
     assert len(several) > 1 and sum(one["flows"] for one in several) == 12

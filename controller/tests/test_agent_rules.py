@@ -1,9 +1,10 @@
-"""What `check` takes an agent takes, and what it refuses an agent refuses: rows of values, judged here by `check`, and
-by the agent in host/agent/src/convert.rs.
+"""`check` and agents accept and refuse the same values: rows of values, tested here for `check` and
+in host/agent/src/convert.rs for the agent.
 
-A row: verdict, services, pools, heartbeat, liveness and horizon in microseconds, port, addresses of the first service,
-switches of other racks. `check` is stricter where the ToR is the reason: two heartbeats within a liveness, a horizon of
-4 s at most; no row is there. `RIVULET_WRITE_VECTORS=1` writes the file anew.
+A row: verdict, services, pools, heartbeat, liveness and horizon in microseconds, port, addresses of
+the first service, switches of other racks. `check` alone also enforces limits of the ToR (two
+heartbeats within a liveness, a horizon of at most 4 s), which no row tests.
+`RIVULET_WRITE_VECTORS=1` writes the file again.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ ADDRESSES = (
 
 
 class Row(NamedTuple):
-    """Values of a description that agents judge too."""
+    """Values of a configuration that agents also check."""
 
     services: int = 1
     pools: int = 1
@@ -46,12 +47,12 @@ class Row(NamedTuple):
     racks: int = 0
 
     def line(self, verdict: bool) -> str:
-        """As it is in the file."""
+        """The row in the file."""
         numbers = (self.services, self.pools, self.heartbeat, self.liveness, self.horizon, self.port)
         return " ".join(["yes" if verdict else "no", *map(str, numbers), ",".join(self.addresses), str(self.racks)])
 
     def description(self) -> str:
-        """A rack that has them."""
+        """A configuration with these values."""
         others = "".join(
             f"  - {{name: t{n}, address: '127.0.0.1:{7000 + n}', number: {n + 1}, mac: '02:00:00:01:00:{n:02x}',"
             f" addresses: [10.3.0.{n}], ports: [1],"
@@ -75,7 +76,7 @@ class Row(NamedTuple):
 
 
 def rows() -> list[Row]:
-    """Each value by itself, counts at their bounds, and random ones together."""
+    """Each value alone, counts at their limits, and random combinations."""
     found = [Row(heartbeat=us) for us in HEARTBEATS]
     found += [Row(liveness=us) for us in LIVENESSES] + [Row(heartbeat=20_000, liveness=10_000)]
     found += [Row(horizon=us) for us in HORIZONS] + [Row(port=port) for port in PORTS]
@@ -100,14 +101,14 @@ def rows() -> list[Row]:
 
 
 def checked(row: Row) -> Config | None:
-    """The description, if `check` takes it."""
+    """The configuration, or None if `check` refuses it."""
     try:
         return parse(row.description(), "rack.yaml")
     except ConfigError:
         return None
 
 
-def test_check_says_of_each_row_what_the_file_says_and_agents_are_told_its_values() -> None:
+def test_check_accepts_each_row_as_recorded() -> None:
     lines = []
     for row in rows():
         config = checked(row)

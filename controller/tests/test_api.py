@@ -1,4 +1,4 @@
-"""The API: what it shows, who may change what, and that every change is on record."""
+"""The API: its views, the rights that changes need, and the audit log."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ ME = {"x-rivulet-client": "a test"}
 async def api(
     tmp_path: Path, text: str = RACK, tokens: str = "", peer: str | None = None
 ) -> AsyncIterator[tuple[Controller, FakeSwitch, httpx.AsyncClient]]:
-    """A controller that is as described, and a client of its application: over a Unix socket, or from `peer`."""
+    """A controller with a connected switch, and a client of its API: over a Unix socket, or from
+    the address `peer`.
+    """
     token_file = tmp_path / "tokens"
     token_file.touch(mode=0o600)
     token_file.write_text(tokens)
@@ -52,11 +54,11 @@ async def api(
 
 
 def shares(held: set[str]) -> list[int]:
-    """Slots by first replica."""
+    """Number of slots by first replica."""
     return [sum(f"first={index:#x}" in line for line in held) for index in range(3)]
 
 
-async def test_draining_by_the_api_moves_the_slots_and_is_on_record(tmp_path: Path) -> None:
+async def test_drain_moves_slots_and_is_audited(tmp_path: Path) -> None:
     async with api(tmp_path) as (_, switch, client):
         answer = await client.post("/api/replicas/r1/drain", headers=ME)
         assert answer.json() == {"done": "drain r1"}
@@ -73,7 +75,7 @@ async def test_draining_by_the_api_moves_the_slots_and_is_on_record(tmp_path: Pa
         assert (tmp_path / "audit").stat().st_mode & 0o077 == 0
 
 
-async def test_weights_change_shares_and_go_back(tmp_path: Path) -> None:
+async def test_weights_change_shares_and_can_be_restored(tmp_path: Path) -> None:
     async with api(tmp_path) as (controller, switch, client):
         before = switch.lines()
         assert (await client.post("/api/replicas/r1/weight", json={"weight": 13}, headers=ME)).status_code == 200
@@ -94,7 +96,7 @@ async def test_unknown_names_are_404(tmp_path: Path) -> None:
         assert audit_records(tmp_path) == []
 
 
-async def test_a_foreign_page_can_neither_read_nor_change(tmp_path: Path) -> None:
+async def test_foreign_page_can_neither_read_nor_change(tmp_path: Path) -> None:
     async with api(tmp_path, peer="127.0.0.1") as (controller, _, client):
         assert (await client.post("/api/replicas/r1/drain")).status_code == 403
         rebound = await client.get("/api/status", headers={"host": "evil.example"})
@@ -107,7 +109,7 @@ async def test_a_foreign_page_can_neither_read_nor_change(tmp_path: Path) -> Non
         assert controller.draining() == frozenset() and audit_records(tmp_path) == []
 
 
-async def test_a_token_is_needed_where_there_is_a_token_file(tmp_path: Path) -> None:
+async def test_token_file_makes_tokens_mandatory(tmp_path: Path) -> None:
     lines = (
         "# mallory:apply:open sesame\n#bob:apply:sesame\n\nalice:apply:sesame\nbob:operate:opened\ncarol:read:looking\n"
     )
@@ -127,14 +129,14 @@ async def test_a_token_is_needed_where_there_is_a_token_file(tmp_path: Path) -> 
         assert (await client.get("/api/status", headers=right)).status_code == 401, "a token can be withdrawn"
 
 
-async def test_a_controller_in_waiting_changes_nothing(tmp_path: Path) -> None:
+async def test_waiting_controller_refuses_changes(tmp_path: Path) -> None:
     async with api(tmp_path) as (controller, _, client):
         controller.leading = False
         assert (await client.post("/api/replicas/r1/drain", headers=ME)).status_code == 409
         assert (await client.get("/api/status")).json()["leader"] is False
 
 
-async def test_killing_is_for_labs(tmp_path: Path) -> None:
+async def test_kill_is_refused_outside_labs(tmp_path: Path) -> None:
     mark = tmp_path / "killed"
     command = f"ip: 10.0.2.1, kill_command: [touch, {mark}]}}"
     text = RACK.replace("ip: 10.0.2.1}", command)
@@ -147,7 +149,7 @@ async def test_killing_is_for_labs(tmp_path: Path) -> None:
         assert [r["what"] for r in audit_records(tmp_path)] == ["kill"]
 
 
-async def test_plan_tells_and_apply_does(tmp_path: Path) -> None:
+async def test_plan_shows_and_apply_writes(tmp_path: Path) -> None:
     async with api(tmp_path) as (controller, switch, client):
         before = switch.lines()
         changed = rack(switch).replace("liveness: 20ms", "liveness: 25ms")
@@ -198,7 +200,7 @@ async def test_metrics_health_and_schema(tmp_path: Path) -> None:
         assert set(entries) == switch.lines() and not any("k0=0x" in line for line in entries)
 
 
-async def test_the_trace_of_a_packet_says_why_it_is_gone(tmp_path: Path) -> None:
+async def test_trace_explains_why_packet_is_dropped(tmp_path: Path) -> None:
     async with api(tmp_path) as (_, _, client):
 
         async def way(**query: Any) -> list[dict[str, str]]:
@@ -214,13 +216,13 @@ async def test_the_trace_of_a_packet_says_why_it_is_gone(tmp_path: Path) -> None
         assert (await way(address="8.8.8.8", port=1))[-1]["row"].startswith("routes[destination=0xffff00000000/0x60]")
         assert (await client.get("/api/switches/tor1/trace", params={"address": "x", "port": 1})).status_code == 422
         plain = {"address": "10.9.0.1", "port": 80, "rivulet": False, "client": "192.0.2.1", "ack": 1}
-        assert (await way(**plain))[-1]["table"] == "replicas", "the kernel's: no cookie is asked for"
+        assert (await way(**plain))[-1]["table"] == "replicas", "kernel mode needs no cookie"
         for bad in ({"ack": 1 << 32}, {"tsecr": -1}, {"client": "x"}, {"client_port": 65536}):
             answer = await client.get("/api/switches/tor1/trace", params={**plain, **bad})
             assert answer.status_code == 422, bad
 
 
-async def test_live_snapshots_over_a_socket_of_its_owner_only(tmp_path: Path) -> None:
+async def test_live_snapshots_over_owners_socket(tmp_path: Path) -> None:
     async with served(tmp_path) as (_, address):
         assert os.stat(address.removeprefix("unix:")).st_mode & 0o077 == 0
         async for found in Client(address).live():
@@ -228,12 +230,12 @@ async def test_live_snapshots_over_a_socket_of_its_owner_only(tmp_path: Path) ->
             break
 
 
-async def test_live_snapshots_want_the_token_first(tmp_path: Path) -> None:
+async def test_live_snapshots_require_token_first(tmp_path: Path) -> None:
     port = free_port()
     async with served(tmp_path, "alice:read:sesame\n", f"127.0.0.1:{port}") as (_, address):
         with pytest.raises(ApiError):
             async for _ in Client(address, "guess").live():
-                pytest.fail("a snapshot for nobody")
+                pytest.fail("a snapshot without clients")
         async for found in Client(address, "sesame").live():
             assert found["switches"]
             break
@@ -243,7 +245,7 @@ async def test_live_snapshots_want_the_token_first(tmp_path: Path) -> None:
     ("token", "may"),
     [("", 0), ("looking", 1), ("opened", 2), ("sesame", 3)],
 )
-async def test_each_role_may_what_it_may(tmp_path: Path, token: str, may: int) -> None:
+async def test_roles_grant_only_their_rights(tmp_path: Path, token: str, may: int) -> None:
     lines = "alice:apply:sesame\nbob:operate:opened\ncarol:read:looking\n"
     async with api(tmp_path, tokens=lines, peer="127.0.0.1") as (controller, switch, client):
         headers = {**ME, **({"authorization": f"Bearer {token}"} if token else {})}
@@ -264,7 +266,7 @@ async def test_each_role_may_what_it_may(tmp_path: Path, token: str, may: int) -
         assert (controller.config.services[0].liveness == 0.025) == (may >= 3)
 
 
-async def test_without_tokens_everybody_on_loopback_may_look_and_nobody_may_change(tmp_path: Path) -> None:
+async def test_loopback_without_tokens_is_read_only(tmp_path: Path) -> None:
     async with api(tmp_path, peer="127.0.0.1") as (controller, switch, client):
         assert (await client.get("/api/status")).status_code == 200
         for path in ("/api/replicas/r1/drain", "/api/replicas/r1/kill", "/api/apply"):
@@ -274,14 +276,14 @@ async def test_without_tokens_everybody_on_loopback_may_look_and_nobody_may_chan
         assert controller.draining() == frozenset() and audit_records(tmp_path) == []
 
 
-async def test_another_sites_page_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_foreign_request_is_refused_before_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[object] = []
     monkeypatch.setattr(Worker, "run", lambda *a: parsed.append(a))
     async with api(tmp_path, peer="127.0.0.1") as (_, switch, client):
         foreign = {**ME, "origin": "http://evil.example"}
         for path in ("/api/plan", "/api/apply"):
             assert (await client.post(path, content=rack(switch), headers=foreign)).status_code == 403
-        # What a form of another site can send: no header of ours.
+        # A form of another site cannot send our header.
         assert (await client.post("/api/plan", content=rack(switch))).status_code == 403
         assert parsed == []
 
@@ -295,15 +297,15 @@ async def test_another_sites_page_costs_nothing(tmp_path: Path, monkeypatch: pyt
         ("alice:read:short", "six"),
     ],
 )
-def test_a_token_file_is_told_with_its_line(tmp_path: Path, line: str, words: str) -> None:
+def test_token_file_mistake_is_reported_with_line(tmp_path: Path, line: str, words: str) -> None:
     (tmp_path / "tokens").touch(mode=0o600)
     (tmp_path / "tokens").write_text(f"# comment\nbob:read:looking\n{line}\n")
     with pytest.raises(ValueError, match=f"tokens:3: .*{words}"):
         Tokens(tmp_path / "tokens").read()
-    assert Tokens(tmp_path / "tokens").caller("looking") is None, "a file that is half right lets nobody in"
+    assert Tokens(tmp_path / "tokens").caller("looking") is None, "a partly valid file authenticates no caller"
 
 
-async def test_what_only_the_file_may_say_no_apply_says(tmp_path: Path) -> None:
+async def test_apply_cannot_change_local_settings(tmp_path: Path) -> None:
     mark = tmp_path / "marked"
     async with api(tmp_path) as (controller, switch, client):
         good = rack(switch)
@@ -321,13 +323,13 @@ async def test_what_only_the_file_may_say_no_apply_says(tmp_path: Path) -> None:
             for path in ("/api/plan", "/api/apply"):
                 answer = await client.post(path, content=text, headers=ME)
                 assert answer.status_code == 422, (place, answer.text)
-                said = "comes from the controller's own file"
-                assert answer.json()["detail"] == [f"config: {place}: {said}, not from here"]
+                problem = "only the controller's own file may set it"
+                assert answer.json()["detail"] == [f"config: {place}: {problem}"]
         assert (await client.post("/api/replicas/r1/kill", headers=ME)).status_code == 403
         assert not mark.exists() and audit_records(tmp_path) == [] and controller.config == config(good)
 
 
-async def test_what_was_applied_is_in_force_until_the_file_changes(tmp_path: Path) -> None:
+async def test_applied_configuration_lasts_until_file_changes(tmp_path: Path) -> None:
     async with FakeSwitch(NAMES) as switch:
         file = rack(switch)
         applied = file.replace("liveness: 20ms", "liveness: 25ms")
@@ -347,11 +349,11 @@ async def test_what_was_applied_is_in_force_until_the_file_changes(tmp_path: Pat
         assert await restarted(file) == (0.025, applied)
         assert await restarted(file) == (0.025, applied), "however often"
         edited = file.replace("liveness: 20ms", "liveness: 30ms")
-        assert await restarted(edited) == (0.030, edited), "who edits the file means it"
+        assert await restarted(edited) == (0.030, edited), "an edited file takes precedence"
         assert await restarted(file) == (0.020, file), "what was applied before is forgotten"
 
 
-async def test_without_an_audit_log_nothing_changes(tmp_path: Path) -> None:
+async def test_unwritable_audit_log_blocks_changes(tmp_path: Path) -> None:
     async with api(tmp_path) as (controller, switch, client):
         (tmp_path / "audit").mkdir()
         before = switch.lines()
@@ -363,7 +365,7 @@ async def test_without_an_audit_log_nothing_changes(tmp_path: Path) -> None:
         assert switch.lines() == before
 
 
-async def test_beyond_this_machine_the_api_speaks_tls(tmp_path: Path) -> None:
+async def test_remote_api_uses_tls(tmp_path: Path) -> None:
     ours, theirs = Authority(tmp_path, "ours").make(), Authority(tmp_path, "theirs").make()
     certificate, key = ours.sign("controller", "IP:127.0.0.1")
     files = f"api_tls: {{certificate: {certificate}, key: {key}}}"
@@ -380,7 +382,7 @@ async def test_beyond_this_machine_the_api_speaks_tls(tmp_path: Path) -> None:
         control = await asyncio.to_thread(Client(f"unix:{tmp_path}/control.sock").post, "/api/replicas/r1/drain")
         assert control == {"done": "drain r1"}
     for missing in ("api_token_file: /t", "api_tls: {certificate: a, key: b}"):
-        with pytest.raises(ConfigError, match=r"api: .*beyond this machine it needs"):
+        with pytest.raises(ConfigError, match=r"api: .*beyond loopback needs"):
             config(RACK + f"listen: {{api: '10.0.0.5:8443', {missing}}}\n")
 
 
@@ -420,13 +422,13 @@ async def test_rivuletctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert code == 1 and "new.yaml:19" in text and "at least two heartbeats" in text
 
 
-async def test_status_and_metrics_are_made_once_for_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_status_and_metrics_are_cached_for_many_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
     def slow(make: Any) -> Any:
         def made_slowly(*arguments: Any) -> Any:
             made.append(make.__name__)
-            # Of a rack where it takes long: nothing else runs meanwhile.
+            # As on a rack where a snapshot takes long; nothing else runs meanwhile.
             time.sleep(0.3)
             return make(*arguments)
 
@@ -435,7 +437,7 @@ async def test_status_and_metrics_are_made_once_for_many(tmp_path: Path, monkeyp
     for name in ("snapshot", "switches"):
         monkeypatch.setattr(view, name, slow(getattr(view, name)))
     async with api(tmp_path) as (_, _, client):
-        # A snapshot has switches too; so have metrics and /healthz.
+        # Snapshots, metrics and /healthz all compute the switches' view.
         for path, makes in (("/api/status", 2), ("/metrics", 1), ("/healthz", 1)):
             made.clear()
             for _ in range(5):

@@ -1,4 +1,6 @@
-"""Rights come from the listener that accepted a connection, over real sockets: a client that resets gains none."""
+"""Rights come from the listener that accepted a connection, over real sockets: a client's reset
+grants nothing.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from rivulet_controller.keys import Kind
 from rivulet_controller.rights import LISTENER, Listener, listener_of
 
 RESETS = 50
-"""Connections that are reset, of each kind of request."""
+"""Connections reset for each kind of request."""
 
 CHANGES = (
     ("POST", "/api/replicas/r1/drain", ""),
@@ -35,7 +37,7 @@ TOKENS = "alice:apply:sesame\n"
 
 
 def request(method: str, path: str, body: str = "", *headers: str) -> bytes:
-    """An HTTP/1.1 request with what a change needs, as bytes."""
+    """An HTTP/1.1 request with all that a change needs, as bytes."""
     lines = (
         f"{method} {path} HTTP/1.1", "Host: localhost", "X-Rivulet-Client: a stranger",
         "Content-Type: application/json", f"Content-Length: {len(body)}", *headers,
@@ -50,14 +52,16 @@ UPGRADE = request(
 
 
 def reset(sock: socket.socket, last: bytes) -> None:
-    """Sends bytes and resets the connection before the server, which runs in this thread, looks at either."""
+    """Sends bytes and resets the connection before the server, which runs in this thread, sees
+    either.
+    """
     sock.sendall(last)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()
 
 
 async def sealed(sock: socket.socket, context: ssl.SSLContext, plain: bytes) -> bytes:
-    """The client's last flight of a TLS handshake and, behind it, these bytes."""
+    """The client's last flight of a TLS handshake, followed by these bytes."""
     sock.setblocking(False)
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
@@ -74,7 +78,7 @@ async def sealed(sock: socket.socket, context: ssl.SSLContext, plain: bytes) -> 
 
 @pytest.mark.parametrize("tls", [False, pytest.param(True, marks=pytest.mark.skipif(not OPENSSL, reason="no openssl"))])
 @pytest.mark.parametrize("tokens", [True, False])
-async def test_a_connection_that_was_reset_changes_nothing(
+async def test_reset_connection_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: bool, tokens: bool
 ) -> None:
     port, more, context = free_port(), "", None
@@ -99,7 +103,7 @@ async def test_a_connection_that_was_reset_changes_nothing(
                 sock = socket.create_connection(("127.0.0.1", port))
                 reset(sock, await sealed(sock, context, wanted) if context else wanted)
                 await asyncio.sleep(0)
-        # What was sent before is judged before this is answered.
+        # Requests sent before this one are handled before its response.
         control = Client(f"unix:{tmp_path}/control.sock")
         for _ in range(RESETS):
             await asyncio.to_thread(control.get, "/api/leader")
@@ -107,11 +111,11 @@ async def test_a_connection_that_was_reset_changes_nothing(
         assert controller.weights() == weights and controller.config == configured
         assert [key.epoch for key in controller.state.rings["web"].of(Kind.SEAL)] == epochs, "no key was rotated"
         assert audit_records(tmp_path, "state.db.audit") == [] and snapshots == []
-        # The same request over the Unix socket is the owner's.
+        # The same request over the Unix socket has the owner's rights.
         assert await asyncio.to_thread(control.post, "/api/replicas/r1/drain") == {"done": "drain r1"}
 
 
-async def test_an_operators_reset_connection_changes_nothing_either(tmp_path: Path) -> None:
+async def test_operators_reset_connection_changes_nothing(tmp_path: Path) -> None:
     port = free_port()
     async with served(tmp_path, TOKENS, f"127.0.0.1:{port}") as (controller, _):
         wanted = request("POST", "/api/replicas/r1/drain", "", "Authorization: Bearer sesame")
@@ -124,7 +128,7 @@ async def test_an_operators_reset_connection_changes_nothing_either(tmp_path: Pa
         assert {record["who"] for record in audit_records(tmp_path, "state.db.audit")} == {"alice@127.0.0.1"}
 
 
-async def test_a_proxys_headers_name_no_address_in_the_audit_log(tmp_path: Path) -> None:
+async def test_proxy_headers_do_not_reach_the_audit_log(tmp_path: Path) -> None:
     port = free_port()
     async with served(tmp_path, TOKENS, f"127.0.0.1:{port}"), httpx.AsyncClient(trust_env=False) as client:
         headers = {"authorization": "Bearer sesame", "x-rivulet-client": "a test"}
@@ -138,7 +142,7 @@ async def test_a_proxys_headers_name_no_address_in_the_audit_log(tmp_path: Path)
         assert [r["who"] for r in audit_records(tmp_path, "state.db.audit")] == ["alice@127.0.0.1"] * 3
 
 
-async def test_over_tcp_a_request_without_a_host_is_refused(tmp_path: Path) -> None:
+async def test_tcp_request_without_host_is_refused(tmp_path: Path) -> None:
     port = free_port()
     async with served(tmp_path, "", f"127.0.0.1:{port}"):
         for headers, code in (("", b"421"), ("Host: rivulet\r\n", b"421"), ("Host: localhost\r\n", b"200")):
@@ -148,7 +152,7 @@ async def test_over_tcp_a_request_without_a_host_is_refused(tmp_path: Path) -> N
             writer.close()
 
 
-def test_a_request_without_a_noted_listener_is_one_of_tcp() -> None:
+def test_request_without_noted_listener_counts_as_tcp() -> None:
     assert listener_of({}) is Listener.TCP
     assert listener_of({LISTENER: "unix"}) is Listener.TCP, "what is no Listener notes none"
     assert listener_of({LISTENER: Listener.UNIX}) is Listener.UNIX
@@ -158,7 +162,7 @@ HALVES = (b"", b"GET /api/leader HTTP/1.1\r\nHost: local", request("POST", "/api
 
 
 @pytest.mark.parametrize("sent", HALVES)
-async def test_connections_that_ask_for_nothing_keep_no_other_out(tmp_path: Path, sent: bytes) -> None:
+async def test_idle_connections_do_not_block_others(tmp_path: Path, sent: bytes) -> None:
     port = free_port()
     async with served(tmp_path, "", f"127.0.0.1:{port}"):
         held = []
@@ -173,7 +177,7 @@ async def test_connections_that_ask_for_nothing_keep_no_other_out(tmp_path: Path
 
 
 @pytest.mark.parametrize("path", ["/api/plan", "/api/apply", "/api/services/web/rotate"])
-async def test_a_body_has_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+async def test_slow_body_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     monkeypatch.setattr(api_module, "BODY_S", 0.3)
     async with served(tmp_path) as (_, address):
         reader, writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))
@@ -182,7 +186,7 @@ async def test_a_body_has_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         writer.close()
 
 
-async def test_plans_are_refused_before_their_body_is_read(tmp_path: Path) -> None:
+async def test_busy_plans_are_refused_before_body_is_read(tmp_path: Path) -> None:
     async with served(tmp_path) as (controller, address):
         validator, path = controller.validator, address.removeprefix("unix:")
         await validator.plan(controller.text, controller.local)
@@ -196,7 +200,7 @@ async def test_plans_are_refused_before_their_body_is_read(tmp_path: Path) -> No
         assert (await reader.readline()).split()[1] == b"503"
         os.kill(validator.plans.pid, signal.SIGCONT)
         await asyncio.gather(*plans)
-        # As many bodies as are read at a time, and one more.
+        # One more than may be received at a time.
         slow = [await asyncio.open_unix_connection(path) for _ in range(api_module.BODIES_MAX)]
         for _, other in slow:
             other.write(head + b"x")
@@ -208,9 +212,7 @@ async def test_plans_are_refused_before_their_body_is_read(tmp_path: Path) -> No
             other.close()
 
 
-async def test_snapshots_over_websockets_are_for_a_bounded_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_websocket_clients_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_module, "LIVE_MAX", 2)
     async with served(tmp_path) as (_, address):
         live = [Client(address).live() for _ in range(3)]

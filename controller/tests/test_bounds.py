@@ -1,4 +1,4 @@
-"""What others send, or let grow, does not fill memory, the disk, the log or the loop's time."""
+"""Input and history are bounded: they fill neither memory, disk and log, nor the event loop's time."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from rivulet_controller.rights import Tokens
 from rivulet_controller.state_history import STATES_KEPT, StateHistory
 
 
-def test_a_disk_that_takes_half_a_line_of_the_audit_log_takes_none(tmp_path: Path) -> None:
-    """The rest of the disk is a limit on the file's size: like a full disk it lets a part of a write through."""
+def test_partial_audit_line_is_removed(tmp_path: Path) -> None:
+    """Limits the file's size, which like a full disk accepts a part of a write."""
     file = tmp_path / "audit"
     audit = Audit(file)
     audit.note("somebody", "drain", replica="r1")
@@ -47,7 +47,7 @@ def test_a_disk_that_takes_half_a_line_of_the_audit_log_takes_none(tmp_path: Pat
     assert [json.loads(line)["replica"] for line in file.read_text().splitlines()] == ["r1", "r3"]
 
 
-def test_lines_of_the_audit_log_are_bounded_and_the_newest_are_known_after_a_restart(tmp_path: Path) -> None:
+def test_audit_lines_are_bounded_and_reloaded(tmp_path: Path) -> None:
     file = tmp_path / "audit"
     audit = Audit(file)
     audit.note("somebody", "apply refused", problem="x" * (1 << 20))
@@ -62,7 +62,7 @@ def test_lines_of_the_audit_log_are_bounded_and_the_newest_are_known_after_a_res
     assert RECENT / 2 < len(audit.recent) <= RECENT
 
 
-async def test_a_body_is_cut_off_before_anybody_knows_who_asks(tmp_path: Path) -> None:
+async def test_long_body_is_cut_before_authentication(tmp_path: Path) -> None:
     taken = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -92,9 +92,7 @@ async def test_a_body_is_cut_off_before_anybody_knows_who_asks(tmp_path: Path) -
                 assert taken <= most + 2 * 4096, (path, taken)
 
 
-async def test_a_snapshot_is_made_once_a_second_however_many_look(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_snapshot_is_made_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = 0
 
     def counted(*arguments: object) -> dict[str, object]:
@@ -110,7 +108,7 @@ async def test_a_snapshot_is_made_once_a_second_however_many_look(
         assert {live.text() for _ in range(200)} == {'{"number": 2}'}
 
 
-async def test_a_snapshot_has_so_many_services_and_says_how_many_there_are(tmp_path: Path) -> None:
+async def test_snapshot_limits_services_and_counts_all(tmp_path: Path) -> None:
     text = RACK
     for number in range(view.SERVICES_SHOWN + 20):
         text += f"  - {{name: s{number}, addresses: [10.9.0.1], port: {1000 + number}, pool: web, slots: 4,"
@@ -125,7 +123,7 @@ def agent() -> Agent:
     return Agent("r1", 1, b"", "test", 0.0)
 
 
-def test_what_an_agent_says_is_cut_and_what_it_leaves_unconfirmed_is_forgotten() -> None:
+def test_agent_texts_and_unconfirmed_updates_are_bounded() -> None:
     one = agent()
     one.note(agent_pb2.Report(version_in_force=1, reason="x" * 10_000, error="y" * 10_000))
     assert one.report is not None
@@ -139,7 +137,7 @@ def test_what_an_agent_says_is_cut_and_what_it_leaves_unconfirmed_is_forgotten()
     assert {epoch for _, _, epoch in one.held} == {10_000}, "the newest is known all the same"
 
 
-async def test_an_agent_that_complains_without_end_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_agent_errors_are_logged_once_a_second(caplog: pytest.LogCaptureFixture) -> None:
     async def complaints() -> AsyncIterator[agent_pb2.AgentMessage]:
         for number in range(2000):
             yield agent_pb2.AgentMessage(report=agent_pb2.Report(error=f"complaint {number}"))
@@ -148,11 +146,11 @@ async def test_an_agent_that_complains_without_end_does_not_fill_the_log(caplog:
     with caplog.at_level(logging.INFO, "rivulet.agents"):
         await server._read(agent(), complaints())
     said = [record for record in caplog.records if "complaint" in record.getMessage()]
-    # One a second: a machine that is very slow may see a few.
+    # One a second; a very slow machine may log a few.
     assert 1 <= len(said) < 100
 
 
-def test_of_a_file_of_any_size_so_much_is_read(tmp_path: Path) -> None:
+def test_reading_a_file_is_bounded(tmp_path: Path) -> None:
     file = tmp_path / "rack.yaml"
     with file.open("wb") as sparse:
         sparse.truncate(400 << 20)
@@ -165,7 +163,7 @@ def test_of_a_file_of_any_size_so_much_is_read(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-def test_a_replicas_story_is_bounded_and_says_why_it_was_left_out(tmp_path: Path) -> None:
+def test_state_history_is_bounded_and_explains_exclusion(tmp_path: Path) -> None:
     def seen(state: str, reason: str = "") -> ReplicaView:
         return ReplicaView(
             "r1", state, reason, True, True, 0, 0.0, {}, 0.0, 0.0, 0, 0, True, 0, 0, 1, False

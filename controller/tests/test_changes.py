@@ -1,4 +1,6 @@
-"""A change of the configuration is a transaction: in force everywhere and durable, or as if it had never been asked."""
+"""A change of the configuration is a transaction: in force everywhere and durable, or without any
+effect.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,12 @@ SERVICES = NAMES.schema.tables["services"].id
 
 
 def service(name: str, address: str) -> str:
-    """One more service of the same replicas, in a pool of its own."""
+    """A third service of the same replicas, in another pool."""
     return f"  - {{name: {name}, addresses: [{address}], port: 80, replicas: [r1, r2, r3], slots: 8, liveness: 20ms}}\n"
 
 
 def two_switches(first: FakeSwitch, second: FakeSwitch) -> str:
-    """The rack with another ToR beside the first."""
+    """The rack with a second ToR."""
     lines = RACK.splitlines(keepends=True)
     at = lines.index("replicas:\n")
     block = "".join(lines[1:at]).replace("127.0.0.1:9559", second.address)
@@ -42,7 +44,7 @@ OTHER, THIRD = service("other", "10.9.0.2"), service("third", "10.9.0.3")
 
 
 def refuse(update: p4r.Update) -> int:
-    """No room for a service more."""
+    """Makes the switch's table too small for another service."""
     insert = update.type == p4r.Update.INSERT and update.entity.table_entry.table_id == SERVICES
     return int(rpc_code.RESOURCE_EXHAUSTED) if insert else 0
 
@@ -53,7 +55,7 @@ def secrets(controller: Controller) -> dict[tuple[str, Kind, int], bytes]:
 
 
 def stored(folder: Path) -> State:
-    """What a controller would find that starts now."""
+    """The state that a controller starting now would load."""
     store = SqliteStore(folder / "state.db")
     try:
         return State(store.load())
@@ -61,7 +63,7 @@ def stored(folder: Path) -> State:
         store.close()
 
 
-async def test_a_refused_change_leaves_keys_numbers_and_slots_of_what_it_dropped(tmp_path: Path) -> None:
+async def test_refused_change_keeps_keys_numbers_and_slots(tmp_path: Path) -> None:
     async with FakeSwitch(NAMES) as switch, running(switch, tmp_path, RACK + OTHER) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
         before, lines = controller.state.copy(), switch.lines()
@@ -76,7 +78,7 @@ async def test_a_refused_change_leaves_keys_numbers_and_slots_of_what_it_dropped
             assert (state.numbers, state.slots) == (before.numbers, before.slots)
 
 
-async def test_an_epoch_is_never_used_for_two_secrets(tmp_path: Path) -> None:
+async def test_epoch_is_never_reused_for_another_secret(tmp_path: Path) -> None:
     seen: dict[tuple[str, Kind, int], bytes] = {}
 
     def note(controller: Controller) -> None:
@@ -87,7 +89,7 @@ async def test_an_epoch_is_never_used_for_two_secrets(tmp_path: Path) -> None:
         async with running(switch, tmp_path) as controller:
             await until(lambda: as_described(controller, switch), "first apply")
             for _ in range(3):
-                # Told to agents and refused; in force; gone for good.
+                # First refused by an agent, then in force, then removed.
                 switch.refuse = refuse
                 asked = controller.state.given.get("third", {}).get(Kind.SEAL, 0)
                 assert not await controller.change(config(rack(switch) + THIRD), "a test")
@@ -103,7 +105,7 @@ async def test_an_epoch_is_never_used_for_two_secrets(tmp_path: Path) -> None:
     assert {epoch for name, kind, epoch in seen if (name, kind) == ("third", Kind.NONCE)} == {2, 4, 6, 7}
 
 
-async def test_what_one_switch_refuses_no_other_one_loses(tmp_path: Path) -> None:
+async def test_refusal_of_one_switch_keeps_entries_of_others(tmp_path: Path) -> None:
     async with (
         FakeSwitch(NAMES) as first,
         FakeSwitch(NAMES) as second,
@@ -121,7 +123,7 @@ async def test_what_one_switch_refuses_no_other_one_loses(tmp_path: Path) -> Non
         assert not any(kind == "DELETE" and "0xffff0a090002" in line for kind, line in first.writes)
 
 
-async def test_a_switch_that_hangs_delays_no_drain_on_another(tmp_path: Path) -> None:
+async def test_hanging_switch_does_not_delay_others(tmp_path: Path) -> None:
     async with FakeSwitch(NAMES) as healthy, FakeSwitch(NAMES) as hung:
         text = two_switches(healthy, hung)
         async with running(healthy, tmp_path, text) as controller:
@@ -140,7 +142,7 @@ async def test_a_switch_that_hangs_delays_no_drain_on_another(tmp_path: Path) ->
 
 
 class Gate(SqliteStore):
-    """A disk on which a save can be held up, or fail."""
+    """A store on which a save can be delayed or fail."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -162,9 +164,7 @@ class Gate(SqliteStore):
             self.under_way -= 1
 
 
-async def test_saves_come_one_after_the_other_and_the_newest_is_the_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_saves_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(harness, "SqliteStore", Gate)
     async with FakeSwitch(NAMES) as switch, running(switch, tmp_path) as controller:
@@ -182,9 +182,7 @@ async def test_saves_come_one_after_the_other_and_the_newest_is_the_last(
         assert controller.state.decisions["r1"].draining and controller.draining() == {"r1"}
 
 
-async def test_a_full_disk_refuses_what_is_asked_and_ends_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_full_disk_refuses_changes_and_keeps_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(harness, "SqliteStore", Gate)
     async with FakeSwitch(NAMES) as switch, running(switch, tmp_path) as controller:
@@ -199,8 +197,8 @@ async def test_a_full_disk_refuses_what_is_asked_and_ends_nothing(
         assert "disk is full" in controller.config_problem
         assert [s.name for s in controller.config.services] == ["web"]
         controller.rotate("web", frozenset({Kind.SEAL}))
-        await until(lambda: any("disk is full" in said for said in controller.problems()), "it is said")
-        assert switch.lines() == lines, "nobody was told of what is not durable"
+        await until(lambda: any("disk is full" in said for said in controller.problems()), "the error is reported")
+        assert switch.lines() == lines, "no agent got what is not durable"
         disk.full = False
         await until(lambda: not controller.store_problem, "and it is tried again")
         assert await controller.change(config(rack(switch) + OTHER), "a test") and controller.problems() == []
@@ -211,7 +209,7 @@ async def test_a_full_disk_refuses_what_is_asked_and_ends_nothing(
         }
 
 
-async def test_a_session_lost_in_the_middle_of_anything_ends_no_loop(tmp_path: Path) -> None:
+async def test_lost_session_ends_no_loop(tmp_path: Path) -> None:
     async with FakeSwitch(NAMES) as switch, running(switch, tmp_path) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
         for what in ("a reading", "a write"):
@@ -219,7 +217,7 @@ async def test_a_session_lost_in_the_middle_of_anything_ends_no_loop(tmp_path: P
             if what == "a write":
                 await controller.decide("r1", draining=True)
             rounds = [loop.rounds for loop in controller.fleet.switches["tor1"].loops]
-            # The next reading (or that write) hangs, and the session with it.
+            # The next read (or write) hangs, and the session with it.
 
             await asyncio.sleep(1.5)
             await switch.restart()
@@ -230,7 +228,7 @@ async def test_a_session_lost_in_the_middle_of_anything_ends_no_loop(tmp_path: P
             await until(lambda: controller.problems() == [], "nothing is wrong any more")
 
 
-async def test_a_controller_whose_state_is_gone_still_comes_before_a_session_that_was_left_behind(
+async def test_election_id_without_state_exceeds_stale_session(
     tmp_path: Path,
 ) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
@@ -240,7 +238,8 @@ async def test_a_controller_whose_state_is_gone_still_comes_before_a_session_tha
             left.state.next_counter("election")
         await switch.restart()
         await until(lambda: as_described(left, switch), "a session with a high election id")
-        # Its machine is gone, its connection not; the next one begins with nothing, or with another store.
+        # Its machine has died without closing the connection; its successor has an empty or another
+        # store.
         async with running(switch, new) as next_one:
             await until(lambda: connected(next_one), "the new one is primary")
             await until(lambda: as_described(next_one, switch), "and writes")
@@ -248,7 +247,7 @@ async def test_a_controller_whose_state_is_gone_still_comes_before_a_session_tha
             assert next_one.state.counters["election"] >= first
 
 
-async def test_no_two_runs_of_a_pipeline_have_one_tor_id_however_switches_are_renumbered(tmp_path: Path) -> None:
+async def test_tor_ids_are_unique_across_renumbering(tmp_path: Path) -> None:
     seen: dict[int, str] = {}
     async with FakeSwitch(NAMES) as first, FakeSwitch(NAMES) as second:
         plain = two_switches(first, second)

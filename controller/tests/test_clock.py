@@ -1,4 +1,4 @@
-"""The common clock: late events, jumps of the wall clock, restarts, several ToRs."""
+"""The common clock with late events, jumps of the wall clock, restarts and several ToRs."""
 
 import random
 
@@ -7,12 +7,12 @@ from rivulet_controller.clock import FIRST_SAMPLES, OffsetEstimate, RackClock, s
 HOUR = 3_600_000_000
 
 
-def test_differences_wrap() -> None:
+def test_signed_difference_wraps() -> None:
     assert signed((1 << 48) - 5) == -5 and signed(5 - (1 << 48)) == 5
     assert signed(10 - ((1 << 48) - 10)) == 20
 
 
-def test_the_first_offset_is_from_the_least_delayed_of_several_events() -> None:
+def test_first_offset_uses_least_delayed_event() -> None:
     estimate, rng = OffsetEstimate(), random.Random(5)
     for number in range(FIRST_SAMPLES):
         assert estimate.wanted(None, number * 0.01) is None, "one event may have been late"
@@ -24,14 +24,14 @@ def test_the_first_offset_is_from_the_least_delayed_of_several_events() -> None:
     assert alone.wanted(None, 0.5) is None and alone.wanted(None, 1.0) == HOUR, "a quiet rack waits no longer"
 
 
-def test_an_offset_that_is_good_enough_is_left_alone() -> None:
+def test_offset_within_tolerance_is_kept() -> None:
     estimate = OffsetEstimate()
     estimate.sample(0.0, HOUR, 0)
     assert estimate.wanted(HOUR + 15_000, 0.0) is None
     assert estimate.wanted(HOUR + 25_000, 0.0) == HOUR
 
 
-def test_the_reference_is_followed_and_the_wall_clock_forgotten() -> None:
+def test_rack_clock_follows_reference_not_wall_clock() -> None:
     clock = RackClock()
     assert clock.now(10.0, 1000.0) == 1_000_000_000
     assert clock.now(11.0, 5000.0) == 1_001_000_000, "a jump of the wall clock is nothing"

@@ -1,4 +1,4 @@
-"""Configuration: what is refused, with which line and words."""
+"""Configurations that are refused, with line and message."""
 
 from pathlib import Path
 
@@ -124,7 +124,7 @@ AGENT_RULES = [
 
 
 @pytest.mark.parametrize(("old", "new", "line", "words"), AGENT_RULES, ids=[rule[3] for rule in AGENT_RULES])
-def test_what_agents_refuse_is_refused_with_line_and_value(old: str, new: str, line: int, words: str) -> None:
+def test_agents_limits_are_checked_with_line_and_value(old: str, new: str, line: int, words: str) -> None:
     found = problems(GOOD.replace(old, new, 1))
     assert any(words in problem and problem.startswith(f"rack.yaml:{line}: ") for problem in found), found
 
@@ -145,7 +145,7 @@ def routed(*routes: str) -> str:
         ("{prefix: '::/0', via: 10.0.0.1}", "both must be IPv4, or both IPv6"),
     ],
 )
-def test_routes_that_contradict_are_refused(route: str, words: str) -> None:
+def test_conflicting_routes_are_refused(route: str, words: str) -> None:
     default = "{prefix: 0.0.0.0/0, via: 10.0.0.1}"
     assert len(parse(routed(default, "{prefix: 10.8.0.0/16, via: 10.0.0.2}")).switches[0].routes) == 2
     (problem,) = problems(routed(default, route))
@@ -168,7 +168,7 @@ def test_services_of_a_replica_and_their_heartbeats_are_bounded() -> None:
     assert "r1' would send more than 100000 heartbeats a second: let services of the same replicas share" in problem
 
 
-def test_links_that_bring_more_than_the_sketch_judges() -> None:
+def test_links_wider_than_the_sketch() -> None:
     fast = GOOD.replace("    ports:", "    link_mbps: 1000\n    ports:")
     assert [s.name for s in parse(fast).wider_than_the_sketch()] == ["tor1"], "hosts judge the rest"
     assert parse(fast.replace("1000", "769")).wider_than_the_sketch() == parse(GOOD).wider_than_the_sketch() == []
@@ -222,7 +222,7 @@ replicas:
         ),
     ],
 )
-def test_addresses_ports_and_switches_that_clash(old: str, new: str, line: int, words: str) -> None:
+def test_conflicting_addresses_ports_and_switches_are_refused(old: str, new: str, line: int, words: str) -> None:
     assert old in GOOD
     found = problems(GOOD.replace(old, new, 1))
     assert any(words in problem for problem in found), found
@@ -239,20 +239,20 @@ def test_empty_binary_and_missing_files_are_errors(tmp_path) -> None:  # type: i
             load(path)
 
 
-def test_the_example_is_right() -> None:
+def test_example_configuration_is_valid() -> None:
     assert len(load(Path(__file__).parents[1] / "examples" / "rack.yaml").replicas) == 3
 
 
-def test_of_a_shared_description_each_controller_keeps_its_own_doors() -> None:
+def test_shared_configuration_keeps_local_listeners() -> None:
     own = parse(GOOD + "listen: {api: 'unix:/run/one.api'}\netcd: {endpoints: ['http://127.0.0.1:2379']}\n")
     other = parse(GOOD + "listen: {api: 'unix:/run/two.api'}\nstate: /tmp/two.db\n")
     assert with_local_parts(other, own, "config") == own
     alone = parse(GOOD)
-    with pytest.raises(ConfigError, match=r"config: listen: comes from the controller's own file"):
+    with pytest.raises(ConfigError, match=r"config: listen: only the controller's own file may set it"):
         with_local_parts(other, alone, "config")
 
 
-def test_a_store_runs_no_command_for_a_replica_that_the_file_does_not_name() -> None:
+def test_stored_configuration_cannot_add_kill_commands() -> None:
     stored = parse(GOOD)
     commands = stored.replicas[0].model_copy(update={"kill_command": ("/bin/stranger",)})
     stranger = commands.model_copy(update={"name": "stranger"})

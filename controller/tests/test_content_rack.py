@@ -1,4 +1,6 @@
-"""New content for stateless TCP in a real rack: replica by replica, and no client ever gets octets of two contents."""
+"""New content for stateless TCP in a real rack: replica by replica, and no client gets bytes of two
+contents.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ FETCHES = 12
 
 @pytest.fixture
 def stateless(rack: NetRack) -> Iterator[NetRack]:
-    """A rack whose ToR answers SYNs."""
+    """A rack with a ToR that answers SYNs."""
     describe(rack, "stateless", SHORT)
     until_mode(rack, "stateless")
     rack.until(lambda: rack.as_described() and rack.all_live(), "and the ToR")
@@ -27,18 +29,18 @@ def stateless(rack: NetRack) -> Iterator[NetRack]:
 
 
 def content(rack: NetRack) -> tuple[int, list[str]]:
-    """The version in force, and who has another."""
+    """The version in force, and the replicas with another."""
     found = rack.client.get("/api/services")[0]["content"]
     return found["version"], found["others"]
 
 
 def fetched(rack: NetRack) -> set[str]:
-    """What clients get."""
+    """Bodies that clients receive."""
     return {rack.spaces["c1"].run(*rack.curl("small")) for _ in range(FETCHES)}
 
 
 @pytest.mark.parametrize("rack", ["embedded"], indirect=True)
-def test_new_content_comes_into_force_once_most_have_it(stateless: NetRack) -> None:
+def test_new_content_in_force_once_majority_has_it(stateless: NetRack) -> None:
     rack = stateless
     new = rack.folder / "new"
     new.mkdir()
@@ -59,7 +61,8 @@ def test_new_content_comes_into_force_once_most_have_it(stateless: NetRack) -> N
     assert "content" in rack.replica("r1")["reason"]
     assert "OTHER_CONTENT" in {event["kind"] for event in rack.status()["events"] if event["replica"] == "r1"}
     assert fetched(rack) == {"small"}
-    # Drained, so that nobody waits for who may come back with the old content.
+    # Drained, so that the controller does not wait for the report of a replica with the old
+    # content.
     rack.client.post("/api/replicas/r2/drain")
     renew("r2")
     rack.client.post("/api/replicas/r2/undrain")
@@ -67,7 +70,7 @@ def test_new_content_comes_into_force_once_most_have_it(stateless: NetRack) -> N
     rack.until(lambda: rack.replica("r1")["ready"] and rack.replica("r2")["ready"], "both answer")
     rack.until(rack.as_described, "and the ToR knows")
     assert fetched(rack) == {"newer"}
-    # A connection to the old content ends, instead of going on with the new one.
+    # A connection to the old content ends instead of continuing with the new one.
     before = rack.spaces["c1"].tcp("EstabResets")
     ask()
     assert client.popen.wait(60) != 0 and rack.spaces["c1"].tcp("EstabResets") == before + 1

@@ -1,4 +1,6 @@
-"""The controller against a fake switch and fake agents: each path by which a rack comes to be as described."""
+"""The controller with a fake switch and fake agents: each way in which a rack gets its desired
+state.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ async def test_an_empty_switch_gets_everything_in_order(switch: FakeSwitch, tmp_
         assert not any(kind == "DELETE" for kind, _ in switch.writes)
 
 
-async def test_a_restarted_controller_writes_nothing_that_was_right(switch: FakeSwitch, tmp_path: Path) -> None:
+async def test_restarted_controller_writes_no_unchanged_entry(switch: FakeSwitch, tmp_path: Path) -> None:
     async with running(switch, tmp_path) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
         switch.send_digest(kind=NAMES.value("event_kind_t", "UNKNOWN_SOURCE"), clock=5_000_000, mac=0x02AA, port=102)
@@ -155,22 +157,22 @@ async def test_a_refused_write_keeps_the_last_good_state(
         assert await controller.change(config(rack(switch) + OTHER), "a test") and not controller.config_problem
 
 
-async def test_a_full_table_says_so(tmp_path: Path) -> None:
+async def test_refused_write_is_explained(tmp_path: Path) -> None:
     async with FakeSwitch(NAMES, capacity=10) as switch, running(switch, tmp_path) as controller:
         await until(lambda: connected(controller) and bool(controller.fleet.switches["tor1"].problem), "an error")
         said = controller.fleet.switches["tor1"].problem
         assert "slots[" in said and "table is full" in said and "fewer services or slots" in said
 
 
-async def test_a_foreign_program_is_not_replaced_unless_told(switch: FakeSwitch, tmp_path: Path) -> None:
+async def test_foreign_program_is_kept_without_take_over(switch: FakeSwitch, tmp_path: Path) -> None:
     foreign = p4r.ForwardingPipelineConfig(cookie=p4r.ForwardingPipelineConfig.Cookie(cookie=1))
     foreign.p4info.tables.add().preamble.alias = "acl"
     switch.pipeline = foreign
     async with running(switch, tmp_path) as controller:
         await until(lambda: "runs another program (tables acl" in problem(controller), "an error")
         assert switch.pipelines_set == 0
-        told = rack(switch).replace("    number: 1\n", "    number: 1\n    take_over: true\n")
-        await controller.change(config(told), "a test")
+        described = rack(switch).replace("    number: 1\n", "    number: 1\n    take_over: true\n")
+        await controller.change(config(described), "a test")
         await until(lambda: as_described(controller, switch), "taken over")
 
 
@@ -184,7 +186,7 @@ async def test_an_older_version_of_our_program_is_replaced(switch: FakeSwitch, t
         assert switch.pipelines_set == 1
 
 
-async def test_a_program_compiled_meanwhile_waits_for_the_next_start(switch: FakeSwitch, tmp_path: Path) -> None:
+async def test_recompiled_program_waits_for_restart(switch: FakeSwitch, tmp_path: Path) -> None:
     folder = tmp_path / "p4"
     shutil.copytree(ARTIFACTS, folder)
     text = RACK.replace("    number: 1\n", f"    number: 1\n    pipeline: {folder}\n")
@@ -203,9 +205,7 @@ async def test_a_program_compiled_meanwhile_waits_for_the_next_start(switch: Fak
         Names(folder)
 
 
-async def test_a_meter_that_the_program_does_not_name_is_refused_before_it_is_written(
-    switch: FakeSwitch, tmp_path: Path
-) -> None:
+async def test_unknown_meter_is_refused_before_writing(switch: FakeSwitch, tmp_path: Path) -> None:
     folder = tmp_path / "p4"
     shutil.copytree(ARTIFACTS, folder)
     text = RACK.replace("    number: 1\n", f"    number: 1\n    pipeline: {folder}\n")
@@ -227,7 +227,7 @@ async def test_a_meter_that_the_program_does_not_name_is_refused_before_it_is_wr
         }
 
 
-async def test_a_switch_that_does_not_take_the_program_says_why(switch: FakeSwitch, tmp_path: Path) -> None:
+async def test_refused_program_is_explained(switch: FakeSwitch, tmp_path: Path) -> None:
     switch.refuse_pipeline = "table 7 is odd"
     async with running(switch, tmp_path) as controller:
         await until(lambda: "table 7 is odd" in problem(controller), "an error")
@@ -236,7 +236,7 @@ async def test_a_switch_that_does_not_take_the_program_says_why(switch: FakeSwit
         await until(lambda: as_described(controller, switch), "tried again")
 
 
-async def test_a_controller_that_is_not_primary_writes_nothing(switch: FakeSwitch, tmp_path: Path) -> None:
+async def test_backup_controller_writes_nothing(switch: FakeSwitch, tmp_path: Path) -> None:
     async with running(switch, tmp_path) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
         switch.demote()
@@ -247,7 +247,7 @@ async def test_a_controller_that_is_not_primary_writes_nothing(switch: FakeSwitc
         assert switch.writes == []
 
 
-async def test_a_controller_that_lost_its_lease_writes_nothing(switch: FakeSwitch, tmp_path: Path) -> None:
+async def test_controller_without_lease_writes_nothing(switch: FakeSwitch, tmp_path: Path) -> None:
     lost: list[bool] = []
 
     def guard() -> None:
@@ -262,7 +262,7 @@ async def test_a_controller_that_lost_its_lease_writes_nothing(switch: FakeSwitc
     lost.append(True)
     switch.writes.clear()
     await controller.decide("r1", draining=True)
-    await until(lambda: "the lease is lost" in controller.fleet.switches["tor1"].problem, "it says so")
+    await until(lambda: "the lease is lost" in controller.fleet.switches["tor1"].problem, "the log says so")
     assert switch.writes == []
     lost.clear()
     controller.wake()
@@ -273,7 +273,7 @@ async def test_a_controller_that_lost_its_lease_writes_nothing(switch: FakeSwitc
     await controller.stop()
 
 
-async def test_nobody_listens_is_said_and_tried_again(tmp_path: Path) -> None:
+async def test_unreachable_switch_is_reported_and_retried(tmp_path: Path) -> None:
     switch = FakeSwitch(NAMES)
     await switch.listen("127.0.0.1:0")
     await switch.stop()
@@ -284,7 +284,7 @@ async def test_nobody_listens_is_said_and_tried_again(tmp_path: Path) -> None:
     await switch.stop()
 
 
-async def test_a_flood_of_events_does_not_hide_what_became_of_a_replica(switch: FakeSwitch, tmp_path: Path) -> None:
+async def test_event_flood_keeps_replica_events(switch: FakeSwitch, tmp_path: Path) -> None:
     async with running(switch, tmp_path) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
         switch.send_digest(kind=NAMES.value("event_kind_t", "EXCLUDED"), clock=1, pool=0, replica=1)
@@ -295,7 +295,7 @@ async def test_a_flood_of_events_does_not_hide_what_became_of_a_replica(switch: 
         assert shown[0] == ("EXCLUDED", "r2") and shown.count(("UNJUDGED", None)) == len(shown) - 1 == 25
 
 
-async def test_a_host_without_a_mac_is_asked_and_kept_over_a_restart(switch: FakeSwitch, tmp_path: Path) -> None:
+async def test_unknown_mac_is_found_and_survives_restart(switch: FakeSwitch, tmp_path: Path) -> None:
     text = RACK.replace('ip: 10.0.1.1, mac: "02:00:00:00:01:01",', "ip: 10.0.1.1,")
     row = "neighbours[next_hop=0x1] set_neighbour(dst_mac=0x20000000101, src_mac=0x200000000fe, vlan=0x0)"
     async with running(switch, tmp_path, text) as controller:
@@ -313,7 +313,7 @@ async def test_a_host_without_a_mac_is_asked_and_kept_over_a_restart(switch: Fak
         assert switch.writes == [] and row in switch.lines()
 
 
-async def test_a_replica_without_a_mac_is_in_when_its_agent_says_it(switch: FakeSwitch, tmp_path: Path) -> None:
+async def test_agent_reports_mac_of_replica(switch: FakeSwitch, tmp_path: Path) -> None:
     text = RACK.replace('port: 101, mac: "02:00:00:00:02:01",', "port: 101,")
     async with running(switch, tmp_path, text) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
@@ -332,7 +332,7 @@ async def test_a_replica_without_a_mac_is_in_when_its_agent_says_it(switch: Fake
         assert [w for w in switch.writes if "service_checks" not in w[1]] == [], "remembered without its agent"
 
 
-async def test_a_key_is_stamped_only_when_all_that_live_hold_it(
+async def test_key_is_used_only_once_all_live_replicas_hold_it(
     switch: FakeSwitch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controller_module, "AGENT_PATIENCE_S", 60.0)
@@ -351,13 +351,13 @@ async def test_a_key_is_stamped_only_when_all_that_live_hold_it(
         async with FakeAgent(agents, "r1") as one, FakeAgent(agents, "r2") as two:
             await until(lambda: controller.state.rings["web"].usable(Kind.NONCE) is not None, "usable")
             await until(lambda: "seal_epoch=0x1" in " ".join(switch.lines()), "stamped")
-            await until(lambda: any(s.usable_seal_epoch == 1 for s in one.newest.services), "told")
+            await until(lambda: any(s.usable_seal_epoch == 1 for s in one.newest.services), "it got the new epoch")
 
 
-async def test_a_key_waits_for_agents_on_their_way_from_the_controller_before(
+async def test_key_waits_for_reconnecting_agents(
     switch: FakeSwitch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Found by the chaos run: the first agent that came back made a key usable which the other replicas had not."""
+    """Regression: the first agent to reconnect made a key usable that the other replicas lacked."""
     monkeypatch.setattr(controller_module, "AGENT_PATIENCE_S", 1e6)
     agents = f"unix:{tmp_path}/agents"
 
@@ -382,10 +382,10 @@ async def test_a_key_waits_for_agents_on_their_way_from_the_controller_before(
                 await until(lambda: usable(controller) == 2, "all hold it")
 
 
-async def test_a_key_waits_for_an_agent_from_the_moment_it_is_gone(
+async def test_key_waits_for_agent_that_just_disconnected(
     switch: FakeSwitch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Found by the chaos run: in the round that saw it go it counted as long gone."""
+    """Regression: in the round that noticed its disconnection, the agent counted as long absent."""
     monkeypatch.setattr(controller_module, "AGENT_PATIENCE_S", 1e6)
     agents = f"unix:{tmp_path}/agents"
     async with running(switch, tmp_path) as controller, FakeAgent(agents, "r1"), FakeAgent(agents, "r2"):
@@ -393,23 +393,25 @@ async def test_a_key_waits_for_an_agent_from_the_moment_it_is_gone(
         async with FakeAgent(agents, "r3") as three:
             await until(lambda: (k := ring().usable(Kind.SEAL)) is not None and k.epoch == 1, "all hold the first")
             three.silent = True
-            # It has run for long.
+            # It was connected for a long time.
             controller._began = float("-inf")
             controller.rotate("web", frozenset({Kind.SEAL}))
             await until(
                 lambda: all(("web", Kind.SEAL, 2) in controller.agents.agents[name].held for name in ("r1", "r2")),
                 "two confirm the next",
             )
-        await until(lambda: "r3" not in controller.agents.agents, "the third is gone")
+        await until(lambda: "r3" not in controller.agents.agents, "the third disconnected")
         rounds = controller.reconciles
         await until(lambda: controller.reconciles > rounds + 2, "rounds pass")
         assert (key := ring().usable(Kind.SEAL)) is not None and key.epoch == 1, "its replica serves, without the key"
 
 
-async def test_a_key_waits_for_the_replica_behind_an_agent_that_has_just_started(
+async def test_key_waits_for_replica_behind_restarted_agent(
     switch: FakeSwitch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Found by the chaos run: an agent that comes back holds the key at once, its replica only when it has attached."""
+    """Regression: a reconnected agent holds the key at once, its replica only after it has
+    attached.
+    """
     monkeypatch.setattr(controller_module, "AGENT_PATIENCE_S", 1e6)
     agents = f"unix:{tmp_path}/agents"
     async with running(switch, tmp_path) as controller, FakeAgent(agents, "r1"), FakeAgent(agents, "r2"):
@@ -421,7 +423,7 @@ async def test_a_key_waits_for_the_replica_behind_an_agent_that_has_just_started
         async with FakeAgent(agents, "r3"):
             await until(lambda: usable() == 1, "all hold the first")
         fresh = FakeAgent(agents, "r3")
-        # No serving process has attached to it.
+        # No serving process has attached to the agent.
         fresh.ready, fresh.content = False, None
         async with fresh:
             await until(lambda: bool(fresh.updates), "it is back")
@@ -435,21 +437,21 @@ async def test_a_key_waits_for_the_replica_behind_an_agent_that_has_just_started
             await until(lambda: usable() == 2, "it has attached")
 
 
-async def test_a_replica_that_never_confirms_holds_keys_up_for_a_moment_only(
+async def test_unconfirmed_key_delays_rotation_for_bounded_time(
     switch: FakeSwitch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controller_module, "AGENT_PATIENCE_S", 1.0)
     agents = f"unix:{tmp_path}/agents"
     two = FakeAgent(agents, "r2", silent=True)
     async with running(switch, tmp_path) as controller, two, FakeAgent(agents, "r1"):
-        await until(lambda: bool(two.updates), "it was told")
+        await until(lambda: bool(two.updates), "it got an update")
         await until(lambda: controller.state.rings["web"].usable(Kind.SEAL) is not None, "usable without r2")
 
 
 async def test_rotation_on_demand_and_by_time(
     switch: FakeSwitch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # r3 never comes.
+    # r3 never registers.
     monkeypatch.setattr(controller_module, "AGENT_PATIENCE_S", 0.2)
     text = RACK + "keys: {seal_rotation: 200ms, nonce_rotation: 3000s, horizon: 100ms, resume: 1s}\n"
     agents = f"unix:{tmp_path}/agents"
@@ -477,21 +479,21 @@ async def test_keys_of_heartbeats_are_used_once_tor_and_replicas_hold_them(switc
         await until(lambda: newest() == {1: 1}, "the switch has a first key")
         assert controller.state.rings[RACK_RING].usable(Kind.TOR) is None, "no replica holds it"
         async with FakeAgent(agents, "r1") as one, FakeAgent(agents, "r2"), FakeAgent(agents, "r3"):
-            await until(lambda: any(s.usable_tor_epoch == 1 for s in one.newest.services), "told to use it")
+            await until(lambda: any(s.usable_tor_epoch == 1 for s in one.newest.services), "it got the usable epoch")
             controller.rotate("web", frozenset({Kind.TOR}))
             await until(lambda: any(s.usable_tor_epoch == 2 for s in one.newest.services), "its successor")
             await until(lambda: newest() == {1: 0, 2: 1}, "the first is good until its replica leaves it")
             keys = one.newest.services[0].tor_keys
             assert [key.epoch for key in keys] == [1, 2] and keys[0].heartbeat != keys[1].heartbeat
         secrets = [key.secret for key in controller.state.rings[RACK_RING].keys]
-    # Another controller goes on with them.
+    # Another controller resumes with them.
     async with running(switch, tmp_path) as controller:
         await until(lambda: controller.reconciles > 2 and connected(controller), "connected again")
         assert [key.secret for key in controller.state.rings[RACK_RING].keys] == secrets
         assert newest() == {1: 0, 2: 1}
 
 
-async def test_what_a_router_says_of_a_tunnel_is_used(switch: FakeSwitch, tmp_path: Path) -> None:
+async def test_tunnel_mtu_from_router_is_used(switch: FakeSwitch, tmp_path: Path) -> None:
     text = RACK.replace(
         "replicas:\n",
         """\
@@ -511,7 +513,7 @@ replicas:
     elsewhere = quote[:16] + bytes.fromhex("0a000202") + quote[20:]
     not_ours = quote[:12] + bytes.fromhex("0a000909") + quote[16:]
 
-    def said(about: bytes, mtu: int) -> bytes:
+    def too_big_message(about: bytes, mtu: int) -> bytes:
         message = bytes.fromhex("0304000000") + bytes(1) + mtu.to_bytes(2, "big") + about
         return bytes(12) + b"\x08\x00" + bytes.fromhex("4500004000004000400100000a0000010a0001fe") + message
 
@@ -520,19 +522,24 @@ replicas:
 
     async with running(switch, tmp_path, text):
         await until(lambda: path_mtus() == {"0x0"}, "the tunnel")
-        for frame in (said(elsewhere, 1400), said(not_ours, 1400), said(quote, 600), b"no word"):
+        for frame in (
+            too_big_message(elsewhere, 1400),
+            too_big_message(not_ours, 1400),
+            too_big_message(quote, 600),
+            b"no word",
+        ):
             switch.send_packet(frame, ingress_port=1, vlan=0)
-        switch.send_packet(said(quote, 1400), ingress_port=1, vlan=0)
+        switch.send_packet(too_big_message(quote, 1400), ingress_port=1, vlan=0)
         await until(lambda: path_mtus() == {hex(1400)}, "the router's word")
 
 
-async def test_an_agent_that_the_configuration_does_not_know_is_told_so(switch: FakeSwitch, tmp_path: Path) -> None:
+async def test_unknown_agent_is_refused_with_reason(switch: FakeSwitch, tmp_path: Path) -> None:
     async with running(switch, tmp_path), FakeAgent(f"unix:{tmp_path}/agents", "r9") as stranger:
         await until(lambda: bool(stranger.error), "refusal")
-        assert "no replica is called 'r9'" in stranger.error and stranger.updates == []
+        assert "there is no replica 'r9'" in stranger.error and stranger.updates == []
 
 
-async def test_the_clock_is_set_from_an_event_and_goes_on_after_a_restart(switch: FakeSwitch, tmp_path: Path) -> None:
+async def test_clock_is_set_by_event_and_survives_restart(switch: FakeSwitch, tmp_path: Path) -> None:
     kind = NAMES.value("event_kind_t", "UNKNOWN_SOURCE")
     async with running(switch, tmp_path) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
@@ -541,7 +548,7 @@ async def test_the_clock_is_set_from_an_event_and_goes_on_after_a_restart(switch
         switch.send_digest(kind=kind, clock=1_000_000, mac=0x020000000101, port=1)
         await until(lambda: any("time_valid=0x1" in line for line in switch.lines()), "clock")
         assert time.monotonic() - began >= FIRST_WAIT_S, "one event may have been late"
-        # An event that was under way still has the old offset.
+        # An event sent before the change still carries the old offset.
         switch.send_digest(kind=kind, clock=1_000_900, mac=0x020000000101, port=1)
         await asyncio.sleep(0.2)
         tor = controller.fleet.switches["tor1"].tor
@@ -553,7 +560,7 @@ async def test_the_clock_is_set_from_an_event_and_goes_on_after_a_restart(switch
         common = (round(time.time() * 1e6) + 3000) & (1 << 48) - 1
         switch.send_digest(kind=kind, clock=common, mac=0x020000000101, port=1, sequence=1)
         await asyncio.sleep(0.3)
-        assert switch.writes == [], "an offset that is good enough is left alone"
+        assert switch.writes == [], "an offset within tolerance is kept"
         await switch.restart()
         await until(lambda: as_described(controller, switch), "again")
         sent = round(time.time() * 1e6)
@@ -562,12 +569,10 @@ async def test_the_clock_is_set_from_an_event_and_goes_on_after_a_restart(switch
         again = controller.fleet.switches["tor1"].tor
         assert again is not None
         error = signed(again.clock_offset + 500_000 - sent)
-        assert abs(error) < 5_000_000, "the common clock goes on"
+        assert abs(error) < 5_000_000, "the common clock continues"
 
 
-async def test_a_replica_that_returned_takes_plain_tcp_only_once_it_is_steady(
-    switch: FakeSwitch, tmp_path: Path
-) -> None:
+async def test_returned_replica_gets_plain_tcp_once_steady(switch: FakeSwitch, tmp_path: Path) -> None:
     readmitted = (
         "heartbeat_sources[ingress_port=0x65 pool=0x0 remote=0x0 replica=0x0 source=0x20000000201]"
         " admit_heartbeat(readmitted=0x3)"
@@ -590,7 +595,7 @@ async def test_a_replica_that_returned_takes_plain_tcp_only_once_it_is_steady(
         switch.counters["replica_returns", 0] = 3
         await until(lambda: readmitted in switch.lines(), "re-admission")
         beating.cancel()
-        # The ToR lets plain TCP back at a heartbeat, and none has come since.
+        # The ToR admits plain TCP with a heartbeat, and none has arrived since.
         tor = controller.fleet.switches["tor1"]
         await until(lambda: (0, 0) in tor.allowed, "the row is seen")
         await asyncio.sleep(2.5)

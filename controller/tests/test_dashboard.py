@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules ask only for metrics that exist, by labels and reasons that they have."""
+"""The dashboard and the alert rules use only metrics, labels and reasons that exist."""
 
 import json
 import re
@@ -17,7 +17,7 @@ DASHBOARD = Path(__file__).resolve().parents[1] / "grafana.json"
 ALERTS = DASHBOARD.with_name("alerts.yaml")
 
 
-async def test_every_query_names_metrics_and_labels_that_exist(tmp_path: Path) -> None:
+async def test_every_query_uses_existing_metrics_and_labels(tmp_path: Path) -> None:
     async with FakeSwitch(NAMES) as switch, running(switch, tmp_path) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
         switch.counters["drops", 1] = 1

@@ -1,4 +1,4 @@
-"""What a switch should hold: the rows of docs/dataplane.md, in the P4 program's own names and widths."""
+"""A switch's desired entries: the rows of docs/dataplane.md, in the P4 program's names and widths."""
 
 import dataclasses
 import shutil
@@ -51,9 +51,9 @@ def test_agents_and_switches_agree_on_slots_while_replicas_drain() -> None:
     away = frozenset({"r1", "r2"})
     parts = fragments(rack, state=state, draining=away)
     rows = {dict(i.match)["slot"]: dict(i.params) for i in parts["slots web"] if isinstance(i, Entry)}
-    told = update(rack, "r3", numbers_of(rack, state), state.rings, state.slots, weights_of(rack), away).services[0]
-    assert list(told.slots) == [rows[slot][key] for slot in sorted(rows) for key in ("first", "second")]
-    assert {*told.slots[::2]} == {told.replica}
+    service = update(rack, "r3", numbers_of(rack, state), state.rings, state.slots, weights_of(rack), away).services[0]
+    assert list(service.slots) == [rows[slot][key] for slot in sorted(rows) for key in ("first", "second")]
+    assert {*service.slots[::2]} == {service.replica}
 
 
 def test_installation_order_names_every_table_that_the_controller_fills() -> None:
@@ -121,7 +121,7 @@ def test_nonce_key_words_are_little_endian() -> None:
     assert params["k0_prime"].to_bytes(4, "little") + params["k1_prime"].to_bytes(4, "little") == secret[8:16]
 
 
-def test_what_carries_little_proof_is_metered_unless_told_otherwise() -> None:
+def test_weak_requests_are_metered_by_default() -> None:
     cells = NAMES.members("service_meter_t")
 
     def rates(rack: Config) -> dict[int, int]:
@@ -142,11 +142,11 @@ def test_agents_and_switches_choose_slots_alike() -> None:
     rows = {dict(i.match)["slot"]: dict(i.params) for i in parts["slots web"] if isinstance(i, Entry)}
     numbers = number(rack, state)
     numbers = dataclasses.replace(numbers, secret=bytes(range(32)))  # sample_rack's
-    told = update(rack, "r1", numbers, state.rings, state.slots, weights_of(rack), frozenset()).services[0]
+    service = update(rack, "r1", numbers, state.rings, state.slots, weights_of(rack), frozenset()).services[0]
     params = dict(configure.params)
-    assert words(told.slot_key) == (params["slot_key0"], params["slot_key1"])
-    assert list(told.slots) == [rows[slot][key] for slot in sorted(rows) for key in ("first", "second")]
-    assert words(told.slot_key) != words(derived(bytes(32), "slots", "web")), "nobody knows it without the secret"
+    assert words(service.slot_key) == (params["slot_key0"], params["slot_key1"])
+    assert list(service.slots) == [rows[slot][key] for slot in sorted(rows) for key in ("first", "second")]
+    assert words(service.slot_key) != words(derived(bytes(32), "slots", "web")), "it depends on the secret"
 
 
 def test_a_service_is_not_live_before_its_keys() -> None:
@@ -192,7 +192,7 @@ def test_draining_and_maintenance() -> None:
     assert "multicast[1024] 101 103#2" in out
 
 
-def test_until_the_clock_is_known_every_source_may_tell_it() -> None:
+def test_unknown_clock_leaves_sources_unknown() -> None:
     found = lines(fragments(config(), tor=Tor(0x0101)))
     assert not any(line.startswith("known_sources") for line in found)
     assert sum(line.startswith("known_sources") for line in lines(fragments(config()))) == 4
@@ -217,7 +217,8 @@ def test_each_replica_shares_keys_of_its_own_with_the_tors() -> None:
 
     state, rack = State(), config(TWO_RACKS)
     ring = KeyRing().tick(1.0, LIVES, held, kinds=(Kind.TOR,)).tick(1.0, LIVES, held, kinds=(Kind.TOR,))
-    # A successor that is on its way, and one that was replaced: all of them are taken, the newest two open anew.
+    # A successor being distributed, and a retired key: the ToR accepts all, and the newest two key
+    # new openings.
     ring = ring.tick(90_000.0, LIVES, lambda kind, epoch: False, kinds=(Kind.TOR,))
     state.set_ring(RACK_RING, ring)
     parts = {name: fragments(rack, name, state=state)["pool web"] for name in ("tor1", "tor2")}
@@ -234,15 +235,15 @@ def test_each_replica_shares_keys_of_its_own_with_the_tors() -> None:
     assert len({(row["k0"], row["k1"]) for row in rows["tor1"].values()}) == 6
     assert all(row["newest"] == 1 for row in rows["tor1"].values()), "none was replaced yet"
     remote = next(i for i in parts["tor2"] if isinstance(i, Entry) and i.action == "remote")
-    told = update(
+    service = update(
         rack, "r1", numbers_of(rack, state), state.rings, state.slots, weights_of(rack), frozenset()
     ).services[0]
-    keys = {key.epoch: key for key in told.tor_keys}
-    assert (sorted(keys), told.usable_tor_epoch) == ([1, 2], 1)
+    keys = {key.epoch: key for key in service.tor_keys}
+    assert (sorted(keys), service.usable_tor_epoch) == ([1, 2], 1)
     assert words(keys[1].heartbeat) == (rows["tor1"][0, 1]["k0"], rows["tor1"][0, 1]["k1"])
     params = dict(remote.params)
     assert (params["key_epoch"], words(keys[1].block)) == (1, (params["block_key0"], params["block_key1"]))
-    # Its successor is held by all.
+    # All replicas and ToRs hold the successor.
     state.set_ring(RACK_RING, ring.tick(90_001.0, LIVES, held, kinds=(Kind.TOR,)))
     newest = {
         dict(i.match)["key_epoch"]: dict(i.params)["newest"]
@@ -255,7 +256,7 @@ def test_each_replica_shares_keys_of_its_own_with_the_tors() -> None:
     assert f"{params['block_key0']:x}" not in text and keys[1].heartbeat.hex() not in text
 
 
-def test_what_is_for_the_switch_itself_is_metered_unless_told_otherwise() -> None:
+def test_packets_to_the_switch_are_metered_by_default() -> None:
     cells = NAMES.members("own_class_t")
 
     def rates(rack: Config) -> dict[int, int]:
@@ -268,7 +269,7 @@ def test_what_is_for_the_switch_itself_is_metered_unless_told_otherwise() -> Non
     assert 8 + cells["ECHO"] not in meters and meters[8 + cells["OWN_UDP"]] == 7
 
 
-def test_a_path_that_takes_less_is_the_tunnels_alone() -> None:
+def test_path_mtu_limits_only_its_tunnel() -> None:
     state, rack = State(), config(TWO_RACKS)
     before = lines(fragments(rack, "tor2", state=state))
     after = lines(fragments(rack, "tor2", state=state, path_mtus={"10.0.2.1": 1400}))
@@ -284,7 +285,7 @@ def test_round_robin_has_an_order_of_its_own() -> None:
     assert all("=0x2" not in str(item).split("]")[1] for item in drained), "a draining replica gets no requests"
 
 
-def test_what_did_not_change_is_the_same_object() -> None:
+def test_unchanged_fragment_is_the_same_object() -> None:
     text = RACK + RACK.split("services:\n")[1].replace("web", "other").replace('10.9.0.1, "fd00:9::1"', "10.9.0.2")
     state = State()
     before = fragments(config(text), state=state)
@@ -295,7 +296,7 @@ def test_what_did_not_change_is_the_same_object() -> None:
     assert after["service other"] is before["service other"] and after["slots web"] is before["slots web"]
 
 
-def test_a_switch_tells_which_tor_it_is() -> None:
+def test_tor_is_read_from_switch() -> None:
     tor = Tor(0x0102, 99, True, (1, 2))
     params = next(dict(i.params) for i in fragments(config(), tor=tor)["switch"] if isinstance(i, Entry))
     assert tor_of(params) == tor
@@ -303,8 +304,8 @@ def test_a_switch_tells_which_tor_it_is() -> None:
     assert dataclasses.replace(tor, sketch_keys=(0, 0)) != tor and "1, 2" not in repr(tor)
 
 
-def test_the_artifacts_alone_are_enough(tmp_path: Path) -> None:
-    """Installed, there is no P4 source beside them."""
+def test_names_need_only_the_artifacts(tmp_path: Path) -> None:
+    """An installed controller has no P4 sources beside it."""
     alone = Names(Path(shutil.copytree(ARTIFACTS, tmp_path / "p4")))
     for enum in ENUMS:
         assert alone.members(enum) == NAMES.members(enum) != {}

@@ -1,4 +1,4 @@
-"""YAML from strangers: bounded before anything is built, with the line of each value."""
+"""Hostile YAML: bounded before anything is built, with the line of each value."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from rivulet_controller.rack_file import MAX_PROBLEMS, parse
 
 
 def billion(levels: int) -> str:
-    """Some 50 bytes a level, nine times the values at each."""
+    """About 50 bytes a level, with nine times the values of the level below."""
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, levels)]
     return "\n".join(lines) + "\n"
@@ -20,7 +20,7 @@ def billion(levels: int) -> str:
         (billion(9), 6, f"more than {MAX_VALUES} values"),
         ("a: &a [*a]\n", 1, "refers to no anchor"),
         ("a: 1\nb: *c\n", 2, "refers to no anchor"),
-        # libyaml's composer recurses: without the bound 50,000 levels end the process by a signal.
+        # libyaml's composer recurses: without the bound, 50,000 levels crash the process.
         ("- " * 50_000 + "x\n", 1, f"deeper than {MAX_DEPTH} levels"),
         ("a:\n  " + "[" * 50_000 + "]" * 50_000, 2, f"deeper than {MAX_DEPTH} levels"),
         ("a: 1\n" + "x" * MAX_BYTES, 1, f"at most {MAX_BYTES}"),
@@ -32,7 +32,7 @@ def billion(levels: int) -> str:
         ("a: b\n---\nc: d\n", 2, "not YAML"),
     ],
 )
-def test_what_is_too_much_or_no_yaml_is_refused_with_its_line(text: str, line: int, words: str) -> None:
+def test_oversized_or_invalid_yaml_is_refused_with_line(text: str, line: int, words: str) -> None:
     with pytest.raises(DocumentError, match=words.replace("(", "\\(")) as caught:
         read(text)
     assert caught.value.line == line
@@ -43,22 +43,22 @@ def test_honest_anchors_and_merges_still_work() -> None:
     assert document.values["hosts"] == [{"port": 1, "mtu": 9000, "ip": "a"}, {"port": 2, "mtu": 9000}]
     assert document.line(("hosts", 0, "ip")) == 4
     assert document.line(("hosts", 1, "port")) == 5
-    # What was merged is named where it stands.
+    # A mistake in merged keys has the line of the anchor.
     assert document.line(("hosts", 0, "port")) == 1
     assert document.line(("nothing",)) == 1
     assert read("").values is None
 
 
-def test_a_file_of_mistakes_names_so_many_and_counts_the_rest() -> None:
+def test_number_of_reported_mistakes_is_bounded() -> None:
     text = "replicas:\n" + "".join(f"  - {{name: r{n}, mac: '02', ip: x, switch: tor1, port: 1}}\n" for n in range(500))
     with pytest.raises(ConfigError) as caught:
         parse(text, "rack.yaml")
     assert len(caught.value.problems) == MAX_PROBLEMS + 1
-    # Two mistakes a replica, and two parts that are missing.
+    # Two mistakes for each replica, and two missing sections.
     assert caught.value.problems[-1] == f"rack.yaml: and {2 * 500 + 2 - MAX_PROBLEMS} more"
 
 
-def test_a_colon_within_a_flow_is_read_as_yaml_1_2_says() -> None:
+def test_colon_in_flow_mapping_follows_yaml_1_2() -> None:
     document = read("a: 1\nlisten: {agents: unix:/run/x, api: 127.0.0.1:8080}\n")
     assert document.values["listen"] == {"agents": "unix:/run/x", "api": "127.0.0.1:8080"}
     assert document.line(("listen", "api")) == 2

@@ -1,4 +1,6 @@
-"""Plain TCP while replicas are drained, taken back, weighed and taken out: which flows move and which stay."""
+"""Plain TCP while replicas are drained, undrained, weighed and in maintenance: which flows move and
+which stay.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,19 @@ from rivulet_lab import Process
 
 pytestmark = needs_rack
 FLOWS = 40
-"""Short flows that are opened to see where new ones go; a replica with a third misses all once in 11 million times."""
+"""Short flows that show where new flows go; a replica with a third of the slots misses all once in
+11 million times."""
 
 
 @pytest.fixture
 def rack(rack: NetRack) -> NetRack:
-    """The session's rack, when every replica takes plain TCP."""
+    """The session's rack, once every replica takes plain TCP."""
     rack.until(rack.take_plain_tcp, "all take plain TCP")
     return rack
 
 
 def new_flows(rack: NetRack) -> dict[str, int]:
-    """Opens short flows and says who got how many."""
+    """Opens short flows; returns how many each replica accepted."""
     before = rack.accepted()
     for _ in range(FLOWS):
         assert rack.spaces["c1"].run(*rack.curl("small")) == "small"
@@ -32,37 +35,37 @@ def new_flows(rack: NetRack) -> dict[str, int]:
 
 
 def long_flow(rack: NetRack) -> tuple[Process, str, Path]:
-    """A slow download by plain TCP, who serves it, and where it goes."""
+    """A slow download by plain TCP: its process, its replica, and its output file."""
     out = rack.folder / f"plain-{time.monotonic_ns()}"
     before = rack.accepted()
     slowly = rack.curl("big", "--limit-rate", "1000k", "-o", str(out))
     flow = rack.start(out.name, slowly, rack.spaces["c1"], stdout=None)
-    rack.until(lambda: rack.accepted() != before and out.exists(), "somebody serves it")
+    rack.until(lambda: rack.accepted() != before and out.exists(), "a replica accepted it")
     return flow, next(name for name, count in rack.accepted().items() if count != before[name]), out
 
 
 def whole(rack: NetRack, flow: Process, out: Path) -> bool:
-    """Whether a download came whole."""
+    """Whether a download is complete and correct."""
     code = flow.popen.wait(90)
     same = out.exists() and out.read_bytes() == rack.file.read_bytes()
-    assert code != 0 or same, "curl says that all is well, and the file is damaged"
+    assert code != 0 or same, "curl reports success, but the file is damaged"
     return code == 0
 
 
 def troubles(rack: NetRack) -> dict[str, object]:
-    """What may have broken a flow: plain TCP does not outlive an exclusion of its replica."""
+    """Exclusions so far: plain TCP does not survive one of its replica."""
     found = rack.status()
     return {r["name"]: r["exclusions"] for r in found["replicas"]} | {"drops": found["switches"][0]["drops"]}
 
 
-def test_draining_moves_new_plain_flows_and_undraining_takes_them_back(rack: NetRack) -> None:
-    assert all(new_flows(rack).values()), "everybody has a share"
+def test_drain_moves_new_plain_flows_until_undrained(rack: NetRack) -> None:
+    assert all(new_flows(rack).values()), "every replica has a share"
     flow, drained, out = long_flow(rack)
     rack.client.post(f"/api/replicas/{drained}/drain")
     rack.until(rack.as_described, "drained")
     moved = new_flows(rack)
     assert moved[drained] == 0 and sum(moved.values()) == FLOWS, moved
-    # Its slots name another first now, and that one hands the old flow's segments back to the ToR.
+    # Its slots name another replica first, which returns the old flow's segments to the ToR.
     assert whole(rack, flow, out), f"an established flow of {drained} broke: {troubles(rack)}"
     meanwhile, server, out = long_flow(rack)
     assert server != drained
@@ -74,7 +77,7 @@ def test_draining_moves_new_plain_flows_and_undraining_takes_them_back(rack: Net
 
 
 @pytest.mark.parametrize("rack", ["embedded"], indirect=True)
-def test_plain_flows_of_others_do_not_notice(rack: NetRack) -> None:
+def test_drain_leaves_flows_of_other_replicas_alone(rack: NetRack) -> None:
     flow, server, out = long_flow(rack)
     other = next(name for name in REPLICAS if name != server)
     rack.client.post(f"/api/replicas/{other}/drain")

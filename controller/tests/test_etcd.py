@@ -1,4 +1,6 @@
-"""Several controllers over etcd: one leads, another takes over, and nothing that was right is written again."""
+"""Several controllers with etcd: one leads, another takes over, and no unchanged entry is written
+again.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ pytestmark = pytest.mark.skipif(ETCD is None, reason="etcd is not installed")
 
 @pytest.fixture
 def etcd(tmp_path: Path) -> Iterator[Server]:
-    """A running etcd."""
+    """A running etcd server."""
     server = Server(tmp_path)
     server.start()
     yield server
@@ -58,7 +60,7 @@ def test_one_leads_and_only_it_can_write(etcd: Server) -> None:
     assert store_two.load() == {"b": bytes(range(256))}
 
 
-def test_a_leader_that_lost_its_lease_without_knowing_writes_nothing(etcd: Server) -> None:
+def test_leader_with_expired_lease_writes_nothing(etcd: Server) -> None:
     config = settings(etcd)
     client = EtcdClient(config)
     one, two = Leadership(client, config, "one"), Leadership(client, config, "two")
@@ -66,7 +68,7 @@ def test_a_leader_that_lost_its_lease_without_knowing_writes_nothing(etcd: Serve
     stale = one.revision
     end = time.monotonic() + 60
     while not two.claim():
-        assert time.monotonic() < end, "the lease of a silent leader ends"
+        assert time.monotonic() < end, "the lease ends without renewal"
         time.sleep(0.2)
     assert not one.held()
     assert one.revision == stale, "it has not noticed"
@@ -109,7 +111,7 @@ class Two:
         return (self.folder / f"{name}.log").read_text()
 
     async def leads(self, name: str) -> bool:
-        """Whether it says that it leads and that the switch is as described."""
+        """Whether it reports that it leads and that the switch has its entries."""
         client = Client(f"unix:{self.folder}/{name}.api", timeout_s=10.0)
         try:
             found = await asyncio.to_thread(client.get, "/api/status")
@@ -118,7 +120,7 @@ class Two:
         return bool(found["leader"] and all(s["connected"] and not s["problem"] for s in found["switches"]))
 
     async def until_leads(self, name: str) -> float:
-        """Waits for that; how long it took, seconds."""
+        """Waits until it leads; returns the seconds that it took."""
         began = time.monotonic()
         while not await self.leads(name):
             assert time.monotonic() - began < 120, {n: self.log(n) for n in self.lab.processes}
@@ -156,11 +158,11 @@ async def test_kill_the_leader_and_another_takes_over_without_rewriting(tmp_path
         await asyncio.sleep(0.5)
         assert switch.writes == [] and switch.lines() == before and switch.pipelines_set == 1
         async with FakeAgent(f"unix:{tmp_path}/two.agents", "r1") as agent:
-            await until(lambda: bool(agent.updates), "the new leader tells agents")
+            await until(lambda: bool(agent.updates), "the new leader updates agents")
             assert list(agent.newest.services[0].seal_keys) == keys, "the keys are those of the old leader"
 
 
-async def test_a_frozen_leader_writes_nothing_when_it_wakes(tmp_path: Path, etcd: Server) -> None:
+async def test_frozen_leader_writes_nothing_after_waking(tmp_path: Path, etcd: Server) -> None:
     async with two_controllers(tmp_path, etcd) as (both, switch):
         both.lab.processes["one"].popen.send_signal(signal.SIGSTOP)
         await both.until_leads("two")
@@ -169,19 +171,19 @@ async def test_a_frozen_leader_writes_nothing_when_it_wakes(tmp_path: Path, etcd
         await until(lambda: not any("first=0x0" in line for line in switch.lines()), "the new leader drains r1")
         before = switch.lines()
         both.lab.processes["one"].popen.send_signal(signal.SIGCONT)
-        await until(lambda: "not leading any more" in both.log("one"), "the old one notices", 60.0)
+        await until(lambda: "no longer leading" in both.log("one"), "the old one notices", 60.0)
         await asyncio.sleep(0.5)
         assert switch.lines() == before, "the old leader did not put its own state back"
-        with pytest.raises(ApiError, match="does not lead: ask the one that does"):
+        with pytest.raises(ApiError, match="does not lead: send it to the leader"):
             await asyncio.to_thread(Client(f"unix:{tmp_path}/one.api").post, "/api/replicas/r2/drain")
 
 
-async def test_an_etcd_that_dies_stops_changes_and_nothing_else(tmp_path: Path, etcd: Server) -> None:
+async def test_dead_etcd_stops_only_changes(tmp_path: Path, etcd: Server) -> None:
     async with two_controllers(tmp_path, etcd) as (both, switch):
         before = switch.lines()
         switch.writes.clear()
         etcd.kill()
-        await until(lambda: "not leading any more" in both.log("one"), "the leader steps back", 60.0)
+        await until(lambda: "no longer leading" in both.log("one"), "the leader steps back", 60.0)
         assert switch.lines() == before and switch.writes == []
         etcd.start()
         end = time.monotonic() + 60
@@ -192,7 +194,7 @@ async def test_an_etcd_that_dies_stops_changes_and_nothing_else(tmp_path: Path, 
         assert switch.writes == [] and switch.pipelines_set == 1
 
 
-async def test_a_configuration_applied_to_one_is_every_ones(tmp_path: Path, etcd: Server) -> None:
+async def test_applied_configuration_is_shared(tmp_path: Path, etcd: Server) -> None:
     async with two_controllers(tmp_path, etcd) as (both, switch):
         text = (tmp_path / "one.yaml").read_text().replace("liveness: 20ms", "liveness: 30ms")
         await asyncio.to_thread(lambda: Client(f"unix:{tmp_path}/one.api").post("/api/apply", text=text))

@@ -1,4 +1,6 @@
-"""Hostile configurations: what is in force afterwards is all of the old one or all of the new one."""
+"""Hostile configurations: afterwards either the old or the new configuration is in force as a
+whole.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,7 @@ def hostile(rng: random.Random, text: str) -> str:
 
 
 def within(controller: Controller, switch: FakeSwitch, folder: Path) -> tuple[Any, ...]:
-    """What a change may replace: in memory, at the switch, on the disk."""
+    """The parts that a change replaces: in memory, at the switch, on disk."""
     state, durable = controller.state, stored(folder)
     return (
         controller.config, controller.text, frozenset(switch.lines()),
@@ -88,7 +90,7 @@ def within(controller: Controller, switch: FakeSwitch, folder: Path) -> tuple[An
 async def assert_whole(
     controller: Controller, switch: FakeSwitch, folder: Path, before: tuple[Any, ...], done: bool, new: Config
 ) -> None:
-    """Old or new, in force, at the switch and on the disk."""
+    """Checks that either the old or the new configuration is in memory, at the switch and on disk."""
     if done:
         assert controller.config == new
         await until(lambda: as_described(controller, switch), "the new configuration at the switch")
@@ -96,7 +98,7 @@ async def assert_whole(
         assert within(controller, switch, folder) == before
 
 
-async def test_a_hostile_configuration_is_refused_or_in_force_as_a_whole(tmp_path: Path) -> None:
+async def test_hostile_configuration_is_refused_or_applied_atomically(tmp_path: Path) -> None:
     rng, taken, refused = random.Random(39), 0, 0
     async with FakeSwitch(NAMES) as switch, running(switch, tmp_path) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
@@ -110,7 +112,7 @@ async def test_a_hostile_configuration_is_refused_or_in_force_as_a_whole(tmp_pat
                 refused += 1
                 assert all(":" in problem for problem in error.problems)
                 continue
-            # One that names another switch has nothing to do with this one.
+            # A configuration of another switch does not affect this one.
             if new.switches[0].address != switch.address or new.switches[0].tls or new.switches[0].device_id != 1:
                 continue
             done = await controller.change(new, "a test", text, applied=True)
@@ -130,8 +132,8 @@ UNCHECKED: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("change", UNCHECKED, ids=str)
-async def test_whatever_goes_wrong_half_way_the_old_configuration_stays(tmp_path: Path, change: dict[str, Any]) -> None:
-    """Values that no check lets through, given to the controller all the same: each fails somewhere else."""
+async def test_failure_during_change_restores_old_configuration(tmp_path: Path, change: dict[str, Any]) -> None:
+    """Values that validation refuses, given to the controller directly: each fails at another step."""
     async with FakeSwitch(NAMES) as switch, running(switch, tmp_path, RACK + OTHER) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
         text = rack(switch, RACK + OTHER)
@@ -141,13 +143,13 @@ async def test_whatever_goes_wrong_half_way_the_old_configuration_stays(tmp_path
         done = await controller.change(bad, "a test", text, applied=True)
         if not done:
             assert within(controller, switch, tmp_path) == before and controller.config_problem
-        # Writes succeed again, whatever it was.
+        # Writes succeed again after any failure.
         assert await controller.change(config(rack(switch)), "a test", rack(switch), applied=True)
         await until(lambda: as_described(controller, switch), "a good configuration")
         assert stored(tmp_path).slots.keys() <= {"web", "other"}
 
 
-async def test_a_change_that_is_cancelled_is_in_force_or_was_never_asked(tmp_path: Path) -> None:
+async def test_cancelled_change_is_atomic(tmp_path: Path) -> None:
     async with FakeSwitch(NAMES) as switch, running(switch, tmp_path) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
         text, done = rack(switch, RACK + OTHER), 0
@@ -159,7 +161,7 @@ async def test_a_change_that_is_cancelled_is_in_force_or_was_never_asked(tmp_pat
                 await asyncio.sleep(0)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            # Waits for the change if it is still under way.
+            # Waits for the change if it still runs.
             await controller.reconcile()
             whole = controller.config == new
             done += whole

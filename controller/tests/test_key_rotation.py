@@ -1,8 +1,9 @@
-"""Rotation in the whole controller under jumping clocks, lost agents, late replicas, restarts and absent switches.
+"""Rotation in the whole controller under jumping clocks, lost agents, late replicas, restarts and
+absent switches.
 
-A model without networks: agents and a ToR are objects, time is ours. What is checked at every step is what
-clients would notice: an epoch that a request carries is still accepted while the request is fresh, and a key is in use
-only when every replica that counts holds it.
+A model without networks: agents and a ToR are objects, and time is virtual. Every step checks the
+effects on clients: an epoch in a request stays accepted while the request is fresh, and a key is in
+use only when every replica that counts holds it.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ HORIZON, RESUME = 1.0, 20.0
 LIVES = f"keys: {{seal_rotation: 1s, nonce_rotation: 3s, horizon: {HORIZON}s, resume: {RESUME}s}}\n"
 TEXT = f"{RACK}    plain: stateless\n{LIVES}"
 COOKIE_LIFE = 60.0
-"""A cookie is good for at least the rotation, 12 h unless told otherwise; the model is over before."""
+"""A cookie is valid for at least one rotation, 12 h by default, which is longer than the model
+runs."""
 STEP = 0.05
 
 
 class Memory:
-    """A store that outlives controllers."""
+    """A store that outlives its controllers."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
@@ -49,11 +51,13 @@ class Memory:
                 self.values[key] = value
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Has nothing to close."""
 
 
 class World:
-    """True time, a wall clock that lies, three agents, one ToR, and a controller that may start again."""
+    """True time, a wall clock that may differ, three agents, one ToR, and a controller that may be
+    restarted.
+    """
 
     def __init__(self, rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rng, self.monkeypatch = rng, monkeypatch
@@ -65,21 +69,22 @@ class World:
         monkeypatch.setattr("rivulet_controller.agents.time", fake)
         self.store = Memory()
         self.late: dict[str, float] = {}
-        """Until when an agent confirms nothing."""
+        """By agent: the time until which it confirms nothing."""
         self.tor_keys: set[int] = set()
         self.stamps = (0, 0)
         self.cookies: tuple[int, int] | None = None
-        """Epochs that the ToR makes cookies with, and reads besides."""
+        """Epochs of the key with which the ToR makes cookies, and of the other one that it
+        accepts."""
         self.told_cookie: dict[str, int] = {}
-        """The epoch that each agent was last told to make cookies with."""
+        """By agent: the epoch with which its last update makes cookies."""
         self.tor_gone = False
         self.tor_lost_at = 0.0
         self.requests: dict[tuple[Kind, int], float] = {}
-        """When the last request was made that carries an epoch: the newest needs its key longest."""
+        """By epoch: when the last request carrying it was made, which needs the key longest."""
         self.usable_seen: dict[Kind, list[float]] = {kind: [] for kind in Kind}
 
     async def start(self) -> None:
-        """A new controller over the same store; every agent must register again."""
+        """A new controller with the same store; every agent has to register again."""
         self.controller = Controller(config(TEXT), self.store)
         await self.controller.start()
         link = SimpleNamespace(
@@ -105,7 +110,7 @@ class World:
         if self.cookies is None:
             return None
         secrets = {k.epoch: k.secret for k in self.controller.state.rings["web"].of(Kind.COOKIE)}
-        # Of a key that is forgotten the ToR still has some words.
+        # The ToR's row still has the words of a key that the ring dropped.
         both = [words(secrets.get(epoch, bytes(8))) for epoch in self.cookies]
         return dict(zip(("current0", "current1", "other0", "other1"), both[0] + both[1], strict=True))
 
@@ -115,7 +120,7 @@ class World:
         agent.send(self.controller._first_update(name))
 
     def _take_up(self, agent: Agent) -> None:
-        """An agent puts into force what it was told, and says so."""
+        """An agent applies its last update and reports it."""
         while not agent._outbox.empty():
             message = agent._outbox.get_nowait()
             if message is not None:
@@ -124,7 +129,9 @@ class World:
                 agent.note(agent_pb2.Report(version_in_force=message.update.version, ready=True))
 
     async def step(self) -> None:
-        """A moment passes: the controller has a round, the ToR and the agents take up what they were told."""
+        """A step of time: a round of the controller, then the ToR and the agents apply what they
+        received.
+        """
         self.true += STEP
         controller = self.controller
         before = {kind: self._usable(kind) for kind in Kind}
@@ -153,7 +160,9 @@ class World:
         self._check_requests()
 
     def _check_cookies(self) -> None:
-        """What the ToR or a replica makes, the ToR reads: there is one ToR here, and with more each is waited for."""
+        """The ToR accepts cookies of the ToR and of every replica. With several ToRs, keys wait for
+        each of them.
+        """
         if self.cookies is None:
             return
         makers = {name: self.told_cookie[name] for name in self.controller.agents.agents if name in self.told_cookie}
@@ -174,10 +183,10 @@ class World:
         return key.epoch if key else 0
 
     def _check_held(self, kind: Kind, epoch: int, holds: Mapping[str, frozenset[tuple[str, Kind, int]]]) -> None:
-        """Every replica that counts holds a key at the moment it comes into use."""
+        """Checks that every replica that counts holds a key when it becomes usable."""
         key = next(k for k in self._ring(kind).of(kind) if k.epoch == epoch)
         holders = [name for name, held in holds.items() if (self._owner(kind), kind, epoch) in held]
-        assert holders, "a key that nobody holds came into use"
+        assert holders, "a key without holders became usable"
         for name in holds:
             waited = self.controller.clock.now() - key.created
             assert name in holders or waited >= AGENT_PATIENCE_S - STEP, f"{name} is there and was not waited for"
@@ -185,7 +194,7 @@ class World:
             assert epoch in self.tor_keys, "the ToR did not have it"
 
     def _check_requests(self) -> None:
-        """What was stamped is accepted for as long as it is fresh, by true time."""
+        """Checks that a stamped request is accepted as long as it is fresh, by true time."""
         accepted = {kind: {k.epoch for k in self._ring(kind).accepted(kind)} for kind in Kind}
         fresh = {Kind.SEAL: RESUME, Kind.NONCE: HORIZON, Kind.COOKIE: COOKIE_LIFE}
         self.requests = {key: at for key, at in self.requests.items() if self.true - at < fresh[key[0]]}
@@ -198,7 +207,7 @@ class World:
             assert [k.epoch for k in keys] == sorted(k.epoch for k in keys)
 
     async def happen(self) -> None:
-        """Something goes wrong, or right again."""
+        """Breaks or repairs something."""
         rng, names = self.rng, ("r1", "r2", "r3")
         name = rng.choice(names)
         match rng.choice(("lose", "lose", "come", "come", "come", "late", "clock", "restart", "tor", "rotate")):
@@ -213,7 +222,7 @@ class World:
             case "restart":
                 await self.start()
             case "tor":
-                # Away for less than SWITCH_PATIENCE_S, within which keys wait for it.
+                # Absent for less than SWITCH_PATIENCE_S, so keys wait for it.
                 self.tor_gone = not self.tor_gone
                 self.link.connected = not self.tor_gone
             case "rotate":
@@ -221,7 +230,7 @@ class World:
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_no_request_outlives_its_key_whatever_happens(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_never_outlive_their_key(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(random.Random(seed), monkeypatch)
     await world.start()
     for name in ("r1", "r2", "r3"):
@@ -234,7 +243,7 @@ async def test_no_request_outlives_its_key_whatever_happens(seed: int, monkeypat
         if quiet > 30 / STEP:
             world.tor_gone, world.link.connected = False, True
         await world.step()
-    # And when all is well again, the rhythm is.
+    # Once all parts work again, rotation resumes at its interval.
     world.tor_gone, world.link.connected = False, True
     world.late.clear()
     for name in ("r1", "r2", "r3"):
@@ -261,7 +270,7 @@ async def test_a_clock_that_jumps_ahead_withdraws_nothing_early(monkeypatch: pyt
     world.lie += 10 * RESUME
     for _ in range(100):
         await world.step()
-    # Another machine takes over whose clock is a minute ahead of the first one's, then one far behind.
+    # Another machine takes over with a clock a minute ahead, then one with a clock far behind.
     for lie in (60.0, -1e6):
         world.lie += lie
         await world.start()
@@ -270,6 +279,6 @@ async def test_a_clock_that_jumps_ahead_withdraws_nothing_early(monkeypatch: pyt
             await world.step()
 
 
-def test_the_model_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_runs_in_virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
     World(random.Random(0), monkeypatch)
     assert abs(controller_module.time.monotonic() - 1000.0) < 1.0 and time.time() > 1.6e9

@@ -1,4 +1,6 @@
-"""Key rings: a key is held everywhere before it is usable, and withdrawn only when nothing needs it."""
+"""Key rings: a key is held everywhere before it is usable, and withdrawn only when it is no longer
+needed.
+"""
 
 import random
 
@@ -19,35 +21,35 @@ from rivulet_controller.keys import (
 LIVES = Lives(seal_rotation=10.0, nonce_rotation=20.0, resume=100.0, horizon=4.0, cookie_rotation=50.0)
 
 
-def nobody(kind: Kind, epoch: int) -> bool:
+def none_held(kind: Kind, epoch: int) -> bool:
     return False
 
 
-def everybody(kind: Kind, epoch: int) -> bool:
+def all_held(kind: Kind, epoch: int) -> bool:
     return True
 
 
 def test_a_key_is_not_usable_before_all_hold_it() -> None:
-    ring = KeyRing().tick(0.0, LIVES, nobody)
+    ring = KeyRing().tick(0.0, LIVES, none_held)
     assert [key.state for key in ring.keys] == [State.ACCEPTED] * len(SERVICE_KINDS)
-    ring = ring.tick(1000.0, LIVES, nobody)
+    ring = ring.tick(1000.0, LIVES, none_held)
     assert ring.usable(Kind.SEAL) is None and len(ring.keys) == len(SERVICE_KINDS)
-    ring = ring.tick(1001.0, LIVES, everybody)
+    ring = ring.tick(1001.0, LIVES, all_held)
     assert all(ring.usable(kind) is not None for kind in SERVICE_KINDS)
 
 
 def test_rotation_keeps_the_old_key_until_the_last_continuation_that_needs_it() -> None:
-    ring = KeyRing().tick(0.0, LIVES, nobody).tick(0.0, LIVES, everybody)
-    ring = ring.tick(10.0, LIVES, nobody)
+    ring = KeyRing().tick(0.0, LIVES, none_held).tick(0.0, LIVES, all_held)
+    ring = ring.tick(10.0, LIVES, none_held)
     assert [(k.epoch, k.state) for k in ring.of(Kind.SEAL)] == [(1, State.USABLE), (2, State.ACCEPTED)]
-    ring = ring.tick(11.0, LIVES, everybody)
+    ring = ring.tick(11.0, LIVES, all_held)
     assert [(k.epoch, k.state) for k in ring.of(Kind.SEAL)] == [(1, State.RETIRED), (2, State.USABLE)]
     gone = 11.0 + 100.0 + CONFIRM_MARGIN_S
-    assert 1 in [k.epoch for k in ring.tick(gone - 0.1, LIVES, nobody).of(Kind.SEAL)]
-    assert 1 not in [k.epoch for k in ring.tick(gone, LIVES, nobody).of(Kind.SEAL)]
+    assert 1 in [k.epoch for k in ring.tick(gone - 0.1, LIVES, none_held).of(Kind.SEAL)]
+    assert 1 not in [k.epoch for k in ring.tick(gone, LIVES, none_held).of(Kind.SEAL)]
 
 
-def test_the_rhythm_is_kept_however_long_a_key_takes_to_be_held() -> None:
+def test_rotation_interval_ignores_distribution_time() -> None:
     ring = KeyRing()
     made: list[float] = []
     for tenth in range(1000):
@@ -61,21 +63,21 @@ def test_the_rhythm_is_kept_however_long_a_key_takes_to_be_held() -> None:
 
 
 def test_nonce_keys_go_one_horizon_after_their_successor() -> None:
-    ring = KeyRing().tick(0.0, LIVES, nobody).tick(0.0, LIVES, everybody)
-    ring = ring.tick(20.0, LIVES, nobody).tick(20.0, LIVES, everybody)
+    ring = KeyRing().tick(0.0, LIVES, none_held).tick(0.0, LIVES, all_held)
+    ring = ring.tick(20.0, LIVES, none_held).tick(20.0, LIVES, all_held)
     gone = 20.0 + LIVES.horizon + CONFIRM_MARGIN_S
-    assert 1 in [k.epoch for k in ring.tick(gone - 0.1, LIVES, nobody).of(Kind.NONCE)]
-    ring = ring.tick(gone, LIVES, nobody)
+    assert 1 in [k.epoch for k in ring.tick(gone - 0.1, LIVES, none_held).of(Kind.NONCE)]
+    ring = ring.tick(gone, LIVES, none_held)
     assert 1 not in [k.epoch for k in ring.accepted(Kind.NONCE)]
     withdrawn = next(k for k in ring.of(Kind.NONCE) if k.epoch == 1)
     assert withdrawn.state is State.WITHDRAWN, "the ToRs refuse it before they forget it"
-    assert 1 not in [k.epoch for k in ring.tick(gone + WITHDRAWN_S, LIVES, nobody).of(Kind.NONCE)]
+    assert 1 not in [k.epoch for k in ring.tick(gone + WITHDRAWN_S, LIVES, none_held).of(Kind.NONCE)]
 
 
 def test_a_cookie_key_is_read_before_it_is_used_and_a_rotation_longer() -> None:
-    ring = KeyRing().tick(0.0, LIVES, nobody)
-    assert ring.cookies() is None, "nobody holds it"
-    ring = ring.tick(0.0, LIVES, everybody)
+    ring = KeyRing().tick(0.0, LIVES, none_held)
+    assert ring.cookies() is None, "no replica holds it"
+    ring = ring.tick(0.0, LIVES, all_held)
 
     def epochs() -> tuple[int, int]:
         pair = ring.cookies()
@@ -83,28 +85,28 @@ def test_a_cookie_key_is_read_before_it_is_used_and_a_rotation_longer() -> None:
         return pair[0].epoch, pair[1].epoch
 
     assert epochs() == (1, 1)
-    ring = ring.tick(50.0, LIVES, nobody)
-    assert epochs() == (1, 2), "the successor is read before anybody makes cookies with it"
-    ring = ring.tick(51.0, LIVES, everybody)
+    ring = ring.tick(50.0, LIVES, none_held)
+    assert epochs() == (1, 2), "the successor is accepted before any ToR makes cookies with it"
+    ring = ring.tick(51.0, LIVES, all_held)
     assert epochs() == (2, 1)
-    ring = ring.tick(100.0, LIVES, nobody)
+    ring = ring.tick(100.0, LIVES, none_held)
     assert epochs() == (2, 3) and [k.epoch for k in ring.accepted(Kind.COOKIE)] == [1, 2, 3]
-    ring = ring.tick(51.0 + 50.0 + CONFIRM_MARGIN_S, LIVES, everybody)
+    ring = ring.tick(51.0 + 50.0 + CONFIRM_MARGIN_S, LIVES, all_held)
     assert epochs() == (3, 2) and [k.epoch for k in ring.accepted(Kind.COOKIE)] == [2, 3]
     assert {len(key.secret) for key in ring.of(Kind.COOKIE)} == {8}
     assert not any(key.state is State.WITHDRAWN for key in ring.of(Kind.COOKIE)), "a switch has no word for that"
 
 
 def test_a_clock_that_jumps_back_withdraws_nothing_early_and_rotates() -> None:
-    ring = KeyRing().tick(1000.0, LIVES, nobody).tick(1000.0, LIVES, everybody)
-    ring = ring.tick(1020.0, LIVES, nobody).tick(1020.0, LIVES, everybody)
-    back = ring.tick(5.0, LIVES, nobody)
+    ring = KeyRing().tick(1000.0, LIVES, none_held).tick(1000.0, LIVES, all_held)
+    ring = ring.tick(1020.0, LIVES, none_held).tick(1020.0, LIVES, all_held)
+    back = ring.tick(5.0, LIVES, none_held)
     assert {k.epoch for k in back.of(Kind.NONCE)} == {1, 2, 3}
-    later = back.tick(5.0 + LIVES.horizon, LIVES, nobody)
+    later = back.tick(5.0 + LIVES.horizon, LIVES, none_held)
     assert {k.epoch for k in later.of(Kind.NONCE)} == {1, 2, 3}
 
 
-def test_at_any_time_one_usable_key_and_epochs_in_order() -> None:
+def test_one_usable_key_and_ordered_epochs_at_any_time() -> None:
     rng = random.Random(7)
     ring, now = KeyRing(), 0.0
     for _ in range(3000):
@@ -122,7 +124,7 @@ def test_at_any_time_one_usable_key_and_epochs_in_order() -> None:
 
 def test_epochs_wrap_past_zero_and_secrets_stay_out_of_text() -> None:
     assert next_epoch(EPOCH_MAX) == 1
-    ring = KeyRing().tick(0.0, LIVES, nobody)
+    ring = KeyRing().tick(0.0, LIVES, none_held)
     for key in ring.keys:
         assert key.secret.hex() not in repr(ring) and repr(key.secret) not in repr(ring)
     nonce = ring.of(Kind.NONCE)[0]

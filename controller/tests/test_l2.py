@@ -1,4 +1,4 @@
-"""VLANs, neighbours and learned sources: rows, frames, and what becomes of those that fall silent."""
+"""VLANs, neighbours and learned sources: rows, frames and ageing."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ def test_mistakes_in_vlans(old: str, new: str, words: str) -> None:
     assert any(words in problem for problem in caught.value.problems), caught.value.problems
 
 
-def test_a_host_without_a_mac_has_a_route_and_no_neighbour_until_it_answers() -> None:
+def test_host_without_mac_has_route_but_no_neighbour() -> None:
     found = lines(fragments(config(ASKED)))
     assert "routes[destination=0xffff0a000101/0x80] route_to(next_hop=0x1)" in found
     assert not any(line.startswith("neighbours[next_hop=0x1]") for line in found)
 
 
-def test_questions_are_well_formed() -> None:
-    # The solicitation's checksum was checked by a Linux host, which answers it (test_vlans.py).
+def test_request_frames_are_well_formed() -> None:
+    # A Linux host that answers the solicitation has checked its checksum (test_vlans.py).
     arp = request_frame(V4, TOR4, TOR_MAC)
     assert arp[:42] == bytes.fromhex(
         "ffffffffffff0200000000fe080600010800060400010200000000fe0a0001fe0000000000000a000101"
@@ -107,7 +107,9 @@ def test_questions_are_well_formed() -> None:
 
 
 def _advertisement() -> bytes:
-    """An answer made from a question by exchanging the roles; its checksum is made by hand."""
+    """An advertisement made from a solicitation by swapping the roles, with a checksum computed
+    here.
+    """
     body = bytearray(bytes([136, 0, 0, 0, 0x60, 0, 0, 0]) + V6.packed + bytes([2, 1]) + bytes.fromhex("020000000101"))
     pseudo = V6.packed + TOR6.packed + len(body).to_bytes(4, "big") + bytes([0, 0, 0, 58]) + bytes(body)
     total = sum(int.from_bytes(pseudo[at : at + 2], "big") for at in range(0, len(pseudo), 2))
@@ -117,7 +119,7 @@ def _advertisement() -> bytes:
     return bytes.fromhex("0200000000fe02000000010186dd") + head + bytes(body)
 
 
-def test_answers_are_read_and_nothing_else_is() -> None:
+def test_only_valid_replies_are_parsed() -> None:
     assert parse_reply(ARP_REPLY) == NeighbourReply(V4, "02:00:00:00:01:01")
     assert parse_reply(ARP_REPLY[:12] + bytes.fromhex("8100000a") + ARP_REPLY[12:]) == NeighbourReply(
         V4, "02:00:00:00:01:01"
@@ -142,7 +144,7 @@ def test_answers_are_read_and_nothing_else_is() -> None:
             parse_reply(bytes(odd))
 
 
-def test_neighbours_are_asked_found_asked_again_and_kept() -> None:
+def test_neighbours_are_requested_found_and_refreshed() -> None:
     neighbours, switch = Neighbours(), config(ASKED).switches[0]
     neighbours.follow(switch)
     assert [str(n.ip) for n in neighbours.due_for_request(0.0)] == ["10.0.1.1", "fd00:1::1"]
@@ -163,7 +165,7 @@ def test_neighbours_are_asked_found_asked_again_and_kept() -> None:
     neighbours.suspect(101, 0)
     assert neighbours.due_for_request(135.0) == [] or neighbours.due_for_request(135.0)[0].ip == V6
     neighbours.suspect(1, 0)
-    assert any(n.ip == V4 for n in neighbours.due_for_request(136.0)), "somebody new is behind its port"
+    assert any(n.ip == V4 for n in neighbours.due_for_request(136.0)), "a new source is behind its port"
     neighbours.due_for_request(170.0)
     assert neighbours.record_reply(NeighbourReply(V4, "02:00:00:00:01:02"), 1, 0, 171.0), "another card"
     for second in range(172, 172 + round(STALE_S) + 2):
@@ -184,7 +186,7 @@ def test_sources_are_learned_doubted_and_forgotten() -> None:
     assert doubted == {LearnedSource(10, 0x02AA, 102, True)}
     parts = lines({"l2": fragments(config(VLANS), learned=doubted)["l2"]})
     assert "bridges[mac=0x2aa vlan=0xa] bridge_to(port=0x66)" in parts
-    assert not any("known_sources" in line and "0x2aa" in line for line in parts), "the switch shall tell of it"
+    assert not any("known_sources" in line and "0x2aa" in line for line in parts), "the switch must report it"
     assert sources.learn(switch, 10, 0x02AA, 102, 2.0 + AGE_S + 1), "it spoke: known again"
     again = 2.0 + AGE_S + 1 + AGE_S
     assert sources.age(again) and not sources.age(again + DOUBT_S - 1) and sources.age(again + DOUBT_S)

@@ -1,4 +1,4 @@
-"""Two controllers over etcd and a real rack: the leader is killed, and etcd, in the middle of a download."""
+"""Two controllers with etcd and a real rack: the leader, then etcd, is killed during a download."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEASE_S = 4
 
 
 class LeaderRack(NetRack):
-    """A rack whose agents know two controllers."""
+    """A rack with agents that know both controllers."""
 
     def __init__(self, folder: Path, switch: str, etcd: Server) -> None:
         super().__init__(folder, switch)
@@ -33,12 +33,12 @@ class LeaderRack(NetRack):
         self.agents = ",".join(f"unix:{folder}/{name}.agents" for name in NAMES)
 
     def start_controller(self) -> None:
-        """Both of them."""
+        """Starts both controllers."""
         for name in NAMES:
             self.start_one(name)
 
     def start_one(self, name: str) -> None:
-        """One of them, with sockets of its own."""
+        """Starts one of them, with its own sockets."""
         text, _, _ = self.description().partition("listen:")
         own = f"listen: {{agents: 'unix:{self.folder}/{name}.agents', api: 'unix:{self.folder}/{name}.api'}}\n"
         own += f"state: {self.folder}/{name}.db\n"
@@ -48,7 +48,7 @@ class LeaderRack(NetRack):
         self.start(name, [sys.executable, "-m", "rivulet_controller.daemon", str(file)])
 
     def status(self) -> dict[str, Any]:
-        """The leader's snapshot; empty while nobody leads."""
+        """The leader's snapshot; empty while there is no leader."""
         try:
             self.client = leading(self.apis, timeout_s=5.0)
         except ApiError:
@@ -57,7 +57,7 @@ class LeaderRack(NetRack):
         return found if found.get("leader") else {}
 
     def leader(self) -> str:
-        """Which of them leads; empty if none does."""
+        """The name of the leader; empty if there is none."""
         for name in NAMES:
             try:
                 if Client(f"unix:{self.folder}/{name}.api", timeout_s=2.0).get("/api/leader")["leading"]:
@@ -84,7 +84,7 @@ def rack(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LeaderRack]
 
 def test_kill_the_leader_in_a_download(rack: LeaderRack) -> None:
     excluded = rack.exclusions()
-    # Readmissions and keys of the first seconds are written before.
+    # Waits for the writes of the first seconds: readmissions and keys.
     rack.until(rack.take_plain_tcp, "all take plain TCP")
     first, before = rack.leader(), described(rack)
     other = NAMES[1 - NAMES.index(first)]
@@ -95,21 +95,21 @@ def test_kill_the_leader_in_a_download(rack: LeaderRack) -> None:
     writes = rack.status()["switches"][0]["writes"]
     result = rack.finish(download)
     assert described(rack) == before
-    # Who was excluded because this machine is busy is readmitted by a write.
+    # A replica excluded because this machine is busy causes a write when it is readmitted.
     assert writes <= rack.exclusions() - excluded, rack.log(other)
     assert rack.log(other).count("resumes as ToR") == 1
-    # The one that was killed comes back and waits; a drain is the new leader's to do, and it says so.
+    # The killed controller returns and waits. It refuses a drain, which the leader has to do.
     rack.start_one(first)
     waiting = Client(f"unix:{rack.folder}/{first}.api")
 
-    def told() -> bool:
+    def names_the_leader() -> bool:
         try:
             waiting.post("/api/replicas/r1/drain")
         except ApiError as error:
             return f"{other}.api" in str(error)
         return False
 
-    rack.until(told, "the one in waiting names the leader")
+    rack.until(names_the_leader, "the one in waiting names the leader")
     rack.client.post("/api/replicas/r1/drain")
     rack.until(lambda: bool(described(rack) != before), "the leader drains")
     report(

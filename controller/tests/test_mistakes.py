@@ -1,4 +1,6 @@
-"""Mistakes in a description: each with its path, its line, the value and what is allowed, in our words alone."""
+"""Mistakes in a configuration: each has its path, line, value and the allowed values, in our own
+terms.
+"""
 
 from __future__ import annotations
 
@@ -47,13 +49,13 @@ WRONG = (
     "9" * 40,
     "2026-01-01",
 )
-"""Values, of which each place takes few."""
+"""Values that few fields accept."""
 
 INNER = re.compile(
     r"lax-or-strict|function-|is-instance|Input should|validat|pydantic|instance of|json-or-python|\[key\]"
     r"|dictionary|Value error|Assertion|tuple|\bstr\b|\bint\b|string"
 )
-"""Words of pydantic's, and of Python's types."""
+"""Terms of pydantic and of Python's types."""
 
 
 def places(values: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
@@ -65,7 +67,7 @@ def places(values: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str 
 
 
 def dumped(values: Any) -> str:
-    """Values as YAML of one line, so that any can be replaced."""
+    """YAML with each value on one line, so that any can be replaced."""
     if isinstance(values, dict):
         return "{" + ", ".join(f"{key}: {dumped(value)}" for key, value in values.items()) + "}"
     if isinstance(values, list):
@@ -76,7 +78,7 @@ def dumped(values: Any) -> str:
 
 
 class Raw(str):
-    """YAML as it is."""
+    """A value that is dumped as literal YAML."""
 
 
 def with_value(values: Any, path: tuple[str | int, ...], value: Raw) -> Any:
@@ -94,7 +96,7 @@ def problems(text: str) -> list[str]:
     return caught.value.problems
 
 
-def test_no_value_anywhere_shows_inner_words() -> None:
+def test_messages_contain_no_internal_terms() -> None:
     values = YAML(typ="safe").load(FULL)
     parse(dumped(values))
     refused = 0
@@ -112,7 +114,7 @@ def test_no_value_anywhere_shows_inner_words() -> None:
     assert refused > 1000
 
 
-def test_a_mistake_names_path_line_value_and_what_is_allowed() -> None:
+def test_mistake_has_path_line_value_and_allowed_values() -> None:
     text = FULL.replace("slots: 16", "slots: many").replace("liveness: 20ms", "livenes: 20ms")
     text = text.replace("prefix: 0.0.0.0/0", "prefix: 10.7.0.1/16").replace("endpoints: [", "endpoints: [ftp://x, ")
     lines = {words: number for number, line in enumerate(text.splitlines(), 1) for words in line.split()}
@@ -132,12 +134,12 @@ def test_mistakes_are_in_the_order_of_their_lines() -> None:
     assert found == sorted(found) and len(found) == 29
 
 
-def test_an_unknown_field_is_told_what_may_stand_there() -> None:
+def test_unknown_field_lists_allowed_fields() -> None:
     (found,) = problems(RACK + "mute: {quiet: 1}\n")
     assert found.endswith("mute.quiet: unknown field: allowed here: after, requests, exclude")
 
 
-async def test_the_apis_refusals_are_in_our_words(tmp_path: Path) -> None:
+async def test_api_errors_use_our_messages(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "state.db")
     app = make_app(Controller(parse(RACK), store), Tokens(None), Audit(None))
     transport = httpx.ASGITransport(AcceptedBy(app, Listener.UNIX))

@@ -1,4 +1,6 @@
-"""Replicas are upgraded one after the other, under a download, a session of ssh and a websocket, which all go on."""
+"""Replicas are upgraded one after the other during a download, an ssh session and a websocket,
+which all continue.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ SSH, CHAT = 22, 8080
 
 
 class TalkRack(PlainRack):
-    """Its replicas serve sessions beside nginx: sshd, as the kernel's plain TCP, and a websocket echo, under TRODS."""
+    """Replicas that serve sessions beside nginx: sshd as the kernel's plain TCP, and a websocket
+    echo under TRODS.
+    """
 
     def description(self) -> str:
         text = super().description()
@@ -39,20 +43,20 @@ class TalkRack(PlainRack):
         return text[: start + len(files)] + chat + ssh + text[start + len(files) :]
 
     def start_replica(self, name: str) -> None:
-        """All servers, and the agent."""
+        """Starts all servers and the agent."""
         if f"sshd {name}" not in self.processes:
             self.start(f"sshd {name}", talk.sshd(self.folder / "ssh", f"{SERVICE}:{SSH}"), self.spaces[name])
             self.start(f"chat {name}", _talk("serve-websocket", SERVICE, str(CHAT)), self.spaces[name])
         super().start_replica(name)
 
     def agent(self, name: str, program: str) -> list[str]:
-        """Without a path that is asked for: not all of its services speak HTTP."""
+        """No health check by HTTP, since not all of its services use HTTP."""
         command = super().agent(name, program)
         at = command.index("--health-path")
         return command[:at] + command[at + 2 :]
 
     def session(self, what: str, port: int) -> Process:
-        """A client's session, under way."""
+        """Starts a client's session."""
         key = [str(self.folder / "ssh" / "client")] if what == "ssh" else []
         return self.start(what, _talk(what, SERVICE, str(port), *key), self.spaces["c1"], stdout=subprocess.PIPE)
 
@@ -64,7 +68,7 @@ def _talk(*arguments: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TalkRack]:
-    """One for all tests here."""
+    """One rack for all tests of this file."""
     with standing(TalkRack(tmp_path_factory.mktemp("moves"), "embedded")) as rack:
         yield rack
 
@@ -76,10 +80,10 @@ def test_three_upgrades_under_a_download_ssh_and_a_websocket(rack: TalkRack) -> 
         assert session.popen.stdout is not None and session.popen.stdout.readline() == b"talking\n", what
     flow = download(rack, 42501)
     first = holder(rack, flow)
-    # The one that has the download first, so that it moves.
+    # Upgrades the download's replica first, so that the download moves.
     order = [first, *(name for name in rack.replicas if name != first)]
     for name in order:
-        # By the second one's turn it may be over.
+        # The download may be over before the second upgrade.
         upgrade(rack, name, flow if name == order[0] else None)
     assert flow.ended_well(), rack.status()
     for what, session in sessions.items():

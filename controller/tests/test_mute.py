@@ -1,4 +1,6 @@
-"""Replicas that heartbeat and answer nothing: found, left out where that is wanted, tried again."""
+"""Mute replicas, which send heartbeats but no responses: found, excluded if configured, tried
+again.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ NAMED = ("a", "b", "c")
 
 
 class Watch:
-    """A watch of three replicas of one pool, each of which gets 100 requests a second; `answer` says who answers."""
+    """A watch of one pool of three replicas with 100 requests a second each; `answer` names those
+    that respond.
+    """
 
     def __init__(self, **rule: object) -> None:
         self.watch = MuteWatch()
@@ -33,7 +37,7 @@ class Watch:
         self.said: list[tuple[str, str]] = []
 
     def run(self, seconds: int, answer: str = "abc", asked: str = "abc", refuse: str = "") -> list[tuple[str, str]]:
-        """What is said in so many seconds."""
+        """The events of this many seconds."""
         said = []
         for _ in range(seconds):
             self.now += 1.0
@@ -49,7 +53,7 @@ class Watch:
         return said
 
 
-def test_one_that_answers_nothing_is_found_and_left_out() -> None:
+def test_mute_replica_is_found_and_excluded() -> None:
     rack = Watch()
     assert rack.run(20) == []
     assert rack.run(4, answer="ab") == [], "not before the time is over"
@@ -57,7 +61,7 @@ def test_one_that_answers_nothing_is_found_and_left_out() -> None:
     assert rack.watch.left_out() == {"c"} and rack.watch.mute("c") == 600
 
 
-def test_off_by_default_it_is_only_shown() -> None:
+def test_mute_replica_is_only_shown_by_default() -> None:
     rack = Watch(exclude=Mute().exclude)
     rack.run(3)
     assert rack.run(30, answer="ab") == [("MUTE", "c")]
@@ -65,18 +69,18 @@ def test_off_by_default_it_is_only_shown() -> None:
     assert rack.run(1) == [("ANSWERS", "c")] and rack.watch.mute("c") is None
 
 
-def test_what_nobody_answers_and_what_is_refused_says_nothing() -> None:
+def test_unanswerable_and_refused_requests_do_not_count() -> None:
     rack = Watch()
     rack.run(3)
-    assert rack.run(30, answer="") == [], "nobody answers"
+    assert rack.run(30, answer="") == [], "no replica answers"
     rack.run(3)
     assert rack.run(30, answer="ab", refuse="c") == [], "it refuses, which is no answer and no silence"
-    assert rack.run(30, answer="ab", asked="ab") == [], "it is asked nothing"
+    assert rack.run(30, answer="ab", asked="ab") == [], "it gets no requests"
     rack = Watch(requests=10_000)
     assert rack.run(60, answer="ab") == [], "too few to judge by"
 
 
-def test_a_reading_that_is_missing_or_begins_anew_says_nothing() -> None:
+def test_missing_or_restarted_counters_are_ignored() -> None:
     rack = Watch()
     rack.run(3)
     for _ in range(10):
@@ -92,7 +96,7 @@ def test_a_reading_that_is_missing_or_begins_anew_says_nothing() -> None:
     assert rack.run(7, answer="ab") == [("MUTE", "c"), ("LEFT_OUT", "c")], "but what follows does"
 
 
-def test_it_is_tried_again_after_pauses_that_grow() -> None:
+def test_retry_pauses_grow() -> None:
     rack = Watch()
     rack.run(3)
     assert rack.run(6, answer="ab")[-1] == ("LEFT_OUT", "c")
@@ -106,13 +110,13 @@ def test_it_is_tried_again_after_pauses_that_grow() -> None:
         said = rack.run(6, answer="ab")
         assert said == [("LEFT_OUT", "c")], "still mute"
     assert out[0] >= PAUSE_S - 1 and all(b > 1.8 * a for a, b in itertools.pairwise(out)), out
-    # Well for long enough, it is as one that never was mute.
+    # After long enough without being mute, pauses start from the shortest.
     assert rack.run(round(PAUSE_RESET_S) + 5) == [("ANSWERS", "c"), ("TRIED_AGAIN", "c")]
     assert rack.run(6, answer="ab")[-1] == ("LEFT_OUT", "c")
     assert 0 < rack.watch.tried_again_in("c", rack.now) <= PAUSE_S
 
 
-def test_an_answer_an_operator_or_another_process_takes_it_back() -> None:
+def test_answer_operator_or_restart_ends_exclusion() -> None:
     rack = Watch()
     rack.run(3)
     rack.run(6, answer="ab")
@@ -128,7 +132,7 @@ def test_an_answer_an_operator_or_another_process_takes_it_back() -> None:
     assert rack.watch.left_out() == frozenset()
 
 
-def test_never_the_last_one_that_is_live() -> None:
+def test_last_live_replica_is_never_excluded() -> None:
     rack = Watch()
     rack.run(3)
     rack.live = ["a", "c"]
@@ -136,15 +140,15 @@ def test_never_the_last_one_that_is_live() -> None:
     rack.live = ["a", "b", "c"]
     assert rack.run(1, answer="b") == [("LEFT_OUT", "a"), ("LEFT_OUT", "c")], "b serves"
     rack.live = []
-    assert rack.run(1, answer="b") == [("TRIED_AGAIN", "a"), ("TRIED_AGAIN", "c")], "nobody does"
-    # One pool in which it is the only one is enough.
+    assert rack.run(1, answer="b") == [("TRIED_AGAIN", "a"), ("TRIED_AGAIN", "c")], "no replica does"
+    # Being the last one of a single pool is enough.
     rack = Watch()
     rack.pools = [NAMED, ("c",)]
     rack.run(3)
     assert ("LEFT_OUT", "c") not in rack.run(30, answer="ab")
 
 
-def test_who_is_gone_is_forgotten() -> None:
+def test_removed_replica_is_forgotten() -> None:
     rack = Watch()
     rack.run(3)
     rack.run(6, answer="ab")
@@ -155,14 +159,16 @@ def test_who_is_gone_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["{after: 0.5s}", "{after: 2h}", "{requests: 5}", "{exclude: perhaps}", "{soon: 1s}"])
-def test_the_rule_is_validated(wrong: str) -> None:
+def test_mute_settings_are_validated(wrong: str) -> None:
     with pytest.raises(ConfigError, match="mute"):
         config(RACK + f"mute: {wrong}\n")
 
 
 @asynccontextmanager
-async def asked(tmp_path: Path, rule: str) -> AsyncIterator[tuple[Controller, FakeSwitch, set[str]]]:
-    """A controller whose replicas heartbeat and get requests; those in the set answer nothing."""
+async def watched_rack(tmp_path: Path, rule: str) -> AsyncIterator[tuple[Controller, FakeSwitch, set[str]]]:
+    """A controller with replicas that send heartbeats and get requests; those in the set send no
+    responses.
+    """
     silent: set[str] = set()
 
     def add(counter: str, cell: int, count: int) -> None:
@@ -188,9 +194,9 @@ async def asked(tmp_path: Path, rule: str) -> AsyncIterator[tuple[Controller, Fa
             task.cancel()
 
 
-async def test_the_controller_leaves_it_out_and_takes_it_back(tmp_path: Path) -> None:
+async def test_controller_excludes_and_readmits_mute_replica(tmp_path: Path) -> None:
     rule = "mute: {after: 1s, requests: 20, exclude: true}\n"
-    async with asked(tmp_path, rule) as (controller, switch, silent):
+    async with watched_rack(tmp_path, rule) as (controller, switch, silent):
         await until(lambda: controller.view("r1").state == "live", "live")
         silent.add("r1")
 
@@ -203,10 +209,10 @@ async def test_the_controller_leaves_it_out_and_takes_it_back(tmp_path: Path) ->
         assert controller.draining() == frozenset(), "that is an operator's word"
         last = controller.monitor.history.summary("r1")["last_exclusion"]
         assert last["by"] == "the controller" and "requests was answered" in last["why"]
-        # The operator sends it back; it is mute still.
+        # The operator undrains it while it is still mute.
         await controller.decide("r1", draining=False)
-        await until(lambda: first("0x0"), "taken back")
-        await until(lambda: "r1" in controller.monitor.left_out() and not first("0x0"), "and left out again")
+        await until(lambda: first("0x0"), "readmitted")
+        await until(lambda: "r1" in controller.monitor.left_out() and not first("0x0"), "and excluded again")
         silent.clear()
         switch.counters["port_answers", 101] += 1
         await until(lambda: first("0x0") and controller.view("r1").state == "live", "it answers")
@@ -219,7 +225,7 @@ async def test_the_controller_leaves_it_out_and_takes_it_back(tmp_path: Path) ->
         await until(lambda: states()[-3:] == ["live", "mute", "live"], "it has a history")
 
 
-async def test_replicas_that_share_a_port_are_not_judged(tmp_path: Path) -> None:
+async def test_replicas_sharing_a_port_are_not_watched(tmp_path: Path) -> None:
     def together(text: str) -> str:
         return text.replace("port: 103, mac", "port: 101, mac")
 

@@ -1,4 +1,4 @@
-"""A real replica that heartbeats and whose answers are lost: found by the ToR's counters, left out, taken back."""
+"""A real replica whose responses are lost: found by the ToR's counters, excluded, readmitted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ table netdev mute {{
 
 @contextmanager
 def muted(rack: NetRack, name: str) -> Iterator[Callable[[], None]]:
-    """Drops what a replica answers as it leaves; its heartbeats, which are no TCP, go on. Gives what ends that."""
+    """Drops a replica's responses but not its heartbeats, which are not TCP; yields a function that
+    stops the drops.
+    """
     space = rack.spaces[name]
 
     def end() -> None:
@@ -40,8 +42,9 @@ def muted(rack: NetRack, name: str) -> Iterator[Callable[[], None]]:
 
 
 class Load:
-    """Clients that download again and again; none of their downloads may break. Several, and all the while: a
-    connection that begins at a replica that is mute gets nowhere before others' requests have shown that it is.
+    """Clients that download repeatedly, with no failure allowed. Several of them, all the time: a
+    connection to a mute replica makes no progress until other clients' requests have shown that the
+    replica is mute.
     """
 
     def __init__(self, rack: NetRack) -> None:
@@ -49,7 +52,7 @@ class Load:
         self._running = {name: rack.download(name) for name in CLIENTS}
 
     def until(self, seen: Callable[[], bool], what: str) -> None:
-        """Waits for something while they go on."""
+        """Waits for a condition while the clients continue."""
 
         def or_the_next() -> bool:
             for name, download in self._running.items():
@@ -61,12 +64,12 @@ class Load:
         self._rack.until(or_the_next, what)
 
     def finish(self) -> None:
-        """Waits for their ends."""
+        """Waits for the clients' ends."""
         for name, download in self._running.items():
             self._rack.finish(download, name=name)
 
 
-def test_a_replica_whose_answers_are_lost_is_left_out_and_taken_back(racks: Racks) -> None:
+def test_replica_with_lost_answers_is_excluded_and_readmitted(racks: Racks) -> None:
     with racks.lent("embedded") as rack:
         rack.yaml.write_text(rack.description() + "mute: {after: 1s, requests: 20, exclude: true}\n")
         rack.until(lambda: "mute:" in rack.client.text("/api/config"), "the rule is in force")
@@ -74,14 +77,14 @@ def test_a_replica_whose_answers_are_lost_is_left_out_and_taken_back(racks: Rack
         load.until(lambda: rack.replica("r2")["requests_per_s"] > 0, "it serves")
         assert not rack.replica("r2")["left_out"]
         with muted(rack, "r2") as end:
-            load.until(lambda: bool(rack.replica("r2")["left_out"]), "it is found and left out")
+            load.until(lambda: bool(rack.replica("r2")["left_out"]), "it is found and excluded")
             found = rack.replica("r2")
             assert found["state"] == "mute" and found["heartbeats_per_s"] > 0 and found["ready"], found
             assert found["last_exclusion"]["by"] == "the controller"
             assert not rack.replica("r1")["left_out"] and not rack.replica("r3")["left_out"]
             rack.until(rack.as_described, "the switch sends it nothing new")
-            # An operator takes it back too early: it is left out once more.
-            # A slow machine may be longer about it than the pause after which the controller tries by itself.
+            # An operator undrains it too early: it is excluded once more. On a slow machine this
+            # may take longer than the pause after which the controller tries by itself.
             out = lambda: [e["kind"] for e in rack.status()["events"] if e["replica"] == "r2"].count("LEFT_OUT")  # noqa: E731
             before = out()
             rack.client.post("/api/replicas/r2/undrain")

@@ -1,4 +1,6 @@
-"""The live page in a headless Chromium: what it shows, that its buttons act, and that it fetches nothing else."""
+"""The status page in a headless Chromium: what it shows, that its buttons act, and that it loads
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not instal
 
 @asynccontextmanager
 async def rack_with_page(tmp_path: Path, tokens: bool = True) -> AsyncIterator[tuple[Controller, FakeSwitch, str]]:
-    """A rack under load with its page, and tokens for looking and for operating."""
+    """A rack under load with its page, and tokens with the roles read and operate."""
     port = free_port()
     (tmp_path / "tokens").touch(mode=0o600)
     (tmp_path / "tokens").write_text("carol:read:looking\nbob:operate:sesame\n")
@@ -47,7 +49,7 @@ async def rack_with_page(tmp_path: Path, tokens: bool = True) -> AsyncIterator[t
 
 
 async def _traffic(switch: FakeSwitch) -> None:
-    """Counters as a switch counts: requests go to the replicas by the slots that name them first."""
+    """Counters as a switch counts: requests go to replicas by the first place of the slots."""
 
     def add(counter: str, cell: int, count: int) -> None:
         switch.counters[counter, cell] = switch.counters.get((counter, cell), 0) + count
@@ -57,7 +59,7 @@ async def _traffic(switch: FakeSwitch) -> None:
         for replica in range(3):
             add("heartbeats", replica, 25)
             asked = 20 * sum(f"first={replica:#x}," in line for line in held)
-            # Of five packets one is plain TCP's.
+            # One of five packets is plain TCP.
             add("replica_packets", replica, 5 * asked // 4)
             add("replica_requests", replica, asked)
             add("port_answers", 101 + replica, asked)
@@ -65,7 +67,7 @@ async def _traffic(switch: FakeSwitch) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_what_became_of_connections_with_trods(tmp_path: Path) -> None:
+async def test_page_shows_trods_counts(tmp_path: Path) -> None:
     async with rack_with_page(tmp_path, tokens=False) as (_, _, url), Browser(tmp_path / "profile") as page:
         await page.open(url)
         numbers = """document.querySelector('[data-replica="{}"] .numbers').textContent"""
@@ -94,7 +96,7 @@ async def test_draining_by_a_click_moves_the_traffic(tmp_path: Path) -> None:
         assert page.errors == []
 
 
-async def test_killing_asks_first_and_only_where_it_is_possible(tmp_path: Path) -> None:
+async def test_kill_button_confirms_and_appears_only_in_labs(tmp_path: Path) -> None:
     async with rack_with_page(tmp_path) as (_, _, url), Browser(tmp_path / "profile") as page:
         await page.open(f"{url}#token=sesame")
         await page.until("""document.querySelectorAll('[data-replica]').length === 3""", 60.0)
@@ -107,7 +109,7 @@ async def test_killing_asks_first_and_only_where_it_is_possible(tmp_path: Path) 
         await until((tmp_path / "killed").exists, "the kill command ran")
 
 
-async def test_it_is_readable_on_a_phone_and_fetches_nothing_from_elsewhere(tmp_path: Path) -> None:
+async def test_page_fits_a_phone_and_loads_nothing_external(tmp_path: Path) -> None:
     async with rack_with_page(tmp_path) as (controller, switch, url), Browser(tmp_path / "profile", 360, 740) as page:
         await page.open(f"{url}#token=sesame")
         await page.until("""document.querySelector('[data-replica="r3"]')?.classList.contains('live')""", 60.0)
@@ -130,7 +132,7 @@ async def test_it_is_readable_on_a_phone_and_fetches_nothing_from_elsewhere(tmp_
         assert page.errors == []
 
 
-async def test_with_a_token_the_page_asks_for_it(tmp_path: Path) -> None:
+async def test_page_asks_for_token(tmp_path: Path) -> None:
     async with rack_with_page(tmp_path) as (controller, _, url), Browser(tmp_path / "profile") as page:
         await page.open(url)
         await page.until("document.querySelector('#token')?.hidden === false", 60.0)
@@ -150,7 +152,7 @@ async def test_with_a_token_the_page_asks_for_it(tmp_path: Path) -> None:
         await until(lambda: controller.draining() == {"r2"}, "drained with the token")
 
 
-async def test_without_tokens_the_page_shows_and_changes_nothing(tmp_path: Path) -> None:
+async def test_page_without_tokens_is_read_only(tmp_path: Path) -> None:
     async with rack_with_page(tmp_path, tokens=False) as (_, _, url), Browser(tmp_path / "profile") as page:
         await page.open(url)
         await page.until("document.querySelectorAll('[data-replica]').length === 3", 60.0)
@@ -159,7 +161,9 @@ async def test_without_tokens_the_page_shows_and_changes_nothing(tmp_path: Path)
 
 
 async def test_screenshots(tmp_path: Path) -> None:
-    """Both widths can be photographed; the pictures of docs/ are those of a real rack (test_page_traffic.py)."""
+    """Takes screenshots of both widths; the pictures of docs/ are those of a real rack
+    (test_page_traffic.py).
+    """
     async with rack_with_page(tmp_path) as (controller, switch, url), Browser(tmp_path / "profile") as page:
         await page.open(f"{url}#token=sesame")
         await page.until("""document.querySelector('[data-replica="r1"]')?.classList.contains('live')""", 60.0)

@@ -1,4 +1,4 @@
-"""The live page of a large rack: two switches are two nodes, and 64 replicas fit on a screen."""
+"""The status page of a large rack: two switches are two nodes, and 64 replicas fit on a screen."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def large(addresses: tuple[str, str], folder: Path, port: int) -> str:
 
 @asynccontextmanager
 async def rack(tmp_path: Path) -> AsyncIterator[tuple[Controller, tuple[FakeSwitch, FakeSwitch], str]]:
-    """Both switches under load, the controller and its page. Each switch sends to its own replicas, the first one a
-    little to the other rack's too.
+    """Two switches under load, the controller and its page. Each switch sends to its own replicas,
+    the first one also a little to the other rack's.
     """
     port = free_port()
 
@@ -94,7 +94,7 @@ async def rack(tmp_path: Path) -> AsyncIterator[tuple[Controller, tuple[FakeSwit
 
 
 def bottom(selector: str) -> str:
-    """Where the lowest of some elements ends."""
+    """The lower edge of the lowest of some elements."""
     return f"Math.max(...[...document.querySelectorAll({selector!r})].map(e => e.getBoundingClientRect().bottom))"
 
 
@@ -107,7 +107,7 @@ async def test_64_replicas_of_two_switches_fit_on_a_screen(tmp_path: Path) -> No
         assert await page.evaluate(nodes.format("replica")) == 2, "all of a switch together"
         assert await page.evaluate(bottom("[data-replica]")) <= 800, "all at a glance"
         assert await page.evaluate("document.documentElement.scrollWidth") <= 1280
-        # One that is not well is seen among them, and one that is clicked on tells all.
+        # A tile shows that its replica is excluded; a click shows all details.
         one.counters["replica_exclusions", 6] = 1
         await page.until("""document.querySelector('[data-replica="r7"]').classList.contains('excluded')""")
         colour = "getComputedStyle(document.querySelector('[data-replica=\"{}\"]')).borderLeftColor"
@@ -137,7 +137,7 @@ async def test_64_replicas_of_two_switches_fit_on_a_screen(tmp_path: Path) -> No
         assert page.errors == []
 
 
-async def test_the_page_and_rivuletctl_tell_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_page_and_rivuletctl_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     async with rack(tmp_path) as (controller, _, url), Browser(tmp_path / "profile", 1280, 800) as page:
         agent = FakeAgent(f"unix:{tmp_path}/agents", "r3")
@@ -161,20 +161,20 @@ async def test_the_page_and_rivuletctl_tell_the_same(tmp_path: Path, monkeypatch
             for said in (": drain r3", ": rotate service web, kinds seal"):
                 assert said in shown, shown
             keys = await page.evaluate("document.querySelector('#services').textContent")
-            assert re.search(r"old, (next in \d+ min|\d+ on its way)", keys), keys
+            assert re.search(r"old, (next in \d+ min|\d+ being distributed)", keys), keys
             table = await run("services")
-            assert re.search(r"old, (next in \d+ min|\d+ on its way)", table), table
-            # It is written down at the next look, once a second.
+            assert re.search(r"old, (next in \d+ min|\d+ being distributed)", table), table
+            # The history is updated once a second.
             await until(lambda: controller.monitor.history.states("r3")[-1]["state"] == "draining", "it is noted")
             told = await run("replica", "r3")
-            assert "not left out since the controller looks" in told and "draining new flows go elsewhere" in told
+            assert "not excluded since the controller started" in told and "draining new flows go elsewhere" in told
             assert [each["name"] for each in found["replicas"]] == [f"r{i + 1}" for i in range(REPLICAS)]
             rows = (await run("replicas")).splitlines()
             assert sum("tor2" in row for row in rows) == REPLICAS // 2
 
 
-async def test_requests_are_requests(tmp_path: Path) -> None:
-    """By switch and by replica, as each switch counts them; packets of plain TCP are none."""
+async def test_page_counts_requests_not_packets(tmp_path: Path) -> None:
+    """Requests by switch and replica, as each switch counts them, without packets of plain TCP."""
     async with rack(tmp_path) as (controller, (one, _), url):
         one.counters["replica_packets", 0] += 1_000_000
         await until(lambda: controller.view("r1").packets_per_s > 100_000, "plain packets")

@@ -1,4 +1,6 @@
-"""The live page over a real rack: a replica is drained by a click, and the packets of a real download go elsewhere."""
+"""The status page of a real rack: a click drains a replica, and the packets of a real download go
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ pytestmark = [
 
 
 class PageRack(NetRack):
-    """A rack whose API listens on loopback, for a browser; the page may kill r3."""
+    """A rack with its API on loopback for a browser; the page may kill r3."""
 
     def __init__(self, folder: Path, switch: str) -> None:
         super().__init__(folder, switch)
@@ -53,7 +55,9 @@ class PageRack(NetRack):
 
 @contextmanager
 def downloads(rack: NetRack) -> Iterator[list[float]]:
-    """One download after the other; gives the longest gaps (ms). None may break."""
+    """Downloads one after the other, none of which may fail; yields the longest gaps in
+    milliseconds.
+    """
     gaps: list[float] = []
     problems: list[BaseException] = []
     ending = threading.Event()
@@ -92,7 +96,7 @@ def rate(replica: str) -> str:
     return f"(t => parseFloat(t) * (t.includes('k') ? 1000 : 1))({shown})"
 
 
-async def test_a_click_drains_and_real_packets_move(rack: PageRack, tmp_path: Path) -> None:
+async def test_click_on_drain_moves_real_packets(rack: PageRack, tmp_path: Path) -> None:
     with downloads(rack):
         async with Browser(tmp_path / "profile") as page:
             await page.open(rack.url)
@@ -102,12 +106,13 @@ async def test_a_click_drains_and_real_packets_move(rack: PageRack, tmp_path: Pa
             await page.evaluate("window.confirm = () => true")
             await page.click('[data-replica="r1"] [data-action="drain"]')
             await page.until("""document.querySelector('[data-replica="r1"] .state').textContent === 'draining'""")
-            # A drained replica may still stand in for one that a busy machine held up for longer than the bound.
+            # A drained replica may still replace one that a busy machine delayed for longer than
+            # the bound.
             few = f"{rate('r1')} < 0.05 * ({rate('r2')} + {rate('r3')})"
             await page.until(f"{few} && {rate('r2')} > 20 && {rate('r3')} > 20", 90.0)
             await page.click('[data-replica="r1"] [data-action="undrain"]')
             await page.until(f"{rate('r1')} > 20", 90.0)
-            # Killed by a click in the middle of a download, which goes on.
+            # A click kills it during a download, which continues.
             await page.click('[data-replica="r3"] [data-action="kill"]')
             excluded = """document.querySelector('[data-replica="r3"] .state').textContent"""
             await page.until(f"['excluded', 'silent'].includes({excluded})", 90.0)

@@ -1,4 +1,4 @@
-"""What routers say about the ToRs' tunnels: taken apart, bounded, forgotten."""
+"""Routers' messages about the ToRs' tunnels: parsing, bounds and expiry."""
 
 import ipaddress
 import struct
@@ -21,12 +21,12 @@ def ipv6(source: IPAddress, destination: IPAddress, protocol: int, payload: byte
     return struct.pack("!IHBB", 6 << 28, len(payload), protocol, 64) + source.packed + destination.packed + payload
 
 
-def said4(quote: bytes, mtu: int, kind: int = 3, code: int = 4, tag: bytes = b"") -> bytes:
+def too_big4(quote: bytes, mtu: int, kind: int = 3, code: int = 4, tag: bytes = b"") -> bytes:
     message = struct.pack("!BBHHH", kind, code, 0, 0, mtu) + quote
     return bytes(12) + tag + b"\x08\x00" + ipv4(FAR4, TOR4, 1, message)
 
 
-def said6(quote: bytes, mtu: int, kind: int = 2) -> bytes:
+def too_big6(quote: bytes, mtu: int, kind: int = 2) -> bytes:
     return bytes(12) + b"\x86\xdd" + ipv6(FAR6, TOR6, 58, struct.pack("!BBHI", kind, 0, 0, mtu) + quote)
 
 
@@ -42,44 +42,44 @@ QUOTES6 = [
 ]
 
 
-def test_of_every_tunnel_ends_and_mtu_are_found() -> None:
+def test_too_big_is_parsed_for_every_tunnel() -> None:
     for quote in QUOTES4:
         for tag in (b"", b"\x81\x00\x00\x07"):
-            assert too_big(said4(quote, 1400, tag=tag)) == TooBig(TOR4, FAR4, 1400)
+            assert too_big(too_big4(quote, 1400, tag=tag)) == TooBig(TOR4, FAR4, 1400)
     for quote in QUOTES6:
-        assert too_big(said6(quote, 1400)) == TooBig(TOR6, FAR6, 1400)
+        assert too_big(too_big6(quote, 1400)) == TooBig(TOR6, FAR6, 1400)
 
 
 @pytest.mark.parametrize(
     "frame",
     [
-        said4(ipv4(TOR4, FAR4, 6, bytes(8)), 1400),
-        said4(ipv4(TOR4, FAR4, 17, struct.pack("!4H", 1, 53, 9, 0)), 1400),
-        said4(QUOTES4[0], 1400, kind=11),
-        said4(QUOTES4[0], 1400, code=3),
-        said4(QUOTES4[0][:20], 1400),
-        said4(QUOTES4[0], MIN_MTU_BYTES - 1),
-        said4(QUOTES4[0], 0),
-        said4(QUOTES4[0], 9217),
-        said6(QUOTES6[0], MIN_MTU_BYTES - 1),
-        said6(QUOTES6[0], 1 << 31),
-        said6(QUOTES6[0], 1400, kind=1),
-        said6(QUOTES6[0][:40], 1400),
+        too_big4(ipv4(TOR4, FAR4, 6, bytes(8)), 1400),
+        too_big4(ipv4(TOR4, FAR4, 17, struct.pack("!4H", 1, 53, 9, 0)), 1400),
+        too_big4(QUOTES4[0], 1400, kind=11),
+        too_big4(QUOTES4[0], 1400, code=3),
+        too_big4(QUOTES4[0][:20], 1400),
+        too_big4(QUOTES4[0], MIN_MTU_BYTES - 1),
+        too_big4(QUOTES4[0], 0),
+        too_big4(QUOTES4[0], 9217),
+        too_big6(QUOTES6[0], MIN_MTU_BYTES - 1),
+        too_big6(QUOTES6[0], 1 << 31),
+        too_big6(QUOTES6[0], 1400, kind=1),
+        too_big6(QUOTES6[0][:40], 1400),
         b"",
         bytes(14),
     ],
 )
-def test_anything_else_says_nothing(frame: bytes) -> None:
+def test_other_messages_are_ignored(frame: bytes) -> None:
     assert too_big(frame) is None
 
 
-def test_no_frame_breaks_it() -> None:
-    for whole in (said4(QUOTES4[2], 1400), said6(QUOTES6[2], 1400)):
+def test_random_frames_raise_nothing() -> None:
+    for whole in (too_big4(QUOTES4[2], 1400), too_big6(QUOTES6[2], 1400)):
         for length in range(len(whole)):
             assert too_big(whole[:length]) is None or length >= len(whole) - 4
 
 
-def test_a_path_shrinks_and_is_forgotten_after_a_while() -> None:
+def test_path_mtu_shrinks_and_expires() -> None:
     paths = Paths()
     assert paths.learn(TooBig(TOR4, FAR4, 1400), 100.0)
     assert not paths.learn(TooBig(TOR4, FAR4, 1450), 101.0), "a path does not grow by a word"

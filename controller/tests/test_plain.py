@@ -1,4 +1,4 @@
-"""Plain TCP of a service: what agents and switches are told of its mode and of its cookie keys."""
+"""A service's plain TCP: its mode and cookie keys in agents' updates and switches' entries."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from rivulet_controller.updates import update
 STATELESS = RACK + "    plain: stateless\n"
 
 
-def nobody(kind: Kind, epoch: int) -> bool:
-    """As if nobody held any key."""
+def none_held(kind: Kind, epoch: int) -> bool:
+    """As if no replica or ToR held any key."""
     return False
 
 
 def all_usable(controller: Controller) -> bool:
-    """Whether every key that there is has come into use."""
+    """Whether every key is usable."""
     keys = [key for ring in controller.state.rings.values() for key in ring.keys]
     return bool(keys) and all(key.state is KeyState.USABLE for key in keys)
 
 
-def told(text: str, state: State) -> agent_pb2.Service:
-    """What r1 is told of the service."""
+def service_update(text: str, state: State) -> agent_pb2.Service:
+    """The service in r1's update."""
     rack = config(text)
     fragments(rack, state=state)
     return update(
@@ -51,25 +51,26 @@ def told(text: str, state: State) -> agent_pb2.Service:
         (STATELESS, agent_pb2.PLAIN_STATELESS),
     ],
 )
-def test_agents_are_told_of_the_mode(text: str, mode: agent_pb2.Plain) -> None:
-    service = told(text, State())
+def test_agent_update_has_plain_mode(text: str, mode: agent_pb2.Plain) -> None:
+    service = service_update(text, State())
     assert service.plain == mode
-    # Field 11 was a boolean: an agent of before reads none as false, and all else as true.
+    # Field 11 was a boolean: an older agent reads PLAIN_NONE as false, and every other mode as
+    # true.
     assert (bytes((11 << 3, mode)) in service.SerializeToString()) == (mode != agent_pb2.PLAIN_NONE)
 
 
 def test_agents_hold_cookie_keys_before_they_use_them() -> None:
-    state, ring = State(), KeyRing().tick(1.0, LIVES, nobody)
+    state, ring = State(), KeyRing().tick(1.0, LIVES, none_held)
     state.set_ring("web", ring)
-    service = told(RACK, state)
+    service = service_update(RACK, state)
     assert ([k.epoch for k in service.cookie_keys], service.usable_cookie_epoch) == ([1], 0)
-    ring = ring.tick(1.0, LIVES, held).tick(2.0, LIVES, nobody, frozenset({Kind.COOKIE}))
+    ring = ring.tick(1.0, LIVES, held).tick(2.0, LIVES, none_held, frozenset({Kind.COOKIE}))
     state.set_ring("web", ring)
-    service = told(STATELESS, state)
+    service = service_update(STATELESS, state)
     assert ([k.epoch for k in service.cookie_keys], service.usable_cookie_epoch) == ([1, 2], 1)
     assert [k.key for k in service.cookie_keys] == [k.secret for k in ring.of(Kind.COOKIE)]
     state.set_ring("web", ring.tick(3.0, LIVES, held))
-    service = told(STATELESS, state)
+    service = service_update(STATELESS, state)
     assert ([k.epoch for k in service.cookie_keys], service.usable_cookie_epoch) == ([1, 2], 2)
 
 
@@ -82,7 +83,7 @@ def row(text: str, state: State, switch: str = "tor1") -> tuple[int, dict[str, i
     return mode, found[0] if found else None
 
 
-def test_switches_are_told_of_the_mode_and_of_two_keys() -> None:
+def test_switch_entries_have_mode_and_two_cookie_keys() -> None:
     state, modes = State(), NAMES.members("plain_t")
     for plain in ("none", "kernel"):
         assert row(RACK + f"    plain: {plain}\n", state) == (modes[plain.upper()], None)
@@ -91,8 +92,8 @@ def test_switches_are_told_of_the_mode_and_of_two_keys() -> None:
     (first,) = state.rings["web"].of(Kind.COOKIE)
     assert (found["current0"], found["current1"]) == (found["other0"], found["other1"]) == words(first.secret)
     assert found["current0"].to_bytes(4, "little") + found["current1"].to_bytes(4, "little") == first.secret
-    # A successor is read by every switch before it is used by any.
-    ring = state.rings["web"].tick(2.0, LIVES, nobody, frozenset({Kind.COOKIE}))
+    # Every switch accepts a successor before any switch uses it.
+    ring = state.rings["web"].tick(2.0, LIVES, none_held, frozenset({Kind.COOKIE}))
     state.set_ring("web", ring)
     second = ring.of(Kind.COOKIE)[1]
     _, found = row(STATELESS, state)
@@ -106,9 +107,9 @@ def test_switches_are_told_of_the_mode_and_of_two_keys() -> None:
     assert "cookie_keys[service=0x1] set_cookie_keys(current0=…, current1=…, mtu=0x5dc, other0=…, other1=…)" in text
 
 
-def test_a_switch_answers_no_syn_before_a_cookie_key_is_usable() -> None:
+def test_switch_uses_no_cookies_before_usable_key() -> None:
     state = State()
-    state.set_ring("web", KeyRing().tick(1.0, LIVES, nobody))
+    state.set_ring("web", KeyRing().tick(1.0, LIVES, none_held))
     assert row(STATELESS, state) == (NAMES.value("plain_t", "KERNEL"), None)
 
 
@@ -118,23 +119,23 @@ def test_a_switch_answers_no_syn_before_a_cookie_key_is_usable() -> None:
         ("", "", "tor1", 1500),
         ("ip: 10.0.2.2}", "ip: 10.0.2.2, mtu: 1400}", "tor1", 1400),
         ("ip: 10.0.2.2}", "ip: 10.0.2.2, mtu: 1400, maintenance: true}", "tor1", 1500),
-        # From another rack through a tunnel: 1600 bytes up to its next hop.
+        # Through a tunnel from another rack: 1600 bytes up to the next hop.
         ("", "", "tor2", 1580),
         ("ip: 10.0.2.2}", "ip: 10.0.2.2, tunnel: gue}", "tor2", 1568),
     ],
 )
-def test_what_clients_may_send_is_what_every_replica_takes(old: str, new: str, switch: str, mtu: int) -> None:
+def test_cookie_mtu_is_the_smallest_of_the_replicas(old: str, new: str, switch: str, mtu: int) -> None:
     _, found = row(TWO_RACKS.replace(old, new, 1) + "    plain: stateless\n", State(), switch)
     assert found is not None and found["mtu"] == mtu
 
 
-def test_what_routers_say_of_a_tunnel_counts_too() -> None:
+def test_cookie_mtu_includes_path_mtu() -> None:
     part = fragments(config(TWO_RACKS + "    plain: stateless\n"), "tor2", path_mtus={"10.0.2.1": 1400})["service web"]
     (mtu,) = (dict(i.params)["mtu"] for i in part if isinstance(i, Entry) and i.table == "cookie_keys")
     assert mtu == 1380
 
 
-def test_every_client_has_the_same_meter_where_there_is_a_stateless_service() -> None:
+def test_stateless_service_meters_every_client() -> None:
     def rates(text: str) -> dict[int, int]:
         items = [item for part in fragments(config(text)).values() for item in part]
         return {item.index: item.cir for item in items if isinstance(item, Meter) and item.meter == "plain_meter"}
@@ -145,7 +146,7 @@ def test_every_client_has_the_same_meter_where_there_is_a_stateless_service() ->
     assert rates(STATELESS.replace("    hosts:", "    plain_meter: null\n    hosts:", 1)) == {}
 
 
-def test_what_shows_no_cookie_is_metered_by_service() -> None:
+def test_segments_without_cookie_are_metered() -> None:
     def rates(text: str) -> dict[int, int]:
         items = fragments(config(text))["service web"]
         return {item.index: item.cir for item in items if isinstance(item, Meter) and item.meter == "uncookied_meter"}
@@ -162,7 +163,7 @@ async def switch() -> AsyncIterator[FakeSwitch]:
 
 
 def line(switch: FakeSwitch, table: str) -> str:
-    """The one row of a table."""
+    """The only row of a table."""
     return next((line for line in switch.lines() if line.startswith(f"{table}[")), "")
 
 
@@ -179,12 +180,15 @@ async def test_a_change_of_mode_reaches_replicas_and_switches_in_order(switch: F
             config_now = rack(switch, STATELESS + drain)
             assert await controller.change(config(config_now), "a test", config_now)
 
-            def told(agent: FakeAgent) -> tuple[int, int]:
+            def service_update(agent: FakeAgent) -> tuple[int, int]:
                 (service,) = agent.newest.services
                 return service.plain, service.plain_drains
 
             both = (agent_pb2.PLAIN_STATELESS, agent_pb2.PLAIN_KERNEL)
-            await until(lambda: told(one) == told(three) == both, "replicas are stateless, and kernels drain")
+            await until(
+                lambda: service_update(one) == service_update(three) == both,
+                "replicas are stateless, and kernels drain",
+            )
             rounds = controller.reconciles
             controller.wake()
             await until(lambda: controller.reconciles > rounds + 1, "rounds pass")
@@ -193,8 +197,10 @@ async def test_a_change_of_mode_reaches_replicas_and_switches_in_order(switch: F
             three.silent = False
             await until(lambda: "plain=0x2" in line(switch, "service_config"), "the ToR answers SYNs")
             assert "set_cookie_keys" in line(switch, "cookie_keys")
-            await until(lambda: told(one) == (agent_pb2.PLAIN_STATELESS, agent_pb2.PLAIN_NONE), "nothing drains")
-            # A cookie key that r3 does not hold is read by the ToR, and used by nobody.
+            await until(
+                lambda: service_update(one) == (agent_pb2.PLAIN_STATELESS, agent_pb2.PLAIN_NONE), "nothing drains"
+            )
+            # The ToR accepts a cookie key that r3 lacks, and no ToR or replica uses it.
             three.silent = True
             controller.rotate("web", frozenset({Kind.COOKIE}))
             first, second = 1, 2
@@ -202,30 +208,32 @@ async def test_a_change_of_mode_reaches_replicas_and_switches_in_order(switch: F
             assert one.newest.services[0].usable_cookie_epoch == first
             three.silent = False
             await until(lambda: one.newest.services[0].usable_cookie_epoch == second, "used")
-            # Back: the ToR first. However slow this machine is, it is seen to drain.
+            # Back: the ToR changes first. The drain is long enough to be observed on a slow
+            # machine.
             config_now = rack(switch, RACK + "    plain_drain: 1h\n")
             assert await controller.change(config(config_now), "a test", config_now)
             assert "plain=0x1" in line(switch, "service_config")
             both = (agent_pb2.PLAIN_KERNEL, agent_pb2.PLAIN_STATELESS)
-            await until(lambda: told(one) == both, "the kernel serves, and stateless connections drain")
+            await until(lambda: service_update(one) == both, "the kernel serves, and stateless connections drain")
             config_now = rack(switch, RACK + drain)
             assert await controller.change(config(config_now), "a test", config_now)
-            await until(lambda: told(one) == (agent_pb2.PLAIN_KERNEL, agent_pb2.PLAIN_NONE), "over")
+            await until(lambda: service_update(one) == (agent_pb2.PLAIN_KERNEL, agent_pb2.PLAIN_NONE), "over")
             assert line(switch, "cookie_keys") == "" and controller.state.modes["web"].is_settled
 
 
-async def test_a_controller_that_starts_again_finds_the_mode_as_it_was(switch: FakeSwitch, tmp_path: Path) -> None:
+async def test_mode_survives_controller_restart(switch: FakeSwitch, tmp_path: Path) -> None:
     agents = f"unix:{tmp_path}/agents"
     async with running(switch, tmp_path, STATELESS) as controller, FakeAgent(agents, "r1"), FakeAgent(agents, "r2"):
         async with FakeAgent(agents, "r3"):
             await until(lambda: "plain=0x2" in line(switch, "service_config"), "stateless from the start")
             await until(lambda: as_described(controller, switch), "all meters too")
-            # A key that comes into use later, or whose use was not saved, would be a difference of its own.
+            # A key that becomes usable later, or was not saved as such, would be another
+            # difference.
             await until(lambda: all_usable(controller), "no key is on its way")
             rounds = controller.reconciles
             controller.wake()
             await until(lambda: controller.reconciles > rounds + 1, "and that is saved")
-            await until(lambda: as_described(controller, switch), "and told")
+            await until(lambda: as_described(controller, switch), "and confirmed")
         assert controller.state.modes["web"].is_settled
     before = switch.lines()
     async with running(switch, tmp_path, STATELESS) as controller:

@@ -1,4 +1,4 @@
-"""Keys and tokens that other users can read are refused wherever the controller reads them."""
+"""The controller refuses keys and tokens that other users can read, wherever it reads them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rivulet_controller.etcd import EtcdClient
 from rivulet_controller.private_file import require_private
 from rivulet_controller.rights import Tokens
 from rivulet_controller.switch import SwitchError, SwitchLink
-from rivulet_controller.tls import Certificates, Renewing
+from rivulet_controller.tls import Certificates, RenewedCertificate
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o640, 0o644, 0o620, 0o602])
@@ -28,7 +28,7 @@ def test_secrets_that_others_can_read_are_refused(tmp_path: Path, mode: int) -> 
         require_private(path)
 
 
-def test_pipes_are_no_files_that_others_read() -> None:
+def test_pipes_count_as_private() -> None:
     read, write = os.pipe()
     try:
         require_private(Path(f"/dev/fd/{read}"))
@@ -37,7 +37,7 @@ def test_pipes_are_no_files_that_others_read() -> None:
         os.close(write)
 
 
-def test_tokens_that_others_can_read_let_nobody_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readable_token_file_refuses_all_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "tokens"
     path.touch(mode=0o600)
     path.write_text("alice:apply:sesame\n")
@@ -57,7 +57,7 @@ def test_private_keys_that_others_can_read_are_refused(tmp_path: Path) -> None:
     tls = Tls(certificate=certificate, key=key, authority=authority.certificate)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    renewing = Renewing(ServerTls(certificate=certificate, key=key), context)
+    renewing = RenewedCertificate(ServerTls(certificate=certificate, key=key), context)
     Certificates(tls)
     EtcdClient(Etcd(endpoints=("https://127.0.0.1:1",), tls=tls))
     link = SwitchLink.__new__(SwitchLink)

@@ -1,4 +1,6 @@
-"""A service that an agent refuses is a problem of the controller at once, and of that service alone."""
+"""A service that an agent refuses is a problem of the controller at once, without effect on other
+services.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from rivulet_controller.metrics import Metrics
 WHY = "service other: an address that is not one host's"
 
 
-async def test_a_refused_service_is_told_everywhere_and_leaves_the_others(tmp_path: Path) -> None:
+async def test_refused_service_is_shown_and_isolated(tmp_path: Path) -> None:
     async with (
         FakeSwitch(NAMES) as switch,
         running(switch, tmp_path, RACK + OTHER) as controller,

@@ -1,4 +1,6 @@
-"""Certificates that are renewed while the controller runs: of its API, and its own at etcd."""
+"""Certificates that are renewed while the controller runs: of its API, and its client certificate
+for etcd.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ pytestmark = pytest.mark.skipif(OPENSSL is None, reason="openssl is not installe
 
 @contextmanager
 def gateway(authority: Authority) -> Iterator[tuple[str, list[str]]]:
-    """What answers as etcd does, to whom the authority signed; its URL, and whom it saw."""
+    """A server that answers like etcd clients of the authority; yields its URL, and the names of
+    its clients.
+    """
     seen: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -60,7 +64,7 @@ def gateway(authority: Authority) -> Iterator[tuple[str, list[str]]]:
         server.server_close()
 
 
-def test_the_certificate_shown_to_etcd_is_followed(tmp_path: Path) -> None:
+def test_renewed_etcd_certificate_is_used(tmp_path: Path) -> None:
     authority = Authority(tmp_path, "authority").make()
     pair = authority.sign("first")
     with gateway(authority) as (url, seen):
@@ -69,7 +73,7 @@ def test_the_certificate_shown_to_etcd_is_followed(tmp_path: Path) -> None:
         client.request("kv/range", {})
         authority.renew("second", pair)
         client.request("kv/range", {})
-        # One that is only half there, or none, changes nothing.
+        # A partial or missing file changes nothing.
         kept = pair[1].read_bytes()
         for broken in (b"no key", authority.sign("third")[1].read_bytes()):
             pair[1].write_bytes(broken)
@@ -80,14 +84,14 @@ def test_the_certificate_shown_to_etcd_is_followed(tmp_path: Path) -> None:
         pair[1].write_bytes(kept)
         client.request("kv/range", {})
         assert seen == ["first", *["second"] * 5]
-        # Nor is somebody else's authority believed because it is new.
+        # A certificate of another authority is not trusted because it is new.
         authority.certificate.write_bytes(Authority(tmp_path, "other").make().certificate.read_bytes())
         with pytest.raises(StoreError, match="certificate verify failed"):
             client.request("kv/range", {})
         client.close()
 
 
-async def test_the_certificate_of_the_api_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_renewed_api_certificate_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon, "CERTIFICATE_POLL_S", 0.05)
     old, new = Authority(tmp_path, "old").make(), Authority(tmp_path, "new").make()
     pair = old.sign("controller", "IP:127.0.0.1")
@@ -96,7 +100,7 @@ async def test_the_certificate_of_the_api_is_followed(tmp_path: Path, monkeypatc
     async with served(tmp_path, "alice:read:sesame\n", f"127.0.0.1:{port}", files) as (_, address):
 
         async def trusted(authority: Authority) -> bool:
-            # A connection of its own each time.
+            # A new connection each time.
             client = Client(address, "sesame", authority=str(authority.certificate))
             try:
                 return bool(await asyncio.to_thread(client.get, "/api/leader"))
@@ -104,7 +108,7 @@ async def test_the_certificate_of_the_api_is_followed(tmp_path: Path, monkeypatc
                 return False
 
         assert await trusted(old) and not await trusted(new)
-        # First the certificate alone: the key is not its.
+        # First the certificate alone, which the key does not fit.
         certificate, key = new.sign("controller", "IP:127.0.0.1")
         certificate.replace(pair[0])
         await asyncio.sleep(0.5)

@@ -1,4 +1,4 @@
-"""Replicas that are taken back before their agents are ready for what clients send."""
+"""Replicas that are undrained before their agents know the connections of other replicas."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ async def switch() -> AsyncIterator[FakeSwitch]:
 
 
 def has_first(switch: FakeSwitch) -> bool:
-    """Whether some slot has r1 in its first place."""
+    """Whether a slot has r1 in first place."""
     return any("first=0x0" in line for line in switch.lines() if "slots[" in line)
 
 
-def says(asks: bool, version: int = 1, ready: bool = True) -> agent_pb2.Report:
-    """What an agent reports."""
+def report_of(asks: bool, version: int = 1, ready: bool = True) -> agent_pb2.Report:
+    """A report of an agent."""
     return agent_pb2.Report(version_in_force=version, ready=ready, trods=agent_pb2.TrodsStatus(asks=asks))
 
 
 def registered() -> Agent:
-    """An agent that was told what it serves."""
+    """An agent that has received its services."""
     agent = Agent("r1", 7, bytes(6), "test", time.monotonic())
     agent.send(agent_pb2.Update(version=1, services=[agent_pb2.Service(name="web")]))
     return agent
 
 
-def test_who_is_awaited_is_so_until_its_agent_knows_what_others_hold() -> None:
+def test_replica_is_awaited_until_agent_has_the_pins() -> None:
     agents: dict[str, Agent] = {}
     left: dict[str, float] = {}
     returning = Returning(agents, left.get)
@@ -54,22 +54,22 @@ def test_who_is_awaited_is_so_until_its_agent_knows_what_others_hold() -> None:
     returning.take_back("r1")
     assert not awaited(), "there never was an agent"
     agents["r1"] = registered()
-    assert not awaited() and not returning.look(), "nobody took it back since"
+    assert not awaited() and not returning.look(), "no operator undrained it since"
     returning.take_back("r1")
-    assert awaited() == {"r1"} and not returning.look(), "it has said nothing"
-    agents["r1"].note(says(asks=False, version=0))
+    assert awaited() == {"r1"} and not returning.look(), "it has not reported"
+    agents["r1"].note(report_of(asks=False, version=0))
     assert not returning.look() and awaited() == {"r1"}, "it does not serve yet"
     agents["r1"].note(agent_pb2.Report(version_in_force=1, ready=False))
     assert not returning.look() and awaited() == {"r1"}, "it protects nothing yet"
-    agents["r1"].note(says(asks=True))
+    agents["r1"].note(report_of(asks=True))
     assert not returning.look() and awaited() == {"r1"}
-    agents["r1"].note(says(asks=False, ready=False))
-    assert returning.look() and not awaited(), "whether it is ready is for heartbeats to say"
-    agents["r1"].note(says(asks=True))
+    agents["r1"].note(report_of(asks=False, ready=False))
+    assert returning.look() and not awaited(), "heartbeats report whether it is ready"
+    agents["r1"].note(report_of(asks=True))
     assert not returning.look() and not awaited(), "it takes clients already"
 
 
-def test_an_agent_that_is_restarted_is_awaited() -> None:
+def test_restarting_agent_is_awaited() -> None:
     agents: dict[str, Agent] = {}
     left = {"r1": time.monotonic()}
     returning = Returning(agents, left.get)
@@ -83,7 +83,7 @@ def test_an_agent_that_is_restarted_is_awaited() -> None:
     assert not returning.awaited(frozenset(), [("r1", "r2")])
 
 
-def test_nobody_is_waited_for_where_nobody_else_stays() -> None:
+def test_last_replica_of_a_pool_is_not_awaited() -> None:
     returning = Returning({"r1": registered(), "r2": registered()}, {}.get)
     returning.take_back("r1")
     awaited = lambda away, *pools: returning.awaited(frozenset(away), pools)  # noqa: E731
@@ -97,7 +97,7 @@ def test_nobody_is_waited_for_where_nobody_else_stays() -> None:
 
 @asynccontextmanager
 async def upgraded(switch: FakeSwitch, folder: Path, text: str = TRODS) -> AsyncIterator[tuple[Controller, FakeAgent]]:
-    """r1 is drained, and its next agent has not asked yet whose connections others hold."""
+    """r1 is drained, and its new agent does not know other replicas' connections yet."""
     async with running(switch, folder, text) as controller, FakeAgent(f"unix:{folder}/agents", "r1") as agent:
         await until(lambda: as_described(controller, switch), "first apply")
         await controller.decide("r1", draining=True)
@@ -107,7 +107,7 @@ async def upgraded(switch: FakeSwitch, folder: Path, text: str = TRODS) -> Async
         yield controller, agent
 
 
-async def test_slots_name_a_replica_first_again_once_its_agent_knows(switch: FakeSwitch, tmp_path: Path) -> None:
+async def test_slots_return_once_agent_has_the_pins(switch: FakeSwitch, tmp_path: Path) -> None:
     async with upgraded(switch, tmp_path) as (controller, agent):
         await controller.decide("r1", draining=False)
         reconciled = controller.reconciles
@@ -115,7 +115,7 @@ async def test_slots_name_a_replica_first_again_once_its_agent_knows(switch: Fak
         await until(lambda: controller.reconciles > reconciled and as_described(controller, switch), "decided")
         assert not has_first(switch) and controller.draining() == frozenset()
         given = agent.newest.services[0].slots[::2]
-        assert given and 0 not in given, "agents are told the same"
+        assert given and 0 not in given, "agents get the same slots"
         # It drains again before it is ready.
         await controller.decide("r1", draining=True)
         agent.trods = agent_pb2.TrodsStatus(asks=False)
@@ -127,10 +127,10 @@ async def test_slots_name_a_replica_first_again_once_its_agent_knows(switch: Fak
         assert not has_first(switch)
         agent.trods = agent_pb2.TrodsStatus(asks=False)
         await until(lambda: has_first(switch), "it knows what others hold")
-        await until(lambda: 0 in agent.newest.services[0].slots[::2], "agents hear of it")
+        await until(lambda: 0 in agent.newest.services[0].slots[::2], "agents get it")
 
 
-async def test_who_is_awaited_has_a_vote_about_content(switch: FakeSwitch, tmp_path: Path) -> None:
+async def test_awaited_replica_votes_on_content(switch: FakeSwitch, tmp_path: Path) -> None:
     others = [FakeAgent(f"unix:{tmp_path}/agents", name) for name in ("r2", "r3")]
     async with upgraded(switch, tmp_path) as (controller, agent), others[0], others[1]:
         in_force = lambda: controller.state.contents["web"].version  # noqa: E731
@@ -138,14 +138,14 @@ async def test_who_is_awaited_has_a_vote_about_content(switch: FakeSwitch, tmp_p
         agent.content = others[0].content = 2
         await until(lambda: {a.content for a in controller.agents.agents.values()} == {1, 2}, "two have another one")
         controller.wake()
-        await until(lambda: as_described(controller, switch), "r1 has no say")
+        await until(lambda: as_described(controller, switch), "r1 has no vote")
         assert in_force() == 1
         await controller.decide("r1", draining=False)
         await until(lambda: in_force() == 2, "two of three have it")
         assert controller.returning.awaited(frozenset(), []) == {"r1"}
 
 
-async def test_without_trods_nobody_is_awaited(switch: FakeSwitch, tmp_path: Path) -> None:
+async def test_replica_without_trods_is_not_awaited(switch: FakeSwitch, tmp_path: Path) -> None:
     async with upgraded(switch, tmp_path, RACK) as (controller, _):
         await controller.decide("r1", draining=False)
         await until(lambda: has_first(switch), "at once")

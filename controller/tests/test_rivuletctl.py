@@ -1,4 +1,4 @@
-"""`rivuletctl` in pipes: tables as wide as they are, and the API's answers as JSON."""
+"""`rivuletctl` in pipes: tables in full width, and the API's responses as JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rivulet_controller.client import ApiError, Client
 
 
 async def rivuletctl(address: str, *arguments: str, columns: str = "") -> tuple[int, str]:
-    """Exit code and output of a real process whose output is a pipe."""
+    """Exit code and output of a real process with its output in a pipe."""
     environment = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "rivulet_controller.cli", "--api", address, *arguments,
@@ -64,7 +64,7 @@ async def test_every_command_with_a_table_prints_json(tmp_path: Path) -> None:
         assert all(line.startswith("pools[") for line in json.loads(text))
 
 
-async def test_a_table_on_a_terminal_is_as_wide_as_that(tmp_path: Path) -> None:
+async def test_table_fits_terminal_width(tmp_path: Path) -> None:
     async with served(tmp_path) as (_, address):
         ours, theirs = pty.openpty()
         process = await asyncio.create_subprocess_exec(
@@ -79,12 +79,12 @@ async def test_a_table_on_a_terminal_is_as_wide_as_that(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not OPENSSL, reason="no openssl")
-def test_a_token_crosses_no_network_in_the_clear(tmp_path: Path) -> None:
+def test_token_is_never_sent_in_the_clear(tmp_path: Path) -> None:
     authority = str(Authority(tmp_path, "ours").make().certificate)
     for address in ("192.0.2.1:8080", "[2001:db8::1]:8080", "http://192.0.2.1:8080", "HTTP://rack:80", "rack:8080"):
         with pytest.raises(ApiError, match="in the clear"):
             Client(address, "sesame")
-        # Without a token there is nothing to read.
+        # Without a token there is no file to read.
         Client(address)
     Client("rack:8080", "sesame", authority=authority)
     for address in ("https://rack", "127.0.0.1:8080", "[::1]:8080", "http://localhost:8080", f"unix:{tmp_path}/api"):

@@ -1,4 +1,6 @@
-"""A thousand services on a real switch: the first apply, a changed line, a restart. No ports, no packets, no root."""
+"""A thousand services on a real switch: first apply, a changed line, a restart. Uses no ports,
+packets or root.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,17 @@ from rivulet_controller.store import SqliteStore
 from rivulet_lab import Lab, switches
 
 TRIES = 8
-"""Changes of one line; the best counts, since tests share the machine."""
+"""Changes of one line that are measured; the fastest counts, since other processes share the
+machine."""
 
 SHARE = 6
-"""A changed line costs at most this part of the first apply, both in CPU time of this process: how fast the machine is,
-and who else is on it, does not matter. What it costs is printed, about a thirteenth."""
+"""Largest cost of a changed line as a part of the first apply's. Both are CPU time of this process,
+so that neither the machine's speed nor other load matters. The measured part, about a thirteenth,
+is printed."""
 
 
 def description(folder: Path, port: int = 80) -> str:
-    """Ten services with 1,024 slots, the rest with 16; `port` is that of the last."""
+    """Ten services with 1,024 slots, the rest with 16; `port` is that of the last service."""
     lines = [
         "switches:",
         f"  - {{name: tor1, address: 'unix:{folder}/p4rt.sock', number: 1, mac: '02:00:00:00:00:fe',",

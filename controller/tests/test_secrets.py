@@ -1,4 +1,4 @@
-"""Keys stay where they belong: no log says one, however much it is asked to say; no clear-text channel takes one."""
+"""Keys stay secret: no log shows one at any level, and no clear-text channel carries one."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from rivulet_controller.state import State
 from rivulet_controller.store import SqliteStore
 
 WORD = 4
-"""Nonce keys go to the switch as words of 32 bits."""
+"""Nonce keys are written to the switch as 32-bit words."""
 
 
 def shown(key: Key) -> set[str]:
-    """Ways in which a log could show words of a key: hexadecimal, decimal, as protobuf's and Python's text."""
+    """Forms in which a log could show words of a key: hexadecimal, decimal, protobuf's and Python's
+    text.
+    """
     words = [key.secret[at : at + WORD] for at in range(0, len(key.secret), WORD)]
     words += [word[::-1] for word in words]
     found: set[str] = set()
@@ -32,7 +34,7 @@ def shown(key: Key) -> set[str]:
     return found
 
 
-async def test_debug_logs_of_a_whole_start_show_no_key(tmp_path: Path) -> None:
+async def test_debug_logs_show_no_key(tmp_path: Path) -> None:
     listen = f'listen: {{agents: "unix:{tmp_path}/agents", api: "unix:{tmp_path}/api"}}\nstate: {tmp_path}/state.db\n'
     async with FakeSwitch(NAMES) as switch:
         (tmp_path / "rack.yaml").write_text(rack(switch, RACK + listen))
@@ -65,10 +67,10 @@ async def test_debug_logs_of_a_whole_start_show_no_key(tmp_path: Path) -> None:
         ("http://[fd00::5]:2379", False),
     ],
 )
-def test_etcd_in_the_clear_is_for_this_machine_only(endpoint: str, good: bool) -> None:
+def test_remote_etcd_requires_https(endpoint: str, good: bool) -> None:
     text = RACK + f"etcd: {{endpoints: ['{endpoint}']}}\n"
     if good:
         parse(text)
         return
-    with pytest.raises(ConfigError, match=r"etcd: endpoints: keys cross .* in the clear"):
+    with pytest.raises(ConfigError, match=r"etcd: endpoints: keys would cross .* in the clear"):
         parse(text)

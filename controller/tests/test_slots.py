@@ -1,4 +1,6 @@
-"""Slots: exact shares, few moves, seconds by weight, draining that moves nothing for good."""
+"""Slots: exact shares, few moves, second places by weight, and drains that move nothing
+permanently.
+"""
 
 import random
 from collections import Counter
@@ -10,12 +12,14 @@ from rivulet_controller.slots import apportion, drained, pair, round_robin, smoo
 
 
 def moved(before: tuple[tuple[int, int], ...], after: tuple[tuple[int, int], ...]) -> int:
-    """Slots whose first changed."""
+    """Slots whose first replica differs."""
     return sum(old[0] != new[0] for old, new in zip(before, after, strict=True))
 
 
 def loads(pairs: tuple[tuple[int, int], ...], alive: Collection[int]) -> dict[int, float]:
-    """Slots that each live replica has: first, else second, else an equal part of the slot (pick.p4, slot.rs)."""
+    """Slots of each live replica: as first, else as second, else an equal part of the rest
+    (pick.p4, slot.rs).
+    """
     found = dict.fromkeys(alive, 0.0)
     neither = 0
     for first, second in pairs:
@@ -30,7 +34,7 @@ SIZES = [(n, 128) for n in range(2, 65)] + [(n, size) for size in (256, 512, 102
 
 
 @pytest.mark.parametrize(("replicas", "size"), SIZES)
-def test_survivors_share_evenly_whichever_replicas_die(replicas: int, size: int) -> None:
+def test_survivors_share_evenly_after_any_deaths(replicas: int, size: int) -> None:
     weights = dict.fromkeys(range(replicas), 1)
     rng = random.Random(replicas * size)
     for pairs in (pair((), size, weights, "web"), round_robin(size, weights)):
@@ -45,13 +49,14 @@ def test_survivors_share_evenly_whichever_replicas_die(replicas: int, size: int)
             fair = size / len(alive)
             found = loads(pairs, alive)
             assert sum(found.values()) == pytest.approx(size)
-            # Own slots and an equal part of the rest would be `fair`; more comes as second of dead ones alone.
+            # A replica's own slots and an equal part of the rest are `fair`; only second places of
+            # dead replicas add to it.
             assert max(found.values()) <= fair + most + 1, (len(alive), max(found.values()), fair)
             assert min(found.values()) >= size // replicas
 
 
 @pytest.mark.parametrize(("replicas", "size"), [(n, size) for n, size in SIZES if n in (3, 7, 16, 33, 64)])
-def test_replicas_that_stay_share_evenly_whichever_drain(replicas: int, size: int) -> None:
+def test_staying_replicas_share_evenly_in_any_drain(replicas: int, size: int) -> None:
     weights = dict.fromkeys(range(replicas), 1)
     pairs = pair((), size, weights, "web")
     most = -(-size // replicas)
@@ -94,7 +99,7 @@ def test_a_new_member_moves_few_seconds() -> None:
     assert sum(old[1] != new[1] for old, new in same_first) <= 64 + 32
 
 
-def test_shares_are_exact_to_one_slot_and_nobody_is_left_out() -> None:
+def test_shares_are_exact_and_every_member_has_a_slot() -> None:
     rng = random.Random(3)
     for _ in range(300):
         weights = {index: rng.randint(1, 256) for index in rng.sample(range(64), rng.randint(1, 16))}
@@ -102,7 +107,7 @@ def test_shares_are_exact_to_one_slot_and_nobody_is_left_out() -> None:
         assert sum(quotas.values()) == 128 and quotas.keys() == weights.keys()
         whole = sum(weights.values())
         for index, quota in quotas.items():
-            # Whoever would get none gets one, from the largest share.
+            # A replica without a slot gets one from the largest share.
             assert quota == 1 or quota >= weights[index] * 128 // whole - len(weights)
             assert quota <= weights[index] * 128 / whole + 1 or quota == 1
     assert apportion({0: 1, 1: 2, 2: 1}, 128) == {0: 32, 1: 64, 2: 32}
@@ -129,7 +134,7 @@ def test_a_new_member_takes_its_share_and_no_other_slot_moves() -> None:
     assert moved(before, after) == 32 == Counter(first for first, _ in after)[3]
 
 
-def test_a_member_that_leaves_moves_its_own_slots_only() -> None:
+def test_leaving_member_moves_only_its_own_slots() -> None:
     before = pair((), 128, {0: 1, 1: 1, 2: 1, 3: 1}, "web")
     after = pair(before, 128, {0: 1, 1: 1, 3: 1}, "web")
     assert all(old[0] == 2 for old, new in zip(before, after, strict=True) if old[0] != new[0])
@@ -159,11 +164,11 @@ def test_draining_swaps_and_coming_back_moves_nothing() -> None:
             assert new == old
     both = drained(pairs, frozenset({0, 1}), weights)
     assert {first for first, _ in both} == {2}
-    assert drained(pairs, frozenset({0, 1, 2}), weights) == pairs, "when all drain, nobody does"
+    assert drained(pairs, frozenset({0, 1, 2}), weights) == pairs, "if all drain, no slot moves"
     assert drained(pairs, frozenset(), weights) == pairs
 
 
-def test_the_number_of_slots_may_change_and_nobody_may_serve() -> None:
+def test_slot_count_may_change_and_pool_may_be_empty() -> None:
     pairs = pair((), 64, {0: 1, 1: 1}, "web")
     doubled = pair(pairs, 128, {0: 1, 1: 1}, "web")
     assert moved(pairs, doubled[:64]) == 0 and moved(pairs, doubled[64:]) == 0

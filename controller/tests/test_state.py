@@ -1,4 +1,6 @@
-"""Durable state: what is kept, for whom, and numbers that never change for what did not change."""
+"""Durable state: which values are kept, their file's permissions, and numbers that do not change
+without need.
+"""
 
 import os
 import subprocess
@@ -14,15 +16,15 @@ from rivulet_controller.store import SqliteStore, StoreError
 LIVES = Lives(seal_rotation=10.0, nonce_rotation=20.0, resume=100.0, horizon=4.0)
 
 
-def everybody(kind: Kind, epoch: int) -> bool:
+def all_held(kind: Kind, epoch: int) -> bool:
     return True
 
 
-def test_the_store_keeps_everything_and_for_its_owner_only(tmp_path: Path) -> None:
+def test_store_keeps_values_with_private_permissions(tmp_path: Path) -> None:
     path = tmp_path / "state" / "controller.db"
     store = SqliteStore(path)
     state = State(store.load())
-    ring = KeyRing().tick(0.0, LIVES, everybody).tick(0.0, LIVES, everybody).tick(10.0, LIVES, everybody)
+    ring = KeyRing().tick(0.0, LIVES, all_held).tick(0.0, LIVES, all_held).tick(10.0, LIVES, all_held)
     state.set_ring("web", ring)
     state.set_decision("r1", Decision(draining=True, weight=3))
     state.set_slots("web", ((0, 1), (1, 0), (63, 0)))
@@ -43,17 +45,17 @@ def test_the_store_keeps_everything_and_for_its_owner_only(tmp_path: Path) -> No
     assert again.next_counter("tor1") == 3
 
 
-def test_services_that_are_gone_lose_their_keys_and_slots() -> None:
+def test_removed_services_lose_keys_and_slots() -> None:
     state = State()
     for name in ("web", "old"):
-        state.set_ring(name, KeyRing().tick(0.0, LIVES, everybody))
+        state.set_ring(name, KeyRing().tick(0.0, LIVES, all_held))
         state.set_slots(name, ((0, 0),))
     state.changes()
     state.forget_services(["web"])
     assert state.changes() == {"keys/old": None, "slots/old": None}
 
 
-def test_changes_that_could_not_be_saved_come_again_and_newer_ones_win() -> None:
+def test_failed_saves_are_retried_and_newer_values_win() -> None:
     state = State()
     state.next_counter("a")
     state.next_counter("b")
@@ -64,12 +66,12 @@ def test_changes_that_could_not_be_saved_come_again_and_newer_ones_win() -> None
 
 
 @pytest.mark.parametrize("value", [b"", b"[1]", b"{", b'[{"kind": "seal"}]'])
-def test_a_state_that_cannot_be_read_says_which(value: bytes) -> None:
+def test_unreadable_state_is_named(value: bytes) -> None:
     with pytest.raises(ValueError, match="'keys/web' cannot be read"):
         State({"keys/web": value})
 
 
-def test_stores_that_cannot_be_used_say_so(tmp_path: Path) -> None:
+def test_unusable_stores_raise_store_error(tmp_path: Path) -> None:
     blocker = tmp_path / "file"
     blocker.write_text("not a folder")
     with pytest.raises(StoreError, match="controller"):
@@ -80,7 +82,7 @@ def test_stores_that_cannot_be_used_say_so(tmp_path: Path) -> None:
         SqliteStore(garbage)
 
 
-def test_numbers_stay_and_come_again_only_when_none_is_left() -> None:
+def test_numbers_are_reused_only_when_exhausted() -> None:
     known = allocate({}, ["a", "b", "c"], 0, 3)
     assert known == {"a": 0, "b": 1, "c": 2}
     assert allocate(known, ["c", "d"], 0, 3) == {"c": 2, "d": 3}, "a fresh number before one that was in use"
@@ -90,11 +92,11 @@ def test_numbers_stay_and_come_again_only_when_none_is_left() -> None:
         allocate(full, ["a", "b", "c", "d", "e"], 0, 3)
 
 
-def test_the_digest_is_that_of_what_is_on_disk(tmp_path: Path) -> None:
+def test_digest_matches_the_stored_state(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "controller.db")
     state = State()
     state.make_secret()
-    state.set_ring("web", KeyRing().tick(0.0, LIVES, everybody).tick(0.0, LIVES, everybody))
+    state.set_ring("web", KeyRing().tick(0.0, LIVES, all_held).tick(0.0, LIVES, all_held))
     state.set_decision("r1", Decision(draining=True))
     state.set_slots("web", ((0, 1), (1, 0)))
     state.set_document("applied", "digest\ntext: ä")
@@ -109,7 +111,7 @@ def test_the_digest_is_that_of_what_is_on_disk(tmp_path: Path) -> None:
     before = state.copy()
     for change in (
         lambda: state.set_decision("r1", Decision()),
-        lambda: state.set_ring("web", state.rings["web"].tick(11.0, LIVES, everybody)),
+        lambda: state.set_ring("web", state.rings["web"].tick(11.0, LIVES, all_held)),
         lambda: state.forget_services([]),
         lambda: state.roll_back(before),
         lambda: state.drop_document("applied"),
@@ -148,7 +150,7 @@ print(store.load())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a small disk is mounted")
-def test_a_full_disk_is_named_and_keeps_what_was_there(tmp_path: Path) -> None:
+def test_full_disk_is_reported_and_keeps_old_values(tmp_path: Path) -> None:
     mounted = 'mount -t tmpfs -o size=512k small "$1" && exec "$2" -c "$3" "$1"'
     command = ["unshare", "--mount", "sh", "-c", mounted, "sh", str(tmp_path), sys.executable, FULL]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

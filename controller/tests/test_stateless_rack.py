@@ -1,4 +1,6 @@
-"""Stateless TCP in a real rack: curl, the ToR's cookies, any replica; and changes of mode under running connections."""
+"""Stateless TCP in a real rack: curl, the ToR's cookies, any replica, and changes of mode during
+connections.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from rivulet_lab import Process
 pytestmark = needs_rack
 
 FOREVER, SHORT = "6h", "1s"
-"""A drain that no test outlives, and one that is over soon."""
+"""A drain longer than any test, and a short one."""
 
 TWICE = r"""
 import pathlib, socket, sys, time
@@ -36,18 +38,18 @@ with socket.create_connection((service, 80), 30) as s:
         time.sleep(0.05)
     ask()
 """
-"""A client that asks twice on one connection, the second time when it is told to."""
+"""A client that sends two requests on one connection, the second on command."""
 
 
 def describe(rack: NetRack, plain: str, drain: str = SHORT) -> None:
-    """Changes the file: the mode, and how long what began before goes on."""
+    """Changes the mode and the duration of the drain in the configuration file."""
     rack.yaml.write_text(
         rack.description().replace("    port: 80\n", f"    port: 80\n    plain: {plain}\n    plain_drain: {drain}\n")
     )
 
 
 def cookie_epoch(rack: NetRack) -> int:
-    """Epoch of the cookies that ToRs make."""
+    """Epoch of the key with which ToRs make cookies."""
     return int(rack.client.get("/api/services")[0]["keys"]["cookie"]["usable"])
 
 
@@ -56,12 +58,12 @@ def until_mode(rack: NetRack, words: str) -> None:
 
 
 def fetch(rack: NetRack) -> None:
-    """A small file by curl, on a connection of its own."""
+    """Fetches a small file by curl on a new connection."""
     assert rack.spaces["c1"].run(*rack.curl("small")) == "small"
 
 
 def count(rack: NetRack, read: Callable[[], int]) -> Callable[[], int]:
-    """How much a reading of the switch has grown since now."""
+    """Yields a function that returns by how much a counter of the switch has grown."""
     rack.look()
     before = read()
 
@@ -81,17 +83,17 @@ def outcomes(rack: NetRack, outcome: str) -> int:
 
 
 @pytest.mark.parametrize("rack", ["embedded", pytest.param("bmv2", marks=pytest.mark.long)], indirect=True)
-def test_plain_clients_change_hands_and_none_of_their_connections_breaks(rack: NetRack) -> None:
+def test_mode_changes_break_no_plain_connection(rack: NetRack) -> None:
     rack.until(rack.take_plain_tcp, "all take plain TCP")
     flow, server, out = slow_flow(rack)
-    # Replicas become stateless, and what their kernels have goes on.
+    # Replicas become stateless while their kernels' connections continue.
     describe(rack, "stateless", FOREVER)
     until_mode(rack, "stateless, ToRs kernel, kernel drains")
     rack.until(lambda: no_kernel(rack), "all serve so")
     before = rack.accepted()
     assert flow.running(), "it must outlive the change"
     assert whole(rack, flow, out), f"a connection of {server}'s kernel broke: {troubles(rack)}"
-    # Then the ToR answers.
+    # Then the ToR answers SYNs.
     describe(rack, "stateless", SHORT)
     until_mode(rack, "stateless")
     rack.until(rack.as_described, "and the ToR")
@@ -104,7 +106,7 @@ def test_plain_clients_change_hands_and_none_of_their_connections_breaks(rack: N
         fetch(rack)
     rack.start_replica("r1")
     rack.until(rack.all_live, "all are back")
-    # Cookies of before are read when the key is another.
+    # The ToR accepts cookies of the former key.
     client, ask = twice(rack)
     epoch = cookie_epoch(rack)
     rack.client.post("/api/services/files/rotate", {"kinds": ["cookie"]})
@@ -113,7 +115,7 @@ def test_plain_clients_change_hands_and_none_of_their_connections_breaks(rack: N
     fetch(rack)
     ask()
     assert client.popen.wait(60) == 0, "a connection broke with the key"
-    # And back.
+    # And back to the kernel.
     client, ask = twice(rack)
     describe(rack, "kernel", FOREVER)
     until_mode(rack, "kernel, stateless drains")
@@ -127,8 +129,10 @@ def test_plain_clients_change_hands_and_none_of_their_connections_breaks(rack: N
 
 
 @pytest.mark.parametrize("rack", ["embedded"], indirect=True)
-def test_kernels_connections_outlive_a_drain_while_plain_tcp_changes_hands(rack: NetRack) -> None:
-    """What the slots name another replica for goes back to the ToR from there, either way of the change."""
+def test_kernel_connections_survive_drain_during_mode_change(rack: NetRack) -> None:
+    """A replica returns segments of flows whose slots name another replica to the ToR, in both
+    directions of the change.
+    """
     rack.until(rack.take_plain_tcp, "all take plain TCP")
     handed = count(rack, lambda: outcomes(rack, "HANDED_ON"))
     flow, server, out = slow_flow(rack, "400k")
@@ -148,7 +152,7 @@ def test_kernels_connections_outlive_a_drain_while_plain_tcp_changes_hands(rack:
 
 
 def outlives_a_drain(rack: NetRack, flow: Process, server: str, out: Path) -> None:
-    """Drains who serves a flow, which has to come whole, and takes him back."""
+    """Drains the replica of a flow, which has to complete, and undrains it."""
     rack.client.post(f"/api/replicas/{server}/drain")
     rack.until(lambda: bool(rack.replica(server).get("draining")), "drained")
     assert flow.running(), "it must outlive the drain"
@@ -157,17 +161,19 @@ def outlives_a_drain(rack: NetRack, flow: Process, server: str, out: Path) -> No
 
 
 def slow_flow(rack: NetRack, rate: str = "200k") -> tuple[Process, str, Path]:
-    """A download by a kernel's TCP that lasts for a change, who serves it, and where it goes; `rate` in octets/s."""
+    """A download by kernel TCP that lasts for a change: process, replica and output; `rate` in
+    bytes a second.
+    """
     out = rack.folder / f"slow-{time.monotonic_ns()}"
     before = rack.accepted()
     slowly = rack.curl("big", "--max-time", "120", "--limit-rate", rate, "-o", str(out))
     flow = rack.start(out.name, slowly, rack.spaces["c1"], stdout=None)
-    rack.until(lambda: rack.accepted() != before and out.exists(), "somebody serves it")
+    rack.until(lambda: rack.accepted() != before and out.exists(), "a replica accepted it")
     return flow, next(name for name, count in rack.accepted().items() if count != before[name]), out
 
 
 def no_kernel(rack: NetRack) -> bool:
-    """Whether no kernel accepts anything of what ten clients begin."""
+    """Whether no kernel accepts any of ten new connections."""
     before = rack.accepted()
     for _ in range(10):
         fetch(rack)
@@ -175,14 +181,14 @@ def no_kernel(rack: NetRack) -> bool:
 
 
 def takes_over(rack: NetRack) -> bool:
-    """Whether a kernel accepts what begins now."""
+    """Whether a kernel accepts a new connection."""
     before = rack.accepted()
     fetch(rack)
     return rack.accepted() != before
 
 
 def twice(rack: NetRack) -> tuple[Process, Callable[[], None]]:
-    """A client that has asked once, and what has it ask again."""
+    """A client that has sent one request, and a function that makes it send the second."""
     folder = Path(rack.folder) / f"twice-{len(list(Path(rack.folder).glob('twice-*')))}"
     folder.mkdir()
     command = [sys.executable, "-c", TWICE, str(folder), SERVICE]

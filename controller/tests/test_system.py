@@ -1,7 +1,9 @@
-"""The whole system in network namespaces: real switch, real replicas, real downloads, and everything killed once.
+"""The whole system in network namespaces: real switch, replicas and downloads, and every part
+killed once.
 
-Runs as root where the binaries are (`make build`), on the embedded switch and on simple_switch_grpc where they are.
-Times to converge are printed (`pytest -s`) and written to RIVULET_CONVERGE (a JSON file), if that is set.
+Needs root and the binaries (`make build`); runs on the embedded switch, and on simple_switch_grpc
+if it is installed. Times to converge are printed (`pytest -s`), and written to the JSON file
+RIVULET_CONVERGE if that is set.
 """
 
 from __future__ import annotations
@@ -21,14 +23,14 @@ ROTATION_S = float(os.environ.get("RIVULET_ROTATION_S", "15"))
 
 
 def report(**figures: Any) -> None:
-    """Tells a figure, and keeps it where wanted."""
+    """Prints a figure, and writes it to RIVULET_CONVERGE."""
     print(json.dumps(figures))
     if path := os.environ.get("RIVULET_CONVERGE"):
         with Path(path).open("a", encoding="utf-8") as file:
             file.write(json.dumps(figures) + "\n")
 
 
-def test_a_described_rack_serves_and_its_switch_holds_what_it_should(rack: NetRack) -> None:
+def test_rack_serves_and_switch_holds_desired_entries(rack: NetRack) -> None:
     def checked() -> int:
         return int(rack.client.get("/api/services")[0]["outcomes"].get("CHECKED", 0))
 
@@ -48,14 +50,16 @@ def test_a_described_rack_serves_and_its_switch_holds_what_it_should(rack: NetRa
 
 
 def described(rack: NetRack) -> set[str]:
-    """What the switch holds, but for what the rack itself teaches: its clock, sources, who came back how often."""
+    """The switch's entries except those that depend on the run: clock, sources, counts of
+    exclusions.
+    """
     lines = rack.client.get("/api/switches/tor1/entries")
     taught = ("tor[", "known_sources[", "bridges[")
     return {line.split(" admit_heartbeat(")[0] for line in lines if not line.startswith(taught)}
 
 
 @pytest.mark.parametrize("what", ["controller", "r2", "switch"])
-def test_killing_any_part_under_traffic_is_survived(rack: NetRack, what: str) -> None:
+def test_downloads_survive_kill_of_any_part(rack: NetRack, what: str) -> None:
     before, log = described(rack), rack.log("controller")
     download = rack.under_way()
     rack.end(what)
@@ -69,15 +73,15 @@ def test_killing_any_part_under_traffic_is_survived(rack: NetRack, what: str) ->
     assert described(rack) == before
     if what == "controller":
         said = rack.log("controller").removeprefix(log)
-        assert "resumes as ToR" in said and "new pipeline" not in said, "nothing was installed anew"
+        assert "resumes as ToR" in said and "new pipeline" not in said, "the pipeline was not reloaded"
     report(
         test=f"kill {what}", switch=rack.switch, converged_s=round(converged, 2),
         longest_gap_ms=round(result["longest_gap_ms"]), mbit_per_s=round(result["mbit_per_s"], 1),
     )  # fmt: skip
 
 
-def test_killing_an_agent_under_traffic_is_not_noticed(rack: NetRack) -> None:
-    """The agent of r2 is a process of its own here; its file server goes on with the keys that it has."""
+def test_killed_agent_interrupts_no_traffic(rack: NetRack) -> None:
+    """r2's agent is a separate process here; its file server continues with the keys that it has."""
     old = rack.replica("r2")["incarnation"]
     rack.end("r2")
     rack.start_agent("r2")
@@ -87,11 +91,14 @@ def test_killing_an_agent_under_traffic_is_not_noticed(rack: NetRack) -> None:
     before, download = described(rack), rack.under_way()
     rack.end("agent r2")
     rack.until(lambda: not rack.replica("r2")["agent"], "the controller notices")
-    rack.until(lambda: "no agent is connected" in rack.replica("r2")["reason"], "and says so, while the replica serves")
+    rack.until(
+        lambda: "no agent is connected" in rack.replica("r2")["reason"],
+        "the status explains it while the replica serves",
+    )
 
     def serves() -> bool:
         nonlocal download
-        # What is to be seen may come after the end of a download: then there is another.
+        # The state may show only after the download's end; then start another one.
         if not download.running():
             rack.finish(download)
             download = rack.download()
@@ -113,7 +120,7 @@ def test_killing_an_agent_under_traffic_is_not_noticed(rack: NetRack) -> None:
 
 @pytest.fixture
 def rotating(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NetRack]:
-    """A rack whose keys rotate all the while."""
+    """A rack with continuous key rotation."""
     if request.param not in SWITCHES:
         pytest.skip("the switch is not installed")
     rack = NetRack(tmp_path, request.param, seal_rotation="1s", nonce_rotation="10s", resume="60s", horizon="4s")
@@ -130,10 +137,12 @@ def rotating(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NetRack
     indirect=True,
 )
 def test_keys_rotate_under_load_and_nothing_breaks(rotating: NetRack) -> None:
-    """Seal keys every second, nonce keys every ten, while connections live for many epochs of both.
+    """Seal keys rotate every second and nonce keys every ten, while connections last for many
+    epochs of both.
 
-    `make rotation` runs the long form, two minutes. An answer must come whole within the resume time, since where it
-    is read from is sealed once, with its first response; so the file is fetched in much less.
+    `make rotation` runs the long form of two minutes. A response must be complete within the resume
+    time, since its position is sealed once, with its first segment; so the file is fetched in much
+    less.
     """
     rack, end = rotating, time.monotonic() + ROTATION_S
     downloads, restarts = [], 0
@@ -156,7 +165,7 @@ def test_keys_rotate_under_load_and_nothing_breaks(rotating: NetRack) -> None:
     assert rotated["seal"] >= ROTATION_S / 2 and rotated["nonce"] >= ROTATION_S // 10 - 1
     assert "KEY_UNKNOWN" not in drops and "KEY_NOT_USABLE" not in drops, "the ToR refused a request for its key"
     assert not any(refused.values()), f"a replica refused a request: {rack.log('r1')[-1000:]}"
-    # A busy machine that leaves no replica time makes clients begin anew, too.
+    # Clients also restart requests when a busy machine delays all replicas.
     assert restarts == 0 or excluded > 0
 
 
@@ -164,7 +173,8 @@ def test_a_drained_replica_gets_no_new_requests(rack: NetRack) -> None:
     rack.finish(rack.download())
     rack.client.post("/api/replicas/r1/drain")
     rack.until(rack.as_described, "drained")
-    # A drained replica still stands in for one that a busy machine held up for longer than the bound: then once more.
+    # A drained replica may still replace one that a busy machine delayed for longer than the bound:
+    # then repeat.
     for _ in range(5):
         excluded, cells = rack.exclusions(), _packets(rack)
         rack.finish(rack.download())
@@ -172,7 +182,7 @@ def test_a_drained_replica_gets_no_new_requests(rack: NetRack) -> None:
         moved = {name: now[name] - cells[name] for name in now}
         if after == excluded:
             break
-    # Undrained it had a third.
+    # Undrained, it gets a third again.
     assert moved["r1"] < 0.05 * sum(moved.values()) and moved["r2"] > 100 and moved["r3"] > 100, moved
 
 

@@ -1,4 +1,4 @@
-"""The door for agents over TCP: mutual TLS, and a replica's name only with that replica's certificate."""
+"""Agents over TCP: mutual TLS, and a replica's name only with that replica's certificate."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ pytestmark = pytest.mark.skipif(OPENSSL is None, reason="openssl is not installe
 
 
 @asynccontextmanager
-async def door(folder: Path, authority: Authority) -> AsyncIterator[tuple[str, Controller]]:
-    """A controller that listens for agents on a free port of loopback, with TLS; gives its address too."""
+async def listener(folder: Path, authority: Authority) -> AsyncIterator[tuple[str, Controller]]:
+    """A controller that listens for agents with TLS on a free loopback port; yields its address
+    too.
+    """
     certificate, key = authority.sign("controller", "IP:127.0.0.1")
     async with FakeSwitch(NAMES) as switch:
         store = SqliteStore(folder / "state.db")
@@ -52,7 +54,7 @@ async def door(folder: Path, authority: Authority) -> AsyncIterator[tuple[str, C
 
 
 def client(trust: Authority, pair: tuple[Path, Path] | None) -> grpc.ChannelCredentials:
-    """An agent's side."""
+    """The agent's side of TLS."""
     certificate, key = pair or (None, None)
     return grpc.ssl_channel_credentials(
         trust.certificate.read_bytes(),
@@ -61,13 +63,13 @@ def client(trust: Authority, pair: tuple[Path, Path] | None) -> grpc.ChannelCred
     )
 
 
-async def test_only_the_replicas_own_certificate_opens_the_door(tmp_path: Path) -> None:
+async def test_only_the_replicas_certificate_is_accepted(tmp_path: Path) -> None:
     ours, theirs = Authority(tmp_path, "ours").make(), Authority(tmp_path, "theirs").make()
     r1, foreign = ours.sign("r1"), theirs.sign("r1")
     alias = ours.sign("machine-17", "DNS:machine-17,DNS:r2")
-    async with door(tmp_path, ours) as (address, _):
+    async with listener(tmp_path, ours) as (address, _):
         async with FakeAgent(address, "r1", tls=client(ours, r1)) as agent:
-            await until(lambda: bool(agent.newest.services), "r1 is let in and told")
+            await until(lambda: bool(agent.newest.services), "r1 is admitted and gets an update")
         async with FakeAgent(address, "r2", tls=client(ours, alias)) as agent:
             await until(lambda: bool(agent.newest.services), "an alternative name counts too")
         async with FakeAgent(address, "r2", tls=client(ours, r1)) as agent:
@@ -83,21 +85,21 @@ async def test_only_the_replicas_own_certificate_opens_the_door(tmp_path: Path) 
                 await until(lambda agent=agent: bool(agent.error), f"{what} is refused")  # type: ignore[misc]
                 assert agent.updates == [], what
         async with FakeAgent(address, "r1") as agent:
-            await until(lambda: bool(agent.error), "without TLS nothing is said")
+            await until(lambda: bool(agent.error), "without TLS nothing is sent")
             assert agent.updates == []
 
 
 async def test_a_renewed_certificate_is_used_without_a_restart(tmp_path: Path) -> None:
     old, new = Authority(tmp_path, "old").make(), Authority(tmp_path, "new").make()
-    async with door(tmp_path, old) as (address, _):
+    async with listener(tmp_path, old) as (address, _):
         async with FakeAgent(address, "r1", tls=client(old, old.sign("r1"))) as agent:
             await until(lambda: bool(agent.newest.services), "r1 is let in by the old authority")
         fresh = new.sign("r1")
-        # A renewal that is cut off half way: what is in use stays.
+        # An interrupted renewal: the certificate in use stays.
         key = (tmp_path / "old-controller.key").read_bytes()
         (tmp_path / "old-controller.key").unlink()
         async with FakeAgent(address, "r1", tls=client(old, old.sign("r1"))) as agent:
-            await until(lambda: bool(agent.newest.services), "without its key file it goes on")
+            await until(lambda: bool(agent.newest.services), "it keeps working without its key file")
         (tmp_path / "old-controller.key").touch(mode=0o600)
         (tmp_path / "old-controller.key").write_bytes(key)
         certificate, key_file = new.sign("controller", "IP:127.0.0.1")
@@ -110,7 +112,7 @@ async def test_a_renewed_certificate_is_used_without_a_restart(tmp_path: Path) -
 
 
 @needs_rack
-async def test_a_real_agent_comes_in_with_its_certificate_and_finds_the_leader(tmp_path: Path) -> None:
+async def test_agent_registers_by_certificate_with_the_leader(tmp_path: Path) -> None:
     ours, theirs = Authority(tmp_path, "ours").make(), Authority(tmp_path, "theirs").make()
     lab = Lab(tmp_path)
 
@@ -120,17 +122,17 @@ async def test_a_real_agent_comes_in_with_its_certificate_and_finds_the_leader(t
         where = ("--name", "r1", "-i", "lo", "--controller", address, "--socket", tmp_path / f"{signer.name}.agent")
         return lab.start(f"agent of {signer.name}", [binary("rivulet"), "agent", *map(str, (*where, *tls))])
 
-    async with door(tmp_path, ours) as (address, controller):
-        # Nobody listens at the first address, as at a controller in waiting.
+    async with listener(tmp_path, ours) as (address, controller):
+        # No server listens at the first address, as with a waiting controller.
         right, wrong = agent(f"127.0.0.1:1,{address}", ours), agent(address, theirs)
         try:
             await until(lambda: "r1" in controller.agents.agents, "it is registered", 60.0)
             await until(lambda: bool(controller.agents.agents["r1"].held), "and holds its keys", 60.0)
             right.end()
-            await until(lambda: "r1" not in controller.agents.agents, "it is gone", 60.0)
+            await until(lambda: "r1" not in controller.agents.agents, "it disconnected", 60.0)
             await asyncio.sleep(2.0)
             assert "r1" not in controller.agents.agents, "another authority's certificate opens nothing"
-            assert wrong.running(), "which goes on trying"
+            assert wrong.running(), "which keeps trying"
         finally:
             lab.down()
 
@@ -144,7 +146,7 @@ def test_over_tcp_agents_need_tls_on_loopback_too() -> None:
     parse(RACK + "listen: {agents: unix:/run/x}\n")
 
 
-async def test_the_session_with_a_switch_is_mutual_tls(tmp_path: Path) -> None:
+async def test_switch_session_uses_mutual_tls(tmp_path: Path) -> None:
     ours, theirs = Authority(tmp_path, "ours").make(), Authority(tmp_path, "theirs").make()
     certificate, key = ours.sign("switch", "IP:127.0.0.1")
     mine, my_key = ours.sign("controller")
@@ -158,7 +160,7 @@ async def test_the_session_with_a_switch_is_mutual_tls(tmp_path: Path) -> None:
 
     async with running(switch, tmp_path, text(ours)) as controller:
         await until(lambda: as_described(controller, switch), "as described over TLS")
-        # Another authority's switch is not spoken to, and nothing is written.
+        # The controller does not connect to a switch of another authority, and writes nothing.
         switch.writes.clear()
         assert await controller.change(config(rack(switch, text(theirs))), "a test")
         await until(lambda: "no P4Runtime at" in problem(controller), "a switch of another authority is refused")

@@ -1,4 +1,4 @@
-"""What becomes of a plain segment at a stateless service, told from the keys that a switch has."""
+"""Explains a plain segment to a stateless service from a switch's keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ANSWER = next(a["value"] for a in VECTORS["answers"] if a["start"] == 0 and not 
 LARGE, KERNEL, OPENING = 1 << 22, 3 << 22, 5 << 18
 
 
-def test_cookies_are_those_of_the_replicas() -> None:
+def test_cookies_match_the_replicas() -> None:
     for row in VECTORS["cookies"]:
         key = words(bytes.fromhex(row["key"]))
         client = ipaddress.ip_address(row["client"])
@@ -41,7 +41,7 @@ def test_cookies_are_those_of_the_replicas() -> None:
 
 
 def isn(state: State, stamped: bool) -> int:
-    """What the ToR said to the client, whose first sequence number is 0."""
+    """The ToR's SYN-ACK to a client with the first sequence number 0."""
     (key,) = state.rings["web"].of(Kind.COOKIE)
     found = half_sip_hash(words(key.secret), [0, 0, 0xFFFF, int(CLIENT), 4000 << 16 | 80])
     return found & ~7 | 6 if stamped else found & ~0x3FF
@@ -82,13 +82,13 @@ def test_a_segment_of_a_stateless_service_is_explained(
     assert "current0=…" in keys.row, "keys are not shown"
 
 
-def test_without_a_segment_all_that_may_become_of_one_is_told() -> None:
+def test_trace_without_segment_lists_all_outcomes() -> None:
     told = {step.row: step.meaning for step in way(State(), None) if step.table == "cookies"}
-    assert "answered here" in told["a SYN"]
+    assert "answered by the ToR" in told["a SYN"]
     assert all(any(reason in meaning for meaning in told.values()) for reason in ("HANDSHAKE", "COOKIE", "METER_PLAIN"))
     items = [item for part in fragments(config(STATELESS), tor=Tor(0x0101)).values() for item in part]
     (syn,) = (step for step in trace(items, NAMES, SERVICE, 80, False) if step.row == "a SYN")
-    assert "the clock is not known yet" in syn.meaning
+    assert "the ToR's clock is not set yet" in syn.meaning
 
 
 @pytest.mark.parametrize(("plain", "words"), [("none", "dropped as PLAIN_TCP_REFUSED"), ("kernel", "")])

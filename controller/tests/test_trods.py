@@ -1,4 +1,4 @@
-"""TRODS: what a description may say of it, what agents and switches are told, and what agents report."""
+"""TRODS: its configuration, agents' updates, switches' entries, and agents' reports."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_service_with_trods() -> None:
         ("[fd00::9]:11211", "10.0.2.1:7"), 2, "closed", True,
     )  # fmt: skip
     assert (found.adopt_as, found.unknown) == ("client", "reset")
-    # While connections drain it stands beside another mode.
+    # While its connections drain, `trods` may accompany another mode.
     assert config(RACK + STORE).services[0].trods is not None
 
 
@@ -98,7 +98,7 @@ def test_mistakes_name_line_and_field(store: str, where: str, words: str) -> Non
     assert any(p.startswith(f"rack.yaml:{line}: {where}: ") and words in p for p in found), found
 
 
-def test_one_service_of_a_replica_has_its_objects_named() -> None:
+def test_replica_has_one_list_of_objects() -> None:
     text = TRODS.replace(STORE, "    trods: {objects: /list}\n")
     assert config(text).services[0].trods is not None
     more = "  - {name: other, addresses: [10.9.0.2], port: 80, replicas: [r2], plain: trods, trods: {objects: /l}}\n"
@@ -108,13 +108,13 @@ def test_one_service_of_a_replica_has_its_objects_named() -> None:
     )
 
 
-def test_agents_are_told_where_the_list_is_and_what_is_in_force() -> None:
+def test_agent_update_has_list_and_content() -> None:
     rack = config(TRODS.replace(STORE, "    trods: {objects: /list}\n"))
-    assert (told(rack).trods.objects, list(told(rack).trods.store)) == ("/list", [])
+    assert (service_update(rack).trods.objects, list(service_update(rack).trods.store)) == ("/list", [])
     rack = config(TRODS.replace(STORE, "    trods: {objects: /list, store: ['10.0.1.1:11211'], failure: closed}\n"))
-    both = told(rack).trods
+    both = service_update(rack).trods
     assert (both.objects, list(both.store), both.closed) == ("/list", ["10.0.1.1:11211"], True)
-    assert told(config(TRODS)).trods.objects == ""
+    assert service_update(config(TRODS)).trods.objects == ""
 
 
 def test_trods_is_for_one_rack() -> None:
@@ -131,10 +131,10 @@ SOURCES = {
     for n, port in ((1, 101), (2, 102), (3, 103))
     for address in ("0xffff0a090001", "0xfd000009000000000000000000000001")
 }
-"""From where r1, r2 and r3 speak for the service."""
+"""Addresses and ports from which r1, r2 and r3 send for the service."""
 
 
-def test_a_switch_knows_from_where_members_speak_and_looks_at_their_ports_alone() -> None:
+def test_plain_sources_guard_only_members_ports() -> None:
     def guard(text: str, prefix: str) -> set[str]:
         return {line for line in lines(fragments(config(text))) if line.startswith(prefix)}
 
@@ -149,13 +149,15 @@ def test_a_switch_knows_from_where_members_speak_and_looks_at_their_ports_alone(
     assert not any("guarded=0x1" in line for line in guard(RACK + STORE, "ports"))
     (row,) = guard(TRODS, "service_config")
     assert f"plain={NAMES.value('plain_t', 'TRODS'):#x}" in row
-    # Another service of the same replicas, whose plain TCP is the kernel's.
+    # Another service of the same replicas with the kernel's plain TCP.
     other = TRODS + "  - {name: other, addresses: [10.9.0.2], port: 80, replicas: [r1, r2, r3]}\n"
     assert guard(other, "plain_sources") == SOURCES
 
 
-def told(rack: Config, mode: Mode | None = None, incarnations: dict[str, int] | None = None) -> agent_pb2.Service:
-    """What r1 is told of the service."""
+def service_update(
+    rack: Config, mode: Mode | None = None, incarnations: dict[str, int] | None = None
+) -> agent_pb2.Service:
+    """The service in r1's update."""
     state = State()
     fragments(rack, state=state)
     modes = {"web": mode} if mode is not None else {}
@@ -166,8 +168,8 @@ def told(rack: Config, mode: Mode | None = None, incarnations: dict[str, int] | 
     return message.services[0]
 
 
-def test_agents_are_told_of_store_and_pool() -> None:
-    service = told(config(TRODS), incarnations={"r2": 77})
+def test_agent_update_has_store_and_pool() -> None:
+    service = service_update(config(TRODS), incarnations={"r2": 77})
     assert (service.plain, service.plain_drains) == (agent_pb2.PLAIN_TRODS, agent_pb2.PLAIN_NONE)
     trods = service.trods
     assert (list(trods.store), trods.copies, trods.closed, trods.deterministic) == (["10.0.1.1:11211"], 1, False, False)
@@ -175,25 +177,25 @@ def test_agents_are_told_of_store_and_pool() -> None:
         (0, "r1", bytes((10, 0, 2, 1)), 0), (1, "r2", bytes((10, 0, 2, 2)), 77), (2, "r3", bytes((10, 0, 2, 3)), 0),
     ]  # fmt: skip
     closed = TRODS.replace("']}", "'], failure: closed, deterministic: true}")
-    assert told(config(closed)).trods.closed and told(config(closed)).trods.deterministic
+    assert service_update(config(closed)).trods.closed and service_update(config(closed)).trods.deterministic
     assert not trods.as_server and not trods.trust_unknown
-    said = told(config(TRODS.replace("']}", "'], adopt_as: server, unknown: trust}"))).trods
+    said = service_update(config(TRODS.replace("']}", "'], adopt_as: server, unknown: trust}"))).trods
     assert said.as_server and said.trust_unknown
-    assert not told(config(RACK + STORE)).HasField("trods")
+    assert not service_update(config(RACK + STORE)).HasField("trods")
 
 
-def test_while_it_drains_agents_know_the_store_where_the_description_still_says_it() -> None:
+def test_draining_trods_keeps_configured_store() -> None:
     drains = Mode("kernel", "trods", "trods")
-    service = told(config(RACK + STORE), drains)
+    service = service_update(config(RACK + STORE), drains)
     assert (service.plain, service.plain_drains) == (agent_pb2.PLAIN_KERNEL, agent_pb2.PLAIN_TRODS)
     assert list(service.trods.store) == ["10.0.1.1:11211"]
     for mode in (drains, settled("trods")):
-        service = told(config(RACK), mode)
+        service = service_update(config(RACK), mode)
         assert (service.plain, service.plain_drains) == (agent_pb2.PLAIN_KERNEL, agent_pb2.PLAIN_NONE)
         assert not service.HasField("trods")
 
 
-def test_what_agents_report_is_bounded() -> None:
+def test_agent_reasons_are_bounded() -> None:
     assert counts(None) is None and counts(agent_pb2.Report()) is None
     status = agent_pb2.TrodsStatus(protected=5, unprotected={"tls": 2, "no_etag": 1}, adopted=3, refused=4)
     assert counts(agent_pb2.Report(trods=status)) == TrodsCounts(5, {"no_etag": 1, "tls": 2}, 3, 4)
@@ -235,7 +237,7 @@ async def test_a_change_to_trods_and_back_reaches_switches_and_replicas_in_order
                 return service.plain, service.plain_drains
 
             def note() -> bool:
-                """What the switch has whenever it is looked, and whether r1 has TRODS."""
+                """Records the switch's mode at each reading, and whether r1 has TRODS."""
                 told = agent_pb2.PLAIN_TRODS in plain()
                 now = ("plain=0x3" in row(switch, "service_config"), told)
                 if not plains or plains[-1] != now:
@@ -246,7 +248,7 @@ async def test_a_change_to_trods_and_back_reaches_switches_and_replicas_in_order
             assert await controller.change(config(text), "a test", text)
             await until(lambda: note() and plain()[0] == agent_pb2.PLAIN_TRODS, "TRODS")
             assert {line for line in switch.lines() if line.startswith("plain_sources[")} == SOURCES
-            # However slow this machine is, it is seen to drain.
+            # The drain is long enough to be observed on a slow machine.
             text = rack(switch, RACK + STORE + "    plain_drain: 1h\n")
             assert await controller.change(config(text), "a test", text)
             await until(lambda: plain() == (agent_pb2.PLAIN_KERNEL, agent_pb2.PLAIN_TRODS), "it drains")
@@ -257,12 +259,10 @@ async def test_a_change_to_trods_and_back_reaches_switches_and_replicas_in_order
             await until(lambda: as_described(controller, switch), "the ToR's guard goes last")
             assert "plain=0x1" in row(switch, "service_config") and row(switch, "plain_sources") == ""
             assert "guarded=0x1" not in "".join(switch.lines())
-            assert (False, True) not in plains, "a replica had TRODS whose ToR let an excluded one speak"
+            assert (False, True) not in plains, "a replica had TRODS before its ToR blocked excluded replicas"
 
 
-async def test_incarnations_of_records_reach_the_others_and_outlive_their_replica(
-    switch: FakeSwitch, tmp_path: Path
-) -> None:
+async def test_record_incarnations_reach_others_and_are_kept(switch: FakeSwitch, tmp_path: Path) -> None:
     agents = f"unix:{tmp_path}/agents"
 
     def incarnations(agent: FakeAgent) -> list[int]:
@@ -286,13 +286,13 @@ async def test_incarnations_of_records_reach_the_others_and_outlive_their_replic
             ):
                 assert line in text
             assert 'rivulet_trods_protected_total{replica="r2"}' not in text
-        await until(lambda: "r1" not in controller.agents.agents, "r1 is gone")
+        await until(lambda: "r1" not in controller.agents.agents, "r1 disconnected")
         assert incarnations(two) == [41, 0, 0]
     async with running(switch, tmp_path, TRODS), FakeAgent(agents, "r3") as three:
         await until(lambda: incarnations(three) == [41, 0, 0], "another controller knows it too")
 
 
-def test_people_see_what_became_of_connections() -> None:
+def test_connection_counts_are_shown() -> None:
     reset, unprotected = {"content": 2}, {"tls": 2, "post": 1}
     shown = {"protected": 5, "unprotected": unprotected, "adopted": 3, "refusals": reset, "trusted": 1, "moved": 4}
     shown["outside"] = 6
@@ -302,19 +302,19 @@ def test_people_see_what_became_of_connections() -> None:
     assert _trods({"replicas": [{"name": "r2", "trods": None}]}) == []
 
 
-def test_a_drain_is_done_when_nothing_is_left_that_can_move() -> None:
+def test_drain_is_done_when_no_movable_connection_is_left() -> None:
     def of(moved: int, watched: int, load: int) -> Progress:
         return progress({"trods": {"moved": moved, "watched": watched}, "load": load})
 
     assert of(3, 2, 7).words == "3 moved, 2 to move, 5 stay until they end"
     assert of(5, 0, 0).words == "5 moved, 0 to move, none stays"
     assert (of(3, 2, 7).done, of(5, 0, 5).done) == (False, True)
-    # The kernel's sockets are counted less often.
+    # `load` may lag behind `watched`, since agents count the kernel's sockets less often.
     assert of(0, 3, 1).staying == 0
     assert progress({"trods": None, "load": 4}) == Progress(0, 0, 4)
 
 
-def test_a_drain_is_told_of_once_when_it_is_done_and_once_if_it_takes_long() -> None:
+def test_drain_is_reported_when_done_and_when_late() -> None:
     watch, drains = MoveWatch(), frozenset({"r1"})
 
     def look(now: float, moved: int, watched: int, draining: frozenset[str] = drains) -> list[tuple[str, str, str]]:
@@ -327,10 +327,10 @@ def test_a_drain_is_told_of_once_when_it_is_done_and_once_if_it_takes_long() -> 
         ]
         return watch.look(now, views, draining)
 
-    assert look(0.0, 0, 0) == [], "its agent may not have heard of it"
+    assert look(0.0, 0, 0) == [], "its agent may not have received it"
     assert look(SETTLED_S, 2, 1) == [], "one is to move"
     assert look(LATE_S, 2, 1) == [("STILL_MOVING", "r1", "2 moved, 1 to move, 1 stay until they end")]
-    assert look(LATE_S + 1, 2, 1) == [], "that is told"
+    assert look(LATE_S + 1, 2, 1) == [], "this is reported"
     assert look(LATE_S + 2, 3, 0) == [("MOVED", "r1", "3 moved, 0 to move, 1 stay until they end")]
     assert look(LATE_S + 3, 0, 1) == look(2 * LATE_S + 3, 0, 0) == [], "another agent"
     assert look(100.0, 3, 0, frozenset()) == []
@@ -339,10 +339,10 @@ def test_a_drain_is_told_of_once_when_it_is_done_and_once_if_it_takes_long() -> 
     assert look(200.0, 3, 0, frozenset({"r3"})) == look(300.0, 3, 0, frozenset({"r3"})) == [], "it has no TRODS"
 
 
-def test_trace_says_who_speaks() -> None:
+def test_trace_lists_plain_sources() -> None:
     rack = config(TRODS)
     items = [item for part in fragments(rack).values() for item in part]
     steps = {step.table: step for step in trace(items, NAMES, rack.services[0].addresses[0], 80, rivulet=False)}
-    assert "answers of 3 replicas" in steps["plain_sources"].meaning
+    assert "source addresses of 3 replicas" in steps["plain_sources"].meaning
     assert "SOURCE_EXCLUDED" in steps["plain_sources"].meaning
     assert "plain_sources" not in {s.table for s in trace(items, NAMES, rack.services[0].addresses[0], 80)}

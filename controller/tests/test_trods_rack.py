@@ -1,4 +1,4 @@
-"""A service's plain TCP gets TRODS at the ToR and loses it again in a real rack, under connections that run."""
+"""A service's plain TCP changes to TRODS and back at the ToR of a real rack, during connections."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from test_stateless_rack import FOREVER, SHORT, drops, fetch, slow_flow, until_m
 
 pytestmark = needs_rack
 
-SLUGGISH = r"""
+SLOW_READER = r"""
 import socket, sys, time
 with socket.socket() as s:
     s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -21,17 +21,17 @@ with socket.socket() as s:
     s.recv(1)
     time.sleep(600)
 """
-"""A client that does not take what its server has to say, so that its server's kernel goes on asking."""
+"""A client that does not read the response, so that its server's kernel keeps probing."""
 
 
 def describe(rack: NetRack, plain: str, drain: str) -> None:
-    """Changes the file: the mode, with a store that nobody asks here, and how long what began before goes on."""
+    """Changes the mode (with a store that is never used here) and the drain's duration in the file."""
     lines = f"    plain: {plain}\n    plain_drain: {drain}\n    trods: {{store: ['10.0.1.1:11211']}}\n"
     rack.yaml.write_text(rack.description().replace("    port: 80\n", "    port: 80\n" + lines))
 
 
 @pytest.mark.parametrize("rack", ["embedded"], indirect=True)
-def test_connections_outlive_the_change_and_an_excluded_replica_speaks_no_more(rack: NetRack) -> None:
+def test_connections_survive_change_and_excluded_replica_is_dropped(rack: NetRack) -> None:
     rack.until(rack.take_plain_tcp, "all take plain TCP")
     flow, server, out = slow_flow(rack)
     describe(rack, "trods", FOREVER)
@@ -40,13 +40,13 @@ def test_connections_outlive_the_change_and_an_excluded_replica_speaks_no_more(r
     fetch(rack)
     frozen = server
     while frozen == server:
-        frozen = asked_by_a_sluggish_client(rack)
-    # Its process stands still, and its kernel goes on with what the process had written.
+        frozen = start_slow_reader(rack)
+    # Its process is stopped, while its kernel keeps sending what the process had written.
     before = drops(rack, "SOURCE_EXCLUDED")
     rack.processes[frozen].popen.send_signal(signal.SIGSTOP)
     try:
         rack.until(lambda: rack.replica(frozen)["state"] == "excluded", f"{frozen} is excluded")
-        rack.until(lambda: drops(rack, "SOURCE_EXCLUDED") > before, "what it still says is dropped")
+        rack.until(lambda: drops(rack, "SOURCE_EXCLUDED") > before, "its remaining segments are dropped")
     finally:
         rack.processes[frozen].popen.send_signal(signal.SIGCONT)
     rack.until(rack.all_live, "it is back")
@@ -61,10 +61,10 @@ def test_connections_outlive_the_change_and_an_excluded_replica_speaks_no_more(r
     assert whole(rack, flow, out), f"a connection of {server}, to which nothing happened, broke: {troubles(rack)}"
 
 
-def asked_by_a_sluggish_client(rack: NetRack) -> str:
-    """Starts one, and says who serves it."""
+def start_slow_reader(rack: NetRack) -> str:
+    """Starts such a client; returns its replica."""
     before = rack.accepted()
     name = f"sluggish-{sum(before.values())}"
-    rack.start(name, [sys.executable, "-c", SLUGGISH, SERVICE], rack.spaces["c1"], stdout=None)
-    rack.until(lambda: rack.accepted() != before, "somebody serves it")
+    rack.start(name, [sys.executable, "-c", SLOW_READER, SERVICE], rack.spaces["c1"], stdout=None)
+    rack.until(lambda: rack.accepted() != before, "a replica accepted it")
     return next(name for name, count in rack.accepted().items() if count != before[name])

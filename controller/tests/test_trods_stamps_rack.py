@@ -1,4 +1,4 @@
-"""As in test_trods_survival.py, without a store: what clients' timestamps say is all that another replica goes by."""
+"""Like test_trods_survival.py but without a store: another replica knows only clients' timestamps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PORT = 43001
 
 
 class StampedRack(PlainRack):
-    """A rack whose replicas are nginx with an agent beside it, and nothing else."""
+    """A rack with nginx and an agent on each replica, and no store."""
 
     def description(self) -> str:
         return super().description().replace(f"{{store: ['{STORE}']}}", "{objects: /list}")
@@ -28,17 +28,17 @@ class StampedRack(PlainRack):
         NetRack.start_controller(self)
 
     def put_list(self) -> None:
-        """What timestamps name."""
+        """The list of objects that timestamps name."""
         (self.file.parent / "list").write_text("/big\n/small\n")
 
     def agrees(self) -> bool:
-        """Whether all replicas have said that they have the same."""
+        """Whether all replicas have reported the same content."""
         content = self.client.get("/api/services")[0]["content"]
         return content is not None and bool(content["version"]) and not content["others"]
 
 
 class BothRack(StampedRack):
-    """With a store beside the list."""
+    """A rack with both a list and a store."""
 
     def description(self) -> str:
         return PlainRack.description(self).replace("{store:", "{objects: /list, store:")
@@ -50,7 +50,7 @@ class BothRack(StampedRack):
 
 @contextmanager
 def agreeing(rack: StampedRack) -> Iterator[StampedRack]:
-    """It stands, and all replicas have the same."""
+    """Waits until the rack is built and all replicas have the same content."""
     with standing(rack):
         rack.until(rack.agrees, "they agree on what they have")
         yield rack
@@ -58,17 +58,17 @@ def agreeing(rack: StampedRack) -> Iterator[StampedRack]:
 
 @pytest.fixture(scope="module")
 def stamped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StampedRack]:
-    """One for all tests here."""
+    """One rack for all tests of this file."""
     with agreeing(StampedRack(tmp_path_factory.mktemp("stamps"), "embedded")) as rack:
         yield rack
 
 
-def test_a_download_leaves_a_replica_that_is_upgraded_without_a_store(stamped: StampedRack) -> None:
+def test_upgrade_without_store_moves_download(stamped: StampedRack) -> None:
     outlives_an_upgrade(stamped, PORT + 50)
 
 
 @pytest.mark.long
-def test_named_downloads_outlive_a_death_and_an_upgrade_beside_a_store(tmp_path: Path) -> None:
+def test_named_downloads_survive_death_and_upgrade_with_store(tmp_path: Path) -> None:
     with agreeing(BothRack(tmp_path, "embedded")) as rack:
         flow = download(rack, PORT + 60)
         one = holder(rack, flow)
@@ -82,14 +82,15 @@ def test_named_downloads_outlive_a_death_and_an_upgrade_beside_a_store(tmp_path:
 
 
 @pytest.mark.parametrize("first, second", [("nginx", "link"), pytest.param("agent", "freeze", marks=pytest.mark.long)])
-def test_a_download_outlives_two_replicas_without_a_store(stamped: StampedRack, first: str, second: str) -> None:
+def test_download_without_store_survives_two_replicas(stamped: StampedRack, first: str, second: str) -> None:
     rack = stamped
     adopted = rack.trods("adopted")
     flow = download(rack, PORT + list(HARMS).index(first))
     one = holder(rack, flow)
     heal_one = HARMS[first](rack, one)
     two = holder(rack, flow, one)
-    # However slow this machine is, it is not over before the rest; its kernel goes on answering.
+    # The download lasts longer than the rest of the test on a slow machine; the replica's kernel
+    # keeps sending.
     flow.process.popen.send_signal(signal.SIGSTOP)
     try:
         heal_two = HARMS[second](rack, two)
@@ -97,7 +98,7 @@ def test_a_download_outlives_two_replicas_without_a_store(stamped: StampedRack, 
         heal_one()
         heal_two()
         rack.until(rack.all_well, "both are back")
-        assert flow.port in holders(rack, (three,)), "what was adopted is not taken back"
+        assert flow.port in holders(rack, (three,)), "an adopted connection stays"
     finally:
         flow.process.popen.send_signal(signal.SIGCONT)
     assert flow.ended_well(), rack.status()

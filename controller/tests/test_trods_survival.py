@@ -1,4 +1,6 @@
-"""Plain connections to nginx outlive their replica behind a real ToR, the next one's death, and the return of both."""
+"""Plain connections to nginx survive their replica behind a real ToR, the next one's death, and the
+return of both.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +24,19 @@ pytestmark = [
 
 STORE = "10.0.1.1:11211"
 MEGABYTES = 40
-"""Sixteen seconds at the rack's rate."""
+"""Bytes for sixteen seconds at the rack's rate."""
 PORT = 42001
 
 
 class PlainRack(NetRack):
-    """A rack whose replicas are nginx with an agent beside it, and a store on the client's host."""
+    """A rack with nginx and an agent on each replica, and a store on the client's host."""
 
     def description(self) -> str:
         text = super().description()
         return text.replace("    port: 80\n", f"    port: 80\n    plain: trods\n    trods: {{store: ['{STORE}']}}\n")
 
     def start_controller(self) -> None:
-        """And the store before it."""
+        """Starts the store first."""
         if "store" not in self.processes:
             address, port = STORE.split(":")
             memcached = ["memcached", "-u", "root", "-l", address, "-p", port, "-U", "0", "-M"]
@@ -42,7 +44,7 @@ class PlainRack(NetRack):
         super().start_controller()
 
     def start_replica(self, name: str) -> None:
-        """nginx, and the agent under the replica's name."""
+        """Starts nginx, and the agent under the replica's name."""
         if f"nginx {name}" not in self.processes:
             self.start_nginx(name)
         self.start(name, self.agent(name, binary("rivulet")), self.spaces[name])
@@ -53,7 +55,7 @@ class PlainRack(NetRack):
         return [*command, "--controller", self.agents, "--name", name, "--socket", str(self.folder / f"{name}.agent")]
 
     def start_nginx(self, name: str) -> None:
-        """nginx alone."""
+        """Starts nginx alone."""
         command = nginx.command(self.folder / f"nginx-{name}", self.file.parent, f"{SERVICE}:80")
         self.start(f"nginx {name}", command, self.spaces[name])
 
@@ -62,7 +64,7 @@ class PlainRack(NetRack):
         return self.all_live() and self.take_plain_tcp()
 
     def trods(self, what: str) -> int:
-        """A count of what became of connections, of all replicas that are there."""
+        """A count of connections, summed over the replicas present."""
         return sum((replica["trods"] or {}).get(what, 0) for replica in self.status()["replicas"])
 
 
@@ -71,7 +73,7 @@ R = TypeVar("R", bound=PlainRack)
 
 @contextmanager
 def standing(rack: R) -> Iterator[R]:
-    """Built, with every replica getting connections; then taken down."""
+    """Builds the rack and waits until every replica gets connections; takes it down afterwards."""
     try:
         rack.build(MEGABYTES)
         rack.until(rack.all_well, "all take plain TCP")
@@ -82,13 +84,13 @@ def standing(rack: R) -> Iterator[R]:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlainRack]:
-    """One for all tests here."""
+    """One rack for all tests of this file."""
     with standing(PlainRack(tmp_path_factory.mktemp("trods"), "embedded")) as rack:
         yield rack
 
 
 def download(rack: PlainRack, port: int) -> Flow:
-    """A download by curl, under way."""
+    """Starts a download by curl."""
     out = rack.folder / f"down-{port}"
     command = rack.curl("big", "--max-time", "240", "--local-port", str(port), "-o", str(out))
     flow = Flow(rack.start(out.name, command, rack.spaces["c1"], stdout=None), port, out, rack.file.read_bytes())
@@ -97,14 +99,14 @@ def download(rack: PlainRack, port: int) -> Flow:
 
 
 def holder(rack: PlainRack, flow: Flow, *dead: str) -> str:
-    """The replica whose kernel has the connection; those that are dead may still have it too."""
+    """The replica with the connection in its kernel; dead replicas may still have it too."""
     found: list[str] = []
 
     def is_found() -> bool:
         found[:] = [name for name in rack.replicas if name not in dead and flow.port in holders(rack, (name,))]
         return bool(found)
 
-    rack.until(is_found, f"somebody else than {', '.join(dead) or 'nobody'} has port {flow.port}")
+    rack.until(is_found, f"a replica other than {', '.join(dead) or 'none'} has port {flow.port}")
     return found[0]
 
 
@@ -137,7 +139,7 @@ def freeze(rack: PlainRack, name: str) -> Callable[[], None]:
 
 
 def upgrade(rack: PlainRack, name: str, flow: Flow | None) -> None:
-    """Drains a replica, of which a download may be one's, restarts its agent, and takes it back."""
+    """Drains a replica, which may have a download, restarts its agent, and undrains it."""
     before = rack.replica(name)["incarnation"]
     rack.client.post(f"/api/replicas/{name}/drain")
     rack.until(lambda: rack.replica(name)["draining"] and rack.as_described(), f"{name} drains")
@@ -153,19 +155,19 @@ def upgrade(rack: PlainRack, name: str, flow: Flow | None) -> None:
 
 
 def outlives_an_upgrade(rack: PlainRack, port: int) -> None:
-    """A download leaves the replica that has it while that is upgraded, and nobody misses an agent."""
+    """A download moves away from its replica during that replica's upgrade."""
     before = rack.exclusions()
     flow = download(rack, port)
     one = holder(rack, flow)
     upgrade(rack, one, flow)
-    assert holder(rack, flow, one) != one, "what moved is not taken back"
-    # Enough was seen of it: its end is the other test's.
+    assert holder(rack, flow, one) != one, "a moved connection stays"
+    # The rest of the download is the subject of the other test.
     flow.process.popen.kill()
     flow.process.popen.wait()
     assert (rack.trods("refused"), rack.exclusions()) == (0, before), "an agent that was restarted was missed"
 
 
-def test_a_download_leaves_a_replica_that_is_upgraded(plain: PlainRack) -> None:
+def test_upgrade_moves_download(plain: PlainRack) -> None:
     outlives_an_upgrade(plain, PORT + 50)
 
 
@@ -173,14 +175,15 @@ HARMS = {"nginx": kill_nginx, "agent": kill_agent, "link": cut_link, "freeze": f
 
 
 @pytest.mark.parametrize("first, second", [("nginx", "agent"), pytest.param("link", "freeze", marks=pytest.mark.long)])
-def test_a_download_outlives_two_replicas_and_their_return(plain: PlainRack, first: str, second: str) -> None:
+def test_download_survives_two_replicas_and_their_return(plain: PlainRack, first: str, second: str) -> None:
     rack = plain
     port = PORT + 10 * list(HARMS).index(first)
     flow = download(rack, port)
     one = holder(rack, flow)
     heal_one = HARMS[first](rack, one)
     two = holder(rack, flow, one)
-    # However slow this machine is, it is not over before the rest; its kernel goes on answering.
+    # The download lasts longer than the rest of the test on a slow machine; the replica's kernel
+    # keeps sending.
     flow.process.popen.send_signal(signal.SIGSTOP)
     try:
         heal_two = HARMS[second](rack, two)
@@ -188,7 +191,7 @@ def test_a_download_outlives_two_replicas_and_their_return(plain: PlainRack, fir
         heal_one()
         heal_two()
         rack.until(rack.all_well, "both are back")
-        assert flow.port in holders(rack, (three,)), "what was adopted is not taken back"
+        assert flow.port in holders(rack, (three,)), "an adopted connection stays"
     finally:
         flow.process.popen.send_signal(signal.SIGCONT)
     assert flow.ended_well(), rack.status()

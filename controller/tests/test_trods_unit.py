@@ -1,4 +1,6 @@
-"""What rivulet-agent.service leaves an agent is enough for TRODS; without some of it the agent says what it lacks."""
+"""rivulet-agent.service grants an agent all that TRODS needs; without a part of it the agent
+reports what it lacks.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ pytestmark = [
 ]
 
 UNIT = REPOSITORY / "packaging" / "systemd" / "rivulet-agent.service"
-# Not nobody: the kernel shows that number for users of other namespaces too, so the controller admits it to nothing.
+# Not `nobody`: the kernel shows its number for users of other namespaces, so the controller refuses
+# it.
 USER = pwd.getpwnam("daemon")
 GROUP = grp.getgrgid(USER.pw_gid).gr_name
 MEGABYTES = 40
@@ -36,11 +39,11 @@ TUN = os.makedev(10, 200)
 
 
 class UnitRack(PlainRack):
-    """Its agents are a user without rights, but for what their unit says."""
+    """Agents that run as a user with only the rights of their unit."""
 
     unit = UNIT
     devices = True
-    """Whether they may open /dev/net/tun, as DeviceAllow= says."""
+    """Whether they may open /dev/net/tun, as DeviceAllow= grants."""
 
     def description(self) -> str:
         text = super().description()
@@ -49,7 +52,7 @@ class UnitRack(PlainRack):
         )
 
     def start_nginx(self, name: str) -> None:
-        # At all addresses, as docs/operating.md has it.
+        # Listens at all addresses, as in docs/operating.md.
         command = nginx.command(self.folder / f"nginx-{name}", self.file.parent, "80")
         self.start(f"nginx {name}", command, self.spaces[name])
 
@@ -59,7 +62,7 @@ class UnitRack(PlainRack):
         self.start_agent_of(name)
 
     def start_agent_of(self, name: str, *more: str) -> None:
-        """The agent alone."""
+        """Starts the agent alone."""
         program = self.folder / "rivulet"
         if not program.exists():
             shutil.copy(binary("rivulet"), program)
@@ -74,7 +77,9 @@ class UnitRack(PlainRack):
         self.start(name, [*self.with_devices(), *as_unit, *command, *more], self.spaces[name])
 
     def with_devices(self) -> list[str]:
-        """Has a command see the device as udev makes it: for everybody; or for nobody."""
+        """Runs a command with the device's permissions as udev sets them: for all users, or for
+        none.
+        """
         node = self.folder / ("tun" if self.devices else "none")
         if not node.exists():
             os.mknod(node, (0o666 if self.devices else 0) | stat.S_IFCHR, TUN)
@@ -85,26 +90,26 @@ class UnitRack(PlainRack):
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """One that everybody may enter."""
+    """A folder that every user may enter."""
     with tempfile.TemporaryDirectory() as made:
         Path(made).chmod(0o755)
         yield Path(made)
 
 
-def test_what_the_unit_leaves_is_enough(folder: Path) -> None:
+def test_unit_privileges_suffice(folder: Path) -> None:
     rack = UnitRack(folder / "rack", "embedded")
     try:
         rack.build(MEGABYTES)
         rack.until(rack.all_well, "all take plain TCP")
         for name in ("r1", "r2", "r3"):
-            # The folder in which the next agent finds the sockets of the programs of one that died.
+            # The folder in which the next agent finds the sockets of a dead agent's programs.
             programs = (rack.folder / name / "agent.sock.programs").stat()
             assert stat.S_ISDIR(programs.st_mode) and (programs.st_uid, programs.st_mode & 0o077) == (USER.pw_uid, 0)
         flow = download(rack, PORT + 90)
         one = holder(rack, flow)
         rack.end(f"nginx {one}")
         two = holder(rack, flow, one)
-        # Stopped, as an upgrade does it: to the connection that it had adopted it is as if it had died.
+        # Stopped as by an upgrade, which an adopted connection cannot tell from a death.
         rack.end(two, signal.SIGTERM)
         assert flow.ended_well(), rack.status()
         assert rack.trods("refused") == 0
@@ -113,7 +118,7 @@ def test_what_the_unit_leaves_is_enough(folder: Path) -> None:
 
 
 def kept() -> bytes:
-    """What an agent keeps of a service with TRODS."""
+    """Runs an agent for a service with TRODS."""
     members = [agent_pb2.PoolMember(replica=n, name=f"r{n}", address=bytes((10, 0, 2, n))) for n in (0, 2)]
     service = agent_pb2.Service(
         id=1, name="files", addresses=[bytes((10, 9, 0, 1))], port=80, pool=1, replica=2, tor_mac=b"\2\0\0\0\0\xfe",
@@ -128,7 +133,7 @@ def kept() -> bytes:
 
 
 def alone(rack: UnitRack) -> Path:
-    """One host with nginx and nobody else; what its agent kept."""
+    """Runs one host with nginx and the agent; returns the agent's output."""
     rack.namespace("tor")
     rack.host("r1", 101, "10.0.2.1", "02:00:00:00:02:01")
     rack.start_nginx("r1")
@@ -154,7 +159,7 @@ TCX = "TRODS: tcx needs root, or CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN"
         ("/dev/net/tun", "TRODS: trods%d: /dev/net/tun: Permission denied"),
     ],
 )
-def test_what_is_missing_is_said(folder: Path, lacking: str, said: str) -> None:
+def test_missing_privilege_is_reported(folder: Path, lacking: str, said: str) -> None:
     unit = folder / "unit"
     text = UNIT.read_text()
     unit.write_text(re.sub(rf"(?<=[ =]){lacking}( |$)", "", text, flags=re.M) if lacking.startswith("CAP_") else text)
@@ -166,17 +171,17 @@ def test_what_is_missing_is_said(folder: Path, lacking: str, said: str) -> None:
         rack.spaces["r1"].serve_at(SERVICE)
         rack.start_agent_of("r1", "--keep", str(keep))
 
-        def is_said() -> bool:
-            # One without which it says nothing at all ends it.
+        def is_reported() -> bool:
+            # Without such a privilege the agent ends before it can report.
             return said in rack.log("r1") or not rack.processes["r1"].running()
 
-        Lab.until(rack, is_said, f"it says {said}", 20.0, rack.processes["nginx r1"])
+        Lab.until(rack, is_reported, f"it says {said}", 20.0, rack.processes["nginx r1"])
         assert said in rack.log("r1")
     finally:
         rack.down()
 
 
-def test_service_addresses_go_with_the_unit_however_it_was_killed(folder: Path) -> None:
+def test_service_addresses_are_removed_with_killed_unit(folder: Path) -> None:
     rack = UnitRack(folder / "rack", "embedded")
     try:
         keep = alone(rack)

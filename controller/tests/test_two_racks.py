@@ -1,4 +1,6 @@
-"""Two racks, each with its ToR: a connection that enters by one is served by replicas of both, through a tunnel."""
+"""Two racks, each with its ToR: replicas of both serve a connection that enters at one, through a
+tunnel.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,10 @@ class TwoRacks(NetRack):
         super().__init__(folder, switch)
         self.tunnel = tunnel
         self.outer = outer
-        """IP version of the outer headers; the service is of IPv4."""
+        """IP version of the outer headers; the service uses IPv4."""
 
     def lay(self) -> None:
-        """As of one rack, and the other beside it."""
+        """Starts one rack as usual, and the other beside it."""
         tor, far = self.namespace("tor"), self.namespace("far")
         self.host("c1", 1, "10.0.1.1", "02:00:00:00:01:01")
         self.host("r1", 101, "10.0.2.1", "02:00:00:00:02:01")
@@ -45,13 +47,13 @@ class TwoRacks(NetRack):
             self._six("r2", "fd00:3::2", "fd00:3::fe")
 
     def _six(self, name: str, ip: str, gateway: str) -> None:
-        """A host's IPv6 address beside its other one."""
+        """Gives a host an additional IPv6 address."""
         device, space = f"{name}-eth0", self.spaces[name]
         space.set(*(f"net.ipv6.conf.{device}.{what}" for what in ("disable_ipv6=0", "accept_dad=0", "accept_ra=0")))
         space.ip(f"addr add {ip}/64 dev {device} nodad", f"route add default via {gateway}")
 
     def description(self) -> str:
-        """The YAML."""
+        """The configuration as YAML."""
         near: dict[str, Any] = {
             "name": "tor1", "address": f"unix:{self.folder}/p4rt.sock", "number": 1, "pipeline": f"{self.folder}/p4",
             "mac": "02:00:00:00:00:fe", "addresses": ["10.0.1.254", "10.0.2.254"], "ports": [1, 101, LINK],
@@ -94,12 +96,14 @@ class TwoRacks(NetRack):
         )  # fmt: skip
 
     def start_switch(self) -> None:
-        """Both ToRs."""
-        for name, space, ports, door in (
+        """Starts both ToRs."""
+        for name, space, ports, socket_name in (
             ("switch", "tor", (1, 101, LINK), "p4rt"),
             ("far switch", "far", (102, LINK), "far"),
         ):
-            command = switches.command(self.switch, {p: f"v{p}" for p in ports}, f"unix:{self.folder}/{door}.sock")
+            command = switches.command(
+                self.switch, {p: f"v{p}" for p in ports}, f"unix:{self.folder}/{socket_name}.sock"
+            )
             self.start(name, command, self.spaces[space])
 
     def served(self) -> dict[str, int]:
@@ -119,11 +123,11 @@ WANTED = [
     pytest.param(("embedded", "ip_in_ip", 6), marks=pytest.mark.long),
     pytest.param(("bmv2", "gue", 4), marks=pytest.mark.long),
 ]
-"""Each tunnel, and each version of IP around it."""
+"""Each kind of tunnel with each IP version around it."""
 
 
 def named(wanted: tuple[str, str, int]) -> str:
-    """What the test with it is called."""
+    """The name of the test's parameters."""
     return "-".join(map(str, wanted))
 
 
@@ -141,7 +145,7 @@ def racks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TwoRacks]:
 
 
 STRAYS = 16
-"""With half of the flows each, all would go to one replica once in 32,768 times."""
+"""With half of the flows each, all go to one replica once in 32,768 times."""
 REFUSED = f"""
 import socket, sys, time
 wire = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP)
@@ -165,7 +169,7 @@ print(len(strays))
 
 
 def stray(port: int) -> str:
-    """A segment of a connection that nobody knows, in hexadecimal digits."""
+    """A segment of an unknown connection, as hexadecimal digits."""
     tcp = struct.pack("!HHIIBBHHH", port, 80, 1, 1, 5 << 4, 0x10, 1000, 0, 0)
     pseudo = bytes([10, 0, 1, 1, *map(int, SERVICE.split(".")), 0, 6, 0, len(tcp)])
     total = sum(struct.unpack("!16H", pseudo + tcp))
@@ -174,15 +178,15 @@ def stray(port: int) -> str:
 
 
 def unrefused(racks: TwoRacks) -> int:
-    """How many of `STRAYS` connections that no replica knows are not reset."""
+    """How many of `STRAYS` unknown connections are not reset."""
     program = [sys.executable, "-c", REFUSED, *map(stray, range(50000, 50000 + STRAYS))]
     return int(racks.spaces["c1"].run(*program))
 
 
 def test_a_replica_of_another_rack_serves_through_a_tunnel(racks: TwoRacks) -> None:
-    """One connection over both racks' replicas; whichever is killed, it finishes. Then plain TCP."""
+    """One connection over both racks' replicas completes when either is killed. Then plain TCP."""
     for victim in ("r1", "r2"):
-        # What each replica has served is told once a second: where that comes late, another download is seen.
+        # Replicas report their requests once a second: if that is too late, start another download.
         for _ in range(6):
             before = racks.served()
             download = racks.download()
@@ -204,7 +208,7 @@ def test_a_replica_of_another_rack_serves_through_a_tunnel(racks: TwoRacks) -> N
     flows, excluded = 0, racks.exclusions()
 
     def plainly(name: str) -> None:
-        # A flow ends with its replica: who is excluded because this machine is busy ends it, too.
+        # A flow ends with its replica, also if that is excluded because this machine is busy.
         nonlocal excluded
         out = racks.folder / "plain"
         for _ in range(3):
@@ -219,7 +223,7 @@ def test_a_replica_of_another_rack_serves_through_a_tunnel(racks: TwoRacks) -> N
         raise AssertionError("this machine is too busy for plain TCP")
 
     while not all(racks.accepted().values()):
-        # With half of the flows each, forty would all go to one once in 10^12 times.
+        # With half of the flows each, all of forty go to one once in 10^12 times.
         assert flows < 40, "plain TCP reaches both replicas"
         flows += 1
         plainly("small")

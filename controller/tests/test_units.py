@@ -1,4 +1,4 @@
-"""The systemd units: what they leave open is little, and no count of failures leaves one dead."""
+"""The systemd units: limited exposure, and unlimited restarts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import pytest
 
 UNITS = sorted((Path(__file__).resolve().parents[2] / "packaging" / "systemd").glob("*.service"))
 EXPOSURE_MAX = {"rivulet-cm": 35}
-"""Tenths, as systemd-analyze counts: 0 is closed, 100 open; others 25. `rivulet cm serve` is root, for all users."""
+"""Tenths, as systemd-analyze counts: 0 is closed, 100 open; others 25. `rivulet cm serve` is root,
+for all users."""
 
 
-def test_all_units_are_looked_at() -> None:
+def test_all_units_are_covered() -> None:
     assert [u.stem for u in UNITS] == [
         "rivulet-agent",
         "rivulet-cm",
@@ -26,7 +27,7 @@ def test_all_units_are_looked_at() -> None:
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda u: u.stem)
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-def test_little_is_left_open(unit: Path) -> None:
+def test_unit_exposure_is_bounded(unit: Path) -> None:
     command = [
         "systemd-analyze",
         "security",
@@ -40,23 +41,23 @@ def test_little_is_left_open(unit: Path) -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda u: u.stem)
-def test_it_comes_back_however_often_it_fails_and_leaves_no_core(unit: Path) -> None:
+def test_units_restart_always_and_leave_no_core(unit: Path) -> None:
     text = unit.read_text()
     parser = configparser.ConfigParser(strict=False, interpolation=None)
     parser.optionxform = str  # type: ignore[assignment, method-assign]
     parser.read_string(text)
     assert parser["Unit"]["StartLimitIntervalSec"] == "0"
     assert parser["Service"]["Restart"] == "always"
-    # A back-off: one that cannot start must not keep a core busy.
+    # A back-off: a unit that cannot start must not keep a core busy.
     assert parser["Service"]["RestartSec"] in ("200ms", "1")
     assert parser["Service"]["LimitCORE"] == "0"
-    # The last drop of a list takes from what the one before it gave.
+    # The last drop-in resets a list that an earlier one filled.
     assert "SystemCallFilter=@system-service\nSystemCallFilter=~@privileged" in text
 
 
-def test_the_keys_have_a_user_that_nothing_else_runs_as() -> None:
+def test_units_with_keys_have_their_own_user() -> None:
     users = [
         line for unit in UNITS for line in unit.read_text().splitlines() if line.startswith(("User=", "DynamicUser="))
     ]
-    # An agent holds its replica's keys as `rivulet serve` does, which may attach to it.
+    # An agent holds its replica's keys like `rivulet serve`, which may attach to it.
     assert users == ["User=rivulet-replica", "User=rivulet-controller", "User=rivulet-replica", "DynamicUser=yes"]

@@ -1,4 +1,6 @@
-"""Configurations are judged in processes apart: whatever one asks for, the API and agents are served meanwhile."""
+"""Configurations are checked in worker processes: whatever they contain, the API and agents are
+served meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,14 @@ from rivulet_controller.worker import Busy, Overdue, Worker
 ME = {"x-rivulet-client": "a reader"}
 
 ANSWERS, REPORTS = 20, 2
-"""Answers and agents' reports, at least, while a plan is judged: on the event loop there would be one and none."""
+"""Least number of API responses and agents' reports while a plan is checked; on the event loop
+there would be one or none."""
 
 
 def hostile(services: int = 900, slots: int = 64, members: int = 64) -> str:
-    """80 kB that fit into a switch's tables, and whose slots take many seconds to find."""
+    """80 kB of configuration that fits a switch's tables, with slots that take many seconds to
+    compute.
+    """
     replicas = ",".join(
         f"{{name: r{i}, switch: tor1, port: 101, ip: 10.0.{2 + i // 200}.{1 + i % 200}}}" for i in range(members)
     )
@@ -42,7 +47,7 @@ def hostile(services: int = 900, slots: int = 64, members: int = 64) -> str:
     return f"{head}replicas: [{replicas}]\nservices: [{of_each}]\n"
 
 
-async def test_the_api_and_agents_are_served_while_a_hostile_plan_is_judged(tmp_path: Path) -> None:
+async def test_api_and_agents_are_served_during_hostile_plan(tmp_path: Path) -> None:
     port = free_port()
     text = hostile()
     assert 70_000 < len(text) < 100_000
@@ -67,18 +72,18 @@ async def test_the_api_and_agents_are_served_while_a_hostile_plan_is_judged(tmp_
         answer = await plan
         assert answer.status_code == 200
         assert sum("slots[" in line and line[0] == "+" for line in answer.json()["tor1"]) > 50_000
-        # One that takes too long is refused, and the next one is judged as ever.
+        # A job that takes too long is refused, and the next one runs normally.
         controller.validator.plans = Worker("plans", cpu_s=1.0)
         answer = await client.post("/api/plan", content=text, headers=ME)
         assert answer.status_code == 422
         assert answer.json()["detail"] == [
-            "config: judging it took more than 1 s of processor time, 120 s or 1 GiB of memory"
+            "config: checking it took more than 1 s of processor time, 120 s or 1 GiB of memory"
         ]
         good = await client.post("/api/plan", content=controller.text, headers=ME)
         assert good.status_code == 200 and good.json() == {"tor1": []}
 
 
-async def test_more_than_a_switchs_tables_hold_is_refused_before_it_is_computed(tmp_path: Path) -> None:
+async def test_too_many_entries_are_refused_before_computing(tmp_path: Path) -> None:
     async with FakeSwitch(NAMES) as switch, running(switch, tmp_path) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
         for text, table in ((hostile(slots=1024), "slots"), (hostile(200).replace("pool: p, ", ""), "replicas")):
@@ -88,7 +93,7 @@ async def test_more_than_a_switchs_tables_hold_is_refused_before_it_is_computed(
                 await controller.validator.change(rack(switch, text), "config", controller.local)
 
 
-async def test_a_change_is_judged_while_plans_are_not(tmp_path: Path) -> None:
+async def test_change_is_checked_while_plans_wait(tmp_path: Path) -> None:
     async with FakeSwitch(NAMES) as switch, running(switch, tmp_path) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
         validator = controller.validator
@@ -105,7 +110,7 @@ async def test_a_change_is_judged_while_plans_are_not(tmp_path: Path) -> None:
         assert {await plan for plan in plans if plan not in refused} == {b'{"tor1": []}'}
 
 
-async def test_plans_that_wait_or_are_refused_copy_nothing(tmp_path: Path) -> None:
+async def test_waiting_or_refused_plans_copy_nothing(tmp_path: Path) -> None:
     async with FakeSwitch(NAMES) as switch, running(switch, tmp_path) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
         validator, baseline, copies = controller.validator, controller.validator._baseline, []
@@ -121,9 +126,7 @@ async def test_plans_that_wait_or_are_refused_copy_nothing(tmp_path: Path) -> No
         assert len(copies) == 6
 
 
-async def test_the_process_imports_nothing_from_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_worker_imports_nothing_from_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("pickle", "resource", "rivulet_controller"):
         (tmp_path / f"{module}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\nraise SystemExit\n")
     monkeypatch.chdir(tmp_path)
@@ -160,7 +163,7 @@ def pid() -> int:
     return os.getpid()
 
 
-async def test_a_job_that_takes_too_much_is_killed_and_the_next_one_is_done(caplog: pytest.LogCaptureFixture) -> None:
+async def test_excessive_job_is_killed_and_next_one_runs(caplog: pytest.LogCaptureFixture) -> None:
     worker = Worker("tests", cpu_s=1.0, wall_s=60.0)
     before = await worker.run(pid)
     assert before != os.getpid() and await worker.run(pid) == before, "one process does job after job"
@@ -179,7 +182,7 @@ async def test_a_job_that_takes_too_much_is_killed_and_the_next_one_is_done(capl
     await worker.stop()
 
 
-async def test_a_job_that_waits_for_ever_is_killed() -> None:
+async def test_job_that_waits_forever_is_killed() -> None:
     worker = Worker("tests", wall_s=3.0)
     with pytest.raises(Overdue):
         await worker.run(sleeps)
@@ -187,24 +190,24 @@ async def test_a_job_that_waits_for_ever_is_killed() -> None:
     await worker.stop()
 
 
-async def test_a_process_without_work_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "IDLE_S", 0.05)
     worker = Worker("tests")
     number = await worker.run(pid)
 
-    def gone() -> bool:
+    def has_ended() -> bool:
         try:
             os.kill(number, 0)
         except ProcessLookupError:
             return True
         return False
 
-    await until(gone, "it ends by itself")
+    await until(has_ended, "it ends by itself")
     assert await worker.run(pid) != number
     await worker.stop()
 
 
-async def test_a_file_that_came_at_a_busy_time_is_judged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_file_is_checked_again_after_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon, "FILE_POLL_S", 0.05)
     async with FakeSwitch(NAMES) as switch, running(switch, tmp_path) as controller:
         await until(lambda: as_described(controller, switch), "first apply")

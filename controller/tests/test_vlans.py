@@ -1,4 +1,6 @@
-"""A rack with VLANs in which no MAC address is written down: Linux hosts answer ARP and neighbour discovery."""
+"""A rack with VLANs and without configured MAC addresses: Linux hosts answer ARP and neighbour
+discovery.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ pytestmark = needs_rack
 CLIENT_VLAN, REPLICA_VLAN = 10, 20
 TAP = "vlan10"
 PING = ("ping", "-c", "3", "-i", "0.2", "-W", "2")
-"""One answer will do."""
+"""One reply is enough."""
 
 
 class VlanRack(NetRack):
@@ -37,7 +39,7 @@ class VlanRack(NetRack):
 
     def address(self, name: str, device: str, ip: str) -> None:
         if name == "c1":
-            # Not every kernel has VLAN devices.
+            # Some kernels lack VLAN devices.
             program = Path(__file__).with_name("vlan_pump.py")
             space, mac = self.spaces[name], "02:00:00:00:01:01"
             self.start("pump", [sys.executable, str(program), device, TAP, str(CLIENT_VLAN)], space)
@@ -72,7 +74,8 @@ def test_hosts_are_found_and_served_across_vlans(rack: VlanRack) -> None:
     tagged = [line for line in entries if line.startswith("neighbours") and f"vlan={CLIENT_VLAN:#x})" in line]
     assert tagged and all("dst_mac=0x20000000101" in line for line in tagged)
     assert sum(f"vlan={REPLICA_VLAN:#x})" in line for line in entries if line.startswith("neighbours")) == 2
-    # The ToR itself answers in the VLAN, and between VLANs of replicas packets are routed, not bridged.
+    # The ToR itself answers in the VLAN, and routes (not bridges) packets between VLANs of
+    # replicas.
     for source, target in (("c1", "10.0.1.254"), ("c1", "fd00:1::fe"), ("r1", "10.0.2.254"), ("r1", "10.0.2.2")):
         rack.spaces[source].run(*PING, target)
     bridged = ("ping", "-c", "1", "-W", "1", "10.0.2.3")
@@ -82,7 +85,7 @@ def test_hosts_are_found_and_served_across_vlans(rack: VlanRack) -> None:
 
 
 @pytest.mark.parametrize("rack", ["embedded"], indirect=True)
-def test_another_card_behind_the_same_address_is_one_changed_row(rack: VlanRack) -> None:
+def test_changed_mac_is_one_changed_row(rack: VlanRack) -> None:
     rack.finish(rack.download())
     excluded = rack.exclusions()
     rack.until(rack.take_plain_tcp, "all take plain TCP")
@@ -93,23 +96,23 @@ def test_another_card_behind_the_same_address_is_one_changed_row(rack: VlanRack)
         neighbours = rack.status()["switches"][0]["neighbours"]
         return bool({n["mac"] for n in neighbours} == {"02:00:00:00:01:77"})
 
-    # Its first frame tells of a new source, and then it is asked, long before its turn.
+    # Its first frame raises an event about a new source, which makes its request due early.
     rack.spaces["c1"].run("ping", "-c", "2", "-W", "2", "10.0.1.254")
     rack.until(moved, "the question finds it", 10.0)
     rack.finish(rack.download())
-    # Two rows of neighbours (IPv4 and IPv6), and the source that the bridge learned from its frames; and who was
-    # excluded because this machine is busy is readmitted by a row.
+    # Two rows of neighbours (IPv4 and IPv6), and the source that the bridge learned. A replica that
+    # was excluded because this machine is busy is readmitted by another row.
     assert rack.status()["switches"][0]["writes"] - writes <= 6 + rack.exclusions() - excluded
 
 
 @pytest.mark.parametrize("rack", ["embedded"], indirect=True)
-def test_a_replica_whose_ethernet_address_changes_tells_it(rack: VlanRack) -> None:
+def test_replica_reports_changed_mac(rack: VlanRack) -> None:
     rack.spaces["r1"].ip("link set dev r1-eth0 address 02:00:00:00:02:77")
 
     def believed() -> bool:
         entries = rack.client.get("/api/switches/tor1/entries")
         return any(e.startswith("heartbeat_sources") and "source=0x20000000277" in e for e in entries)
 
-    rack.until(believed, "it has told its new address")
-    rack.until(rack.all_live, "its heartbeats are heard")
+    rack.until(believed, "it reported its new address")
+    rack.until(rack.all_live, "its heartbeats arrive")
     rack.finish(rack.download())

@@ -1,7 +1,8 @@
-"""Runs a command as what a systemd unit leaves of a process, where no systemd runs.
+"""Runs a command with the restrictions of a systemd unit, where systemd does not run.
 
-unit_process.py UNIT UID GID COMMAND...: with the unit's capabilities, system calls and address families, and no memory
-that is both written and run. It knows the settings that rivulet-agent.service has of these.
+unit_process.py UNIT UID GID COMMAND...: with the unit's capabilities, system calls and address
+families, and no memory that is both written and run. It knows the settings that
+rivulet-agent.service has of these.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ LOAD, JUMP_EQUAL, RETURN = 0x20, 0x15, 0x06
 
 
 def defined(files: Iterable[Path], prefix: str) -> dict[str, int]:
-    """Numbers that the first of these headers that is there defines, by name behind the prefix."""
+    """Numbers by name (without the prefix) from the first of these headers that exists."""
     text = next(file.read_text() for file in files if file.exists())
     return {name: int(number) for name, number in re.findall(rf"^#define {prefix}(\w+)\s+(\d+)$", text, re.M)}
 
 
 def members(group: str) -> set[str]:
-    """The system calls of a group, or the one."""
+    """The system calls of a group, or the call itself."""
     if not group.startswith("@"):
         return {group}
     listed = subprocess.run(["systemd-analyze", "syscall-filter", group], capture_output=True, text=True, check=True)
@@ -46,7 +47,7 @@ def members(group: str) -> set[str]:
 
 
 def allowed(filters: list[str]) -> set[str]:
-    """What a list of SystemCallFilter= leaves."""
+    """The system calls that SystemCallFilter= allows."""
     left: set[str] = set()
     for line in filters:
         named = set().union(*(members(word) for word in line.removeprefix("~").split()))
@@ -55,7 +56,7 @@ def allowed(filters: list[str]) -> set[str]:
 
 
 def program(calls: set[str], families: list[str]) -> bytes:
-    """A seccomp filter: EPERM for all but these calls, and for sockets of other families."""
+    """A seccomp filter: EPERM for all other calls, and for sockets of other families."""
     known = defined(CALLS, "__NR_")
     refuse = (RETURN, 0, 0, REFUSE)
     code = [(LOAD, 0, 0, ARCH), (JUMP_EQUAL, 1, 0, AUDIT_ARCH[os.uname().machine]), refuse, (LOAD, 0, 0, NUMBER)]
@@ -78,7 +79,7 @@ def prctl(option: int, *arguments: int) -> None:
 
 
 def become(uid: int, gid: int, kept: set[int]) -> None:
-    """Another user with these capabilities and no way to others."""
+    """Becomes another user with these capabilities only, permanently."""
     last = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
     for capability in set(range(last + 1)) - kept:
         prctl(CAPBSET_DROP, capability)
@@ -95,7 +96,7 @@ def become(uid: int, gid: int, kept: set[int]) -> None:
 
 
 def confine(calls: bytes) -> None:
-    """No call but these, from now on."""
+    """Applies the filter to this process from now on."""
     code = ctypes.create_string_buffer(calls, len(calls))
     # struct sock_fprog
     filter_ = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(calls) // 8, ctypes.addressof(code)))

@@ -1,4 +1,5 @@
-"""A VLAN interface for kernels without 802.1Q: frames between a tap device and a link, tagged on the link.
+"""A VLAN interface for kernels without 802.1Q: frames between a tap device and a link, tagged on
+the link.
 
 `python vlan_pump.py LINK TAP VLAN` in the namespace of both; ends when killed.
 """
@@ -20,7 +21,7 @@ VLAN_VALID = 0x10
 
 
 def pump(link: str, name: str, vlan: int) -> None:
-    """Carries frames both ways, for ever."""
+    """Relays frames both ways until killed."""
     tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(tap, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TAP | IFF_NO_PI))
     wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
@@ -37,7 +38,7 @@ def pump(link: str, name: str, vlan: int) -> None:
             frame, extra, _, address = wire.recvmsg(65536, 256)
             if address[2] == PACKET_OUTGOING:
                 continue
-            # Linux takes the tag out of the frame and tells it beside.
+            # Linux removes the tag from the frame and delivers it as metadata.
             for level, kind, data in extra:
                 if (level, kind) == (SOL_PACKET, PACKET_AUXDATA):
                     status, _, _, _, _, tci, _ = AUXDATA.unpack_from(data)

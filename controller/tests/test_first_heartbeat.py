@@ -1,4 +1,4 @@
-"""A member that was never heard gets nothing before its first heartbeat."""
+"""A member without any heartbeat so far gets no traffic before its first one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def members(switch: FakeSwitch) -> set[str]:
     return {word.removeprefix("members=").rstrip(",)") for row in rows for word in row.split() if "members=" in word}
 
 
-async def test_a_member_without_agent_and_heartbeats_gets_nothing(tmp_path: Path) -> None:
+async def test_member_without_agent_and_heartbeats_gets_no_traffic(tmp_path: Path) -> None:
     async with (
         FakeSwitch(NAMES) as switch,
         running(switch, tmp_path) as controller,
@@ -28,7 +28,7 @@ async def test_a_member_without_agent_and_heartbeats_gets_nothing(tmp_path: Path
         for name in ("r1", "r2"):
             await stack.enter_async_context(FakeAgent(f"unix:{tmp_path}/agents", name))
         await until(lambda: {m.rpartition("(")[2] for m in members(switch)} == {"0x3"}, "r3 is in no pool")
-        # From the first write on, of a pool that is new.
+        # From the first write of a new pool on.
         switch.writes.clear()
         assert await controller.change(config(rack(switch) + OTHER), "a test")
         rows = [line for kind, line in switch.writes if line.startswith("pools[")]
@@ -37,7 +37,7 @@ async def test_a_member_without_agent_and_heartbeats_gets_nothing(tmp_path: Path
         await until(lambda: {m.rpartition("(")[2] for m in members(switch)} == {"0x7"}, "it came")
 
 
-async def test_where_nobody_is_heard_nobody_is_taken_out(tmp_path: Path) -> None:
+async def test_pool_without_heartbeats_keeps_all_members(tmp_path: Path) -> None:
     async with FakeSwitch(NAMES) as switch, running(switch, tmp_path, RACK) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
         await until(lambda: "tor1" in controller.fleet.health.samples, "a reading")
