@@ -167,10 +167,10 @@ class Neighbours:
         """The hosts that need a request now; counts it as sent."""
         asked = []
         for neighbour in self._all.values():
-            silent = neighbour.mac is None or neighbour.answered_at < neighbour.asked_at
-            if now - neighbour.asked_at < (neighbour.pause if silent else REFRESH_S):
+            unanswered = neighbour.mac is None or neighbour.answered_at < neighbour.asked_at
+            if now - neighbour.asked_at < (neighbour.pause if unanswered else REFRESH_S):
                 continue
-            neighbour.pause = min(neighbour.pause * 2, REQUEST_PAUSE_S[1]) if silent else REQUEST_PAUSE_S[0]
+            neighbour.pause = min(neighbour.pause * 2, REQUEST_PAUSE_S[1]) if unanswered else REQUEST_PAUSE_S[0]
             neighbour.asked_at = now
             asked.append(neighbour)
         return asked

@@ -63,21 +63,21 @@ def test_agent_update_has_affinity_and_slots() -> None:
     for text, wanted in ((RACK, agent_pb2.AFFINITY_FLOW), (BY_CLIENT, agent_pb2.AFFINITY_CLIENT)):
         described, state = config(text), State()
         fragments(described, state=state)
-        told_now = update(
+        sent = update(
             described, "r1", numbers_of(described, state), state.rings, state.slots, weights_of(described), frozenset()
         )
-        assert [service.affinity for service in told_now.services] == [wanted]
+        assert [service.affinity for service in sent.services] == [wanted]
 
 
 @pytest.mark.parametrize(
-    ("rivulet", "text", "whose"), [(False, BY_CLIENT, True), (False, RACK, False), (True, BY_CLIENT, False)]
+    ("rivulet", "text", "is_explained"), [(False, BY_CLIENT, True), (False, RACK, False), (True, BY_CLIENT, False)]
 )
-def test_trace_explains_client_slot(rivulet: bool, text: str, whose: bool) -> None:
+def test_trace_explains_client_slot(rivulet: bool, text: str, is_explained: bool) -> None:
     items = [item for part in fragments(config(text)).values() for item in part]
     steps = trace(items, NAMES, SERVICE, 80, rivulet)
     (slots,) = (step for step in steps if step.table == "slots")
     assert slots.meaning.endswith("replica 0: 4/16, replica 1: 4/16, replica 2: 8/16")
-    assert ("one for all flows of a client's address" in slots.meaning) == whose
+    assert ("one for all flows of a client's address" in slots.meaning) == is_explained
 
 
 async def test_affinity_change_is_one_write_and_is_shown(tmp_path: Path) -> None:

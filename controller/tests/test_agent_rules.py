@@ -117,9 +117,9 @@ def test_check_accepts_each_row_as_recorded() -> None:
             continue
         state = State()
         numbers = numbers_of(config, state)
-        told = update(config, "r1", numbers, {}, {}, weights_of(config), frozenset()).services
-        assert len(told) == row.services and len({service.pool for service in told}) == row.pools
-        first = told[0]
+        services_sent = update(config, "r1", numbers, {}, {}, weights_of(config), frozenset()).services
+        assert len(services_sent) == row.services and len({service.pool for service in services_sent}) == row.pools
+        first = services_sent[0]
         assert (first.heartbeat_interval_us, first.liveness_bound_us) == (row.heartbeat, row.liveness)
         assert (first.horizon_us, first.port, len(first.tunnels)) == (row.horizon, row.port, row.racks)
         assert len(first.addresses) == len(row.addresses)

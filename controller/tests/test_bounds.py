@@ -145,9 +145,9 @@ async def test_agent_errors_are_logged_once_a_second(caplog: pytest.LogCaptureFi
     server = AgentServer(lambda _: agent_pb2.Update(), lambda: None)
     with caplog.at_level(logging.INFO, "rivulet.agents"):
         await server._read(agent(), complaints())
-    said = [record for record in caplog.records if "complaint" in record.getMessage()]
+    logged = [record for record in caplog.records if "complaint" in record.getMessage()]
     # One a second; a very slow machine may log a few.
-    assert 1 <= len(said) < 100
+    assert 1 <= len(logged) < 100
 
 
 def test_reading_a_file_is_bounded(tmp_path: Path) -> None:

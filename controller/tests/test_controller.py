@@ -160,8 +160,12 @@ async def test_a_refused_write_keeps_the_last_good_state(
 async def test_refused_write_is_explained(tmp_path: Path) -> None:
     async with FakeSwitch(NAMES, capacity=10) as switch, running(switch, tmp_path) as controller:
         await until(lambda: connected(controller) and bool(controller.fleet.switches["tor1"].problem), "an error")
-        said = controller.fleet.switches["tor1"].problem
-        assert "slots[" in said and "table is full" in said and "fewer services or slots" in said
+        reported_problem = controller.fleet.switches["tor1"].problem
+        assert (
+            "slots[" in reported_problem
+            and "table is full" in reported_problem
+            and "fewer services or slots" in reported_problem
+        )
 
 
 async def test_foreign_program_is_kept_without_take_over(switch: FakeSwitch, tmp_path: Path) -> None:

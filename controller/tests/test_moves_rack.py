@@ -88,8 +88,8 @@ def test_three_upgrades_under_a_download_ssh_and_a_websocket(rack: TalkRack) -> 
     assert flow.ended_well(), rack.status()
     for what, session in sessions.items():
         session.popen.terminate()
-        told = json.loads(session.output(60))
-        assert told["whole"], (what, told)
-        assert told["answers"] > 0
+        report = json.loads(session.output(60))
+        assert report["whole"], (what, report)
+        assert report["answers"] > 0
     assert rack.trods("refused") == 0
     assert rack.exclusions() == before, "an agent that was restarted was missed"

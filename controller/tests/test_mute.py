@@ -34,11 +34,11 @@ class Watch:
         self.counted = {name: RequestCounts(0, 0, 0, 1) for name in NAMED}
         self.live = list(NAMED)
         self.pools: list[tuple[str, ...]] = [NAMED]
-        self.said: list[tuple[str, str]] = []
+        self.seen_events: list[tuple[str, str]] = []
 
     def run(self, seconds: int, answer: str = "abc", asked: str = "abc", refuse: str = "") -> list[tuple[str, str]]:
         """The events of this many seconds."""
-        said = []
+        seen_events = []
         for _ in range(seconds):
             self.now += 1.0
             for name in asked:
@@ -49,8 +49,8 @@ class Watch:
                     old.refused + 100 * (name in refuse),
                     old.incarnation,
                 )
-            said += self.watch.look(self.now, self.rule, self.counted, self.pools, self.live)
-        return said
+            seen_events += self.watch.look(self.now, self.rule, self.counted, self.pools, self.live)
+        return seen_events
 
 
 def test_mute_replica_is_found_and_excluded() -> None:
@@ -107,8 +107,8 @@ def test_retry_pauses_grow() -> None:
             assert rack.now < began + 1000
         out.append(rack.now - began)
         assert rack.watch.left_out() == frozenset()
-        said = rack.run(6, answer="ab")
-        assert said == [("LEFT_OUT", "c")], "still mute"
+        seen_events = rack.run(6, answer="ab")
+        assert seen_events == [("LEFT_OUT", "c")], "still mute"
     assert out[0] >= PAUSE_S - 1 and all(b > 1.8 * a for a, b in itertools.pairwise(out)), out
     # After long enough without being mute, pauses start from the shortest.
     assert rack.run(round(PAUSE_RESET_S) + 5) == [("ANSWERS", "c"), ("TRIED_AGAIN", "c")]

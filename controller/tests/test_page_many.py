@@ -114,8 +114,8 @@ async def test_64_replicas_of_two_switches_fit_on_a_screen(tmp_path: Path) -> No
         assert await page.evaluate(colour.format("r7")) != await page.evaluate(colour.format("r8"))
         await page.evaluate("""document.querySelector('[data-replica="r7"] .head').click()""")
         await page.until("document.querySelectorAll('[data-replica=\"r7\"] .past').length >= 3")
-        told = await page.evaluate("""document.querySelector('[data-replica="r7"] .more').textContent""")
-        assert "by tor1: excluded by tor1" in told and "live" in told, told
+        shown_text = await page.evaluate("""document.querySelector('[data-replica="r7"] .more').textContent""")
+        assert "by tor1: excluded by tor1" in shown_text and "live" in shown_text, shown_text
         if folder := os.environ.get("RIVULET_SCREENSHOTS_MANY"):
             await asyncio.sleep(3.0)
             await page.screenshot(Path(folder) / "many-open.png")
@@ -158,16 +158,19 @@ async def test_page_and_rivuletctl_agree(tmp_path: Path, monkeypatch: pytest.Mon
             await page.open(url)
             await page.until("""document.querySelector('[data-replica="r3"]')?.classList.contains('draining')""", 60.0)
             shown = await page.evaluate("document.querySelector('#events').textContent")
-            for said in (": drain r3", ": rotate service web, kinds seal"):
-                assert said in shown, shown
+            for expected in (": drain r3", ": rotate service web, kinds seal"):
+                assert expected in shown, shown
             keys = await page.evaluate("document.querySelector('#services').textContent")
             assert re.search(r"old, (next in \d+ min|\d+ being distributed)", keys), keys
             table = await run("services")
             assert re.search(r"old, (next in \d+ min|\d+ being distributed)", table), table
             # The history is updated once a second.
             await until(lambda: controller.monitor.history.states("r3")[-1]["state"] == "draining", "it is noted")
-            told = await run("replica", "r3")
-            assert "not excluded since the controller started" in told and "draining new flows go elsewhere" in told
+            shown_text = await run("replica", "r3")
+            assert (
+                "not excluded since the controller started" in shown_text
+                and "draining new flows go elsewhere" in shown_text
+            )
             assert [each["name"] for each in found["replicas"]] == [f"r{i + 1}" for i in range(REPLICAS)]
             rows = (await run("replicas")).splitlines()
             assert sum("tor2" in row for row in rows) == REPLICAS // 2

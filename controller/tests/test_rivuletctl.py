@@ -25,8 +25,8 @@ async def rivuletctl(address: str, *arguments: str, columns: str = "") -> tuple[
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         env=environment | ({"COLUMNS": columns} if columns else {}),
     )  # fmt: skip
-    said, _ = await process.communicate()
-    return process.returncode or 0, said.decode()
+    output_bytes, _ = await process.communicate()
+    return process.returncode or 0, output_bytes.decode()
 
 
 async def test_tables_in_pipes_have_their_full_width(tmp_path: Path) -> None:

@@ -155,5 +155,5 @@ def test_full_disk_is_reported_and_keeps_old_values(tmp_path: Path) -> None:
     command = ["unshare", "--mount", "sh", "-c", mounted, "sh", str(tmp_path), sys.executable, FULL]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    said = f"state file {tmp_path}/controller.db: database or disk is full"
-    assert done.stdout.splitlines() == [said, "{'a': b'1'}", said, "{'a': b'1'}", "{'b': b'2'}"]
+    message = f"state file {tmp_path}/controller.db: database or disk is full"
+    assert done.stdout.splitlines() == [message, "{'a': b'1'}", message, "{'a': b'1'}", "{'b': b'2'}"]

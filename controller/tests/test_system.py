@@ -72,8 +72,8 @@ def test_downloads_survive_kill_of_any_part(rack: NetRack, what: str) -> None:
     rack.until(rack.all_live, "every replica is live again")
     assert described(rack) == before
     if what == "controller":
-        said = rack.log("controller").removeprefix(log)
-        assert "resumes as ToR" in said and "new pipeline" not in said, "the pipeline was not reloaded"
+        log_text = rack.log("controller").removeprefix(log)
+        assert "resumes as ToR" in log_text and "new pipeline" not in log_text, "the pipeline was not reloaded"
     report(
         test=f"kill {what}", switch=rack.switch, converged_s=round(converged, 2),
         longest_gap_ms=round(result["longest_gap_ms"]), mbit_per_s=round(result["mbit_per_s"], 1),

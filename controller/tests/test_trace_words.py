@@ -75,17 +75,19 @@ def test_a_segment_of_a_stateless_service_is_explained(
     fragments(config(STATELESS), state=state)
     ack = ((isn(state, echo is not None) & ~7) + more) % (1 << 32)
     steps = way(state, Segment(CLIENT, 4000, ack, echo, data))
-    told = next(step for step in steps if step.table == "cookies")
-    assert words in told.meaning
+    outcome = next(step for step in steps if step.table == "cookies")
+    assert words in outcome.meaning
     assert next((step.row.split(":")[0] for step in steps if step.table == "slots"), "") == slots
     keys = next(step for step in steps if step.table == "cookie_keys")
     assert "current0=…" in keys.row, "keys are not shown"
 
 
 def test_trace_without_segment_lists_all_outcomes() -> None:
-    told = {step.row: step.meaning for step in way(State(), None) if step.table == "cookies"}
-    assert "answered by the ToR" in told["a SYN"]
-    assert all(any(reason in meaning for meaning in told.values()) for reason in ("HANDSHAKE", "COOKIE", "METER_PLAIN"))
+    outcome = {step.row: step.meaning for step in way(State(), None) if step.table == "cookies"}
+    assert "answered by the ToR" in outcome["a SYN"]
+    assert all(
+        any(reason in meaning for meaning in outcome.values()) for reason in ("HANDSHAKE", "COOKIE", "METER_PLAIN")
+    )
     items = [item for part in fragments(config(STATELESS), tor=Tor(0x0101)).values() for item in part]
     (syn,) = (step for step in trace(items, NAMES, SERVICE, 80, False) if step.row == "a SYN")
     assert "the ToR's clock is not set yet" in syn.meaning

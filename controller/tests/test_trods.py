@@ -179,8 +179,8 @@ def test_agent_update_has_store_and_pool() -> None:
     closed = TRODS.replace("']}", "'], failure: closed, deterministic: true}")
     assert service_update(config(closed)).trods.closed and service_update(config(closed)).trods.deterministic
     assert not trods.as_server and not trods.trust_unknown
-    said = service_update(config(TRODS.replace("']}", "'], adopt_as: server, unknown: trust}"))).trods
-    assert said.as_server and said.trust_unknown
+    sent = service_update(config(TRODS.replace("']}", "'], adopt_as: server, unknown: trust}"))).trods
+    assert sent.as_server and sent.trust_unknown
     assert not service_update(config(RACK + STORE)).HasField("trods")
 
 
@@ -238,8 +238,8 @@ async def test_a_change_to_trods_and_back_reaches_switches_and_replicas_in_order
 
             def note() -> bool:
                 """Records the switch's mode at each reading, and whether r1 has TRODS."""
-                told = agent_pb2.PLAIN_TRODS in plain()
-                now = ("plain=0x3" in row(switch, "service_config"), told)
+                has_trods = agent_pb2.PLAIN_TRODS in plain()
+                now = ("plain=0x3" in row(switch, "service_config"), has_trods)
                 if not plains or plains[-1] != now:
                     plains.append(now)
                 return bool(controller.state.modes["web"].is_settled)

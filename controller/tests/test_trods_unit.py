@@ -149,7 +149,7 @@ TCX = "TRODS: tcx needs root, or CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN"
 
 
 @pytest.mark.parametrize(
-    ("lacking", "said"),
+    ("lacking", "expected"),
     [
         ("CAP_BPF", TCX),
         ("CAP_PERFMON", TCX),
@@ -159,7 +159,7 @@ TCX = "TRODS: tcx needs root, or CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN"
         ("/dev/net/tun", "TRODS: trods%d: /dev/net/tun: Permission denied"),
     ],
 )
-def test_missing_privilege_is_reported(folder: Path, lacking: str, said: str) -> None:
+def test_missing_privilege_is_reported(folder: Path, lacking: str, expected: str) -> None:
     unit = folder / "unit"
     text = UNIT.read_text()
     unit.write_text(re.sub(rf"(?<=[ =]){lacking}( |$)", "", text, flags=re.M) if lacking.startswith("CAP_") else text)
@@ -173,10 +173,10 @@ def test_missing_privilege_is_reported(folder: Path, lacking: str, said: str) ->
 
         def is_reported() -> bool:
             # Without such a privilege the agent ends before it can report.
-            return said in rack.log("r1") or not rack.processes["r1"].running()
+            return expected in rack.log("r1") or not rack.processes["r1"].running()
 
-        Lab.until(rack, is_reported, f"it says {said}", 20.0, rack.processes["nginx r1"])
-        assert said in rack.log("r1")
+        Lab.until(rack, is_reported, f"it reports {expected}", 20.0, rack.processes["nginx r1"])
+        assert expected in rack.log("r1")
     finally:
         rack.down()
 

@@ -107,16 +107,16 @@ def confine(calls: bytes) -> None:
 
 def main() -> None:
     unit, uid, gid, *command = sys.argv[1:]
-    said: dict[str, list[str]] = {}
+    settings: dict[str, list[str]] = {}
     for line in Path(unit).read_text().splitlines():
         name, there, value = line.partition("=")
         if there and not line.startswith("#"):
-            said.setdefault(name, []).append(value)
-    assert said["MemoryDenyWriteExecute"] == said["NoNewPrivileges"] == ["yes"]
-    assert said["AmbientCapabilities"] == said["CapabilityBoundingSet"]
+            settings.setdefault(name, []).append(value)
+    assert settings["MemoryDenyWriteExecute"] == settings["NoNewPrivileges"] == ["yes"]
+    assert settings["AmbientCapabilities"] == settings["CapabilityBoundingSet"]
     capabilities = defined([CAPABILITIES], "CAP_")
-    kept = {capabilities[name.removeprefix("CAP_")] for name in said["AmbientCapabilities"][-1].split()}
-    calls = program(allowed(said["SystemCallFilter"]), said["RestrictAddressFamilies"][-1].split())
+    kept = {capabilities[name.removeprefix("CAP_")] for name in settings["AmbientCapabilities"][-1].split()}
+    calls = program(allowed(settings["SystemCallFilter"]), settings["RestrictAddressFamilies"][-1].split())
     become(int(uid), int(gid), kept)
     confine(calls)
     os.execvp(command[0], command)
