@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import stateless_cost, stateless_dns, stateless_floods, stateless_kills, stateless_loss
+from . import stateless_cost, stateless_dns, stateless_floods, stateless_kills, stateless_loss, stateless_pipelining
 from .bars import Bar, judge
 from .host import nginx_version
 from .host_rig import SERVICE, host_rig
@@ -43,6 +43,11 @@ def _loss(options: Any) -> Json:
         return stateless_loss.lossy(rig, options.transfers)
 
 
+def _pipelining(options: Any) -> Json:
+    with host_rig("stateless", rtt_ms=stateless_pipelining.RTT_MS) as rig:
+        return stateless_pipelining.pipelined(rig, options.repetitions)
+
+
 def _dns(options: Any) -> Json:
     with host_rig("stateless") as rig:
         return stateless_dns.queries(rig, 2 * options.repetitions, options.seconds)
@@ -61,6 +66,7 @@ PARTS: dict[str, Callable[[Any], Json]] = {
     "nginx": _nginx,
     "memory": _memory,
     "loss": _loss,
+    "pipelining": _pipelining,
     "kills": _kills,
     "dns": _dns,
     "floods": _floods,
@@ -69,7 +75,14 @@ PARTS: dict[str, Callable[[Any], Json]] = {
 
 def bars(result: Json) -> list[Bar]:
     """The bounds of the parts that were run."""
-    parts = (stateless_cost, stateless_loss, stateless_kills, stateless_dns, stateless_floods)
+    parts = (
+        stateless_cost,
+        stateless_loss,
+        stateless_pipelining,
+        stateless_kills,
+        stateless_dns,
+        stateless_floods,
+    )
     return [bar for part in parts for bar in part.bars(result)]
 
 

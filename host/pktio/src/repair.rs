@@ -9,7 +9,9 @@ use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, ipproto, socket_with, sockopt};
+use rustix::net::{
+    AddressFamily, SendFlags, SocketFlags, SocketType, bind, connect, ipproto, send, socket_with, sockopt,
+};
 
 use crate::in_netns;
 
@@ -54,7 +56,7 @@ pub struct Connection {
     pub local: SocketAddr,
     /// The peer's address and port.
     pub remote: SocketAddr,
-    /// Next sequence number to send. All data before it is acknowledged.
+    /// Sequence number that the peer acknowledges, from which data may be unacknowledged.
     pub send_next: u32,
     /// Next sequence number expected from the peer.
     pub receive_next: u32,
@@ -123,7 +125,20 @@ pub fn check_port(port: u16) -> Result<(), RepairError> {
 /// # Errors
 /// [`RepairError`]; no socket is left behind.
 pub fn restore(connection: &Connection, netns: Option<&str>) -> Result<TcpStream, RepairError> {
-    let entered = in_netns(netns, || established(connection));
+    restore_with(connection, &[], netns)
+}
+
+/// [`restore`] of a connection on which these bytes were sent and are not acknowledged: the kernel repeats them when they are
+/// lost.
+///
+/// # Errors
+/// As of [`restore`].
+pub fn restore_with(
+    connection: &Connection,
+    unacknowledged: &[u8],
+    netns: Option<&str>,
+) -> Result<TcpStream, RepairError> {
+    let entered = in_netns(netns, || established(connection, unacknowledged));
     entered.map_err(|e| RepairError { step: "the namespace", source: io::Error::other(e) })?
 }
 
@@ -152,7 +167,7 @@ pub fn unacknowledged(stream: &TcpStream) -> io::Result<u32> {
     Ok(u32::try_from(octets).unwrap_or(0))
 }
 
-fn established(connection: &Connection) -> Result<TcpStream, RepairError> {
+fn established(connection: &Connection, unacknowledged: &[u8]) -> Result<TcpStream, RepairError> {
     let family = if connection.local.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = repaired(family)?;
     for (queue, next) in [(SEND_QUEUE, connection.send_next), (RECEIVE_QUEUE, connection.receive_next)] {
@@ -188,6 +203,14 @@ fn established(connection: &Connection) -> Result<TcpStream, RepairError> {
     set(&socket, libc::TCP_REPAIR_WINDOW, &[window], "TCP_REPAIR_WINDOW")?;
     if let Some(value) = connection.timestamp {
         set(&socket, libc::TCP_TIMESTAMP, &[even(value)], "TCP_TIMESTAMP")?;
+    }
+    if !unacknowledged.is_empty() {
+        set(&socket, libc::TCP_REPAIR_QUEUE, &[SEND_QUEUE], "TCP_REPAIR_QUEUE")?;
+        // The kernel takes what is written now for sent.
+        let queued = send(&socket, unacknowledged, SendFlags::DONTWAIT).map_err(of("the send queue"))?;
+        if queued < unacknowledged.len() {
+            return Err(RepairError { step: "the send queue", source: io::ErrorKind::WriteZero.into() });
+        }
     }
     off(&socket)?;
     Ok(socket.into())

@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use rivulet_plain::{Replica, Ring, Segment, Verdict};
+use rivulet_plain::{Handoff, Replica, Ring, Segment, Verdict};
 use support::client::{Client, Nature};
 use support::net::{Fate, Net};
 
@@ -48,7 +48,7 @@ fn connection(c: &mut Criterion) {
                                 Verdict::Say(header) => {
                                     black_box(header.finish(&mut out, 0).unwrap());
                                 }
-                                Verdict::Answer(flight) => {
+                                Verdict::Answer(flight) | Verdict::Continue(Handoff { flight, .. }) => {
                                     for piece in flight.pieces() {
                                         black_box(flight.write(piece, &mut out).unwrap());
                                     }

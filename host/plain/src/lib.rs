@@ -22,6 +22,7 @@ mod segment;
 mod small;
 mod soft;
 mod stamp;
+mod verdict;
 mod whole;
 
 pub use answer::{Answer, Ends, Octets, Outcome};
@@ -37,9 +38,10 @@ pub use objects::{Entry, Found, MAX_NAME, Object, Table, TableError};
 pub use relay::{Ask, Judged, Protocol, Relay};
 pub use say::refusal;
 pub use segment::{Header, MAX_SACK, Options, STAMPS, Sack, SackBlock, Segment, SegmentError, Stamps};
-pub use small::{Cause, Handshake, Reason, Site, Verdict};
+pub use small::Site;
 pub use soft::{Replica, Ring};
 pub use stamp::{
     Answering, KERNEL_SPAN, MINUTES, Opened, Scale, Stamp, kernel_value, minute, next_kernel_value,
 };
+pub use verdict::{Cause, Handoff, Handshake, Reason, Verdict};
 pub use whole::Whole;

@@ -17,8 +17,9 @@ use crate::flight::{Cut, Flight, Piece, Pieces, Span, is_boundary};
 use crate::head::{Parsed, parse};
 use crate::say::{longest_segment, reply, say, welcome};
 use crate::segment::{Header, Segment};
-use crate::small::{ACK, Cause, Decision, FIN_ACK, Reason, Verdict, have};
+use crate::small::{ACK, Decision, FIN_ACK, have};
 use crate::stamp::{Opened, Scale, Stamp};
+use crate::verdict::{Cause, Reason, Verdict};
 use crate::whole::Whole;
 
 /// What a back end speaks.
@@ -91,7 +92,9 @@ impl Relay {
                 Verdict::Say(header) => Judged::Say(header),
                 Verdict::Kernel(cause) => Judged::Kernel(cause),
                 Verdict::Drop(reason) => Judged::Drop(reason),
-                Verdict::Answer(_) | Verdict::Begin(_) | Verdict::Adopt(..) => Judged::Drop(Reason::Flags),
+                Verdict::Answer(_) | Verdict::Begin(_) | Verdict::Adopt(..) | Verdict::Continue(_) => {
+                    Judged::Drop(Reason::Flags)
+                }
             };
         }
         if !segment.has(TcpFlags::ACK) {

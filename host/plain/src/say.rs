@@ -7,8 +7,9 @@ use rivulet_packet::segment::TcpFlags;
 
 use crate::codec::{BARE_SEGMENT, Class, CookieKeys, Flow};
 use crate::segment::{Header, Options, Segment, Stamps};
-use crate::small::{Cause, Decision, Reason};
+use crate::small::Decision;
 use crate::stamp::{Scale, Stamp};
+use crate::verdict::{Cause, Reason};
 
 /// The window of every segment of ours: what a client sends is taken or repeated, nothing waits here.
 const WINDOW: u16 = 0xffff;

@@ -18,6 +18,7 @@ use crate::objects::Table;
 use crate::say::{longest_segment, reply, say, welcome};
 use crate::segment::{Header, Segment};
 use crate::stamp::{Answering, Opened, Scale, Stamp};
+use crate::verdict::{Cause, Handoff, Handshake, Reason, Verdict};
 
 /// A service as all its replicas know it.
 #[derive(Clone, Debug)]
@@ -30,73 +31,6 @@ pub struct Site {
     pub mtu: u16,
     /// Answers longer than [`MAX_ANSWER`] are given here too ([`Verdict::Begin`]); else they are the kernel's.
     pub large: bool,
-}
-
-/// Why nothing is said.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Reason {
-    /// Its flags are no client's.
-    Flags,
-    /// A reset. There is nothing to reset, so a forged one does no harm.
-    Reset,
-    /// It acknowledges what nobody here sent, or is out of the cookie's reach.
-    Cookie,
-    /// Its timestamp is not one that goes with its acknowledgement.
-    Stamp,
-    /// An acknowledgement without data: the client is on its way.
-    Acknowledgement,
-    /// Data or FIN that is not this answer's request, while the client has not the whole answer.
-    Early,
-    /// The answer was begun from other objects than those here.
-    Version,
-    /// The end of the request is not in the segment.
-    Split,
-    /// What the back end answers now is not what it answered when the answer was begun: the connection has to end.
-    Changed,
-}
-
-/// Why the kernel's TCP is to take the connection over, or has it already.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Cause {
-    /// The SYN offers less than is needed here.
-    Syn,
-    /// The client speaks to a socket of the kernel's.
-    Adopted,
-    /// No GET and no HEAD, or a body; no ordinary query of DNS.
-    Request,
-    /// The object is not in the table, or the answer is too long.
-    Object,
-    /// The request comes in pieces.
-    Split,
-}
-
-/// What a socket of the kernel's has to know of a connection of which only this segment was seen. The rest is in the segment: its
-/// acknowledgement is what is sent next, its sequence number what is awaited next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Handshake {
-    /// The client's maximum segment size, or less.
-    pub mss: u16,
-    /// The client's window scale, or less, on a connection with timestamps. Ours is 0.
-    pub scale: Option<Scale>,
-}
-
-/// What a segment comes to.
-#[derive(Clone, Debug)]
-#[expect(clippy::large_enum_variant, reason = "nothing on the way of a packet is boxed")]
-pub enum Verdict<'t> {
-    /// Nothing.
-    Drop(Reason),
-    /// One segment without data.
-    Say(Header),
-    /// Segments of an answer.
-    Answer(Flight<'t>),
-    /// A large answer begins: [`Downloads::begin`](crate::Downloads::begin).
-    Begin(Asked),
-    /// The kernel's, which cannot take it over from here: an answer was given before, or it is nobody's.
-    Kernel(Cause),
-    /// The kernel's from this segment on, the first with data on its connection. What is behind it is nothing for
-    /// [`Site::judge`].
-    Adopt(Cause, Handshake),
 }
 
 /// The answer to a request.
@@ -133,6 +67,10 @@ impl Site {
     pub fn judge<'t>(&'t self, segment: &Segment<'_>, minute: u32, path: Option<u16>) -> Verdict<'t> {
         match self.decide(segment, &Flow::new(segment.header.src, segment.header.dst), minute) {
             Decision::Answer(under) => Verdict::Answer(self.flight(segment, &under, path, |_| true)),
+            Decision::Continue(under, handshake) => {
+                let flight = self.flight(segment, &under, path, |_| true);
+                Verdict::Continue(Handoff { handshake, flight, at: under.at })
+            }
             other => other.verdict(segment),
         }
     }
@@ -219,6 +157,10 @@ pub(crate) enum Decision {
     /// These flags, acknowledging this.
     Say(u8, u32),
     Answer(Under),
+    /// An answer, with requests behind it in the segment.
+    Continue(Under, Handshake),
+    /// Data that does not begin where the request does: the client has so much of all answers.
+    Ahead(Class, u32),
     /// So much of the answer that begins there has come, says the client, and no more than that.
     Heard {
         start: u32,
@@ -236,7 +178,10 @@ impl Decision {
             Decision::Begin(asked) => Verdict::Begin(asked),
             Decision::Welcome(header) => Verdict::Say(header),
             Decision::Say(flags, ack) => Verdict::Say(say(segment, flags, ack)),
-            Decision::Answer(_) | Decision::Heard { .. } => Verdict::Drop(Reason::Acknowledgement),
+            Decision::Ahead(..) => Verdict::Drop(Reason::Early),
+            Decision::Answer(_) | Decision::Continue(..) | Decision::Heard { .. } => {
+                Verdict::Drop(Reason::Acknowledgement)
+            }
         }
     }
 }
@@ -263,14 +208,10 @@ impl Talk<'_> {
                     Opened::Yes(_) if self.segment.payload.is_empty() => {
                         Decision::Say(FIN_ACK, header.seq.wrapping_add(1))
                     }
-                    Opened::Yes(scale) => match self.ask(header.seq, self.segment.payload, class, 0, scale) {
-                        Decision::Kernel(cause) => {
-                            Decision::Adopt(cause, Handshake { mss: class.mss(), scale: Some(scale) })
-                        }
-                        other => other,
-                    },
+                    Opened::Yes(scale) => self.begin(header.seq, self.segment.payload, class, 0, scale),
                     // Of what it says the beginning may be lost.
-                    Opened::No => Decision::Drop(Reason::Early),
+                    Opened::No if self.segment.payload.is_empty() => Decision::Drop(Reason::Early),
+                    Opened::No => Decision::Ahead(class, 0),
                 };
             }
             Stamp::Answer(answering) => answering,
@@ -292,8 +233,11 @@ impl Talk<'_> {
         if !self.segment.speaks() {
             return Decision::Heard { start: answering.start, at: behind };
         }
-        if self.segment.payload.is_empty() || beyond >= 0 {
+        if self.segment.payload.is_empty() {
             return Decision::Drop(Reason::Early);
+        }
+        if beyond >= 0 {
+            return Decision::Ahead(class, at);
         }
         if answering.version != self.version() {
             return Decision::Drop(Reason::Version);
@@ -321,15 +265,16 @@ impl Talk<'_> {
         let skip = usize::try_from(-beyond).unwrap_or(0);
         if beyond > 0 {
             // Another request is under way, or lost; of its answer nothing has come in order.
-            return match self.segment.speaks() {
-                true => Decision::Drop(Reason::Early),
-                false => Decision::Heard { start: at, at: 0 },
+            return match (self.segment.payload, self.segment.speaks()) {
+                ([], true) => Decision::Drop(Reason::Early),
+                ([], false) => Decision::Heard { start: at, at: 0 },
+                _ => Decision::Ahead(class, at),
             };
         }
         if let Some(next) = segment.payload.get(skip..).filter(|next| !next.is_empty()) {
             let seq = header.seq.wrapping_add(skip as u32);
             return match at.is_multiple_of(64) && at <= MAX_START {
-                true => self.ask(seq, next, class, at, answering.scale),
+                true => self.begin(seq, next, class, at, answering.scale),
                 false => Decision::Drop(Reason::Stamp),
             };
         }
@@ -374,7 +319,8 @@ impl Talk<'_> {
             // Its timestamps would have to tell where it is.
             Ok((Told::Large(..), _)) => Decision::Kernel(Cause::Object),
             Err(cause) if at == 0 && begins_a_request(self.segment.payload) => {
-                Decision::Adopt(cause, Handshake { mss: BARE_SEGMENT as u16, scale: None })
+                let (mss, receive_next) = (BARE_SEGMENT as u16, header.seq);
+                Decision::Adopt(cause, Handshake { mss, scale: None, receive_next, start: 0, answer: None })
             }
             Err(cause) if at == 0 => Decision::Kernel(cause),
             Err(_) => Decision::Drop(Reason::Split),
@@ -392,6 +338,35 @@ impl Talk<'_> {
 
     fn version(&self) -> u8 {
         (self.site.table.version() & 3) as u8
+    }
+
+    /// A request that begins at `seq` and was not answered before, its answer at `start`. What the kernel is to answer it takes
+    /// over, and a client that sends more requests without waiting: the answers behind an answer under way have no place in its
+    /// timestamps (docs/plain.md).
+    fn begin(&self, seq: u32, payload: &[u8], class: Class, start: u32, scale: Scale) -> Decision {
+        let handshake = |receive_next, answer| Handshake {
+            mss: class.mss(),
+            scale: Some(scale),
+            receive_next,
+            start,
+            answer,
+        };
+        match self.ask(seq, payload, class, start, scale) {
+            Decision::Kernel(cause) => Decision::Adopt(cause, handshake(seq, None)),
+            Decision::Answer(under @ Under { answer, stamp: Some(stamp), .. }) if !answer.closes() => {
+                let length = stamp.length_from(seq);
+                let behind = payload.get(length as usize..).unwrap_or_default();
+                // Empty lines behind a request are forgiven (RFC 9112 section 2.2).
+                match behind.iter().all(|b| matches!(b, b'\r' | b'\n')) {
+                    true => Decision::Answer(under),
+                    false => {
+                        let next = seq.wrapping_add(length);
+                        Decision::Continue(under, handshake(next, Some(stamp.value())))
+                    }
+                }
+            }
+            other => other,
+        }
     }
 
     /// A request that begins at `seq`, its answer at `start`.

@@ -3,11 +3,12 @@
 //! octet of them: everything it sends, the client's next repetition of its request would bring too.
 
 use crate::answer::Answer;
-use crate::codec::{Flow, MAX_ANSWER};
-use crate::flight::{Cut, EVERYWHERE};
+use crate::codec::{Class, Flow, MAX_ANSWER};
+use crate::flight::{Cut, EVERYWHERE, Flight};
 use crate::segment::Segment;
-use crate::small::{Decision, Reason, Site, Under, Verdict, have};
+use crate::small::{Decision, Site, Under, have};
 use crate::stamp::Answering;
+use crate::verdict::{Handoff, Handshake, Reason, Verdict};
 
 /// Octets for which one bit of [`Slot::again`] stands: no segment is as short, unless a window made it so.
 const GRAIN: u32 = 512;
@@ -81,25 +82,24 @@ impl Replica {
         let Some(slot) = self.ring.as_mut().map(|ring| ring.slot(&flow)) else {
             return match decision {
                 Decision::Answer(under) => Verdict::Answer(site.flight(segment, &under, path, |_| true)),
+                Decision::Continue(under, handshake) => {
+                    let flight = site.flight(segment, &under, path, |_| true);
+                    Verdict::Continue(Handoff { handshake, flight, at: under.at })
+                }
                 other => other.verdict(segment),
             };
         };
         match decision {
-            Decision::Answer(under) => {
-                let flight = site.flight(segment, &under, path, |_| true);
-                let high = flight.pieces().iter().map(|piece| piece.to).max().unwrap_or(0);
-                *slot = Some(Slot {
-                    flow,
-                    answer: under.answer,
-                    start: under.stamp.map_or(0, |stamp| stamp.start),
-                    seq: under.seq,
-                    stamp: under.stamp,
-                    cut: under.cut,
-                    length: flight.octets.len(),
-                    high: high.max(under.at),
-                    again: 0,
-                });
-                Verdict::Answer(flight)
+            Decision::Answer(under) => Verdict::Answer(begin(site, slot, flow, segment, &under, path)),
+            Decision::Continue(under, handshake) => {
+                let flight = begin(site, slot, flow, segment, &under, path);
+                Verdict::Continue(Handoff { handshake, flight, at: under.at })
+            }
+            Decision::Ahead(class, at) => {
+                let there = slot.as_ref().filter(|slot| slot.flow == flow);
+                there
+                    .and_then(|slot| ahead(site, slot, segment, class, at))
+                    .map_or(Verdict::Drop(Reason::Early), Verdict::Continue)
             }
             Decision::Heard { start, at } => {
                 let there = slot.as_mut().filter(|slot| slot.flow == flow && slot.start == start);
@@ -117,6 +117,55 @@ impl Replica {
             other => other.verdict(segment),
         }
     }
+}
+
+/// Remembers an answer, and gives what is sent of it.
+fn begin<'t>(
+    site: &'t Site,
+    slot: &mut Option<Slot>,
+    flow: Flow,
+    segment: &Segment<'_>,
+    under: &Under,
+    path: Option<u16>,
+) -> Flight<'t> {
+    let flight = site.flight(segment, under, path, |_| true);
+    let high = flight.pieces().iter().map(|piece| piece.to).max().unwrap_or(0);
+    *slot = Some(Slot {
+        flow,
+        answer: under.answer,
+        start: under.stamp.map_or(0, |stamp| stamp.start),
+        seq: under.seq,
+        stamp: under.stamp,
+        cut: under.cut,
+        length: flight.octets.len(),
+        high: high.max(under.at),
+        again: 0,
+    });
+    flight
+}
+
+/// What becomes of a client that sends more requests while an answer is under way, `at` bytes of all answers having come: the
+/// kernel takes it over. It needs the answer, to repeat it, and so can only where the answer is remembered; else the client
+/// repeats its requests when it has the answer.
+fn ahead<'t>(
+    site: &'t Site,
+    slot: &Slot,
+    segment: &Segment<'_>,
+    class: Class,
+    at: u32,
+) -> Option<Handoff<'t>> {
+    let stamp = slot.stamp?;
+    let at = at.checked_sub(slot.start).filter(|at| *at <= slot.length)?;
+    let receive_next = slot.seq.wrapping_add(stamp.length_from(slot.seq));
+    // A client sends no more than our window before it hears from the kernel.
+    let is_near = segment.header.seq.wrapping_sub(receive_next) <= u32::from(u16::MAX);
+    if slot.answer.closes() || !is_near {
+        return None;
+    }
+    let (mss, scale, answer) = (class.mss(), Some(stamp.scale), Some(stamp.value()));
+    let handshake = Handshake { mss, scale, receive_next, start: slot.start, answer };
+    let under = Under { answer: slot.answer, at, seq: slot.seq, stamp: slot.stamp, cut: slot.cut };
+    Some(Handoff { handshake, flight: site.flight(segment, &under, None, |_| false), at })
 }
 
 /// What is sent to a client that has so much of an answer.

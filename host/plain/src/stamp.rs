@@ -85,6 +85,11 @@ impl Answering {
         let distance = seq.wrapping_sub(u32::from(self.next)) & NEXT;
         if distance > NEXT / 2 { distance as i32 - NEXT as i32 - 1 } else { distance as i32 }
     }
+
+    /// Bytes of the request that begins at `seq`.
+    pub(crate) fn length_from(&self, seq: u32) -> u32 {
+        u32::from(self.next).wrapping_sub(seq) & NEXT
+    }
 }
 
 /// A timestamp of ours.

@@ -28,7 +28,7 @@ impl Unserved {
 }
 
 /// What the kernel's TCP took connections over for, in the order of [`Counters::plain_adopted`].
-pub const ADOPTED: [&str; 3] = ["request", "object", "split"];
+pub const ADOPTED: [&str; 4] = ["request", "object", "split", "pipelined"];
 
 /// Counters since the start; they only grow.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -137,6 +137,7 @@ impl Counters {
             Cause::Request => 0,
             Cause::Object => 1,
             Cause::Split => 2,
+            Cause::Pipelined => 3,
             Cause::Syn | Cause::Adopted => return,
         };
         self.plain_adopted[index] += 1;

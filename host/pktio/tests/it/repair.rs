@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 
 use rivulet_pktio::in_netns;
-use rivulet_pktio::repair::{Connection, check, restore, set_timestamp, unacknowledged};
+use rivulet_pktio::repair::{Connection, check, restore, restore_with, set_timestamp, unacknowledged};
 use rivulet_pktio::testing::{Netns, eventually};
 
 const A: &str = "127.0.0.1:8000";
@@ -125,4 +125,22 @@ fn an_address_that_is_not_here_is_an_error() {
     let away = Connection { local: "10.9.0.1:80".parse().unwrap(), ..ends(None, true)[0] };
     let error = restore(&away, Some(ns.name())).unwrap_err();
     assert_eq!((error.step, error.source.raw_os_error()), ("bind", Some(libc::EADDRNOTAVAIL)), "{error}");
+}
+
+/// What was sent before the kernel took the connection over, and lost: the kernel repeats it, in front of what is written then.
+#[test]
+fn kernel_repeats_what_was_unacknowledged_before_the_repair() {
+    let Some(ns) = Netns::new("rep-") else { return };
+    for timestamp in [Some(0x1c0_0000), None] {
+        let [one, other] = ends(timestamp, true);
+        let mut other = restore(&other, Some(ns.name())).unwrap();
+        let sent: Vec<u8> = (0..15_360).map(|n| (n % 251) as u8).collect();
+        let mut one = restore_with(&one, &sent, Some(ns.name())).unwrap();
+        assert_eq!(unacknowledged(&one).unwrap() as usize, sent.len());
+        one.write_all(b"behind it").unwrap();
+        let mut got = vec![0; sent.len() + 9];
+        other.read_exact(&mut got).unwrap();
+        assert!(got == [&sent[..], b"behind it"].concat());
+        eventually("all is acknowledged", || unacknowledged(&one).unwrap() == 0);
+    }
 }

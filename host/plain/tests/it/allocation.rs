@@ -3,7 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use rivulet_plain::{Judged, Protocol, Relay, Replica, Ring, Segment, Verdict};
+use rivulet_plain::{Handoff, Judged, Protocol, Relay, Replica, Ring, Segment, Verdict};
 
 use crate::support::client::{Client, Nature};
 use crate::support::name_server::{query, translated};
@@ -68,7 +68,7 @@ fn a_packet_is_answered_without_allocating() {
             assert!(segment.is_intact());
             match replica.receive(&segment, 29_000_000, None) {
                 Verdict::Say(header) => sent += header.finish(&mut out, 0).unwrap(),
-                Verdict::Answer(flight) => {
+                Verdict::Answer(flight) | Verdict::Continue(Handoff { flight, .. }) => {
                     for piece in flight.pieces() {
                         sent += flight.write(piece, &mut out).unwrap();
                     }
@@ -115,7 +115,7 @@ fn nor_is_a_back_ends_answer() {
                         let n = header.finish(&mut out, 0).unwrap();
                         put(&out[..n]);
                     }
-                    Verdict::Answer(flight) => {
+                    Verdict::Answer(flight) | Verdict::Continue(Handoff { flight, .. }) => {
                         for piece in flight.pieces() {
                             let n = flight.write(piece, &mut out).unwrap();
                             put(&out[..n]);

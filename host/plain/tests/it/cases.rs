@@ -255,16 +255,52 @@ fn what_the_kernel_takes_over_is_what_was_agreed() {
     }
 }
 
-/// Behind an answer the packets of a connection go to any replica: none of them can take it over.
+/// What the kernel is to answer behind a stateless answer: it takes over where that answer ends.
 #[test]
-fn nothing_is_adopted_behind_an_answer() {
+fn kernel_takes_over_behind_a_stateless_answer() {
     let site = site();
     let put = b"PUT /1 HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\nx".to_vec();
     let big = b"GET /big HTTP/1.1\r\nHost: h\r\n\r\n".to_vec();
     for (later, cause) in [(put, Cause::Request), (big, Cause::Object)] {
-        let (client, outcome) = run(&Net::new(&site), Nature::default(), &[get(2000, ""), later]);
+        let first = get(2000, "");
+        let (client, outcome) = run(&Net::new(&site), Nature::default(), &[first.clone(), later]);
         assert_eq!(bodies(&client.stream), [content(2000)], "all of the first and nothing of the second");
-        assert!(outcome.adopted.is_empty() && outcome.kernel[0] == cause);
+        assert!(outcome.kernel.is_empty());
+        for (why, handshake) in outcome.adopted {
+            assert_eq!((why, handshake.start as usize), (cause, client.stream.len()));
+            // The number of the first byte that the client sends.
+            assert_eq!(handshake.receive_next, 0xffff_fe01u32.wrapping_add(first.len() as u32));
+            assert_eq!(handshake.answer, None);
+        }
+    }
+}
+
+/// A client that does not wait is the kernel's from the first answer on whose request has others behind it, in its segment or
+/// in the next.
+#[test]
+fn pipelining_client_is_offered_to_the_kernel() {
+    let site = site();
+    let requests: Vec<_> = [2000, 100, 5000].iter().map(|n| get(*n, "")).collect();
+    let pipelined = Nature { pipelines: true, ..Nature::default() };
+    // One segment for all, or one each, which only a replica that remembers the first can tell.
+    for (requests, remembers) in [(vec![requests.concat()], false), (requests.clone(), true)] {
+        let net = Net::new(&site);
+        let net = if remembers { net.remembering(1) } else { net };
+        let (_, outcome) = run(&net, pipelined.clone(), &requests);
+        assert!(outcome.handed.iter().any(|handshake| handshake.start == 0), "{remembers}");
+        for handshake in outcome.handed.iter().filter(|handshake| handshake.start == 0) {
+            let first = get(2000, "").len() as u32;
+            assert_eq!(handshake.receive_next, 0xffff_fe01u32.wrapping_add(first));
+        }
+    }
+    // One answer each is no pipelining, nor are empty lines behind a request, nor what follows a closing one.
+    for requests in [
+        vec![get(2000, ""), get(100, "")],
+        vec![[get(2000, ""), b"\r\n".to_vec()].concat()],
+        vec![[closing(2000), get(100, "")].concat()],
+    ] {
+        let (_, outcome) = run(&Net::new(&site).remembering(1), Nature::default(), &requests);
+        assert!(outcome.handed.is_empty());
     }
 }
 

@@ -1,7 +1,9 @@
 //! What a blind attacker gets: packets with the address of somebody else, whose answers he never sees.
 
 use rivulet_packet::TcpFlags;
-use rivulet_plain::{Answering, Header, MAX_START, Options, Reason, Scale, Segment, Stamps, Verdict};
+use rivulet_plain::{
+    Answering, Handoff, Header, MAX_START, Options, Reason, Scale, Segment, Stamps, Verdict,
+};
 
 use crate::losses::Dice;
 use crate::support::{get, site};
@@ -47,7 +49,7 @@ fn every_guess_is_counted() {
                     reached += 1
                 }
                 Verdict::Say(header) => drawn += header.length(),
-                Verdict::Answer(flight) => {
+                Verdict::Answer(flight) | Verdict::Continue(Handoff { flight, .. }) => {
                     drawn += flight.pieces().iter().map(|piece| flight.length(piece)).sum::<usize>();
                 }
             }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use rivulet_plain::{Class, Replica, Ring, Segment, Verdict};
+use rivulet_plain::{Class, Handoff, Replica, Ring, Segment, Verdict};
 use smoltcp::iface::{Config, Interface, SocketSet};
 use smoltcp::phy::{self, Device, DeviceCapabilities, Medium};
 use smoltcp::socket::tcp;
@@ -87,7 +87,7 @@ impl Replicas for Small {
                 header.finish(&mut reply, 0).unwrap();
                 out.push(reply);
             }
-            Verdict::Answer(flight) => {
+            Verdict::Answer(flight) | Verdict::Continue(Handoff { flight, .. }) => {
                 for piece in flight.pieces() {
                     let mut reply = vec![0; flight.length(piece)];
                     flight.write(piece, &mut reply).unwrap();

@@ -2,8 +2,8 @@
 
 use rivulet_plain::dns::{self, MAX_DATAGRAM, Reply};
 use rivulet_plain::{
-    CookieKey, CookieKeys, Downloads, Entry, Flow, Judged, Method, Object, Options, Protocol, Relay, Replica,
-    Ring, Segment, Site, Table, Verdict, is_under_way, name, parse,
+    CookieKey, CookieKeys, Downloads, Entry, Flow, Handoff, Judged, Method, Object, Options, Protocol, Relay,
+    Replica, Ring, Segment, Site, Table, Verdict, is_under_way, name, parse,
 };
 
 fn site() -> Site {
@@ -89,7 +89,7 @@ fn look(verdict: Verdict<'_>, segment: &Segment<'_>, length: usize) {
             assert!(n <= length, "{n} octets for {length}");
             said(&out[..n]);
         }
-        Verdict::Answer(flight) => {
+        Verdict::Answer(flight) | Verdict::Continue(Handoff { flight, .. }) => {
             for piece in flight.pieces() {
                 let n = flight.write(piece, &mut out).expect("a packet of the interface's size");
                 assert!(n <= 1500);

@@ -23,6 +23,7 @@ mod interrupted;
 mod large;
 mod links;
 mod pieces;
+mod pipelined;
 mod programs;
 mod rig;
 mod rotation;

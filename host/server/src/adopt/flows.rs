@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use rivulet_packet::segment::TcpFlags;
-use rivulet_plain::{Segment, Stamp};
+use rivulet_plain::{Handshake, Segment, Stamp};
 
 /// For how long a connection is known after its socket was let go, microseconds: the kernel awaits the client's FIN for a
 /// minute, and answers it for another.
@@ -48,6 +48,8 @@ struct Entry {
     ack: u32,
     /// On a connection with timestamps, what it echoed: the SYN-ACK's value, in which the number of its first byte is sealed.
     opening: Option<u32>,
+    /// Something was answered without state before: the TSval of the answer under way then, if there was one.
+    behind: Option<Option<u32>>,
     /// The socket was let go.
     lingers: bool,
 }
@@ -71,8 +73,8 @@ impl Default for Flows {
 }
 
 impl Flows {
-    /// Takes up the connection whose first segment this is. What comes back is to be sent to the other when its socket is let go.
-    pub fn add(&mut self, segment: &Segment<'_>) -> (Ended, Sender<Ended>) {
+    /// Takes up the connection from this segment on. What comes back is to be sent to the other when its socket is let go.
+    pub fn add(&mut self, segment: &Segment<'_>, handshake: &Handshake) -> (Ended, Sender<Ended>) {
         self.count += 1;
         let header = &segment.header;
         let flow = (header.src, header.dst);
@@ -81,6 +83,7 @@ impl Flows {
             first: header.seq,
             ack: header.ack,
             opening: header.options.stamps.map(|stamps| stamps.echo),
+            behind: (handshake.start > 0 || handshake.answer.is_some()).then_some(handshake.answer),
             lingers: false,
         };
         self.entries.insert(flow, entry);
@@ -130,6 +133,16 @@ impl Flows {
             (true, Some(Stamp::Kernel)) => Whose::Kernel,
             // Ports that are used again at once: the numbers are near, and another SYN-ACK was answered.
             (true, Some(Stamp::Opening { .. })) if is_near && echo == entry.opening => Whose::Kernel,
+            // Behind answers that were given without state: the client may still echo their timestamps, and repeat what it sent
+            // before. To a new connection of the same ports its sequence numbers would be later ones.
+            (true, Some(Stamp::Opening { .. } | Stamp::Answer(_)))
+                if entry.behind.is_some_and(|answer| {
+                    let is_before = entry.first.wrapping_sub(header.seq).wrapping_sub(1) < FIRST_WINDOW;
+                    is_before || is_near && (echo == entry.opening || echo == answer)
+                }) =>
+            {
+                Whose::Kernel
+            }
             (true, _) | (false, Some(_)) => Whose::Another,
             // Whose client had all of it, so it cannot begin again.
             (false, None) if entry.lingers && header.ack == entry.ack && !is_near => Whose::Another,
@@ -175,7 +188,12 @@ mod tests {
     }
 
     fn adopt(flows: &mut Flows, port: u16, seq: u32, echo: Option<u32>) -> (Ended, Sender<Ended>) {
-        flows.add(&Segment::parse(&packet(port, seq, 77, ACK, echo)).unwrap())
+        let first = packet(port, seq, 77, ACK, echo);
+        flows.add(&Segment::parse(&first).unwrap(), &handshake(0, None))
+    }
+
+    fn handshake(start: u32, answer: Option<u32>) -> Handshake {
+        Handshake { mss: 1460, scale: None, receive_next: 0, start, answer }
     }
 
     #[test]
@@ -208,6 +226,25 @@ mod tests {
         // What a socket is to make of these it knows best.
         assert_eq!(whose(&flows, 5, 1, TcpFlags::RST, None), Whose::Kernel);
         assert_eq!(whose(&flows, 5, 1, TcpFlags::SYN, None), Whose::Kernel);
+    }
+
+    #[test]
+    fn behind_stateless_answers_the_client_echoes_them_for_a_while() {
+        let mut flows = Flows::default();
+        let (first, answer) = (5000, ANSWER + 8);
+        let packet = packet(4000, first, 77, ACK, Some(ANSWER));
+        flows.add(&Segment::parse(&packet).unwrap(), &handshake(64, Some(answer)));
+        for (seq, echo, want) in [
+            (first, ANSWER, Whose::Kernel),
+            (first + 200, answer, Whose::Kernel),
+            (first - 200, OPENING, Whose::Kernel),
+            (first - 200, ANSWER - 8, Whose::Kernel),
+            (first + 200, OPENING, Whose::Another),
+            (first + 200, ANSWER + 16, Whose::Another),
+            (first + FIRST_WINDOW, answer, Whose::Another),
+        ] {
+            assert_eq!(whose(&flows, seq, 1, ACK, Some(echo)), want, "{seq} {echo}");
+        }
     }
 
     #[test]

@@ -143,12 +143,14 @@ impl Adopter {
         self.flows.forget(&(segment.header.src, segment.header.dst));
     }
 
-    /// Has the kernel take over the connection whose first segment this is, and hands it that segment.
+    /// Has the kernel take over the connection from this segment on, and hands it that segment. `unacknowledged`: what was sent
+    /// from the segment's acknowledgement on, without state.
     pub fn adopt(
         &mut self,
         packet: &[u8],
         segment: &Segment<'_>,
         handshake: Handshake,
+        unacknowledged: &[u8],
         sum: bool,
     ) -> Result<Belongs, Unserved> {
         let (Some(doorway), Some(_)) = (&self.doorway, &self.injector) else { return Err(Unserved::Kernel) };
@@ -162,21 +164,22 @@ impl Adopter {
             local: header.dst,
             remote: header.src,
             send_next: header.ack,
-            receive_next: header.seq,
+            receive_next: handshake.receive_next,
             send_window: handshake.scale.map_or(header.window.into(), |scale| scale.window(header.window)),
             receive_window: WINDOW,
             mss: handshake.mss,
             scales: handshake.scale.map(|scale| (scale.shift(), 0)),
             // No segment of a client's says what its SYN did; who does not know SACK blocks passes over them.
             sack: true,
-            timestamp: handshake.scale.map(|_| kernel_value(0)),
+            timestamp: handshake.scale.map(|_| kernel_value(handshake.start)),
         };
         let refused = |e: &dyn std::fmt::Display| {
             tracing::debug!(client = %header.src, error = %e, "not adopted");
             Unserved::Kernel
         };
-        let stream = repair::restore(&connection, self.netns.as_deref()).map_err(|e| refused(&e))?;
-        let place = place.tells(self.flows.add(segment));
+        let stream = repair::restore_with(&connection, unacknowledged, self.netns.as_deref());
+        let stream = stream.map_err(|e| refused(&e))?;
+        let place = place.tells(self.flows.add(segment, &handshake));
         let clock = connection.timestamp.map(Clock::new);
         let adopted = Adopted::new(stream, clock, header.src, place).map_err(|e| refused(&e))?;
         let door = doorway.door.clone();

@@ -4,7 +4,7 @@
 use rivulet_packet::{EthHeader, TcpFlags};
 use rivulet_pktio::Backend;
 use rivulet_plain::{
-    Cause, CookieKeys, Downloads, Flow, Judged, Reason, Relay, Replica, Ring, Segment, Site, Verdict,
+    Cause, CookieKeys, Downloads, Flow, Judged, Reason, Relay, Replica, Ring, Segment, Site, Stamp, Verdict,
     is_under_way,
 };
 
@@ -252,8 +252,33 @@ impl Server {
                 way.stray(packet, &segment, kernel, now, io, counters);
             }
             Verdict::Kernel(Cause::Adopted) => way.stray(packet, &segment, kernel, now, io, counters),
+            // A ToR gives what follows to any replica, and this one's kernel would not see it.
+            Verdict::Adopt(_, handshake) if handshake.start > 0 && way.behind_tor => {
+                way.refuse(&segment, Unserved::Later, io, counters);
+            }
+            Verdict::Continue(mut handoff) => {
+                // The first request of a connection goes to its flow's replica, as what is the kernel's does.
+                let is_first = segment
+                    .header
+                    .options
+                    .stamps
+                    .is_some_and(|stamps| matches!(Stamp::parse(stamps.echo), Stamp::Opening { .. }))
+                    && !handoff.flight.pieces().is_empty();
+                if !way.behind_tor || is_first {
+                    let unacknowledged = handoff.unacknowledged();
+                    let handshake = handoff.handshake;
+                    if let Ok(passed) =
+                        self.adopter.adopt(packet, &segment, handshake, &unacknowledged, !verify)
+                    {
+                        counters.adopt(Cause::Pipelined);
+                        counters.pass(passed == Belongs::Passed);
+                        handoff.set_kernel_timestamp();
+                    }
+                }
+                way.carry_out(Verdict::Continue(handoff), &segment, io, counters);
+            }
             Verdict::Adopt(cause, handshake) => {
-                match self.adopter.adopt(packet, &segment, handshake, !verify) {
+                match self.adopter.adopt(packet, &segment, handshake, &[], !verify) {
                     Ok(passed) => {
                         counters.adopt(cause);
                         counters.pass(passed == Belongs::Passed);

@@ -3,7 +3,7 @@
 use rivulet_packet::checksum::replace;
 use rivulet_packet::{EthHeader, TcpFlags};
 use rivulet_pktio::PacketIo;
-use rivulet_plain::{Cause, Header, Segment, Verdict, is_under_way, refusal};
+use rivulet_plain::{Cause, Handoff, Header, Segment, Verdict, is_under_way, refusal};
 
 use super::Origin;
 use super::downloads::Back;
@@ -19,6 +19,8 @@ pub(super) struct Way {
     pub(super) shared: bool,
     /// No kernel has connections that began with it: what is nobody's is nobody's.
     pub(super) alone: bool,
+    /// A ToR spreads packets over several replicas.
+    pub(super) behind_tor: bool,
     /// Another replica handed it on, or nobody does.
     pub(super) handed: bool,
     /// Why what is the kernel's is not handed to it.
@@ -60,6 +62,7 @@ impl Way {
             ether_type,
             shared: service.plain != Plain::Stateless,
             alone: !service.changes_hands(),
+            behind_tor: tor.is_some(),
             handed: tor != Some(from.src),
             unserved: Unserved::Later,
         }
@@ -175,7 +178,7 @@ impl Way {
             // Dealt with where it is remembered.
             Verdict::Begin(_) => {}
             Verdict::Say(header) => self.say(&header, io, counters),
-            Verdict::Answer(flight) => {
+            Verdict::Answer(flight) | Verdict::Continue(Handoff { flight, .. }) => {
                 for piece in flight.pieces() {
                     self.send(flight.length(piece), io, counters, |room| flight.write(piece, room).is_ok());
                 }

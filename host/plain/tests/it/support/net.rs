@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use std::cell::RefCell;
 
-use rivulet_plain::{Cause, Handshake, Replica, Ring, Segment, Site, Verdict};
+use rivulet_plain::{Cause, Flight, Handshake, Replica, Ring, Segment, Site, Verdict};
 
 use super::client::Client;
 
@@ -42,6 +42,8 @@ pub struct Outcome {
     pub octets_out: usize,
     pub kernel: Vec<Cause>,
     pub adopted: Vec<(Cause, Handshake)>,
+    /// Connections that the kernel could have taken over with an answer under way; here it does not.
+    pub handed: Vec<Handshake>,
 }
 
 /// What is said to a packet at a time, milliseconds.
@@ -208,13 +210,31 @@ pub fn carry_out(verdict: Verdict<'_>, packet: &[u8], outcome: &mut Outcome) -> 
             assert!(reply.len() <= packet.len(), "what is said is never longer than what was heard");
             out.push(reply);
         }
+        Verdict::Continue(handoff) => {
+            outcome.handed.push(handoff.handshake);
+            // What the kernel would repeat is what is sent.
+            let unacknowledged = handoff.unacknowledged();
+            let sent = send(&handoff.flight, &mut out);
+            assert!(unacknowledged.starts_with(&sent), "{} {}", unacknowledged.len(), sent.len());
+        }
         Verdict::Answer(flight) => {
-            for piece in flight.pieces() {
-                let mut reply = vec![0; flight.length(piece)];
-                assert_eq!(flight.write(piece, &mut reply), Ok(reply.len()));
-                out.push(reply);
-            }
+            send(&flight, &mut out);
         }
     }
     out
+}
+
+/// Adds the packets of a flight; gives the data that follows its first byte without a gap.
+fn send(flight: &Flight<'_>, out: &mut Vec<Vec<u8>>) -> Vec<u8> {
+    let (mut data, mut end) = (Vec::new(), None);
+    for piece in flight.pieces() {
+        let mut reply = vec![0; flight.length(piece)];
+        assert_eq!(flight.write(piece, &mut reply), Ok(reply.len()));
+        if *end.get_or_insert(piece.from) == piece.from {
+            data.extend_from_slice(Segment::parse(&reply).unwrap().payload);
+            end = Some(piece.to);
+        }
+        out.push(reply);
+    }
+    data
 }

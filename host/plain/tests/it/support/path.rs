@@ -106,7 +106,7 @@ impl Server for Node {
                 }
                 Verdict::Drop(_) => {}
                 // Of a hostile client.
-                Verdict::Answer(_) | Verdict::Kernel(_) | Verdict::Adopt(..) => {}
+                Verdict::Answer(_) | Verdict::Continue(_) | Verdict::Kernel(_) | Verdict::Adopt(..) => {}
             }
         }
         out.extend(self.say(now));
