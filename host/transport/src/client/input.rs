@@ -14,6 +14,10 @@ const MAX_CONTINUATIONS: usize = 8;
 const MAX_FUTILE_US: u64 = 10_000_000;
 /// After a futile try the next one waits this part of the time since the first one, so that their number is bounded.
 const FUTILE_PAUSE: u64 = 8;
+/// Input that the server took for too short goes again after this, though the application wrote nothing more: the server may have
+/// had another reason, and a packet no place for it. The pause doubles with each try, up to [`MAX_SHORT_PAUSE_US`].
+const SHORT_PAUSE_US: u64 = 1_000_000;
+const MAX_SHORT_PAUSE_US: u64 = 64 * SHORT_PAUSE_US;
 
 /// Packets of no bytes, at most, that ask for one new continuation. A server that refuses what it was asked with refuses
 /// the whole request, so there must be an end.
@@ -51,9 +55,12 @@ pub struct Input {
     not_before: Time,
     /// When the first of the tries came back that made no progress; none since the last progress.
     futile_since: Option<Time>,
-    /// The server has seen all input up to here and needs what follows: half a line of a request, for example. Nothing is
-    /// sent again until the application has written more.
+    /// The server has seen all input up to here and needs what follows: half a line of a request, for example. It goes again
+    /// when the application has written more, or at `short_until`.
     short_at: Option<u64>,
+    short_until: Time,
+    /// The pause that ends at `short_until`, microseconds.
+    short_pause: u64,
     /// Times that a packet of no bytes may still be sent to have the continuation anew.
     renew: u8,
     /// One is on the way.
@@ -77,6 +84,8 @@ impl Input {
             not_before: Time(0),
             futile_since: None,
             short_at: None,
+            short_until: Time(0),
+            short_pause: 0,
             renew: 0,
             renewing: false,
         }
@@ -149,7 +158,9 @@ impl Input {
         let start = self.again.first_key_value().map_or(self.sent, |(&start, _)| start);
         let end = self.sendable_until(start);
         let ends = self.finished && !self.fin_in_flight && !self.fin_consumed;
-        if self.short_at.is_some_and(|short| start <= short && end <= short) && !(ends && end == self.end()) {
+        let is_short =
+            now < self.short_until && self.short_at.is_some_and(|short| start <= short && end <= short);
+        if is_short && !(ends && end == self.end()) {
             return None;
         }
         // Nothing on the way that would bring a new continuation anyway, and one to be renewed.
@@ -257,6 +268,11 @@ impl Input {
         } else if consumed.is_some() && !fin && self.short_at.is_none_or(|short| range.end > short) {
             // More than at any try before, so the next one may be the one that is enough.
             (self.futile_since, self.short_at) = (None, Some(range.end));
+            (self.short_until, self.short_pause) = (Time(now.0 + SHORT_PAUSE_US), SHORT_PAUSE_US);
+        } else if consumed.is_some() && !fin && range.end == self.end() {
+            // All that was written, once more: it is too short still.
+            self.short_pause = (2 * self.short_pause).min(MAX_SHORT_PAUSE_US);
+            self.short_until = Time(now.0 + self.short_pause);
         } else {
             let since = *self.futile_since.get_or_insert(now);
             let pause = Time(now.0 + now.0.saturating_sub(since.0) / FUTILE_PAUSE);
@@ -299,7 +315,11 @@ impl Input {
 
     /// When input that came back may be sent again.
     pub fn rests_until(&self, now: Time) -> Option<Time> {
-        (self.not_before > now && self.candidate(self.not_before).is_some()).then_some(self.not_before)
+        if self.candidate(now).is_some() {
+            return None;
+        }
+        let ends = [self.not_before, self.not_before.max(self.short_until)];
+        ends.into_iter().find(|end| *end > now && self.candidate(*end).is_some())
     }
 
     /// Everything written was consumed.
@@ -392,7 +412,7 @@ mod tests {
             assert_eq!(p.range, 0..n + 1);
             assert!(i.answered(p.range, false, Some(0), Time(n), Time(n + 100)), "byte {n}");
             i.hold(valid(0, 0), b"c");
-            assert!(!i.has_packet(Time(n + 1_000_000)), "no try without another byte");
+            assert!(!i.has_packet(Time(n + SHORT_PAUSE_US - 1)), "no try without another byte");
         }
         // A packet that cannot grow any more is tried for a while only.
         i.write(&[7; 2000]);
@@ -407,6 +427,25 @@ mod tests {
             now = i.rests_until(Time(now)).map_or(now, |t| t.0);
         }
         assert!(tries < 200, "{tries}");
+    }
+
+    #[test]
+    fn short_input_goes_again_after_growing_pauses() {
+        let mut i = Input::new(100);
+        i.write(b"GET / HTTP/1.1\r\n\r\n");
+        let mut now = Time(5);
+        for n in 0..20 {
+            let p = i.take_packet(50, now).expect("a pause ends");
+            assert!(i.answered(p.range, false, Some(0), now, now), "try {n} is no lack of progress");
+            i.hold(valid(0, 0), b"c");
+            let next = i.rests_until(now).expect("a timer");
+            assert_eq!(next.0 - now.0, SHORT_PAUSE_US << n.min(6));
+            assert!(!i.has_packet(Time(next.0 - 1)));
+            now = next;
+        }
+        let p = i.take_packet(50, now).unwrap();
+        assert!(i.answered(p.range, false, Some(18), now, now) && i.is_consumed());
+        assert_eq!(i.rests_until(now), None);
     }
 
     #[test]
