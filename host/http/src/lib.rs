@@ -1,6 +1,6 @@
-//! Requests of HTTP/1 (RFC 9112) and what RFC 9110 has a server do with their targets, ranges and conditions.
+//! Heads of HTTP/1 (RFC 9112), and what RFC 9110 has a server do with their targets, ranges and conditions.
 //!
-//! `rivulet serve` and stateless TCP read requests with these functions, so that both give the same answer. A head is
+//! `rivulet serve`, stateless TCP and TRODS read requests with these functions, so that all understand the same. A head is
 //! read line by line: [`RequestLine::parse`] first, then [`Field::parse`] for each line, of which [`Framing`] keeps what
 //! decides where the request ends and whether the connection stays open. What a server does not serve is its own policy.
 //!
@@ -16,7 +16,7 @@ mod target;
 
 pub use condition::{Conditions, EntityTag, Selection, entity_tags, matches_any, matches_if_range};
 pub use framing::{Framing, MAX_IGNORED_BODY};
-pub use line::{Field, Method, RequestLine, is_token};
+pub use line::{Field, Method, RequestLine, StatusLine, is_token};
 pub use range::RangeSpec;
 pub use target::{EscapedPath, MAX_PATH, Path, Target};
 

@@ -65,6 +65,33 @@ impl<'a> RequestLine<'a> {
     }
 }
 
+/// The first line of a response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StatusLine {
+    /// The status code.
+    pub status: u16,
+    /// HTTP/1.0.
+    pub old: bool,
+}
+
+impl StatusLine {
+    /// Reads the status line of an HTTP/1.0 or HTTP/1.1 response (RFC 9112 section 4). The space behind the status code may be
+    /// missing where no reason follows.
+    #[must_use]
+    pub fn parse(line: &[u8]) -> Option<StatusLine> {
+        let old = line.starts_with(b"HTTP/1.0 ");
+        if !old && !line.starts_with(b"HTTP/1.1 ") {
+            return None;
+        }
+        let (digits, reason) = line[9..].split_at_checked(3)?;
+        let status =
+            digits.iter().try_fold(0, |sum, b| b.is_ascii_digit().then(|| sum * 10 + u16::from(b - b'0')))?;
+        let is_text = |b: &u8| matches!(b, b'\t' | b' '..=0x7e | 0x80..);
+        (reason.is_empty() || reason.starts_with(b" ") && reason.iter().all(is_text))
+            .then_some(StatusLine { status, old })
+    }
+}
+
 /// A field of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field<'a> {
@@ -82,12 +109,14 @@ impl<'a> Field<'a> {
     /// 400.
     pub fn parse(line: &'a [u8]) -> Result<Field<'a>, Refused> {
         let colon = line.iter().position(|&b| b == b':').ok_or(BAD_REQUEST)?;
-        let (name, value) = (&line[..colon], line[colon + 1..].trim_ascii());
-        let bad = |b: &u8| matches!(b, b'\r' | b'\n' | 0);
-        if name.is_empty() || !name.iter().copied().all(is_token) || value.iter().any(bad) {
+        let (name, behind) = (&line[..colon], &line[colon + 1..]);
+        // Without a way out of the loops they take many bytes at a time.
+        let is_name = name.iter().fold(true, |good, &b| good & is_token(b));
+        let is_bad = behind.iter().fold(false, |bad, &b| bad | matches!(b, b'\r' | b'\n' | 0));
+        if name.is_empty() || !is_name || is_bad {
             return Err(BAD_REQUEST);
         }
-        Ok(Field { name, value })
+        Ok(Field { name, value: behind.trim_ascii() })
     }
 
     /// Whether this is its name.
@@ -100,7 +129,21 @@ impl<'a> Field<'a> {
 /// tchar of RFC 9110 section 5.6.2.
 #[must_use]
 pub fn is_token(b: u8) -> bool {
-    b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b)
+    /// Names of fields are looked at byte by byte.
+    const TOKEN: [bool; 256] = {
+        let (mut table, mut b) = ([false; 256], 0);
+        while b < 256 {
+            table[b] = (b as u8).is_ascii_alphanumeric();
+            b += 1;
+        }
+        let (marks, mut n) = (b"!#$%&'*+-.^_`|~", 0);
+        while n < marks.len() {
+            table[marks[n] as usize] = true;
+            n += 1;
+        }
+        table
+    };
+    TOKEN[usize::from(b)]
 }
 
 #[cfg(test)]
@@ -130,12 +173,33 @@ mod tests {
     }
 
     #[test]
+    fn status_lines() {
+        for (line, want) in [
+            ("HTTP/1.1 200 OK", Some((200, false))),
+            ("HTTP/1.0 404", Some((404, true))),
+            ("HTTP/1.1 206 ", Some((206, false))),
+            ("HTTP/1.1 200 caf\u{e9}\t", Some((200, false))),
+            ("HTTP/1.2 200 OK", None),
+            ("HTTP/2 200", None),
+            ("HTTP/1.1  200 OK", None),
+            ("HTTP/1.1 20 OK", None),
+            ("HTTP/1.1 2000 OK", None),
+            ("HTTP/1.1 200 a\rb", None),
+            ("HTTP/1.1 ", None),
+            ("SSH-2.0", None),
+        ] {
+            let got = StatusLine::parse(line.as_bytes()).map(|line| (line.status, line.old));
+            assert_eq!(got, want, "{line}");
+        }
+    }
+
+    #[test]
     fn fields() {
         let field = Field::parse(b"Range:\t bytes=0-1 ").unwrap();
         assert_eq!((field.name, field.value), (&b"Range"[..], &b"bytes=0-1"[..]));
         assert!(field.is("range") && !field.is("rang"));
         assert_eq!(Field::parse(b"X:").unwrap().value, b"");
-        for line in ["no colon", ": x", "Host : h", " folded: x", "a: b\rc", "a: \0"] {
+        for line in ["no colon", ": x", "Host : h", " folded: x", "a: b\rc", "a: b\r", "a: \0"] {
             assert_eq!(Field::parse(line.as_bytes()), Err(BAD_REQUEST), "{line:?}");
         }
     }

@@ -7,6 +7,7 @@ use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -324,6 +325,7 @@ pub fn store_hostile_names(dir: &Path) {
     fs::create_dir(dir.join("../outside")).unwrap();
     fs::write(dir.join("../outside/file"), "outside").unwrap();
     let _socket = std::os::unix::net::UnixListener::bind(path(b"socket")).unwrap();
+    assert!(Command::new("mkfifo").arg(path(b"pipe")).status().unwrap().success());
     for name in ["lost+found", "closed", "secret.txt", "secret-index/index.html"] {
         fs::set_permissions(dir.join(name), fs::Permissions::from_mode(0o0)).unwrap();
     }

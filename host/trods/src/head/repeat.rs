@@ -1,0 +1,110 @@
+//! Requests made of a request that a client sent: for another part of the same object, or for the same once more.
+
+use super::{INPUTS, fields, target, values};
+
+/// Fields that ask for a part of an object or under a condition, and what becomes of the connection behind it: what asks for
+/// another part has its own.
+const REPLACED: [&str; 7] = [
+    "connection",
+    "range",
+    "if-range",
+    "if-match",
+    "if-none-match",
+    "if-modified-since",
+    "if-unmodified-since",
+];
+
+/// The request for octets `first` to `last`, both included, of the object that answered `head`, a head that [`request`] has read.
+#[must_use]
+pub fn range_request(head: &[u8], etag: &[u8], first: u64, last: u64) -> Vec<u8> {
+    let mut out = Vec::with_capacity(head.len() + etag.len() + 100);
+    lines(
+        head,
+        |name| !REPLACED.iter().any(|replaced| name.eq_ignore_ascii_case(replaced.as_bytes())),
+        &mut out,
+    );
+    out.extend_from_slice(
+        format!("Connection: keep-alive\r\nRange: bytes={first}-{last}\r\nIf-Range: ").as_bytes(),
+    );
+    out.extend_from_slice(etag);
+    out.extend_from_slice(b"\r\n\r\n");
+    out
+}
+
+/// Whether a signature that the server checks covers a field that another range replaces (AWS Signature Version 4: `SignedHeaders` in
+/// `Authorization`, or in the target). Such a request brings what it brought, and no other part of the object.
+#[must_use]
+pub fn is_bound(head: &[u8]) -> bool {
+    let in_target = target(head).and_then(|target| behind(target, b"X-Amz-SignedHeaders="));
+    let in_field = values(head, "authorization").filter_map(|value| behind(value, b"SignedHeaders="));
+    in_field.chain(in_target).any(|list| {
+        let end = list.iter().position(|b| b", &\t".contains(b)).unwrap_or(list.len());
+        // In a target the semicolons are encoded.
+        let text = list[..end].to_ascii_lowercase();
+        let names = text.split(|&b| b == b';' || b == b'%');
+        names
+            .map(|name| name.strip_prefix(b"3b").unwrap_or(name))
+            .any(|name| REPLACED.iter().any(|replaced| name == replaced.as_bytes()))
+    })
+}
+
+/// What stands behind the first place of `marker`.
+fn behind<'a>(text: &'a [u8], marker: &[u8]) -> Option<&'a [u8]> {
+    let at = text.windows(marker.len()).position(|window| window == marker)?;
+    Some(&text[at + marker.len()..])
+}
+
+/// The request with this head once more, to generate again what the head of its response begins: with the inputs that this
+/// tells, in place of such as the client sent.
+#[must_use]
+pub fn repeated_request(head: &[u8], response: &[u8]) -> Vec<u8> {
+    let is_input = |name: &[u8]| name.eq_ignore_ascii_case(INPUTS.as_bytes());
+    let mut inputs = Vec::new();
+    lines(response, is_input, &mut inputs);
+    let mut out = Vec::with_capacity(head.len() + inputs.len());
+    lines(head, |name| inputs.is_empty() || !is_input(name), &mut out);
+    out.extend_from_slice(&inputs);
+    out.extend_from_slice(b"\r\n");
+    out
+}
+
+/// The lines of a head that are wanted by the names of their fields; the first one, which has no name, has an empty one.
+fn lines(head: &[u8], is_wanted: impl Fn(&[u8]) -> bool, out: &mut Vec<u8>) {
+    for (name, line) in fields(head) {
+        if is_wanted(name) {
+            out.extend_from_slice(line);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signatures_that_cover_a_range_bind_it() {
+        let v4 = "Authorization: AWS4-HMAC-SHA256 Credential=k/20260101/r/s3/aws4_request, SignedHeaders";
+        let in_target = "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-SignedHeaders";
+        for (target, fields, want) in [
+            ("/a", format!("{v4}=host;range;x-amz-date, Signature=0"), true),
+            ("/a", format!("{v4}=host;if-match;x-amz-date,Signature=0"), true),
+            ("/a", format!("{v4}=host;x-amz-date, Signature=0\r\nRange: bytes=0-9"), false),
+            ("/a", format!("{v4}=host;x-range, Signature=range"), false),
+            ("/a", "Authorization: Basic range\r\nRange: bytes=0-9".into(), false),
+            (&*format!("/a?{in_target}=host%3Brange&X-Amz-Signature=0"), "Range: bytes=0-9".into(), true),
+            (&*format!("/a?{in_target}=host%3brange"), "Range: bytes=0-9".into(), true),
+            (&*format!("/a?{in_target}=host&range=1"), "Range: bytes=0-9".into(), false),
+        ] {
+            let head = format!("GET {target} HTTP/1.1\r\nHost: h\r\n{fields}\r\n\r\n");
+            assert_eq!(is_bound(head.as_bytes()), want, "{head}");
+        }
+    }
+
+    #[test]
+    fn a_range_takes_the_place_of_conditions() {
+        let head = "\r\nGET /a:b HTTP/1.1\r\nHost: h\r\nrange: bytes=1-\r\nIf-Range: \"y\"\r\n\
+                    If-None-Match: \"z\"\r\nCookie: c\r\nConnection: close\r\n\r\n";
+        let want = "GET /a:b HTTP/1.1\r\nHost: h\r\nCookie: c\r\nConnection: keep-alive\r\nRange: bytes=5-9\r\nIf-Range: \"x\"\r\n\r\n";
+        assert_eq!(String::from_utf8(range_request(head.as_bytes(), b"\"x\"", 5, 9)).unwrap(), want);
+    }
+}
