@@ -227,7 +227,7 @@ REMOVALS: dict[str, Removal] = {
         "it:stamps::what_another_went_on_with_is_not_gone_on_with_here",
     ),
     "withheld-silently": Removal(
-        "host/bpf/src/bpf/trods.c",
+        "host/bpf/src/bpf/refusals.h",
         "return bpf_redirect(NOWHERE, 0);",
         "return DROP;",
         ("it:stamps::what_is_withheld_halves_no_window",),

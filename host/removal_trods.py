@@ -116,7 +116,28 @@ REMOVALS: dict[str, Removal] = {
         "if (since >= REFUSED_AT_LAST)",
         "if (0)",
         "client_of_no_connection_is_reset_in_the_end",
+        file="refusals.h",
     ),
+    "refused-told": bpf(
+        "\tif (!is_pinned)\n\t\ttell_refusal(s, now);\n\treturn true;",
+        "\treturn true;",
+        "what_is_unknown_here_is_reset_a_second_after_it_was_asked_first",
+        file="refusals.h",
+    ),
+    "refused-muted": bpf("if (s->flags & RST && !is_known)", "if (0)", LEASE, file="refusals.h"),
+    "refused-asked": trods(
+        "replica/body.rs",
+        "            rescue.ask(&key, seq);\n",
+        "",
+        "it:unknown::client_of_no_connection_is_asked_for_a_segment",
+    ),
+    "closing-reset": trods(
+        "hold/watch/mod.rs",
+        "if !self.succeeds && issuer == 0 {",
+        "if false {",
+        "it:unknown::client_whose_server_and_agent_died_is_reset",
+    ),
+    "muted-lost": bpf("now - lease->until >= MUTED_LONG)", "0)", LEASE, file="refusals.h"),
     # Records that other programs write into the store.
     "sealed": trods(
         "store/load.rs",
@@ -179,12 +200,14 @@ REMOVALS: dict[str, Removal] = {
     ),
     "fin-stripped": bpf("if (!strip_fin(skb, &s))", "if (0)", "a_fin_leaves_at_its_place_alone"),
     "rst": bpf("if (s.flags & RST) {\n\t\tcount(COUNT_RESETS);", "if (0) {\n\t\tcount(COUNT_RESETS);", RESET),
-    "rst-settling": bpf("is_pinned || now < lease->settling || since", "is_pinned || since", RESET),
-    "rst-orphan": bpf("(bpf_map_lookup_elem(&orphans, &s->key) || refuses_early(s, lease, now, is_pinned))",
+    "rst-settling": bpf("is_pinned || now < lease->settling || since", "is_pinned || since", RESET, file="refusals.h"),
+    "rst-orphan": bpf("(is_parked || refuses_early(s, lease, now, is_pinned))",
                       "refuses_early(s, lease, now, is_pinned)", RESET),
-    "rst-slow": bpf("(since < REFUSED_FOR && ", "(0 && ", "client_that_asks_each_two_minutes_is_reset"),
+    "rst-slow": bpf(
+        "(since < REFUSED_FOR && ", "(0 && ", "client_that_asks_each_two_minutes_is_reset", file="refusals.h"
+    ),
     "rst-excluded-since": bpf(
-        " && before->settling == lease->settling", "", "client_that_asks_each_two_minutes_is_reset"
+        " && before->settling == lease->settling", "", "client_that_asks_each_two_minutes_is_reset", file="refusals.h"
     ),
     "rst-unknown": bpf(
         " || refuses_early(s, lease, now, is_pinned)",
@@ -192,8 +215,8 @@ REMOVALS: dict[str, Removal] = {
         "what_is_unknown_here_is_reset_a_second_after_it_was_asked_first",
     ),
     # Which replica may send on a connection.
-    "lease": bpf("if (now >= lease->until) {", "if (0) {", LEASE),
-    "lease-unknown": bpf("if (now >= lease->until || ", "if (", LEASE),
+    "lease": bpf("return mute(&s, lease, now, true);", ";", LEASE),
+    "lease-unknown": bpf("return mute(s, lease, now, is_pinned);", ";", LEASE),
     "pin-muted": bpf("bool is_pinned = find_pin(&s->key);", "bool is_pinned = false;", HELD_BY_OTHERS),
     "pin-handed-on": bpf("if (pin) {\n", "if (0) {\n", HELD_BY_OTHERS),
     "pin-one-hop": bpf(
@@ -519,7 +542,7 @@ REMOVALS: dict[str, Removal] = {
     "former": agent("looked_for.extend(self.services.iter().filter_map(former));", "", FORMER, OUTLIVES),
     "former-own": agent("(told != incarnation).then(||", "true.then(||", FORMER),
     "former-sockets": trods(
-        "hold/watch/mod.rs", "self.hold.abort_closing(*service)?;", "",
+        "hold/watch/mod.rs", "self.keep_closing(*service)?;", "",
         "it:leaving::what_the_process_before_closed_is_nobodys",
     ),
     # The end of an adopted connection.

@@ -1,47 +1,85 @@
-"""Agents are killed and restarted at once under downloads: no download may hang.
+"""Agents, servers, links and the store are killed under downloads, and come back: no download may hang.
 
     python -m rivulet_bench.trods_hangs --clients 4 8 32 --kills 60
+    python -m rivulet_bench.trods_hangs --clients 4 8 32 --kills 340 --harms all
 
-A download hangs if it receives nothing for longer than any reset or continued one. The servers stay up, so every
-connection can continue; resets and wrong bytes are counted separately.
+Each connection is held by a replica that answers, or is reset within the bound and two seconds. So after every ten
+kills nothing is killed until all replicas take connections again, and for a moment more. Then the clients' kernel is
+asked when it received a segment last on each connection. A download that receives nothing for 12 s hangs in any case.
+Connections that were protected and broke, and wrong bytes, are counted apart.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import re
+import signal
 import sys
 import time
 from collections import Counter
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, get_args
 
 from rivulet_demo.spec import SERVICE_PORT, SERVICE_V4
-from rivulet_lab import prompt
+from rivulet_lab import Process, RackError, prompt
 
-from .trods_rack import FOLDER, WWW, TrodsRack, put, spec, trods_rack
+from . import trods_protected
+from .host_rig import descriptors
+from .trods_rack import FOLDER, WWW, Harm, TrodsRack, put, spec, store_command, trods_rack
 
 REPLICAS = 3
 BOUND_MS = 150.0
 RATE_MBIT, RTT_MS = 100.0, 10.0
 SILENCE_S = 12
-"""Seconds without data after which a download counts as hanging."""
-CURL_HANGS = 28
+"""A download that gets nothing for so long hangs."""
+RULE_S = BOUND_MS / 1e3 + 2.0
+SLACK_S = 1.0
+"""For what a busy machine takes."""
+ROUND = 10
+"""Kills between two looks at all connections."""
+CURL_TIMES_OUT = 28
 PORT, PORTS = 20_000, 10_000
-"""First local port of the clients, and number of ports, which they use one after the other."""
+"""Of clients, one after the other."""
 SIZES = (300_000, 3_000_000, 12_000_000)
+PARTS = ((0, 99_999), (150_000, 299_999))
+"""Ranges of an answer in several parts, which no record protects."""
+MULTIPART = 0.12
+"""The share of such downloads."""
+RETURN_S = (0.2, 0.9)
+PAUSE_S = (1.0, 3.0)
+STORE_S = 2.5
+"""The store is away for so long."""
+RETURNS_S = 15.0
+"""All replicas take connections again by then, or the look comes all the same."""
+STORE_HARMS = ("store-freeze", "store-kill")
+ALL = ("both", *get_args(Harm), *STORE_HARMS)
 
 Json = dict[str, Any]
 
 
+@dataclass(slots=True)
+class Download:
+    """One curl."""
+
+    process: Process
+    file: str
+    port: int
+    parts: bool
+    opened: float
+
+
 class Downloads:
-    """Parallel slots of consecutive downloads."""
+    """So many at a time, one behind the other."""
 
     def __init__(self, rack: TrodsRack, clients: int, rng: random.Random) -> None:
         self.rack, self.rng = rack, rng
         self.files = [put(size) for size in SIZES]
-        self.running: dict[int, tuple[Any, str, int]] = {}
+        self.running: dict[int, Download] = {}
         self.hung: list[int] = []
+        self.broken: list[Json] = []
         self.ends: Counter[str] = Counter()
         self.number = 0
         for place in range(clients):
@@ -49,96 +87,219 @@ class Downloads:
 
     def _start(self, place: int) -> None:
         self.number += 1
-        file = self.rng.choice(self.files)
+        file, parts = self.rng.choice(self.files), self.rng.random() < MULTIPART
         out = self.rack.folder / f"got-{place}"
         url = f"http://{SERVICE_V4}:{SERVICE_PORT}/{file}"
-        # Without retries of its own: reconnecting would hide what is measured.
-        # The port identifies a hanging download in the agents' logs.
+        # By its port a download that hangs is found in the agents' logs.
         port = PORT + self.number % PORTS
-        limits = [
-            "--local-port",
-            str(port),
-            "--speed-limit",
-            "1",
-            "--speed-time",
-            str(SILENCE_S),
-            "--connect-timeout",
-            "20",
-        ]
-        command = [*prompt(), "curl", "-s", "-o", str(out), "--limit-rate", "2M", *limits, url]
-        self.running[place] = (self.rack.start(f"curl-{self.number}", command, self.rack.spaces["c1"]), file, port)
+        command = [*prompt(), "curl", "-s", "-o", str(out), "--limit-rate", "2M", "--local-port", str(port)]
+        command += ["--speed-limit", "1", "--speed-time", str(SILENCE_S), "--connect-timeout", "20"]
+        command += ["-w", "connected %{time_connect}"]
+        if parts:
+            command += ["-r", ",".join(f"{first}-{last}" for first, last in PARTS)]
+        process = self.rack.start(f"curl-{self.number}", [*command, url], self.rack.spaces["c1"])
+        self.running[place] = Download(process, file, port, parts, time.monotonic())
 
     def look(self, again: bool) -> None:
-        """Counts ended downloads, and starts others."""
-        for place, (process, file, port) in list(self.running.items()):
-            code = process.popen.poll()
+        """Counts what has ended, and begins others."""
+        for place, download in list(self.running.items()):
+            code = download.process.popen.poll()
             if code is None:
                 continue
             del self.running[place]
-            if code == CURL_HANGS:
-                self.hung.append(port)
-            self.ends[self._end(place, code, file)] += 1
+            end = self._end(place, code, download)
+            self.ends[end] += 1
+            if end == "hung":
+                self.hung.append(download.port)
+            elif end.startswith("curl"):
+                row = {"port": download.port, "opened": download.opened, "closed": time.monotonic()}
+                self.broken.append({**row, "end": end})
             if again:
                 self._start(place)
 
-    def _end(self, place: int, code: int, file: str) -> str:
-        if code == CURL_HANGS:
+    def _end(self, place: int, code: int, download: Download) -> str:
+        if code and re.search(r"connected 0\.0+$", download.process.text()):
+            return "not connected"
+        if code == CURL_TIMES_OUT:
             return "hung"
         if code:
             return f"curl {code}"
-        same = (self.rack.folder / f"got-{place}").read_bytes() == (WWW / file).read_bytes()
-        return "whole" if same else "wrong"
+        got, whole = (self.rack.folder / f"got-{place}").read_bytes(), (WWW / download.file).read_bytes()
+        if download.parts:
+            return "whole" if all(whole[first : last + 1] in got for first, last in PARTS) else "wrong"
+        return "whole" if got == whole else "wrong"
+
+    def silent(self, since_s: float) -> list[int]:
+        """Ports of connections on which the clients' kernel received nothing for so long."""
+        command = ("ss", "-tniH", "state", "established", "dst", f"{SERVICE_V4}:{SERVICE_PORT}")
+        found, port = [], 0
+        for line in self.rack.spaces["c1"].run(*command).splitlines():
+            if not line[0].isspace():
+                port = int(line.split()[2].rpartition(":")[2])
+                continue
+            last = [int(ms) for ms in re.findall(r"last(?:rcv|ack):(\d+)", line)]
+            if last and min(last) > since_s * 1e3:
+                found.append(port)
+        return found
 
 
-def battery(clients: int, kills: int, seed: int) -> Json:
-    """Kills agents while this many clients download."""
-    rng = random.Random(seed)
-    with trods_rack("hangs", spec(REPLICAS, BOUND_MS, RATE_MBIT, RTT_MS)) as rack:
-        downloads = Downloads(rack, clients, rng)
-        back: dict[str, float] = {}
-        struck, next_kill = 0, time.monotonic() + 1.0
-        while struck < kills:
-            now = time.monotonic()
-            for name, at in list(back.items()):
-                if now >= at:
-                    rack.start_agent(name)
-                    del back[name]
-            if now >= next_kill:
-                name = rng.choice([n for n in rack.replicas if n not in back])
-                rack.end(f"agent-{name}")
-                back[name] = time.monotonic() + rng.uniform(0.2, 0.9)
-                struck += 1
-                next_kill = now + rng.uniform(1.0, 3.0)
-            downloads.look(True)
+class Kills:
+    """What is down, and when it returns."""
+
+    def __init__(self, rack: TrodsRack, rng: random.Random, harms: list[str]) -> None:
+        self.rack, self.rng, self.harms = rack, rng, harms
+        self.down: dict[str, tuple[str, float]] = {}
+        self.struck: Counter[str] = Counter()
+
+    def strike(self) -> None:
+        """Kills something that is there, and never all replicas."""
+        now = time.monotonic()
+        there = [name for name in self.rack.replicas if name not in self.down]
+        how = self.rng.choice(self.harms)
+        if how in STORE_HARMS:
+            if "store" in self.down:
+                return
+            store = self.rack.processes["store"]
+            store.popen.send_signal(signal.SIGSTOP if how == "store-freeze" else signal.SIGKILL)
+            self.down["store"] = (how, now + STORE_S)
+        elif len(there) < 2:
+            return
+        else:
+            name = self.rng.choice(there)
+            self._harm(name, how)
+            self.down[name] = (how, now + self.rng.uniform(*RETURN_S))
+        self.struck[how] += 1
+
+    def _harm(self, name: str, how: str) -> None:
+        if how == "both":
+            self.rack.end(f"agent-{name}")
+            self.rack.end(f"nginx-{name}")
+        else:
+            self.rack.harm(name, how)  # type: ignore[arg-type]
+
+    def heal(self) -> None:
+        """What has been away long enough returns."""
+        for name, (how, at) in list(self.down.items()):
+            if time.monotonic() < at:
+                continue
+            del self.down[name]
+            if how == "store-freeze":
+                self.rack.processes["store"].popen.send_signal(signal.SIGCONT)
+            elif how == "store-kill":
+                self.rack.end("store")
+                command = [*descriptors(), *prompt(7), *store_command(self.rack.spec.host("kv").ip)]
+                self.rack.start("store", command, self.rack.spaces["kv"])
+            elif how == "both":
+                self.rack.start_nginx(name)
+                self.rack.start_agent(name)
+            else:
+                self.rack.heal(name, how)  # type: ignore[arg-type]
+
+
+class Battery:
+    """Kills under so many downloads."""
+
+    def __init__(self, rack: TrodsRack, clients: int, seed: int, harms: list[str]) -> None:
+        rng = random.Random(seed)
+        self.rack, self.rng = rack, rng
+        self.kills, self.downloads = Kills(rack, rng, harms), Downloads(rack, clients, rng)
+        self.silent: list[int] = []
+        self.looked = 0
+
+    def _for(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.kills.heal()
+            self.downloads.look(True)
             time.sleep(0.02)
-        for name in back:
-            rack.start_agent(name)
+
+    def run(self, kills: int) -> None:
+        """Strikes so often."""
+        self._for(1.0)
+        while (struck := self.kills.struck.total()) < kills:
+            self.kills.strike()
+            if self.kills.struck.total() % ROUND or self.kills.struck.total() == struck:
+                self._for(self.rng.uniform(*PAUSE_S))
+            else:
+                self._check()
+
+    def _check(self) -> None:
+        # A replica that returns may not send before it takes connections again, which the controller has to allow.
+        until = time.monotonic() + RETURNS_S
+        while (self.kills.down or not self.rack.whole()) and time.monotonic() < until:
+            self._for(0.05)
+        self._for(RULE_S + SLACK_S)
+        self.looked += len(self.downloads.running)
+        for port in self.downloads.silent(RULE_S + SLACK_S - 0.05):
+            self.silent.append(port)
+            held = [f"{name}\n{self.rack.spaces[name].run('ss', '-tanoi')}" for name in self.rack.replicas]
+            (self.rack.folder / f"silent-{port}.txt").write_text("\n".join(held))
+            print(f"nothing was received on port {port}", flush=True)
+
+    def finish(self) -> None:
+        """What runs comes to its end."""
         until = time.monotonic() + 60.0
-        while downloads.running and time.monotonic() < until:
-            downloads.look(False)
+        while self.kills.down or (self.downloads.running and time.monotonic() < until):
+            self.kills.heal()
+            self.downloads.look(False)
             time.sleep(0.05)
-        downloads.ends["hung"] += len(downloads.running)
-        for process, _, port in downloads.running.values():
-            process.popen.kill()
-            downloads.hung.append(port)
-        return {"clients": clients, "kills": struck, "seed": seed, "ports": downloads.hung, **downloads.ends}
+        self.downloads.ends["hung"] += len(self.downloads.running)
+        for download in self.downloads.running.values():
+            download.process.popen.kill()
+            self.downloads.hung.append(download.port)
+
+
+def battery(clients: int, kills: int, seed: int, harms: list[str]) -> Json:
+    """What became of the downloads."""
+    os.environ.setdefault("RIVULET_LOG", trods_protected.LOG)
+    with trods_rack("hangs", spec(REPLICAS, BOUND_MS, RATE_MBIT, RTT_MS)) as rack:
+        found = Battery(rack, clients, seed, harms)
+        began = time.monotonic()
+        try:
+            found.run(kills)
+        finally:
+            found.finish()
+        downloads = found.downloads
+        said = trods_protected.read(rack.folder.glob("agent-*.log"))
+        broken = [row for row in downloads.broken if trods_protected.was_protected(said, row)]
+        return {
+            "clients": clients,
+            "kills": found.kills.struck.total(),
+            "by_harm": dict(found.kills.struck),
+            "seed": seed,
+            "seconds": round(time.monotonic() - began),
+            "hung": 0,
+            "hung_ports": downloads.hung,
+            "looked_at": found.looked,
+            "silent": len(found.silent),
+            "silent_ports": found.silent,
+            "broken_protected": len(broken),
+            "broken_ports": [(row["port"], row["end"]) for row in broken],
+            "wrong": 0,
+            **downloads.ends,
+        }
 
 
 def main() -> int:
-    """Runs the batteries one after the other; 1 if a download hung or had wrong bytes."""
+    """One battery after the other; 1 if a download hung, was silent, had wrong bytes, or broke while protected."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, nargs="+", default=[4, 8, 32])
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--harms", nargs="+", choices=(*ALL, "all"), default=["agent"])
     options = parser.parse_args()
+    harms = list(ALL) if "all" in options.harms else options.harms
     FOLDER.mkdir(parents=True, exist_ok=True)
     bad = 0
     for clients in options.clients:
-        found = battery(clients, options.kills, options.seed)
+        found = battery(clients, options.kills, options.seed, harms)
         print(json.dumps(found), flush=True)
-        bad += found.get("hung", 0) + found.get("wrong", 0)
+        bad += sum(found[what] for what in ("hung", "silent", "broken_protected", "wrong"))
     return int(bad > 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except RackError as e:
+        sys.exit(str(e))

@@ -117,6 +117,14 @@ impl Sockets {
         Ok(count)
     }
 
+    /// The other ends of the connections of this end whose FIN is not acknowledged.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn closing(&self, local: SocketAddr) -> io::Result<Vec<SocketAddr>> {
+        Ok(self.all(local, CLOSING)?.into_iter().map(|(remote, _)| remote).collect())
+    }
+
     /// The remote ends of the established connections of this local end.
     ///
     /// # Errors

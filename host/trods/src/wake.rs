@@ -97,6 +97,19 @@ fn packet(record: &Record, timestamp: Option<u32>) -> Result<Vec<u8>, BuildError
     Ok(packet)
 }
 
+/// A segment that has a client say on which connection it is, of which nothing is known but what it acknowledged: one octet behind its
+/// window, which every TCP answers with an acknowledgement, whatever the segment acknowledges (RFC 9293 section 3.10.7.4). It has no timestamp, since
+/// none is known; TCPs that want one (RFC 7323 section 3.2) are left to their own timer.
+pub(crate) fn question(service: SocketAddr, client: SocketAddr, acked: u32) -> Result<Vec<u8>, BuildError> {
+    let (src, dst, flags) = (service, client, TcpFlags(TcpFlags::ACK));
+    // Its end lies before what the client awaits: else the acknowledgement would be looked at.
+    let seq = acked.wrapping_sub(2);
+    let header = Header { src, dst, seq, ack: 0, flags, window: WINDOW, options: Options::default() };
+    let mut packet = vec![0; header.length() + 1];
+    header.finish(&mut packet, 1)?;
+    Ok(packet)
+}
+
 /// Sends probes, past what this host's own TCP knows of their connections.
 #[derive(Debug)]
 pub struct Prober {

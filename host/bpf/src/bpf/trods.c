@@ -24,15 +24,6 @@
 #include "segment.h"
 #include "edit.h"
 
-/* Nanoseconds: between the first RST to a client that is unknown here and one that leaves. */
-#define REFUSED_AFTER 1000000000ULL
-/* Until a RST is the first again: longer than Linux waits between two retransmissions (TCP_RTO_MAX, 120 s); shorter
- * if another replica was excluded since, which may have had the connection. */
-#define REFUSED_FOR 130000000000ULL
-#define REFUSED_SOON 10000000000ULL
-/* And the longest that its RST is kept back, whatever is looked for, and whoever is said to hold the connection. */
-#define REFUSED_AT_LAST 2000000000ULL
-
 /* What a segment's service stands under, and by which lease; none: it is none of a service. */
 static __always_inline struct service *parse(struct __sk_buff *skb, struct segment *s, bool from_client)
 {
@@ -192,6 +183,7 @@ static __always_inline bool open_flow(const struct segment *s)
 #include "beyond.h"
 #include "window.h"
 #include "ts.h"
+#include "refusals.h"
 
 SEC("tcx/ingress")
 int trods_ingress(struct __sk_buff *skb)
@@ -295,15 +287,6 @@ int trods_again(struct __sk_buff *skb)
 	return bpf_redirect(watched, BPF_F_INGRESS);
 }
 
-/*
- * What leaves is not to leave, and its sender is not to know: TCP takes a drop on its own host for congestion, and halves its
- * window (tcp_enter_cwr).
- */
-static __always_inline int swallow(void)
-{
-	return bpf_redirect(NOWHERE, 0);
-}
-
 /* Keeps a frame without data, for when the limits have moved. */
 static __always_inline void withhold(struct __sk_buff *skb, const struct segment *s)
 {
@@ -323,30 +306,6 @@ static __always_inline void withhold(struct __sk_buff *skb, const struct segment
 }
 
 /*
- * Whether a RST is of a kernel that knows no such connection, or has no server: of one that may be looked for, or the first for a
- * second, since the ToR sends clients here as soon as it excludes another replica, and this one hears of it later. What a client
- * asks again a second later it is told.
- */
-static __always_inline bool refuses_early(const struct segment *s, const struct lease *lease, __u64 now, bool is_pinned)
-{
-	struct refusal *before, first = { .at = now, .settling = lease->settling };
-
-	/* In answer to a segment; what a server resets says more (RFC 9293, 3.10.7.1). */
-	if (s->flags & ACK && s->seq)
-		return is_pinned;
-	before = bpf_map_lookup_elem(&refused, &s->key);
-	__u64 since = before ? now - before->at : REFUSED_FOR;
-	if (before && (since < REFUSED_SOON || (since < REFUSED_FOR && before->settling == lease->settling))) {
-		/* Nobody has answered it meanwhile. */
-		if (since >= REFUSED_AT_LAST)
-			return false;
-		return is_pinned || now < lease->settling || since < REFUSED_AFTER;
-	}
-	bpf_map_update_elem(&refused, &s->key, &first, BPF_ANY);
-	return true;
-}
-
-/*
  * A segment of a connection that has no limits. A RST that was withheld and is sent now ends one that the process gave up: the
  * client is to hear it, however soon after the exclusion of a replica.
  */
@@ -357,13 +316,17 @@ static __always_inline int egress_free(struct __sk_buff *skb, const struct segme
 	} else {
 		bool is_pinned = find_pin(&s->key);
 		/* Another may go on with it, of which the kernel, or as yet nobody here, knows. */
-		if (now >= lease->until || (is_pinned && !(s->flags & RST))) {
+		if (now >= lease->until)
+			return mute(s, lease, now, is_pinned);
+		/* Nor does the end of one that the process before had, before it is known whether a record tells of it. */
+		bool is_parked = s->flags & (FIN | RST) && bpf_map_lookup_elem(&orphans, &s->key);
+		if ((is_pinned || (is_parked && s->flags & FIN)) && !(s->flags & RST)) {
 			count(COUNT_MUTED);
 			return swallow();
 		}
 		/* Where its holder handed it on to here neither has it. */
 		if (s->flags & RST && (is_pinned || skb->mark != RELEASED) &&
-		    (bpf_map_lookup_elem(&orphans, &s->key) || refuses_early(s, lease, now, is_pinned))) {
+		    (is_parked || refuses_early(s, lease, now, is_pinned))) {
 			count(is_pinned ? COUNT_MUTED : COUNT_RESETS);
 			return swallow();
 		}
@@ -392,10 +355,8 @@ static __always_inline int judge(struct __sk_buff *skb, struct segment *seg, con
 	struct limits *limits = st ? limits_of(&s.key, st) : bpf_map_lookup_elem(&flows, &s.key);
 	if (!limits)
 		return egress_free(skb, &s, lease, now);
-	if (now >= lease->until) {
-		count(COUNT_MUTED);
-		return swallow();
-	}
+	if (now >= lease->until)
+		return mute(&s, lease, now, true);
 	if (s.flags & RST) {
 		count(COUNT_RESETS);
 		withhold(skb, &s);

@@ -145,6 +145,7 @@ enum event_kind {
 	EVENT_UNNAMED, /* timestamps cannot name what follows: the client goes on at seq; octets: ISN, base,
 			  where the server goes on, STAMPED_ADOPTED or none */
 	EVENT_REPLACED, /* another one begins between its ends */
+	EVENT_REFUSED, /* the kernel does not know the connection; its RST, at seq, was not let through */
 };
 
 enum event_flags {

@@ -87,6 +87,12 @@ struct turned {
 	__u64 count;
 };
 
+/* Refusals that the process was told of since then. */
+struct refusals {
+	__u64 since;
+	__u64 count;
+};
+
 /* One value a processor: softirqs of one processor do not interrupt one another. */
 struct scratch {
 	struct event event;
@@ -94,6 +100,7 @@ struct scratch {
 	struct withheld withheld;
 	struct stamped stamped;
 	struct turned turned;
+	struct refusals refusals;
 };
 
 struct {

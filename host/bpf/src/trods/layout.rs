@@ -251,6 +251,11 @@ pub enum What<'a> {
     },
     /// Another connection begins between the same ends.
     Replaced,
+    /// The kernel knows no such connection, and its RST was not let through.
+    Refused {
+        /// What the client acknowledged in the segment that the RST answers.
+        seq: u32,
+    },
 }
 
 impl Event<'_> {
@@ -282,6 +287,7 @@ impl Event<'_> {
                 What::Unnamed { seq, end: word(2), isn: word(0), base: word(1), adopted: word(3) != 0 }
             }
             10 => What::Replaced,
+            11 => What::Refused { seq },
             _ => return None,
         };
         Some(Event { key: FlowKey(*key), ack: u32::from_ne_bytes(*ack), what })
@@ -331,7 +337,7 @@ mod tests {
         for short in 0..whole.len() {
             assert_eq!(Event::parse(&whole[..short]), None, "{short} octets");
         }
-        for kind in [0, 11, 255] {
+        for kind in [0, 12, 255] {
             assert_eq!(Event::parse(&event(0, kind, 0)), None);
         }
         assert!(Event::parse(&event(120, 1, 120)).is_some());

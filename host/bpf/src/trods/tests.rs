@@ -112,6 +112,7 @@ enum Told {
     Stamped(u32),
     Unnamed { seq: u32, end: u32, is_known: bool, adopted: bool },
     Replaced,
+    Refused(u32),
 }
 
 impl Rig {
@@ -258,6 +259,7 @@ impl Rig {
                         adopted,
                     },
                     What::Replaced => Told::Replaced,
+                    What::Refused { seq } => Told::Refused(seq.wrapping_sub(SERVER)),
                 });
             })
             .unwrap()
@@ -556,18 +558,22 @@ fn no_reset_leaves_a_connection_that_is_protected_or_looked_for() {
 /// Of a kernel without a socket for it, or without a server.
 #[test]
 fn what_is_unknown_here_is_reset_a_second_after_it_was_asked_first() {
-    let Some(rig) = Rig::v4() else { return };
-    let refused = map(&rig.trods.object, "refused").unwrap();
-    // In answer to an acknowledgement, and to a SYN.
-    for (flags, seq) in [(RST, 5), (RST | ACK, 0u32.wrapping_sub(SERVER))] {
-        delete(&refused, rig.key().octets()).unwrap();
+    let Some(mut rig) = Rig::v4() else { return };
+    // In answer to an acknowledgement, and to a SYN, whose client sends another one by itself.
+    for (flags, seq, told) in
+        [(RST, 5, vec![Told::Refused(5)]), (RST | ACK, 0u32.wrapping_sub(SERVER), vec![])]
+    {
+        delete(&map(&rig.trods.object, "refused").unwrap(), rig.key().octets()).unwrap();
         assert_eq!(rig.down(flags, seq, 0, &[]).0, SWALLOWED);
         assert_eq!(rig.down(flags, seq, 0, &[]).0, SWALLOWED);
+        assert_eq!(rig.told(), told);
         rig.refused_before(1);
         assert_eq!(rig.down(flags, seq, 0, &[]).0, NEXT);
+        assert_eq!(rig.told(), vec![]);
         // Of another time.
         rig.refused_before(129);
         assert_eq!(rig.down(flags, seq, 0, &[]).0, SWALLOWED);
+        assert_eq!(rig.told(), told);
     }
     assert_eq!(rig.counters().resets, 6);
 }
@@ -717,6 +723,14 @@ fn of_a_flood_of_what_nobody_knows_the_most_is_not_turned_around() {
     assert!(passes);
 }
 
+/// `CLOCK_MONOTONIC`, as programs read it, in nanoseconds.
+fn clock() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the structure is there.
+    assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) }, 0);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
 #[test]
 fn whose_lease_is_over_is_silent() {
     let Some(mut rig) = Rig::v4() else { return };
@@ -724,17 +738,28 @@ fn whose_lease_is_over_is_silent() {
     rig.limit(10, 10, Some(10));
     for until in [0, 1] {
         rig.trods.leases().unwrap().set(3, Lease { until, settling: 0, ..Lease::default() }).unwrap();
-        for (flags, data) in [(ACK, &b""[..]), (ACK, b"HTTP"), (FIN | ACK, b"HTTP/1.1 2"), (RST, b"")] {
-            assert_eq!(rig.down(flags, 0, 0, data).0, SWALLOWED);
+        // Of what its server's TCP sends again it is told that it is lost, so that it tries again soon.
+        for (flags, data, verdict) in [
+            (ACK, &b""[..], SWALLOWED),
+            (ACK, b"HTTP", DROP),
+            (FIN | ACK, b"HTTP/1.1 2", DROP),
+            (RST, b"", SWALLOWED),
+        ] {
+            assert_eq!(rig.down(flags, 0, 0, data).0, verdict);
         }
     }
     rig.trods.leases().unwrap().set(4, Lease { until: u64::MAX, settling: 0, ..Lease::default() }).unwrap();
-    assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, SWALLOWED, "another's lease");
-    assert_eq!((rig.counters().muted, rig.told()), (9, vec![]));
+    assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, DROP, "another's lease");
+    // One that was over a moment ago may hold again before TCP would send the same again.
+    rig.trods.leases().unwrap().set(3, Lease { until: clock(), settling: 0, ..Lease::default() }).unwrap();
+    assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, SWALLOWED);
+    assert_eq!((rig.counters().muted, rig.told()), (10, vec![]));
+    rig.trods.leases().unwrap().set(3, Lease { until: 1, settling: 0, ..Lease::default() }).unwrap();
     // Nor does one say anything of which nothing is known: another may go on with it.
     let limits = rig.trods.limits(&rig.key()).unwrap().unwrap();
     rig.trods.free(&rig.key()).unwrap();
-    assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, SWALLOWED);
+    assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, DROP);
+    assert_eq!((rig.down(RST, 7, 0, b"").0, rig.told()), (SWALLOWED, vec![Told::Refused(7)]));
     assert_eq!(rig.syn_ack(SERVER_ISN), NEXT, "a connection may begin");
     rig.trods.insert(&rig.key(), &limits).unwrap();
     rig.trods.leases().unwrap().set(3, Lease { until: u64::MAX, settling: 0, ..Lease::default() }).unwrap();

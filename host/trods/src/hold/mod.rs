@@ -10,6 +10,7 @@ mod moves;
 mod pace;
 mod pins;
 mod places;
+mod refusals;
 mod rescue;
 pub(crate) mod room;
 mod watch;
@@ -31,6 +32,7 @@ pub(crate) use moves::{AT_A_TIME, Rounds};
 pub use moves::{Followers, LISTED, Leave, Leaving, Left, List};
 pub use pins::{Absence, Known, Pins};
 pub use places::Stores;
+pub(crate) use refusals::Refusals;
 pub use rescue::{Departed, Heard, Reads, Rescue};
 use room::Room;
 pub(crate) use watch::now_ms;
@@ -275,6 +277,11 @@ impl Hold {
         let count = self.sockets.abort_closing(service)?;
         tracing::debug!(%service, count, "connections of another process");
         Ok(())
+    }
+
+    /// The clients of connections that the kernel ends, since the process of their socket closed them or died.
+    fn closing(&self, service: SocketAddr) -> Result<Vec<SocketAddr>, HoldError> {
+        Ok(self.sockets.closing(service)?)
     }
 
     /// Has the kernel forget a connection without a word to its client.

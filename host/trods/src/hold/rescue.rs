@@ -496,6 +496,14 @@ impl Rescue {
         self.copies.take(key)
     }
 
+    /// Has a client send a segment, of whose connection nothing is known but what it acknowledged.
+    pub(crate) fn ask(&self, key: &FlowKey, acked: u32) {
+        let packet = wake::question(key.service(), key.client(), acked).map_err(std::io::Error::other);
+        if let Err(e) = packet.and_then(|packet| self.prober.send_packet(key.client(), &packet)) {
+            tracing::debug!(error = %e, client = %key.client(), "not asked");
+        }
+    }
+
     /// Resets a client that sends segments which fit no record, since no replica can continue its connection. The orphan stays: the
     /// segment may be forged, and then the RST is out of the client's window, which answers it by its own numbers or not at all
     /// (RFC 5961 section 3.2).

@@ -16,7 +16,9 @@ use crate::adopt::{AdoptConfig, Adopters, Outcome};
 use crate::digest::Digests;
 use crate::digest::share::{Peers, Sharing};
 use crate::flow::{AdoptAs, Settings, Unknown};
-use crate::hold::{Absence, Followers, Heard, HoldError, Leaving, Pins, Rescue, Stores, Watch, now_ms};
+use crate::hold::{
+    Absence, Followers, Heard, HoldError, Leaving, Pins, Refusals, Rescue, Stores, Watch, now_ms,
+};
 use crate::record::{Handshake, Record, Tuple};
 use crate::store::{Store, StoreConfig};
 use crate::ts::{self, Absences, Found, Names};
@@ -46,6 +48,7 @@ pub(super) struct Body {
     watch: Watch<Stores>,
     rescue: Rescue,
     pins: Pins,
+    refusals: Refusals,
     digests: Digests,
     /// Exchanges lists of objects, a store each.
     sharing: Vec<Sharing>,
@@ -83,6 +86,7 @@ impl Body {
             watch,
             rescue,
             pins: Pins::default(),
+            refusals: Refusals::default(),
             settings: HashMap::new(),
             digests,
             sharing: Vec::new(),
@@ -103,7 +107,7 @@ impl Body {
         while !self.shared.stop.load(Ordering::Relaxed) {
             let now = Instant::now();
             let due = self.rescue.deadline().into_iter().chain(self.early.front().map(|(at, _)| *at + DEATH));
-            let due = due.chain(self.leaving.deadline());
+            let due = due.chain(self.leaving.deadline()).chain(self.refusals.deadline());
             let pause = due.map(|at| at.saturating_duration_since(now)).fold(LOOK, Duration::min);
             let wake = self.shared.wake.as_fd();
             match self.names.as_ref().map(Names::wait) {
@@ -219,6 +223,7 @@ impl Body {
             self.look_for_named()?;
         }
         self.leaving.turn(Instant::now(), &mut self.watch)?;
+        self.ask_refused(Instant::now());
         self.early.extend(self.watch.ended_early().into_iter().map(|key| (Instant::now(), key)));
         while let Ok((Tuple { client, service }, outcome)) = self.ends.try_recv() {
             let key = FlowKey::new(client, service);
@@ -290,6 +295,19 @@ impl Body {
             }
         }
         Ok(())
+    }
+
+    /// Clients whose connections are not known here are to send another segment soon: the kernel's first RST to them was held back.
+    fn ask_refused(&mut self, now: Instant) {
+        for (key, seq) in self.watch.refused() {
+            self.refusals.note(key, seq, now);
+        }
+        let (watch, rescue) = (&self.watch, &self.rescue);
+        let is_known = |key: &FlowKey| watch.has(key) || rescue.looks_for(key);
+        for (key, seq) in self.refusals.due(now, is_known, |key| watch.speaks(&key.service())) {
+            tracing::debug!(client = %key.client(), "asked: the kernel does not know its connection");
+            rescue.ask(&key, seq);
+        }
     }
 
     fn ask_others(&mut self, absence: Absence) -> Result<(), HoldError> {
@@ -415,6 +433,10 @@ impl Body {
         }
         if let Err(e) = self.watch.sweep() {
             tracing::warn!(error = %e, "idle connections");
+        }
+        let rescue = &self.rescue;
+        if let Err(e) = self.watch.reset_closing(Instant::now(), |key| rescue.looks_for(key)) {
+            tracing::warn!(error = %e, "connections of another process");
         }
         let leaves = self.leaving.services();
         if let Some(names) = self.names.as_ref().filter(|_| !leaves.is_empty())

@@ -3,6 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
 
 use rivulet_bpf::kernel::{Feature, skipped};
 use rivulet_bpf::trods::{FlowKey, Lease};
@@ -205,7 +206,7 @@ fn a_server_dies_that_an_adopted_connection_has() {
     assert_eq!((adopted, refused, unprotected), (3, 0, Default::default()));
 }
 
-/// What a process leaves in the kernel that had adopted connections says nothing any more once there is another one.
+/// What a process that had adopted connections leaves in the kernel is reset once the next one may send.
 #[test]
 fn what_the_process_before_closed_is_nobodys() {
     let Some(mut idle) = Idle::new() else { return };
@@ -218,8 +219,18 @@ fn what_the_process_before_closed_is_nobodys() {
     // Its programs stay longer than it; here they go first.
     drop(watch);
     let mut watch = Watch::new(Hold::open(&replica.interface("r0")).unwrap(), Shared::default()).unwrap();
-    assert_eq!(closing(), 1);
     watch.set_services(&[(tuple.service, 0, Settings::default())]).unwrap();
+    let now = Instant::now();
+    let later = now + Duration::from_secs(10);
+    for at in [now, later] {
+        watch.reset_closing(at, |_| false).unwrap();
+        assert_eq!(closing(), 1, "it may not send");
+    }
+    let leases = watch.hold().programs().leases().unwrap();
+    leases.set(0, Lease { until: u64::MAX, settling: 0, ..Lease::default() }).unwrap();
+    watch.reset_closing(now, |_| false).unwrap();
+    assert_eq!(closing(), 1, "a record may tell of it");
+    watch.reset_closing(later, |_| false).unwrap();
     assert_eq!(closing(), 0);
     // A listener of the server's is none of that.
     in_netns(Some(replica.name()), || TcpListener::bind(tuple.service).unwrap()).unwrap();

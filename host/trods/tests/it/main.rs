@@ -22,6 +22,7 @@ mod stamps;
 mod store;
 mod support;
 mod survive;
+mod unknown;
 mod waking;
 mod watch;
 mod web_servers;

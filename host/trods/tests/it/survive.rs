@@ -60,6 +60,8 @@ pub struct Plan<'a> {
     /// So many of [`STORES`].
     pub stores: usize,
     pub renewal: Duration,
+    /// Until when replicas may speak at first.
+    pub until: u64,
     /// By timestamps, of what the list at `/list` names; stores are for the rest.
     pub named: bool,
 }
@@ -67,7 +69,8 @@ pub struct Plan<'a> {
 impl Default for Plan<'_> {
     fn default() -> Self {
         let (rate, settings, service) = ("100mbit", CLOSED, SERVICE);
-        Plan { rate, settings, server: &nginx, service, stores: 1, renewal: RENEWAL, named: false }
+        let (renewal, until) = (RENEWAL, u64::MAX);
+        Plan { rate, settings, server: &nginx, service, stores: 1, renewal, until, named: false }
     }
 }
 
@@ -144,7 +147,7 @@ impl Rig {
         let replica = Replica::start(&netns.interface("r0"), plan.settings.wake, plan.named)
             .unwrap_or_else(|e| panic!("{e}"));
         // As behind a ToR that has just excluded another: what nobody here knows is not reset.
-        replica.set_lease(0, Lease { until: u64::MAX, settling: u64::MAX, ..Lease::default() });
+        replica.set_lease(0, Lease { until: plan.until, settling: u64::MAX, ..Lease::default() });
         let other = 3 - n;
         let peers = Peers {
             own: n,

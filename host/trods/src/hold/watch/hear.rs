@@ -39,6 +39,7 @@ impl<K: Keeper> Watch<K> {
             stale,
             over,
             early,
+            refused,
             issuers,
             asked,
             ended: ends,
@@ -88,6 +89,10 @@ impl<K: Keeper> Watch<K> {
                     connection.adopted = adopted;
                     connection.ask_later(&key, now, due);
                     connections.insert(key, connection);
+                }
+                What::Refused { seq } => {
+                    refused.push((key, seq));
+                    return;
                 }
                 What::Replaced => {
                     if let Some(before) = connections.remove(&key) {

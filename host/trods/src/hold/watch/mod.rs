@@ -118,6 +118,10 @@ pub struct Watch<K> {
     over: Vec<(FlowKey, bool)>,
     /// Connections whose server ended them where it should not.
     early: Vec<FlowKey>,
+    /// Connections that the kernel was ending when this began, and since when their clients could be reset.
+    closing: HashMap<FlowKey, Option<Instant>>,
+    /// Clients to which the kernel's RST was held back, and its number.
+    refused: Vec<(FlowKey, u32)>,
     /// Who makes handshakes of services ([`Watch::set_issuers`]), and whether what they cannot name is watched.
     issuers: HashMap<SocketAddr, (u32, bool)>,
     /// Connections whose timestamps the programs make: for what was asked on one, and which their server ended.
@@ -157,6 +161,8 @@ impl<K: Keeper> Watch<K> {
             stale: Vec::new(),
             over: Vec::new(),
             early: Vec::new(),
+            refused: Vec::new(),
+            closing: HashMap::new(),
             issuers: HashMap::new(),
             asked: Vec::new(),
             ended: Vec::new(),
@@ -228,7 +234,9 @@ impl<K: Keeper> Watch<K> {
             let (issuer, records) = self.issuers.get(service).copied().unwrap_or_default();
             self.hold.programs.issue(*service, *lease, issuer, records)?;
             if before.is_none() {
-                if !self.succeeds {
+                if !self.succeeds && issuer == 0 {
+                    self.keep_closing(*service)?;
+                } else if !self.succeeds {
                     self.hold.abort_closing(*service)?;
                 }
                 // They began before anybody watched, and end with their server. What this host asks its own server is none.

@@ -2,6 +2,7 @@
 //! says anything.
 
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use rivulet_bpf::trods::{FlowKey, Pin};
 
@@ -12,6 +13,10 @@ use crate::record::{Age, Record};
 
 /// Connections of others that are remembered; beyond it all are forgotten, as if they had not been seen.
 const MAX_ELSEWHERE: usize = 65_536;
+/// Connections that the kernel was ending when the process began; what is beyond it ends without a word.
+const MAX_CLOSING: usize = 8192;
+/// The kernel ends these when their records must have been read, if there are any.
+const CLOSING: Duration = Duration::from_secs(1);
 /// Connections that are looked at at once.
 const SWEPT: usize = 256;
 
@@ -19,6 +24,66 @@ impl<K: Keeper> Watch<K> {
     /// Connections whose server sent FIN or RST where it should not, since this was called last, to be [judged](Watch::judge).
     pub fn ended_early(&mut self) -> Vec<FlowKey> {
         std::mem::take(&mut self.early)
+    }
+
+    /// Clients of connections that the kernel does not know and did not reset, since this was called last, and what they acknowledged.
+    pub fn refused(&mut self) -> Vec<(FlowKey, u32)> {
+        std::mem::take(&mut self.refused)
+    }
+
+    /// Keeps what the kernel was ending when this process began. A record may tell how to go on with it: then its FIN must not leave. Of what has
+    /// none the kernel alone knows, and its client may only be waiting: forgotten at once it would be reset by no replica.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn keep_closing(&mut self, service: SocketAddr) -> Result<(), HoldError> {
+        for client in self.hold.closing(service)? {
+            let key = FlowKey::new(client, service);
+            self.hold.programs.park(&key)?;
+            if self.closing.len() < MAX_CLOSING {
+                self.closing.insert(key, None);
+            } else {
+                self.hold.abort(&key)?;
+                self.hold.programs.unpark(&key)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the kernel reset the clients of connections that it was ending when this process began, which no record tells of. To be called ten
+    /// times a second or so.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn reset_closing(
+        &mut self,
+        now: Instant,
+        looks_for: impl Fn(&FlowKey) -> bool,
+    ) -> Result<(), HoldError> {
+        for (key, mut since) in std::mem::take(&mut self.closing) {
+            // Whichever replica goes on with it has had its socket forgotten.
+            if self.connections.contains_key(&key) {
+                continue;
+            }
+            if looks_for(&key) {
+                self.hold.abort(&key)?;
+                continue;
+            }
+            if self.hold.programs.pinned(&key)?.is_some() {
+                self.hold.abort(&key)?;
+                self.hold.programs.unpark(&key)?;
+                continue;
+            }
+            since = self.speaks(&key.service()).then(|| since.unwrap_or(now));
+            if since.is_none_or(|since| now.saturating_duration_since(since) < CLOSING) {
+                self.closing.insert(key, since);
+                continue;
+            }
+            tracing::debug!(client = %key.client(), "reset: it ended with its server, and no record tells of it");
+            self.hold.programs.unpark(&key)?;
+            self.hold.abort(&key)?;
+        }
+        Ok(())
     }
 
     /// The client of a connection that was adopted is reset.

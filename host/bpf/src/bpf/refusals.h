@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Segments that a replica must not send for now, and the kernel's RSTs to clients of connections that it does not know. Both would leave
+ * the client waiting for its own retransmission timer, which doubles each time. So the server's TCP tries again each half second, and the process
+ * is told of each refusal, so that it can have the client send a segment soon (host/trods/src/hold/refusals.rs).
+ */
+#ifndef REFUSALS_H
+#define REFUSALS_H
+
+#include "segment.h"
+#include "trods_maps.h"
+
+/* Nanoseconds: between the first RST to a client that is unknown here and one that leaves. */
+#define REFUSED_AFTER 1000000000ULL
+/* Until a RST is the first again: longer than Linux waits between two retransmissions (TCP_RTO_MAX, 120 s); shorter
+ * if another replica was excluded since, which may have had the connection. */
+#define REFUSED_FOR 130000000000ULL
+#define REFUSED_SOON 10000000000ULL
+/* The longest time for which a RST is held back, whatever is looked for, and whichever replica is said to hold the connection. */
+#define REFUSED_AT_LAST 2000000000ULL
+/* After so long without a lease lost segments count as drops of this host's: a lease may come back within it, and TCP's own timers are faster. */
+#define MUTED_LONG 500000000ULL
+/* Refusals of one processor that the process is told of in so many nanoseconds: clients of one replica that died. The rest is a flood. */
+#define TOLD_MOST 32
+#define TOLD_IN 50000000ULL
+
+/*
+ * What leaves is not to leave, and its sender is not to know: TCP takes a drop on its own host for congestion, and halves its
+ * window (tcp_enter_cwr).
+ */
+static __always_inline int swallow(void)
+{
+	return bpf_redirect(NOWHERE, 0);
+}
+
+/* Tells the process of a RST that answers a segment with an acknowledgement, and does not leave. */
+static __always_inline void tell_refusal(const struct segment *s, __u64 now)
+{
+	struct scratch *at = scratch();
+
+	if (!at || dead || s->flags & ACK)
+		return;
+	if (now - at->refusals.since >= TOLD_IN) {
+		at->refusals.since = now;
+		at->refusals.count = 0;
+	}
+	if (at->refusals.count < TOLD_MOST) {
+		at->refusals.count++;
+		mention(s, EVENT_REFUSED, 0, s->seq);
+	}
+}
+
+/*
+ * A segment that leaves while the lease does not hold is lost. TCP takes a drop on its own host for a full queue, and sends the same again 500 ms
+ * later, without doubling its timeout (TCP_RESOURCE_PROBE_INTERVAL). So a server goes on soon after its replica may send again.
+ */
+static __always_inline int mute(const struct segment *s, const struct lease *lease, __u64 now, bool is_known)
+{
+	count(COUNT_MUTED);
+	if (s->flags & RST && !is_known)
+		tell_refusal(s, now);
+	if ((s->length || s->flags & FIN) && !(s->flags & RST) && now - lease->until >= MUTED_LONG)
+		return DROP;
+	return swallow();
+}
+
+/*
+ * Whether a RST is of a kernel that knows no such connection, or has no server: of one that may be looked for, or the first for a
+ * second, since the ToR sends clients here as soon as it excludes another replica, and this one learns of it later. A client that
+ * sends a segment again a second later is reset.
+ */
+static __always_inline bool refuses_early(const struct segment *s, const struct lease *lease, __u64 now, bool is_pinned)
+{
+	struct refusal *before, first = { .at = now, .settling = lease->settling };
+
+	/* In answer to a segment; what a server resets says more (RFC 9293, 3.10.7.1). */
+	if (s->flags & ACK && s->seq)
+		return is_pinned;
+	before = bpf_map_lookup_elem(&refused, &s->key);
+	__u64 since = before ? now - before->at : REFUSED_FOR;
+	if (before && (since < REFUSED_SOON || (since < REFUSED_FOR && before->settling == lease->settling))) {
+		/* No replica has answered it meanwhile. */
+		if (since >= REFUSED_AT_LAST)
+			return false;
+		return is_pinned || now < lease->settling || since < REFUSED_AFTER;
+	}
+	bpf_map_update_elem(&refused, &s->key, &first, BPF_ANY);
+	if (!is_pinned)
+		tell_refusal(s, now);
+	return true;
+}
+
+#endif

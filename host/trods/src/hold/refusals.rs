@@ -1,0 +1,143 @@
+//! Clients of connections that this host's kernel does not know. The kernel's first RST to such a client is held back, since a record
+//! of the connection may be on its way; the next one leaves. The client's own timer doubles each time, so the next segment
+//! may take minutes, and by then this process may have been restarted, or the ToR sends the client elsewhere. So the client is asked
+//! for a segment by one that lies behind its window (RFC 9293 section 3.10.7.4). Its answer reaches the connection's holder, or
+//! brings the RST that leaves.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::time::{Duration, Instant};
+
+use rivulet_bpf::trods::FlowKey;
+
+/// When a client is asked, milliseconds after the refusal: a little later than RSTs may leave (`REFUSED_AFTER`,
+/// `REFUSED_AT_LAST` in `refusals.h`), and once more in case that was lost.
+const QUESTIONS: [u64; 3] = [1050, 2100, 4000];
+/// Clients that are remembered at a time: more than one replica has. What is beyond it is a flood.
+const MOST: usize = 16_384;
+/// Between two looks whether this replica may send, and for how long it is waited for.
+const RETRY: Duration = Duration::from_millis(250);
+const PATIENCE: Duration = Duration::from_secs(20);
+
+#[derive(Debug)]
+struct Refusal {
+    seq: u32,
+    noted: Instant,
+    /// Since when this replica may send, or a RST was held back; questions count from it.
+    since: Instant,
+    asked: usize,
+}
+
+/// Clients that are to be asked.
+#[derive(Debug, Default)]
+pub(crate) struct Refusals {
+    of: HashMap<FlowKey, Refusal>,
+    due: BinaryHeap<Reverse<(Instant, FlowKey)>>,
+}
+
+impl Refusals {
+    /// A RST was held back whose number is what the client acknowledged.
+    pub(crate) fn note(&mut self, key: FlowKey, seq: u32, now: Instant) {
+        if self.of.len() >= MOST || self.of.contains_key(&key) {
+            return;
+        }
+        self.of.insert(key, Refusal { seq, noted: now, since: now, asked: 0 });
+        self.due.push(Reverse((now + Duration::from_millis(QUESTIONS[0]), key)));
+    }
+
+    /// When a client is to be asked.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.due.peek().map(|Reverse((at, _))| *at)
+    }
+
+    /// The clients to ask now, and what they acknowledged. `is_known`: the connection is here by now, or looked for; `may_send`: the lease of
+    /// its service holds.
+    pub(crate) fn due(
+        &mut self,
+        now: Instant,
+        is_known: impl Fn(&FlowKey) -> bool,
+        may_send: impl Fn(&FlowKey) -> bool,
+    ) -> Vec<(FlowKey, u32)> {
+        let mut ask = Vec::new();
+        while let Some(&Reverse((at, key))) = self.due.peek()
+            && at <= now
+        {
+            self.due.pop();
+            let Some(refusal) = self.of.get_mut(&key) else { continue };
+            if is_known(&key) || now >= refusal.noted + PATIENCE {
+                self.of.remove(&key);
+                continue;
+            }
+            if !may_send(&key) {
+                (refusal.since, refusal.asked) = (now, 0);
+                self.due.push(Reverse((now + RETRY, key)));
+                continue;
+            }
+            ask.push((key, refusal.seq));
+            refusal.asked += 1;
+            match QUESTIONS.get(refusal.asked) {
+                // Never two at once, however late this is called.
+                Some(ms) => {
+                    let at = (refusal.since + Duration::from_millis(*ms)).max(now + RETRY);
+                    self.due.push(Reverse((at, key)));
+                }
+                None => {
+                    self.of.remove(&key);
+                }
+            }
+        }
+        ask
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(port: u16) -> FlowKey {
+        FlowKey::new(([192, 0, 2, 7], port).into(), "10.9.0.1:80".parse().unwrap())
+    }
+
+    #[test]
+    fn refused_client_is_asked_until_it_is_known() {
+        let (mut refusals, now) = (Refusals::default(), Instant::now());
+        refusals.note(key(1), 5, now);
+        refusals.note(key(1), 9, now + Duration::from_millis(1));
+        let at = |ms| now + Duration::from_millis(ms);
+        assert_eq!(refusals.deadline(), Some(at(QUESTIONS[0])));
+        for ms in QUESTIONS {
+            assert_eq!(refusals.due(at(ms - 1), |_| false, |_| true), []);
+            assert_eq!(refusals.due(at(ms), |_| false, |_| true), [(key(1), 5)]);
+        }
+        assert_eq!((refusals.deadline(), refusals.of.len()), (None, 0));
+        refusals.note(key(1), 6, now);
+        assert_eq!(refusals.due(at(QUESTIONS[0]), |_| true, |_| true), []);
+        assert_eq!((refusals.deadline(), refusals.of.len()), (None, 0));
+    }
+
+    #[test]
+    fn question_waits_for_the_lease() {
+        let (mut refusals, now) = (Refusals::default(), Instant::now());
+        let at = |ms| now + Duration::from_millis(ms);
+        refusals.note(key(1), 5, now);
+        let late = 3 * QUESTIONS[2];
+        assert_eq!(refusals.due(at(QUESTIONS[0]), |_| false, |_| true), [(key(1), 5)]);
+        assert_eq!(refusals.due(at(late), |_| false, |_| false), []);
+        // All questions are asked once it may send: the answer to the first one may be the first that is refused since.
+        let retry = late + RETRY.as_millis() as u64;
+        for ms in [retry, late + QUESTIONS[1], late + QUESTIONS[2]] {
+            assert_eq!(refusals.due(at(ms - 1), |_| false, |_| true), []);
+            assert_eq!(refusals.due(at(ms), |_| false, |_| true), [(key(1), 5)]);
+        }
+        refusals.note(key(1), 5, now);
+        assert_eq!(refusals.due(now + PATIENCE, |_| false, |_| false), []);
+        assert_eq!((refusals.deadline(), refusals.of.len()), (None, 0));
+    }
+
+    #[test]
+    fn flood_of_refused_clients_is_bounded() {
+        let (mut refusals, now) = (Refusals::default(), Instant::now());
+        (0..=MOST as u16).for_each(|port| refusals.note(key(port), 5, now));
+        assert_eq!((refusals.of.len(), refusals.due.len()), (MOST, MOST));
+    }
+}
