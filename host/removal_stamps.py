@@ -287,7 +287,7 @@ REMOVALS: dict[str, Removal] = {
     # A process that unloads the programs and loads new ones inherits nothing from a dead one.
     "ts-former-own": Removal(
         "host/bpf/src/linger.rs",
-        "        let _ = self.0.read(&mut [0]);\n",
+        "        let _ = self.0.read_exact(&mut [0]);\n",
         "",
         ("bpf:linger::tests::what_it_has_is_free_when_it_is_taken_off",),
     ),

@@ -131,9 +131,15 @@ impl Stream {
             Blocking::Octets(n) => Ok(n),
             Blocking::PlainTcp(handshake) => {
                 let mut plain = fallback::plain(&self.end, &handshake)?;
-                let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-                plain.set_read_timeout(left.map(|left| left.max(Duration::from_millis(1))))?;
-                io::Read::read(&mut plain, buffer)
+                loop {
+                    let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+                    plain.set_read_timeout(left.map(|left| left.max(Duration::from_millis(1))))?;
+                    match io::Read::read(&mut plain, buffer) {
+                        // A socket with a timeout reports it also when the process was frozen or stopped.
+                        Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                        done => return done,
+                    }
+                }
             }
         }
     }

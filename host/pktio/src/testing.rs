@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 mod process;
 mod user;
 
-pub use process::{PATIENCE, Process, eventually, read_once};
+pub use process::{PATIENCE, Process, eventually, read_once, under_signals};
 pub use user::Cgroup;
 
 /// A network namespace of `ip netns`, removed with all its interfaces when dropped.

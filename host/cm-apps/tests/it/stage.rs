@@ -119,7 +119,13 @@ impl Hand {
     /// The next datagram and its length.
     pub fn receive<T>(&self, f: impl FnOnce(Message<'_>, usize) -> T) -> T {
         let mut datagram = [0; 2000];
-        let octets = self.socket.recv(&mut datagram).expect("a datagram");
+        let octets = loop {
+            match self.socket.recv(&mut datagram) {
+                // The process was stopped or frozen in the call.
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                received => break received.expect("a datagram"),
+            }
+        };
         f(Message::parse(&datagram[..octets]).unwrap(), octets)
     }
 

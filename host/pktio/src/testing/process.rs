@@ -2,6 +2,7 @@
 
 use std::io::{self, Read};
 use std::process::{Child, ExitStatus};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Longest wait for an expected event: far more than it needs, because the machine may be busy.
@@ -33,6 +34,44 @@ pub fn read_once(from: &mut (impl Read + ?Sized), into: &mut [u8]) -> io::Result
             done => return done,
         }
     }
+}
+
+/// Runs `work` on this thread while a signal with an empty handler comes a thousand times a second.
+///
+/// As when the process is stopped and continued, a call on a socket with a timeout ends with EINTR then, and any other call is
+/// restarted by the kernel (`SA_RESTART`, signal(7)).
+///
+/// # Panics
+/// If the handler cannot be installed.
+pub fn under_signals<T>(work: impl FnOnce() -> T) -> T {
+    extern "C" fn handle(_: libc::c_int) {}
+    // SAFETY: the structure is whole, the handler touches nothing, and the thread that gets the signal outlives the scope.
+    let target = unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handle as extern "C" fn(libc::c_int) as usize;
+        action.sa_flags = libc::SA_RESTART;
+        assert_eq!(libc::sigaction(libc::SIGUSR2, &raw const action, std::ptr::null_mut()), 0);
+        libc::pthread_self()
+    };
+    /// Ends the signals also when `work` panics.
+    struct Done<'a>(&'a AtomicBool);
+    impl Drop for Done<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Release);
+        }
+    }
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Acquire) {
+                // SAFETY: the scope's own thread waits for this one before it ends.
+                unsafe { libc::pthread_kill(target, libc::SIGUSR2) };
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let _done = Done(&done);
+        work()
+    })
 }
 
 /// A process that is killed when its owner is dropped.

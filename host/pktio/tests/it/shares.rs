@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use rivulet_pktio::filter::TcpRule;
 use rivulet_pktio::guard::{KernelGuard, Share};
-use rivulet_pktio::testing::{Netns, PATIENCE};
+use rivulet_pktio::testing::{Netns, PATIENCE, read_once};
 use rivulet_pktio::{AfPacket, Config, PacketIo, TxFrame, in_netns, internet_sum};
 
 use crate::kernel::{PREFIX, SILENCE};
@@ -123,7 +123,7 @@ fn existing_kernel_connections_continue_and_new_ones_fail() {
         kept.read_exact(&mut got).unwrap();
         renewed.write_all(b"more").unwrap();
         lost.set_read_timeout(Some(SILENCE)).unwrap();
-        let error = lost.read(&mut got).expect_err("the kernel has it still");
+        let error = read_once(lost, &mut got).expect_err("the kernel has it still");
         assert_eq!(error.kind(), ErrorKind::WouldBlock, "{there}");
     }
 }

@@ -73,7 +73,11 @@ fn read(mut stream: TcpStream, mut returned: u64) -> std::io::Result<u64> {
     let mut block = vec![0; BLOCK];
     while returned > 0 {
         let most = returned.min(BLOCK as u64) as usize;
-        let got = stream.read(&mut block[..most])?;
+        let got = match stream.read(&mut block[..most]) {
+            // Not an error of the connection: a socket with a timeout reports it also when the process was frozen or stopped.
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
+            read => read?,
+        };
         if got == 0 {
             return Err(std::io::ErrorKind::UnexpectedEof.into());
         }

@@ -143,6 +143,13 @@ impl Objects {
         Objects { near: Some(Arc::default()), patience: MOMENT, ..self.clone() }
     }
 
+    /// The same objects for whoever looks at other things in between: what is not at hand within `patience` is
+    /// [`Lookup::Pending`].
+    #[must_use]
+    pub fn patient_for(&self, patience: Duration) -> Objects {
+        Objects { patience, ..self.clone() }
+    }
+
     /// The same, with so much patience.
     #[cfg(test)]
     pub(super) fn with_patience(&self, patience: Duration) -> Objects {

@@ -34,6 +34,12 @@ impl Site {
         let uploads = self.uploads.as_ref().map(|uploads| uploads.behind(self.objects.desk()));
         Site { objects: self.objects.for_thread(), uploads }
     }
+
+    /// The same for whoever looks at other things in between ([`Objects::patient_for`]).
+    #[must_use]
+    pub fn patient_for(&self, patience: std::time::Duration) -> Site {
+        Site { objects: self.objects.patient_for(patience), uploads: self.uploads.clone() }
+    }
 }
 
 /// Input, and where it belongs.

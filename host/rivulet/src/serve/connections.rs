@@ -1,30 +1,71 @@
 //! The connections that the kernel's TCP has here, a listener's and adopted ones together: how many a client may have, and which one is
 //! closed when there is no room for another.
 //!
-//! Each has a thread, so their number is bounded. A client that holds many, or sends too slowly, keeps none of the others out: a client has a
-//! share ([`PER_ADDRESS`], [`PER_PREFIX`]), and where a share or the whole is used up, the connection that waits for a request for longest
-//! gives way. Only connections without a whole request do.
+//! Each has a thread, so their number is bounded. A client that holds many, or sends or reads slowly, keeps none of the others out: a client
+//! has a share ([`Limits::per_address`], [`Limits::per_prefix`]). Where a share or the whole is used up, the connection that waits for a
+//! request for longest gives way, and if none waits, the slowest of those that move fewer bytes a second than [`Limits::slow_rate`].
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use rivulet_pktio::repair::unacknowledged;
 
 /// Connections at a time.
 pub(super) const MAX_CONNECTIONS: usize = 512;
-/// Connections of one address at a time, of IPv6 of 64 bits: networks behind one address have many clients.
-pub(super) const PER_ADDRESS: usize = 128;
-/// Connections of one network at a time: 24 bits of IPv4, 48 of IPv6.
-const PER_PREFIX: usize = 256;
+
+/// How many connections there may be, and how slow they may be.
+#[derive(Clone, Debug)]
+pub(super) struct Limits {
+    /// Connections at a time.
+    pub(super) all: usize,
+    /// Connections of one address at a time, of IPv6 of 64 bits: networks behind one address have many clients.
+    pub(super) per_address: usize,
+    /// Connections of one network at a time: 24 bits of IPv4, 48 of IPv6.
+    pub(super) per_prefix: usize,
+    /// Connections that gave way and whose threads have not ended yet. While there are as many, none is admitted in place of another.
+    pub(super) ending: usize,
+    /// Time for a request's head, from its first byte to its last, and for a body before [`least_rate`](Self::least_rate) counts.
+    pub(super) head: Duration,
+    /// A connection without a request, or whose client sends or takes nothing, is closed after this.
+    pub(super) idle: Duration,
+    /// Bytes a second that a client sends of a body, and takes of an answer, at least.
+    pub(super) least_rate: u64,
+    /// Bytes a second below which the middle of a body or an answer gives way to another connection, when all places are taken: a client
+    /// that holds all of them moves 8 MB a second.
+    pub(super) slow_rate: u64,
+    /// Age of a body or an answer from which on it may give way.
+    pub(super) young: Duration,
+    /// How long the last bytes of a client are read and thrown away behind the last answer.
+    pub(super) linger: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            all: MAX_CONNECTIONS,
+            per_address: 128,
+            per_prefix: 256,
+            ending: 64,
+            head: Duration::from_secs(20),
+            idle: Duration::from_secs(60),
+            least_rate: 1024,
+            slow_rate: 16 << 10,
+            young: Duration::from_secs(2),
+            linger: Duration::from_secs(5),
+        }
+    }
+}
 
 /// What became of connections; they only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
     /// Connections that found no room.
     pub(super) refused: u64,
-    /// Connections that gave way to others while they waited for a request.
+    /// Connections that gave way to others.
     pub(super) displaced: u64,
     /// Connections that sent a head or a body, or took an answer, too slowly.
     pub(super) late: u64,
@@ -32,7 +73,13 @@ pub(super) struct Counts {
 
 /// The connections of all listeners, and those that were adopted.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Connections(Arc<Mutex<Table>>);
+pub(super) struct Connections(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    limits: Limits,
+    table: Mutex<Table>,
+}
 
 #[derive(Debug, Default)]
 struct Table {
@@ -46,9 +93,28 @@ struct Open {
     client: IpAddr,
     /// Another handle of the socket, by which it is closed.
     socket: TcpStream,
-    /// Since when it has been waiting for a request; none while it has one.
-    waits: Option<Instant>,
-    displaced: bool,
+    phase: Phase,
+    since: Instant,
+    progress: Arc<Progress>,
+}
+
+/// What a connection does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// It waits for a whole head, for content to be read, or for its end.
+    Waiting,
+    /// It receives a body.
+    Body,
+    /// It sends an answer.
+    Answer,
+}
+
+/// What a connection's thread and the table both look at, without a lock.
+#[derive(Debug, Default)]
+struct Progress {
+    /// Bytes of the body or answer that were read or written.
+    bytes: AtomicU64,
+    displaced: AtomicBool,
 }
 
 /// One connection's place among them, until it is dropped.
@@ -56,6 +122,7 @@ struct Open {
 pub(super) struct Guest {
     connections: Connections,
     number: u64,
+    progress: Arc<Progress>,
 }
 
 /// An address's first bits.
@@ -67,46 +134,80 @@ fn prefix(address: IpAddr, v4: u32, v6: u32) -> u128 {
 }
 
 impl Connections {
-    /// A place for a connection of this client; none if it has its share and waits for nothing with it, or all have.
+    #[cfg(test)]
+    pub(super) fn new(limits: Limits) -> Connections {
+        Connections(Arc::new(Shared { limits, table: Mutex::default() }))
+    }
+
+    pub(super) fn limits(&self) -> &Limits {
+        &self.0.limits
+    }
+
+    /// A place for a connection of this client; none if all of its share, or all places, are taken by connections that do not give way.
     pub(super) fn admit(&self, client: SocketAddr, socket: TcpStream) -> Option<Guest> {
         let client = client.ip();
-        let mut table = self.0.lock();
+        let limits = &self.0.limits;
+        let mut table = self.0.table.lock();
         let address = prefix(client, 32, 64);
         let network = prefix(client, 24, 48);
-        let room = table.make_room(PER_ADDRESS, |other| prefix(other, 32, 64) == address)
-            && table.make_room(PER_PREFIX, |other| prefix(other, 24, 48) == network)
-            && table.make_room(MAX_CONNECTIONS, |_| true);
+        let room = table.open.len() < limits.all + limits.ending
+            && table.make_room(limits, limits.per_address, |other| prefix(other, 32, 64) == address)
+            && table.make_room(limits, limits.per_prefix, |other| prefix(other, 24, 48) == network)
+            && table.make_room(limits, limits.all, |_| true);
         if !room {
             table.counts.refused += 1;
             return None;
         }
         table.last += 1;
-        let number = table.last;
-        let waits = Some(Instant::now());
-        table.open.insert(number, Open { client, socket, waits, displaced: false });
-        Some(Guest { connections: self.clone(), number })
+        let (number, progress) = (table.last, Arc::new(Progress::default()));
+        let (phase, since) = (Phase::Waiting, Instant::now());
+        table.open.insert(number, Open { client, socket, phase, since, progress: progress.clone() });
+        Some(Guest { connections: self.clone(), number, progress })
     }
 
     /// How many are open.
     pub(super) fn open(&self) -> usize {
-        self.0.lock().open.len()
+        self.0.table.lock().open.len()
     }
 
     pub(super) fn counts(&self) -> Counts {
-        self.0.lock().counts
+        self.0.table.lock().counts
+    }
+}
+
+impl Open {
+    /// Bytes a second that its client sent or acknowledged, if it is old enough to be judged and slower than it should be.
+    fn slowness(&self, limits: &Limits) -> Option<u64> {
+        let age = self.since.elapsed();
+        if self.phase == Phase::Waiting || age < limits.young {
+            return None;
+        }
+        let mut bytes = self.progress.bytes.load(Ordering::Relaxed);
+        if self.phase == Phase::Answer {
+            // What only our kernel has is not the client's yet.
+            bytes = bytes.saturating_sub(unacknowledged(&self.socket).map_or(0, u64::from));
+        }
+        let rate = u128::from(bytes) * 1000 / age.as_millis().max(1);
+        u64::try_from(rate).ok().filter(|rate| *rate < limits.slow_rate)
     }
 }
 
 impl Table {
-    /// Whether fewer than `most` of these clients' connections are open; if not, the one that waits for longest gives way.
-    fn make_room(&mut self, most: usize, of: impl Fn(IpAddr) -> bool) -> bool {
-        let counted = || self.open.iter().filter(|(_, open)| !open.displaced && of(open.client));
+    /// Whether fewer than `most` of these clients' connections are open, once the one that has to has given way.
+    fn make_room(&mut self, limits: &Limits, most: usize, of: impl Fn(IpAddr) -> bool) -> bool {
+        let counted = || {
+            let open = self.open.iter();
+            open.filter(|(_, open)| !open.progress.displaced.load(Ordering::Relaxed) && of(open.client))
+        };
         if counted().count() < most {
             return true;
         }
-        let oldest = counted().filter_map(|(number, open)| Some((open.waits?, *number))).min();
-        let Some(open) = oldest.and_then(|(_, number)| self.open.get_mut(&number)) else { return false };
-        open.displaced = true;
+        let waiting = counted().filter(|(_, open)| open.phase == Phase::Waiting);
+        let oldest = waiting.map(|(number, open)| (open.since, *number)).min().map(|(_, number)| number);
+        let slowest = || counted().filter_map(|(number, open)| Some((open.slowness(limits)?, *number))).min();
+        let Some(number) = oldest.or_else(|| slowest().map(|(_, number)| number)) else { return false };
+        let Some(open) = self.open.get(&number) else { return false };
+        open.progress.displaced.store(true, Ordering::Release);
         self.counts.displaced += 1;
         // Its thread wakes up. A socket that refuses this is gone.
         let _ = open.socket.shutdown(Shutdown::Both);
@@ -115,27 +216,40 @@ impl Table {
 }
 
 impl Guest {
-    /// It has a request now, or waits for one from now on.
-    pub(super) fn set_waiting(&self, waiting: bool) {
-        if let Some(open) = self.connections.0.lock().open.get_mut(&self.number) {
-            open.waits = waiting.then(|| open.waits.unwrap_or_else(Instant::now));
+    /// It does this from now on. Waiting goes on through all that it waits for without a request.
+    pub(super) fn enter(&self, phase: Phase) {
+        if let Some(open) = self.connections.0.table.lock().open.get_mut(&self.number)
+            && (open.phase, phase) != (Phase::Waiting, Phase::Waiting)
+        {
+            open.phase = phase;
+            open.since = Instant::now();
+            self.progress.bytes.store(0, Ordering::Relaxed);
         }
+    }
+
+    /// So many bytes of the body or answer were read or written.
+    pub(super) fn count(&self, bytes: usize) {
+        self.progress.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     /// It gave way to another.
     pub(super) fn is_displaced(&self) -> bool {
-        self.connections.0.lock().open.get(&self.number).is_none_or(|open| open.displaced)
+        self.progress.displaced.load(Ordering::Acquire)
+    }
+
+    pub(super) fn limits(&self) -> &Limits {
+        self.connections.limits()
     }
 
     /// It is closed since it was too slow.
     pub(super) fn count_late(&self) {
-        self.connections.0.lock().counts.late += 1;
+        self.connections.0.table.lock().counts.late += 1;
     }
 }
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        self.connections.0.lock().open.remove(&self.number);
+        self.connections.0.table.lock().open.remove(&self.number);
     }
 }
 
@@ -160,21 +274,23 @@ mod tests {
     #[test]
     fn an_address_and_a_network_have_a_share_each() {
         let (connections, mut sockets) = (Connections::default(), Sockets::new());
+        let Limits { per_address, per_prefix, all, .. } = Limits::default();
+        assert_eq!((2 * per_address, 2 * per_prefix), (per_prefix, all));
         let of = |n: u32| SocketAddr::new(Ipv4Addr::from(0x0a00_0000 + n).into(), 9);
         let mut admit =
-            |client| connections.admit(client, sockets.next()).inspect(|guest| guest.set_waiting(false));
-        let first: Vec<Guest> = (0..PER_ADDRESS).map(|_| admit(of(1)).unwrap()).collect();
+            |client| connections.admit(client, sockets.next()).inspect(|guest| guest.enter(Phase::Answer));
+        let first: Vec<Guest> = (0..per_address).map(|_| admit(of(1)).unwrap()).collect();
         assert!(admit(of(1)).is_none(), "all of its own have requests");
-        let second: Vec<Guest> = (0..PER_ADDRESS).map(|_| admit(of(2)).unwrap()).collect();
+        let second: Vec<Guest> = (0..per_address).map(|_| admit(of(2)).unwrap()).collect();
         assert!(admit(of(3)).is_none(), "a network's share");
-        let others: Vec<Guest> = (0..PER_ADDRESS as u32).map(|n| admit(of(256 + n)).unwrap()).collect();
+        let others: Vec<Guest> = (0..per_address as u32).map(|n| admit(of(256 + n)).unwrap()).collect();
         // Of IPv6 networks are counted, and what is mapped is IPv4.
         let v6 = |n: u128| SocketAddr::new(Ipv6Addr::from(0xfd00 << 112 | n).into(), 9);
-        let sixth: Vec<Guest> = (0..PER_ADDRESS as u128).map(|n| admit(v6(n)).unwrap()).collect();
+        let sixth: Vec<Guest> = (0..per_address as u128).map(|n| admit(v6(n)).unwrap()).collect();
         assert!(admit(v6(0)).is_none());
         assert!(admit(SocketAddr::new(Ipv4Addr::from(0x0a00_0001).to_ipv6_mapped().into(), 9)).is_none());
         assert!(admit(of(1 << 20)).is_none(), "as many as there may be");
-        assert_eq!((connections.open(), connections.counts().refused), (MAX_CONNECTIONS, 5));
+        assert_eq!((connections.open(), connections.counts().refused), (all, 5));
         drop((first, second, others, sixth));
         assert_eq!(connections.open(), 0);
     }
@@ -183,12 +299,43 @@ mod tests {
     fn who_waits_for_longest_gives_way() {
         let (connections, mut sockets) = (Connections::default(), Sockets::new());
         let client = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 9);
-        let guests: Vec<Guest> =
-            (0..PER_ADDRESS).map(|_| connections.admit(client, sockets.next()).unwrap()).collect();
-        guests[0].set_waiting(false);
+        let guests: Vec<Guest> = (0..Limits::default().per_address)
+            .map(|_| connections.admit(client, sockets.next()).unwrap())
+            .collect();
+        guests[0].enter(Phase::Body);
         let more = connections.admit(client, sockets.next()).unwrap();
         let displaced = |guests: &[Guest]| guests.iter().position(Guest::is_displaced);
         assert_eq!((displaced(&guests), more.is_displaced()), (Some(1), false));
         assert_eq!(connections.counts(), Counts { displaced: 1, ..Counts::default() });
+    }
+
+    #[test]
+    fn slowest_transfer_gives_way_when_none_waits() {
+        let limits = Limits { all: 3, young: Duration::ZERO, slow_rate: 1 << 30, ..Limits::default() };
+        let (connections, mut sockets) = (Connections::new(limits), Sockets::new());
+        let client = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 9);
+        let guests: Vec<Guest> = (0..3).map(|_| connections.admit(client, sockets.next()).unwrap()).collect();
+        for (guest, bytes) in guests.iter().zip([300_000, 100_000, 200_000]) {
+            guest.enter(Phase::Body);
+            guest.count(bytes);
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        let _more = connections.admit(client, sockets.next()).unwrap();
+        let displaced: Vec<bool> = guests.iter().map(Guest::is_displaced).collect();
+        assert_eq!(displaced, [false, true, false]);
+    }
+
+    #[test]
+    fn threads_that_have_not_ended_are_bounded() {
+        let limits = Limits { all: 2, ending: 3, ..Limits::default() };
+        let (connections, mut sockets) = (Connections::new(limits), Sockets::new());
+        let client = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 9);
+        let mut guests = Vec::new();
+        while let Some(guest) = connections.admit(client, sockets.next()) {
+            guests.push(guest);
+        }
+        assert_eq!((guests.len(), connections.counts().displaced), (5, 3));
+        drop(guests.remove(0));
+        assert!(connections.admit(client, sockets.next()).is_some(), "one of them has ended");
     }
 }

@@ -101,9 +101,12 @@ fn answer(mut stream: std::net::TcpStream, shared: &Shared) -> io::Result<()> {
         let left = end.saturating_duration_since(Instant::now());
         // A timeout of zero would be none.
         stream.set_read_timeout(Some(left.max(Duration::from_micros(1))))?;
-        match stream.read(&mut head[length..])? {
-            0 => return Ok(()),
-            n => length += n,
+        match stream.read(&mut head[length..]) {
+            Ok(0) => return Ok(()),
+            Ok(n) => length += n,
+            // Not an error of the connection: a socket with a timeout reports it also when the process was frozen or stopped.
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
         }
     }
     let page = page(&shared.snapshots());
@@ -241,6 +244,8 @@ fn sum(a: Stats, b: Stats) -> Stats {
 
 #[cfg(test)]
 mod tests {
+    use rivulet_pktio::testing::under_signals;
+
     use super::*;
 
     #[test]
@@ -248,7 +253,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let server = std::thread::spawn(move || {
-            answer(listener.accept().unwrap().0, &Shared::of(1, Connections::default()))
+            let stream = listener.accept().unwrap().0;
+            under_signals(|| answer(stream, &Shared::of(1, Connections::default())))
         });
         let mut stream = std::net::TcpStream::connect(address).unwrap();
         for piece in ["GET /metrics HTTP/1.1\r\n", "Host: x\r\n", "\r\n"] {

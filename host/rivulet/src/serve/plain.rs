@@ -8,19 +8,17 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rivulet_server::{Adopted, Door, Doorway};
 
-use super::connections::{Connections, Guest, MAX_CONNECTIONS};
+use super::connections::{Connections, Guest, MAX_CONNECTIONS, Phase};
 use crate::http::{Answer, Input, Objects, Promise, ReadError, Reads, Session, Site};
 
 /// Adopted connections beside those that are open: they wait until another has given way.
 const WAITING: usize = 64;
-/// For how long a client may send one request's head, from its first byte to its last.
-const HEAD: Duration = Duration::from_secs(20);
-/// Bytes a second that a client sends of a body, and takes of an answer, at least, in the mean from [`IDLE`] after its beginning on.
-const LEAST_RATE: u64 = 1024;
-/// A connection without a request, or whose client takes nothing, is closed after this.
-const IDLE: Duration = Duration::from_secs(60);
 /// How long a request may wait for its content to be hashed.
 const HASHING: Duration = Duration::from_secs(120);
+/// Between two looks at content that is being read, while it is not waited for.
+const LOOK: Duration = Duration::from_millis(10);
+/// How long content is waited for without a look at whether the connection has given way to another.
+const PATIENCE: Duration = Duration::from_millis(100);
 const BLOCK: usize = 64 << 10;
 /// Requests answered from one read.
 const PIPELINE: usize = 16;
@@ -55,6 +53,7 @@ pub(super) fn listen_among(
 }
 
 fn accept(listener: &TcpListener, site: &Site, connections: &Connections) {
+    let site = site.patient_for(PATIENCE);
     loop {
         let admitted = listener.accept().and_then(|(stream, client)| {
             let other = stream.try_clone()?;
@@ -104,6 +103,7 @@ impl Door for Queue {
 }
 
 fn take(adopted: &Receiver<Adopted>, site: &Site, connections: &Connections) {
+    let site = site.patient_for(PATIENCE);
     for connection in adopted {
         let guest = connection.handle().map(|other| connections.admit(connection.peer(), other));
         let guest = match guest {
@@ -117,8 +117,8 @@ fn take(adopted: &Receiver<Adopted>, site: &Site, connections: &Connections) {
         let site = site.clone();
         let spawned = std::thread::Builder::new().name("tcp".into()).stack_size(256 << 10).spawn(move || {
             let mut connection = connection;
-            match converse(&mut connection, &site, &guest).and_then(|()| linger(&mut connection)) {
-                Ok(()) => connection.finish(IDLE),
+            match converse(&mut connection, &site, &guest).and_then(|()| linger(&mut connection, &guest)) {
+                Ok(()) => connection.finish(taking(&guest)),
                 Err(e) => tracing::debug!(error = %e, "adopted TCP connection"),
             }
         });
@@ -162,42 +162,113 @@ impl Line for Adopted {
 fn serve(mut stream: TcpStream, site: &Site, guest: &Guest) -> io::Result<()> {
     stream.set_nodelay(true)?;
     converse(&mut stream, site, guest)?;
-    linger(&mut stream)
+    linger(&mut stream, guest)
 }
 
 /// What a client is in the middle of, since when, and how many bytes of it have passed.
-struct Pace {
-    reads: Reads,
+struct Pace<'a> {
+    doing: Doing,
     since: Instant,
     bytes: u64,
+    guest: &'a Guest,
 }
 
-impl Pace {
-    fn new(reads: Reads) -> Pace {
-        Pace { reads, since: Instant::now(), bytes: 0 }
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Doing {
+    Reads(Reads),
+    /// It takes an answer.
+    Takes,
+    /// It may still send something behind its last answer.
+    Ends,
+}
+
+impl<'a> Pace<'a> {
+    fn new(doing: Doing, guest: &'a Guest) -> Pace<'a> {
+        guest.enter(match doing {
+            Doing::Reads(Reads::Body) => Phase::Body,
+            Doing::Takes => Phase::Answer,
+            Doing::Reads(_) | Doing::Ends => Phase::Waiting,
+        });
+        Pace { doing, since: Instant::now(), bytes: 0, guest }
     }
 
-    /// For how long it may pause now; none if it has been too slow.
-    fn patience(&self) -> Option<Duration> {
-        let whole = match self.reads {
-            Reads::Nothing => return Some(IDLE),
-            Reads::Head => HEAD,
-            Reads::Body => IDLE + Duration::from_secs(self.bytes / LEAST_RATE),
+    fn count(&mut self, bytes: usize) {
+        self.bytes += bytes as u64;
+        self.guest.count(bytes);
+    }
+
+    /// For how long it may pause now; an error if it has been too slow.
+    fn patience(&self) -> io::Result<Duration> {
+        let limits = self.guest.limits();
+        let moving = |begin: Duration| begin + Duration::from_secs(self.bytes / limits.least_rate);
+        let whole = match self.doing {
+            Doing::Reads(Reads::Nothing) => limits.idle,
+            Doing::Reads(Reads::Head) => limits.head,
+            Doing::Reads(Reads::Body) => moving(limits.head),
+            Doing::Takes => moving(limits.idle),
+            Doing::Ends => limits.linger,
         };
         let left = whole.checked_sub(self.since.elapsed()).filter(|left| !left.is_zero());
-        left.map(|left| left.min(IDLE))
+        left.map(|left| left.min(limits.idle)).ok_or_else(|| self.late())
+    }
+
+    /// The end of a client that is too slow. One that has asked for nothing is not.
+    fn late(&self) -> io::Error {
+        if !matches!(self.doing, Doing::Reads(Reads::Nothing) | Doing::Ends) {
+            self.guest.count_late();
+        }
+        io::ErrorKind::TimedOut.into()
+    }
+
+    /// One call that reads or writes, until it is done or the client was too slow.
+    ///
+    /// A socket with a timeout reports `Interrupted` also when the process was frozen or stopped in the call (signal(7)): that is no
+    /// error of the connection, and the call is repeated with what is left of the time.
+    fn transfer<L: Line>(
+        &mut self,
+        stream: &mut L,
+        mut call: impl FnMut(&mut L) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        loop {
+            stream.set_patience(self.patience()?)?;
+            let done = call(stream);
+            if self.guest.is_displaced() {
+                return Err(io::ErrorKind::ConnectionAborted.into());
+            }
+            match done {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                    return Err(self.late());
+                }
+                Err(e) => return Err(e),
+                Ok(bytes) => {
+                    self.count(bytes);
+                    return Ok(bytes);
+                }
+            }
+        }
     }
 }
 
-/// The end of a client that is too slow.
-fn late(guest: &Guest) -> io::Error {
-    guest.count_late();
-    io::ErrorKind::TimedOut.into()
+/// Since when content is waited for that is being read. The connection ends if that takes too long, or it has given way to another.
+#[derive(Default)]
+struct Hashing(Option<Instant>);
+
+impl Hashing {
+    fn wait(&mut self, guest: &Guest) -> io::Result<()> {
+        if guest.is_displaced() {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        if self.0.get_or_insert_with(Instant::now).elapsed() > HASHING {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        std::thread::sleep(LOOK);
+        Ok(())
+    }
 }
 
 /// Requests and answers, until one side wants no more.
 fn converse(stream: &mut impl Line, site: &Site, guest: &Guest) -> io::Result<()> {
-    stream.set_patience(IDLE)?;
     let mut session = Session::new(0);
     // Its number, for the ids of its uploads: not one that another replica gives.
     let (connection, mut offset) = (getrandom::u64().map_err(io::Error::other)?, 0);
@@ -205,47 +276,30 @@ fn converse(stream: &mut impl Line, site: &Site, guest: &Guest) -> io::Result<()
     let mut block = vec![0; BLOCK];
     let mut fin = false;
     let mut promises = Vec::new();
-    let mut waited = Duration::ZERO;
-    let mut pace = Pace::new(Reads::Nothing);
+    let mut hashing = Hashing::default();
+    let mut pace = Pace::new(Doing::Reads(Reads::Nothing), guest);
     while !session.closed {
         let now = Input { connection, stream: 0, offset, data: &input, fin };
         let progress = session.feed(&now, site, date(), PIPELINE, &mut promises);
         input.drain(..progress.consumed);
         offset += progress.consumed as u64;
         let answered = !promises.is_empty();
-        if answered {
-            guest.set_waiting(false);
-        }
         for promise in promises.drain(..) {
             send(stream, &promise, &site.objects, &mut block, guest)?;
         }
         if progress.waiting {
-            if waited > HASHING {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            waited += Duration::from_millis(10);
-            std::thread::sleep(Duration::from_millis(10));
+            hashing.wait(guest)?;
             // That is not the client's time.
             pace.since = Instant::now();
-        } else if !session.closed && (!answered || input.is_empty()) {
-            let reads = session.reads();
-            if reads != pace.reads || answered {
-                pace = Pace::new(reads);
+            continue;
+        }
+        hashing = Hashing::default();
+        if !session.closed && (!answered || input.is_empty()) {
+            let doing = Doing::Reads(session.reads());
+            if doing != pace.doing || answered {
+                pace = Pace::new(doing, guest);
             }
-            guest.set_waiting(reads != Reads::Body);
-            let patience = pace.patience().ok_or_else(|| late(guest))?;
-            stream.set_patience(patience)?;
-            let read = stream.read(&mut block);
-            if guest.is_displaced() {
-                return Err(io::ErrorKind::ConnectionAborted.into());
-            }
-            let waits =
-                |e: &io::Error| matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
-            if reads != Reads::Nothing && read.as_ref().is_err_and(waits) {
-                return Err(late(guest));
-            }
-            let n = read?;
-            pace.bytes += n as u64;
+            let n = pace.transfer(stream, |stream| stream.read(&mut block))?;
             fin = n == 0;
             input.extend_from_slice(&block[..n]);
         }
@@ -261,31 +315,30 @@ fn send(
     guest: &Guest,
 ) -> io::Result<()> {
     let answer = Answer::decode(&promise.answer).map_err(io::Error::other)?;
-    let mut pace = Pace::new(Reads::Body);
+    let mut pace = Pace::new(Doing::Takes, guest);
+    let mut hashing = Hashing::default();
     let mut offset = 0;
     while offset < answer.len() {
         let n = (answer.len() - offset).min(block.len() as u64) as usize;
         match answer.read(offset, &mut block[..n], objects) {
             Ok(()) => {}
             Err(ReadError::NotYet) => {
-                std::thread::sleep(Duration::from_millis(10));
-                pace.since += Duration::from_millis(10);
+                hashing.wait(guest)?;
                 continue;
             }
             // Too late for another status: the client sees the connection end early.
             Err(e) => return Err(io::Error::other(e)),
         }
+        if let Some(since) = hashing.0.take() {
+            // That was not the client's time.
+            pace.since += since.elapsed();
+        }
         let mut rest = &block[..n];
         while !rest.is_empty() {
-            stream.set_patience(pace.patience().ok_or_else(|| late(guest))?)?;
-            let taken = stream.write(rest).map_err(|e| match e.kind() {
-                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => late(guest),
-                _ => e,
-            })?;
+            let taken = pace.transfer(stream, |stream| stream.write(rest))?;
             if taken == 0 {
                 return Err(io::ErrorKind::WriteZero.into());
             }
-            pace.bytes += taken as u64;
             rest = &rest[taken..];
         }
         offset += n as u64;
@@ -293,63 +346,37 @@ fn send(
     Ok(())
 }
 
-/// Ends our direction and reads what still comes, so that the kernel sends no reset over our last
-/// answer (RFC 9112 section 9.6).
-fn linger(stream: &mut impl Line) -> io::Result<()> {
+/// Ends our direction and reads what still comes for a while, so that the kernel sends no reset over our last answer (RFC 9112
+/// section 9.6).
+fn linger(stream: &mut impl Line, guest: &Guest) -> io::Result<()> {
     let mut block = [0; 4096];
     stream.shut()?;
-    stream.set_patience(Duration::from_secs(1))?;
-    for _ in 0..1024 {
-        match stream.read(&mut block) {
-            Ok(0) => break,
-            // It says nothing any more; what it is still to get it gets.
-            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => break,
+    let mut pace = Pace::new(Doing::Ends, guest);
+    loop {
+        match pace.transfer(stream, |stream| stream.read(&mut block)) {
+            // A client that sends no more still gets what is on its way.
+            Err(e) if e.kind() == io::ErrorKind::TimedOut => return Ok(()),
+            Ok(0) => return Ok(()),
             other => drop(other?),
         }
     }
-    Ok(())
+}
+
+/// Whether to wait for a client that has so many bytes of its last answers still to take: as long as it takes some, and has not given way
+/// to another.
+fn taking(guest: &Guest) -> impl FnMut(u32) -> bool {
+    let mut pace: Option<(Pace<'_>, u32)> = None;
+    move |left| {
+        let (pace, first) = pace.get_or_insert_with(|| {
+            let pace = Pace::new(Doing::Takes, guest);
+            // As of an answer that our kernel has whole.
+            guest.count(left as usize);
+            (pace, left)
+        });
+        pace.bytes = first.saturating_sub(left).into();
+        !guest.is_displaced() && pace.patience().is_ok()
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn talk(address: SocketAddr, request: &str, shut: bool) -> Vec<u8> {
-        let mut stream = TcpStream::connect(address).unwrap();
-        stream.write_all(request.as_bytes()).unwrap();
-        if shut {
-            stream.shutdown(std::net::Shutdown::Write).unwrap();
-        }
-        let mut out = Vec::new();
-        stream.read_to_end(&mut out).unwrap();
-        out
-    }
-
-    #[test]
-    fn old_clients_are_served() {
-        let dir = tempfile::tempdir().unwrap();
-        let content: Vec<u8> = (0..3_000_000u32).flat_map(u32::to_le_bytes).collect();
-        std::fs::write(dir.path().join("long"), &content).unwrap();
-        std::fs::write(dir.path().join("a"), "aaaa").unwrap();
-        let objects = Objects::open(dir.path()).unwrap();
-        let uploads = Some(crate::http::Uploads::open(dir.path(), crate::http::Limits::default()).unwrap());
-        let address = listen("127.0.0.1:0".parse().unwrap(), Site { objects, uploads }).unwrap();
-        // Persistent, pipelined, the second one longer than any buffer.
-        let request =
-            "GET /a HTTP/1.1\r\nHost: h\r\n\r\nGET /long HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n";
-        for shut in [false, true] {
-            let out = talk(address, request, shut);
-            let text = String::from_utf8_lossy(&out[..400]).into_owned();
-            assert!(text.starts_with("HTTP/1.1 200 OK\r\n") && text.contains("aaaaHTTP/1.1 200"), "{text}");
-            assert!(out.ends_with(&content), "{} octets", out.len());
-        }
-        let body = "x".repeat(300_000);
-        let put = format!(
-            "PUT /up HTTP/1.1\r\nHost: h\r\nContent-Length: 300000\r\nConnection: close\r\n\r\n{body}"
-        );
-        assert!(talk(address, &put, false).starts_with(b"HTTP/1.1 201 "));
-        assert_eq!(std::fs::read(dir.path().join("up")).unwrap(), body.as_bytes());
-        let out = talk(address, "nonsense\r\n\r\n", false);
-        assert!(out.starts_with(b"HTTP/1.1 400 "));
-    }
-}
+mod tests;

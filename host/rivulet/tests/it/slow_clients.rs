@@ -1,7 +1,7 @@
 //! Clients of the kernel's TCP that hold connections and send little: others are served all the same. Needs root; skipped where namespaces
 //! cannot be made.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 
 use rivulet_pktio::in_netns;
@@ -102,4 +102,52 @@ fn a_head_that_takes_too_long_is_the_end() {
         let _ = slow.write(b"x");
         rig.told("rivulet_plain_ended_total{reason=\"late\"}") == 1
     });
+}
+
+/// What a child of this test gets: it is stopped in the middle of its system calls, and goes on.
+fn freeze(server: &Process) {
+    for signal in [libc::SIGSTOP, libc::SIGCONT] {
+        // Time to be in the call, and to leave it.
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        // SAFETY: a signal to a child of this test that was not waited for.
+        assert_eq!(unsafe { libc::kill(server.0.id() as libc::pid_t, signal) }, 0);
+    }
+    std::thread::sleep(std::time::Duration::from_millis(300));
+}
+
+/// A socket with a timeout ends its call with EINTR when its process is stopped and continued, frozen or suspended.
+#[test]
+fn connections_outlive_a_stopped_server() {
+    let Some(rig) = Rig::new() else { return };
+    let content = rig.file("file", 30_000_000);
+    rig.server.ip("route add 10.88.0.0/16 dev s0");
+    let dir = rig.www().display().to_string();
+    let server = rig.serve(&["--plain", "kernel", "--metrics", "127.0.0.1:9090", "--upload", &dir]);
+    eventually("it listens", || rig.curl("10.88.0.1").is_ok());
+    let hold = |sent: &[u8]| {
+        let stream = rig.hold(Ipv4Addr::new(10, 88, 0, 1), 1, sent).remove(0);
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    };
+    let mut idle = hold(b"");
+    let mut head = hold(b"GET /file HTTP/1.1\r\nHost: h\r\nConn");
+    let mut body = hold(b"PUT /up HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\nConnection: close\r\n\r\nab");
+    // Its client reads nothing yet: the server waits in a write.
+    let mut answer = hold(b"GET /file HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
+    freeze(&server);
+    idle.write_all(b"GET /file HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n").unwrap();
+    head.write_all(b"ection: close\r\n\r\n").unwrap();
+    body.write_all(b"cd").unwrap();
+    let all = |stream: &mut TcpStream| {
+        let mut all = Vec::new();
+        stream.read_to_end(&mut all).unwrap();
+        all
+    };
+    assert!(all(&mut body).starts_with(b"HTTP/1.1 201 "), "in a body");
+    assert_eq!(std::fs::read(rig.www().join("up")).unwrap(), b"abcd");
+    for (what, stream) in
+        [("before a head", &mut idle), ("in a head", &mut head), ("in an answer", &mut answer)]
+    {
+        assert!(all(stream).ends_with(&content), "{what}");
+    }
 }

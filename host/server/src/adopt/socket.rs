@@ -129,20 +129,16 @@ impl Adopted {
         self.stream.shutdown(Shutdown::Write)
     }
 
-    /// Ends our direction and waits until the client has everything, or has taken nothing for `longest`.
-    pub fn finish(mut self, longest: Duration) {
+    /// Ends our direction and waits until the client has acknowledged everything, or `goes_on`, which is given the number of bytes that it
+    /// has not, returns false. It is called fifty times a second.
+    pub fn finish(mut self, mut goes_on: impl FnMut(u32) -> bool) {
         // What has ended already is not ended again.
         let _ = self.shut();
-        let (mut left, mut since) = (u32::MAX, Instant::now());
-        while let Ok(now) = unacknowledged(&self.stream)
-            && now > 0
+        while let Ok(left) = unacknowledged(&self.stream)
+            && left > 0
             && self.look().is_ok()
+            && goes_on(left)
         {
-            if now < left {
-                (left, since) = (now, Instant::now());
-            } else if since.elapsed() > longest.min(MAX_PATIENCE) {
-                break;
-            }
             std::thread::sleep(LOOK);
         }
     }
@@ -206,6 +202,26 @@ mod tests {
             let age = now.duration_since(clock.since).as_millis();
             assert_eq!(Stamp::parse(clock.value.wrapping_add(age as u32)), Stamp::Kernel, "minute {minute}");
         }
+    }
+
+    #[test]
+    fn last_answer_that_nobody_takes_is_given_up() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut stream, peer) = listener.accept().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        while stream.write(&[0; 1 << 16]).is_ok() {}
+        stream.set_nonblocking(false).unwrap();
+        let held = Arc::new(AtomicUsize::new(0));
+        let place = Place::take(&held, 1).unwrap();
+        let mut asked = Vec::new();
+        Adopted::new(stream, None, peer, place).unwrap().finish(|left| {
+            asked.push(left);
+            asked.len() < 3
+        });
+        assert!(asked.len() == 3 && asked.iter().all(|left| *left > 0), "{asked:?}");
+        assert_eq!(held.load(Ordering::Relaxed), 0, "its place is free");
+        drop(client);
     }
 
     #[test]

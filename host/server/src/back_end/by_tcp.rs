@@ -139,10 +139,43 @@ fn talk(stream: &mut TcpStream, query: &[u8], until: Instant) -> io::Result<Vec<
 fn fill(stream: &mut TcpStream, mut to: &mut [u8], until: Instant) -> io::Result<()> {
     while !to.is_empty() {
         stream.set_read_timeout(Some(left(until)?))?;
-        match stream.read(to)? {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            n => to = &mut to[n..],
+        match stream.read(to) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(n) => to = &mut to[n..],
+            // Not an error of the connection: a socket with a timeout reports it also when the process was frozen or stopped.
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use rivulet_pktio::testing::under_signals;
+
+    use super::*;
+
+    #[test]
+    fn exchange_goes_on_when_its_calls_are_interrupted() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        // example.org. A IN
+        let query = b"\x12\x34\x01\0\0\x01\0\0\0\0\0\0\x07example\x03org\0\0\x01\0\x01";
+        let server = std::thread::spawn(move || {
+            let mut stream = listener.accept().unwrap().0;
+            let mut asked = vec![0; 2 + query.len()];
+            stream.read_exact(&mut asked).unwrap();
+            asked[4] |= 0x80;
+            for byte in asked {
+                std::thread::sleep(Duration::from_millis(5));
+                stream.write_all(&[byte]).unwrap();
+            }
+        });
+        let answer = under_signals(|| exchange(address, &mut None, query)).unwrap();
+        assert_eq!(answer[3..], query[3..]);
+        server.join().unwrap();
+    }
 }

@@ -38,7 +38,13 @@ impl Pace {
             self.waited += asked.elapsed();
             match came {
                 Ok(()) => break,
-                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                // Interrupted: the process was frozen or stopped in the call (signal(7)).
+                Err(e)
+                    if matches!(
+                        e.kind(),
+                        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
+                    ) =>
+                {
                     if self.waited >= PATIENCE {
                         return Err(io::ErrorKind::TimedOut.into());
                     }
@@ -128,4 +134,39 @@ pub(super) fn content(
         }
     }
     Ok(Content { digest: Digest(shorten(&hash)), check })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use rivulet_pktio::testing::under_signals;
+
+    use super::*;
+
+    #[test]
+    fn object_is_read_when_calls_are_interrupted() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let service = listener.local_addr().unwrap();
+        let server = std::thread::spawn(move || {
+            let mut stream = BufReader::new(listener.accept().unwrap().0);
+            let mut line = String::new();
+            while line != "\r\n" {
+                line.clear();
+                stream.read_line(&mut line).unwrap();
+            }
+            let head = "HTTP/1.1 206 Partial Content\r\nETag: \"a\"\r\nContent-Length: 20000\r\n\
+                        Content-Range: bytes 0-19999/20000\r\n\r\n";
+            stream.get_mut().write_all(head.as_bytes()).unwrap();
+            for _ in 0..20 {
+                std::thread::sleep(Duration::from_millis(5));
+                stream.get_mut().write_all(&[7; 1000]).unwrap();
+            }
+        });
+        let request = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n";
+        let wanted = Wanted::new(service, request, b"\"a\"", None, 20_000).unwrap();
+        let content = under_signals(|| content(&wanted, true, || true)).unwrap();
+        assert_eq!(content.digest, Digest(shorten(blake3::Hasher::new().update(&[7; 20_000]))));
+        server.join().unwrap();
+    }
 }
