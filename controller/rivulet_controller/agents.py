@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,9 @@ COMPLAINT_S = 1.0
 HELLO_TIMEOUT_S = 5.0
 """A stream without `hello` by then is closed."""
 
+CLOCK_SAMPLES = 8
+"""Reports kept for the clock of an agent's host; the one with the shortest delay counts."""
+
 Held = frozenset[tuple[str, Kind, int]]
 """Keys held, as (service name, kind, epoch)."""
 
@@ -69,6 +73,8 @@ class Agent:
     plain: Plain = frozenset()
     refused: frozenset[str] = frozenset()
     """Services of the last update that it refuses; `error` of its report has the reason."""
+    _ahead: deque[float] = field(default_factory=lambda: deque(maxlen=CLOCK_SAMPLES))
+    """Seconds by which the host's clock was ahead of this host's at the last reports."""
     _names: dict[int, str] = field(default_factory=dict)
     """Names of the last update's services, by their numbers."""
     _sent: dict[int, tuple[Held, Plain]] = field(default_factory=dict)
@@ -135,9 +141,17 @@ class Agent:
         # ready, to the ToR too.
         return self.report.trods.asks if self.report.HasField("trods") else not self.report.ready
 
+    @property
+    def clock_ahead_s(self) -> float | None:
+        """Seconds by which its host's clock is ahead of this host's; None while it does not report one."""
+        # A delayed report looks like a clock that is behind, so the largest value counts.
+        return max(self._ahead, default=None)
+
     def note(self, report: agent_pb2.Report) -> None:
         """Takes a report. The keys that this agent holds follow from the version in force."""
         report.reason, report.error = report.reason[:TEXT_MAX], report.error[:TEXT_MAX]
+        if report.clock_ms:
+            self._ahead.append(report.clock_ms / 1e3 - time.time())
         self.report = report
         self.reported_at = time.monotonic()
         self.refused = frozenset(self._names[i] for i in report.refused_services if i in self._names)

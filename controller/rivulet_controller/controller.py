@@ -36,6 +36,7 @@ from .state import Decision, OutOfNumbers, State
 from .state_history import StateHistory
 from .store import Store, StoreError
 from .supervise import Loop
+from .trods import clocks_apart
 from .updates import PLAIN, update
 from .validator import Baseline, SwitchBaseline, Validator
 
@@ -723,9 +724,10 @@ class Controller:
 
     def problems(self) -> list[str]:
         """Problems for the operator: stuck loops, the store, a refused configuration, agents'
-        refusals.
+        refusals, hosts' clocks.
         """
         found = [self.loop.problem(), *self.fleet.problems(), self.store_problem, self.config_problem, *self.refusals()]
+        found += clocks_apart(self.config, {name: a.clock_ahead_s for name, a in self.agents.agents.items()})
         return [problem for problem in found if problem]
 
 

@@ -23,6 +23,9 @@ REASONS_MAX = 32
 
 _REASON = re.compile(r"[a-z0-9_]{1,32}")
 
+CLOCKS_APART_S = 2.0
+"""Difference of two hosts' clocks from which on no connection is adopted between them (docs/trods.md)."""
+
 Mistake = tuple[tuple[str | int, ...], str]
 
 
@@ -68,6 +71,25 @@ def mistakes(config: Config) -> Iterator[Mistake]:
                     at,
                     f"all servers are on the host of replica {name!r}, with which its records would be lost: add one",
                 )
+
+
+def clocks_apart(config: Config, ahead: Mapping[str, float | None]) -> list[str]:
+    """Services with TRODS whose replicas' hosts have clocks too far apart, in words.
+
+    `ahead`: seconds by which each replica's clock is ahead of this host's, None where that is not known.
+    """
+    found = []
+    for service in config.services:
+        known = [(seconds, name) for name in service.replicas if (seconds := ahead.get(name)) is not None]
+        if service.trods is None or len(known) < 2:
+            continue
+        (first, slow), (last, fast) = min(known), max(known)
+        if last - first >= CLOCKS_APART_S:
+            found.append(
+                f"service {service.name}: the clock of {fast} is {last - first:.1f} s ahead of the clock of {slow}:"
+                f" connections are not adopted across {CLOCKS_APART_S:g} s; set both by NTP or chrony"
+            )
+    return found
 
 
 def _names(config: Config, index: int) -> Iterator[Mistake]:

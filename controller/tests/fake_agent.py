@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -33,6 +34,8 @@ class FakeAgent:
         self.error = ""
         self.refuses: dict[str, str] = {}
         """Services that it refuses, with the reasons."""
+        self.clock_ahead_s = 0.0
+        """Seconds by which its host's clock is ahead of the controller's."""
         self.ended = False
         self._address = address
         self._fresh = asyncio.Event()
@@ -89,6 +92,7 @@ class FakeAgent:
             if not self.silent:
                 report = agent_pb2.Report(
                     version_in_force=self.newest.version, ready=self.ready, content=self.content, trods=self.trods,
+                    clock_ms=int((time.time() + self.clock_ahead_s) * 1e3),
                     refused_services=[s.id for s in self.newest.services if s.name in self.refuses],
                     error="; ".join(self.refuses[s.name] for s in self.newest.services if s.name in self.refuses),
                 )  # fmt: skip

@@ -23,6 +23,7 @@ from rivulet_controller.state import State
 from rivulet_controller.trace import trace
 from rivulet_controller.trods import REASONS_MAX, TrodsCounts, counts
 from rivulet_controller.updates import update
+from rivulet_controller.view import snapshot
 
 STORE = "    trods: {store: ['10.0.1.1:11211']}\n"
 TRODS = RACK + "    plain: trods\n" + STORE
@@ -346,3 +347,26 @@ def test_trace_lists_plain_sources() -> None:
     assert "source addresses of 3 replicas" in steps["plain_sources"].meaning
     assert "SOURCE_EXCLUDED" in steps["plain_sources"].meaning
     assert "plain_sources" not in {s.table for s in trace(items, NAMES, rack.services[0].addresses[0], 80)}
+
+
+async def test_clocks_that_are_apart_are_a_problem_of_the_controller(tmp_path: Path) -> None:
+    async with FakeSwitch(NAMES) as switch, running(switch, tmp_path, TRODS) as controller:
+        address = f"unix:{tmp_path}/agents"
+        async with FakeAgent(address, "r1") as slow, FakeAgent(address, "r2") as fast:
+            agents = controller.agents.agents
+            await until(
+                lambda: len(agents) == 2 and all(a.clock_ahead_s is not None for a in agents.values()), "reports"
+            )
+            assert controller.problems() == []
+            slow.clock_ahead_s, fast.clock_ahead_s = -4.0, 3.0
+            await until(lambda: len(controller.problems()) == 1, "they are apart")
+            await until(lambda: "clock of r2 is 7.0 s ahead of the clock of r1" in controller.problems()[0], "by 7 s")
+            shown = snapshot(controller)
+            assert shown["problems"] == controller.problems()
+            # A report that is late is no clock that is behind.
+            slow.clock_ahead_s = fast.clock_ahead_s = 0.0
+            await until(lambda: controller.problems() == [], "they are set")
+            slow.clock_ahead_s = -9.0
+            before = agents["r1"].reported_at
+            await until(lambda: agents["r1"].reported_at > before, "one report")
+            assert controller.problems() == []

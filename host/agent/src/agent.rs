@@ -100,6 +100,8 @@ impl From<&Status> for Report {
             trods: status.trods.as_ref().map(TrodsStatus::from),
             content: status.content,
             refused_services: status.refused_services.clone(),
+            // As of the moment at which it is sent.
+            clock_ms: 0,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The stream to the controllers. It is reopened whenever it ends, and moves to the next address
 //! when one does not answer.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::watch;
 use tokio_stream::wrappers::ReceiverStream;
@@ -124,7 +124,9 @@ async fn run_stream(
                 Err(_) => return Ok(End::Dropped),
             },
             _ = tick.tick() => {
-                let report = report.borrow_and_update().clone();
+                let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+                let clock_ms = u64::try_from(clock).unwrap_or(0);
+                let report = Report { clock_ms, ..report.borrow_and_update().clone() };
                 to_controller.send(AgentMessage { message: Some(FromAgent::Report(report)) }).await.map_err(gone)?;
             }
         }

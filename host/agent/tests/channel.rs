@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
 use rivulet_agent::proto::agent_message::Message as FromAgent;
@@ -164,7 +164,9 @@ fn registers_over_a_unix_socket_and_reports() {
     assert_eq!((version, services[0].keys.usable_seal), (5, 3));
     hello(&controller.heard, 77);
     agent.set_status(&Status { version: 5, ready: true, ..Status::default() });
-    assert!(reported(&controller.heard, "in force", |r| r.version_in_force == 5).ready);
+    let report = reported(&controller.heard, "in force", |r| r.version_in_force == 5);
+    let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64;
+    assert!(report.ready && clock.abs_diff(report.clock_ms) < 60_000, "this host's clock: {report:?}");
 }
 
 /// The first of several controllers does not exist and the second one dies: the agent uses the
