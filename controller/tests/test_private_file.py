@@ -28,6 +28,18 @@ def test_secrets_that_others_can_read_are_refused(tmp_path: Path, mode: int) -> 
         require_private(path)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of other users")
+def test_root_reads_no_secrets_of_other_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "secret"
+    path.touch(mode=0o600)
+    os.chown(path, 4711, -1)
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    with pytest.raises(PermissionError, match=f"chown root {path}"):
+        require_private(path)
+    monkeypatch.setenv("SUDO_UID", "4711")
+    require_private(path)
+
+
 def test_pipes_count_as_private() -> None:
     read, write = os.pipe()
     try:

@@ -9,6 +9,7 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -32,6 +33,9 @@ const LOOPBACK: u32 = 1;
 /// Source ports of such connections: only privileged programs use them (RFC 6335 section 6), so
 /// they do not collide with a client's own connections.
 const PORTS: std::ops::RangeInclusive<u16> = 1..=1023;
+
+/// Longest time for a connection to this host itself.
+const CHECK: Duration = Duration::from_secs(1);
 
 /// Routes what servers of this host send on such connections back to this host, in the calling
 /// thread's network namespace. Needs `CAP_NET_ADMIN` and a writable `/proc/sys`.
@@ -137,18 +141,36 @@ pub fn check(server: IpAddr) -> io::Result<()> {
         Err(e) if e.kind() == io::ErrorKind::AddrNotAvailable => return Ok(()),
         listener => listener?,
     };
+    listener.set_nonblocking(true)?;
     let client = connect_as(nobody, listener.local_addr()?)?;
-    let mut fds = [rustix::event::PollFd::new(&listener, rustix::event::PollFlags::IN)];
-    let patience = rustix::event::Timespec { tv_sec: 1, tv_nsec: 0 };
-    if rustix::event::poll(&mut fds, Some(&patience))? == 0 {
-        let why = "a server's reply to a client's address does not return to this host";
-        return Err(io::Error::new(io::ErrorKind::HostUnreachable, why));
-    }
     let from: SocketAddr = getsockname(&client)?.try_into().map_err(|_| io::ErrorKind::InvalidData)?;
-    match listener.accept()?.1 == from {
-        true => Ok(()),
-        false => Err(io::Error::new(io::ErrorKind::AddrNotAvailable, "servers see another address")),
+    let (until, mut others) = (Instant::now() + CHECK, false);
+    loop {
+        // Anybody can connect to the service's address meanwhile: what counts is whether this connection comes.
+        match listener.accept() {
+            Ok((_, peer)) if peer == from => return Ok(()),
+            Ok(_) => others = true,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                let left = until.saturating_duration_since(Instant::now());
+                let timeout =
+                    rustix::event::Timespec::try_from(left).map_err(|_| io::ErrorKind::InvalidData)?;
+                let mut fds = [rustix::event::PollFd::new(&listener, rustix::event::PollFlags::IN)];
+                match rustix::event::poll(&mut fds, Some(&timeout)) {
+                    Ok(0) => break,
+                    Err(e) if e != Errno::INTR => return Err(e.into()),
+                    _ => {}
+                }
+            }
+            Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => {}
+            Err(e) => return Err(e),
+        }
+        if Instant::now() >= until {
+            break;
+        }
     }
+    let why = "a server's reply to a client's address does not return to this host";
+    let kind = if others { io::ErrorKind::AddrNotAvailable } else { io::ErrorKind::HostUnreachable };
+    Err(io::Error::new(kind, why))
 }
 
 #[cfg(test)]
@@ -189,6 +211,44 @@ mod tests {
             })
             .unwrap();
         }
+    }
+
+    #[test]
+    fn strangers_connections_fail_no_check() {
+        let Some(ns) = Netns::new("transp-st") else { return };
+        ns.ip("addr add 10.9.0.1/32 dev lo");
+        // The next port that the kernel chooses is the only one.
+        ns.run("sysctl -qw net.ipv4.ip_local_port_range='40000 40001'");
+        in_netns(Some(ns.name()), || {
+            let done = std::sync::atomic::AtomicBool::new(false);
+            let server: IpAddr = "10.9.0.1".parse().unwrap();
+            std::thread::scope(|scope| {
+                let strangers = scope.spawn(|| {
+                    let mut connected = 0;
+                    while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                        for port in [40000, 40001] {
+                            // From a port that leaves those two free.
+                            let socket = socket_with(
+                                AddressFamily::INET,
+                                SocketType::STREAM,
+                                SocketFlags::CLOEXEC,
+                                None,
+                            );
+                            let socket = socket.unwrap();
+                            sockopt::set_socket_linger(&socket, Some(Duration::ZERO)).unwrap();
+                            bind_free(&socket, server).unwrap();
+                            connected += u32::from(connect(&socket, &SocketAddr::new(server, port)).is_ok());
+                        }
+                    }
+                    connected
+                });
+                let failed = (0..200).filter_map(|_| check(server).err()).count();
+                done.store(true, std::sync::atomic::Ordering::Relaxed);
+                assert!(strangers.join().unwrap() > 10, "strangers were there");
+                assert_eq!(failed, 0);
+            });
+        })
+        .unwrap();
     }
 
     #[test]

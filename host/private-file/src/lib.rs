@@ -17,7 +17,9 @@ const ALL_BUT_GROUP_READ: u32 = 0o037;
 /// # Errors
 /// The system's error; `FileTooLarge`; `PermissionDenied` for a regular file that the group or
 /// others may read or change. The group may read a file owned by root if this process is not root:
-/// a service's user has no other access to its keys.
+/// a service's user has no other access to its keys. If
+/// this process is root, a file of another user is refused too, except of the user who ran it by
+/// sudo: a stranger may have put it there and knows its content.
 pub fn read(path: &Path, max: u64) -> io::Result<Vec<u8>> {
     let file = File::open(path)?;
     let meta = file.metadata()?;
@@ -26,6 +28,13 @@ pub fn read(path: &Path, max: u64) -> io::Result<Vec<u8>> {
     if meta.is_file() && meta.mode() & forbidden(meta.uid(), euid) != 0 {
         let (path, mode) = (path.display(), meta.mode() & 0o7777);
         let why = format!("it holds secrets and other users can read it (mode {mode:04o}): chmod 600 {path}");
+        return Err(io::Error::new(ErrorKind::PermissionDenied, why));
+    }
+    let caller = std::env::var("SUDO_UID").ok().and_then(|uid| uid.parse().ok());
+    if meta.is_file() && is_strangers(meta.uid(), euid, caller) {
+        let (path, owner) = (path.display(), meta.uid());
+        let why =
+            format!("it holds secrets and is a file of user {owner}, who can change it: chown root {path}");
         return Err(io::Error::new(ErrorKind::PermissionDenied, why));
     }
     let mut bytes = Vec::new();
@@ -55,6 +64,11 @@ pub fn is_open_to_others(descriptor: &impl std::os::fd::AsFd) -> io::Result<bool
 
 fn forbidden(owner: u32, euid: u32) -> u32 {
     if owner == 0 && euid != 0 { ALL_BUT_GROUP_READ } else { GROUP_AND_OTHERS }
+}
+
+/// Whether a file of this owner was perhaps put there for root to read. `caller`: who ran this process by sudo.
+fn is_strangers(owner: u32, euid: u32, caller: Option<u32>) -> bool {
+    euid == 0 && owner != 0 && Some(owner) != caller
 }
 
 #[cfg(test)]
@@ -90,6 +104,27 @@ mod tests {
     fn group_may_read_a_service_key_of_roots() {
         assert_eq!(forbidden(0, 1000), ALL_BUT_GROUP_READ);
         assert_eq!((forbidden(0, 0), forbidden(1000, 1000)), (GROUP_AND_OTHERS, GROUP_AND_OTHERS));
+    }
+
+    #[test]
+    fn root_reads_no_secrets_of_other_users() {
+        assert!(is_strangers(1000, 0, None) && is_strangers(1000, 0, Some(1001)));
+        assert!(
+            !is_strangers(1000, 0, Some(1000))
+                && !is_strangers(0, 0, None)
+                && !is_strangers(1000, 1000, None)
+        );
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: files of other users are made by root alone");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+        create(&path, b"abc").unwrap();
+        std::os::unix::fs::chown(&path, Some(4711), None).unwrap();
+        let error = read(&path, 3).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+        assert!(error.to_string().contains(&format!("chown root {}", path.display())), "{error}");
     }
 
     #[test]

@@ -193,4 +193,34 @@ mod tests {
         assert_eq!(asks(true), [false, true, false], "nothing is protected yet");
         assert_eq!(asks(false), [false; 3], "the ToR has not heard it: it gets none");
     }
+
+    #[test]
+    fn service_that_cannot_be_protected_leaves_the_others_protected() {
+        if skipped(Feature::Tcx) {
+            return;
+        }
+        let (Some(tor), Some(replica)) = (Netns::new("lacks-t"), Netns::new("lacks-r")) else { return };
+        tor.veth("c0", &replica, "r0");
+        replica.ip("addr add 10.9.0.1/32 dev lo");
+        replica.ip("addr add fd00:9::1/128 dev lo nodad");
+        // What comes back from clients' addresses is routed elsewhere: of IPv4 alone.
+        replica.ip("rule add fwmark 0x52495654 priority 50 blackhole");
+        let services = ["10.9.0.1", "fd00:9::1"].map(|address| {
+            let mut service = service();
+            service.addresses = vec![address.parse().unwrap()];
+            service.keys.service = if address.contains(':') { 6 } else { 4 };
+            service.trods.as_mut().unwrap().as_server = false;
+            service
+        });
+        let folder = tempfile::tempdir().unwrap();
+        let programs = folder.path().join("programs");
+        let mut guard = Guard::new(&replica.interface("r0"), programs, 9.into(), Wake::Server, false);
+        guard.replace(&services);
+        assert_eq!(guard.trouble(), None);
+        assert!(guard.lacks(4).is_some_and(|why| why.contains("clients' addresses")), "{:?}", guard.lacks(4));
+        assert_eq!((guard.lacks(6), guard.counts().is_some()), (None, true));
+        replica.ip("rule del fwmark 0x52495654 priority 50");
+        guard.replace(&services);
+        assert_eq!((guard.trouble(), guard.lacks(4), guard.lacks(6)), (None, None, None));
+    }
 }

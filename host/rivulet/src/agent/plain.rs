@@ -200,7 +200,9 @@ impl PlainTcp {
             let mut speaks = !self.beats.is_empty();
             for (services, beat) in &mut self.beats {
                 let health = || services.iter().filter_map(|service| board.found.get(service));
-                let ready = health().any(Health::is_good) && self.guard.trouble().is_none();
+                let protected = |service: &&u16| self.guard.lacks(**service).is_none();
+                let mut good = services.iter().filter(protected).filter_map(|s| board.found.get(s));
+                let ready = good.any(Health::is_good) && self.guard.trouble().is_none();
                 // A heartbeat of a later process takes all of an earlier one's their force.
                 speaks &= ready;
                 if !ready && self.predecessor.is_some() {
@@ -234,7 +236,9 @@ impl PlainTcp {
     pub(super) fn status(&self) -> Status {
         let board = self.board.lock();
         let trouble = board.services.iter().find_map(|s| match board.found.get(&s.keys.service) {
-            Some(h) if h.is_good() => None,
+            Some(h) if h.is_good() => {
+                self.guard.lacks(s.keys.service).map(|why| format!("{}: {why}", s.name))
+            }
             Some(Health { trouble: Some(why), .. }) => Some(format!("{}: {why}", s.name)),
             _ => Some(format!("{}: not checked", s.name)),
         });

@@ -7,6 +7,7 @@
 //! would reset clients of others.
 
 use std::io::{self, Read, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -98,8 +99,10 @@ pub fn run(args: &StandInArgs) -> anyhow::Result<()> {
     // The agent before fills it.
     let _second_chance = Table::new(None);
     let mut io = rivulet_server::heartbeat::open(&Interface::new(None, &args.interface)?)?;
-    // That of one before, which is over by now.
-    let _ = std::fs::remove_file(&args.socket);
+    // That of one before, which is over by now; nothing else.
+    if std::fs::symlink_metadata(&args.socket).is_ok_and(|found| found.file_type().is_socket()) {
+        let _ = std::fs::remove_file(&args.socket);
+    }
     let listener = UnixListener::bind(&args.socket).context("the socket")?;
     listener.set_nonblocking(true)?;
     let frames = frames();

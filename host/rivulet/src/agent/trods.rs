@@ -1,7 +1,7 @@
 //! The agent's part in TRODS (`docs/trods.md`): which services are protected and under which lease, what the ToR's answers to
 //! heartbeats say of it, and whose connections are to be looked for.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -80,6 +80,8 @@ pub(super) struct Guard {
     places: Vec<Place>,
     /// Why nothing is protected that should be.
     trouble: Option<String>,
+    /// Services that cannot be protected here, by number, and why; the others are.
+    lacking: BTreeMap<u16, String>,
     /// The table with which services were told last.
     told: Option<u32>,
 }
@@ -106,6 +108,7 @@ impl Guard {
             waits,
             places: Vec::new(),
             trouble: None,
+            lacking: BTreeMap::new(),
             told: None,
         }
     }
@@ -130,6 +133,7 @@ impl Guard {
         }
         if self.places.is_empty() {
             (self.replica, self.trouble, self.told) = (None, None, None);
+            self.lacking.clear();
             return;
         }
         self.trouble = self.protect().err().map(|e| format!("TRODS: {e:#}"));
@@ -139,10 +143,18 @@ impl Guard {
     }
 
     fn protect(&mut self) -> anyhow::Result<()> {
-        for service in self.places.iter().flat_map(|place| &place.services) {
-            repair::check_port(service.port).context("TCP_REPAIR")?;
-            self.check_address(service)?;
+        let lacking = self.places.iter().flat_map(|place| &place.services).filter_map(|service| {
+            let checked = repair::check_port(service.port).context("TCP_REPAIR");
+            let why = checked.and_then(|()| self.check_address(service)).err()?;
+            Some((service.keys.service, format!("TRODS: {why:#}")))
+        });
+        let lacking: BTreeMap<u16, String> = lacking.collect();
+        for (service, why) in &lacking {
+            if self.lacking.get(service) != Some(why) {
+                tracing::error!(service, "connections of one service cannot be protected: {why}");
+            }
         }
+        self.lacking = lacking;
         // What has a store is protected where the kernel makes no handshakes too, by programs that know nothing of them.
         let wants = self.places.iter().flat_map(|place| &place.services).any(|s| objects(s).is_some());
         let lacks = wants.then(rivulet_bpf::trods::can_issue).and_then(Result::err);
@@ -164,7 +176,7 @@ impl Guard {
         }
         let mut all = Vec::new();
         for (number, place) in (0u32..).zip(&self.places) {
-            for service in &place.services {
+            for service in place.services.iter().filter(|s| !self.lacking.contains_key(&s.keys.service)) {
                 let table = service.sockets().next().map_or(0, |socket| replica.table(&socket));
                 let named = named(service, &place.member, table).filter(|_| issues);
                 let mut protected = protected(service, &place.member, number, self.incarnation, self.wake)?;
@@ -277,6 +289,11 @@ impl Guard {
     /// Why a service is not protected that should be.
     pub(super) fn trouble(&self) -> Option<&str> {
         self.trouble.as_deref()
+    }
+
+    /// Why this service is not protected that should be, though others are.
+    pub(super) fn lacks(&self, service: u16) -> Option<&str> {
+        self.lacking.get(&service).map(String::as_str)
     }
 
     /// Whether it is being asked what others hold: before that is known clients are not to come here again. Where they do, it

@@ -29,6 +29,8 @@ use super::objects::{Closing, MOMENT};
 const FOLDER: &str = ".rivulet-uploads";
 /// Separate ranges noted of one upload; a packet that would make more ends it.
 const MAX_RANGES: usize = 4096;
+/// Uploads that are not finished, of all replicas together: each has two files, and all are looked at before another one begins.
+const MAX_UNFINISHED: usize = 4096;
 /// What a map begins with, by its state.
 const OPEN: &[u8; 8] = b"rvupload";
 const MOVING: &[u8; 8] = b"rvup-mov";
@@ -267,8 +269,9 @@ impl Store {
     /// A new upload is noted, if there is room for it. Replicas that admit at the same time do so one after the other.
     fn admit(&self, notes: &mut File, names: &Names, length: u64) -> io::Result<()> {
         rustix::fs::flock(&self.folder, FlockOperation::LockExclusive)?;
-        let result = self.unfinished().and_then(|before| {
-            if before.saturating_add(length) > self.limits.unfinished {
+        let result = self.unfinished().and_then(|(octets, count)| {
+            // Its own notes are there by now, still empty.
+            if octets.saturating_add(length) > self.limits.unfinished || count > MAX_UNFINISHED {
                 return Err(ErrorKind::QuotaExceeded.into());
             }
             write_map(notes, OPEN, length, &[])
@@ -280,17 +283,21 @@ impl Store {
         result
     }
 
-    /// Octets of all uploads that are not finished.
-    fn unfinished(&self) -> io::Result<u64> {
-        let mut all = 0u64;
+    /// Octets of all uploads that are not finished, and how many there are.
+    fn unfinished(&self) -> io::Result<(u64, usize)> {
+        let (mut octets, mut count) = (0u64, 0);
         for name in self.names()?.iter().filter(|name| name.ends_with(".map")) {
             // One that is finished meanwhile is gone.
             let Ok(mut notes) = self.open(name, OFlags::empty()) else { continue };
-            if let (State::Open(_), Some(length)) = read_map(&mut notes)? {
-                all = all.saturating_add(length);
+            count += 1;
+            let mut header = [0; HEADER];
+            // Notes that cannot be read, or end early, keep no other upload out.
+            if notes.read_exact(&mut header).is_ok() && header[..8] != *MOVING && header[..8] != *DONE {
+                let length = header[8..].iter().fold(0, |n, b| n << 8 | u64::from(*b));
+                octets = octets.saturating_add(length);
             }
         }
-        Ok(all)
+        Ok((octets, count))
     }
 
     fn names(&self) -> io::Result<Vec<String>> {
@@ -653,6 +660,29 @@ mod tests {
         assert_eq!(replicas[0].write(&named(3, 40), 2, &[0; 38]).unwrap(), WHOLE);
         replicas[0].store.sweep(SystemTime::now() + Duration::from_secs(1100)).unwrap();
         assert_eq!(replicas[0].write(&named(4, 100), 0, b"ab").unwrap(), PART);
+    }
+
+    #[test]
+    fn number_of_unfinished_uploads_is_bounded() {
+        let dir = tempfile::tempdir().unwrap();
+        let uploads = Uploads::open(dir.path(), Limits::default()).unwrap();
+        let named = |id: u32| {
+            let mut long = [0; 16];
+            long[..4].copy_from_slice(&id.to_be_bytes());
+            Upload { id: long, ..upload(2, &format!("/{id}")) }
+        };
+        // Notes of two bytes' uploads, as other replicas made them; damaged ones count, and keep no other out before that.
+        let folder = dir.path().join(FOLDER);
+        std::fs::write(folder.join("damaged.map"), b"rv").unwrap();
+        for id in 0..MAX_UNFINISHED - 3 {
+            std::fs::write(folder.join(format!("{id}.map")), [&OPEN[..], &2u64.to_be_bytes()].concat())
+                .unwrap();
+        }
+        assert_eq!(uploads.write(&named(0), 0, b"a").unwrap(), PART);
+        assert_eq!(uploads.write(&named(1), 0, b"a").unwrap(), PART);
+        assert_eq!(uploads.write(&named(2), 0, b"a").unwrap_err().kind(), ErrorKind::QuotaExceeded);
+        assert_eq!(uploads.write(&named(0), 1, b"b").unwrap(), WHOLE, "one that was admitted goes on");
+        assert_eq!(uploads.write(&named(5000), 0, b"a").unwrap(), PART, "and makes room");
     }
 
     #[test]

@@ -311,3 +311,23 @@ fn who_is_not_let_in_is_told_and_nonsense_ends_a_connection() {
     rig.as_user(ALICE, || one.request(flow, 1).unwrap());
     assert_eq!(sends(&mut one), 1);
 }
+
+#[test]
+fn daemon_replaces_no_file_that_is_no_socket() {
+    let Some(rig) = Rig::new() else { return };
+    std::fs::write(rig.socket(), "kept").unwrap();
+    let mut command = rig.command("serve");
+    command.arg("--socket").arg(rig.socket()).arg("--cgroup").arg(rig.cgroup.path());
+    let mut process = Process(command.stderr(Stdio::piped()).spawn().unwrap());
+    eventually("it ends", || !process.lives());
+    let mut said = String::new();
+    process.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(said.contains("is there and not a socket"), "{said}");
+    assert_eq!(std::fs::read(rig.socket()).unwrap(), b"kept");
+    std::fs::remove_file(rig.socket()).unwrap();
+    // What a daemon left that was killed is replaced.
+    let daemon = rig.serve("");
+    rig.kill(daemon);
+    assert!(rig.socket().exists());
+    let _daemon = rig.serve("");
+}

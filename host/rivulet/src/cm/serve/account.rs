@@ -1,10 +1,14 @@
 //! Which user's quotas count a process: a user can have 65,536 subordinate user ids and run processes under each of them, in user
 //! namespaces and by set-user-ID files that it made there. All of them are one account.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use parking_lot::Mutex;
 
 /// linux/nsfs.h
 const NS_GET_PARENT: libc::Ioctl = 0xb702;
@@ -22,8 +26,39 @@ const MAX_FILE_BYTES: u64 = 8 << 20;
 pub(super) fn account(uid: u32, pid: u32) -> io::Result<u32> {
     // One of root's, such as a container manager's for its users, says nothing: the ids in it do.
     let owner = namespace_owner(pid)?.filter(|owner| *owner != 0);
-    let ranges = read("/etc/subuid").map(|text| parse(&text, &read("/etc/passwd").unwrap_or_default()));
-    Ok(owner_of(owner.unwrap_or(uid), &ranges.unwrap_or_default()))
+    let mut known = KNOWN.lock();
+    Ok(owner_of(owner.unwrap_or(uid), known.ranges(Path::new("/etc/subuid"), Path::new("/etc/passwd"))))
+}
+
+/// Of the daemon, which has one thread for this.
+static KNOWN: Mutex<Subordinates> = Mutex::new(Subordinates { files: None, ranges: Vec::new(), reads: 0 });
+
+/// What the two files say, until one of them is another: whoever connects again and again has them read once.
+#[derive(Debug)]
+struct Subordinates {
+    files: Option<[Option<Stamp>; 2]>,
+    ranges: Vec<Range>,
+    /// How often they were read.
+    reads: u64,
+}
+
+/// Device, inode, size and time of the last change of a file.
+type Stamp = (u64, u64, u64, (i64, i64));
+
+impl Subordinates {
+    fn ranges(&mut self, subuid: &Path, passwd: &Path) -> &[Range] {
+        let files = [subuid, passwd].map(|path| {
+            let meta = std::fs::metadata(path).ok()?;
+            Some((meta.dev(), meta.ino(), meta.size(), (meta.ctime(), meta.ctime_nsec())))
+        });
+        if self.files != Some(files) {
+            let text = |path| read(path).unwrap_or_default();
+            self.ranges = parse(&text(subuid), &text(passwd));
+            self.files = Some(files);
+            self.reads += 1;
+        }
+        &self.ranges
+    }
 }
 
 /// Who made the outermost user namespace of a process below this process's own; none if they are in the same one.
@@ -70,21 +105,23 @@ fn owner_of(uid: u32, ranges: &[Range]) -> u32 {
 
 /// The lines of subuid(5), with the names of passwd(5). A name that is not there owns its ranges by their first id.
 fn parse(subuid: &str, passwd: &str) -> Vec<Range> {
-    let known = |name: &str| -> Option<u32> {
-        let mut fields = passwd.lines().map(|line| line.split(':'));
-        fields.find_map(|mut f| (f.next() == Some(name)).then(|| f.nth(1)?.parse().ok()).flatten())
-    };
+    let users = passwd.lines().rev().filter_map(|line| {
+        let mut fields = line.split(':');
+        Some((fields.next()?, fields.nth(1)?.parse::<u32>().ok()?))
+    });
+    // The first line of a name is the one that counts.
+    let known: HashMap<&str, u32> = users.collect();
     let line = |line: &str| {
         let mut fields = line.trim().split(':');
         let (name, first) = (fields.next()?, fields.next()?.parse().ok()?);
         let count = fields.next()?.parse().ok()?;
-        let owner = name.parse().ok().or_else(|| known(name)).unwrap_or(first);
+        let owner = name.parse().ok().or_else(|| known.get(name).copied()).unwrap_or(first);
         Some(Range { owner, first, count })
     };
     subuid.lines().filter_map(line).collect()
 }
 
-fn read(path: &str) -> io::Result<String> {
+fn read(path: &Path) -> io::Result<String> {
     let mut bytes = Vec::new();
     File::open(path)?.take(MAX_FILE_BYTES).read_to_end(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
@@ -113,6 +150,23 @@ mod tests {
             assert_eq!(owner_of(uid, &ranges), owner, "{uid}");
         }
         assert_eq!(parse("", ""), []);
+    }
+
+    #[test]
+    fn files_are_read_once_until_one_changes() {
+        let dir = tempfile::tempdir().unwrap();
+        let [subuid, passwd] = ["subuid", "passwd"].map(|name| dir.path().join(name));
+        let mut known = Subordinates { files: None, ranges: Vec::new(), reads: 0 };
+        assert_eq!(known.ranges(&subuid, &passwd), [], "without the files");
+        std::fs::write(&subuid, "alice:100000:10\n").unwrap();
+        std::fs::write(&passwd, "alice:x:1000:1000::/:/bin/sh\nalice:x:1:1::/:/bin/sh\n").unwrap();
+        for _ in 0..100 {
+            assert_eq!(owner_of(100_005, known.ranges(&subuid, &passwd)), 1000);
+        }
+        assert_eq!(known.reads, 2);
+        std::fs::write(&passwd, "alice:x:1001:1001::/:/bin/sh\n").unwrap();
+        assert_eq!(owner_of(100_005, known.ranges(&subuid, &passwd)), 1001);
+        assert_eq!(known.reads, 3);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -148,9 +148,15 @@ impl<'a> Door<'a> {
     fn open(calls: Calls, args: &'a ServeArgs) -> anyhow::Result<Door<'a>> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        match fs::remove_file(&args.socket) {
+        match fs::symlink_metadata(&args.socket) {
+            // What a process left that was killed: none serves there, or this one had not begun.
+            Ok(found) if found.file_type().is_socket() => fs::remove_file(&args.socket)?,
+            Ok(_) => bail!(
+                "{} is there and not a socket: remove it, or give another --socket",
+                args.socket.display()
+            ),
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e.into()),
-            _ => {}
+            Err(_) => {}
         }
         bind(&listener, &SocketAddrUnix::new(&args.socket)?)
             .with_context(|| format!("cannot listen at {}", args.socket.display()))?;
