@@ -13,9 +13,13 @@ use crate::large::window::Window;
 
 /// As many segments beyond a hole say that it is lost (RFC 6675), unless segments are known to overtake each other.
 const REORDERED: u32 = 3;
-/// Segments that a sender made of one acknowledgement sends before another acknowledgement shows a client behind it, unless that one was
-/// where its own timestamp says. A blind forger's seldom is (`a_forged_one_draws_less_than_it_costs`).
+/// Segments that a sender made of one acknowledgement sends before another acknowledgement shows a client behind it. Each one that shows
+/// news and is where its own timestamp says brings as many more: a client acknowledges two segments at a time, and a blind forger
+/// guesses each one (`a_forged_one_draws_less_than_it_costs`).
 const UNPROVEN_SEGMENTS: u32 = 10;
+/// Bytes that one acknowledgement covers at most: receivers gather as much before they acknowledge it. Twice that much may be sent for it,
+/// as slow start does.
+const MAX_STRETCH_BYTES: u32 = CELL;
 /// The same for an acknowledgement that is not where full segments end: a forger hits such a position once in sixteen.
 const UNPROVEN_NARROW_SEGMENTS: u32 = 2;
 /// Segments of the largest window that is taken over from a timestamp.
@@ -193,27 +197,25 @@ impl Sender {
         // What is under way may be more than that, and its values are others.
         sender.repaired = sender.repaired.max(sender.nxt + sender.window.threshold().min(CELL * CELLS) / 2);
         (sender.own, sender.earned, sender.began) = (sender.nxt, sender.nxt, heard.cell);
-        sender.credit = 0;
-        sender.trust(heard);
-        if sender.credit == 0 {
-            sender.credit =
-                if heard.full { UNPROVEN_SEGMENTS } else { UNPROVEN_NARROW_SEGMENTS } * sender.full();
-        }
+        sender.credit = if heard.full { UNPROVEN_SEGMENTS } else { UNPROVEN_NARROW_SEGMENTS } * sender.full();
         sender.arm(now);
         sender
     }
 
-    /// Raises the credit by what an acknowledgement shows: it is next to the cell of its timestamp, and where full segments end or behind
-    /// what this sender sent, in another cell than the first.
-    fn trust(&mut self, heard: &Heard<'_>) {
+    /// Raises the credit by what an acknowledgement shows that is next to the cell of its timestamp and brings news: a part of a window where
+    /// full segments end, all behind what this sender sent, in another cell than the first. `acked`: bytes that it acknowledges anew.
+    fn trust(&mut self, heard: &Heard<'_>, acked: u32, news: bool) {
         if !heard.near || self.credit == u32::MAX {
             return;
         }
-        let sent_here = heard.at > self.own && heard.cell > self.began;
-        if heard.full || sent_here {
+        let full = self.full();
+        if heard.at > self.own && heard.cell > self.began {
             self.credit = u32::MAX;
+        } else if heard.full && news {
+            let more = (UNPROVEN_SEGMENTS * full).max(2 * acked.min(MAX_STRETCH_BYTES));
+            self.credit = self.credit.saturating_add(more).min(self.cwnd().max(2 * MAX_STRETCH_BYTES));
         } else {
-            self.credit = self.credit.max(UNPROVEN_NARROW_SEGMENTS * self.full());
+            self.credit = self.credit.max(UNPROVEN_NARROW_SEGMENTS * full);
         }
     }
 
@@ -281,7 +283,6 @@ impl Sender {
             self.edge = if at > self.una { edge } else { self.edge.max(edge) };
         }
         let acked = at.saturating_sub(self.una);
-        self.trust(heard);
         let earned = if heard.near { at.saturating_sub(self.earned) } else { 0 };
         self.earned += earned;
         // Of what is acknowledged, what the client had not told of before: behind a repair it acknowledges a whole window at once.
@@ -295,9 +296,13 @@ impl Sender {
         }
         for &(from, to) in heard.beyond.iter().filter(|range| range.1 <= self.end && range.0 > self.una) {
             self.board.add(from, to);
-            self.nxt = self.nxt.max(to);
+            if to > self.nxt {
+                // Others sent it, if the client has it: none of it, nor of what is below, is what this sender sent.
+                (self.nxt, self.own, self.earned) = (to, self.own.max(to), self.earned.max(to));
+            }
         }
         let news = acked > 0 || self.board.top() > top;
+        self.trust(heard, acked, news);
         if heard.twice.is_some_and(|(from, to)| self.window.came_twice(to - from)) {
             // What was sent again had been overtaken, no more.
             self.overtakes = (self.overtakes + 1).min(4);

@@ -318,7 +318,6 @@ mod tests {
         let worth = |placed: &Placed| -> u64 {
             let full = u64::from(placed.class.segment());
             let segments = match (placed.near, placed.full) {
-                (true, true) => ((1 << 20) / full).min(1024),
                 (_, true) => 10,
                 (_, false) => 2,
             };

@@ -1,5 +1,8 @@
 //! The rate of large answers beside that of a sender as Linux's with Reno.
 
+use rivulet_packet::TcpFlags;
+use rivulet_plain::Segment;
+
 use crate::losses::Dice;
 use crate::support::client::{Client, Nature};
 use crate::support::path::{Fate, Node, Path, Server, Way};
@@ -115,5 +118,32 @@ fn a_bottleneck_is_shared_fairly_for_long() {
     for (count, seconds, most) in [(1, 60, 1.45), (2, 30, 1.3), (4, 20, 1.2), (8, 20, 1.2), (16, 20, 1.2)] {
         let share = share_of(count, seconds);
         assert!((0.85..most).contains(&share), "{count}: {share}");
+    }
+}
+
+/// Mb/s of a download whose replica is another one for each megabyte.
+fn in_turn(rtt: u64) -> u64 {
+    let size = 40_000_000;
+    let mut nodes: Vec<Node> = (0..3).map(|_| Node::new(site_of(&[size]))).collect();
+    let mut client = Client::new(linux(), 4000, 77, &[get(size, "")]);
+    let mut base = None;
+    let passed = path(rtt).run(&mut client, &mut nodes, &mut |_, _| Fate::Arrives, &mut |packet, _, _| {
+        let segment = Segment::parse(packet).unwrap();
+        let ack = segment.header.ack;
+        let at = if segment.has(TcpFlags::ACK) { ack.wrapping_sub(*base.get_or_insert(ack)) } else { 0 };
+        Some((at >> 20) as usize % 3)
+    });
+    assert!(bodies(&client.stream) == [content(size)], "other bytes");
+    size as u64 * 8 / passed.time
+}
+
+/// What a replica sends of a connection that it meets in the middle is bounded by what its client acknowledges; a client that gets it
+/// is as fast as before.
+#[test]
+fn replicas_in_turn_send_at_the_rate_of_acknowledgements() {
+    for (rtt, least) in [(10, 80), (50, 45)] {
+        let rate = in_turn(rtt);
+        println!("{rtt} ms: {rate} Mb/s");
+        assert!(rate >= least, "{rtt} ms: {rate} Mb/s");
     }
 }

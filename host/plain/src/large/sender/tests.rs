@@ -46,3 +46,40 @@ fn half_of_a_window_is_whole_segments() {
     }
     assert_eq!(sender.cwnd(), 2 * sender.full());
 }
+
+/// A client that is in the middle of a window of 700 segments, as another replica meets it.
+fn resumed(at: u32) -> Sender {
+    let heard = Heard { told: 1 << 20, ..heard(at, &[]) };
+    Sender::resume(Class::of(1460).unwrap(), 100_000_000, &heard, 0)
+}
+
+/// One guess that has all right draws ten segments, and each that follows it as much, until what this sender sent is acknowledged.
+#[test]
+fn each_acknowledgement_of_what_others_sent_releases_a_part() {
+    let full = resumed(0).full();
+    let at = 1000 * full;
+    let mut sender = resumed(at);
+    assert_eq!(sent(&mut sender, 0).len(), 10);
+    sender.hear(&heard(at + 2 * full, &[]), 1000);
+    assert_eq!(sent(&mut sender, 1000).len(), 10);
+    // The same again may be an answer to a probe.
+    sender.hear(&heard(at + 2 * full, &[]), 2000);
+    assert_eq!(sent(&mut sender, 2000).len(), 2);
+    // 44 segments at once, as receivers gather them.
+    sender.hear(&heard(at + 46 * full, &[]), 3000);
+    assert!((80..=88).contains(&sent(&mut sender, 3000).len()));
+    let behind = sender.own + full;
+    sender.hear(&Heard { cell: sender.began + 1, ..heard(behind, &[]) }, 4000);
+    assert!(sent(&mut sender, 4000).len() > 200, "what it sent is acknowledged");
+}
+
+/// What the client has beyond what this sender sent others sent: acknowledged, it earns nothing, and shows no client.
+#[test]
+fn what_was_only_told_of_was_not_sent_here() {
+    let mut sender = resumed(1_000_000);
+    sent(&mut sender, 0);
+    let (at, beyond) = (sender.una, (sender.nxt + 1_000_000, sender.nxt + 1_001_460));
+    sender.hear(&heard(at, &[beyond]), 1000);
+    let earned = sender.hear(&Heard { cell: sender.began + 1, ..heard(beyond.1, &[]) }, 2000);
+    assert_eq!((earned, sender.credit < u32::MAX), (0, true));
+}
