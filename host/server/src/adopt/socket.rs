@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn last_answer_that_nobody_takes_is_given_up() {
+    fn untaken_last_answer_is_given_up() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut stream, peer) = listener.accept().unwrap();
@@ -214,12 +214,12 @@ mod tests {
         stream.set_nonblocking(false).unwrap();
         let held = Arc::new(AtomicUsize::new(0));
         let place = Place::take(&held, 1).unwrap();
-        let mut asked = Vec::new();
+        let mut lefts = Vec::new();
         Adopted::new(stream, None, peer, place).unwrap().finish(|left| {
-            asked.push(left);
-            asked.len() < 3
+            lefts.push(left);
+            lefts.len() < 3
         });
-        assert!(asked.len() == 3 && asked.iter().all(|left| *left > 0), "{asked:?}");
+        assert!(lefts.len() == 3 && lefts.iter().all(|left| *left > 0), "{lefts:?}");
         assert_eq!(held.load(Ordering::Relaxed), 0, "its place is free");
         drop(client);
     }

@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exchange_goes_on_when_its_calls_are_interrupted() {
+    fn exchange_survives_interrupted_calls() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         // example.org. A IN

@@ -55,7 +55,7 @@ fn resumed(at: u32) -> Sender {
 
 /// One guess that has all right draws ten segments, and each that follows it as much, until what this sender sent is acknowledged.
 #[test]
-fn each_acknowledgement_of_what_others_sent_releases_a_part() {
+fn each_acknowledgement_releases_ten_segments() {
     let full = resumed(0).full();
     let at = 1000 * full;
     let mut sender = resumed(at);
@@ -73,13 +73,13 @@ fn each_acknowledgement_of_what_others_sent_releases_a_part() {
     assert!(sent(&mut sender, 4000).len() > 200, "what it sent is acknowledged");
 }
 
-/// What the client has beyond what this sender sent others sent: acknowledged, it earns nothing, and shows no client.
+/// Bytes that the client reports by SACK above all that this sender sent came from other replicas: their acknowledgement earns nothing.
 #[test]
-fn what_was_only_told_of_was_not_sent_here() {
+fn sacked_bytes_of_others_earn_nothing() {
     let mut sender = resumed(1_000_000);
     sent(&mut sender, 0);
-    let (at, beyond) = (sender.una, (sender.nxt + 1_000_000, sender.nxt + 1_001_460));
-    sender.hear(&heard(at, &[beyond]), 1000);
-    let earned = sender.hear(&Heard { cell: sender.began + 1, ..heard(beyond.1, &[]) }, 2000);
+    let (at, sacked) = (sender.una, (sender.nxt + 1_000_000, sender.nxt + 1_001_460));
+    sender.hear(&heard(at, &[sacked]), 1000);
+    let earned = sender.hear(&Heard { cell: sender.began + 1, ..heard(sacked.1, &[]) }, 2000);
     assert_eq!((earned, sender.credit < u32::MAX), (0, true));
 }
