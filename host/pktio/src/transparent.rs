@@ -217,9 +217,9 @@ mod tests {
     fn strangers_connections_fail_no_check() {
         let Some(ns) = Netns::new("transp-st") else { return };
         ns.ip("addr add 10.9.0.1/32 dev lo");
-        // The next port that the kernel chooses is the only one.
-        ns.run("sysctl -qw net.ipv4.ip_local_port_range='40000 40001'");
         in_netns(Some(ns.name()), || {
+            // The check listens at one of these.
+            std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40001").unwrap();
             let done = std::sync::atomic::AtomicBool::new(false);
             let server: IpAddr = "10.9.0.1".parse().unwrap();
             std::thread::scope(|scope| {
