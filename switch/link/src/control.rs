@@ -1,6 +1,6 @@
-//! Settings and counters of a running wire over a Unix socket.
+//! Changes settings and reads counters of a running wire over a Unix socket.
 //!
-//! A request is one line, an answer one or more lines of which the last is `ok` or `error: …`:
+//! A request is one line. The answer is one or more lines, the last of which is `ok` or `error: …`:
 //!
 //! | request | answer |
 //! |---|---|
@@ -19,16 +19,16 @@ use std::time::Duration;
 
 use crate::wire::{DIRECTIONS, Direction, Wire};
 
-/// Tokens of connections in the wire's poll set start here.
+/// First token of the connections in the wire's poll set.
 pub(crate) const TOKEN_BASE: u64 = 16;
 
-/// Connections at a time; more are closed at once.
+/// Largest number of connections at a time; further ones are closed at once.
 const MAX_CLIENTS: usize = 16;
 
 /// Longest request line.
 const MAX_LINE: usize = 4096;
 
-/// Longest that [`request`] waits for an answer.
+/// Timeout of [`request`].
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 struct Client {
@@ -36,7 +36,7 @@ struct Client {
     line: Vec<u8>,
 }
 
-/// The listening end; the socket file is removed on drop.
+/// The listening socket; dropping it removes the socket file.
 pub struct ControlServer {
     listener: UnixListener,
     path: PathBuf,
@@ -45,7 +45,7 @@ pub struct ControlServer {
 }
 
 impl ControlServer {
-    /// Listens at `path`. A socket there that nobody listens on is replaced; any other file is an error.
+    /// Listens at `path`. Replaces a socket without a listener; any other file is an error.
     pub fn bind(path: &Path) -> io::Result<Self> {
         let is_socket = path.symlink_metadata().is_ok_and(|m| m.file_type().is_socket());
         if is_socket && UnixStream::connect(path).is_err() {
@@ -56,7 +56,7 @@ impl ControlServer {
         Ok(ControlServer { listener, path: path.into(), clients: BTreeMap::new(), next_token: TOKEN_BASE })
     }
 
-    /// Takes new connections; each is to be polled under its token.
+    /// Accepts new connections and returns each with its token for polling.
     pub(crate) fn accept(&mut self) -> Vec<(u64, BorrowedFd<'_>)> {
         let mut new = Vec::new();
         while let Ok((stream, _)) = self.listener.accept() {
@@ -71,8 +71,8 @@ impl ControlServer {
         new.into_iter().filter_map(|t| Some((t, clients.get(&t)?.stream.as_fd()))).collect()
     }
 
-    /// Reads what a connection sent and answers each whole line. A connection that ends, sends too long
-    /// a line or does not take its answer is closed.
+    /// Reads from a connection and answers each complete line. Closes a connection that has ended,
+    /// sends too long a line, or does not read its answer.
     pub(crate) fn serve(&mut self, token: u64, wire: &mut Wire) {
         let Some(client) = self.clients.get_mut(&token) else { return };
         if !client.serve(wire) {
@@ -115,12 +115,12 @@ impl AsFd for ControlServer {
 
 impl Drop for ControlServer {
     fn drop(&mut self) {
-        // Gone already if somebody removed it; nothing to be done then.
+        // The file may already have been removed.
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-/// Settings of both directions, a line each.
+/// Settings of both directions, one line each.
 fn show(wire: &Wire) -> String {
     DIRECTIONS.iter().fold(String::new(), |mut text, d| {
         let _ = writeln!(text, "{d} {}", wire.settings(*d));
@@ -128,7 +128,7 @@ fn show(wire: &Wire) -> String {
     })
 }
 
-/// Counters of both directions, a line each, as `key=value`.
+/// Counters of both directions, one line each, as `key=value`.
 pub fn stats(wire: &mut Wire) -> String {
     let drops = wire.receive_drops();
     let mut text = String::new();
@@ -155,7 +155,7 @@ pub fn stats(wire: &mut Wire) -> String {
     text
 }
 
-/// The answer to one request line.
+/// Answers one request line.
 fn answer(line: &str, wire: &mut Wire) -> String {
     let line = line.trim();
     let (verb, rest) = line.split_once(' ').unwrap_or((line, ""));
@@ -188,8 +188,8 @@ fn set(rest: &str, wire: &mut Wire) -> Result<(), crate::SettingError> {
     Ok(())
 }
 
-/// Sends one request to a running wire and returns its answer without the closing `ok`. An `error:`
-/// answer is an error of kind `InvalidInput`.
+/// Sends one request to a running wire and returns the answer without the final `ok`. An `error:`
+/// answer becomes an error of kind `InvalidInput`.
 pub fn request(path: &Path, line: &str) -> io::Result<String> {
     let mut stream = UnixStream::connect(path)?;
     stream.set_read_timeout(Some(TIMEOUT))?;

@@ -1,11 +1,11 @@
-//! Congestion Experienced (RFC 3168 section 5) written into a frame.
+//! Sets Congestion Experienced (RFC 3168 section 5) in a frame.
 
 use rivulet_pktio::internet_sum;
 
 const CE: u8 = 0b11;
 
-/// Sets CE if the frame carries an ECN-capable IPv4 or IPv6 packet, the IPv4 header checksum repaired
-/// (RFC 1624). Returns whether it now says CE.
+/// Sets CE if the frame contains an ECN-capable IPv4 or IPv6 packet, and updates the IPv4 header
+/// checksum (RFC 1624). Returns whether CE is set afterwards.
 pub fn mark_congestion(frame: &mut [u8]) -> bool {
     let Some((ethertype, l3)) = network_header(frame) else { return false };
     match (ethertype, frame.get_mut(l3..)) {
@@ -22,7 +22,7 @@ pub fn mark_congestion(frame: &mut [u8]) -> bool {
             true
         }
         (0x86dd, Some(ip)) if ip.len() >= 40 => {
-            // The traffic class straddles octets 0 and 1; its low two bits are ECN.
+            // The traffic class spans bytes 0 and 1; its low two bits are ECN.
             let capable = (ip[1] >> 4) & CE != 0;
             if capable {
                 ip[1] |= CE << 4;
@@ -33,7 +33,7 @@ pub fn mark_congestion(frame: &mut [u8]) -> bool {
     }
 }
 
-/// EtherType behind at most two VLAN tags, and where the network header starts.
+/// EtherType after at most two VLAN tags, and the start of the network header.
 fn network_header(frame: &[u8]) -> Option<(u16, usize)> {
     let mut at = 12;
     loop {
@@ -88,7 +88,7 @@ mod tests {
         assert!(!mark_congestion(&mut arp));
         let (whole, _) = ipv4(1, true);
         for len in 0..whole.len() {
-            assert!(!mark_congestion(&mut whole[..len].to_vec()), "{len} octets");
+            assert!(!mark_congestion(&mut whole[..len].to_vec()), "{len} bytes");
         }
     }
 }

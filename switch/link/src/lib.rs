@@ -1,14 +1,14 @@
-//! An emulated link: rate, delay with jitter, loss, duplication, reordering, an ECN threshold, and a
-//! queue of so many packets.
+//! An emulated link: rate, delay with jitter, loss, duplication, reordering, an ECN threshold, and
+//! a queue with a limit in packets.
 //!
-//! - [`Shaper`] is the model of one direction. It knows no clock and no packet: times are nanoseconds
-//!   that the caller gives, items are whatever the caller puts in. The same seed and the same calls
-//!   give the same result, in virtual time as in real.
-//! - [`Link`] is a shaper with memory for frames: what a port of the embedded switch sends through.
-//! - [`Wire`] joins two interfaces by a link in each direction; `rivulet-wire` is that as a program,
-//!   its settings changed at run time through a [`control`] socket.
+//! - [`Shaper`] is the model of one direction. It has no clock and no packets: the caller passes
+//!   times in nanoseconds and any items. The same seed and calls give the same result, in virtual
+//!   time as in real time.
+//! - [`Link`] is a shaper with memory for frames; the ports of the embedded switch send through it.
+//! - [`Wire`] joins two interfaces by a link in each direction. The program `rivulet-wire` runs
+//!   one, and its settings can be changed through a [`control`] socket.
 //!
-//! In steady state nothing is allocated per packet; memory is bounded by the settings.
+//! In steady state no packet allocates memory, and the settings bound the memory.
 
 pub mod control;
 mod ecn;

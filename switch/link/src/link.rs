@@ -1,11 +1,11 @@
-//! One direction of a link with frames in it.
+//! One direction of a link, with frames.
 
 use rivulet_pktio::{Checksum, IoError, PacketIo, TxFrame};
 
 use crate::slab::{Slab, Slot};
 use crate::{Counters, Delivery, Settings, Shaper, mark_congestion};
 
-/// Frames sent in one call.
+/// Largest number of frames sent in one call.
 const BATCH: usize = 64;
 
 #[derive(Clone, Copy, Debug)]
@@ -15,18 +15,18 @@ struct Held {
     checksum: Checksum,
 }
 
-/// Counters of a link, the shaper's and those of its far end.
+/// Counters of a link: of its shaper, and of its far end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkCounters {
-    /// What the model did.
+    /// Counters of the shaper.
     pub shaper: Counters,
-    /// ECN-capable packets that now say CE.
+    /// ECN-capable packets with CE set.
     pub ce_marked: u64,
-    /// Frames that left the link but that the interface behind it had no room for, or was down.
+    /// Frames dropped at the far end because the interface had no room or was down.
     pub refused: u64,
 }
 
-/// A shaper that holds frames and sends them into an interface when their time has come.
+/// A shaper that stores frames and sends them to an interface when they are due.
 pub struct Link {
     shaper: Shaper<Held>,
     slab: Slab,
@@ -36,7 +36,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// An empty link; the seed decides what chance does.
+    /// Creates an empty link; the seed determines its random choices.
     #[must_use]
     pub fn new(settings: Settings, seed: u64) -> Self {
         Link {
@@ -48,7 +48,7 @@ impl Link {
         }
     }
 
-    /// The settings in force.
+    /// The current settings.
     #[must_use]
     pub fn settings(&self) -> &Settings {
         self.shaper.settings()
@@ -59,24 +59,24 @@ impl Link {
         self.shaper.set(now, settings);
     }
 
-    /// Counters since the link was made.
+    /// Counters since the link was created.
     #[must_use]
     pub fn counters(&self) -> LinkCounters {
         LinkCounters { shaper: self.shaper.counters(), ce_marked: self.ce_marked, refused: self.refused }
     }
 
-    /// True if no frame is inside.
+    /// Whether the link is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.shaper.is_empty()
     }
 
-    /// Puts a frame in, or drops and counts it.
+    /// Adds a frame, or drops and counts it.
     pub fn offer(&mut self, now: u64, frame: &[u8], checksum: Checksum) {
         self.offer_parts(now, frame, &[], checksum);
     }
 
-    /// Like [`offer`](Self::offer), for a frame that is `head` and then `rest`.
+    /// Like [`offer`](Self::offer), for a frame in two parts.
     pub fn offer_parts(&mut self, now: u64, head: &[u8], rest: &[u8], checksum: Checksum) {
         let Some(slot) = self.slab.put(head, rest) else {
             self.refused += 1;
@@ -89,21 +89,21 @@ impl Link {
         }
     }
 
-    /// When [`deliver`](Self::deliver) next has something to do, in nanoseconds.
+    /// When to call [`deliver`](Self::deliver) next, in nanoseconds.
     #[must_use]
     pub fn next_time(&self) -> Option<u64> {
         self.shaper.next_time()
     }
 
-    /// Sends what has arrived by `now` and returns how many frames the interface took. What it has no
-    /// room for is dropped and counted, as at a device whose ring is full.
+    /// Sends the frames due by `now` and returns how many the interface accepted. Frames without
+    /// room are dropped and counted, as by a device with a full ring.
     pub fn deliver(&mut self, now: u64, io: &mut dyn PacketIo) -> Result<usize, IoError> {
         let mut total = 0;
         let mut result = Ok(());
         loop {
             let mut copies = 0;
             self.due.clear();
-            // Room for one more that comes twice.
+            // Leave room for a duplicated frame.
             while copies + 2 <= BATCH {
                 let Some(delivery) = self.shaper.pop(now) else { break };
                 copies += usize::from(delivery.copies);
@@ -135,7 +135,7 @@ impl Link {
                 self.slab.release(delivery.item.slot);
             }
             if let Err(e) = sent {
-                // The rest that is due goes the same way.
+                // The other due frames are dropped too.
                 result = Err(e);
             }
         }

@@ -1,4 +1,4 @@
-//! Waiting for descriptors and for a point in time, to the microsecond.
+//! Waits for descriptors or a point in time, with microsecond precision.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -16,13 +16,13 @@ pub fn now() -> u64 {
     t.tv_sec as u64 * NS_PER_S + t.tv_nsec as u64
 }
 
-/// Lets timers of the calling thread fire when they are due and not up to 50 µs later, the default.
+/// Makes timers of the calling thread precise; by default they may fire up to 50 µs late.
 pub fn precise_timers() {
     // SAFETY: plain system call on the calling thread.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
 }
 
-/// Puts the calling thread before all ordinary ones (`SCHED_FIFO`, lowest priority of that class).
+/// Gives the calling thread real-time priority (`SCHED_FIFO`, the lowest of that class).
 pub fn realtime() -> io::Result<()> {
     let param = libc::sched_param { sched_priority: 1 };
     // SAFETY: a whole sched_param for the calling thread.
@@ -32,29 +32,29 @@ pub fn realtime() -> io::Result<()> {
     Ok(())
 }
 
-/// Sleeps the calling thread until a time of [`now`].
+/// Sleeps until a time of [`now`].
 pub fn sleep_until(at: u64) {
     let t = libc::timespec { tv_sec: (at / NS_PER_S) as i64, tv_nsec: (at % NS_PER_S) as i64 };
-    // An interruption ends the sleep early, which callers allow for.
-    // SAFETY: `t` is a valid absolute time; no remainder is asked for.
+    // An interruption ends the sleep early; callers must allow for that.
+    // SAFETY: `t` is a valid absolute time; no remainder is requested.
     unsafe {
         libc::clock_nanosleep(libc::CLOCK_MONOTONIC, libc::TIMER_ABSTIME, &raw const t, std::ptr::null_mut())
     };
 }
 
-/// A descriptor that becomes readable when one of the signals comes, which no longer does anything else
-/// in this thread and those it starts from now on.
+/// Creates a descriptor that is readable when one of the signals arrives. It blocks these signals
+/// in this thread and in threads that it starts later.
 pub fn signal_fd(signals: &[libc::c_int]) -> io::Result<OwnedFd> {
     // SAFETY: all zero is a sigset_t that sigemptyset may initialise.
     let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
-    // SAFETY: `set` is writable; sigaddset refuses numbers that are no signals.
+    // SAFETY: `set` is writable; sigaddset rejects invalid numbers.
     unsafe {
         libc::sigemptyset(&raw mut set);
         for s in signals {
             libc::sigaddset(&raw mut set, *s);
         }
     }
-    // SAFETY: `set` is initialised; the old mask is not asked for.
+    // SAFETY: `set` is initialised; the old mask is not requested.
     let rc = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
     if rc != 0 {
         return Err(io::Error::from_raw_os_error(rc));
@@ -64,18 +64,18 @@ pub fn signal_fd(signals: &[libc::c_int]) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: just opened, nobody else's.
+    // SAFETY: just opened, so this is the only owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// What happened on a descriptor.
+/// Readiness of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     /// The token given with the descriptor.
     pub token: u64,
-    /// There is something to read, or an error to be told by reading.
+    /// Ready to read, including an error that reading returns.
     pub readable: bool,
-    /// There is room to write.
+    /// Ready to write.
     pub writable: bool,
 }
 
@@ -94,7 +94,7 @@ impl Poller {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: just opened, nobody else's.
+        // SAFETY: just opened, so this is the only owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let none = libc::epoll_event { events: 0, u64: 0 };
         Ok(Poller { fd, raw: Box::new([none; EVENTS]), ready: 0 })
@@ -110,23 +110,23 @@ impl Poller {
         Ok(())
     }
 
-    /// Adds a descriptor: always for reading, and for writing if told so.
+    /// Adds a descriptor for reading, and with `write` also for writing.
     pub fn add(&self, fd: BorrowedFd<'_>, token: u64, write: bool) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_ADD, fd, token, write)
     }
 
-    /// Changes whether a descriptor is waited on for writing.
+    /// Switches waiting for writability on or off.
     pub fn modify(&self, fd: BorrowedFd<'_>, token: u64, write: bool) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_MOD, fd, token, write)
     }
 
-    /// Takes a descriptor out. Closing it does so too, unless it was duplicated.
+    /// Removes a descriptor. Closing it has the same effect, unless it was duplicated.
     pub fn remove(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_DEL, fd, 0, false)
     }
 
-    /// Waits until something happens or the time has passed, for ever without one. An interruption is
-    /// as if nothing happened.
+    /// Waits for an event or the timeout; without a timeout indefinitely. An interruption counts as
+    /// a wait without events.
     pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let time = timeout.map(|t| libc::timespec {
             tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
@@ -153,7 +153,7 @@ impl Poller {
         Ok(())
     }
 
-    /// What the last wait found.
+    /// The events of the last wait.
     pub fn events(&self) -> impl Iterator<Item = Event> + '_ {
         let errors = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
         self.raw[..self.ready].iter().map(move |e| Event {

@@ -5,7 +5,7 @@
 pub struct Rng(u64);
 
 impl Rng {
-    /// The stream of a seed; every seed is good.
+    /// The stream of a seed; any seed works.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Rng(seed)
@@ -20,10 +20,10 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// True with probability `p`; draws nothing if that is 0, so that a feature switched off does not
-    /// change the others' draws.
+    /// True with probability `p`. Draws nothing if `p` is 0, so that a disabled feature does not
+    /// change the other draws.
     pub fn chance(&mut self, p: f64) -> bool {
-        // 53 bits are what a double holds exactly.
+        // A double represents 53 bits exactly.
         p > 0.0 && ((self.bits() >> 11) as f64) < p * (1u64 << 53) as f64
     }
 

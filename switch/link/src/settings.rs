@@ -1,4 +1,4 @@
-//! What a link does, as numbers and as `key=value` text.
+//! Settings of a link, as numbers and as `key=value` text.
 
 use std::fmt;
 
@@ -6,37 +6,38 @@ const NS_PER_US: u64 = 1_000;
 const NS_PER_MS: u64 = 1_000_000;
 const NS_PER_S: u64 = 1_000_000_000;
 
-/// Longest delay, jitter or hold-back (ten minutes), so that sums of times stay in range.
+/// Longest delay, jitter or reordering delay (ten minutes), so that sums of times stay in range.
 const MAX_TIME: u64 = 600 * NS_PER_S;
 
-/// Largest number of packets that may wait or be under way.
+/// Largest number of packets in the queue or in flight.
 const MAX_PACKETS: usize = 1 << 20;
 
-/// One direction of a link.
+/// Settings of one direction of a link.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// Bits a second; `None` is unlimited, and then nothing ever waits.
+    /// Bits a second; `None` means unlimited, and then no packet waits.
     pub rate: Option<u64>,
     /// One-way delay in nanoseconds, added after the queue.
     pub delay: u64,
-    /// Nanoseconds; the delay of each packet is uniform in `delay ± jitter`. Order is kept.
+    /// Nanoseconds; each packet's delay is uniform in `delay ± jitter`. Order is kept.
     pub jitter: u64,
     /// Probability that a packet is lost, after the queue.
     pub loss: f64,
     /// Probability that a packet arrives twice.
     pub duplicate: f64,
-    /// Probability that a packet is held back by `reorder_by`, others passing it.
+    /// Probability that a packet is delayed by `reorder_by`, so that others overtake it.
     pub reorder: f64,
-    /// Nanoseconds by which a reordered packet comes later.
+    /// Extra delay of a reordered packet in nanoseconds.
     pub reorder_by: u64,
-    /// Packets waiting at arrival from which on a packet is marked CE (if it is ECN-capable).
+    /// Queue length on arrival from which a packet is marked CE (if it is ECN-capable).
     pub ecn: Option<usize>,
-    /// Packets that may wait, the one in transmission among them; more are dropped.
+    /// Length of the queue in packets, including the one in transmission; further packets are
+    /// dropped.
     pub queue: usize,
-    /// Packets that may be under way behind the queue; more are dropped. Bounds memory where the rate is
-    /// unlimited.
+    /// Largest number of packets in flight after the queue; further ones are dropped. This bounds
+    /// the memory of a link without a rate.
     pub flight: usize,
-    /// Octets added to each frame for the rate (24 for Ethernet's preamble, check sequence and gap).
+    /// Bytes added to each frame for the rate (24 for Ethernet's preamble, check sequence and gap).
     pub overhead: u32,
 }
 
@@ -58,31 +59,31 @@ impl Default for Settings {
     }
 }
 
-/// A setting that cannot be.
+/// Why a setting is invalid.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SettingError {
-    /// No `=` in it.
+    /// No `=`.
     #[error("{0:?} is not key=value")]
     Form(String),
-    /// No such key.
+    /// Unknown key.
     #[error(
         "unknown setting {0:?} (rate delay jitter loss duplicate reorder reorder-by ecn queue flight overhead)"
     )]
     Key(String),
-    /// A value out of range or of another form.
+    /// The value is out of range or malformed.
     #[error("{key}={value:?}: expected {expected}")]
     Value {
         /// The key.
         key: &'static str,
-        /// What was given.
+        /// The value given.
         value: String,
-        /// What it should be.
+        /// The values allowed.
         expected: &'static str,
     },
 }
 
 impl Settings {
-    /// True if frames pass unchanged, at once, in order and unlimited.
+    /// Whether frames pass unchanged, at once, in order and without limits.
     #[must_use]
     pub fn is_transparent(&self) -> bool {
         self.rate.is_none()
@@ -93,7 +94,7 @@ impl Settings {
             && self.reorder == 0.0
     }
 
-    /// Changes one setting from text such as `rate=100mbit`. On an error nothing is changed.
+    /// Changes one setting from text such as `rate=100mbit`. After an error nothing has changed.
     pub fn apply(&mut self, text: &str) -> Result<(), SettingError> {
         let (key, value) = text.split_once('=').ok_or_else(|| SettingError::Form(text.into()))?;
         let err = |key, expected| SettingError::Value { key, value: value.into(), expected };
@@ -116,15 +117,15 @@ impl Settings {
             "queue" => self.queue = parse_packets(value).ok_or_else(|| err("queue", PACKETS))?,
             "flight" => self.flight = parse_packets(value).ok_or_else(|| err("flight", PACKETS))?,
             "overhead" => {
-                let octets = value.parse().ok().filter(|o| *o <= 1024);
-                self.overhead = octets.ok_or_else(|| err("overhead", "octets, at most 1024"))?;
+                let bytes = value.parse().ok().filter(|o| *o <= 1024);
+                self.overhead = bytes.ok_or_else(|| err("overhead", "bytes, at most 1024"))?;
             }
             _ => return Err(SettingError::Key(key.into())),
         }
         Ok(())
     }
 
-    /// Changes several settings, separated by white space or commas, all or none.
+    /// Changes several settings, separated by white space or commas: all or none.
     pub fn apply_all(&mut self, text: &str) -> Result<(), SettingError> {
         let mut changed = self.clone();
         for one in text.split([' ', ',', '\t']).filter(|s| !s.is_empty()) {
@@ -152,7 +153,7 @@ impl fmt::Display for Settings {
     }
 }
 
-/// A number and its unit.
+/// Splits a number from its unit.
 fn split_unit(text: &str) -> Option<(f64, &str)> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let number: f64 = text[..end].parse().ok()?;
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_an_error_and_changes_nothing() {
+    fn invalid_settings_are_errors_and_change_nothing() {
         for text in [
             "rate",
             "rate=",

@@ -5,49 +5,49 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use crate::{Rng, Settings};
 
-/// Why an item was not taken.
+/// Why an item was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DropReason {
     /// The queue was full.
     Queue,
-    /// Too many were under way.
+    /// Too many items were in flight.
     Flight,
 }
 
-/// An item that leaves the link.
+/// An item at the end of the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delivery<T> {
-    /// What was offered.
+    /// The offered item.
     pub item: T,
-    /// How often it arrives: 1; 2 if duplicated; 0 if it was lost on the way and the caller is only to
-    /// take its memory back.
+    /// Number of copies that arrive: 1; 2 if duplicated; 0 if lost, when the caller only has to
+    /// free its memory.
     pub copies: u8,
-    /// The queue was beyond the ECN threshold when it came.
+    /// Whether the queue exceeded the ECN threshold when the item was offered.
     pub mark: bool,
-    /// When it arrives, nanoseconds; not after the time asked for.
+    /// Arrival time in nanoseconds; never after the `now` of the call.
     pub at: u64,
 }
 
-/// What happened so far, in packets where nothing else is said.
+/// Counters, in packets unless named otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Offered.
     pub offered: u64,
-    /// Octets offered.
+    /// Bytes offered.
     pub offered_bytes: u64,
-    /// Arrived; a duplicated one counts twice.
+    /// Arrived; a duplicated packet counts twice.
     pub delivered: u64,
     /// Dropped at the full queue.
     pub queue_drops: u64,
-    /// Dropped because too many were under way.
+    /// Dropped because too many packets were in flight.
     pub flight_drops: u64,
-    /// Lost by chance.
+    /// Lost at random.
     pub lost: u64,
-    /// Arrived twice.
+    /// Duplicated.
     pub duplicated: u64,
-    /// Held back.
+    /// Reordered.
     pub reordered: u64,
-    /// Over the ECN threshold.
+    /// Marked for ECN.
     pub marked: u64,
 }
 
@@ -61,7 +61,7 @@ struct Queued<T> {
 
 struct Flying<T> {
     at: u64,
-    /// Keeps order among equal times.
+    /// Sequence number, to keep order among equal times.
     number: u64,
     copies: u8,
     mark: bool,
@@ -85,30 +85,30 @@ impl<T> Ord for Flying<T> {
     }
 }
 
-/// One direction of a link, in the caller's time (nanoseconds from any epoch, never backwards).
+/// One direction of a link, in the caller's time (nanoseconds from any epoch, never decreasing).
 ///
-/// [`offer`](Self::offer) puts an item in; [`next_time`](Self::next_time) says when to call
-/// [`pop`](Self::pop), which is to be repeated until it gives nothing.
+/// [`offer`](Self::offer) adds an item. [`next_time`](Self::next_time) returns when to call
+/// [`pop`](Self::pop), repeatedly until it returns `None`.
 pub struct Shaper<T> {
     settings: Settings,
     rng: Rng,
-    /// The first is in transmission until `done`.
+    /// The first one is in transmission until `done`.
     queue: VecDeque<Queued<T>>,
     done: u64,
-    /// What division left over of the transmission time, in units of 1/rate ns: the rate is met exactly
-    /// over many packets.
+    /// Remainder of the division for the transmission time, in units of 1/rate ns, so that the rate
+    /// is exact over many packets.
     remainder: u64,
-    /// In order of arrival.
+    /// Packets in flight in order of arrival.
     line: VecDeque<Flying<T>>,
     last_arrival: u64,
-    /// Held back ones.
+    /// Reordered packets.
     late: BinaryHeap<Reverse<Flying<T>>>,
     number: u64,
     counters: Counters,
 }
 
 impl<T> Shaper<T> {
-    /// An idle link.
+    /// Creates an idle link.
     #[must_use]
     pub fn new(settings: Settings, seed: u64) -> Self {
         Shaper {
@@ -125,19 +125,19 @@ impl<T> Shaper<T> {
         }
     }
 
-    /// The settings in force.
+    /// The current settings.
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// Changes the settings: from `now` on for the rate, also of what waits; for the rest, of what is
-    /// offered from now on. What is under way arrives as it would have.
+    /// Changes the settings. The new rate applies from `now` on, also to queued packets; the other
+    /// settings apply to packets offered later. Packets in flight keep their arrival times.
     pub fn set(&mut self, now: u64, settings: Settings) {
         self.advance(now);
         if settings.rate != self.settings.rate && !self.queue.is_empty() {
             self.remainder = 0;
-            // Of the packet in transmission that part is left which was left before.
+            // Keep the unsent fraction of the packet in transmission.
             let left = self.done.saturating_sub(now);
             self.done = now.saturating_add(match (self.settings.rate, settings.rate) {
                 (Some(old), Some(new)) => {
@@ -150,25 +150,25 @@ impl<T> Shaper<T> {
         self.advance(now);
     }
 
-    /// What happened so far.
+    /// The counters.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// Items that wait for transmission, the one in transmission among them.
+    /// Number of queued packets, including the one in transmission.
     #[must_use]
     pub fn queued(&self) -> usize {
         self.queue.len()
     }
 
-    /// Items inside, waiting or under way.
+    /// Number of packets in the queue or in flight.
     #[must_use]
     pub fn len(&self) -> usize {
         self.queue.len() + self.flying()
     }
 
-    /// True if nothing is inside.
+    /// Whether the link is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -178,7 +178,7 @@ impl<T> Shaper<T> {
         self.line.len() + self.late.len()
     }
 
-    /// Puts in an item of `len` octets at time `now`. If there is no room it comes back with the reason.
+    /// Offers an item of `len` bytes at time `now`. A dropped item is returned with the reason.
     pub fn offer(&mut self, now: u64, len: usize, item: T) -> Result<(), (T, DropReason)> {
         self.advance(now);
         self.counters.offered += 1;
@@ -214,18 +214,18 @@ impl<T> Shaper<T> {
         Ok(())
     }
 
-    /// When [`pop`](Self::pop) may next give something; `None` if nothing is inside.
+    /// Earliest time at which [`pop`](Self::pop) can return an item; `None` if the link is empty.
     #[must_use]
     pub fn next_time(&self) -> Option<u64> {
         let line = self.line.front().map(|f| f.at);
         let late = self.late.peek().map(|f| f.0.at);
-        // Not before its time on the line at the least; what it is exactly is drawn when it gets there.
+        // At least the shortest delay from now; the exact delay is drawn later.
         let least = self.settings.delay.saturating_sub(self.settings.jitter);
         let queue = self.queue.front().map(|_| self.done.saturating_add(least));
         [line, late, queue].into_iter().flatten().min()
     }
 
-    /// The next item whose time has come, in order of arrival.
+    /// The next item that has arrived, in order.
     pub fn pop(&mut self, now: u64) -> Option<Delivery<T>> {
         self.advance(now);
         let late_first = match (self.line.front(), self.late.peek()) {
@@ -248,7 +248,7 @@ impl<T> Shaper<T> {
         Some(Delivery { item: flying.item, copies: flying.copies, mark: flying.mark, at: flying.at })
     }
 
-    /// Moves what has been transmitted by `now` onto the line.
+    /// Puts packets in flight whose transmission has ended by `now`.
     fn advance(&mut self, now: u64) {
         while self.done <= now {
             let Some(head) = self.queue.pop_front() else { return };
@@ -262,7 +262,7 @@ impl<T> Shaper<T> {
         }
     }
 
-    /// Nanoseconds that a frame of `len` octets takes.
+    /// Transmission time of a frame of `len` bytes, in nanoseconds.
     fn transmission(&mut self, rate: u64, len: u32) -> u64 {
         let bits = (u64::from(len) + u64::from(self.settings.overhead)) * 8;
         let work = u128::from(bits) * 1_000_000_000 + u128::from(self.remainder);
@@ -270,7 +270,7 @@ impl<T> Shaper<T> {
         u64::try_from(work / u128::from(rate)).unwrap_or(u64::MAX / 4)
     }
 
-    /// A packet leaves the queue at `at` and goes onto the line.
+    /// Puts a packet from the queue in flight at time `at`.
     fn take_off(&mut self, at: u64, packet: Queued<T>) {
         let s = &self.settings;
         let jitter = s.jitter.min(s.delay);

@@ -10,7 +10,7 @@ fn settings(text: &str) -> Settings {
     s
 }
 
-/// Offers `count` packets of `len` octets every `gap` ns and returns the deliveries in order.
+/// Offers `count` packets of `len` bytes, one every `gap` ns, and returns the deliveries in order.
 fn run(text: &str, count: u32, len: usize, gap: u64) -> (Vec<Delivery<u32>>, Counters) {
     let mut shaper = Shaper::new(settings(text), 7);
     let mut out = Vec::new();
@@ -40,8 +40,8 @@ fn delay_alone_moves_every_packet_by_exactly_that() {
 }
 
 #[test]
-fn rate_is_met_exactly_over_many_packets_even_where_it_does_not_divide() {
-    // 1001 octets at 7 Mb/s: 1,144,000 ns and a bit each.
+fn rate_is_exact_over_many_packets() {
+    // 1001 bytes at 7 Mb/s: 1,144,000 ns and a fraction each.
     let (out, counters) = run("rate=7mbit queue=10000", 7000, 1001, 1000);
     assert_eq!(counters.delivered, 7000);
     assert_eq!(out.last().unwrap().at, 1001 * 8 * 1000 * MS / 1000);
@@ -54,7 +54,7 @@ fn overhead_counts() {
 }
 
 #[test]
-fn an_idle_link_saves_up_nothing() {
+fn idle_link_accumulates_no_credit() {
     let mut shaper = Shaper::new(settings("rate=8mbit"), 0);
     for at in [0, 100 * MS] {
         shaper.offer(at, 1000, ()).unwrap();
@@ -67,20 +67,20 @@ fn an_idle_link_saves_up_nothing() {
 }
 
 #[test]
-fn the_queue_holds_so_many_and_marks_from_the_threshold_on() {
+fn queue_is_bounded_and_marks_from_the_threshold() {
     let (out, counters) = run("rate=8mbit queue=10 ecn=4", 15, 1000, 0);
     assert_eq!((counters.queue_drops, counters.delivered, counters.marked), (5, 10, 6));
     assert_eq!(out.iter().filter(|d| d.mark).map(|d| d.item).collect::<Vec<_>>(), [4, 5, 6, 7, 8, 9]);
 }
 
 #[test]
-fn what_is_under_way_is_bounded_without_a_rate() {
+fn packets_in_flight_are_bounded_without_a_rate() {
     let (_, counters) = run("delay=1s flight=100", 1000, 100, 1);
     assert_eq!((counters.delivered, counters.flight_drops), (100, 900));
 }
 
 #[test]
-fn chances_come_out_near_their_probability() {
+fn random_events_occur_at_their_probability() {
     let (out, c) = run("loss=1% duplicate=2% reorder=5% delay=1ms", 100_000, 100, 10_000);
     for (name, got, wanted) in
         [("lost", c.lost, 1000), ("twice", c.duplicated, 1980), ("late", c.reordered, 4950)]
@@ -106,12 +106,12 @@ fn jitter_spreads_over_its_range_and_keeps_order() {
 }
 
 #[test]
-fn a_new_rate_applies_to_what_waits() {
+fn new_rate_applies_to_queued_packets() {
     let mut shaper = Shaper::new(settings("rate=8kbit"), 0);
     for i in 0..5 {
         shaper.offer(0, 1000, i).unwrap();
     }
-    // Half of the first packet is through after half a second; the other half takes 0.5 ms now.
+    // Half of the first packet is sent after half a second; the other half takes 0.5 ms now.
     shaper.set(500 * MS, settings("rate=8mbit"));
     assert_eq!(shaper.next_time(), Some(500 * MS + MS / 2));
     let at: Vec<u64> = std::iter::from_fn(|| shaper.pop(600 * MS).map(|d| d.at - 500 * MS)).collect();
@@ -130,10 +130,10 @@ fn same_seed_same_result() {
 }
 
 proptest! {
-    /// Whatever the settings: each packet that is taken comes out once (as delivery or loss), never early,
+    /// For any settings: each accepted packet comes out once (delivered or lost), never early and
     /// in order of time, and the counters add up.
     #[test]
-    fn nothing_is_invented_or_forgotten(
+    fn packets_are_neither_lost_nor_added_unnoticed(
         rate in prop::option::of(1_000u64..10_000_000_000),
         delay in 0u64..20 * MS,
         jitter in 0u64..20 * MS,

@@ -1,13 +1,13 @@
-//! Memory for frames that wait: slots in two sizes, grown by chunks, reused, never moved.
+//! Memory for stored frames: slots in two sizes, allocated in chunks, reused, never moved.
 
-/// Octets of a small slot: a frame of an ordinary MTU.
+/// Bytes of a small slot: a frame of an ordinary MTU.
 const SMALL: usize = 2048;
-/// Octets of a large slot: whatever a packet socket hands over.
+/// Bytes of a large slot: the largest frame of a packet socket.
 const LARGE: usize = 66 << 10;
 const SMALL_PER_CHUNK: usize = 128;
 const LARGE_PER_CHUNK: usize = 4;
 
-/// Names a slot until it is given back.
+/// Identifies a slot until it is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slot {
     index: u32,
@@ -29,7 +29,7 @@ impl Size {
     fn take(&mut self) -> u32 {
         if self.free.is_empty() {
             let first = (self.chunks.len() * self.per_chunk) as u32;
-            // Zeroed pages of the system, resident once written.
+            // The system's zeroed pages, resident only once written.
             self.chunks.push(vec![0; self.slot * self.per_chunk].into());
             self.free.extend((first..first + self.per_chunk as u32).rev());
         }
@@ -47,7 +47,7 @@ impl Size {
     }
 }
 
-/// Slots of both sizes. How many are out at once is the caller's to bound.
+/// Slots of both sizes. The caller limits the number in use.
 pub(crate) struct Slab {
     small: Size,
     large: Size,
@@ -58,7 +58,7 @@ impl Slab {
         Slab { small: Size::new(SMALL, SMALL_PER_CHUNK), large: Size::new(LARGE, LARGE_PER_CHUNK) }
     }
 
-    /// Copies a frame in, which is `head` and then `rest`; `None` if it is longer than any slot.
+    /// Copies a frame in two parts; `None` if it is longer than any slot.
     pub(crate) fn put(&mut self, head: &[u8], rest: &[u8]) -> Option<Slot> {
         let len = head.len() + rest.len();
         let large = len > SMALL;
@@ -73,7 +73,7 @@ impl Slab {
         Some(Slot { index, large })
     }
 
-    /// The slot's memory; the frame is at its beginning.
+    /// The slot's memory; the frame starts at its beginning.
     pub(crate) fn get(&self, slot: Slot) -> &[u8] {
         if slot.large { self.large.bytes(slot.index) } else { self.small.bytes(slot.index) }
     }

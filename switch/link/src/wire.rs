@@ -1,4 +1,4 @@
-//! Two interfaces joined by a link in each direction.
+//! Joins two interfaces by a link in each direction.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -10,7 +10,7 @@ use crate::control::{ControlServer, TOKEN_BASE};
 use crate::poll::{Poller, now, precise_timers, sleep_until};
 use crate::{Link, LinkCounters, Settings};
 
-/// Which way.
+/// Direction of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the first interface to the second.
@@ -19,7 +19,7 @@ pub enum Direction {
     BToA,
 }
 
-/// Both, in the order of their index.
+/// Both directions, in the order of their index.
 pub const DIRECTIONS: [Direction; 2] = [Direction::AToB, Direction::BToA];
 
 impl std::fmt::Display for Direction {
@@ -31,15 +31,15 @@ impl std::fmt::Display for Direction {
     }
 }
 
-/// How the wire runs.
+/// Settings of the process.
 #[derive(Clone, Debug)]
 pub struct WireOptions {
-    /// Seed of everything that is by chance; each direction derives its own.
+    /// Seed of all random choices; each direction derives its own.
     pub seed: u64,
-    /// Nanoseconds: under load frames are handled at most once in this time, so that many share one
-    /// wake-up; delivery is late by at most this. The first frame after a pause is handled at once.
+    /// Shortest interval in ns between two wake-ups under load, so that many frames share one; it
+    /// delays frames by at most this. The first frame after a pause is handled at once.
     pub quantum: u64,
-    /// Nanoseconds between attempts to open an interface that vanished.
+    /// Nanoseconds between attempts to reopen an interface.
     pub retry: u64,
 }
 
@@ -49,27 +49,28 @@ impl Default for WireOptions {
     }
 }
 
-/// Why a wire cannot go on.
+/// Why a wire stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
     /// Waiting failed.
     #[error("epoll: {0}")]
     Poll(#[from] io::Error),
-    /// An interface failed in a way that does not pass.
+    /// An interface failed permanently.
     #[error(transparent)]
     Interface(#[from] IoError),
 }
 
-/// Batches taken from one interface before the other has its turn.
+/// Batches received from one interface before the other one has its turn.
 const TURNS: usize = 8;
 const STOP: u64 = 2;
 const CONTROL: u64 = 3;
-/// A wait always ends after this, so that counters and retries are looked at.
+/// Longest wait, so that counters and retries are checked.
 const LONGEST_WAIT: u64 = 1_000_000_000;
 
-/// Frames in the current and the last millisecond: whether gathering them pays.
+/// Frames in the present and the previous millisecond, to decide whether to gather frames.
 struct Load {
-    /// Frames in and out in a window from which on it does: one and a half in a quantum, or a wake-up would find no more than without.
+    /// Frames in a window from which gathering pays: one and a half per quantum; with fewer, a
+    /// wake-up would find no more frames than without gathering.
     high: usize,
     since: u64,
     current: usize,
@@ -79,7 +80,7 @@ struct Load {
 impl Load {
     const WINDOW: u64 = 1_000_000;
 
-    /// What is gathered in so many nanoseconds; 0: nothing ever.
+    /// Gathers frames for this many nanoseconds; 0: never.
     fn new(quantum: u64) -> Load {
         let high = usize::try_from(3 * Self::WINDOW / (2 * quantum.max(1))).unwrap_or(usize::MAX);
         Load { high: high.max(2), since: 0, current: 0, last: 0 }
@@ -100,7 +101,7 @@ impl Load {
 
 struct Port {
     io: Box<dyn PacketIo>,
-    /// When to try again, while the interface is gone.
+    /// Time of the next attempt to reopen the interface.
     retry_at: Option<u64>,
 }
 
@@ -113,7 +114,7 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// Joins two interfaces; the settings are those of a→b and b→a.
+    /// Joins two interfaces; the settings are for a→b and b→a.
     pub fn new(
         ports: [Box<dyn PacketIo>; 2],
         settings: [Settings; 2],
@@ -129,13 +130,13 @@ impl Wire {
         Ok(Wire { ports, links, options, poller })
     }
 
-    /// The settings of a direction.
+    /// Settings of a direction.
     #[must_use]
     pub fn settings(&self, direction: Direction) -> &Settings {
         self.links[direction as usize].settings()
     }
 
-    /// Changes a direction from now on.
+    /// Changes the settings of a direction.
     pub fn set(&mut self, direction: Direction, settings: Settings) {
         self.links[direction as usize].set(now(), settings);
     }
@@ -146,12 +147,12 @@ impl Wire {
         self.links[direction as usize].counters()
     }
 
-    /// Frames that the kernel dropped before the wire saw them, by interface.
+    /// Frames that the kernel dropped before reception, by interface.
     pub fn receive_drops(&mut self) -> [u64; 2] {
         [0, 1].map(|i| self.ports[i].io.stats().rx_dropped)
     }
 
-    /// Moves frames until `stop` becomes readable. `each_second` is called about once a second.
+    /// Forwards frames until `stop` becomes readable. Calls `each_second` about once a second.
     pub fn run(
         &mut self,
         stop: BorrowedFd<'_>,
@@ -212,7 +213,7 @@ impl Wire {
         links.chain(retries).min().unwrap_or(u64::MAX)
     }
 
-    /// Takes what waits at a port into its link; returns how many frames.
+    /// Moves waiting frames from a port to its link; returns their number.
     fn receive(&mut self, from: usize, time: u64) -> Result<usize, WireError> {
         self.retry(from, time)?;
         let port = &mut self.ports[from];
@@ -225,7 +226,8 @@ impl Wire {
                 Ok(0) | Err(IoError::Down(_)) => break,
                 Ok(n) => {
                     total += n;
-                    // Not when this woke: what came since then, if it was kept from the processor, would leave early.
+                    // Not the wake-up time: a frame that arrived since, while this process waited
+                    // for the processor, would leave too early.
                     let time = now();
                     for i in 0..n {
                         let frame = port.io.frame(i);
@@ -242,7 +244,7 @@ impl Wire {
         Ok(total)
     }
 
-    /// Sends what has arrived at the links' ends; returns how many frames.
+    /// Sends frames at the links' ends; returns their number.
     fn deliver(&mut self) -> Result<usize, WireError> {
         let mut total = 0;
         for from in 0..2 {
@@ -261,10 +263,12 @@ impl Wire {
         Ok(total)
     }
 
-    /// The interface is gone: out of the poll set (its socket reports errors for ever), tried again later.
+    /// Handles the loss of an interface: removes it from the poll set (its socket reports errors
+    /// permanently) and schedules a retry.
     fn lost(&mut self, index: usize, time: u64) -> Result<(), WireError> {
         let port = &mut self.ports[index];
-        // Once: what is to be sent there finds it gone again and again, and must not put off the next try each time.
+        // Only once: frames sent to the lost interface fail again and again, and must not postpone
+        // the retry.
         if port.retry_at.is_none() {
             self.poller.remove(port.io.as_fd())?;
             port.retry_at = Some(time + self.options.retry);
@@ -286,7 +290,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Lets the control socket do what an event asks for.
+    /// Serves the control socket.
     fn serve(&mut self, server: &mut ControlServer, token: u64) -> Result<(), WireError> {
         if token == CONTROL {
             for (token, fd) in server.accept() {
@@ -311,14 +315,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_are_gathered_where_a_quantum_brings_more_than_one() {
+    fn frames_are_gathered_if_a_quantum_has_several() {
         for (quantum, high) in [(50_000, 30), (250_000, 6), (1_000_000, 2), (0, usize::MAX)] {
             let mut load = Load::new(quantum);
             load.add(0, high.min(1 << 20) - 1);
             assert!(!load.is_high(), "{quantum}");
             load.add(500_000, 1);
             assert_eq!(load.is_high(), high < usize::MAX, "{quantum}");
-            // What was in the last millisecond counts in this one, and no longer.
+            // Frames of the previous millisecond count in this one, but not longer.
             load.add(1_000_000, 0);
             assert_eq!(load.is_high(), high < usize::MAX, "{quantum}");
             load.add(2_000_000, 0);

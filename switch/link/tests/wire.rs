@@ -1,5 +1,5 @@
-//! `rivulet-wire` between two interfaces in namespaces of the test's own. Times are asserted with
-//! room for a busy machine; the lower bounds are exact.
+//! `rivulet-wire` between two interfaces in namespaces of the test's own. Upper time limits leave
+//! room for a busy machine; lower limits are exact.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -29,7 +29,7 @@ impl Bench {
         a.veth("va", &m, "ma");
         b.veth("vb", &m, "mb");
         let socket = std::env::temp_dir().join(format!("{}.sock", m.name()));
-        // One interface in the namespace it runs in, one named with its namespace.
+        // One interface in the wire's own namespace, the other with an explicit namespace.
         let wire = m
             .command(env!("CARGO_BIN_EXE_rivulet-wire"))
             .args(["ma", &format!("{}:mb", m.name()), "--control", socket.to_str().unwrap()])
@@ -75,11 +75,11 @@ fn number(frame: &[u8]) -> u32 {
     u32::from_be_bytes(frame[14..18].try_into().unwrap())
 }
 
-/// How long nothing may come for it to be said that nothing more comes.
+/// A pause of this length counts as the end of the frames.
 const SILENCE: Duration = Duration::from_millis(200);
 
-/// Sends numbered frames with a gap, waits until `wanted` have arrived and then for what is too many; returns
-/// (number, one-way time) of those that arrive.
+/// Sends numbered frames at an interval, waits for `wanted` of them and then for unexpected ones;
+/// returns (number, one-way time) of those that arrive.
 fn probe(
     from: &mut dyn PacketIo,
     to: &mut dyn PacketIo,
@@ -117,7 +117,7 @@ fn probe(
     got
 }
 
-/// Waits until frames pass: an interface that is back is used a little later than it is up.
+/// Waits until frames pass: the wire reopens an interface a little after it is up.
 fn until_it_passes(from: &mut dyn PacketIo, to: &mut dyn PacketIo) {
     let probe = frame(200, u32::MAX);
     eventually("frames pass", || {
@@ -141,8 +141,8 @@ fn delay_holds_both_ways_and_changes_at_run_time() {
         assert_eq!(times.len(), count);
         assert!(times.iter().all(|t| t.1 >= wanted), "earlier than {wanted:?}");
         let median = quantile(times, 0.5);
-        // Never early is the promise; how late depends on who else wants the processor, so this only tells a delay
-        // from a hang. The exact times are the shaper's tests, in virtual time.
+        // Frames are never early. How late they are depends on the machine's load, so this only
+        // distinguishes a delay from a hang. The shaper's tests check exact times in virtual time.
         assert!(median < wanted + ms(5000), "median {median:?} for {wanted:?}");
     };
     check(&probe(&mut a, &mut b, 50, ms(4), || 50), 50, ms(5));
@@ -157,15 +157,15 @@ fn delay_holds_both_ways_and_changes_at_run_time() {
 }
 
 #[test]
-fn rate_holds_and_the_queue_is_so_long() {
+fn rate_and_queue_length_hold() {
     let Some(bench) = Bench::new("--rate 100mbit --queue 50") else { return };
     let (mut a, mut b) = bench.ports();
-    // 1250-octet frames offered as fast as the wire's socket takes them, 0.6 s at a time.
+    // 1250-byte frames, offered as fast as the wire's socket accepts them, 0.6 s at a time.
     let f = frame(1250, 0);
     let (mut got, mut last, start) = (0u32, Instant::now(), Instant::now());
-    // Never faster is the promise, counted from before the first frame was offered, so that frames which waited for
-    // us while others had the processor do not look like speed. A busy machine may hold sender or wire back for a
-    // while, but not for ever.
+    // The rate is never exceeded, counted from before the first frame was offered, so that frames
+    // that waited for this test do not count as fast. A busy machine may delay sender or wire for a
+    // while.
     eventually("a good part of the rate, and more than the queue takes", || {
         let (before, began) = (got, Instant::now());
         while began.elapsed() < Duration::from_millis(600) {
@@ -188,7 +188,7 @@ fn rate_holds_and_the_queue_is_so_long() {
 fn loss_and_duplication_happen_and_are_counted() {
     let Some(bench) = Bench::new("--loss 20% --seed 3") else { return };
     let (mut a, mut b) = bench.ports();
-    // How many are lost is known when all have been through the wire.
+    // The number of losses is final when all frames have passed the wire.
     let left = || 500 - bench.stat("a-to-b", "lost") as usize;
     let got = probe(&mut a, &mut b, 500, Duration::from_micros(200), left).len() as u64;
     assert_eq!(got, left() as u64);
@@ -198,7 +198,7 @@ fn loss_and_duplication_happen_and_are_counted() {
 }
 
 #[test]
-fn bad_requests_are_refused_and_the_wire_goes_on() {
+fn bad_requests_are_refused_and_the_wire_continues() {
     let Some(mut bench) = Bench::new("") else { return };
     for bad in
         ["", "set", "set rate=0", "set a-to-b", "set speed=1", "stop", "set rate=1mbit loss=9", "\u{1f}"]
@@ -207,7 +207,7 @@ fn bad_requests_are_refused_and_the_wire_goes_on() {
         assert!(matches!(bad, "set" | "set a-to-b") == result.is_ok(), "{bad:?}: {result:?}");
     }
     assert!(request(&bench.socket, &"x".repeat(100_000)).is_err());
-    // Connections that say nothing do not keep others out for ever.
+    // Idle connections do not keep others out permanently.
     let idle: Vec<_> = (0..40).map(|_| std::os::unix::net::UnixStream::connect(&bench.socket)).collect();
     drop(idle);
     let mut shown = String::new();
@@ -223,23 +223,24 @@ fn bad_requests_are_refused_and_the_wire_goes_on() {
     assert!(out.status.success());
     assert!(request(&bench.socket, "show").unwrap().contains("a-to-b rate=1000000bit"));
 
-    // SIGTERM to the wire: `ip netns exec` became it. Counters are printed, the socket file is gone.
+    // SIGTERM to the wire (`ip netns exec` became it): it prints its counters and removes its
+    // socket file.
     let pid = bench.wire.0.id() as i32;
-    // SAFETY: plain system call on a child of ours that has not been waited for.
+    // SAFETY: a plain system call on a child that was not reaped.
     assert_eq!(unsafe { libc::kill(pid, libc::SIGTERM) }, 0);
     assert!(bench.wire.0.wait().unwrap().success());
     assert!(!bench.socket.exists());
 }
 
 #[test]
-fn an_interface_that_goes_and_comes_back_works_again() {
+fn recreated_interface_works_again() {
     let Some(bench) = Bench::new("") else { return };
     let (mut a, mut b) = bench.ports();
     bench.m.ip("link set mb down");
     a.send(&[TxFrame::new(&frame(100, 0))]).unwrap();
     std::thread::sleep(Duration::from_millis(50));
     bench.m.ip("link set mb up");
-    // Received by b itself as an error, once.
+    // `b` itself reports the error once.
     while b.recv().is_err() {}
     until_it_passes(&mut a, &mut b);
     assert_eq!(probe(&mut a, &mut b, 10, Duration::from_millis(1), || 10).len(), 10);

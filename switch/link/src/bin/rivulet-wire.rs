@@ -1,4 +1,4 @@
-//! `rivulet-wire A B --rate 100mbit --delay 5ms`: a link between two interfaces, as a process.
+//! `rivulet-wire A B --rate 100mbit --delay 5ms`: a program that links two interfaces.
 
 use std::io::Write as _;
 use std::os::fd::AsFd;
@@ -33,20 +33,20 @@ struct Cli {
 enum Command {
     /// Change settings of a running wire: `set SOCKET [a-to-b|b-to-a] rate=10mbit delay=20ms …`
     Set {
-        /// Its control socket.
+        /// Control socket of the wire
         socket: PathBuf,
-        /// Perhaps a direction, then key=value.
+        /// Optional direction, then key=value
         #[arg(required = true)]
         settings: Vec<String>,
     },
     /// Print the settings of a running wire.
     Show {
-        /// Its control socket.
+        /// Control socket of the wire
         socket: PathBuf,
     },
     /// Print the counters of a running wire.
     Stats {
-        /// Its control socket.
+        /// Control socket of the wire
         socket: PathBuf,
     },
 }
@@ -60,55 +60,55 @@ struct Run {
     /// Bits a second: 100mbit, 1gbit, unlimited.
     #[arg(long)]
     rate: Option<String>,
-    /// One-way delay: 5ms, 250us.
+    /// One-way delay: 5ms, 250us
     #[arg(long)]
     delay: Option<String>,
-    /// The delay is uniform in delay ± jitter.
+    /// Half width of the delay's range: uniform in delay ± jitter
     #[arg(long)]
     jitter: Option<String>,
-    /// Probability of loss: 0.01 or 1%.
+    /// Probability of loss: 0.01 or 1%
     #[arg(long)]
     loss: Option<String>,
-    /// Probability that a packet arrives twice.
+    /// Probability that a packet arrives twice
     #[arg(long)]
     duplicate: Option<String>,
-    /// Probability that a packet is held back.
+    /// Probability that a packet is delayed behind others
     #[arg(long)]
     reorder: Option<String>,
-    /// By how long it is held back (1ms).
+    /// Extra delay of such a packet (1ms)
     #[arg(long)]
     reorder_by: Option<String>,
-    /// Waiting packets from which on ECN-capable ones are marked.
+    /// Queue length from which ECN-capable packets are marked
     #[arg(long)]
     ecn: Option<String>,
-    /// Packets that may wait (1000).
+    /// Length of the queue in packets (1000)
     #[arg(long)]
     queue: Option<String>,
-    /// Packets that may be under way behind the queue (65536).
+    /// Largest number of packets in flight after the queue (65536)
     #[arg(long)]
     flight: Option<String>,
-    /// Octets added to each frame for the rate (0; 24 for Ethernet on copper).
+    /// Bytes added to each frame for the rate (0; 24 for Ethernet on copper)
     #[arg(long)]
     overhead: Option<String>,
-    /// Settings of the direction A to B alone: rate=1gbit,delay=1ms
+    /// Settings only for the direction A to B: rate=1gbit,delay=1ms
     #[arg(long, value_name = "KEY=VALUE,…")]
     a_to_b: Option<String>,
-    /// Settings of the direction B to A alone.
+    /// Settings only for the direction B to A
     #[arg(long, value_name = "KEY=VALUE,…")]
     b_to_a: Option<String>,
-    /// Seed of what is by chance.
+    /// Seed of the random numbers
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Unix socket for `set`, `show` and `stats`.
+    /// Unix socket for `set`, `show` and `stats`
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
-    /// Print the counters every so many seconds.
+    /// Print the counters at this interval in seconds
     #[arg(long, value_name = "SECONDS")]
     stats: Option<u64>,
-    /// Microseconds that under load may be gathered into one wake-up.
+    /// Microseconds for which frames may be gathered under load, to save wake-ups
     #[arg(long, default_value_t = 50)]
     quantum: u32,
-    /// Run before all ordinary processes (SCHED_FIFO).
+    /// Run with real-time priority (SCHED_FIFO)
     #[arg(long)]
     realtime: bool,
 }
