@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rivulet_engine::*;
 
-/// How long each figure is measured.
+/// Duration of each measurement.
 const SPAN: Duration = Duration::from_millis(800);
 
 fn main() {
@@ -42,7 +42,7 @@ fn main() {
     println!("{{\n{}\n}}", lines.join(",\n"));
 }
 
-/// Nanoseconds per packet, the best of eight spans: what disturbs a measurement only ever slows it.
+/// Nanoseconds per packet, the best of eight measurements: disturbances only ever slow one down.
 fn measure(mut batch: impl FnMut() -> usize) -> f64 {
     let mut best = f64::INFINITY;
     for _ in 0..8 {
@@ -55,7 +55,7 @@ fn measure(mut batch: impl FnMut() -> usize) -> f64 {
     best
 }
 
-/// What this thread has had of the processor, so that other load on the machine counts little.
+/// Processor time of this thread, so that other load on the machine has little effect.
 fn cpu_time() -> Duration {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the clock exists on Linux and `t` is a timespec to be written.
@@ -75,7 +75,7 @@ fn start(program: &Path) -> (Pipeline, Switch, DataPath, Events) {
     (pipeline, switch, path, events)
 }
 
-/// A generator of numbers that is the same every time.
+/// A deterministic random number generator.
 fn random(state: &mut u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -122,8 +122,8 @@ fn router(here: &Path, entries: u32) -> f64 {
     ns
 }
 
-/// Nanoseconds per lookup in tables of each kind with 10 and with 10,000 entries: a packet that applies the table,
-/// less one that applies none.
+/// Nanoseconds per lookup in tables of each kind with 10 and with 10,000 entries: a packet that
+/// applies the table, minus one that applies none.
 fn lookups(here: &Path) -> Vec<(String, f64)> {
     let mut figures = Vec::new();
     let mut none = 0.0;
@@ -203,7 +203,7 @@ fn ipv4(destination: u32) -> Vec<u8> {
 /// A packet of the trace.
 struct Sent {
     port: u32,
-    /// Where a request holds its time, 0 for nowhere.
+    /// Offset of a request's time, 0 if there is none.
     time_at: usize,
     frame: Vec<u8>,
 }
@@ -229,7 +229,7 @@ fn tor(here: &Path, trace: &str) -> Vec<(String, f64)> {
     let mut now = START;
     for kind in ["range1", "range4", "response"] {
         let list = packets.get_mut(kind).expect("packets of this kind");
-        // Enough of them that the heartbeats between the batches do not count.
+        // Enough packets that the heartbeats between the batches do not matter.
         let few = list.len();
         while list.len() < 512 {
             let Sent { port, time_at, frame } = &list[list.len() % few];
@@ -237,7 +237,8 @@ fn tor(here: &Path, trace: &str) -> Vec<(String, f64)> {
         }
         let (mut sent, mut out, mut checked) = (0u64, 0u64, 0u64);
         let ns = measure(|| {
-            // Two replay slots on, so that no number counts as used before; the requests are as young as ever.
+            // Advance by two replay slots, so that no number counts as used; the requests keep
+            // their age.
             now += 9_000_000;
             for p in &beats {
                 path.process(now, p.port, &p.frame, &mut |_: u32, _: &[u8], _: &[u8]| {});
@@ -273,7 +274,7 @@ fn bytes(hex: &str) -> Vec<u8> {
     (0..hex.len()).step_by(2).map(|i| u8::from_str_radix(&hex[i..i + 2], 16).expect("hexadecimal")).collect()
 }
 
-/// One line of the trace that is not a packet.
+/// Executes a line of the trace that is not a packet.
 fn install(pipeline: &Pipeline, words: &[&str]) {
     let info = pipeline.info();
     let table = |name: &str| {

@@ -29,7 +29,7 @@ NOW = 20_000 if WHOLE else 1_000_000  # microseconds on the switch's clock
 
 
 class Recorder:
-    """Stands for the P4Runtime client: prints what it is asked to write."""
+    """Replaces the P4Runtime client: prints the entries instead of writing them."""
 
     class info:
         @staticmethod
@@ -66,7 +66,7 @@ class Recorder:
         pass
 
 
-# Neither PTF nor gRPC is needed to record.
+# Recording needs neither PTF nor gRPC.
 for name in ("ptf", "ptf.testutils", "ptf.base_tests"):
     sys.modules[name] = types.ModuleType(name)
 sys.modules["ptf"].testutils = sys.modules["ptf.testutils"]  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
 //! Bits of packets: fields at any bit offset, most significant bit first, in pieces of at most 64 bits.
 
-/// All ones in the lowest `width` bits (0 to 64).
+/// The lowest `width` bits (0 to 64) set.
 #[inline(always)]
 pub(crate) const fn ones(width: u32) -> u64 {
     if width == 0 { 0 } else { u64::MAX >> (64 - if width > 64 { 64 } else { width }) }
@@ -36,8 +36,8 @@ pub(crate) fn get(buf: &[u8], pos: usize, width: u32) -> u64 {
     bits >> (64 - width)
 }
 
-/// Puts the `width` bits (1 to 64) of `value`, which has no others, at bit `pos` of a buffer that is zero
-/// there. The buffer must reach nine bytes beyond the field's first byte.
+/// Puts `value`, of `width` bits (1 to 64), at bit `pos` of a buffer that is zero there. The buffer
+/// must extend nine bytes beyond the field's first byte.
 #[inline(always)]
 pub(crate) fn put(buf: &mut [u8], pos: usize, width: u32, value: u64) {
     let (at, shift) = (pos / 8, (pos % 8) as u32);
@@ -66,7 +66,7 @@ pub(crate) fn limbs_of(bytes: &[u8], width: u32) -> Option<smallvec::SmallVec<[u
     if limbs[n - 1] & !ones(top) != 0 { None } else { Some(limbs) }
 }
 
-/// Limbs that a value of that width takes; at least one.
+/// Limbs of a value of that width; at least one.
 pub(crate) fn limb_count(width: u32) -> usize {
     (width.max(1) as usize).div_ceil(64)
 }
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_come_back_wherever_they_are_put() {
+    fn pieces_round_trip_at_any_offset() {
         for pos in 0..24 {
             for width in 1..=64 {
                 let mut buf = [0u8; 24];

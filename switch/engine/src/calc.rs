@@ -1,4 +1,4 @@
-//! Calculations: the bytes that hashes and checksums are over.
+//! Calculations: hashes and checksums over fields.
 
 use crate::bits::put;
 use crate::hash::{self, Algorithm};
@@ -6,7 +6,7 @@ use crate::program::{Checksum, Input, Program, SumGroup};
 use crate::vm::{Packet, Vm};
 
 impl Vm {
-    /// The value of a calculation. Fields of invalid headers are left out, as BMv2 does.
+    /// The value of a calculation. Fields of invalid headers are omitted, as in BMv2.
     pub(crate) fn calculate(&mut self, program: &Program, id: u32, packet: &Packet) -> u64 {
         let calc = &program.calculations[id as usize];
         match calc.algorithm {
@@ -86,8 +86,8 @@ impl Vm {
         value
     }
 
-    /// The Internet checksum, without laying the bytes out: 2^16 is 1 in its arithmetic, so a field counts as
-    /// itself, shifted to its place in a word.
+    /// The Internet checksum, without copying the bytes together: 2^16 equals 1 in its arithmetic,
+    /// so a field only has to be shifted to its position within a word.
     fn sum(&self, program: &Program, groups: &[SumGroup], payload: Option<&Packet>) -> u64 {
         let mut sum = 0u64;
         for g in groups {
@@ -108,7 +108,7 @@ impl Vm {
         hash::fold(sum)
     }
 
-    /// The right value of a checksum.
+    /// The correct value of a checksum.
     pub(crate) fn checksum(&mut self, program: &Program, sum: &Checksum, packet: &Packet) -> u64 {
         match sum.calculation {
             Some(calc) => self.calculate(program, calc, packet),

@@ -1,12 +1,13 @@
-//! The bytecode a program is compiled to.
+//! The bytecode of a compiled program.
 //!
-//! All of a packet's state lies in one array of 64-bit slots, the *frame*: first what belongs to the packet
-//! (metadata, header fields, validity, stack positions), then constants, action parameters and temporaries.
-//! A field of up to 64 bits is one slot, a wider one as many as it needs, least significant first; a slot
-//! never holds bits beyond its field's width, signed fields included. An instruction names slots by number.
+//! A packet's whole state is an array of 64-bit slots, the *frame*: first the packet's data
+//! (metadata, header fields, validity, stack positions), then constants, action parameters and
+//! temporaries. A field of up to 64 bits is one slot, a wider one has several, least significant
+//! first. A slot never has bits beyond its field's width, also for signed fields. Instructions
+//! refer to slots by number.
 
-/// What an instruction does. `a`, `b`, `c` are slots unless said otherwise; `[w]` means the result is cut to
-/// the lowest `w` bits.
+/// Operation of an instruction. `a`, `b`, `c` are slots unless noted otherwise; `[w]` means that
+/// the result is cut to the lowest `w` bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Op {
@@ -23,7 +24,7 @@ pub(crate) enum Op {
     /// a = b << c, 0 from 64 on.
     Shl,
     Shr,
-    /// Arithmetic.
+    /// Arithmetic shift right.
     Sar,
     /// a = b << x.
     ShlI,
@@ -58,21 +59,21 @@ pub(crate) enum Op {
     SltN,
     /// x limbs at a = wide expression number b (an index), cut to c bits.
     Wide,
-    /// a = address to go on at.
+    /// Jump to address a.
     Jmp,
-    /// Go on at a if b is 0.
+    /// Jump to a if b is 0.
     Jz,
     Jnz,
-    /// Go on at a if b == c.
+    /// Jump to a if b == c.
     JEq,
     JNe,
     JUlt,
     JUge,
-    /// Before a jump backwards: counts it, and gives the packet up if there are too many.
+    /// Before a backward jump: counts it, and drops the packet if there are too many.
     Loop,
-    /// With several workers: holds the register arrays of lock set a (an index), and no others.
+    /// With several workers: locks the register arrays of lock set a (an index), and no others.
     Lock,
-    /// Lets go of them.
+    /// Unlocks them.
     Unlock,
     /// Limbs at a = register array c (an index), cell b.
     RegLoad,
@@ -82,8 +83,8 @@ pub(crate) enum Op {
     StackGet,
     /// Element b of stack field c (an index) = limbs at a.
     StackPut,
-    /// a = number of the header at position b of header stack c (an index), all ones if there is none. With
-    /// w = 1 of union stack c, member x.
+    /// a = number of the header at position b of header stack c (an index), all ones if there is
+    /// none. With w = 1: member x of union stack c.
     HdrAt,
     /// a = header number b is valid.
     HdrValid,
@@ -106,21 +107,23 @@ pub(crate) enum Op {
     CopyStack,
     /// Variable-length field of header a = that of header b (indexes).
     CopyVl,
-    /// Parser: header a (an index).
+    /// Parser: extracts header a (an index).
     Extract,
-    /// Header a (an index), b bits variable, at most c bytes in all (an index of nothing: the number; 0 none).
+    /// Extracts header a (an index) with b variable bits, at most c bytes in all (c is the number
+    /// itself; 0: no limit).
     ExtractVl,
-    /// Next of header stack a (an index).
+    /// Extracts the next element of header stack a (an index).
     ExtractStack,
     ExtractStackVl,
-    /// Next of union stack a (an index), member x.
+    /// Extracts member x of the next element of union stack a (an index).
     ExtractUnion,
     ExtractUnionVl,
-    /// Limbs at a = c bits (number), b bits (number) beyond the parser's position.
+    /// Limbs at a = c bits (number) at b bits (number) beyond the parser's position, without
+    /// advancing.
     Look,
-    /// Skip b bits.
+    /// Skips b bits.
     Advance,
-    /// Parser error b.
+    /// Fails with parser error b.
     Fail,
     /// a = select key b (an index) is in its value set.
     VsetHas,
@@ -132,9 +135,9 @@ pub(crate) enum Op {
     Update,
     /// Apply table a (an index): look up, run the action.
     Apply,
-    /// Go on where dispatch table a (an index) says for the action that ran.
+    /// Jump to the address in dispatch table a (an index) for the action that ran.
     Dispatch,
-    /// Go on at a if the last table applied was hit.
+    /// Jump to a if the last applied table was hit.
     JHit,
     /// End of an action.
     Ret,
@@ -150,7 +153,7 @@ pub(crate) enum Op {
     Rand,
     /// log_msg a (an index).
     Log,
-    /// Drop the packet with message a (an index) if b is 0.
+    /// Drops the packet with message a (an index) if b is 0.
     Assert,
     /// Trace only: parser state a (an index).
     TraceState,

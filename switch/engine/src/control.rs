@@ -11,22 +11,23 @@ use crate::runtime::Op;
 use crate::state::Shared;
 use crate::types::*;
 
-/// A loaded program with all its state: tables, profiles, counters, meters, registers, value sets, multicast
-/// groups and clone sessions.
+/// A loaded program with its state: tables, profiles, counters, meters, registers, value sets,
+/// multicast groups and clone sessions.
 ///
-/// A pipeline starts *saved*: it can be written and read, no packet sees it. [`Switch::commit`] makes it the
-/// forwarding one between two packets, with everything written so far; the one before goes on until that
-/// moment and is then *retired*: its handle stays readable, writes to it are lost with it.
+/// A pipeline starts as *saved*: it can be written and read, but no packet uses it.
+/// [`Switch::commit`] makes it the forwarding one between two packets, with all its writes. The
+/// previous pipeline forwards until then and becomes *retired*: its handle is still readable, but
+/// writes to it are lost.
 ///
-/// Handles are cheap to clone and may be used from any thread. Calls take a lock that only control calls
-/// take. Writes are checked here, in full, against a mirror of the state, so that nothing the packet path
-/// gets can be refused there; while the pipeline forwards they reach the packet path through a queue that it
-/// empties before each packet. A packet that arrives after a write has returned sees the write. If the packet
-/// path stands still and the queue is full a write waits up to a second, then fails with
-/// [`WriteError::Busy`].
+/// Handles are cheap to clone and may be used from any thread. Calls take a lock that only control
+/// calls use. Writes are fully checked here against a mirror of the state, so that the packet path
+/// never has to refuse one. While the pipeline forwards, writes reach the packet path through a
+/// queue that it empties before each packet, so a packet that arrives after a write has returned
+/// uses the write. If the packet path stands still and the queue is full, a write waits up to a
+/// second and then fails with [`WriteError::Busy`].
 ///
-/// Counters, registers and meters are read from shared memory without disturbing the packet path: a value
-/// wider than 64 bits may be read torn if a packet writes it in that moment.
+/// Counters, registers and meters are read from shared memory without disturbing the packet path. A
+/// value wider than 64 bits may be inconsistent if a packet writes it at the same time.
 ///
 /// [`Switch::commit`]: crate::Switch::commit
 #[derive(Clone)]
@@ -42,7 +43,7 @@ pub(crate) struct PipelineInner {
 }
 
 impl Pipeline {
-    /// A saved pipeline of that program with nothing in it but what the program says: const entries, default
+    /// Creates a saved pipeline with only the program's own state: const entries and default
     /// actions.
     pub fn new(program: Arc<Program>) -> Pipeline {
         static SERIAL: AtomicU64 = AtomicU64::new(1);
@@ -53,12 +54,12 @@ impl Pipeline {
     }
 
     pub(crate) fn ctl(&self) -> MutexGuard<'_, Ctl> {
-        // The state is whole between calls: no call that takes the lock panics half way by design, and a
-        // poisoned lock must not take the switch down.
+        // Calls never panic while they change the state, and a poisoned lock must not stop the
+        // switch.
         self.inner.ctl.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A number that no other pipeline of this process has.
+    /// A number unique to this pipeline in this process.
     pub fn serial(&self) -> u64 {
         self.inner.serial
     }
@@ -75,10 +76,10 @@ impl Pipeline {
 
     // ---- batches ----
 
-    /// Makes the writes of `work` one for the packets: each packet sees none of them or all. Writes of other
-    /// threads to the same pipeline meanwhile become part of it; batches do not nest.
+    /// Makes the writes of `work` atomic for packets: each packet uses none of them or all. Writes
+    /// of other threads to the same pipeline become part of the batch; batches do not nest.
     pub fn atomically<T>(&self, work: impl FnOnce() -> T) -> T {
-        /// Hands the batch over when it ends, however it does.
+        /// Sends the batch when it ends, also by a panic.
         struct Batch<'a>(&'a Pipeline);
         impl Drop for Batch<'_> {
             fn drop(&mut self) {
@@ -90,11 +91,11 @@ impl Pipeline {
         work()
     }
 
-    /// Waits until the packet path has taken all writes so far, so that reads of counters, meters and
-    /// registers show them. Returns at once for a pipeline that does not forward.
+    /// Waits until the packet path has applied all writes so far, so that reads of counters, meters
+    /// and registers include them. Returns at once for a pipeline that does not forward.
     ///
     /// # Errors
-    /// `Busy` if the packet path does not take them within a second.
+    /// `Busy` if the packet path does not apply them within a second.
     pub fn settle(&self) -> Result<(), WriteError> {
         let queue = match &self.ctl().place {
             Place::Forwarding(queue) => queue.clone(),
@@ -153,7 +154,7 @@ impl Pipeline {
         self.ctl().default_entry(self.program(), table)
     }
 
-    /// Sets the default action; `None` goes back to the program's own.
+    /// Sets the default action; `None` restores the program's.
     ///
     /// # Errors
     /// `Const` for a const default action, `Invalid`, `OutOfRange`, `NotFound`.
@@ -249,13 +250,13 @@ impl Pipeline {
         self.ctl().delete_group(profile, id)
     }
 
-    /// Follows what group members watch: `up` is asked once for each different `watch_port` that a member of a
-    /// group or of a one-shot has, and members whose answer is no are left out of the choice until it is yes
-    /// again. Call it when a port may have gone up or down, and now and then: a group written meanwhile counts
-    /// what it watches as it was.
+    /// Updates which group members are live. Calls `up` once for each different `watch_port` of the
+    /// members of groups and one-shots. Members with a negative answer are excluded from selection
+    /// until the answer is positive again. Call it when a port may have changed, and from time to
+    /// time: a group written meanwhile uses the previous answers.
     ///
     /// # Errors
-    /// `Busy`; nothing is changed then.
+    /// `Busy`; then nothing has changed.
     pub fn follow_liveness(&self, mut up: impl FnMut(&[u8]) -> bool) -> Result<(), WriteError> {
         self.ctl().follow_liveness(self.program(), &mut up)
     }
@@ -384,7 +385,7 @@ impl Pipeline {
     /// dropped, as in BMv2.
     ///
     /// # Errors
-    /// `NotFound` when removing one that is not there; `Invalid` for group 0.
+    /// `NotFound` when removing a group that does not exist; `Invalid` for group 0.
     pub fn set_multicast_group(&self, group: u16, replicas: Option<&[Replica]>) -> Result<(), WriteError> {
         self.ctl().set_multicast_group(group, replicas)
     }
@@ -394,10 +395,11 @@ impl Pipeline {
         self.ctl().multicast.iter().map(|(k, v)| (*k, v.clone())).collect()
     }
 
-    /// Sets (or with `None` removes) a clone session. Clones to a session that does not exist are not made.
+    /// Sets (or with `None` removes) a clone session. Clones to a missing session are not made.
     ///
     /// # Errors
-    /// `NotFound` when removing one that is not there; `OutOfRange` above 32767, BMv2's largest.
+    /// `NotFound` when removing a session that does not exist; `OutOfRange` above 32767, BMv2's
+    /// largest.
     pub fn set_clone_session(&self, session: u32, config: Option<&CloneSession>) -> Result<(), WriteError> {
         self.ctl().set_clone_session(session, config)
     }
@@ -407,9 +409,9 @@ impl Pipeline {
         self.ctl().clones.iter().map(|(k, v)| (*k, v.clone())).collect()
     }
 
-    /// Turns a digest's samples on or off (off at first). Every sample of every packet is delivered, in order,
-    /// through the channel of [`Events`](crate::Events); lists, acknowledgements and the suppression of equal
-    /// samples are the P4Runtime server's business.
+    /// Switches a digest's samples on or off (initially off). Every sample of every packet is
+    /// delivered in order through the channel of [`Events`](crate::Events). Lists, acknowledgements
+    /// and the suppression of equal samples are left to the P4Runtime server.
     pub fn enable_digest(&self, digest: DigestId, on: bool) -> Result<(), WriteError> {
         if digest.index() >= self.info().digests.len() {
             return Err(unknown("digest"));

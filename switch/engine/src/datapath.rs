@@ -32,10 +32,11 @@ mod instance {
     pub(super) const RESUBMIT: u64 = 6;
 }
 
-/// Takes the packets that come out. The two slices are one packet, the rewritten headers and the untouched
-/// rest, and are valid during the call only: copy both, one after the other, to where the packet is sent from.
+/// Receives the packets that the switch sends. The two slices form one packet, the rewritten
+/// headers and the unchanged rest. They are valid only during the call: copy both in order to the
+/// send buffer.
 ///
-/// Packets for the CPU port come out here like any other, with the header the program put in front.
+/// Packets for the CPU port are passed like any other, with the program's header in front.
 pub trait Output {
     /// One packet for a port.
     fn emit(&mut self, port: u32, head: &[u8], rest: &[u8]);
@@ -47,34 +48,36 @@ impl<F: FnMut(u32, &[u8], &[u8])> Output for F {
     }
 }
 
-/// The packet path of a switch, or one of several ([`Switch::with_workers`](crate::Switch::with_workers)), owned
-/// by one thread.
+/// The packet path of a switch, or one of several
+/// ([`Switch::with_workers`](crate::Switch::with_workers)), owned by one thread.
 ///
-/// [`process`](Self::process) runs a packet through the whole switch and returns when it and all that came
-/// of it (clones, copies, resubmissions, recirculations) have been emitted or dropped; only packets in a queue
-/// with a rate (see [`Switch::set_queue`](crate::Switch::set_queue)) stay inside and come out of a later
-/// [`poll`](Self::poll). In the steady state it allocates nothing, takes no lock that anyone else holds for
-/// longer than an action and makes no system call. Control commands are taken before each packet; call
-/// [`poll`](Self::poll) when no packet comes, every millisecond or so, so that they are taken then too.
+/// [`process`](Self::process) runs a packet through the whole switch and returns when it and all
+/// packets derived from it (clones, copies, resubmissions, recirculations) have been emitted or
+/// dropped. Only packets in a queue with a rate (see
+/// [`Switch::set_queue`](crate::Switch::set_queue)) stay inside until a later [`poll`](Self::poll).
+/// In the steady state it allocates nothing, makes no system call, and takes no lock that is held
+/// for longer than an action. Control commands are applied before each packet. When no packets
+/// arrive, call [`poll`](Self::poll) every millisecond or so to apply them.
 ///
-/// Time is what the caller says: microseconds since the switch started, never going back (an earlier value
-/// counts as the latest seen). A CPU packet-out is `process` with the CPU port as ingress port and the
-/// packet-out header in front; a packet-in is what is emitted to the CPU port.
+/// The caller provides the time: microseconds since the switch started, never decreasing (an
+/// earlier value counts as the latest one). A packet-out of the CPU is `process` with the CPU port
+/// as ingress port and the packet-out header in front; a packet-in is a packet emitted to the CPU
+/// port.
 pub struct DataPath {
     home: Home,
     core: Core,
     inbox: Arc<Inbox>,
 }
 
-/// Where a packet's bytes are.
+/// Location of a packet's bytes.
 #[derive(Clone)]
 enum Bytes {
-    /// The frame that came in.
+    /// The received frame.
     Frame,
     Own(Arc<Vec<u8>>),
 }
 
-/// A packet's own slots, put aside.
+/// A saved copy of a packet's slots.
 #[derive(Default)]
 pub(crate) struct Phv {
     slots: Vec<u64>,
@@ -85,22 +88,22 @@ pub(crate) struct Phv {
 pub(crate) struct Job {
     phv: Phv,
     bytes: Bytes,
-    /// Bytes in all, and those taken by the parser.
+    /// Total length in bytes, and the bytes extracted by the parser.
     length: usize,
     taken: usize,
     ingress_length: u64,
     ingress_port: u32,
-    /// Where an egress pass goes; `None` for an ingress pass.
+    /// Egress port of an egress pass; `None` for an ingress pass.
     egress: Option<u32>,
     pub(crate) priority: usize,
 }
 
-/// All but the pipeline.
+/// A packet path without its pipeline.
 pub(crate) struct Core {
     config: SwitchConfig,
     vm: Vm,
     traced: bool,
-    /// Serial number of the pipeline the frame is loaded for, and whether it is for traces.
+    /// Serial number of the pipeline for which the frame is loaded, and whether it is for traces.
     loaded: (u64, bool),
     jobs: VecDeque<Job>,
     phvs: Vec<Phv>,
@@ -116,7 +119,7 @@ pub(crate) struct Core {
     all_ports: Option<(u64, usize)>,
 }
 
-/// One packet in the frame, as the passes see it.
+/// The packet in the frame, for the passes.
 #[derive(Clone)]
 struct Current {
     bytes: Bytes,
@@ -126,7 +129,7 @@ struct Current {
 }
 
 impl DataPath {
-    /// Longest frame taken, bytes: BMv2's own limit is an interface's MTU, this one leaves room for jumbo
+    /// Longest frame accepted, in bytes: BMv2's limit is the interface's MTU; this one allows jumbo
     /// frames and GRO.
     pub const MAX_FRAME: usize = 65_535;
 
@@ -134,8 +137,9 @@ impl DataPath {
         DataPath { home, core, inbox }
     }
 
-    /// Runs one packet. `frame` begins with the Ethernet header (or whatever the program parses first) and is
-    /// at most [`MAX_FRAME`](Self::MAX_FRAME) bytes, else it is dropped and counted.
+    /// Runs one packet. `frame` starts with the Ethernet header (or the first header that the
+    /// program parses). A frame longer than [`MAX_FRAME`](Self::MAX_FRAME) bytes is dropped and
+    /// counted.
     #[inline]
     pub fn process(&mut self, now_us: u64, ingress_port: u32, frame: &[u8], out: &mut impl Output) {
         self.take_commands();
@@ -155,7 +159,7 @@ impl DataPath {
         self.home.with(|live| core.one(live, now_us, ingress_port, frame, out));
     }
 
-    /// Like [`process`](Self::process), and says what happened. Slower.
+    /// Like [`process`](Self::process), but slower, and returns a trace.
     pub fn process_traced(
         &mut self,
         now_us: u64,
@@ -176,9 +180,9 @@ impl DataPath {
         Trace { time_us: self.core.vm.now_us, ingress_port, length: frame.len(), steps }
     }
 
-    /// Says what would happen to a packet, and what would come out, and changes nothing: it runs on a copy of
-    /// the state (tables, registers, meters), which takes some milliseconds where these are large. Random
-    /// numbers and turns are those of the next packet.
+    /// Traces a packet, with the packets that it would cause, without changing anything. It runs on
+    /// a copy of the state (tables, registers, meters), which takes some milliseconds if these are
+    /// large. Random numbers and round robin positions are those of the next packet.
     pub fn dry_run(&mut self, now_us: u64, ingress_port: u32, frame: &[u8], out: &mut impl Output) -> Trace {
         self.take_commands();
         let copy = self.home.with(|live| live.map(|l| Arc::new(l.copy())));
@@ -186,8 +190,8 @@ impl DataPath {
         path.trace(now_us.max(self.core.vm.now_us), ingress_port, frame, out)
     }
 
-    /// Takes control commands and sends what is due from queues with a rate. Returns when to call again at the
-    /// latest because of such a queue (microseconds on the switch's clock), if any packet waits in one.
+    /// Applies control commands and sends packets due from queues with a rate. If packets wait in
+    /// such a queue, returns the time of the next call in microseconds of the switch's clock.
     pub fn poll(&mut self, now_us: u64, out: &mut impl Output) -> Option<u64> {
         self.take_commands();
         let core = &mut self.core;
@@ -238,13 +242,13 @@ impl Core {
         }
     }
 
-    /// From now on other threads run packets with the same state.
+    /// Marks that other threads run packets with the same state.
     pub(crate) fn shared(mut self) -> Core {
         self.vm.many = true;
         self
     }
 
-    /// One whose packets nobody hears of.
+    /// A separate core whose counters and events are discarded.
     fn apart(&self) -> Core {
         let mut core = Core::new(self.config.clone(), Arc::default(), sync_channel(1).0, sync_channel(1).0);
         (core.vm.rng, core.vm.round_robin, core.vm.now_us) =
@@ -252,7 +256,7 @@ impl Core {
         core
     }
 
-    /// Readies the frame for the pipeline and the code that runs, if it was another's.
+    /// Prepares the frame for the pipeline and the kind of code, unless it already is.
     #[inline(always)]
     fn ready(&mut self, live: &Live) {
         if self.loaded != (live.rt.serial, self.traced) {
@@ -266,13 +270,13 @@ impl Core {
         self.vm.load(&live.program, code, self.config.drop_port);
         if self.loaded.0 != live.rt.serial {
             self.phvs.clear();
-            // Packets in queues belong to the old program: they are gone with it, as in BMv2.
+            // Queued packets belong to the old program and are dropped, as in BMv2.
             self.drop_queued();
         }
         self.loaded = (live.rt.serial, self.traced);
     }
 
-    /// A packet that comes in.
+    /// Handles a received packet.
     fn one(&mut self, live: Option<&Live>, now_us: u64, port: u32, frame: &[u8], out: &mut dyn Output) {
         self.clock(now_us);
         bump(&self.stats.received);
@@ -301,7 +305,7 @@ impl Core {
         if self.traced { &program.traced } else { &program.plain }
     }
 
-    /// Runs a part of the program, as machine code if there is any.
+    /// Runs a part of the program, natively if possible.
     #[inline]
     fn execute(&mut self, program: &Program, rt: &Runtime, packet: &mut Packet, start: u32) {
         let code = self.code(program);

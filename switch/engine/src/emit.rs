@@ -1,8 +1,8 @@
-//! From expressions to instructions.
+//! Compiles expressions to instructions.
 //!
-//! `emit(e, w)` gives the lowest `w` bits of a value, which for most operations need only the lowest bits
-//! of the operands; where the whole value matters (comparisons, right shifts, saturation) its range says how
-//! many bits that is.
+//! `emit(e, w)` produces the lowest `w` bits of a value. Most operations need only the lowest bits
+//! of the operands; where the whole value matters (comparisons, right shifts, saturation), its
+//! range determines the number of bits.
 
 mod asm;
 mod limbs;
@@ -18,7 +18,7 @@ pub(crate) use asm::{Asm, Label, Limbs, Params, StackField, WideExpr};
 use patterns::low_mask;
 
 impl Asm<'_, '_> {
-    /// The known value of a constant, also of a known parameter.
+    /// The value of a constant, or of a known parameter.
     fn known(&self, e: &Expr) -> Option<BigInt> {
         match (&e.kind, &self.params) {
             (Kind::Param(i), Params::Known(values)) => values.get(*i as usize).cloned(),
@@ -30,7 +30,7 @@ impl Asm<'_, '_> {
         self.known(e)?.to_u32()
     }
 
-    /// Slots of a leaf and its width, if it is one: (first slot, width, signed).
+    /// First slot, width and signedness of a leaf, if the expression is one.
     fn leaf(&self, e: &Expr) -> Option<(u32, u32, bool)> {
         match &e.kind {
             Kind::Field(f) => Some((f.slot, f.width, f.signed)),
@@ -78,7 +78,7 @@ impl Asm<'_, '_> {
                 let cond = self.emit(c, 1, None);
                 let a = self.emit(a, w, None);
                 let b = self.emit(b, w, None);
-                // Not into `dst` at once: b may be the destination itself.
+                // Not directly into `dst`, which may be operand b.
                 let out = self.op(Op::Mov, 64, None, a, 0, 0);
                 self.put(Ins::new(Op::MovZ, out, b, cond));
                 self.moved(out, dst)
@@ -107,7 +107,7 @@ impl Asm<'_, '_> {
         }
     }
 
-    /// A value that lies in slots of its own width, cut or extended to `w`.
+    /// Cuts or extends to `w` bits a value that is in slots of its own width.
     fn cut(&mut self, slot: u32, e: &Expr, w: u32, dst: Option<u32>) -> u32 {
         let width = if e.lo.is_negative() { bits_of(&e.hi) + 1 } else { bits_of(&e.hi) };
         if e.lo.is_negative() && w > width {
@@ -126,7 +126,7 @@ impl Asm<'_, '_> {
         }
     }
 
-    /// Loads a stack's or a register's element into temporaries; its first slot.
+    /// Loads an element of a stack or register into temporaries; returns the first slot.
     fn indexed(&mut self, e: &Expr) -> u32 {
         match &e.kind {
             Kind::StackField { stack, offset, width, index, .. } => {
@@ -155,7 +155,7 @@ impl Asm<'_, '_> {
         }
     }
 
-    /// A slot with a header's number.
+    /// A slot with the number of a header.
     pub(crate) fn hdr(&mut self, h: &Hdr) -> u32 {
         match h {
             Hdr::Fixed(h) => self.imm((*h).into()),
@@ -170,7 +170,7 @@ impl Asm<'_, '_> {
         }
     }
 
-    /// Whether 64 bits, unsigned or signed, hold every value of `e`.
+    /// Whether every value of `e` fits in 64 bits, unsigned or signed.
     fn fits(e: &Expr) -> Option<bool> {
         if !e.lo.is_negative() {
             (bits_of(&e.hi) <= 64).then_some(false)
@@ -179,7 +179,7 @@ impl Asm<'_, '_> {
         }
     }
 
-    /// The whole value in 64 bits; it must fit.
+    /// The whole value in 64 bits, which it must fit.
     fn whole(&mut self, e: &Expr) -> u32 {
         let w = if e.lo.is_negative() { 64 } else { bits_of(&e.hi).max(1) };
         self.emit(e, w, None)
@@ -312,7 +312,7 @@ impl Asm<'_, '_> {
         let params = match &self.params {
             Params::Slots(s) => s.clone(),
             Params::Known(values) => {
-                // A wide expression reads slots: give known parameters some.
+                // A wide expression reads slots, so store known parameters in some.
                 let values = values.clone();
                 let mut slots = Vec::new();
                 for v in values {
@@ -365,7 +365,7 @@ impl Asm<'_, '_> {
         let bits = [l, r].iter().flat_map(|e| [bits_of(&e.lo), bits_of(&e.hi)]).max().unwrap_or(64)
             + u32::from(signed);
         if bits > 4000 {
-            // Beyond what is told apart; such values do not come from p4c.
+            // Larger ranges are not distinguished; p4c does not produce such values.
             return self.wide(&Expr::bin(op, l.clone(), r.clone()), 1, dst);
         }
         let width = bits.next_multiple_of(64);

@@ -1,7 +1,7 @@
-//! Expressions: read from JSON into a tree that knows the range of every value.
+//! Expressions: read from JSON into a tree with the range of every value.
 //!
-//! BMv2 computes with numbers of any size; p4c writes the masks and casts that make them P4's. Knowing each
-//! value's range tells where 64 bits are enough.
+//! BMv2 calculates with big integers, and p4c writes the masks and casts that give P4's semantics.
+//! The range of each value shows where 64 bits suffice.
 
 mod read;
 
@@ -12,9 +12,9 @@ use crate::json::{Json, Res};
 use crate::layout::{Field, Layout};
 pub(crate) use read::{Scope, Value};
 
-/// Ranges and shift amounts beyond this many bits are not told apart.
+/// Larger ranges and shift amounts in bits are not distinguished.
 const MAX_BITS: u32 = 4096;
-/// Deepest expression taken.
+/// Deepest expression accepted.
 const MAX_DEPTH: u32 = 2000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,16 +35,16 @@ pub(crate) enum Bin {
     Le,
     Gt,
     Ge,
-    /// Of booleans.
+    /// On booleans.
     AndB,
     OrB,
-    /// Left as a signed value of right bits.
+    /// The left operand as a signed value of `right` bits.
     TwoComp,
     USat,
     Sat,
 }
 
-/// A header, known now or picked by an index.
+/// A header, known at compile time or selected by an index.
 #[derive(Clone, Debug)]
 pub(crate) enum Hdr {
     Fixed(u32),
@@ -110,7 +110,7 @@ fn pow2(bits: u32) -> BigInt {
     BigInt::one() << bits.min(MAX_BITS)
 }
 
-/// Bits of a value of 0 or more.
+/// Bits of a non-negative value.
 pub(crate) fn bits_of(n: &BigInt) -> u32 {
     n.bits() as u32
 }
@@ -167,12 +167,12 @@ impl Expr {
         Expr::of_width(Kind::Register { array, width, index: Box::new(index) }, width, false)
     }
 
-    /// The value, if there is only one.
+    /// The value, if it is constant.
     pub(crate) fn value(&self) -> Option<&BigInt> {
         (self.lo == self.hi).then_some(&self.lo)
     }
 
-    /// The value as a small number, if there is only one and it is.
+    /// The value as a small number, if it is constant and small.
     pub(crate) fn small(&self) -> Option<u32> {
         self.value()?.to_u32()
     }
@@ -236,13 +236,13 @@ impl Expr {
         Expr::new(Kind::Bin(op, Box::new(l), Box::new(r)), lo, hi)
     }
 
-    /// `l - r` and the like with a known right side.
+    /// `self - 1`, simplified if the value is known.
     pub(crate) fn minus_one(self) -> Expr {
         Expr::bin(Bin::Sub, self, Expr::number(1))
     }
 }
 
-/// Bits that hold the magnitude of both.
+/// Bits for the magnitude of both.
 fn width_both(l: &Expr, r: &Expr) -> u32 {
     [&l.lo, &l.hi, &r.lo, &r.hi].iter().map(|n| bits_of(n)).max().unwrap_or(0)
 }

@@ -10,11 +10,12 @@ pub(crate) enum Algorithm {
     Identity,
     Xxh64,
     Random,
-    /// Counts up.
+    /// A counter.
     RoundRobin,
 }
 
-/// Parameters of a CRC in the Rocksoft model; what is `*_custom` in the JSON has BMv2's defaults.
+/// Parameters of a CRC in the Rocksoft model; the `*_custom` algorithms of the JSON have BMv2's
+/// defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Crc {
     width: u32,
@@ -70,7 +71,7 @@ impl Crc {
         table
     }
 
-    /// The CRC of `data`; the tables of CRC-16 and CRC-32 are kept.
+    /// The CRC of `data`; the tables of CRC-16 and CRC-32 are cached.
     pub(crate) fn compute(&self, data: &[u8]) -> u64 {
         use std::sync::OnceLock;
         static TABLES: [OnceLock<[u64; 256]>; 4] = [const { OnceLock::new() }; 4];
@@ -81,7 +82,7 @@ impl Crc {
             _ => 3,
         };
         let own;
-        // The two rare widths share the last place; the first to come keeps it.
+        // The two rare widths share the last cache entry; the first one to be used keeps it.
         let table = if index < 3 {
             TABLES[index].get_or_init(|| self.table())
         } else {
@@ -124,7 +125,7 @@ pub(crate) fn fold(mut sum: u64) -> u64 {
     !sum & 0xffff
 }
 
-/// Words of N bytes, the last padded with zeros behind, XORed.
+/// XOR of words of N bytes, the last one padded with zeros.
 pub(crate) fn xor<const N: usize>(data: &[u8]) -> u64 {
     data.chunks(N)
         .fold(0, |sum, c| sum ^ (0..N).fold(0, |w, i| w << 8 | u64::from(c.get(i).copied().unwrap_or(0))))

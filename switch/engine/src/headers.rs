@@ -1,4 +1,4 @@
-//! What packets do to headers: extraction, copies, stacks, unions, and the way back into bytes.
+//! Operations on headers: extraction, copies, stacks, unions, and deparsing.
 
 use crate::bits::{get, put};
 use crate::code::{Ins, Op};
@@ -8,7 +8,7 @@ use crate::trace::Step;
 use crate::vm::{Packet, Vm};
 
 impl Vm {
-    /// A header becomes valid, and the other members of its union invalid.
+    /// Makes a header valid, and the other members of its union invalid.
     fn make_valid(&mut self, h: &Header) {
         for s in &h.siblings {
             self.frame[*s as usize] = 0;
@@ -61,7 +61,7 @@ impl Vm {
         x.ty == y.ty && self.frame[x.valid() as usize] != 0 && slots(x) == slots(y) && vl(x) == vl(y)
     }
 
-    /// Whether two variable-length fields are the same number, as BMv2 compares them.
+    /// Whether two variable-length fields are equal as numbers, BMv2's comparison.
     pub(crate) fn equal_vl(&self, program: &Program, a: usize, b: usize) -> bool {
         let digits = |h: &Header| {
             let bytes = (self.frame[h.vl_bits() as usize] / 8) as usize;
@@ -76,7 +76,7 @@ impl Vm {
         pairs.into_iter().any(|(x, y)| self.equal_headers(program, *x as usize, *y as usize))
     }
 
-    /// Moves the elements of a stack, P4_16's way: those pushed in are invalid.
+    /// Moves the elements of a stack with P4_16's semantics: new elements are invalid.
     pub(crate) fn shift_stack(&mut self, program: &Program, i: Ins) {
         let list = if i.w == 1 { &program.union_stacks } else { &program.stacks };
         let stack = &list[i.a as usize];
@@ -124,7 +124,7 @@ impl Vm {
         }
     }
 
-    /// Takes a header from the packet. `max_bytes` bounds the whole of one with a variable-length field.
+    /// Extracts a header from the packet. `max_bytes` limits a header with a variable-length field.
     #[inline]
     pub(crate) fn extract(
         &mut self,
@@ -200,7 +200,7 @@ impl Vm {
         let headers = || program.deparse.iter().map(|i| &program.headers[*i as usize]).filter(valid);
         let total: usize = headers().map(|h| self.header_bytes(h)).sum();
         out.clear();
-        // Nine bytes of room beyond, see `put`.
+        // `put` needs nine bytes of extra room.
         out.resize(total + 9, 0);
         let mut pos = 0;
         for h in headers() {
@@ -215,11 +215,12 @@ impl Vm {
         h.fixed_bytes as usize + vl as usize
     }
 
-    /// Writes one header to a buffer of zeros that has nine bytes more than it.
+    /// Writes one header to a zeroed buffer with nine bytes of extra room.
     #[inline]
     pub(crate) fn write_header(&self, h: &Header, out: &mut [u8]) {
         if !h.words.is_empty() {
-            // Whole words; what the last has too much is zero, and the next header goes over it.
+            // Writes whole words; the excess of the last one is zero, and the next header
+            // overwrites it.
             for (slots, to) in h.words.iter().zip(out.chunks_exact_mut(8)) {
                 let word = slots.iter().fold(0u64, |w, (slot, shift)| {
                     let v = self.frame[*slot as usize];

@@ -1,11 +1,12 @@
-//! What a program consists of, as the control interface sees it. Names are those of the JSON, which are the
-//! fully qualified names of the P4Info; keys, parameters and digest fields come in the P4Info's order.
+//! The objects of a program for the control interface. Names are those of the JSON, which equal the
+//! fully qualified names in the P4Info; keys, parameters and digest fields are in the P4Info's
+//! order.
 
 use crate::types::{
     ActionId, CounterId, DigestId, MatchKind, MeterId, ProfileId, RegisterId, TableId, ValueSetId,
 };
 
-/// How a table finds its entry.
+/// Lookup method of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TableKind {
@@ -29,9 +30,9 @@ impl TableKind {
 /// One field of a table's key.
 #[derive(Clone, Debug)]
 pub struct KeyField {
-    /// `name` of the JSON, else `header.field`.
+    /// `name` in the JSON, or `header.field`.
     pub name: String,
-    /// How it is matched.
+    /// Match kind.
     pub kind: MatchKind,
     /// Width in bits.
     pub width: u32,
@@ -42,15 +43,15 @@ pub struct KeyField {
 pub struct TableInfo {
     /// Fully qualified name.
     pub name: String,
-    /// How it finds its entry.
+    /// Its lookup method.
     pub kind: TableKind,
     /// Its key; may be empty.
     pub key: Vec<KeyField>,
-    /// Actions that its entries (or its profile's members) may use.
+    /// Actions allowed in its entries (or in its profile's members).
     pub actions: Vec<ActionId>,
     /// Names of `actions`, in the same order.
     pub action_names: Vec<String>,
-    /// Entries it can hold.
+    /// Largest number of entries.
     pub max_size: usize,
     /// Its action profile.
     pub profile: Option<ProfileId>,
@@ -62,12 +63,12 @@ pub struct TableInfo {
     pub support_timeout: bool,
     /// Whether all its entries are const (`const entries`).
     pub const_entries: bool,
-    /// Whether p4c made it up (dummy table around an action call); never visible in P4Info.
+    /// Whether p4c generated it (dummy table around an action call); never in the P4Info.
     pub hidden: bool,
 }
 
 impl TableInfo {
-    /// The action of this table with that fully qualified name.
+    /// The action of this table with this fully qualified name.
     pub fn action(&self, name: &str) -> Option<ActionId> {
         self.action_names.iter().position(|n| n == name).map(|i| self.actions[i])
     }
@@ -98,9 +99,9 @@ pub struct ProfileInfo {
     pub name: String,
     /// Whether it has a selector, hence groups.
     pub has_selector: bool,
-    /// Members it can hold; 0 for no bound (BMv2 ignores the bound).
+    /// Largest number of members; 0 for no limit (BMv2 ignores the limit).
     pub max_size: usize,
-    /// Actions its members may use: those of all tables that use the profile.
+    /// Actions allowed in its members: those of all tables that use the profile.
     pub actions: Vec<ActionId>,
 }
 
@@ -118,7 +119,7 @@ pub enum MeterUnit {
 pub struct CounterInfo {
     /// Fully qualified name.
     pub name: String,
-    /// Cells.
+    /// Number of cells.
     pub size: usize,
 }
 
@@ -127,9 +128,9 @@ pub struct CounterInfo {
 pub struct MeterInfo {
     /// Fully qualified name.
     pub name: String,
-    /// Cells.
+    /// Number of cells.
     pub size: usize,
-    /// What it counts.
+    /// Its unit.
     pub unit: MeterUnit,
 }
 
@@ -138,7 +139,7 @@ pub struct MeterInfo {
 pub struct RegisterInfo {
     /// Fully qualified name.
     pub name: String,
-    /// Cells.
+    /// Number of cells.
     pub size: usize,
     /// Width of a cell in bits.
     pub width: u32,
@@ -158,10 +159,10 @@ pub struct ValueSetInfo {
 /// A digest.
 #[derive(Clone, Debug)]
 pub struct DigestInfo {
-    /// Name, that of the struct in the program.
+    /// Name, from the struct in the program.
     pub name: String,
-    /// Width in bits of each field, in order; [`DigestSample::data`](crate::DigestSample) holds them one after
-    /// another, each padded on the left to whole bytes.
+    /// Width in bits of each field, in order; [`DigestSample::data`](crate::DigestSample) contains
+    /// them one after another, each padded on the left to whole bytes.
     pub fields: Vec<u32>,
 }
 
@@ -191,49 +192,49 @@ fn find<T>(list: &[T], name: &str, of: impl Fn(&T) -> &str) -> Option<u32> {
 }
 
 impl ProgramInfo {
-    /// The table with that name.
+    /// The table with this name.
     pub fn table(&self, name: &str) -> Option<TableId> {
         find(&self.tables, name, |t| &t.name).map(TableId)
     }
 
-    /// The table whose direct meter has that name.
+    /// The table with the direct meter of this name.
     pub fn table_of_direct_meter(&self, name: &str) -> Option<TableId> {
         let has = |t: &TableInfo| t.direct_meter.as_ref().is_some_and(|(n, _)| n == name);
         self.tables.iter().position(has).map(|i| TableId(i as u32))
     }
 
-    /// The action profile with that name.
+    /// The action profile with this name.
     pub fn profile(&self, name: &str) -> Option<ProfileId> {
         find(&self.profiles, name, |t| &t.name).map(ProfileId)
     }
 
-    /// The action with that name that the profile's members may use.
+    /// The action with this name that the profile's members may use.
     pub fn profile_action(&self, profile: ProfileId, name: &str) -> Option<ActionId> {
         let list = &self.profiles.get(profile.index())?.actions;
         list.iter().copied().find(|a| self.actions[a.index()].name == name)
     }
 
-    /// The counter array with that name.
+    /// The counter array with this name.
     pub fn counter(&self, name: &str) -> Option<CounterId> {
         find(&self.counters, name, |t| &t.name).map(CounterId)
     }
 
-    /// The meter array with that name.
+    /// The meter array with this name.
     pub fn meter(&self, name: &str) -> Option<MeterId> {
         find(&self.meters, name, |t| &t.name).map(MeterId)
     }
 
-    /// The register array with that name.
+    /// The register array with this name.
     pub fn register(&self, name: &str) -> Option<RegisterId> {
         find(&self.registers, name, |t| &t.name).map(RegisterId)
     }
 
-    /// The value set with that name.
+    /// The value set with this name.
     pub fn value_set(&self, name: &str) -> Option<ValueSetId> {
         find(&self.value_sets, name, |t| &t.name).map(ValueSetId)
     }
 
-    /// The digest with that name.
+    /// The digest with this name.
     pub fn digest(&self, name: &str) -> Option<DigestId> {
         find(&self.digests, name, |t| &t.name).map(DigestId)
     }

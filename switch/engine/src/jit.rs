@@ -1,9 +1,10 @@
-//! Native code for x86-64 Linux: each instruction of the bytecode becomes a few of the machine's.
+//! Native code for x86-64 Linux: each bytecode instruction becomes a few machine instructions.
 //!
-//! The frame's address stays in `rbx`, that of a [`Context`] in `r13`. Arithmetic, jumps, header validity,
-//! registers and counters are done in place; everything else is a call of [`step`], which does what the
-//! interpreter does with that one instruction. Actions of tables are native subroutines. Where there is no
-//! native code (another machine, no executable memory) the interpreter runs all.
+//! `rbx` contains the frame's address, `r13` that of a [`Context`]. Arithmetic, jumps, header
+//! validity, registers and counters are inlined; all other instructions call [`step`], which
+//! executes one instruction like the interpreter. Actions of tables are native subroutines. Where
+//! native code is impossible (another machine, no executable memory), the interpreter runs
+//! everything.
 
 mod assembler;
 mod select;
@@ -17,12 +18,13 @@ use crate::program::{Code, Program};
 use crate::runtime::Runtime;
 use crate::vm::{Flow, MAX_STATES, Packet, Vm};
 
-/// What native code and its helpers know of a run. The first fields are read by native code at fixed places.
+/// State of a run for native code and its helpers. Native code reads the first fields at fixed
+/// offsets.
 #[repr(C)]
 struct Context {
     hit: u64,
     local: u64,
-    /// Parser states that may still be entered.
+    /// Number of parser states that may still be entered.
     states: u64,
     ingress_length: u64,
     /// Addresses of the register arrays' cells.
@@ -48,7 +50,7 @@ const COUNTERS: i32 = 40;
 const PACKET: i32 = 48;
 const DATA: i32 = 56;
 const DATA_LENGTH: i32 = 64;
-/// Where a packet keeps what the parser took.
+/// Offset of the number of bytes that the parser has taken.
 const TAKEN: i32 = std::mem::offset_of!(PacketParts, taken) as i32;
 
 /// A packet without its lifetime.
@@ -57,7 +59,7 @@ type PacketParts = Packet<'static>;
 /// Compiled code of one program.
 pub(crate) struct Native {
     memory: Memory,
-    /// Where each instruction's code begins.
+    /// Start of each instruction's code.
     starts: Vec<u32>,
     enter: usize,
 }
@@ -76,8 +78,8 @@ unsafe impl Sync for Memory {}
 impl Memory {
     fn new(code: &[u8]) -> Option<Memory> {
         let len = code.len().next_multiple_of(4096);
-        // SAFETY: an anonymous mapping of our own, checked for failure; it is written within its length and
-        // then made executable and no longer writable.
+        // SAFETY: an anonymous mapping of our own, checked for failure; it is written within its
+        // length, and then made executable and no longer writable.
         unsafe {
             let prot = libc::PROT_READ | libc::PROT_WRITE;
             let at =
@@ -94,17 +96,19 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours and nothing runs in it: whoever runs it holds the program.
+        // SAFETY: the mapping is ours and no code in it runs: running it requires the program to be
+        // alive.
         unsafe {
             libc::munmap(self.at.cast(), self.len);
         }
     }
 }
 
-/// Does one instruction as the interpreter does. 0: go on; 1: the parser failed; 2: the packet is given up.
+/// Executes one instruction like the interpreter. Returns 0: continue; 1: the parser failed; 2:
+/// drop the packet.
 extern "sysv64" fn step(context: *mut Context, pc: u32) -> u32 {
-    // SAFETY: `run` made the context of live references that it does not use while native code runs; native
-    // code calls this with nothing else borrowed.
+    // SAFETY: `run` made the context from live references that it does not use while native code
+    // runs; native code calls this without other borrows.
     unsafe {
         let c = &mut *context;
         let i = (&(*c.code).ins)[pc as usize];
@@ -116,7 +120,7 @@ extern "sysv64" fn step(context: *mut Context, pc: u32) -> u32 {
     }
 }
 
-/// Looks a table up; the address of the action's code, 0 for none.
+/// Looks up a table; returns the address of the action's code, 0 for none.
 extern "sysv64" fn apply(context: *mut Context, table: u32) -> usize {
     // SAFETY: as in `step`.
     unsafe {
@@ -134,7 +138,7 @@ extern "sysv64" fn apply(context: *mut Context, table: u32) -> usize {
     }
 }
 
-/// Where to go on after a table whose actions go different ways.
+/// The address after a table with action-dependent successors.
 extern "sysv64" fn dispatch(context: *mut Context, index: u32) -> usize {
     // SAFETY: as in `step`.
     unsafe {
@@ -160,7 +164,7 @@ impl Native {
         packet: &mut Packet,
         start: u32,
     ) {
-        // The count of states is kept here; should `step` be asked for one it is to say that there are none left.
+        // Native code counts parser states; if `step` has to enter one, none is left.
         vm.begin_native();
         let (registers, counters) = (rt.register_cells.as_ptr(), rt.counter_cells.as_ptr());
         let mut context = Context {
@@ -179,10 +183,10 @@ impl Native {
             packet: std::ptr::from_mut(packet).cast(),
             native: self,
         };
-        // SAFETY: the code at `enter` was generated by `compile` for this program: it takes the frame, the
-        // context and an address within the code, keeps to the System V convention, and touches only slots of
-        // the frame that the program was compiled with and what the context points to. The references in the
-        // context outlive the call and are used by nobody else during it.
+        // SAFETY: `compile` generated the code at `enter` for this program. It takes the frame, the
+        // context and an address within the code, follows the System V convention, and only
+        // accesses slots of the frame that the program was compiled with and data in the context.
+        // The references in the context outlive the call and have no other user during it.
         unsafe {
             let enter: extern "sysv64" fn(*mut u64, *mut Context, usize) = std::mem::transmute(self.enter);
             let frame = (*context.vm).frame.as_mut_ptr();
@@ -198,21 +202,21 @@ const RDX: u8 = 2;
 
 struct Assembler<'c> {
     out: Vec<u8>,
-    /// Places of 32-bit distances to instructions.
+    /// Positions of 32-bit distances to instructions.
     fixups: Vec<(usize, u32)>,
-    /// Places of 32-bit distances to the way out.
+    /// Positions of 32-bit distances to the exit.
     exits: Vec<usize>,
     constants: HashMap<u32, u64>,
-    /// The slot whose value is in `rax`, if one is.
+    /// The slot with the value in `rax`, if any.
     held: Option<u32>,
     code: &'c Code,
     /// Whether other threads run packets with the same registers and counters.
     many: bool,
 }
 
-/// Compiles a program's code. `None` if there can be no native code here.
+/// Compiles a program's code; `None` if native code is impossible here.
 ///
-/// With `many` it shares registers and counters with other threads.
+/// With `many` the code shares registers and counters with other threads.
 pub(crate) fn compile(program: &Program, code: &Code, many: bool) -> Option<Native> {
     if cfg!(not(all(target_arch = "x86_64", target_os = "linux"))) {
         return None;
@@ -246,7 +250,7 @@ pub(crate) fn compile(program: &Program, code: &Code, many: bool) -> Option<Nati
         starts.push(a.out.len() as u32);
         if actions.contains(&pc) {
             in_action = true;
-            // sub rsp, 8: helpers want the stack aligned.
+            // sub rsp, 8: helpers need an aligned stack.
             a.bytes(&[0x48, 0x83, 0xec, 0x08]);
         }
         a.instruction(program, pc, *i, in_action);

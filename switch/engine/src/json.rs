@@ -1,4 +1,4 @@
-//! A cursor over JSON that knows where it is, so that every complaint names its place.
+//! A cursor over JSON with its position, so that every error contains its place.
 
 use std::fmt::Write as _;
 use std::rc::Rc;
@@ -9,7 +9,8 @@ use serde_json::Value;
 
 use crate::types::LoadError;
 
-/// Deepest nesting taken. p4c nests expressions; a hash unrolled over locals can nest hundreds deep.
+/// Deepest nesting accepted. p4c nests expressions; a hash unrolled over locals can nest hundreds
+/// deep.
 const MAX_DEPTH: usize = 4096;
 
 enum Seg<'a> {
@@ -31,7 +32,7 @@ pub(crate) struct Json<'a> {
 
 pub(crate) type Res<T> = Result<T, LoadError>;
 
-/// Parses a document. The depth is checked before the recursive parser sees it.
+/// Parses a document, after checking the depth for the recursive parser.
 pub(crate) fn parse(text: &[u8]) -> Res<Value> {
     let plain = |what: String| LoadError { place: String::new(), what };
     let (mut depth, mut in_string, mut escaped) = (0usize, false, false);
@@ -100,7 +101,7 @@ impl<'a> Json<'a> {
         LoadError { place, what: what.into() }
     }
 
-    /// All strings in it, keys left out.
+    /// All strings in it, except keys.
     pub(crate) fn strings(&self, each: &mut impl FnMut(&'a str)) {
         fn walk<'a>(value: &'a Value, each: &mut impl FnMut(&'a str)) {
             match value {
@@ -121,7 +122,7 @@ impl<'a> Json<'a> {
         self.value.is_number()
     }
 
-    /// The member, which must be there (it may be null).
+    /// The member, which must exist (it may be null).
     pub(crate) fn get(&self, key: &'a str) -> Res<Json<'a>> {
         match self.value {
             Value::Object(map) => match map.get(key) {
@@ -132,7 +133,7 @@ impl<'a> Json<'a> {
         }
     }
 
-    /// The member, if it is there and not null.
+    /// The member, if it exists and is not null.
     pub(crate) fn opt(&self, key: &'a str) -> Option<Json<'a>> {
         let v = self.value.as_object()?.get(key)?;
         if v.is_null() { None } else { Some(self.child(v, Seg::Key(key))) }
@@ -148,7 +149,7 @@ impl<'a> Json<'a> {
         }
     }
 
-    /// The elements of a member that is an array; none if it is not there.
+    /// The elements of a member that is an array; empty if it does not exist.
     pub(crate) fn list(&self, key: &'a str) -> Res<Vec<Json<'a>>> {
         self.opt(key).map_or(Ok(Vec::new()), |v| v.items())
     }
@@ -179,7 +180,7 @@ impl<'a> Json<'a> {
     }
 
     pub(crate) fn bool(&self) -> Res<bool> {
-        // p4c writes 0 for the sign of a boolean field.
+        // p4c writes 0 as the sign of a boolean field.
         let number = || self.value.as_i64().map(|n| n != 0);
         self.value.as_bool().or_else(number).ok_or_else(|| self.error("true or false was expected"))
     }
@@ -205,7 +206,7 @@ impl<'a> Json<'a> {
         self.get("name")?.str()
     }
 
-    /// A hexadecimal number, perhaps with `-` and `0x`.
+    /// A hexadecimal number, optionally with `-` and `0x`.
     pub(crate) fn hex(&self) -> Res<BigInt> {
         let text = self.str()?;
         let (neg, digits) = text.strip_prefix('-').map_or((false, text), |rest| (true, rest));
@@ -217,7 +218,7 @@ impl<'a> Json<'a> {
         Ok(if neg { -value } else { value })
     }
 
-    /// A hexadecimal string as bytes, as long as it is written.
+    /// A hexadecimal string as bytes, with its leading zeros.
     pub(crate) fn hex_bytes(&self) -> Res<Vec<u8>> {
         let n = self.hex()?;
         if n < BigInt::zero() {

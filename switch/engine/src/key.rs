@@ -1,4 +1,4 @@
-//! Table keys: how a packet's fields become words, and how an entry's key becomes words and masks.
+//! Table keys: builds words from a packet's fields, and words and masks from an entry's key.
 
 use smallvec::{SmallVec, smallvec};
 
@@ -18,7 +18,7 @@ pub(crate) struct KeyPart {
     pub(crate) mask: u64,
 }
 
-/// A field's place in the words: its limbs, least significant first.
+/// A field's position in the words: its limbs, least significant first.
 #[derive(Clone, Debug)]
 pub(crate) struct KeyFieldPlan {
     pub(crate) width: u32,
@@ -29,17 +29,17 @@ pub(crate) struct KeyFieldPlan {
     pub(crate) mask: SmallVec<[u64; 4]>,
 }
 
-/// How a table's key is built.
+/// Plan for building a table's keys.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KeyPlan {
     pub(crate) parts: Vec<KeyPart>,
     pub(crate) words: usize,
-    /// Bits left in the last word.
+    /// Unused bits in the last word.
     free: u32,
     pub(crate) fields: Vec<KeyFieldPlan>,
 }
 
-/// An entry's key, one way to write it only: equal keys are equal here.
+/// An entry's key in canonical form: equal keys are equal here.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CanonKey {
     pub(crate) value: Words,
@@ -47,7 +47,7 @@ pub(crate) struct CanonKey {
     /// For each range field: field number, low and high as limbs.
     pub(crate) ranges: SmallVec<[(u32, Words, Words); 1]>,
     pub(crate) priority: i32,
-    /// Bits of the lpm field's prefix.
+    /// Length of the lpm field's prefix in bits.
     pub(crate) prefix: u32,
 }
 
@@ -75,7 +75,7 @@ impl KeyPlan {
         self.fields.push(KeyFieldPlan { width, kind, at, mask });
     }
 
-    /// The key of a packet.
+    /// Builds the key of a packet.
     #[inline(always)]
     pub(crate) fn build(&self, frame: &[u64], words: &mut [u64]) {
         words[..self.words].fill(0);
@@ -90,13 +90,13 @@ impl KeyPlan {
         }
     }
 
-    /// A field's limbs out of words.
+    /// Reads a field's limbs from words.
     pub(crate) fn field(&self, field: &KeyFieldPlan, words: &[u64]) -> Words {
         let width = |i: usize| (field.width - 64 * i as u32).min(64);
         field.at.iter().enumerate().map(|(i, (w, s))| words[*w as usize] >> s & ones(width(i))).collect()
     }
 
-    /// Checks an entry's key and brings it to its one form.
+    /// Checks an entry's key and makes it canonical.
     pub(crate) fn canon(&self, info: &TableInfo, key: &EntryKey) -> Result<CanonKey, WriteError> {
         let invalid = |what: String| Err(WriteError::Invalid(what));
         if key.fields.len() != self.fields.len() {
@@ -165,7 +165,7 @@ impl KeyPlan {
             self.place(plan, &value, &mut out.value);
             self.place(plan, &mask, &mut out.mask);
         }
-        // A range of everything is no range.
+        // A range over all values is a wildcard.
         let everything = |r: &(u32, Words, Words)| {
             let width = self.fields[r.0 as usize].width;
             let full = |(l, w): (usize, &u64)| *w == ones((width - 64 * l as u32).min(64));
@@ -175,7 +175,7 @@ impl KeyPlan {
         Ok(out)
     }
 
-    /// The key as it is read back.
+    /// The key for reading back.
     pub(crate) fn entry_key(&self, key: &CanonKey) -> EntryKey {
         let field = |(i, plan): (usize, &KeyFieldPlan)| {
             let value = canonical_of(&self.field(plan, &key.value));

@@ -1,32 +1,33 @@
-//! Where headers, stacks and unions lie in the frame.
+//! Positions of headers, stacks and unions in the frame.
 
 use std::collections::HashMap;
 
 use crate::bits::limb_count;
 use crate::json::{Json, Res};
 
-/// Slots a program's packets may take. A header stack of a thousand wide headers fits.
+/// Largest number of slots of a program. A header stack of a thousand wide headers fits.
 const MAX_SLOTS: u32 = 1 << 18;
-/// Longest variable-length field kept, bytes.
+/// Longest variable-length field in bytes.
 pub(crate) const MAX_VL: u32 = 4096;
 
 /// A field of a header type.
 #[derive(Clone, Debug)]
 pub(crate) struct FieldType {
     pub(crate) name: String,
-    /// Bits; for the variable-length field the most it can have.
+    /// Width in bits; for the variable-length field the largest one.
     pub(crate) width: u32,
     pub(crate) signed: bool,
     pub(crate) saturating: bool,
     pub(crate) vl: bool,
-    /// First slot, from the header's base.
+    /// First slot, relative to the header's base.
     pub(crate) offset: u32,
-    /// Bit position in the header, the variable-length field counting as empty.
+    /// Bit position in the header, with the variable-length field counted as empty.
     pub(crate) pos: u32,
 }
 
-/// A header type. A header's slots are its validity, the length in bits of its variable-length field, then its
-/// fields; headers of one type look alike, so that copies are copies of slots.
+/// A header type. A header's slots are its validity, the length in bits of its variable-length
+/// field, and its fields. Headers of one type have the same layout, so that copying a header copies
+/// slots.
 #[derive(Clone)]
 pub(crate) struct HeaderType<'a> {
     pub(crate) name: String,
@@ -36,7 +37,7 @@ pub(crate) struct HeaderType<'a> {
     pub(crate) fixed_bits: u32,
     /// Index of the variable-length field.
     pub(crate) vl: Option<usize>,
-    /// Most bytes of the whole header, 0 if there is no bound.
+    /// Largest size of the whole header in bytes, 0 for no limit.
     pub(crate) max_bytes: u32,
     pub(crate) length_exp: Option<Json<'a>>,
 }
@@ -47,7 +48,7 @@ impl HeaderType<'_> {
     }
 }
 
-/// One limb (or less) of a field in the packet.
+/// One limb of a field in the packet, or a part of one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Piece {
     pub(crate) slot: u32,
@@ -61,19 +62,19 @@ pub(crate) struct Header {
     pub(crate) name: String,
     pub(crate) ty: usize,
     pub(crate) metadata: bool,
-    /// Slot of its validity; the header's first.
+    /// Slot of its validity, which is the header's first one.
     pub(crate) base: u32,
     pub(crate) slots: u32,
-    /// Its fields before the variable-length one, and those after.
+    /// Its fields before the variable-length one, and those after it.
     pub(crate) before: Vec<Piece>,
     pub(crate) after: Vec<Piece>,
     pub(crate) fixed_bytes: u32,
-    /// Where the bytes of its variable-length field are kept, and how many may be.
+    /// Position and capacity of the bytes of its variable-length field.
     pub(crate) vl: Option<(u32, u32)>,
     /// Bit position of the variable-length field.
     pub(crate) vl_pos: u32,
-    /// How the header is put together, if it has no variable-length field: for each eight bytes the slots and how
-    /// far they are shifted to the left (negative: to the right).
+    /// How to assemble the header, if it has no variable-length field: for each eight bytes the
+    /// slots and their shifts to the left (negative: to the right).
     pub(crate) words: Vec<Vec<(u32, i8)>>,
     /// Validity slots of the other members of its union.
     pub(crate) siblings: Vec<u32>,
@@ -94,13 +95,13 @@ impl Header {
 pub(crate) struct Stack {
     /// Header type, or the union type.
     pub(crate) ty: usize,
-    /// For each element its headers: one, or a union's members.
+    /// The headers of each element: one, or a union's members.
     pub(crate) elements: Vec<Vec<u32>>,
     /// Slot of the number of elements in use.
     pub(crate) next: u32,
 }
 
-/// All of it.
+/// The layout of all headers.
 #[derive(Default)]
 pub(crate) struct Layout<'a> {
     pub(crate) types: Vec<HeaderType<'a>>,
@@ -115,7 +116,7 @@ pub(crate) struct Layout<'a> {
     pub(crate) union_stacks: Vec<Stack>,
     pub(crate) union_stack_by_name: HashMap<String, u32>,
     pub(crate) aliases: HashMap<String, (u32, String)>,
-    /// Slots in use so far.
+    /// Number of slots used so far.
     pub(crate) slots: u32,
     /// Bytes of variable-length fields.
     pub(crate) vl_bytes: u32,
@@ -151,7 +152,7 @@ impl<'a> Layout<'a> {
         Ok(l)
     }
 
-    /// Reserves slots.
+    /// Allocates slots.
     pub(crate) fn take(&mut self, at: &Json, slots: u32) -> Res<u32> {
         let first = self.slots;
         self.slots = self.slots.saturating_add(slots);
@@ -172,7 +173,7 @@ impl<'a> Layout<'a> {
             let mut pieces = [Vec::new(), Vec::new()];
             for (i, f) in t.fields.iter().enumerate().filter(|(_, f)| !f.vl) {
                 let side = usize::from(t.vl.is_some_and(|v| i > v));
-                // The most significant limb comes first in the packet.
+                // The most significant limb is first in the packet.
                 let mut pos = f.pos;
                 for limb in (0..limb_count(f.width) as u32).rev() {
                     let width = (f.width - 64 * limb).min(64);
@@ -318,7 +319,7 @@ impl<'a> Layout<'a> {
         find(&self.union_stack_by_name, at, "header union stack")
     }
 
-    /// A field by `[header, field]`; `$valid$` is the validity.
+    /// A field from `[header, field]`; `$valid$` is the validity.
     pub(crate) fn field(&self, at: &Json) -> Res<Field> {
         let header = self.header(&at.at(0)?)?;
         let name_at = at.at(1)?;
@@ -339,7 +340,7 @@ impl<'a> Layout<'a> {
         Some(Field { header, slot, width, signed: f.signed, saturating: f.saturating, vl: f.vl })
     }
 
-    /// A field that simple_switch knows by name, perhaps through an alias.
+    /// A field that simple_switch uses by name, possibly through an alias.
     pub(crate) fn special(&self, header: &str, field: &str) -> Option<Field> {
         if let Some((h, name)) = self.aliases.get(&format!("{header}.{field}")) {
             return self.field_of(*h, name);
@@ -348,13 +349,13 @@ impl<'a> Layout<'a> {
     }
 }
 
-/// The pieces by the 64-bit words that they fall into.
+/// Groups the pieces by 64-bit words.
 fn words(pieces: &[Piece], bits: u32) -> Vec<Vec<(u32, i8)>> {
     let mut out = vec![Vec::new(); bits.div_ceil(64) as usize];
     for p in pieces.iter().filter(|p| p.width > 0) {
         let (first, last) = (p.pos / 64, (p.pos + p.width - 1) / 64);
         for word in first..=last {
-            // Distance of the piece's end from the word's end.
+            // Distance between the piece's end and the word's end.
             let shift = i64::from((word + 1) * 64) - i64::from(p.pos + p.width);
             out[word as usize].push((p.slot, shift as i8));
         }

@@ -1,8 +1,8 @@
-//! v1model from BMv2 JSON, compiled when loaded.
+//! v1model programs from BMv2 JSON, compiled when they are loaded.
 //!
-//! [`Program::from_json`] reads what `p4c --target bmv2 --arch v1model` writes; a [`Pipeline`] is a program
-//! with its tables and other state and the interface to control it; a [`Switch`] forwards packets through one
-//! pipeline at a time with a [`DataPath`], which one thread owns.
+//! [`Program::from_json`] reads the output of `p4c --target bmv2 --arch v1model`. A [`Pipeline`] is
+//! a program with its tables and other state, and the interface to control it. A [`Switch`]
+//! forwards packets through one pipeline at a time with a [`DataPath`], which one thread owns.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,4 +1,5 @@
-//! The control side's picture of a pipeline: what was written, checked before the packet path hears of it.
+//! The control side's copy of a pipeline's state: writes are checked here before the packet path
+//! gets them.
 
 mod calls;
 mod entries;
@@ -23,23 +24,23 @@ use crate::switch::{Live, Queue};
 use crate::types::*;
 use calls::{call_of, canonical_call, words};
 
-/// Largest session that BMv2 takes.
+/// Largest session number of BMv2.
 const MAX_SESSION: u32 = 32_767;
-/// Members a group may have, each counted as often as it weighs.
+/// Largest sum of the weights of a group's members.
 const MAX_GROUP: u64 = 1 << 16;
-/// Replicas of a multicast group or a clone session.
+/// Largest number of replicas of a multicast group or a clone session.
 const MAX_REPLICAS: usize = 4096;
 
-/// Where the packet path's half is.
+/// Owner of the pipeline's other half, the packet path's state.
 pub(crate) enum Place {
-    /// Here: the pipeline is saved.
+    /// This side: the pipeline is saved.
     Saved(Box<Live>),
-    /// With the packet path, at the other end of the queue.
+    /// The packet path, at the other end of the queue.
     Forwarding(Queue),
     Retired,
 }
 
-/// Hands out the lowest number that is free, as BMv2 does.
+/// Allocates the lowest free number, like BMv2.
 #[derive(Default)]
 pub(crate) struct Slots {
     free: BinaryHeap<Reverse<u32>>,
@@ -71,11 +72,11 @@ struct CtlEntry {
     metadata: Vec<u8>,
     seq: u64,
     is_const: bool,
-    /// The time of the hit after which the entry was last reported idle.
+    /// Time of the last hit before the entry was last reported idle.
     reported: u64,
 }
 
-/// Members and group that an entry made for itself.
+/// Members and group of an entry's one-shot.
 struct OneShot {
     members: Vec<u32>,
     group: u32,
@@ -87,7 +88,7 @@ struct CtlTable {
     entries: Vec<Option<CtlEntry>>,
     slots: Slots,
     seq: u64,
-    /// Set by a controller; otherwise the program's.
+    /// The controller's default, if it replaces the program's.
     default: Option<(EntryAction, Option<OneShot>)>,
 }
 
@@ -111,7 +112,7 @@ struct CtlProfile {
     group_slots: Slots,
 }
 
-/// All of it.
+/// The whole state.
 pub(crate) struct Ctl {
     serial: u64,
     pub(crate) place: Place,
@@ -122,9 +123,10 @@ pub(crate) struct Ctl {
     pub(crate) multicast: BTreeMap<u16, Vec<Replica>>,
     pub(crate) clones: BTreeMap<u32, CloneSession>,
     shared: Arc<Shared>,
-    /// Writes of a batch that the packet path is to get as one.
+    /// Writes of an atomic batch, to be sent as one.
     gathered: Option<Vec<Op>>,
-    /// What members watch that is down, as [`Pipeline::follow_liveness`](crate::Pipeline::follow_liveness) found.
+    /// Watched ports that are down, from
+    /// [`Pipeline::follow_liveness`](crate::Pipeline::follow_liveness).
     down: BTreeSet<Vec<u8>>,
 }
 
@@ -181,7 +183,7 @@ impl Ctl {
         ctl
     }
 
-    /// Waits for room, so that what follows cannot fail half way.
+    /// Waits for room in the queue, so that the following writes cannot fail halfway.
     fn ready(&self) -> Result<(), WriteError> {
         match &self.place {
             Place::Forwarding(q) => q.wait(),
@@ -200,12 +202,12 @@ impl Ctl {
         }
     }
 
-    /// From now on writes are gathered.
+    /// Collects writes from now on.
     pub(crate) fn gather(&mut self) {
         self.gathered.get_or_insert_default();
     }
 
-    /// Hands over what was gathered as one command.
+    /// Sends the collected writes as one command.
     pub(crate) fn release_gathered(&mut self) {
         if let (Some(ops), Place::Forwarding(q)) = (self.gathered.take(), &self.place) {
             q.batch(self.serial, ops);

@@ -1,4 +1,4 @@
-//! A program: BMv2 JSON, checked and compiled.
+//! A program: checked and compiled BMv2 JSON.
 
 use std::sync::{Arc, OnceLock};
 
@@ -12,7 +12,7 @@ use crate::key::{CanonKey, KeyPlan};
 use crate::layout::{Field, Header, Stack};
 use crate::types::{ActionId, LoadError, TableId};
 
-/// A P4 program, compiled from the JSON that `p4c --target bmv2 --arch v1model` writes. Immutable; several
+/// A P4 program, compiled from the JSON of `p4c --target bmv2 --arch v1model`. Immutable; several
 /// pipelines may share one.
 pub struct Program {
     pub(crate) info: ProgramInfo,
@@ -21,7 +21,7 @@ pub struct Program {
     pub(crate) union_stacks: Vec<Stack>,
     /// Members of each union.
     pub(crate) unions: Vec<Vec<u32>>,
-    /// Slots that belong to a packet.
+    /// Number of slots that belong to a packet.
     pub(crate) phv_slots: u32,
     pub(crate) vl_bytes: u32,
     /// Slots of metadata headers, as ranges.
@@ -44,14 +44,14 @@ pub struct Program {
     pub(crate) states: Vec<String>,
     pub(crate) conditions: Vec<String>,
     pub(crate) const_entries: Vec<(TableId, CanonKey, ActionWords)>,
-    /// What runs, and the same with what a trace needs.
+    /// Code for normal operation, and with the additions for traces.
     pub(crate) plain: Code,
     pub(crate) traced: Code,
-    /// The first as machine code, where there can be any.
+    /// `plain` as machine code, if possible.
     pub(crate) native: Option<crate::jit::Native>,
-    /// The same for several workers, made when they get the program.
+    /// The same for several workers, compiled when first needed.
     pub(crate) native_many: OnceLock<Option<crate::jit::Native>>,
-    /// Register arrays that an action holds while it runs, in order.
+    /// Sets of register arrays that are locked together, each in order.
     pub(crate) lock_sets: Vec<Vec<u32>>,
 }
 
@@ -70,11 +70,11 @@ pub(crate) struct Code {
     pub(crate) constants: Vec<(u32, u64)>,
     pub(crate) stack_fields: Vec<StackField>,
     pub(crate) wides: Vec<WideExpr>,
-    /// Slot written with the drop port when a pipeline starts.
+    /// Slot that is set to the drop port when a pipeline starts.
     pub(crate) drop_port: u32,
 }
 
-/// Slots that simple_switch itself reads and writes. Fields a program does not have are `None`.
+/// Slots that simple_switch itself uses. Fields that a program lacks are `None`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Special {
     pub(crate) ingress_port: Option<Field>,
@@ -94,22 +94,22 @@ pub(crate) struct Special {
     pub(crate) deq_timedelta: Option<Field>,
     pub(crate) deq_qdepth: Option<Field>,
     pub(crate) qid: Option<Field>,
-    /// BMv2's packet registers: length with the headers added and removed since.
+    /// BMv2's packet length register: the length, adjusted for added and removed headers.
     pub(crate) length: u32,
-    /// Session of the clone asked for, with bit 15 set; 0 for none.
+    /// Session of a requested clone, with bit 15 set; 0 for none.
     pub(crate) clone: u32,
     pub(crate) clone_list: u32,
     pub(crate) digest: u32,
     pub(crate) resubmit: u32,
     pub(crate) recirculate: u32,
     pub(crate) exit: u32,
-    /// Length the packet is cut to.
+    /// Length to which the packet is truncated.
     pub(crate) truncate: u32,
-    /// Error the parser ended with.
+    /// The parser's final error.
     pub(crate) error: u32,
     /// Whether a checksum was wrong.
     pub(crate) bad_sum: u32,
-    /// Slots of the above, in a row.
+    /// The fields above, in consecutive slots.
     pub(crate) first: u32,
     pub(crate) count: u32,
 }
@@ -133,31 +133,31 @@ impl Errors {
     }
 }
 
-/// An action with its arguments as slots' values, and its position in its table's list.
+/// An action with its arguments as slot values, and its index in its table's list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ActionWords {
     pub(crate) action: ActionId,
-    /// Position in the table's list of actions.
+    /// Index in the table's list of actions.
     pub(crate) local: u32,
     pub(crate) words: SmallVec<[u64; 6]>,
 }
 
-/// What the packet path needs of a table.
+/// The packet path's data of a table.
 #[derive(Clone, Debug)]
 pub(crate) struct TablePlan {
     pub(crate) key: KeyPlan,
     pub(crate) default: Option<ActionWords>,
     pub(crate) const_default: bool,
-    /// Action that the default must keep.
+    /// The const default action.
     pub(crate) const_action: Option<ActionId>,
-    /// Direct meter: where the colour goes, and whether it counts packets.
+    /// Direct meter: field for the colour, and whether it counts packets.
     pub(crate) meter: Option<(Field, bool)>,
 }
 
-/// What the packet path needs of an action.
+/// The packet path's data of an action.
 #[derive(Clone, Debug)]
 pub(crate) struct ActionPlan {
-    /// First slot of its parameters, which lie in a row.
+    /// First slot of its parameters, which are consecutive.
     pub(crate) params: u32,
     /// Limbs of each.
     pub(crate) limbs: Vec<u32>,
@@ -178,19 +178,19 @@ pub(crate) struct Calculation {
     pub(crate) algorithm: Algorithm,
     pub(crate) inputs: Vec<Input>,
     pub(crate) payload: bool,
-    /// For the Internet checksum over fields that lie evenly: see [`SumGroup`].
+    /// For the Internet checksum over aligned fields: see [`SumGroup`].
     pub(crate) sum: Option<Vec<SumGroup>>,
 }
 
-/// Inputs of one header that fill whole 16-bit words, so that leaving them out (the header is invalid) moves
-/// nothing else off its place.
+/// Inputs of one header that fill whole 16-bit words. If the header is invalid, omitting them does
+/// not move other inputs.
 #[derive(Clone, Debug)]
 pub(crate) struct SumGroup {
-    /// Validity of the header; none for constants.
+    /// Validity of the header; `None` for constants.
     pub(crate) valid: Option<u32>,
-    /// Slots, and how far each is shifted to the left in its word.
+    /// Slots with their shifts to the left within a word.
     pub(crate) terms: Vec<(u32, u32)>,
-    /// What the constants add.
+    /// Sum of the constants.
     pub(crate) constant: u64,
 }
 
@@ -199,7 +199,7 @@ pub(crate) struct SumGroup {
 pub(crate) struct Checksum {
     pub(crate) name: String,
     pub(crate) target: Field,
-    /// `None`: P4_14's own IPv4 checksum over the target's header.
+    /// `None`: P4_14's built-in IPv4 checksum over the target's header.
     pub(crate) calculation: Option<u32>,
 }
 
@@ -213,7 +213,7 @@ pub(crate) struct VsetKey {
     pub(crate) masks: Option<Vec<Vec<u64>>>,
 }
 
-/// A log message: text, then slots (first, limbs) and text in turn.
+/// A log message: text and values (first slot, limbs) alternate.
 #[derive(Clone, Debug)]
 pub(crate) struct LogPlan {
     pub(crate) parts: Vec<String>,
@@ -222,12 +222,13 @@ pub(crate) struct LogPlan {
 }
 
 impl Program {
-    /// Reads, checks and compiles. Takes from a millisecond to some tens of milliseconds.
+    /// Reads, checks and compiles a program. Takes from one millisecond to some tens of
+    /// milliseconds.
     ///
     /// # Errors
-    /// Names the place in the JSON and what is wrong with it. No input panics.
+    /// Contains the place in the JSON and the fault. No input causes a panic.
     pub fn from_json(json: &[u8]) -> Result<Arc<Program>, LoadError> {
-        // Expressions nest as deep as the JSON does: a stack of its own makes that harmless.
+        // Expressions nest as deep as the JSON does, so compile on a thread with a large stack.
         const STACK: usize = 256 << 20;
         let own = |what: &str| LoadError { place: String::new(), what: what.into() };
         std::thread::scope(|scope| {
@@ -243,12 +244,12 @@ impl Program {
         })
     }
 
-    /// Readies the program for several workers.
+    /// Prepares the program for several workers.
     pub(crate) fn prepare_many(&self) {
         self.native_many.get_or_init(|| crate::jit::compile(self, &self.plain, true));
     }
 
-    /// Its tables, actions and so on.
+    /// Its tables, actions and other objects.
     pub fn info(&self) -> &ProgramInfo {
         &self.info
     }

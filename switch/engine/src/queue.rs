@@ -1,4 +1,4 @@
-//! A port's queues, when it has a rate: the highest priority first, packets spaced by the rate.
+//! Queues of a port with a rate: the highest priority first, with packets spaced by the rate.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ pub(crate) struct PortQueue {
     rate_pps: u64,
     depth: usize,
     queues: Vec<VecDeque<Job>>,
-    /// When the next packet may leave, nanoseconds.
+    /// Earliest time of the next packet, nanoseconds.
     next_ns: u128,
 }
 
@@ -39,7 +39,7 @@ impl PortQueue {
         self.queues.iter_mut().for_each(|q| q.clear());
     }
 
-    /// Adds a packet, or gives it back if its queue is full.
+    /// Adds a packet, or returns it if its queue is full.
     pub(crate) fn push(&mut self, job: Job, now_us: u64) -> Result<(), Job> {
         let depth = self.depth;
         let idle = self.is_empty();
@@ -48,13 +48,13 @@ impl PortQueue {
             _ => return Err(job),
         }
         if idle {
-            // Time without packets is not saved up.
+            // Idle time gives no credit.
             self.next_ns = self.next_ns.max(u128::from(now_us) * 1000);
         }
         Ok(())
     }
 
-    /// The packet that is due, if one is.
+    /// The due packet, if any.
     pub(crate) fn pop(&mut self, now_us: u64) -> Option<Job> {
         if self.next_ns > u128::from(now_us) * 1000 {
             return None;

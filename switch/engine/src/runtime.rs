@@ -1,4 +1,4 @@
-//! The packet path's half of a pipeline: what packets look at, and the commands that change it.
+//! The packet path's state of a pipeline, and the commands that change it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,15 +13,15 @@ use crate::state::{Meter, Shared};
 use crate::table::Lookup;
 use crate::types::{CounterData, DigestId, MeterConfig, Replica};
 
-/// What an entry does.
+/// Action of an entry.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub(crate) enum Act {
-    /// Nothing: a miss without a default action, a group without members.
+    /// None: a miss without a default action, or a group without members.
     #[default]
     None,
     Call {
         action: u32,
-        /// Position in the table's list of actions.
+        /// Index in the table's list of actions.
         local: u32,
         words: SmallVec<[u64; 6]>,
     },
@@ -38,7 +38,7 @@ pub(crate) struct RtTable {
     /// Direct meters of entries.
     pub(crate) meters: HashMap<u32, Mutex<Meter>>,
     pub(crate) default: Act,
-    /// Whether hits are counted, and whether their time is kept.
+    /// Whether hits are counted, and whether their time is recorded.
     pub(crate) counted: bool,
     pub(crate) timed: bool,
     pub(crate) profile: Option<u32>,
@@ -49,7 +49,7 @@ pub(crate) struct RtTable {
 pub(crate) struct RtProfile {
     /// Action and parameters of each member.
     pub(crate) members: Vec<Option<(u32, SmallVec<[u64; 6]>)>>,
-    /// Members of each group, each as often as it weighs.
+    /// Members of each group, each repeated by its weight.
     pub(crate) groups: Vec<Vec<u32>>,
 }
 
@@ -63,14 +63,14 @@ pub(crate) struct RtClone {
     pub(crate) class_of_service: u32,
 }
 
-/// A member of a value set: for each field value and mask, or low and high.
+/// A field of a value set's member: value and mask, or low and high.
 #[derive(Clone, Debug)]
 pub(crate) enum VsetField {
     Masked(Words, Words),
     Range(Words, Words),
 }
 
-/// A change of the packet path's state. All has been checked.
+/// A change of the packet path's state, already checked.
 pub(crate) enum Op {
     Insert { table: u32, slot: u32, key: Box<CanonKey>, act: Act },
     Modify { table: u32, slot: u32, act: Act },
@@ -95,7 +95,7 @@ pub(crate) struct Runtime {
     pub(crate) shared: Arc<Shared>,
     pub(crate) tables: Vec<RtTable>,
     pub(crate) profiles: Vec<RtProfile>,
-    /// Meters that have rates.
+    /// Configured meters.
     pub(crate) meters: Vec<HashMap<u32, Mutex<Meter>>>,
     pub(crate) value_sets: Vec<Vec<Vec<VsetField>>>,
     pub(crate) multicast: HashMap<u16, Vec<Replica>>,
@@ -143,7 +143,7 @@ impl Runtime {
         }
     }
 
-    /// The same with counters and registers of its own; counters begin at 0.
+    /// A copy with separate counters and registers; counters start at 0.
     pub(crate) fn copy(&self, program: &Program) -> Runtime {
         let shared = Arc::new(self.shared.copy(&program.info));
         let meters = |m: &HashMap<u32, Mutex<Meter>>| {

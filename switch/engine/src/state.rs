@@ -1,4 +1,4 @@
-//! State that the packet path writes and control calls read: counters, registers, meters.
+//! State shared by the packet path and control calls: counters, registers, meters.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -8,7 +8,7 @@ use crate::bits::limb_count;
 use crate::info::ProgramInfo;
 use crate::types::{CounterData, MeterConfig};
 
-/// A counter, and when its table entry was last hit.
+/// A counter, and the time of its table entry's last hit.
 #[derive(Default)]
 pub(crate) struct Cell {
     bytes: AtomicU64,
@@ -34,7 +34,7 @@ impl Cell {
     }
 }
 
-/// Adds to a counter. While one thread alone adds, a plain addition does.
+/// Adds to a counter. With a single writer a plain addition suffices.
 #[inline(always)]
 pub(crate) fn add(cell: &AtomicU64, amount: u64, many: bool) {
     if many {
@@ -44,8 +44,8 @@ pub(crate) fn add(cell: &AtomicU64, amount: u64, many: bool) {
     }
 }
 
-/// Held while a packet uses a register array, if there are several workers. Nobody holds it for longer than a part of
-/// the pipeline takes, so waiting spins before it yields.
+/// Locked while a packet uses a register array, with several workers. It is held for at most a part
+/// of a pipeline, so waiting spins before it yields.
 #[derive(Default)]
 pub(crate) struct ArrayLock(AtomicBool);
 
@@ -56,7 +56,7 @@ impl ArrayLock {
         while self.0.swap(true, Acquire) {
             while self.0.load(Relaxed) {
                 tries += 1;
-                // Its holder may have lost the processor.
+                // The lock's holder may be preempted.
                 if tries.is_multiple_of(64) { std::thread::yield_now() } else { std::hint::spin_loop() }
             }
         }
@@ -70,7 +70,8 @@ impl ArrayLock {
 
 const CHUNK: usize = 1024;
 
-/// Cells of a table's entries by slot. A chunk is made when its first slot is used, by the control side.
+/// Cells of a table's entries by slot. The control side allocates a chunk when its first slot is
+/// used.
 pub(crate) struct Cells {
     chunks: Box<[OnceLock<Box<[Cell]>>]>,
 }
@@ -80,7 +81,7 @@ impl Cells {
         Cells { chunks: (0..max.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect() }
     }
 
-    /// Makes sure a slot has a cell.
+    /// Ensures that a slot has a cell.
     pub(crate) fn provide(&self, slot: u32) {
         if let Some(c) = self.chunks.get(slot as usize / CHUNK) {
             c.get_or_init(|| (0..CHUNK).map(|_| Cell::default()).collect());
@@ -93,17 +94,17 @@ impl Cells {
     }
 }
 
-/// Memory that is zero and not touched before it is used.
+/// Zeroed memory, not touched before it is used.
 pub(crate) fn zeroed(len: usize) -> Box<[AtomicU64]> {
     let plain: Box<[u64]> = vec![0u64; len].into_boxed_slice();
     // SAFETY: AtomicU64 has the size, alignment and bit validity of u64, and the box is not used elsewhere.
     unsafe { Box::from_raw(Box::into_raw(plain) as *mut [AtomicU64]) }
 }
 
-/// Arrays up to so many words are touched when made, so that no packet waits for a page.
+/// Arrays up to this many words are touched at creation, so that no packet waits for a page.
 const RESIDENT_WORDS: usize = 1 << 21;
 
-/// Memory that is zero and, unless it is huge, resident from the start.
+/// Zeroed memory that, unless it is huge, is resident from the start.
 fn resident(len: usize) -> Box<[AtomicU64]> {
     if len > RESIDENT_WORDS {
         return zeroed(len);
@@ -113,10 +114,10 @@ fn resident(len: usize) -> Box<[AtomicU64]> {
     words.into_boxed_slice()
 }
 
-/// What the packet path and control calls share.
+/// State shared by the packet path and control calls.
 pub(crate) struct Shared {
     pub(crate) tables: Vec<Cells>,
-    /// Bytes and packets of each cell in turn.
+    /// Bytes and packets of each cell, alternating.
     pub(crate) counters: Vec<Box<[AtomicU64]>>,
     /// Limbs of each cell.
     pub(crate) registers: Vec<Box<[AtomicU64]>>,
@@ -131,7 +132,7 @@ impl Shared {
         Shared { registers, ..Shared::sized(info) }
     }
 
-    /// All but the registers.
+    /// Everything except the registers' content.
     fn sized(info: &ProgramInfo) -> Shared {
         Shared {
             tables: info.tables.iter().map(|t| Cells::new(t.max_size)).collect(),
@@ -144,7 +145,7 @@ impl Shared {
 }
 
 impl Shared {
-    /// New cells, the registers with what they hold now.
+    /// New cells with a copy of the registers' content.
     pub(crate) fn copy(&self, info: &ProgramInfo) -> Shared {
         let copy = Shared {
             registers: self.registers.iter().map(|r| zeroed(r.len())).collect(),
@@ -153,7 +154,7 @@ impl Shared {
         for (to, from) in copy.registers.iter().zip(&self.registers) {
             for (to, from) in to.iter().zip(from) {
                 let value = from.load(Relaxed);
-                // Pages of zeroes stay untouched.
+                // Do not touch pages that stay zero.
                 if value != 0 {
                     to.store(value, Relaxed);
                 }
@@ -164,11 +165,11 @@ impl Shared {
     }
 }
 
-/// A two-rate three-colour meter, RFC 2698 colour-blind, with BMv2's arithmetic: tokens are reckoned from the
-/// start of the clock, so that no rounding adds up.
+/// A two-rate three-colour meter (RFC 2698, colour-blind) with BMv2's arithmetic: tokens are
+/// calculated from the start of the clock, so that rounding errors do not accumulate.
 #[derive(Clone, Debug)]
 pub(crate) struct Meter {
-    /// Peak first: a packet that exceeds it is red and takes nothing from the other.
+    /// Peak first: a packet that exceeds it is red and takes no committed tokens.
     rates: [Bucket; 2],
 }
 
@@ -177,7 +178,7 @@ struct Bucket {
     rate: u64,
     burst: u64,
     tokens: u64,
-    /// Tokens given since the start.
+    /// Tokens granted since the start.
     given: u64,
 }
 
@@ -194,7 +195,7 @@ impl Bucket {
     }
 }
 
-/// Colours as BMv2 numbers them.
+/// BMv2's numbers of the colours.
 const GREEN: u64 = 0;
 const YELLOW: u64 = 1;
 const RED: u64 = 2;
@@ -223,16 +224,16 @@ mod tests {
     #[test]
     fn colours_of_rfc_2698() {
         let mut m = Meter::new(&MeterConfig { cir: 1000, cburst: 2, pir: 2000, pburst: 4 });
-        // Both buckets full: two green, then two of the peak's, then none.
+        // Both buckets are full: two green packets, two with peak tokens, then none.
         let colours: Vec<u64> = (0..5).map(|_| m.execute(0, 1)).collect();
         assert_eq!(colours, [GREEN, GREEN, YELLOW, YELLOW, RED]);
-        // A millisecond brings one committed and two peak tokens.
+        // A millisecond adds one committed and two peak tokens.
         let colours: Vec<u64> = (0..3).map(|_| m.execute(1000, 1)).collect();
         assert_eq!(colours, [GREEN, YELLOW, RED]);
     }
 
     #[test]
-    fn cells_come_in_chunks() {
+    fn cells_are_allocated_in_chunks() {
         let cells = Cells::new(3000);
         assert!(cells.get(2047).is_none());
         cells.provide(2047);

@@ -1,4 +1,4 @@
-//! The switch: a packet path that one thread owns, and a handle to it for everyone else.
+//! The switch: a packet path owned by one thread, and a handle for all others.
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -15,31 +15,31 @@ use crate::trace::Trace;
 use crate::types::{DigestSample, WriteError};
 use crate::workers::{Home, Inbox, Seat};
 
-/// Commands that may wait for the packet path.
+/// Commands that can wait for the packet path.
 const MAX_QUEUED: usize = 65_536;
-/// How long a write waits for the packet path.
+/// Longest wait of a write for the packet path.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Log messages that may wait for their reader.
+/// Log messages that can wait for their reader.
 const LOG_CAPACITY: usize = 1024;
-/// Packets a traced request may ask for.
+/// Largest number of packets in a trace request.
 const MAX_TRACES: usize = 4096;
 
-/// What a switch is started with.
+/// Settings of a switch.
 #[derive(Clone, Debug)]
 pub struct SwitchConfig {
-    /// `egress_spec` of this value drops (`mark_to_drop` writes it). BMv2's default: 511.
+    /// Value of `egress_spec` that drops (written by `mark_to_drop`). BMv2's default: 511.
     pub drop_port: u32,
-    /// Priority queues a port has, 1 to 8; `standard_metadata.priority` picks one, the largest number is
-    /// served first.
+    /// Number of priority queues of a port, 1 to 8; `standard_metadata.priority` selects one, and
+    /// the largest number is served first.
     pub priority_queues: u32,
-    /// Resubmits and recirculations a packet and all its copies may make together before they are dropped
-    /// (and counted). BMv2 goes on for ever.
+    /// Largest number of resubmits and recirculations of a packet and all its copies together;
+    /// beyond it they are dropped and counted. BMv2 has no limit.
     pub max_passes: u32,
-    /// Copies (clones and multicast) a packet may make in all.
+    /// Largest number of copies (clones and multicast) of a packet.
     pub max_copies: u32,
-    /// Samples the digest channel holds; what does not fit is dropped and counted.
+    /// Capacity of the digest channel; further samples are dropped and counted.
     pub digest_capacity: usize,
-    /// Whether programs run as machine code (x86-64 Linux); otherwise they are interpreted.
+    /// Whether programs run as machine code (x86-64 Linux) or are interpreted.
     pub native: bool,
     /// Seed of `random`.
     pub seed: u64,
@@ -59,11 +59,12 @@ impl Default for SwitchConfig {
     }
 }
 
-/// What the packet path tells. Both channels are bounded; the packet path never waits for a reader.
+/// Channels from the packet path. Both are bounded; the packet path never waits for a reader.
 pub struct Events {
     /// Digest samples, see [`Pipeline::enable_digest`].
     pub digests: Receiver<DigestSample>,
-    /// `log_msg`, and failed `assert`/`assume` (which in BMv2 end the process, here they drop the packet).
+    /// `log_msg`, and failed `assert`/`assume` (which end the process in BMv2; here they drop the
+    /// packet).
     pub logs: Receiver<String>,
 }
 
@@ -78,17 +79,17 @@ pub struct Stats {
     pub ingress_dropped: u64,
     /// Dropped at the end of egress.
     pub egress_dropped: u64,
-    /// Arrived while no pipeline was committed.
+    /// Arrived before a pipeline was committed.
     pub no_pipeline: u64,
     /// Multicast to a group that does not exist or has no replicas.
     pub no_multicast_group: u64,
-    /// Packets whose parser ended with an error (they are not dropped for it).
+    /// Packets with a parser error (which does not drop them).
     pub parser_errors: u64,
-    /// Dropped at the bound of passes or of copies.
+    /// Dropped at the limit of passes or of copies.
     pub pass_limit: u64,
     /// Dropped because a port's queue was full.
     pub queue_full: u64,
-    /// Dropped by a failed `assert` or `assume`, or for a packet longer than the engine takes.
+    /// Dropped by a failed `assert` or `assume`, or because the packet is too long.
     pub faults: u64,
     /// Digest samples lost because the channel was full.
     pub digests_lost: u64,
@@ -96,24 +97,24 @@ pub struct Stats {
     pub logs_lost: u64,
 }
 
-/// A program and its state, as the packet path has them. Saved it has one owner.
+/// A program with its state, as the packet path uses it. A saved one has one owner.
 pub(crate) struct Live {
     pub(crate) program: Arc<Program>,
     pub(crate) rt: Runtime,
 }
 
 impl Live {
-    /// The same with a state of its own.
+    /// A copy with separate state.
     pub(crate) fn copy(&self) -> Live {
         Live { program: self.program.clone(), rt: self.rt.copy(&self.program) }
     }
 }
 
-/// What the packet path is told.
+/// A command for the packet path.
 pub(crate) enum Command {
-    /// For the pipeline with that serial number; of no effect if it is not the one.
+    /// For the pipeline with this serial number; ignored by others.
     Op(u64, Op),
-    /// Several at once, between two packets.
+    /// Several writes at once, between two packets.
     Batch(u64, Vec<Op>),
     Swap(Arc<Live>),
     Port {
@@ -128,11 +129,11 @@ pub(crate) enum Command {
     },
 }
 
-/// The control side's end of the queue of commands.
+/// The control side's end of the command queue.
 #[derive(Clone)]
 pub(crate) struct Queue {
     sender: Sender<Command>,
-    /// Commands not yet taken. The packet path looks at this and nothing else when there are none.
+    /// Commands not yet taken; the only value that the packet path checks when there are none.
     pub(crate) waiting: Arc<AtomicUsize>,
 }
 
@@ -159,7 +160,7 @@ impl Queue {
         }
     }
 
-    /// Waits until the packet path has taken everything.
+    /// Waits until the packet path has taken all commands.
     pub(crate) fn settle(&self) -> Result<(), WriteError> {
         let start = Instant::now();
         while self.waiting.load(Ordering::Acquire) != 0 {
@@ -172,14 +173,14 @@ impl Queue {
     }
 
     fn send(&self, command: Command) {
-        // If the packet path is gone nobody minds.
+        // Ignore a packet path that has ended.
         if self.sender.send(command).is_ok() {
             self.waiting.fetch_add(1, Ordering::Release);
         }
     }
 }
 
-/// Counters of [`Stats`], written by one packet path only.
+/// Counters of [`Stats`], written by one packet path.
 #[derive(Default)]
 pub(crate) struct StatCells {
     pub(crate) received: AtomicU64,
@@ -197,7 +198,7 @@ pub(crate) struct StatCells {
     pub(crate) now_us: AtomicU64,
 }
 
-/// One more. There is one writer, so this need not be an atomic addition.
+/// Increments a counter. There is one writer, so this need not be an atomic addition.
 #[inline(always)]
 pub(crate) fn bump(cell: &AtomicU64) {
     cell.store(cell.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
@@ -205,14 +206,14 @@ pub(crate) fn bump(cell: &AtomicU64) {
 
 struct Inner {
     queue: Queue,
-    /// Of each worker.
+    /// Counters of each worker.
     stats: Vec<Arc<StatCells>>,
     state: Mutex<State>,
 }
 
 struct State {
     forwarding: Option<Pipeline>,
-    /// Pipelines that the packet path has let go of, to be freed here and not there.
+    /// Retired pipelines, to be freed here instead of in the packet path.
     retired: Receiver<Arc<Live>>,
 }
 
@@ -223,18 +224,18 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// A switch with no pipeline: it drops all packets until one is committed.
+    /// Creates a switch without a pipeline: it drops all packets until one is committed.
     pub fn new(config: SwitchConfig) -> (Switch, DataPath, Events) {
         let (switch, inbox, mut cores, events) = Self::parts(&config, NonZeroUsize::MIN);
         let path = DataPath::new(cores(0), Home::Own(None), inbox);
         (switch, path, events)
     }
 
-    /// A switch whose packets several threads run at the same time, each with a packet path of its own. Who
-    /// gives which packet to which path is the caller's business; to keep the order of a flow its packets go to
-    /// one. An action holds the registers that it names from beginning to end, counters and meters are exact, a
-    /// write or an atomic batch is seen by the packets of all paths from the same moment on. What differs from
-    /// one path: `random` and round robin go on in each path for itself, and there are no queues with a rate.
+    /// Creates a switch with several packet paths, for several threads. The caller distributes the
+    /// packets; to keep the order of a flow, its packets must use one path. An action locks the
+    /// registers that it names during its execution, counters and meters are exact, and a write or
+    /// an atomic batch takes effect in all paths at the same time. Differences from one path:
+    /// `random` and round robin are independent in each path, and there are no queues with a rate.
     pub fn with_workers(config: SwitchConfig, workers: NonZeroUsize) -> (Switch, Vec<DataPath>, Events) {
         if workers == NonZeroUsize::MIN {
             let (switch, path, events) = Switch::new(config);
@@ -259,7 +260,7 @@ impl Switch {
         let stats: Vec<Arc<StatCells>> = (0..workers.get()).map(|_| Arc::default()).collect();
         let (cells, config) = (stats.clone(), config.clone());
         let core = move |i: usize| {
-            // Each draws random numbers of its own.
+            // Each one has its own random numbers.
             let seed = config.seed ^ (i as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
             let config = SwitchConfig { seed, ..config.clone() };
             Core::new(config, cells[i].clone(), to_digests.clone(), to_logs.clone())
@@ -275,8 +276,9 @@ impl Switch {
         state
     }
 
-    /// Makes `pipeline` the forwarding one. Everything written to it so far is in force with the first packet
-    /// after this call; the one before is retired. Committing the forwarding pipeline again does nothing.
+    /// Makes `pipeline` the forwarding one. Everything written to it so far applies from the first
+    /// packet after this call, and the previous one is retired. Committing the forwarding pipeline
+    /// again has no effect.
     ///
     /// # Errors
     /// [`WriteError::InUse`] for a retired pipeline or one that another switch forwards with;
@@ -311,7 +313,7 @@ impl Switch {
         self.state().forwarding.clone()
     }
 
-    /// The clock as the packet path last saw it, microseconds.
+    /// The packet path's latest time in microseconds.
     pub fn now_us(&self) -> u64 {
         self.inner.stats.iter().map(|s| s.now_us.load(Ordering::Relaxed)).max().unwrap_or(0)
     }
@@ -338,12 +340,12 @@ impl Switch {
         }
     }
 
-    /// Rate in packets a second (`None`: no bound, and no queue at all) and depth in packets of the queues of
-    /// a port, or of all ports; BMv2's `set_queue_rate` and `set_queue_depth`.
+    /// Sets the rate in packets a second (`None`: no limit and no queue) and the depth in packets
+    /// of the queues of a port, or of all ports; BMv2's `set_queue_rate` and `set_queue_depth`.
     ///
     /// # Errors
-    /// [`WriteError::Invalid`] for a rate or a depth of 0, and with several workers, among whom a port has no
-    /// queue in common; [`WriteError::Busy`].
+    /// [`WriteError::Invalid`] for a rate or a depth of 0, and with several workers, because a port
+    /// then has no common queue; [`WriteError::Busy`].
     pub fn set_queue(
         &self,
         port: Option<u32>,
@@ -361,8 +363,8 @@ impl Switch {
         Ok(())
     }
 
-    /// Asks for a trace of the next packets, from one port or any; they arrive in order in the returned
-    /// channel, at most `count` (and 4096). A new request ends the one before.
+    /// Requests traces of the next packets, from one port or any; they arrive in order in the
+    /// returned channel, at most `count` (and 4096). A new request ends the previous one.
     pub fn trace_next(&self, count: usize, port: Option<u32>) -> Receiver<Trace> {
         let count = count.clamp(1, MAX_TRACES);
         let (to, traces) = sync_channel(count);

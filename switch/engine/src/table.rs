@@ -1,10 +1,11 @@
 //! Table lookup: entries grouped by mask, each group a hash table.
 //!
-//! An exact table is one group. A longest-prefix table has a group for each prefix length in use, the longest
-//! first. A ternary table has one for each mask in use, that with the highest priority in it first, so that a
-//! search ends when no later group can do better (tuple space search, Srinivasan et al. 1999). Where groups are
-//! large each has a filter of a few kilobytes, asked for many groups in a row without a branch; only groups that
-//! may hold the key are searched.
+//! An exact table is one group. A longest-prefix table has a group for each prefix length in use,
+//! the longest first. A ternary table has one for each mask in use, ordered by its highest
+//! priority, so that a search ends when no later group can be better (tuple space search,
+//! Srinivasan et al. 1999). Large groups have a filter of a few kilobytes. The filters of many
+//! groups are tested in a row without branches, and only groups that may contain the key are
+//! searched.
 
 mod filter;
 
@@ -14,15 +15,15 @@ use self::filter::Filter;
 use crate::info::TableKind;
 use crate::key::{CanonKey, KeyFieldPlan, KeyPlan, Words};
 
-/// Words of the widest key taken.
+/// Largest number of words in a key.
 pub(crate) const MAX_WORDS: usize = 64;
 
-/// Entries of a group that have one masked value: the best first. Only ternary and range tables have more
-/// than one.
+/// Entries of a group with the same masked value, the best first. Only ternary and range tables can
+/// have more than one.
 #[derive(Clone)]
 struct Bucket {
     first: u32,
-    /// Of the first.
+    /// Priority of the first one.
     priority: i32,
     #[allow(clippy::box_collection, reason = "a bucket in 16 bytes: rarely is there more")]
     more: Option<Box<Vec<u32>>>,
@@ -33,7 +34,8 @@ impl Bucket {
         self.more.as_ref().map_or(&[], |m| m.as_slice())
     }
 
-    /// Puts slots in order: best first; among equals the slot that BMv2 finds first. `None` for no slots.
+    /// Sorts slots: best first; of equal ones the slot that BMv2 finds first. `None` if there are
+    /// none.
     fn of(mut slots: Vec<u32>, priorities: &[i32]) -> Option<Bucket> {
         slots.sort_by_key(|s| (-i64::from(priorities[*s as usize]), *s));
         let first = *slots.first()?;
@@ -49,14 +51,14 @@ struct Group {
     /// Prefix length, or the highest priority in the group.
     rank: i64,
     buckets: HashTable<Bucket>,
-    /// Of large groups of ternary and range tables.
+    /// For large groups of ternary and range tables.
     filter: Option<Filter>,
 }
 
-/// Groups of ternary tables with more values than this have a filter; the table's own control bytes are in the
-/// processor's cache while it is smaller.
+/// Groups of ternary tables with more values than this have a filter. Smaller tables have their
+/// control bytes in the processor's cache.
 const FILTERED: usize = 64;
-/// Groups whose filters are asked before the first of them is searched.
+/// Number of filters tested before the first of their groups is searched.
 const AT_A_TIME: usize = 16;
 
 /// Finds entries' slots by key.
@@ -65,19 +67,20 @@ pub(crate) struct Lookup {
     kind: TableKind,
     words: usize,
     seed: u64,
-    /// Masked values of all slots in a row.
+    /// Masked values of all slots, consecutively.
     values: Vec<u64>,
     priorities: Vec<i32>,
     ranges: Vec<Vec<(u32, Words, Words)>>,
     range_fields: Vec<KeyFieldPlan>,
     groups: Vec<Group>,
-    /// Of longest-prefix tables with many lengths.
+    /// For longest-prefix tables with many lengths.
     lengths: Option<Lengths>,
 }
 
-/// Which prefix lengths are worth a look. Prefixes of at least `short` bits are noted by a hash of their first
-/// `short` bits (and the exact fields): a bit for each length. What two share, or what is left of prefixes
-/// removed, costs a look in vain and nothing else. Shorter prefixes, of few lengths, are tried one by one.
+/// Tells which prefix lengths may match. Prefixes of at least `short` bits are recorded by a hash
+/// of their first `short` bits (and the exact fields), with a bit for each length. Collisions and
+/// removed prefixes only cost an unnecessary lookup. The few lengths of shorter prefixes are tried
+/// one by one.
 #[derive(Clone)]
 struct Lengths {
     short: u32,
@@ -88,10 +91,10 @@ struct Lengths {
     group_of: Vec<u16>,
 }
 
-/// Lengths that are looked up one by one without further ado.
+/// Number of lengths that are always looked up one by one.
 const FEW_LENGTHS: usize = 4;
 
-/// Mixes a key. The seed keeps collisions from being chosen beforehand.
+/// Hashes a key. The seed prevents deliberate collisions.
 #[inline(always)]
 fn hash(words: &[u64], seed: u64) -> u64 {
     words.iter().fold(seed, |h, w| {
@@ -186,14 +189,15 @@ impl Lookup {
         }
     }
 
-    /// Begins the notes of lengths anew: the lengths in use have changed, or there are too many notes.
+    /// Rebuilds the records of lengths: the lengths in use have changed, or there are too many
+    /// records.
     fn note_all(&mut self) {
         self.lengths = None;
         let count = self.groups.len();
         if count <= FEW_LENGTHS {
             return;
         }
-        // The groups come longest first.
+        // The groups are sorted by length, longest first.
         let border = &self.groups[count - FEW_LENGTHS];
         let entries: usize = self.groups.iter().map(|g| g.buckets.len()).sum();
         let mut group_of = vec![0; 130];
@@ -203,7 +207,7 @@ impl Lookup {
             }
         }
         if self.groups[0].rank > 128 {
-            // Longer than the notes have bits for; looked up one by one.
+            // More lengths than record bits; looked up one by one.
             return;
         }
         self.lengths = Some(Lengths {
@@ -293,7 +297,7 @@ impl Lookup {
         }
     }
 
-    /// The slot of the entry that a key matches.
+    /// The slot of the entry matched by a key.
     #[inline(always)]
     pub(crate) fn find(&self, key: &[u64]) -> Option<u32> {
         match self.kind {
@@ -348,13 +352,14 @@ impl Lookup {
         best.map(|(_, s)| s)
     }
 
-    /// Takes the best slot of a bucket whose ranges hold the key, if it beats what was found before.
+    /// Takes the best slot of a bucket with ranges that contain the key, if it is better than the
+    /// previous result.
     #[inline(always)]
     fn better(&self, bucket: &Bucket, key: &[u64], best: &mut Option<(i64, u32)>) {
         let beats = |best: &Option<(i64, u32)>, priority: i64, slot: u32| {
             best.is_none_or(|(p, s)| priority > p || priority == p && slot < s)
         };
-        // The slots of a bucket come best first.
+        // The slots of a bucket are sorted, best first.
         let priority = i64::from(bucket.priority);
         if !beats(best, priority, bucket.first) {
             return;
@@ -383,7 +388,7 @@ impl Lookup {
                 return low[0] <= v && v <= high[0];
             }
             let v: Words = plan.at.iter().map(|(w, s)| key[*w as usize] >> s).collect();
-            // The topmost limb first; only that of a field can share its word.
+            // The topmost limb first; only that limb can share its word with another field.
             let mut v = v;
             if let Some(top) = v.last_mut() {
                 *top &= crate::bits::ones(plan.width - 64 * (plan.at.len() as u32 - 1));

@@ -1,17 +1,17 @@
-//! What happened to a packet, step by step.
+//! The trace of a packet, step by step.
 
 use std::fmt;
 
-/// The way of one packet through the switch, as text (`Display`) and as JSON (`serde`).
+/// The path of one packet through the switch, as text (`Display`) and as JSON (`serde`).
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
 pub struct Trace {
-    /// The switch's clock when it came in, microseconds.
+    /// The switch's clock on arrival, microseconds.
     pub time_us: u64,
-    /// Where it came in.
+    /// Ingress port.
     pub ingress_port: u32,
     /// Its length in bytes.
     pub length: usize,
-    /// What happened, in order.
+    /// The steps in order.
     pub steps: Vec<Step>,
 }
 
@@ -20,7 +20,8 @@ pub struct Trace {
 #[serde(tag = "step", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Step {
-    /// A pass began: "normal", "resubmit", "recirculate" or, for egress only, "clone" and "replica".
+    /// A pass started: "normal", "resubmit", "recirculate" or, for egress only, "clone" and
+    /// "replica".
     Pass {
         /// `instance_type` by name.
         kind: String,
@@ -34,7 +35,7 @@ pub enum Step {
         /// Its name.
         name: String,
     },
-    /// A header was taken from the packet.
+    /// A header was extracted.
     Extract {
         /// Its name.
         header: String,
@@ -57,11 +58,11 @@ pub enum Step {
         /// The action that ran, with its arguments.
         action: String,
     },
-    /// A condition was decided.
+    /// A condition was evaluated.
     Condition {
-        /// Its name, and the source text where the JSON has it.
+        /// Its name, with the source text if the JSON has it.
         name: String,
-        /// How.
+        /// Its value.
         value: bool,
     },
     /// An action ran outside of any table.
@@ -73,29 +74,29 @@ pub enum Step {
     Checksum {
         /// Its name.
         name: String,
-        /// Whether it was right.
+        /// Whether it was correct.
         ok: bool,
     },
     /// A digest sample was sent.
     Digest {
-        /// Which.
+        /// Its name.
         name: String,
     },
     /// A copy was made.
     Copy {
         /// "ingress clone", "egress clone" or "multicast".
         kind: String,
-        /// Where it goes.
+        /// Its port.
         port: u32,
     },
-    /// The packet starts over.
+    /// The packet starts another pass.
     Again {
         /// "resubmit" or "recirculate".
         kind: String,
     },
     /// The packet was dropped.
     Drop {
-        /// Why and where.
+        /// Reason and place.
         reason: String,
     },
     /// A message of `log_msg`, or a failed `assert`.
@@ -103,7 +104,7 @@ pub enum Step {
         /// The text.
         text: String,
     },
-    /// The packet left.
+    /// A packet was sent.
     Emit {
         /// Port.
         port: u32,

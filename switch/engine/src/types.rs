@@ -1,7 +1,7 @@
-//! The words of the control interface: identifiers, match keys, actions, entries and their errors.
+//! Types of the control interface: identifiers, match keys, actions, entries and errors.
 //!
-//! Byte strings are big-endian. Any length is accepted as long as the value fits the field; what comes back
-//! from a read is canonical (no leading zero bytes, at least one byte), as P4Runtime section 8.4 has it.
+//! Byte strings are big-endian. Any length is accepted if the value fits the field; reads return
+//! the canonical form (no leading zero bytes, at least one byte) of P4Runtime section 8.4.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ macro_rules! ids {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub struct $name(pub u32);
         impl $name {
-            /// Position in the list of the [`Program`](crate::Program) that this identifier came from.
+            /// Index in the list of the [`Program`](crate::Program) with this object.
             pub fn index(self) -> usize {
                 self.0 as usize
             }
@@ -22,8 +22,8 @@ macro_rules! ids {
 ids! {
     /// A table of one [`Program`](crate::Program), an index of its `tables()`.
     TableId;
-    /// An action of one program. Two actions may have one name (p4c repeats `NoAction`): look an action up
-    /// through the table that offers it, [`TableInfo::action`](crate::TableInfo::action).
+    /// An action of one program. Two actions may have the same name (p4c repeats `NoAction`): look
+    /// an action up through its table with [`TableInfo::action`](crate::TableInfo::action).
     ActionId;
     /// An action profile, with or without a selector.
     ProfileId;
@@ -39,8 +39,8 @@ ids! {
     DigestId;
 }
 
-/// How a field of a table's key is matched. P4's `optional` arrives as [`MatchKind::Ternary`]: p4c writes it
-/// so, and only P4Info knows the difference.
+/// Match kind of a field of a table's key. P4's `optional` becomes [`MatchKind::Ternary`]: p4c
+/// writes it that way, and only P4Info has the difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MatchKind {
@@ -91,9 +91,9 @@ pub enum KeyMatch {
 pub struct EntryKey {
     /// As many as [`TableInfo::key`](crate::TableInfo) has.
     pub fields: Vec<KeyMatch>,
-    /// For tables of [`TableKind::Ternary`](crate::TableKind) and `Range`: the **larger** number wins, as in
-    /// P4Runtime (BMv2's own numbers are the other way round). Part of the entry's identity there. Must be 0
-    /// in exact and lpm tables.
+    /// For tables of [`TableKind::Ternary`](crate::TableKind) and `Range`: the **larger** number
+    /// wins, as in P4Runtime (in BMv2 the smaller one does). There it is part of the entry's
+    /// identity. Must be 0 in exact and lpm tables.
     pub priority: i32,
 }
 
@@ -106,7 +106,7 @@ pub struct ActionCall {
     pub params: Vec<Vec<u8>>,
 }
 
-/// What an entry does when it is hit.
+/// Action of an entry on a hit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EntryAction {
     /// Run an action; for tables without an action profile.
@@ -115,7 +115,7 @@ pub enum EntryAction {
     Member(u32),
     /// Run the action of a member picked by the selector; for tables with a selector.
     Group(u32),
-    /// A group of its own for this entry (P4Runtime's one-shot programming); for tables with a selector.
+    /// A group for this entry only (P4Runtime's one-shot programming); for tables with a selector.
     OneShot(Vec<OneShotMember>),
 }
 
@@ -126,15 +126,16 @@ pub struct OneShotMember {
     pub call: ActionCall,
     /// Share of the flows, at least 1.
     pub weight: u32,
-    /// What the member's part in the choice depends on, in the caller's own encoding; empty for nothing. See
-    /// [`Pipeline::follow_liveness`](crate::Pipeline::follow_liveness).
+    /// The port on which the member's liveness depends, in the caller's own encoding; empty for
+    /// none. See [`Pipeline::follow_liveness`](crate::Pipeline::follow_liveness).
     pub watch_port: Vec<u8>,
 }
 
-/// Counter value. Both are always counted; the unit of the P4 declaration only chooses what a controller shows.
+/// Value of a counter. Both values are always counted; the unit in the P4 declaration only selects
+/// what a controller shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct CounterData {
-    /// Bytes of the packet as it came in (BMv2 counts `packet_length`'s origin, headers included).
+    /// Bytes of the packets on arrival (as in BMv2, headers included).
     pub bytes: u64,
     /// Packets.
     pub packets: u64,
@@ -158,32 +159,32 @@ pub struct MeterConfig {
 pub struct EntrySpec {
     /// Which entry.
     pub key: EntryKey,
-    /// What it does.
+    /// Its action.
     pub action: EntryAction,
     /// Idle time after which [`Pipeline::take_idle`](crate::Pipeline::take_idle) reports the entry, in
     /// nanoseconds; 0 for never. Only for tables with `support_timeout`.
     pub idle_timeout_ns: u64,
-    /// Meter of this entry, for tables with a direct meter. `None` is unconfigured: always green.
+    /// Meter of this entry, for tables with a direct meter. `None`: unconfigured, always green.
     pub meter: Option<MeterConfig>,
-    /// First value of the direct counter, for tables with one. `None` starts at zero on insert and leaves the
-    /// counter alone on modify.
+    /// Initial value of the direct counter, for tables with one. `None` means zero on insert and no
+    /// change on modify.
     pub counter: Option<CounterData>,
-    /// Kept and read back, never looked at (P4Runtime's `metadata`).
+    /// Stored and read back without being used (P4Runtime's `metadata`).
     pub metadata: Vec<u8>,
 }
 
 impl EntrySpec {
-    /// An entry with nothing but key and action.
+    /// An entry with only key and action.
     pub fn new(key: EntryKey, action: EntryAction) -> Self {
         EntrySpec { key, action, idle_timeout_ns: 0, meter: None, counter: None, metadata: Vec::new() }
     }
 }
 
-/// An entry as it is read back.
+/// An entry as read back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Key, action and the rest, byte strings canonical. `counter` holds the current value if the table has
-    /// direct counters.
+    /// Key, action and the other fields, with canonical byte strings. `counter` has the current
+    /// value if the table has direct counters.
     pub spec: EntrySpec,
     /// From `const entries` of the program: cannot be modified or deleted.
     pub is_const: bool,
@@ -209,8 +210,8 @@ pub struct GroupMember {
     pub member: u32,
     /// Share of the flows, at least 1.
     pub weight: u32,
-    /// What the member's part in the choice depends on, in the caller's own encoding; empty for nothing. See
-    /// [`Pipeline::follow_liveness`](crate::Pipeline::follow_liveness).
+    /// The port on which the member's liveness depends, in the caller's own encoding; empty for
+    /// none. See [`Pipeline::follow_liveness`](crate::Pipeline::follow_liveness).
     pub watch_port: Vec<u8>,
 }
 
@@ -219,11 +220,11 @@ pub struct GroupMember {
 pub struct Group {
     /// Its members, in order.
     pub members: Vec<GroupMember>,
-    /// P4Runtime's `max_size`; 0 for no bound of its own.
+    /// P4Runtime's `max_size`; 0 for no limit.
     pub max_size: u32,
 }
 
-/// One copy that a multicast group or a clone session makes.
+/// A copy made by a multicast group or a clone session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Replica {
     /// Port to send to.
@@ -232,27 +233,27 @@ pub struct Replica {
     pub instance: u16,
 }
 
-/// Where the clones of a session go.
+/// Destinations of the clones of a session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CloneSession {
     /// One clone each. Their `instance` becomes `egress_rid`.
     pub replicas: Vec<Replica>,
-    /// A multicast group that is cloned to besides (BMv2's `mirroring_add_mc`).
+    /// An additional multicast group to clone to (BMv2's `mirroring_add_mc`).
     pub multicast_group: Option<u16>,
-    /// Bytes kept of each clone when it is sent; 0 keeps all.
+    /// Bytes kept of each clone; 0 keeps all.
     pub packet_length_bytes: u32,
-    /// Kept and read back; given to the clone as its queue priority where priority queues are on.
+    /// Stored and read back; also the clone's queue priority if priority queues are enabled.
     pub class_of_service: u32,
 }
 
-/// A member of a parser value set: for each field of the set a value, matched exactly, by mask or by range.
-/// BMv2 knows exact values only; ternary ones are taken too.
+/// A member of a parser value set: for each field a value, matched exactly, by mask or by range.
+/// BMv2 only supports exact values; ternary ones are accepted too.
 pub type ValueSetMember = Vec<KeyMatch>;
 
 /// One sample of a digest, sent by a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DigestSample {
-    /// Which digest; its fields are in [`DigestInfo`](crate::DigestInfo).
+    /// The digest; [`DigestInfo`](crate::DigestInfo) has its fields.
     pub digest: DigestId,
     /// The pipeline that sent it (see [`Pipeline::serial`](crate::Pipeline::serial)): after a new pipeline is
     /// committed, samples of the old one may still be in the channel.
@@ -263,16 +264,16 @@ pub struct DigestSample {
     pub data: smallvec::SmallVec<[u8; 64]>,
 }
 
-/// Why a write was refused. The kinds follow P4Runtime's codes.
+/// Why a write was refused. The variants correspond to P4Runtime's codes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WriteError {
-    /// NOT_FOUND: what was to be modified, deleted or referred to is not there.
+    /// NOT_FOUND: the object to modify, delete or refer to does not exist.
     #[error("not found: {0}")]
     NotFound(String),
-    /// ALREADY_EXISTS: what was to be inserted is there.
+    /// ALREADY_EXISTS: the object to insert already exists.
     #[error("already exists: {0}")]
     AlreadyExists(String),
-    /// INVALID_ARGUMENT: of the wrong shape for this program.
+    /// INVALID_ARGUMENT: malformed for this program.
     #[error("invalid: {0}")]
     Invalid(String),
     /// OUT_OF_RANGE: a value wider than its field, or an index past the end.
@@ -284,10 +285,10 @@ pub enum WriteError {
     /// RESOURCE_EXHAUSTED: the table, profile or group is full.
     #[error("full: {0}")]
     Full(String),
-    /// FAILED_PRECONDITION: a member that is in use cannot be deleted, and the like.
+    /// FAILED_PRECONDITION: for example deleting a member in use.
     #[error("in use: {0}")]
     InUse(String),
-    /// UNAVAILABLE: the packet path did not take the command in time (it has been stopped or is stuck).
+    /// UNAVAILABLE: the packet path did not take the command in time (it has stopped or is stuck).
     #[error("the packet path does not take commands")]
     Busy,
 }
@@ -295,9 +296,10 @@ pub enum WriteError {
 /// Why a program was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadError {
-    /// Where in the JSON, e.g. `pipelines[0].tables[3].key[1].target`. Empty if it is no JSON at all.
+    /// Place in the JSON, e.g. `pipelines[0].tables[3].key[1].target`. Empty if the input is not
+    /// JSON.
     pub place: String,
-    /// What is wrong there.
+    /// The fault.
     pub what: String,
 }
 

@@ -13,53 +13,53 @@ use crate::state::add;
 use crate::table::MAX_WORDS;
 use crate::trace::Step;
 
-/// Parser states a packet may enter.
+/// Largest number of parser states that a packet may enter.
 pub(crate) const MAX_STATES: u32 = 10_000;
 
-/// Jumps backwards that a packet may take in a pipeline.
+/// Largest number of backward jumps of a packet in a pipeline.
 const MAX_LOOPS: u32 = 1_000_000;
 
 /// A packet on its way through a pass.
 pub(crate) struct Packet<'p> {
-    /// All of it, as it came in.
+    /// The whole packet as received.
     pub(crate) data: &'p [u8],
-    /// Bytes that the parser took.
+    /// Bytes extracted by the parser.
     pub(crate) taken: usize,
-    /// Length when it came into the switch, which counters and meters of bytes count.
+    /// Length on arrival, counted by byte counters and meters.
     pub(crate) ingress_length: u64,
 }
 
-/// How it goes on after an instruction.
+/// What to do after an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flow {
     Next,
-    /// The parser failed; its error is set.
+    /// The parser failed, and its error is set.
     Failed,
-    /// The packet is given up.
+    /// Drop the packet.
     Stop,
 }
 
-/// The frame and what else one packet path needs to run code.
+/// The frame and the other state of one packet path for running code.
 pub(crate) struct Vm {
     pub(crate) frame: Vec<u64>,
     /// Bytes of variable-length fields.
     pub(crate) vl: Vec<u8>,
     pub(crate) scratch: Vec<u8>,
-    /// Key of the table applied last.
+    /// Key of the last applied table.
     key: [u64; MAX_WORDS],
     pub(crate) rng: u64,
     pub(crate) now_us: u64,
-    /// Why the packet was given up, if it was.
+    /// Why the packet was dropped, if it was.
     pub(crate) fault: Option<u32>,
     pub(crate) round_robin: u64,
-    /// Parser states that may still be entered, and loops taken.
+    /// Parser states that may still be entered, and loops counted.
     states: u32,
     loops: u32,
     pub(crate) trace: Option<Vec<Step>>,
     pub(crate) logs: Vec<String>,
     /// Whether other threads run packets with the same state.
     pub(crate) many: bool,
-    /// Register arrays held (a set of [`Program::lock_sets`]).
+    /// Locked register arrays (an index of [`Program::lock_sets`]).
     locked: Option<u32>,
 }
 
@@ -83,7 +83,7 @@ impl Vm {
         }
     }
 
-    /// Readies the frame for a program.
+    /// Prepares the frame for a program.
     pub(crate) fn load(&mut self, program: &Program, code: &Code, drop_port: u32) {
         self.frame.clear();
         self.frame.resize(code.slots as usize, 0);
@@ -96,7 +96,7 @@ impl Vm {
         self.clear(program);
     }
 
-    /// A packet's slots as they are before the parser: all zero, metadata valid.
+    /// Resets a packet's slots to their state before the parser: all zero, metadata valid.
     pub(crate) fn clear(&mut self, program: &Program) {
         self.frame[..program.phv_slots as usize].fill(0);
         for (base, _) in &program.metadata {
@@ -120,7 +120,8 @@ impl Vm {
         }
     }
 
-    /// Lets go of register arrays, if any are held: at the end of an action, or of the part whose action ended it.
+    /// Unlocks register arrays, if any are locked: at the end of an action, or of a part that an
+    /// action has ended.
     #[inline(always)]
     pub(crate) fn unlock(&mut self, program: &Program, rt: &Runtime) {
         if let Some(set) = self.locked.take() {
@@ -129,7 +130,7 @@ impl Vm {
         }
     }
 
-    /// Readies what native code leaves to `step`.
+    /// Prepares the state that native code leaves to `step`.
     pub(crate) fn begin_native(&mut self) {
         self.states = 0;
         self.loops = 0;
@@ -220,7 +221,7 @@ impl Vm {
         }
     }
 
-    /// Does one instruction that is no jump.
+    /// Executes one instruction that is not a jump.
     #[inline(always)]
     #[allow(clippy::collapsible_match)]
     pub(crate) fn step(
@@ -483,7 +484,7 @@ impl Vm {
             Op::TraceAction => {
                 self.note(|| Step::Action { name: program.info.actions[i.a as usize].name.clone() });
             }
-            // Jumps and the like are the business of whoever calls this.
+            // The caller handles jumps and similar instructions.
             _ => {}
         }
         Flow::Next

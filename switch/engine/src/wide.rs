@@ -1,4 +1,4 @@
-//! Expressions that 64-bit instructions do not cover, with numbers of any size. These allocate.
+//! Expressions that 64-bit instructions cannot evaluate, with big integers. These allocate.
 
 use num_bigint::{BigInt, Sign};
 use num_integer::Integer;
@@ -13,7 +13,7 @@ use crate::program::{Code, Program};
 use crate::runtime::Runtime;
 use crate::vm::Vm;
 
-/// Largest shift to the left that is carried out; beyond it no field can see a bit of the value.
+/// Largest left shift; beyond it no field contains any bit of the value.
 const MAX_SHIFT: u32 = 32_768;
 
 /// A number from limbs, least significant first.
@@ -24,7 +24,7 @@ pub(crate) fn integer(limbs: &[u64], signed: bool) -> BigInt {
     if signed && top { n - (BigInt::one() << (limbs.len() * 64)) } else { n }
 }
 
-/// Carries out a `Wide` instruction.
+/// Executes a `Wide` instruction.
 pub(crate) fn run(vm: &mut Vm, program: &Program, code: &Code, rt: &Runtime, i: Ins) {
     let wide = &code.wides[i.b as usize];
     let value = Eval { vm, program, rt, wide }.data(&wide.expr);

@@ -1,9 +1,10 @@
-//! What the packet paths of a switch share: the commands that wait for them, and the pipeline.
+//! State shared by the packet paths of a switch: the waiting commands, and the pipeline.
 //!
-//! One packet path owns its pipeline. Of several each has a reference to it behind a lock of its own, which it
-//! holds while it runs a packet, so that in the steady state nobody waits. Whoever finds commands takes all of
-//! these locks, one after the other in the same order: then no packet is on its way, all references but one are
-//! given up, and the commands are carried out as with one packet path, between two packets of all of them.
+//! A single packet path owns its pipeline. With several, each has a reference to it behind a lock
+//! of its own, which it holds while it runs a packet, so that in the steady state no path waits. A
+//! path that finds commands takes all these locks in the same order. Then no packet is in progress
+//! and all references but one are dropped, so the commands are executed as with a single packet
+//! path, between packets of all paths.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -16,21 +17,21 @@ use crate::runtime::Op;
 use crate::switch::{Command, Live};
 use crate::trace::Trace;
 
-/// A worker's reference to the pipeline, in cache lines of its own.
+/// A worker's reference to the pipeline, in separate cache lines.
 #[derive(Default)]
 #[repr(align(128))]
 pub(crate) struct Seat(Mutex<Option<Arc<Live>>>);
 
-/// Where a packet path finds its pipeline.
+/// Location of a packet path's pipeline.
 pub(crate) enum Home {
-    /// It is alone.
+    /// Owned by the only packet path.
     Own(Option<Arc<Live>>),
-    /// One of several, at that place.
+    /// Shared by several; the index of this one.
     Shared(Arc<[Seat]>, usize),
 }
 
 impl Home {
-    /// Uses the pipeline, which does not change meanwhile.
+    /// Calls `work` with the pipeline, which does not change during the call.
     #[inline(always)]
     pub(crate) fn with<T>(&self, work: impl FnOnce(Option<&Live>) -> T) -> T {
         match self {
@@ -49,7 +50,7 @@ struct Request {
 
 /// Commands for the packet paths of a switch.
 pub(crate) struct Inbox {
-    /// Commands not yet taken. Packets look at this and nothing else when there are none.
+    /// Commands not yet taken; the only value that packets check when there are none.
     pub(crate) waiting: Arc<AtomicUsize>,
     pub(crate) traces_wanted: AtomicBool,
     taken: Mutex<Taken>,
@@ -71,12 +72,12 @@ impl Inbox {
         Inbox { waiting, traces_wanted: AtomicBool::new(false), taken }
     }
 
-    /// One that nothing comes into.
+    /// An inbox that receives nothing.
     pub(crate) fn closed() -> Inbox {
         Inbox::new(channel().1, Arc::default(), channel().0)
     }
 
-    /// Whether the next packet from a port is to be traced, and where to.
+    /// Whether to trace the next packet from a port, and the destination.
     #[cold]
     pub(crate) fn wants_trace(&self, port: u32) -> Option<SyncSender<Trace>> {
         let mut taken = self.taken.lock();
@@ -90,7 +91,7 @@ impl Inbox {
         Some(to)
     }
 
-    /// Hands a trace over; without a reader no more are made.
+    /// Sends a trace; without a reader tracing ends.
     #[cold]
     pub(crate) fn traced(&self, to: &SyncSender<Trace>, trace: Trace) {
         if to.try_send(trace).is_err() {
@@ -99,7 +100,7 @@ impl Inbox {
         }
     }
 
-    /// Carries out what waits.
+    /// Executes the waiting commands.
     #[cold]
     pub(crate) fn drain(&self, home: &mut Home, core: &mut Core) {
         let mut taken = self.taken.lock();
@@ -110,7 +111,7 @@ impl Inbox {
                     seats.iter().map(|s| s.0.lock()).collect();
                 let mut live = None;
                 for seat in &mut seats {
-                    // The references before are given up, so that the last is the only one.
+                    // Drop the earlier references, so that the last one is the only one.
                     live = seat.take();
                 }
                 self.carry_out(&mut taken, &mut live, core);
@@ -130,7 +131,7 @@ impl Inbox {
                 Command::Batch(serial, ops) => apply(live, serial, ops),
                 Command::Swap(new) => {
                     if let Some(old) = live.replace(new) {
-                        // The other side frees it.
+                        // The control side frees it.
                         let _ = inbox.retired.send(old);
                     }
                 }
@@ -145,10 +146,10 @@ impl Inbox {
     }
 }
 
-/// Writes for a pipeline that is no longer there are lost with it.
+/// Writes for a pipeline that is no longer used are lost with it.
 fn apply(live: &mut Option<Arc<Live>>, serial: u64, ops: impl IntoIterator<Item = Op>) {
     if let Some(live) = live.as_mut().filter(|l| l.rt.serial == serial) {
-        // Nobody else has a reference now.
+        // There is no other reference now.
         if let Some(live) = Arc::get_mut(live) {
             ops.into_iter().for_each(|op| live.rt.apply(op));
         } else {

@@ -1,6 +1,6 @@
-//! `stf-run DIR`: runs every `NAME.json` in a folder that has a `NAME.stf` beside it, with the commands that
-//! p4c's test corpus uses, and says how many passed. Judged as p4c's own runner judges BMv2: packets are
-//! compared port by port in order, on the ports that the test names.
+//! `stf-run DIR`: runs every `NAME.json` in a directory that has a `NAME.stf`, with the commands of
+//! p4c's test corpus, and prints how many passed. It judges like p4c's own runner for BMv2: packets
+//! are compared in order for each port, on the ports that the test names.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use rivulet_engine::*;
 
-/// A test's outcome: what went wrong, if anything.
+/// Result of a test; the error is the reason for its failure.
 type Outcome = Result<(), String>;
 
 fn main() -> ExitCode {
@@ -54,7 +54,7 @@ struct Runner {
     _handle: Switch,
     _events: Events,
     now_us: u64,
-    /// Multicast nodes by handle: what `mc_node_create` made.
+    /// Multicast nodes made by `mc_node_create`, by handle.
     nodes: Vec<Vec<Replica>>,
     groups: BTreeMap<u16, Vec<Replica>>,
     out: Packets,
@@ -219,7 +219,7 @@ impl Runner {
         Ok(())
     }
 
-    /// A table by its name or the end of it.
+    /// Finds a table by its name or a suffix of it.
     fn table(&self, name: &str) -> Result<TableId, String> {
         let tables = &self.pipeline.info().tables;
         let exact = tables.iter().position(|t| t.name == name);
@@ -281,7 +281,7 @@ impl Runner {
         self.pipeline.insert(id, &spec).map_err(|e| e.to_string())
     }
 
-    /// A key field by its name, the end of it, or with `a$1.b` for `a[1].b`.
+    /// Finds a key field by its name or a suffix of it; `a$1.b` means `a[1].b`.
     fn field(&self, info: &TableInfo, name: &str) -> Result<usize, String> {
         let mut name = name.to_string();
         if let Some(at) = name.find('$') {
@@ -300,7 +300,7 @@ impl Runner {
             .ok_or_else(|| format!("no key field {name}"))
     }
 
-    /// Compares what came with what was expected.
+    /// Compares the received packets with the expected ones.
     fn judge(&self) -> Outcome {
         for port in &self.ports {
             let none = Vec::new();
@@ -325,7 +325,8 @@ impl Runner {
     }
 }
 
-/// Whether a packet is as expected: `*` is any digit, `$` at the end means nothing follows.
+/// Whether a packet is as expected: `*` matches any digit, `$` at the end means that nothing
+/// follows.
 fn same(want: &str, got: &str) -> Outcome {
     let (digits, exact) = want.strip_suffix('$').map_or((want, false), |w| (w, true));
     let digits = digits.to_ascii_uppercase();
@@ -364,7 +365,7 @@ fn wide_number(text: &str) -> Result<(Vec<u8>, Vec<u8>), String> {
             return Ok((n.to_be_bytes().to_vec(), vec![0xff; 16]));
         }
     };
-    // Bit by bit, the most significant first.
+    // Bit by bit, most significant first.
     let (mut value, mut mask) = (Vec::new(), Vec::new());
     for c in digits.chars() {
         let (v, m) = if c == '*' { (0, 0) } else { (c.to_digit(base).ok_or_else(bad)?, (1 << bits) - 1) };

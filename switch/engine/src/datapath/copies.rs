@@ -1,9 +1,9 @@
-//! Copies of packets, and the queues in which they wait.
+//! Copies of packets, and the queues of ports.
 
 use super::*;
 
 impl Core {
-    /// The queue a packet asks for; `None` (and a count) if there is no such queue.
+    /// The queue for a packet's priority; `None` (and a count) if there is no such queue.
     pub(super) fn priority(&mut self, program: &Program) -> Option<usize> {
         let priority = self.get(program.special.priority);
         if priority < u64::from(self.config.priority_queues.max(1)) {
@@ -14,7 +14,7 @@ impl Core {
         None
     }
 
-    /// Puts the packet in the frame aside for an egress pass.
+    /// Stores the packet in the frame for an egress pass.
     pub(super) fn enqueue(
         &mut self,
         program: &Program,
@@ -42,7 +42,7 @@ impl Core {
             self.jobs.push_back(job);
             return;
         }
-        // It will outlive the frame.
+        // The job will outlive the received frame, so copy its bytes.
         if let Bytes::Frame = job.bytes {
             job.bytes = Bytes::Own(self.buffer(|b| b.extend_from_slice(&frame[..current.length])));
         }
@@ -59,7 +59,7 @@ impl Core {
         }
     }
 
-    /// A buffer that nobody else holds, filled.
+    /// An unshared buffer, filled by `fill`.
     pub(super) fn buffer(&mut self, fill: impl FnOnce(&mut Vec<u8>)) -> Arc<Vec<u8>> {
         const POOL: usize = 64;
         let free = self.buffers.iter().position(|b| Arc::strong_count(b) == 1);
@@ -84,7 +84,7 @@ impl Core {
         own
     }
 
-    /// Counts a copy; false beyond the bound.
+    /// Counts a copy; returns false beyond the limit.
     pub(super) fn another_copy(&mut self, kind: &str, port: u32) -> bool {
         self.copies += 1;
         if self.copies <= self.config.max_copies {
@@ -125,7 +125,7 @@ impl Core {
             bump(&self.stats.no_multicast_group);
             self.drop_step("multicast group without replicas");
         }
-        // Flags of the packet are not those of its copies.
+        // The packet's flags do not apply to its copies.
         let s = &program.special;
         for slot in [s.clone, s.clone_list, s.digest, s.resubmit, s.recirculate] {
             self.vm.frame[slot as usize] = 0;
@@ -151,7 +151,8 @@ impl Core {
         let s = &program.special;
         let original = self.save(program);
         let length = (data.len() as u64).min(self.vm.frame[s.truncate as usize]) as usize;
-        // The clone is parsed again from what came in; its metadata is that of the list only.
+        // The clone is parsed again from the received frame; it keeps only the metadata in the
+        // list.
         let found = program.field_lists.iter().find(|l| u64::from(l.0) == list);
         let fields: SmallVec<[Field; 16]> = found.map_or(SmallVec::new(), |l| l.1.iter().copied().collect());
         self.vm.clear(program);
@@ -254,7 +255,7 @@ impl Core {
         self.jobs.clear();
     }
 
-    /// Sends what is due; when the next is.
+    /// Sends due packets; returns when the next one is due.
     pub(super) fn due(&mut self, program: &Program, rt: &Runtime, out: &mut dyn Output) -> Option<u64> {
         loop {
             let now = self.vm.now_us;
@@ -266,7 +267,7 @@ impl Core {
             self.work(program, rt, &[], out);
         }
         if self.all_ports.is_none() {
-            // Queues without a rate are none.
+            // A queue without a rate is unused.
             self.ports.retain(|_, q| q.rated() || !q.is_empty());
         }
         self.ports.values().filter_map(|q| q.next_due()).min()

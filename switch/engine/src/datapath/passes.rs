@@ -1,9 +1,10 @@
-//! Passes through the switch: parser and ingress, egress and deparser, and what simple_switch does after each.
+//! Passes through the switch: parser and ingress, egress and deparser, each followed by
+//! simple_switch's actions.
 
 use super::*;
 
 impl Core {
-    /// A new packet's metadata.
+    /// Initialises a new packet's metadata.
     pub(super) fn begin(&mut self, program: &Program, port: u32, length: usize) {
         self.passes = 0;
         self.copies = 0;
@@ -15,7 +16,7 @@ impl Core {
         self.vm.frame[s.length as usize] = length as u64;
     }
 
-    /// A packet that came in, and all that comes of it.
+    /// Runs a received packet and all packets derived from it.
     pub(super) fn packet(
         &mut self,
         program: &Program,
@@ -31,7 +32,7 @@ impl Core {
         self.work(program, rt, frame, out);
     }
 
-    /// Runs what waits.
+    /// Runs the waiting jobs.
     #[inline]
     pub(super) fn work(&mut self, program: &Program, rt: &Runtime, frame: &[u8], out: &mut dyn Output) {
         while let Some(job) = self.jobs.pop_front() {
@@ -64,7 +65,7 @@ impl Core {
         }
     }
 
-    /// Starts the metadata over but for the fields of a list.
+    /// Resets the metadata, except the fields of a list.
     pub(super) fn keep_list(&mut self, program: &Program, list: u64, headers_too: bool) {
         let found = program.field_lists.iter().find(|l| u64::from(l.0) == list);
         let fields: &[Field] = found.map_or(&[], |l| &l.1);
@@ -101,7 +102,7 @@ impl Core {
         self.vm.frame[s.error as usize] = program.errors.none;
     }
 
-    /// Gives the packet up if an assertion failed.
+    /// Drops the packet if an assertion failed.
     pub(super) fn faulted(&mut self, program: &Program) -> bool {
         let Some(id) = self.vm.fault.take() else { return false };
         bump(&self.stats.faults);
@@ -113,7 +114,7 @@ impl Core {
         true
     }
 
-    /// Counts a pass; false beyond the bound.
+    /// Counts a pass; returns false beyond the limit.
     pub(super) fn another_pass(&mut self) -> bool {
         self.passes += 1;
         if self.passes <= self.config.max_passes {
@@ -136,7 +137,7 @@ impl Core {
         self.note(|| Step::Pass { kind: kind.into(), pipeline: pipeline.into(), port });
     }
 
-    /// Parser, ingress and what simple_switch does after it. Resubmissions go round here.
+    /// Parser and ingress, followed by simple_switch's actions. Resubmissions loop here.
     pub(super) fn ingress(
         &mut self,
         program: &Program,
@@ -184,7 +185,7 @@ impl Core {
             let digest = self.vm.frame[s.digest as usize];
             if digest != 0 {
                 self.digest(program, rt, digest);
-                // Not again in egress.
+                // Egress must not send it again.
                 self.vm.frame[s.digest as usize] = 0;
             }
             let resubmit = self.vm.frame[s.resubmit as usize];
@@ -250,7 +251,7 @@ impl Core {
         }
     }
 
-    /// Egress, deparser and what simple_switch does after them.
+    /// Egress and deparser, followed by simple_switch's actions.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn egress(
         &mut self,

@@ -1,4 +1,4 @@
-//! Code in the making: instructions, labels, and the slots of constants and temporaries.
+//! Code under construction: instructions, labels, and the slots of constants and temporaries.
 
 use std::collections::HashMap;
 
@@ -12,36 +12,36 @@ use crate::layout::Layout;
 /// Slots of a value, least significant first.
 pub(crate) type Limbs = SmallVec<[u32; 2]>;
 
-/// A place to jump to.
+/// A jump target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Label(u32);
 
-/// A field of a stack's elements, found by index when the program runs.
+/// A field of a stack's elements, selected by an index at run time.
 #[derive(Clone, Debug)]
 pub(crate) struct StackField {
-    /// For each element the field's first slot.
+    /// The field's first slot in each element.
     pub(crate) slots: Vec<u32>,
     pub(crate) limbs: u32,
 }
 
-/// A wide expression, computed with numbers of any size.
+/// A wide expression, calculated with big integers.
 #[derive(Clone, Debug)]
 pub(crate) struct WideExpr {
     pub(crate) expr: Expr,
-    /// First slot of the action's parameters, if it is in an action.
+    /// First slots of the action's parameters, within an action.
     pub(crate) params: Vec<u32>,
 }
 
-/// Where the values of an action's parameters are.
+/// Values of an action's parameters.
 #[derive(Clone, Debug)]
 pub(crate) enum Params {
-    /// First slot of each.
+    /// First slot of each one.
     Slots(Vec<u32>),
-    /// Known now.
+    /// Known at compile time.
     Known(Vec<BigInt>),
 }
 
-/// Code in the making.
+/// Code under construction.
 pub(crate) struct Asm<'l, 'a> {
     pub(crate) layout: &'l Layout<'a>,
     pub(crate) code: Vec<Ins>,
@@ -53,7 +53,7 @@ pub(crate) struct Asm<'l, 'a> {
     stack_field_ids: HashMap<(bool, u32, u32, u32), u32>,
     pub(crate) wides: Vec<WideExpr>,
     pub(crate) params: Params,
-    /// Registers need one index more: their cell widths in limbs.
+    /// Cell widths of the registers in limbs.
     pub(crate) register_limbs: Vec<u32>,
 }
 
@@ -82,7 +82,7 @@ impl<'l, 'a> Asm<'l, 'a> {
         self.code.len() as u32
     }
 
-    /// Constants and their slots.
+    /// The constants with their slots.
     pub(crate) fn constants(&self) -> Vec<(u32, u64)> {
         self.consts.iter().map(|(v, s)| (*s, *v)).collect()
     }
@@ -97,7 +97,7 @@ impl<'l, 'a> Asm<'l, 'a> {
         slot
     }
 
-    /// A slot, or several in a row, to use until the statement ends.
+    /// One slot or several consecutive ones, until the statement ends.
     pub(crate) fn temp(&mut self, limbs: u32) -> u32 {
         let (pool, used) = self.temps.entry(limbs).or_default();
         if *used == pool.len() {
@@ -108,7 +108,7 @@ impl<'l, 'a> Asm<'l, 'a> {
         pool[*used - 1]
     }
 
-    /// Ends a statement: its temporaries are free again.
+    /// Ends a statement and frees its temporaries.
     pub(crate) fn end_statement(&mut self) {
         self.temps.values_mut().for_each(|(_, used)| *used = 0);
     }

@@ -5,7 +5,7 @@ use smallvec::smallvec;
 use super::*;
 
 impl Asm<'_, '_> {
-    /// The lowest `w` bits in slots one after another.
+    /// The lowest `w` bits in consecutive slots.
     pub(super) fn row(&mut self, e: &Expr, w: u32) -> u32 {
         let limbs = self.emit_limbs(e, w);
         if limbs.windows(2).all(|p| p[1] == p[0] + 1) {
@@ -18,7 +18,7 @@ impl Asm<'_, '_> {
         first
     }
 
-    /// The lowest `w` bits, any number, limb by limb.
+    /// The lowest `w` bits, for any `w`, limb by limb.
     pub(crate) fn emit_limbs(&mut self, e: &Expr, w: u32) -> Limbs {
         let n = limb_count(w);
         if let Some(v) = self.known(e) {
@@ -146,7 +146,7 @@ impl Asm<'_, '_> {
         limbs
     }
 
-    /// The limbs of an unsigned value that lies in slots, cut or padded to `w` bits.
+    /// The limbs of an unsigned value in slots, cut or padded to `w` bits.
     pub(super) fn widen(&mut self, first: u32, width: u32, w: u32) -> Limbs {
         let n = limb_count(w);
         let have = limb_count(width);

@@ -1,9 +1,9 @@
-//! Shapes of expressions that have a better instruction: rotations, masks of low bits, conditions.
+//! Expressions with a better instruction: rotations, masks of low bits, conditions.
 
 use super::*;
 
 impl Asm<'_, '_> {
-    /// `x << k | x >> (w - k)` and its like, as p4c writes rotations and the programs that rotate.
+    /// `x << k | x >> (w - k)` and similar forms in which p4c and programs write rotations.
     pub(super) fn rotation(&mut self, op: Bin, l: &Expr, r: &Expr, w: u32, dst: Option<u32>) -> Option<u32> {
         if !matches!(op, Bin::Or | Bin::Xor | Bin::Add) {
             return None;
@@ -24,7 +24,7 @@ impl Asm<'_, '_> {
         Some(self.op(Op::Rotl, w, dst, slot, 0, k))
     }
 
-    /// Goes to `label` if the condition is (not) true, else on.
+    /// Jumps to `label` if the condition equals `when`.
     pub(crate) fn branch(&mut self, e: &Expr, when: bool, label: Label) {
         match &e.kind {
             Kind::Const => {
@@ -34,7 +34,7 @@ impl Asm<'_, '_> {
             }
             Kind::NotB(x) => self.branch(x, !when, label),
             Kind::Bin(op @ (Bin::AndB | Bin::OrB), l, r) => {
-                // Neither side has an effect, so the right one need not be computed.
+                // Neither side has side effects, so the right one need not be evaluated.
                 if (*op == Bin::OrB) == when {
                     self.branch(l, when, label);
                     self.branch(r, when, label);
@@ -77,8 +77,8 @@ pub(super) fn low_mask(n: &BigInt) -> Option<u32> {
     (next.trailing_zeros().is_some_and(|z| z == u64::from(bits))).then_some(bits)
 }
 
-/// A value shifted by a constant: left or right, what, by how much, and how many of the result's bits (for a
-/// left shift: of the operand's) masks on the way keep.
+/// A value shifted by a constant: whether to the left, the value, the distance, and how many bits
+/// of the result (for a left shift: of the operand) remain after masks.
 fn shifted(e: &Expr) -> Option<(bool, &Expr, u32, u32)> {
     match &e.kind {
         Kind::Bin(Bin::And, x, m) => {
@@ -96,7 +96,7 @@ fn shifted(e: &Expr) -> Option<(bool, &Expr, u32, u32)> {
     }
 }
 
-/// A value under masks of low bits, and how many bits they keep; a shift right by nothing is no matter.
+/// A value under masks of low bits, and how many bits they keep; ignores a right shift by 0.
 fn masked(e: &Expr) -> Option<(&Expr, u32)> {
     match &e.kind {
         Kind::Bin(Bin::And, x, m) => {

@@ -1,17 +1,17 @@
-//! Expressions out of JSON.
+//! Reads expressions from JSON.
 
 use super::*;
 
-/// What a reader of expressions needs to know.
+/// Context for reading expressions.
 pub(crate) struct Scope<'l, 'a> {
     pub(crate) layout: &'l Layout<'a>,
     /// Name and cell width of each register array.
     pub(crate) registers: &'l [(String, u32)],
-    /// Widths of the parameters of the action around.
+    /// Widths of the parameters of the enclosing action.
     pub(crate) params: &'l [u32],
 }
 
-/// What an expression can stand for.
+/// Kinds of values that an expression can denote.
 pub(crate) enum Value {
     Data(Expr),
     /// The variable-length field of a header.
@@ -61,12 +61,12 @@ impl Scope<'_, '_> {
         }
     }
 
-    /// Anything.
+    /// A value of any kind.
     pub(crate) fn value(&self, j: &Json) -> Res<Value> {
         let v = j.get("value")?;
         let l = self.layout;
         Ok(match j.get("type")?.str()? {
-            // Parameters of actions wrap expressions once more.
+            // Action parameters are wrapped in another expression.
             "expression" if v.opt("type").is_some() => return self.value(&v),
             "expression" => return self.operation(&v),
             "field" => {

@@ -1,4 +1,4 @@
-//! The machine's instructions, as bytes.
+//! Encodes machine instructions.
 
 use super::*;
 
@@ -19,7 +19,7 @@ impl Assembler<'_> {
         self.imm32((slot * 8) as i32);
     }
 
-    /// A constant that a sign-extended 32-bit immediate can hold.
+    /// A constant, if a sign-extended 32-bit immediate can represent it.
     pub(super) fn immediate(&self, slot: u32) -> Option<i32> {
         i32::try_from(*self.constants.get(&slot)? as i64).ok()
     }
@@ -82,7 +82,7 @@ impl Assembler<'_> {
         self.imm32(0);
     }
 
-    /// A short conditional jump forward over what `over` writes.
+    /// A short conditional jump forward over the code that `over` writes.
     pub(super) fn skip(&mut self, opcode: u8, over: impl FnOnce(&mut Self)) {
         self.bytes(&[opcode, 0]);
         let at = self.out.len();
@@ -92,7 +92,7 @@ impl Assembler<'_> {
         self.out[at - 1] = distance as u8;
     }
 
-    /// A long conditional jump forward over what `over` writes.
+    /// A long conditional jump forward over the code that `over` writes.
     pub(super) fn skip_far(&mut self, opcode: u8, over: impl FnOnce(&mut Self)) {
         self.bytes(&[0x0f, opcode]);
         let at = self.out.len();
@@ -111,7 +111,7 @@ impl Assembler<'_> {
         self.held = None;
     }
 
-    /// A call of `step`, and what becomes of what it says.
+    /// Calls `step` and handles its result.
     pub(super) fn call_step(&mut self, pc: u32, i: Ins, in_action: bool) {
         self.call(step as *const () as usize, pc);
         if !can_stop(i.op) {
@@ -157,8 +157,8 @@ impl Assembler<'_> {
         self.imm32(at);
     }
 
-    /// `rcx` = the address of an array's cells, `rax` = the index times 2^shift; over all that follows if the
-    /// index is past the end.
+    /// `rcx` = the address of an array's cells, `rax` = the index times 2^shift. Skips the code
+    /// that follows if the index is out of bounds.
     pub(super) fn cell(
         &mut self,
         table: i32,

@@ -1,4 +1,4 @@
-//! Which machine instructions a bytecode instruction becomes.
+//! Selects the machine instructions for each bytecode instruction.
 
 use super::*;
 
@@ -159,7 +159,7 @@ impl Assembler<'_> {
                 self.imm32(STATES);
                 self.bytes(&[1]);
                 self.held = None;
-                // Out of them: the interpreter's word for it.
+                // No state is left: let the interpreter report it.
                 self.bytes(&[0x0f, 0x89]);
                 let at = self.out.len();
                 self.imm32(0);
@@ -176,8 +176,8 @@ impl Assembler<'_> {
         }
     }
 
-    /// A header of fixed length from the packet. Near the packet's end, where eight bytes cannot be read at
-    /// once, the interpreter does it.
+    /// Extracts a header of fixed length. Near the packet's end, where eight bytes cannot be read
+    /// at once, the interpreter does it.
     pub(super) fn extract(&mut self, program: &Program, pc: u32, i: Ins, in_action: bool) {
         let h = &program.headers[i.a as usize];
         let crosses = |p: &Piece| p.pos % 8 + p.width > 64;
@@ -185,7 +185,7 @@ impl Assembler<'_> {
             return self.call_step(pc, i, in_action);
         }
         self.held = None;
-        // rcx: the packet; rax: bytes taken; beyond the last field eight bytes are read.
+        // rcx: the packet; rax: bytes taken; eight bytes are read even for the last field.
         self.context(RCX, PACKET);
         self.bytes(&[0x48, 0x8b, 0x81]);
         self.imm32(TAKEN);
@@ -245,7 +245,7 @@ impl Assembler<'_> {
         self.held = None;
     }
 
-    /// An Internet checksum over fields that lie evenly.
+    /// An Internet checksum over aligned fields.
     pub(super) fn checksum(&mut self, program: &Program, pc: u32, i: Ins, in_action: bool) {
         let sum = &program.checksums[i.a as usize];
         let calc = sum.calculation.map(|c| &program.calculations[c as usize]);
@@ -263,7 +263,7 @@ impl Assembler<'_> {
                     a.bytes(&[0x48, 0x01, 0xc8]);
                 }
                 for (slot, shift) in &g.terms {
-                    // rcx = v; rdx = v >> 32; ecx = v: both halves count for themselves.
+                    // rcx = v; rdx = v >> 32; ecx = v: add both halves separately.
                     a.slot(&[0x8b], RCX, *slot);
                     a.bytes(&[0x48, 0x89, 0xca, 0x48, 0xc1, 0xea, 32, 0x89, 0xc9, 0x48, 0x01, 0xd1]);
                     if *shift > 0 {
@@ -301,7 +301,7 @@ impl Assembler<'_> {
         self.held = None;
     }
 
-    /// Validity of a header that is known now.
+    /// Tests or changes the validity of a header known at compile time.
     pub(super) fn validity(&mut self, program: &Program, pc: u32, i: Ins, in_action: bool) {
         let number = self.constants.get(&i.a).copied().unwrap_or(u64::MAX);
         let Some(h) = usize::try_from(number).ok().and_then(|n| program.headers.get(n)) else {

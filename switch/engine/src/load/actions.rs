@@ -1,4 +1,4 @@
-//! Actions: their primitives, one by one.
+//! Compiles actions, primitive by primitive.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::layout::Field;
 use crate::load::Loader;
 
 impl<'a> Loader<'_, 'a> {
-    /// All actions as tables call them: parameters in slots, ended by a return.
+    /// All actions in the form that tables call: parameters in slots, ended by a return.
     pub(super) fn actions(&mut self) -> Res<Vec<Label>> {
         let mut labels = Vec::new();
         for (i, a) in self.action_json.iter().enumerate() {
@@ -35,7 +35,7 @@ impl<'a> Loader<'_, 'a> {
         Ok(labels)
     }
 
-    /// Whether an action can end its pipeline.
+    /// Whether an action contains an exit.
     pub(super) fn exits(&self, action: u32) -> Res<bool> {
         for p in self.action_json[action as usize].list("primitives")? {
             if p.get("op")?.str()? == "exit" {
@@ -45,7 +45,8 @@ impl<'a> Loader<'_, 'a> {
         Ok(false)
     }
 
-    /// Primitives of no pipeline's node: registers that they name are theirs from the first to the last of them.
+    /// Primitives outside of any pipeline: locks the registers that they name from the first one to
+    /// the last.
     pub(super) fn primitives_apart(&mut self, list: &[Json<'a>]) -> Res<()> {
         let arrays: BTreeSet<u32> = list.iter().flat_map(|p| self.arrays_named(p)).collect();
         if arrays.is_empty() {
@@ -58,7 +59,7 @@ impl<'a> Loader<'_, 'a> {
         Ok(())
     }
 
-    /// Primitives in a row; jumps backwards among them (loops) are counted when they run.
+    /// Compiles primitives in order; backward jumps (loops) are counted at run time.
     pub(super) fn primitives(&mut self, list: &[Json<'a>]) -> Res<()> {
         let labels: Vec<Label> = (0..=list.len()).map(|_| self.asm.label()).collect();
         for (i, p) in list.iter().enumerate() {
@@ -193,7 +194,7 @@ impl<'a> Loader<'_, 'a> {
                 want(3)?;
                 let (lo, hi) = (self.number(&args[1], 64)?, self.number(&args[2], 64)?);
                 let out = self.asm.temp(1);
-                // A range that is none leaves the field alone.
+                // An invalid range leaves the field unchanged.
                 let skip = self.asm.label();
                 self.asm.jump(Op::JUlt, skip, hi, lo);
                 self.asm.put(Ins::new(Op::Rand, out, lo, hi));
@@ -208,7 +209,8 @@ impl<'a> Loader<'_, 'a> {
             }
             "mark_to_drop" => {
                 want(1)?;
-                // Often a copy of the packet's own, which p4c makes of an `inout` argument and copies back.
+                // Often a copy of the packet's standard metadata, which p4c makes for an `inout`
+                // argument and copies back.
                 let Hdr::Fixed(header) = self.scope().header(&args[0])? else {
                     return args[0].err("standard metadata was expected");
                 };
@@ -235,7 +237,7 @@ impl<'a> Loader<'_, 'a> {
             }
             "clone_ingress_pkt_to_egress" | "clone_egress_pkt_to_egress" => {
                 want(2)?;
-                // BMv2 keeps 15 bits and marks the session as present with the 16th.
+                // BMv2 keeps 15 bits and marks the session as present with bit 15.
                 let session = self.number(&args[0], 16)?;
                 let mark = self.asm.imm(0x8000);
                 self.asm.put(Ins::new(Op::Or, s.clone, session, mark).w(16));
@@ -259,7 +261,7 @@ impl<'a> Loader<'_, 'a> {
                 let (base, size) = (self.number(&args[1], 64)?, self.number(&args[3], 64)?);
                 let (h, m, v) = (self.asm.temp(1), self.asm.temp(1), self.asm.temp(1));
                 self.asm.put(Ins::new(Op::Hash, h, calc, 0));
-                // A size of 0 counts as 1; so does the remainder by 0 here.
+                // A size of 0 counts as 1; the remainder by 0 is handled the same way here.
                 self.asm.put(Ins::new(Op::Rem, m, h, size));
                 self.asm.put(Ins::new(Op::Add, v, m, base));
                 self.store(&args[0], Expr::slot(v, 64))
@@ -296,7 +298,7 @@ impl<'a> Loader<'_, 'a> {
                 let index = self.scope().data(&args[2])?;
                 let index = Expr::bin(Bin::And, index, Expr::number(ones(32)));
                 let value = Expr::register(array, width, index);
-                // Straight into a field of the same width.
+                // Directly into a field of the same width.
                 if let Value::Data(Expr { kind: Kind::Field(f), .. }) = self.scope().value(&args[0])?
                     && f.width == width
                     && !f.signed
@@ -327,7 +329,7 @@ impl<'a> Loader<'_, 'a> {
         }
     }
 
-    /// A number in a slot.
+    /// Compiles a number into a slot.
     fn number(&mut self, at: &Json<'a>, w: u32) -> Res<u32> {
         let e = self.scope().data(at)?;
         Ok(self.asm.emit(&e, w, None))
@@ -338,7 +340,7 @@ impl<'a> Loader<'_, 'a> {
         self.asm.put(Ins::new(Op::Mov, slot, v, 0));
     }
 
-    /// Standard metadata that says "drop".
+    /// Sets the standard metadata to "drop".
     fn mark(&mut self, egress_spec: Option<Field>, mcast_grp: Option<Field>) {
         if let Some(f) = egress_spec {
             self.asm.put(Ins::new(Op::Mov, f.slot, self.drop_port, 0).w(f.width));

@@ -1,4 +1,4 @@
-//! What primitives assign to: headers and unions as a whole, fields, elements of stacks, registers.
+//! Targets of assignments: headers and unions as a whole, fields, elements of stacks, registers.
 
 use crate::bits::limb_count;
 use crate::code::{Ins, Op};
@@ -45,7 +45,7 @@ impl<'a> Loader<'_, 'a> {
         Ok(())
     }
 
-    /// Assigns to whatever a parameter names.
+    /// Assigns to the target of a parameter.
     pub(super) fn store(&mut self, dst: &Json<'a>, value: Expr) -> Res<()> {
         let Value::Data(target) = self.scope().value(dst)? else { return dst.err("a field was expected") };
         match target.kind {
@@ -90,7 +90,7 @@ impl<'a> Loader<'_, 'a> {
         self.asm.put(Ins::new(Op::RegStore, array, index, row));
     }
 
-    /// A value's lowest bits in slots in a row.
+    /// The lowest bits of a value in consecutive slots.
     pub(super) fn row(&mut self, value: &Expr, width: u32, n: u32) -> u32 {
         if n == 1 {
             return self.asm.emit(value, width.max(1), None);
@@ -103,7 +103,7 @@ impl<'a> Loader<'_, 'a> {
         first
     }
 
-    /// Assigns to a field, cut (or for P4_14's saturating fields: limited) to its width.
+    /// Assigns to a field, cut (or for P4_14's saturating fields limited) to its width.
     pub(super) fn store_field(&mut self, f: Field, value: &Expr) -> Res<()> {
         let limited;
         let value = if f.saturating {

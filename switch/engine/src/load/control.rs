@@ -1,4 +1,4 @@
-//! Pipelines: what follows what; and the deparser's calls.
+//! Pipelines: the order of their nodes; and the deparser's calls.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -19,7 +19,7 @@ enum Node<'a> {
 }
 
 impl<'a> Loader<'_, 'a> {
-    /// A pipeline's code; the label of its start.
+    /// Compiles a pipeline; returns the label of its start.
     pub(super) fn pipeline(&mut self, name: &str) -> Res<Label> {
         let start = self.asm.label();
         self.asm.bind(start);
@@ -46,7 +46,7 @@ impl<'a> Loader<'_, 'a> {
         } else {
             let order = self.order(&init, &nodes)?;
             let held = self.arrays_held(&order, &nodes)?;
-            // The first node follows at once; each goes on to the next where it can.
+            // The first node follows directly; each one falls through to the next where possible.
             for (i, name) in order.iter().enumerate() {
                 let (node, label) = &nodes[*name];
                 self.asm.bind(*label);
@@ -68,7 +68,7 @@ impl<'a> Loader<'_, 'a> {
         Ok(start)
     }
 
-    /// What each node does about register arrays before anything else.
+    /// Actions of each node on register locks before its own code.
     fn arrays_held(
         &mut self,
         order: &[&str],
@@ -101,7 +101,7 @@ impl<'a> Loader<'_, 'a> {
         Ok(self.held(&uses, &before))
     }
 
-    /// The nodes reachable from the first, every one before those that follow it. A circle is an error.
+    /// The nodes reachable from the first one in topological order. A cycle is an error.
     fn order<'n>(&self, init: &Json<'a>, nodes: &'n HashMap<String, (Node<'a>, Label)>) -> Res<Vec<&'n str>> {
         let known = |at: &Json<'a>| -> Res<&'n str> {
             let name = at.str()?;
@@ -110,7 +110,7 @@ impl<'a> Loader<'_, 'a> {
                 None => at.err(format!("no table or condition `{name}`")),
             }
         };
-        // Depth first without recursion; 1 is on the way, 2 is done.
+        // Depth-first search without recursion; 1 means on the path, 2 done.
         let mut state: HashMap<&str, u8> = HashMap::new();
         let mut done = Vec::new();
         let mut stack = vec![(known(init)?, None::<Vec<&'n str>>)];
@@ -120,7 +120,7 @@ impl<'a> Loader<'_, 'a> {
                 None => {
                     match state.get(name) {
                         Some(2) => continue,
-                        Some(_) => return init.err(format!("`{name}` comes after itself")),
+                        Some(_) => return init.err(format!("`{name}` is its own successor")),
                         None => {}
                     }
                     state.insert(name, 1);
@@ -193,7 +193,7 @@ impl<'a> Loader<'_, 'a> {
         Ok(())
     }
 
-    /// An action without a table, its parameters known.
+    /// Compiles an action without a table, with known parameters.
     fn inline(&mut self, action: u32, known: Vec<BigInt>, end: Label) -> Res<()> {
         if self.traced {
             self.asm.put(Ins::new(Op::TraceAction, action, 0, 0));
@@ -244,7 +244,7 @@ impl<'a> Loader<'_, 'a> {
             let names = next.members()?;
             !names.is_empty() && names.iter().all(|(n, _)| n.starts_with("__"))
         };
-        // For each action of the list, and at last for a miss without an action.
+        // For each action of the list, and finally for a miss without an action.
         let mut by_action = Vec::new();
         if !by_hit {
             for name in &info.action_names {
@@ -257,7 +257,7 @@ impl<'a> Loader<'_, 'a> {
         let (hit, miss) =
             (self.target(next.opt("__HIT__"), nodes, end)?, self.target(next.opt("__MISS__"), nodes, end)?);
 
-        // A table without a key whose default nobody can change is a call of its action.
+        // A table without a key and with a const default is just a call of its action.
         if info.key.is_empty()
             && plan.const_default
             && info.profile.is_none()
@@ -286,7 +286,7 @@ impl<'a> Loader<'_, 'a> {
         self.exit_if(may_exit, end);
         if by_hit {
             if Some(hit) == after {
-                // JHit over the jump to the miss's side.
+                // JHit skips the jump to the code for a miss.
                 self.asm.jump(Op::JHit, hit, 0, 0);
                 self.go(miss, None);
             } else {
@@ -303,7 +303,7 @@ impl<'a> Loader<'_, 'a> {
         Ok(())
     }
 
-    /// What the deparser does before headers go out: checksums, then calls.
+    /// Compiles the deparser's work before headers are written: checksums, then calls.
     pub(super) fn deparser(&mut self) -> Res<Label> {
         let start = self.asm.label();
         self.asm.bind(start);
@@ -332,7 +332,7 @@ impl<'a> Loader<'_, 'a> {
     }
 }
 
-/// The nodes that may come after one.
+/// The possible successors of a node.
 fn successors<'a>(node: &Node<'a>) -> Res<Vec<Json<'a>>> {
     let mut out = Vec::new();
     match node {

@@ -1,28 +1,29 @@
-//! Which register arrays a packet holds at which node of a pipeline, with several workers.
+//! With several workers: the register arrays that a packet locks at each node of a pipeline.
 //!
-//! An array is held from the first node that names it to the last, in the order in which the nodes' code lies, and that
-//! is an order in which packets go. So all that a packet does with it in one pass is whole: a block of `@atomic` too,
-//! whose statements p4c spreads over conditions and actions, and of which the JSON says nothing. Spans that share a node
-//! are one and take all their arrays at once, so nobody waits while holding what another waits for.
+//! An array is locked from the first node that names it to the last, in the order of the nodes'
+//! code, which is a possible order of execution. So all accesses of a packet to it in one pass are
+//! atomic. That includes an `@atomic` block: p4c spreads its statements over conditions and
+//! actions, and the JSON does not mention it. Spans that share a node are merged and take all their
+//! arrays at once, so that no worker waits while it holds an array that another one waits for.
 
 use std::collections::{BTreeSet, HashMap};
 
 use crate::json::Json;
 use crate::load::Loader;
 
-/// What one node does before its own code.
+/// A node's action on locks before its own code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Before {
     Nothing,
-    /// Takes the arrays of a lock set, unless they are held.
+    /// Locks the arrays of a lock set, unless they are locked.
     Lock(u32),
-    /// Gives up what is held.
+    /// Unlocks all arrays.
     Unlock,
 }
 
-/// For each node the span that it is in. `uses` are the arrays that each names.
+/// The span of each node, and the arrays of each span. `uses`: the arrays that each node names.
 fn spans(uses: &[BTreeSet<u32>]) -> (Vec<Option<usize>>, Vec<Vec<u32>>) {
-    // First and last node of each array, by the first.
+    // First and last node of each array, ordered by the first.
     let mut of_array: HashMap<u32, (usize, usize)> = HashMap::new();
     for (at, arrays) in uses.iter().enumerate() {
         for array in arrays {
@@ -48,7 +49,7 @@ fn spans(uses: &[BTreeSet<u32>]) -> (Vec<Option<usize>>, Vec<Vec<u32>>) {
     (of_node, merged.into_iter().map(|(_, _, arrays)| arrays).collect())
 }
 
-/// What each node does first. `before` are the nodes that each may come after; the first node comes after none.
+/// Each node's action. `before`: the possible predecessors of each node; the first one has none.
 fn transitions(of_node: &[Option<usize>], before: &[Vec<usize>], sets: &[u32]) -> Vec<Before> {
     let at = |(node, before): (usize, &Vec<usize>)| match of_node[node] {
         Some(span) if before.is_empty() || before.iter().any(|b| of_node[*b] != Some(span)) => {
@@ -61,16 +62,16 @@ fn transitions(of_node: &[Option<usize>], before: &[Vec<usize>], sets: &[u32]) -
 }
 
 impl<'a> Loader<'_, 'a> {
-    /// The arrays that an object of the JSON names.
+    /// The arrays named in a JSON object.
     pub(super) fn arrays_named(&self, json: &Json<'a>) -> BTreeSet<u32> {
         let mut arrays = BTreeSet::new();
         json.strings(&mut |name: &str| arrays.extend(self.register_ids.get(name)));
         arrays
     }
 
-    /// The number of a set of arrays.
+    /// The index of a set of arrays.
     pub(super) fn lock_set(&mut self, arrays: BTreeSet<u32>) -> u32 {
-        // In order, so that no two workers wait for each other.
+        // In order, so that workers cannot deadlock.
         let arrays: Vec<u32> = arrays.into_iter().collect();
         let found = self.lock_sets.iter().position(|s| *s == arrays);
         found.unwrap_or_else(|| {
@@ -79,7 +80,8 @@ impl<'a> Loader<'_, 'a> {
         }) as u32
     }
 
-    /// What each node of a pipeline does first, by the arrays that each names and the nodes it may come after.
+    /// The action of each node of a pipeline, from the arrays that each names and its possible
+    /// predecessors.
     pub(super) fn held(&mut self, uses: &[BTreeSet<u32>], before: &[Vec<usize>]) -> Vec<Before> {
         let (of_node, spans) = spans(uses);
         let sets: Vec<u32> = spans.into_iter().map(|s| self.lock_set(s.into_iter().collect())).collect();
@@ -100,15 +102,15 @@ mod tests {
         let (nodes, sets) = of(&[&[], &[7], &[], &[7], &[1], &[2, 3], &[3], &[]]);
         assert_eq!(nodes, [None, Some(0), Some(0), Some(0), Some(1), Some(2), Some(2), None]);
         assert_eq!(sets, [vec![7], vec![1], vec![2, 3]]);
-        // 1 spans 2, and what 2 reaches.
+        // Array 1 spans array 2, and what array 2 reaches.
         let (nodes, sets) = of(&[&[1], &[2], &[1], &[2, 4]]);
         assert_eq!((nodes, sets), (vec![Some(0); 4], vec![vec![1, 2, 4]]));
         assert_eq!(of(&[]), (vec![], vec![]));
     }
 
     #[test]
-    fn they_are_taken_where_packets_come_in_and_given_up_where_they_leave() {
-        // 0 goes to 1 or 3, 1 to 2, 2 and 3 to 4.
+    fn arrays_are_locked_on_entry_and_unlocked_on_leaving() {
+        // 0 is followed by 1 or 3, 1 by 2, 2 and 3 by 4.
         let before = [vec![], vec![0], vec![1], vec![0], vec![2, 3]];
         let inside = Some(0);
         let held = transitions(&[None, inside, inside, None, None], &before, &[9]);

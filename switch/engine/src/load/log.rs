@@ -1,4 +1,4 @@
-//! `log_msg`: a message with places for values.
+//! `log_msg`: a message with placeholders for values.
 
 use crate::bits::limb_count;
 use crate::code::{Ins, Op};
@@ -7,7 +7,7 @@ use crate::load::Loader;
 use crate::program::LogPlan;
 
 impl<'a> Loader<'_, 'a> {
-    /// The values into slots, and the instruction that says them.
+    /// Puts the values into slots, and emits the instruction that logs them.
     pub(super) fn log(&mut self, format: &Json<'a>, values: &Json<'a>) -> Res<()> {
         let at = format.get("value")?;
         let parts = split_format(at.str()?);

@@ -1,4 +1,4 @@
-//! From JSON to a program: reads every object once, in the order they refer to each other.
+//! Loads a program from JSON: reads every object once, in the order of references.
 
 mod actions;
 mod assign;
@@ -20,19 +20,19 @@ use crate::layout::{Field, Layout};
 use crate::program::*;
 use crate::types::LoadError;
 
-/// Cells a register, counter or meter array may have.
+/// Largest number of cells of a register, counter or meter array.
 const MAX_CELLS: u64 = 1 << 26;
-/// Instructions a program may have.
+/// Largest number of instructions of a program.
 const MAX_CODE: usize = 1 << 24;
 
-/// Everything the compiler knows.
+/// State of the compiler.
 pub(crate) struct Loader<'l, 'a> {
     root: Json<'a>,
     layout: &'l Layout<'a>,
     asm: Asm<'l, 'a>,
     special: Special,
     info: &'l ProgramInfo,
-    /// Action number of each id.
+    /// Action number for each id.
     action_ids: &'l HashMap<i64, u32>,
     action_json: &'l [Json<'a>],
     action_plans: &'l [ActionPlan],
@@ -60,7 +60,7 @@ impl<'a> Loader<'_, 'a> {
     }
 }
 
-/// Reads and compiles.
+/// Reads and compiles a program.
 pub(crate) fn program(text: &[u8]) -> Result<Program, LoadError> {
     let value = parse(text)?;
     let root = Json::root(&value);
@@ -83,7 +83,7 @@ pub(crate) fn program(text: &[u8]) -> Result<Program, LoadError> {
     let checksums = checksums(&root, &layout, &calculation_names)?;
     let deparse = deparse_order(&root, &layout)?;
 
-    // Twice: as it runs, and with what a trace needs.
+    // Twice: for normal operation, and for traces.
     let compile = |traced: bool| -> Res<_> {
         let mut asm = Asm::new(&layout, layout.slots);
         asm.register_limbs = registers.iter().map(|r| crate::bits::limb_count(r.1) as u32).collect();
@@ -200,7 +200,7 @@ fn errors(root: &Json) -> Res<Errors> {
     for e in root.list("errors")? {
         names.push((e.at(0)?.str()?.to_string(), e.at(1)?.uint((1 << 31) - 1)?));
     }
-    // BMv2 gives the core library's errors a number if the program does not.
+    // BMv2 assigns a number to the core library's errors if the program does not.
     let mut next = (1u64 << 31) - 2;
     let mut core = |name: &str| match names.iter().find(|(n, _)| n == name) {
         Some((_, v)) => *v,
@@ -227,7 +227,7 @@ fn special(root: &Json, l: &mut Layout) -> Res<Special> {
     let get = |h: &str, f: &str| l.special(h, f).filter(|f| f.width <= 64 && !f.vl);
     let (std, intr, queue) = ("standard_metadata", "intrinsic_metadata", "queueing_metadata");
     let queueing = ["enq_timestamp", "enq_qdepth", "deq_timedelta", "deq_qdepth"];
-    // All or nothing, as BMv2 has it.
+    // All queueing fields or none, as in BMv2.
     let queued = queueing.iter().all(|f| get(queue, f).is_some());
     let q = |f: &str| if queued { get(queue, f) } else { None };
     let s = Special {
@@ -311,7 +311,7 @@ fn arrays(root: &Json, _layout: &Layout, info: &mut ProgramInfo) -> Res<()> {
     Ok(())
 }
 
-/// The fields of a value set are those of the select that uses it.
+/// A value set has the fields of the select that uses it.
 fn value_set_fields(info: &mut ProgramInfo, keys: &[VsetKey]) {
     for k in keys {
         let set = &mut info.value_sets[k.set as usize];
@@ -344,7 +344,7 @@ fn action_list<'a>(root: &Json<'a>, layout: &mut Layout, info: &mut ProgramInfo)
     Ok((ids, json, plans))
 }
 
-/// Inputs of a calculation, a selector or the like.
+/// Inputs of a calculation, a selector or similar.
 fn inputs(list: &Json, layout: &Layout) -> Res<(Vec<Input>, bool)> {
     let (mut out, mut payload) = (Vec::new(), false);
     for i in list.items()? {
@@ -377,7 +377,7 @@ fn calculations(root: &Json, layout: &Layout) -> Res<(Vec<Calculation>, HashMap<
     Ok((list, names))
 }
 
-/// A calculation, with a plan of the sum if it is the Internet checksum over fields that lie evenly.
+/// A calculation, with a plan for the sum if it is the Internet checksum over aligned fields.
 fn calculation(algorithm: Algorithm, inputs: Vec<Input>, payload: bool, layout: &Layout) -> Calculation {
     let sum = if algorithm == Algorithm::Csum16 { sum_groups(&inputs, layout) } else { None };
     Calculation { algorithm, inputs, payload, sum }
@@ -385,7 +385,7 @@ fn calculation(algorithm: Algorithm, inputs: Vec<Input>, payload: bool, layout: 
 
 fn sum_groups(inputs: &[Input], layout: &Layout) -> Option<Vec<SumGroup>> {
     let mut out: Vec<SumGroup> = Vec::new();
-    // Bits of the group being filled.
+    // Bits of the present group.
     let mut bits = 0u32;
     for input in inputs {
         let (valid, limbs, width) = match input {
@@ -408,7 +408,7 @@ fn sum_groups(inputs: &[Input], layout: &Layout) -> Option<Vec<SumGroup>> {
         }
         let group = out.last_mut()?;
         for (l, limb) in limbs.iter().enumerate() {
-            // Limbs are 64 bits apart, a whole number of words.
+            // Limbs are 64 bits apart, a multiple of the word size.
             let shift = (16 - (bits + width) % 16) % 16;
             let _ = l;
             match limb {
@@ -446,7 +446,7 @@ fn field_lists(root: &Json, layout: &Layout) -> Res<Vec<(u32, Vec<Field>)>> {
         for e in l.get("elements")?.items()? {
             match e.get("type")?.str()? {
                 "field" => fields.push(layout.field(&e.get("value")?)?),
-                // A constant has nowhere to be kept; BMv2 takes and ignores it too.
+                // A constant cannot be kept; BMv2 accepts and ignores it too.
                 "hexstr" => {}
                 _ => return e.err("a field list holds fields"),
             }

@@ -16,7 +16,7 @@ use crate::program::VsetKey;
 type KeyField = (Limbs, u32);
 
 impl<'a> Loader<'_, 'a> {
-    /// The parser; labels of its start and of its end.
+    /// Compiles the parser; returns the labels of its start and end.
     pub(super) fn parser(&mut self) -> Res<(Label, Label)> {
         let start = self.asm.label();
         let end = self.asm.label();
@@ -43,7 +43,7 @@ impl<'a> Loader<'_, 'a> {
         for (i, s) in list.iter().enumerate() {
             self.asm.bind(states[s.name()?]);
             self.states.push(s.name()?.into());
-            // Also counts the states entered, so that a loop that takes nothing from the packet ends.
+            // Also counts the entered states, so that a loop that extracts nothing ends.
             self.asm.put(Ins::new(Op::TraceState, i as u32, 0, 0));
             self.state(s, &states, end)?;
         }

@@ -1,4 +1,4 @@
-//! Tables: what they look like, their defaults and const entries; action profiles.
+//! Tables: keys, defaults and const entries; action profiles.
 
 use crate::expr::limbs_mod;
 use crate::info::*;
@@ -13,7 +13,7 @@ use std::collections::HashMap;
 
 type Tables = (Vec<TablePlan>, Vec<(TableId, CanonKey, ActionWords)>, Vec<Option<u32>>);
 
-/// Tables a program may have entries for, each.
+/// Largest number of entries of a table.
 const MAX_TABLE: u64 = 1 << 24;
 
 struct TableReader<'l, 'a> {
@@ -23,8 +23,8 @@ struct TableReader<'l, 'a> {
     action_plans: &'l [ActionPlan],
 }
 
-/// Reads all tables of all pipelines: what they look like, their defaults and const entries; and the selectors
-/// of the action profiles, which become calculations.
+/// Reads all tables of all pipelines with their defaults and const entries, and the selectors of
+/// the action profiles, which become calculations.
 pub(super) fn tables(
     root: &Json,
     layout: &Layout,
@@ -259,7 +259,7 @@ impl TableReader<'_, '_> {
         actions: &[ActionId],
     ) -> Res<(Option<ActionWords>, bool, Option<ActionId>)> {
         let Some(d) = t.opt("default_entry") else { return Ok((None, false, None)) };
-        // p4c may name a default that the list of actions lacks when it is the only one.
+        // p4c may name a default that is missing in the list of actions.
         let call = self.call(&d, actions)?;
         let const_action = d.flag("action_const")?.then_some(call.action);
         Ok((Some(call), d.flag("action_entry_const")?, const_action))
@@ -277,13 +277,13 @@ impl TableReader<'_, '_> {
                 "lpm" => {
                     let prefix_len = k.get("prefix_length")?.uint(16_384)? as u32;
                     let width = plan.key.fields.get(fields.len()).map_or(0, |f| f.width);
-                    // Bits below the prefix are nothing's.
+                    // Bits below the prefix are ignored.
                     let below = width.saturating_sub(prefix_len);
                     let value: BigInt = (k.get("key")?.hex()? >> below) << below;
                     KeyMatch::Lpm { value: value.to_bytes_be().1, prefix_len }
                 }
                 "ternary" | "optional" => {
-                    // Bits outside the mask are nothing's.
+                    // Bits outside the mask are ignored.
                     let (v, m) = (k.get("key")?.hex()?, k.get("mask")?.hex()?);
                     let v: BigInt = v & &m;
                     KeyMatch::Ternary { value: v.to_bytes_be().1, mask: m.to_bytes_be().1 }
@@ -292,7 +292,7 @@ impl TableReader<'_, '_> {
                 other => return k.err(format!("no key is matched `{other}`")),
             });
         }
-        // In the JSON the smaller number wins.
+        // In the JSON the smaller number has the higher priority.
         let priority = match info.kind.has_priority() {
             true => e.opt("priority").map_or(Ok(0), |p| p.int())?.clamp(-(1 << 30), 1 << 30) as i32,
             false => 0,

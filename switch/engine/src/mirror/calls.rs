@@ -1,8 +1,8 @@
-//! Actions with their arguments, checked and in their one form.
+//! Checks actions with their arguments and makes them canonical.
 
 use super::*;
 
-/// Action words of a call, checked against the actions that may be used.
+/// Action words of a call, checked against the permitted actions.
 pub(super) fn words(
     program: &Program,
     allowed: &[ActionId],
@@ -41,7 +41,7 @@ pub(super) fn canonical_call(call: &ActionCall) -> ActionCall {
     ActionCall { action: call.action, params: call.params.iter().map(|p| canonical_bytes(p)).collect() }
 }
 
-/// A call from the program's own words.
+/// The call for a program's action words.
 pub(super) fn call_of(program: &Program, w: &ActionWords) -> ActionCall {
     let mut words = &w.words[..];
     let mut params = Vec::new();

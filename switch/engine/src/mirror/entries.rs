@@ -1,9 +1,9 @@
-//! Entries of tables, and what their actions hold.
+//! Entries of tables, and the members and groups that their actions use.
 
 use super::*;
 
 impl Ctl {
-    /// Puts a checked entry into a free slot.
+    /// Stores a checked entry in a free slot.
     pub(super) fn place_entry(&mut self, table: TableId, mut entry: CtlEntry, act: Act) {
         let t = &mut self.tables[table.index()];
         let slot = t.slots.take();
@@ -23,8 +23,8 @@ impl Ctl {
         }
     }
 
-    /// Checks an action and says what it is for the packet path. Takes references; a one-shot's members and
-    /// group are made.
+    /// Checks an action and converts it for the packet path. Takes references, and creates a
+    /// one-shot's members and group.
     pub(super) fn resolve(
         &mut self,
         program: &Program,
@@ -97,7 +97,8 @@ impl Ctl {
         }
     }
 
-    /// Gives back what an entry's action held. The packet path has been told to let go before.
+    /// Releases the members and groups of an entry's action, after the packet path has stopped
+    /// using them.
     pub(super) fn release(
         &mut self,
         program: &Program,
@@ -130,7 +131,7 @@ impl Ctl {
         }
     }
 
-    /// What both insert and modify check of an entry besides key and action.
+    /// Checks of an entry that insert and modify share, besides key and action.
     fn check_entry(program: &Program, table: TableId, entry: &EntrySpec) -> Result<(), WriteError> {
         let info = &program.info.tables[table.index()];
         let invalid = |what: &str| Err(WriteError::Invalid(format!("table {} {what}", info.name)));
@@ -206,7 +207,7 @@ impl Ctl {
         }
     }
 
-    /// The same, of an entry that may be changed.
+    /// The same for an entry that may be changed.
     fn find_mutable(
         &mut self,
         program: &Program,

@@ -1,9 +1,9 @@
-//! Which members of groups count: those that watch nothing, or what is up.
+//! Liveness of group members: a member counts if it watches no port, or a port that is up.
 
 use super::*;
 
 impl Ctl {
-    /// Slots of a list of members as the packet path counts them, each as often as it weighs.
+    /// Slots of the live members, each repeated by its weight.
     pub(super) fn counted<'m>(&self, members: impl Iterator<Item = (u32, u32, &'m [u8])>) -> Vec<u32> {
         members
             .filter(|(_, _, watch)| watch.is_empty() || !self.down.contains(*watch))
@@ -11,7 +11,7 @@ impl Ctl {
             .collect()
     }
 
-    /// Of a group, in the order BMv2 counts them. Its members are there.
+    /// Slots of a group's live members, in BMv2's order. The members exist.
     pub(super) fn group_members(&self, profile: ProfileId, group: &Group) -> Vec<u32> {
         let members = &self.profiles[profile.index()].members;
         let known = group.members.iter().filter_map(|m| Some((members.get(&m.member)?.slot, m)));
@@ -24,7 +24,7 @@ impl Ctl {
         self.counted(list.iter().zip(&made.members).map(|(m, slot)| (*slot, m.weight, &m.watch_port[..])))
     }
 
-    /// Asks what is up of all that members watch; groups whose choice that changes get their members anew.
+    /// Queries all watched ports; updates the groups with changed liveness.
     pub(crate) fn follow_liveness(
         &mut self,
         program: &Program,

@@ -64,7 +64,7 @@ impl Ctl {
         list.into_iter().flatten().map(|(id, m)| (*id, m.call.clone())).collect()
     }
 
-    /// Checks a group; its members' slots, each as often as it weighs.
+    /// Checks a group; returns its members' slots, each repeated by its weight.
     pub(super) fn expand(
         &mut self,
         program: &Program,

@@ -1,4 +1,4 @@
-//! What is read back of tables, their defaults and their direct counters and meters.
+//! Reads tables, defaults, and direct counters and meters.
 
 use super::*;
 

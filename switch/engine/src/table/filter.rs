@@ -1,26 +1,26 @@
-//! Says of a hash that a group of entries does not hold it, from a few kilobytes: a Bloom filter whose bits of
-//! one hash lie in one word (Putze, Sanders and Singler 2007).
+//! A filter of a few kilobytes that shows that a group lacks a hash: a blocked Bloom filter, with
+//! all bits of a hash in one word (Putze, Sanders and Singler 2007).
 
-/// Bits for each value when the filter is made; half as many are left before it is made anew.
+/// Bits for each value when the filter is built; it is rebuilt at half as many.
 const BITS: usize = 32;
 /// Bits set for a value.
 const PROBES: u32 = 3;
 
 #[derive(Clone)]
 pub(super) struct Filter {
-    /// A power of two of them.
+    /// A power of two of words.
     words: Box<[u64]>,
     removed: usize,
 }
 
-/// The bits of a hash within its word, which lower bits choose.
+/// The bits of a hash within its word; other bits of the hash select the word.
 #[inline(always)]
 fn bits(hash: u64) -> u64 {
     (0..PROBES).fold(0, |bits, i| bits | 1 << (hash >> (46 + 6 * i) & 63))
 }
 
 impl Filter {
-    /// A filter for so many values, with the hashes of those that are there.
+    /// Creates a filter for `count` values with the given hashes.
     pub(super) fn new(count: usize, hashes: impl Iterator<Item = u64>) -> Filter {
         let words = (count * BITS / 64).next_power_of_two();
         let mut filter = Filter { words: vec![0; words].into_boxed_slice(), removed: 0 };
@@ -28,7 +28,7 @@ impl Filter {
         filter
     }
 
-    /// Whether so many values, and what was removed, are few enough for it to be of use.
+    /// Whether it is still useful for `count` values, including removed ones.
     pub(super) fn holds(&self, count: usize) -> bool {
         (count + self.removed) * BITS / 2 <= self.words.len() * 64
     }
@@ -37,13 +37,13 @@ impl Filter {
         self.words[hash as usize & (self.words.len() - 1)] |= bits(hash);
     }
 
-    /// Notes that a value was removed; true if so many were that the filter should be made anew.
+    /// Records a removal; returns true if the filter should be rebuilt.
     pub(super) fn stale(&mut self) -> bool {
         self.removed += 1;
         self.removed * BITS * 4 > self.words.len() * 64
     }
 
-    /// False if the value is certainly not there.
+    /// False if the value is certainly absent.
     #[inline(always)]
     pub(super) fn may_hold(&self, hash: u64) -> bool {
         let bits = bits(hash);
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn it_misses_nothing_and_says_no_to_most_others() {
+    fn filter_misses_nothing_and_excludes_most_others() {
         let mut f = Filter::new(1000, (0..1000).map(hash));
         assert!((0..1000).all(|i| f.may_hold(hash(i))));
         let mut count = 1000;

@@ -74,15 +74,15 @@ fn the_highest_priority_wins_and_ranges_hold() {
     assert_eq!(find(&t, 0x1234, 17), Some(2));
     assert_eq!(find(&t, 0x1234, 40), Some(0));
     t.remove(2);
-    // Equal priorities: the lower slot, as BMv2 walks its list.
+    // Equal priorities: the lower slot, in the order of BMv2's list.
     assert_eq!(find(&t, 0x1234, 17), Some(1));
     t.remove(1);
     assert_eq!(find(&t, 0x1234, 17), Some(3));
 }
 
-/// Groups large enough for filters, that grow and shrink: what a walk of a list finds.
+/// Growing and shrinking groups that are large enough for filters find the same as a list.
 #[test]
-fn large_groups_find_what_a_list_finds() {
+fn large_groups_match_a_linear_search() {
     const MASKS: [u64; 3] = [0xffff_ffff, 0xffff_ff00, 0x00ff_ffff];
     let (info, plan) = info(TableKind::Ternary, &[(MatchKind::Ternary, 32)]);
     let mut t = Lookup::new(TableKind::Ternary, &plan, 7);
@@ -97,7 +97,7 @@ fn large_groups_find_what_a_list_finds() {
     let mut list: Vec<Option<(u64, u64, i32)>> = Vec::new();
     let mut filters = 0;
     for round in 0..20_000u64 {
-        // More and more for a while, then fewer and fewer.
+        // Grow for a while, then shrink.
         let (grows, at) = (round % 8000 < 4000, next() as usize % 4000);
         let value = next() & 0x0fff;
         let mask = MASKS[next() as usize % 3];

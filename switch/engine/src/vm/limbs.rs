@@ -1,4 +1,4 @@
-//! Arithmetic of several limbs.
+//! Multi-limb arithmetic.
 
 use super::*;
 

@@ -1,10 +1,10 @@
-//! Tables, selectors and value sets as packets meet them; messages and traces.
+//! Table lookups, selectors and value sets at run time; messages and traces.
 
 use super::*;
 
 impl Vm {
-    /// Looks a table up; whether it was hit, and the action with its place in the table's list. Its parameters
-    /// are in their slots.
+    /// Looks up a table. Returns whether it was hit, and the action with its index in the table's
+    /// list. The action's parameters are then in their slots.
     #[inline]
     pub(crate) fn apply(
         &mut self,
@@ -73,7 +73,7 @@ impl Vm {
         Some((*action, local as u32))
     }
 
-    /// Picks a group's member by the selector's hash.
+    /// Selects a group's member by the selector's hash.
     pub(super) fn select(
         &mut self,
         program: &Program,

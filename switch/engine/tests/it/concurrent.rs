@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::common::{Cmd, FEATURES, Rig};
 use rivulet_engine::*;
 
-/// Entries come and go as fast as another thread can write them; no packet is lost, and one that comes after a
-/// write has returned sees it.
+/// Another thread inserts and deletes entries as fast as it can. No packet is lost, and a packet
+/// after a write has returned uses the write.
 #[test]
 fn writes_do_not_disturb_packets() {
     let mut rig = Rig::new(FEATURES, true);
@@ -26,7 +26,7 @@ fn writes_do_not_disturb_packets() {
                     pipeline.insert(table, &EntrySpec::new(key(i), action.clone())).expect("insert");
                 }
                 for i in 0..500 {
-                    // What is left at the end are the even ones.
+                    // The even entries remain at the end.
                     if round < 19 || i % 2 == 1 {
                         pipeline.delete(table, &key(i)).expect("delete");
                     }
@@ -48,9 +48,9 @@ fn writes_do_not_disturb_packets() {
     assert_eq!(rig.pipeline.entries(table).len(), 250);
 }
 
-/// A packet path that stands still: writes wait for room and then say so, and nothing is half written.
+/// With a stopped packet path, writes wait for room and then fail, without partial effects.
 #[test]
-fn a_full_queue_is_an_error() {
+fn full_queue_is_an_error() {
     let rig = Rig::new(FEATURES, true);
     let register = rig.pipeline.info().register("I.sums").expect("register");
     let refused = (0..70_000u32).find_map(|i| rig.pipeline.set_register(register, 0, &i.to_be_bytes()).err());

@@ -1,4 +1,4 @@
-//! Every feature of v1model through a program that has them all, compiled and interpreted.
+//! Every feature of v1model, with a program that uses them all, compiled and interpreted.
 
 use crate::common::{self, Cmd, FEATURES, both, exact};
 use rivulet_engine::*;
@@ -17,7 +17,7 @@ fn registers_count_up_and_are_read_and_written_from_outside() {
             rig.pipeline.set_register(sums, 0, &[1, 0, 0, 0, 0]),
             Err(WriteError::OutOfRange(_))
         ));
-        // Past the end nothing is written and nothing comes to harm.
+        // A write beyond the end has no effect.
         rig.cmd(Cmd::new(1, 16, 1));
         rig.cmd(Cmd::new(1, u32::MAX, 1));
         // 96 bits.
@@ -41,7 +41,7 @@ fn clones_keep_the_field_list_and_the_packet_as_it_came() {
         let clone = Cmd::of(&out[0].1);
         assert_eq!((clone.b, clone.w), (1, 8 << 32), "the field not in the list is zero");
         assert_eq!(Cmd::of(&out[1].1).b, 9);
-        // Cut short.
+        // Truncated.
         let cut = CloneSession { packet_length_bytes: 6, ..session };
         rig.pipeline.set_clone_session(5, Some(&cut)).unwrap();
         assert_eq!(rig.send(3, &Cmd::new(3, 8, 1).bytes())[0].1.len(), 6);
@@ -82,7 +82,7 @@ fn resubmit_starts_over_and_recirculation_is_bounded() {
 }
 
 #[test]
-fn digests_come_when_they_are_on() {
+fn digests_are_sent_when_enabled() {
     both(FEATURES, |rig| {
         rig.cmd(Cmd { c: 9, ..Cmd::new(7, 0, 0) });
         assert!(rig.events.digests.try_recv().is_err());
@@ -189,7 +189,7 @@ fn lpm_range_and_const_entries() {
         assert_eq!(rig.cmd(Cmd { c: 4, ..Cmd::new(11, 21, 0) }).b, 2);
         assert_eq!(rig.cmd(Cmd { c: 4, ..Cmd::new(11, 31, 99) }).b, 99);
 
-        // The first of the const entries that match wins.
+        // The first matching const entry wins.
         assert_eq!([0x12, 0x1f, 0x22].map(|c| rig.cmd(Cmd { c, ..Cmd::new(12, 0, 0) }).b), [1, 1, 3]);
         let t = rig.table("I.const_t");
         let first = rig.pipeline.entries(t).remove(0);
@@ -227,7 +227,7 @@ fn selectors_spread_over_their_members() {
         assert_eq!(rig.cmd(Cmd { c: 1, ..Cmd::new(2, 0, 0) }).b, 2);
         rig.pipeline.modify_member(ways, 12, &call(7)).unwrap();
         assert_eq!(rig.cmd(Cmd { c: 1, ..Cmd::new(2, 0, 0) }).b, 7);
-        // A one-shot brings its own members, and takes them away.
+        // A one-shot creates its own members, and removes them.
         let one = |v, weight| OneShotMember { call: call(v), weight, watch_port: vec![] };
         let shot = EntryAction::OneShot(vec![one(30, 1), one(31, 3)]);
         rig.insert("I.select_t", selected(2), 0, shot).unwrap();
@@ -235,7 +235,7 @@ fn selectors_spread_over_their_members() {
         let seen = (0..400).filter(|i| rig.cmd(Cmd { c: 2, ..Cmd::new(2, flow(*i), 0) }).b == 31).count();
         assert!((240..360).contains(&seen), "three of four: {seen}");
         assert_eq!(rig.pipeline.members(ways).len(), 2);
-        // A miss, and an empty group, run no action.
+        // A miss and an empty group run no action.
         assert_eq!(rig.cmd(Cmd { c: 9, ..Cmd::new(2, 0, 55) }).b, 55);
         rig.pipeline.modify_group(ways, 1, &Group::default()).unwrap();
         assert_eq!(rig.cmd(Cmd::new(2, 0, 56)).b, 56);
@@ -275,7 +275,7 @@ fn parser_errors_value_sets_and_variable_headers() {
         assert_eq!(rig.cmd(Cmd::new(40, 0, 0)).b, 0x5e7);
         rig.pipeline.set_value_set(set, &[]).unwrap();
         assert_eq!(rig.cmd(Cmd::new(40, 0, 0)).b, 0);
-        // varbit: a length byte, so many bytes, and the rest.
+        // varbit: a length byte, that many bytes, and the rest.
         for n in [0u8, 1, 32] {
             let mut frame = Cmd::new(20, 0, 0).bytes();
             frame.push(n);
@@ -314,7 +314,7 @@ fn truncation_drops_exit_assert_and_messages() {
 }
 
 #[test]
-fn traces_tell_the_way() {
+fn traces_contain_the_path() {
     both(FEATURES, |rig| {
         let frame = Cmd { c: 0x12, ..Cmd::new(12, 0, 0) }.bytes();
         let trace = rig.path.process_traced(5, 3, &frame, &mut |_: u32, _: &[u8], _: &[u8]| {});
@@ -356,7 +356,7 @@ fn a_new_pipeline_takes_over_between_packets() {
 }
 
 #[test]
-fn queues_with_a_rate_hold_packets_back() {
+fn queues_with_a_rate_delay_packets() {
     both(FEATURES, |rig| {
         rig.switch.set_queue(Some(1), Some(1000), 2).unwrap();
         for _ in 0..4 {
@@ -372,7 +372,8 @@ fn queues_with_a_rate_hold_packets_back() {
     });
 }
 
-/// `mark_to_drop` marks what it is given: p4c copies an `inout` argument before the call and back after it.
+/// `mark_to_drop` marks its argument: p4c copies an `inout` argument before the call and back after
+/// it.
 #[test]
 fn a_copy_of_standard_metadata_is_marked() {
     let mut program: serde_json::Value = serde_json::from_slice(FEATURES).unwrap();

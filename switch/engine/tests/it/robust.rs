@@ -1,4 +1,5 @@
-//! What nobody may bring down: damaged programs, any packet; and tables against a model without structure.
+//! Robustness against damaged programs and arbitrary packets; and tables compared with a simple
+//! model.
 
 use crate::common::{Cmd, FEATURES, Rig};
 use proptest::prelude::*;
@@ -28,7 +29,7 @@ fn count(v: &Value) -> usize {
     }
 }
 
-/// One change of a document.
+/// A change of a document.
 #[derive(Clone, Debug)]
 enum Damage {
     Replace(prop::sample::Index, Value),
@@ -63,7 +64,7 @@ fn apply(doc: &mut Value, damage: &Damage) {
         Damage::Copy(from, to) => {
             let copy = nth(doc, &mut from.index(total)).map(|v| v.clone());
             if let (Some(at), Some(copy)) = (nth(doc, &mut to.index(total)), copy) {
-                // Doubling a document again and again would only test patience.
+                // Repeated doubling would only take time.
                 if count(&copy) < 2000 {
                     *at = copy;
                 }
@@ -83,7 +84,7 @@ fn apply(doc: &mut Value, damage: &Damage) {
 }
 
 fn frames() -> impl Strategy<Value = Vec<Vec<u8>>> {
-    // Mostly a known operation, so that more than the parser's default is reached.
+    // Mostly a known operation, to reach more than the parser's default.
     let frame = (0u8..32, prop::collection::vec(any::<u8>(), 0..80)).prop_map(|(op, mut rest)| {
         rest.insert(0, op);
         rest
@@ -94,8 +95,8 @@ fn frames() -> impl Strategy<Value = Vec<Vec<u8>>> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// A damaged program is refused with a place, or it loads and every packet goes through it alive, the same
-    /// way compiled and interpreted.
+    /// A damaged program is refused with a place, or it loads and processes every packet without a
+    /// crash, with the same result compiled and interpreted.
     #[test]
     fn damaged_programs_do_no_harm(
         router in any::<bool>(),
@@ -116,13 +117,13 @@ proptest! {
         }
     }
 
-    /// Bytes that are no program at all.
+    /// Arbitrary bytes are not a program.
     #[test]
-    fn any_bytes_are_no_program(text in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn arbitrary_bytes_are_refused(text in prop::collection::vec(any::<u8>(), 0..200)) {
         prop_assert!(Program::from_json(&text).is_err());
     }
 
-    /// Native code and interpreter agree, on packets and on what they leave behind.
+    /// Native code and interpreter agree, on packets and on the state afterwards.
     #[test]
     fn compiled_and_interpreted_agree(frames in frames()) {
         let mut rigs = [true, false].map(|native| Rig::new(FEATURES, native));
@@ -145,7 +146,7 @@ proptest! {
         prop_assert_eq!(&state[0], &state[1]);
     }
 
-    /// Range, ternary and prefix tables find what a list gone through from end to end finds.
+    /// Range, ternary and prefix tables find the same as a linear search.
     #[test]
     fn tables_agree_with_a_list(
         ranges in prop::collection::vec((0u32..40, 0u32..40, any::<u8>(), 0u8..4, 1i32..50), 1..40),
@@ -164,7 +165,7 @@ proptest! {
                 KeyMatch::Range { low: word(low), high: word(high) },
                 KeyMatch::Ternary { value: vec![value], mask: vec![*mask] },
             ];
-            // Priorities of their own: which of two equals wins is the slot's business.
+            // Distinct priorities: of two equal ones the slot would decide.
             let priority = priority * 64 + n as i32;
             let call = rig.call("I.range_t", "I.set_b", &[result.into()]);
             rig.insert("I.range_t", key.clone(), priority, call).expect("an entry");

@@ -1,15 +1,15 @@
-//! `stf-run` as what reads its output knows it: `make bench-switch` counts its lines.
+//! The output format of `stf-run`, whose lines `make bench-switch` counts.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const ROUTER: &[u8] = include_bytes!("../../benches/router.json");
 
-/// A packet to 10.0.1.1 and the same behind the router.
+/// A packet to 10.0.1.1, and the same packet after the router.
 const IN: &str = "020000000009 020000000008 0800 4500003200010000 4011 65b9 0a000001 0a000101";
 const OUT: &str = "020000000202 020000000009 0800 4500003200010000 3f11 66b9 0a000001 0a000101";
 
-/// A folder of its own for each test, away when the test is over.
+/// A temporary directory for each test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -48,7 +48,7 @@ fn routed(expected: &str) -> String {
 fn all_passed_is_one_line_and_success() {
     let folder = Folder::new("passed");
     folder.put("router", ROUTER, &routed(OUT));
-    // A program without a test, and a test without a program, are none.
+    // A program without a test and a test without a program are ignored.
     std::fs::write(folder.0.join("alone.stf"), "packet 1 00").unwrap();
     std::fs::write(folder.0.join("other.json"), "{}").unwrap();
     for flags in [&[][..], &["--interpret"]] {
@@ -89,6 +89,6 @@ fn each_failure_is_a_line_with_its_reason() {
 }
 
 #[test]
-fn a_folder_that_is_none_is_an_error() {
+fn missing_directory_is_an_error() {
     assert_eq!(run(Path::new("/nonexistent/stf"), &[]).0, Some(2));
 }

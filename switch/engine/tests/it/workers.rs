@@ -1,5 +1,5 @@
-//! Several packet paths with one state: what an action does with its registers is not torn apart, nothing is
-//! counted twice or not at all, and writes reach all paths at once.
+//! Several packet paths with shared state: actions use registers atomically, every packet is
+//! counted exactly once, and writes reach all paths at the same time.
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,7 +12,7 @@ const PROGRAM: &[u8] = include_bytes!("../programs/workers.json");
 const BOTH: u8 = 1;
 const ENDS: u8 = 2;
 const BARE: u8 = 9;
-/// A block of `@atomic` with conditions in it.
+/// An `@atomic` block with conditions.
 const BLOCK: u8 = 10;
 /// Only counted, so that the workers do not wait for each other's registers.
 const NOTHING: u8 = 5;
@@ -71,7 +71,7 @@ fn cmd(op: u8) -> Vec<u8> {
     Cmd { op, ..Cmd::default() }.bytes()
 }
 
-/// Each worker sends `count` of each kind.
+/// Each worker sends `count` packets of each kind.
 fn run(team: &mut Team, count: u64) -> u64 {
     let torn = AtomicU64::new(0);
     let paths = std::mem::take(&mut team.paths);
@@ -83,7 +83,8 @@ fn run(team: &mut Team, count: u64) -> u64 {
                     for op in [BOTH, ENDS, BARE, BLOCK, NOTHING, NOTHING] {
                         path.process(i, 1, &cmd(op), &mut |_: u32, head: &[u8], _: &[u8]| {
                             let got = Cmd::of(head);
-                            // From the second on what is read is what was written as one.
+                            // From the second packet on, the values read must have been written
+                            // together.
                             torn.fetch_add(
                                 u64::from(op == BOTH && got.a > 1 && got.b != 0),
                                 Ordering::Relaxed,
@@ -124,7 +125,7 @@ fn registers_and_counters_are_exact() {
     }
 }
 
-/// A meter gives its tokens once, whoever asks.
+/// A meter grants its tokens once, over all workers.
 #[test]
 fn meters_are_one_for_all() {
     let mut team = Team::new(2, true);
@@ -149,8 +150,8 @@ fn meters_are_one_for_all() {
     assert_eq!(colours, [700, 300, 9000]);
 }
 
-/// Entries come and go while both forward: a write that has returned is seen by every path's next packet, and an
-/// entry's counter begins at 0.
+/// Entries are added and removed while both workers forward: after a write has returned the next
+/// packet of every path uses it, and an entry's counter starts at 0.
 #[test]
 fn writes_reach_all_workers() {
     let mut team = Team::new(2, true);
@@ -180,7 +181,7 @@ fn writes_reach_all_workers() {
                 assert_eq!(Cmd::of(head).a, 0, "a packet after the deletion hit");
             });
         }
-        // Another program in between: packets go on, the old state is gone.
+        // After another program is committed, packets continue, and the old state is gone.
         let next = Pipeline::new(team.pipeline.program().clone());
         team.switch.commit(&next).expect("commit");
         mine.process(2, 1, &cmd(BOTH), &mut |_: u32, head: &[u8], _: &[u8]| {
@@ -191,9 +192,9 @@ fn writes_reach_all_workers() {
     assert!(team.switch.set_queue(None, Some(10), 10).is_err(), "a queue with a rate");
 }
 
-/// A dry run says what would come and changes nothing.
+/// A dry run returns the result without changing anything.
 #[test]
-fn dry_runs_change_nothing() {
+fn dry_runs_leave_the_state_unchanged() {
     for workers in [1, 2] {
         let mut team = Team::new(workers, true);
         run(&mut team, 5);
@@ -203,7 +204,7 @@ fn dry_runs_change_nothing() {
             let trace = team.paths[0].dry_run(100, 1, &cmd(BOTH), &mut |_: u32, head: &[u8], _: &[u8]| {
                 out.push(Cmd::of(head).a);
             });
-            assert_eq!(out, [5 * workers as u32 + 1], "on top of what is there");
+            assert_eq!(out, [5 * workers as u32 + 1], "on top of the existing value");
             assert!(trace.to_string().contains("I.both"), "{trace}");
         }
         let after = (team.register("I.sums", 0), team.counter(0), team.hits(BOTH), team.switch.stats());

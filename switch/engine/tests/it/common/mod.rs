@@ -1,11 +1,11 @@
-//! A switch with a program of the tests, and packets of their one form.
+//! A switch with a test program, and packets in the test programs' format.
 #![allow(dead_code)]
 
 use rivulet_engine::*;
 
 pub const FEATURES: &[u8] = include_bytes!("../../programs/features.json");
 
-/// The header that the programs of the tests begin with.
+/// The first header of the test programs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cmd {
     pub op: u8,
@@ -52,7 +52,7 @@ impl Rig {
         Rig { pipeline, switch, path, events, now: 0 }
     }
 
-    /// Sends a packet; what comes out, with its port.
+    /// Sends a packet; returns the resulting packets with their ports.
     pub fn send(&mut self, port: u32, frame: &[u8]) -> Vec<(u32, Vec<u8>)> {
         self.now += 1;
         let mut out = Vec::new();
@@ -62,7 +62,7 @@ impl Rig {
         out
     }
 
-    /// Sends a command that must come back on port 1, alone.
+    /// Sends a command packet, which must return on port 1 as the only packet.
     pub fn cmd(&mut self, cmd: Cmd) -> Cmd {
         let out = self.send(3, &cmd.bytes());
         assert_eq!(out.len(), 1, "expected one packet for {cmd:?}, got {out:?}");
