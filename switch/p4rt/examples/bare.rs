@@ -1,8 +1,9 @@
-//! A switch without ports, for trying controllers: `cargo run -p rivulet-p4rt --example bare -- [ADDRESS]`.
+//! A switch without ports, for trying out controllers: `cargo run -p rivulet-p4rt --example bare --
+//! [ADDRESS]`.
 //!
-//! Packet-outs run through the pipeline; what the program sends to the CPU port (510) comes back as packet-ins,
-//! what it sends elsewhere comes in again at the port of that number, so that a controller can play both ends
-//! of a cable.
+//! Packet-outs run through the pipeline. Packets that the program sends to the CPU port (510)
+//! become packet-ins. Packets to any other port are received again at that port, so that a
+//! controller can play both ends of a cable.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
-//! How many table writes a second the server takes over gRPC while packets are forwarded, as JSON:
+//! Measures the table writes per second over gRPC while packets are forwarded, and prints JSON:
 //! `cargo run --release -p rivulet-p4rt --example write_rate`.
 //!
-//! One connection on the loopback. A thread forwards packets all the time and counts those that did not come
-//! out: tables are replaced under it.
+//! Uses one connection on the loopback. A thread forwards packets all the time and counts missing
+//! ones, while tables are replaced.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,7 +19,7 @@ use tonic::transport::Channel;
 
 const JSON: &[u8] = include_bytes!("../tests/programs/everything.json");
 const P4INFO: &[u8] = include_bytes!("../tests/programs/everything.p4info.txtpb");
-/// Entries of `routes`, which holds 16,384.
+/// Entries of `routes`, which has room for 16,384.
 const ENTRIES: u32 = 15_000;
 
 struct NoPorts;
@@ -48,7 +48,7 @@ impl Ports for NoPorts {
     }
 }
 
-/// A packet for 10.255.255.1, whose route stays.
+/// A packet for 10.255.255.1, whose route is not replaced.
 fn packet() -> Vec<u8> {
     let mut f =
         vec![2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 1, 9, 0x08, 0x00, 0x45, 0, 0, 40, 0, 0, 0, 0, 64, 17, 0, 0];
@@ -79,7 +79,7 @@ fn request(updates: Vec<p4::Update>) -> p4::WriteRequest {
     p4::WriteRequest { election_id, updates, ..p4::WriteRequest::default() }
 }
 
-/// Writes updates in batches, `window` requests under way at a time; updates a second.
+/// Writes updates in batches with `window` requests in flight; returns updates a second.
 async fn rate(
     client: &P4RuntimeClient<Channel>,
     updates: Vec<p4::Update>,
@@ -124,7 +124,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
                 });
                 sent.fetch_add(1, Ordering::Relaxed);
                 lost.fetch_add(u64::from(out != 1), Ordering::Relaxed);
-                // Some room for the server on a machine of two cores.
+                // Leave the server some time on a machine with two cores.
                 std::thread::sleep(Duration::from_micros(1));
             }
         })

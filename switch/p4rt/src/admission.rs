@@ -1,9 +1,10 @@
-//! What a request may cost before it is decoded.
+//! Limits the cost of a request before it is decoded.
 //!
-//! A message of protobuf takes up to a hundred times its bytes once it is decoded: two bytes are an empty update.
-//! So requests are received whole, a bounded number at a time, each within a time and up to a length; their parts
-//! are counted, and only then they are decoded. Streams are told apart by their path and not counted here: a
-//! controller gets through while all places are taken.
+//! A decoded protobuf message takes up to a hundred times its encoded size: two bytes can encode an
+//! empty update. So a limited number of requests is received at a time, each whole, within a time
+//! limit and up to a length. The server counts a request's parts and only then decodes it. Streams
+//! are recognised by their path and do not count, so that a controller can connect while all
+//! permits are in use.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -21,37 +22,37 @@ use crate::proto::p4::v1::p4_runtime_server::P4RuntimeServer;
 use crate::server::Shared;
 use crate::service::P4RuntimeService;
 
-/// Requests other than reads that may be received, decoded and worked on at the same time; more wait.
+/// Requests other than reads that may be received and processed at a time; further ones wait.
 const REQUESTS: usize = 8;
-/// Reads that may be under way at the same time; more wait.
+/// Reads that may run at a time; further ones wait.
 const READS: usize = 8;
-/// Longest `Read` and other requests without much in them, bytes.
+/// Longest `Read` and other small requests, in bytes.
 const SMALL: usize = 1 << 20;
-/// Longest `Write`, bytes.
+/// Longest `Write`, in bytes.
 const WRITE: usize = 16 << 20;
-/// Longest message on a stream, bytes: a packet, its metadata, and room.
+/// Longest message on a stream, in bytes: a packet with its metadata, and some room.
 const STREAMED: usize = 256 << 10;
-/// Most parts of a request: messages within messages, strings and the like.
+/// Largest number of parts of a request: nested messages, strings and the like.
 const PARTS: usize = 1 << 18;
-/// What gRPC puts before a message: whether it is compressed, and its length.
+/// Length of gRPC's message prefix: the compression flag and the length.
 const PREFIX: usize = 5;
 
-/// The places of a server.
-pub struct Places {
+/// The permits of a server.
+pub struct Permits {
     requests: Arc<Semaphore>,
     reads: Arc<Semaphore>,
 }
 
-impl Default for Places {
+impl Default for Permits {
     fn default() -> Self {
-        Places { requests: Arc::new(Semaphore::new(REQUESTS)), reads: Arc::new(Semaphore::new(READS)) }
+        Permits { requests: Arc::new(Semaphore::new(REQUESTS)), reads: Arc::new(Semaphore::new(READS)) }
     }
 }
 
-/// A request's place, for as long as it lives.
-pub type Place = Arc<OwnedSemaphorePermit>;
+/// A request's permit, held during its lifetime.
+pub type Permit = Arc<OwnedSemaphorePermit>;
 
-/// P4Runtime with its bounds.
+/// The P4Runtime service with its limits.
 #[derive(Clone)]
 pub struct Bounded {
     requests: P4RuntimeServer<P4RuntimeService>,
@@ -60,7 +61,7 @@ pub struct Bounded {
 }
 
 impl Bounded {
-    /// The service of a server.
+    /// Creates the service of a server.
     pub fn new(shared: Arc<Shared>) -> Self {
         let service = P4RuntimeServer::new(P4RuntimeService::new(shared.clone()));
         let requests = service
@@ -95,11 +96,11 @@ impl Service<http::Request<Body>> for Bounded {
             "Capabilities" => ("p4.v1.CapabilitiesRequest", max.min(SMALL)),
             _ => return self.streams.call(request),
         };
-        let places = &self.shared.places;
-        let places = if rpc == "Read" { &places.reads } else { &places.requests }.clone();
+        let permits = &self.shared.permits;
+        let permits = if rpc == "Read" { &permits.reads } else { &permits.requests }.clone();
         let (mut service, patience) = (self.requests.clone(), self.shared.config.patience);
         Box::pin(async move {
-            let Ok(place) = places.acquire_owned().await else {
+            let Ok(permit) = permits.acquire_owned().await else {
                 return Ok(Status::unavailable("the server is stopping").into_http());
             };
             let (mut head, body) = request.into_parts();
@@ -111,16 +112,16 @@ impl Service<http::Request<Body>> for Bounded {
                     return Ok(Status::deadline_exceeded(late).into_http());
                 }
             };
-            let place: Place = Arc::new(place);
-            head.extensions.insert(place.clone());
+            let permit: Permit = Arc::new(permit);
+            head.extensions.insert(permit.clone());
             let answer = service.call(http::Request::from_parts(head, Body::new(Full::new(body)))).await;
-            drop(place);
+            drop(permit);
             answer
         })
     }
 }
 
-/// The whole body of a request of one message, its parts counted.
+/// Receives the body of a request with a single message, and checks the number of its parts.
 async fn receive(body: Body, message: &str, limit: usize) -> Result<Bytes, Status> {
     let received = Limited::new(body, limit.saturating_add(PREFIX)).collect().await;
     let body = received.map_err(|error| {
@@ -131,7 +132,7 @@ async fn receive(body: Body, message: &str, limit: usize) -> Result<Bytes, Statu
         }
     })?;
     let body = body.to_bytes();
-    // A compressed one is refused by who decodes it.
+    // The decoder refuses a compressed message.
     if let Some((&[0, ..], bytes)) = body.split_at_checked(PREFIX) {
         parts::check(message, bytes, PARTS)?;
     }

@@ -1,4 +1,5 @@
-//! The answer to a read, made while it is sent: one message waits for the client, one is in the making.
+//! Builds the answer to a read while it is sent: one message waits for the client while the next
+//! one is built.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,15 +11,15 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_stream::Stream;
 use tonic::Status;
 
-use crate::admission::Place;
+use crate::admission::Permit;
 use crate::proto::p4::v1 as p4;
 use crate::server::Shared;
 
-/// Bytes of entities in one `ReadResponse`, and how many.
+/// Limits of one `ReadResponse`: bytes and number of entities.
 const CHUNK_BYTES: usize = 256 << 10;
 const CHUNK_ENTITIES: usize = 4096;
 
-/// The messages of a read, and how it ended.
+/// The messages of a read, and its result.
 pub struct Answer {
     first: Option<Result<p4::ReadResponse, Status>>,
     messages: mpsc::Receiver<p4::ReadResponse>,
@@ -26,23 +27,23 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Begins a read; ready when its first message is, or when it fails without any. It holds its place until it
-    /// has ended.
+    /// Starts a read; ready when its first message is, or when it fails without one. It holds its
+    /// permit until it ends.
     ///
     /// # Errors
-    /// As [`Shared::read`], if nothing was found before.
+    /// As [`Shared::read`], if it fails before the first entity.
     pub async fn begin(
         shared: &Arc<Shared>,
         request: p4::ReadRequest,
         secrets: bool,
-        place: Option<Place>,
+        permit: Option<Permit>,
     ) -> Result<Answer, Status> {
         let (to_client, messages) = mpsc::channel(1);
         let (end, ended) = oneshot::channel();
         let shared = shared.clone();
         let runtime = Handle::current();
         tokio::task::spawn_blocking(move || {
-            let _place = place;
+            let _permit = permit;
             let mut chunk = Chunk::default();
             let send = |message| runtime.block_on(deliver(&shared, &to_client, message));
             let result = shared.read(&request, secrets, &mut |entity| match chunk.add(entity) {
@@ -53,12 +54,12 @@ impl Answer {
                 Some(rest) if !matches!(&result, Err(s) if is_broken(s)) => send(rest).and(result),
                 _ => result,
             };
-            // Without a client there is nobody to tell.
+            // The client may have disconnected.
             let _ = end.send(result);
         });
         let mut answer = Answer { first: None, messages, end: Some(ended) };
         match std::future::poll_fn(|cx| Pin::new(&mut answer).poll_next(cx)).await {
-            // What is wrong with some of the requests comes behind what was found for the others.
+            // Errors of some of the requests follow the entities found for the others.
             Some(Err(status)) if is_broken(&status) => Err(status),
             first => {
                 answer.first = first;
@@ -68,12 +69,12 @@ impl Answer {
     }
 }
 
-/// Whether a status says that what was found must not be sent, not that some of it is missing.
+/// Whether a status invalidates the entities already found, not just some requests.
 fn is_broken(status: &Status) -> bool {
     status.code() != tonic::Code::Unknown
 }
 
-/// Waits for the client to take the message before, but not for ever.
+/// Waits until the client has taken the previous message, up to a timeout.
 async fn deliver(
     shared: &Shared,
     to_client: &mpsc::Sender<p4::ReadResponse>,
@@ -110,7 +111,7 @@ impl Stream for Answer {
     }
 }
 
-/// A message in the making.
+/// A message being built.
 #[derive(Default)]
 struct Chunk {
     entities: Vec<p4::Entity>,
@@ -118,7 +119,7 @@ struct Chunk {
 }
 
 impl Chunk {
-    /// Adds an entity; the message before it if that is full.
+    /// Adds an entity; returns the finished message if it is full.
     fn add(&mut self, entity: p4::Entity) -> Option<p4::ReadResponse> {
         let bytes = entity.encoded_len();
         let full = self.bytes + bytes > CHUNK_BYTES || self.entities.len() == CHUNK_ENTITIES;
@@ -128,7 +129,7 @@ impl Chunk {
         message
     }
 
-    /// What is left, if anything.
+    /// Returns the remaining entities, if any.
     fn rest(&mut self) -> Option<p4::ReadResponse> {
         self.bytes = 0;
         let entities = std::mem::take(&mut self.entities);

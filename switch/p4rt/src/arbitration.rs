@@ -1,10 +1,11 @@
-//! Who may write (P4Runtime section 5): for each role the controllers with a stream, and the highest election
-//! id ever seen. That number is not forgotten, so a primary that disconnects leaves the role without one
-//! until a controller says an id at least as high: nobody is promoted by a disconnect.
+//! Arbitration (P4Runtime section 5): which controller may write. For each role it keeps the
+//! controllers with a stream and the highest election id ever seen. That id is remembered, so when
+//! the primary disconnects, the role has none until a controller sends an id at least as high: a
+//! disconnect promotes no other controller.
 //!
-//! Both are bounded, and who comes later is not kept out by those who only sit there: a backup gives its place to
-//! one of the same rank or a higher, a role without a primary to one that is asked for now. The default role always
-//! has its place.
+//! Both are limited, but idle controllers do not keep out new ones: a backup is removed for a
+//! controller of the same or a higher rank, and a role without a primary for a new role. The
+//! default role always exists.
 
 use std::collections::BTreeMap;
 
@@ -15,13 +16,16 @@ use crate::proto::p4::v1::stream_message_response::Update;
 use crate::proto::p4::v1::{MasterArbitrationUpdate, Role, Uint128};
 use crate::stream::Outbox;
 
-/// Streams one role may have. Beyond, the one with the lowest election id, and of those the oldest, is ended.
+/// Largest number of streams of one role. Beyond it, the stream with the lowest election id, and of
+/// those the oldest, is ended.
 pub const MAX_CONTROLLERS: usize = 64;
-/// Roles beside the default one that a device remembers. Beyond, one without controllers is forgotten with its
-/// highest election id, else one without a primary is ended, the one longest silent first.
+/// Largest number of roles besides the default one. Beyond it, a role without controllers is
+/// forgotten with its highest election id; otherwise a role without a primary is ended, the one
+/// idle for longest first.
 pub const MAX_ROLES: usize = 256;
 
-/// A role, by name or, from clients older than 1.4, by number; both empty is the default role.
+/// A role, by name or, from clients older than 1.4, by number; if both are empty it is the default
+/// role.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RoleKey {
     name: String,
@@ -29,7 +33,7 @@ pub struct RoleKey {
 }
 
 impl RoleKey {
-    /// The role that these fields of a message name.
+    /// The role in these fields of a message.
     pub fn new(name: &str, id: u64) -> Self {
         RoleKey { name: name.to_owned(), id: if name.is_empty() { id } else { 0 } }
     }
@@ -40,19 +44,19 @@ impl RoleKey {
     }
 }
 
-/// The 128-bit number that decides; `None` where the message has none.
+/// The 128-bit election id; `None` if the message has none.
 pub fn election_id(id: Option<&Uint128>) -> Option<u128> {
     id.map(|id| u128::from(id.high) << 64 | u128::from(id.low))
 }
 
-/// One stream, as the arbiter knows it.
+/// A stream, as the arbiter knows it.
 #[derive(Clone, Debug)]
 pub struct Peer {
     /// Its number.
     pub stream: u64,
-    /// The connection that it is on.
+    /// The stream's connection.
     pub connection: u64,
-    /// The way to it.
+    /// Its send queues.
     pub outbox: Outbox,
 }
 
@@ -67,7 +71,7 @@ pub struct Primary {
 
 struct Controller {
     peer: Peer,
-    /// The role as this controller wrote it, to be said back the same.
+    /// The role as this controller wrote it, to be returned unchanged.
     role: Option<Role>,
     election_id: Option<u128>,
 }
@@ -76,18 +80,18 @@ struct Controller {
 struct RoleState {
     controllers: Vec<Controller>,
     highest: Option<u128>,
-    /// When a controller last said something, in messages of all roles.
-    spoke: u64,
+    /// When a controller of this role last sent a message, in messages of all roles.
+    last_message: u64,
 }
 
 impl RoleState {
-    /// The stream of the primary: the live controller with the highest id ever seen.
+    /// The primary's stream: the connected controller with the highest id ever seen.
     fn primary(&self) -> Option<&Controller> {
         let highest = self.highest?;
         self.controllers.iter().find(|c| c.election_id == Some(highest))
     }
 
-    /// Makes room for a controller with that id, if anybody has to give way to it.
+    /// Makes room for a controller with that id by removing a backup of no higher rank.
     fn make_room(&mut self, id: Option<u128>) -> Result<(), Status> {
         if self.controllers.len() < MAX_CONTROLLERS {
             return Ok(());
@@ -97,7 +101,7 @@ impl RoleState {
         match backups.min_by_key(|(_, c)| (c.election_id, c.peer.stream)) {
             Some((at, lowest)) if lowest.election_id <= id => {
                 self.controllers.remove(at).peer.outbox.end(Status::resource_exhausted(format!(
-                    "the role has {MAX_CONTROLLERS} controllers, and one came that ranks no lower"
+                    "the role has {MAX_CONTROLLERS} controllers, and a new one ranks no lower"
                 )));
                 Ok(())
             }
@@ -116,13 +120,13 @@ pub struct Arbiter {
 }
 
 impl Arbiter {
-    /// No controllers yet.
+    /// Creates an arbiter without controllers.
     pub fn new(device_id: u64) -> Self {
         Arbiter { device_id, roles: BTreeMap::new(), messages: 0 }
     }
 
-    /// Whether a `Write` or `SetForwardingPipelineConfig` with this role and election id comes from the role's
-    /// primary: NOT_FOUND for an unknown role, PERMISSION_DENIED for anyone else.
+    /// Checks that a `Write` or `SetForwardingPipelineConfig` with this role and election id comes
+    /// from the role's primary: NOT_FOUND for an unknown role, PERMISSION_DENIED otherwise.
     pub fn check(&self, role: &RoleKey, id: Option<u128>) -> Result<(), Status> {
         let state = match self.roles.get(role) {
             Some(state) => state,
@@ -140,8 +144,8 @@ impl Arbiter {
         }
     }
 
-    /// A `MasterArbitrationUpdate` of a stream. `known` is the role that the stream already has. Returns the
-    /// stream's role; an error ends the stream.
+    /// Handles a stream's `MasterArbitrationUpdate`. `known` is the stream's present role. Returns
+    /// the stream's role; an error ends the stream.
     pub fn update(
         &mut self,
         peer: &Peer,
@@ -169,7 +173,7 @@ impl Arbiter {
         let stream = peer.stream;
         let id = election_id(message.election_id.as_ref());
         let state = self.roles.entry(key.clone()).or_default();
-        state.spoke = self.messages;
+        state.last_message = self.messages;
         if id.is_some() && state.controllers.iter().any(|c| c.peer.stream != stream && c.election_id == id) {
             return Err(Status::invalid_argument("another controller of this role has the election id"));
         }
@@ -189,14 +193,15 @@ impl Arbiter {
             state.highest = id;
         }
         let primary = state.primary().map(|c| c.peer.stream);
-        // Everyone is told when the primary changed, stepped down or spoke again; otherwise only the sender.
+        // Notify all controllers if the primary changed, stepped down or sent an update again;
+        // otherwise only the sender.
         let all = primary == Some(stream) || was_primary != primary;
         self.notify(&key, |s| (all || s == stream) && s != primary.unwrap_or(0));
         self.notify(&key, |s| (all || s == stream) && Some(s) == primary);
         Ok(key)
     }
 
-    /// Makes room for a role that is not there yet.
+    /// Makes room for a new role.
     fn make_room(&mut self, key: &RoleKey) -> Result<(), Status> {
         let default = RoleKey::default();
         let named = self.roles.len() - usize::from(self.roles.contains_key(&default));
@@ -204,7 +209,7 @@ impl Arbiter {
             return Ok(());
         }
         let without_primary = self.roles.iter().filter(|(k, s)| **k != default && s.primary().is_none());
-        let idle = without_primary.min_by_key(|(_, s)| (!s.controllers.is_empty(), s.spoke));
+        let idle = without_primary.min_by_key(|(_, s)| (!s.controllers.is_empty(), s.last_message));
         let Some(idle) = idle.map(|(k, _)| k.clone()) else {
             return Err(Status::resource_exhausted(format!("{MAX_ROLES} roles have a primary")));
         };
@@ -216,7 +221,7 @@ impl Arbiter {
         Ok(())
     }
 
-    /// A stream is gone. The others of its role are told if it was the primary's.
+    /// Removes a stream. Notifies the other controllers of its role if it was the primary's.
     pub fn disconnect(&mut self, role: &RoleKey, stream: u64) {
         let Some(state) = self.roles.get_mut(role) else { return };
         let was_primary = state.primary().is_some_and(|c| c.peer.stream == stream);
@@ -228,7 +233,8 @@ impl Arbiter {
         }
     }
 
-    /// Primaries of all roles: they get packet-ins, digests and idle notifications, and may send packet-outs.
+    /// The primaries of all roles, which get packet-ins, digests and idle notifications, and may
+    /// send packet-outs.
     pub fn primaries(&self) -> Vec<Primary> {
         let primary = |(key, state): (&RoleKey, &RoleState)| {
             let default_role = *key == RoleKey::default();
@@ -237,7 +243,7 @@ impl Arbiter {
         self.roles.iter().filter_map(primary).collect()
     }
 
-    /// Sends the state of a role to those of its controllers that are meant.
+    /// Sends the state of a role to those of its controllers for which `meant` is true.
     fn notify(&self, role: &RoleKey, meant: impl Fn(u64) -> bool) {
         let Some(state) = self.roles.get(role) else { return };
         let primary = state.primary().map(|c| c.peer.stream);
@@ -285,8 +291,9 @@ mod tests {
             Bench { arbiter: Arbiter::new(7), clients: Vec::new() }
         }
 
-        /// Says a message on a stream, opening it if needed; the code that ended the stream if it did.
-        fn say(&mut self, client: usize, message: &MasterArbitrationUpdate) -> Code {
+        /// Passes a client's message to the arbiter, opening the stream if needed; returns the code
+        /// with which the stream ended, or `Ok`.
+        fn send(&mut self, client: usize, message: &MasterArbitrationUpdate) -> Code {
             while self.clients.len() <= client {
                 let (outbox, receiver) = outbox();
                 let stream = self.clients.len() as u64 + 1;
@@ -302,8 +309,8 @@ mod tests {
             }
         }
 
-        /// What a stream was told since it was last asked: code and election id of each message.
-        fn heard(&mut self, client: usize) -> Vec<(Code, Option<u64>)> {
+        /// Takes the messages sent to a stream: code and election id of each one.
+        fn received(&mut self, client: usize) -> Vec<(Code, Option<u64>)> {
             let mut all = Vec::new();
             while let Some(Update::Arbitration(m)) = self.clients[client].1.try_control() {
                 all.push((Code::from(m.status.unwrap().code), m.election_id.map(|id| id.low)));
@@ -323,49 +330,49 @@ mod tests {
     }
 
     #[test]
-    fn the_highest_id_is_primary_and_everyone_hears_of_a_change() {
+    fn highest_id_is_primary_and_all_are_notified() {
         let mut b = Bench::new();
-        assert_eq!(b.say(0, &message("", Some(5))), Code::Ok);
-        assert_eq!(b.heard(0), [(Code::Ok, Some(5))]);
-        assert_eq!(b.say(1, &message("", Some(3))), Code::Ok);
-        assert_eq!(b.heard(1), [(Code::AlreadyExists, Some(5))]);
-        assert_eq!(b.heard(0), [], "a new backup is no news for the primary");
-        assert_eq!(b.say(1, &message("", Some(6))), Code::Ok);
+        assert_eq!(b.send(0, &message("", Some(5))), Code::Ok);
+        assert_eq!(b.received(0), [(Code::Ok, Some(5))]);
+        assert_eq!(b.send(1, &message("", Some(3))), Code::Ok);
+        assert_eq!(b.received(1), [(Code::AlreadyExists, Some(5))]);
+        assert_eq!(b.received(0), [], "a new backup is no news for the primary");
+        assert_eq!(b.send(1, &message("", Some(6))), Code::Ok);
         assert_eq!(
-            (b.heard(0), b.heard(1)),
+            (b.received(0), b.received(1)),
             (vec![(Code::AlreadyExists, Some(6))], vec![(Code::Ok, Some(6))])
         );
         assert_eq!((b.may_write("", 5), b.may_write("", 6)), (Code::PermissionDenied, Code::Ok));
     }
 
     #[test]
-    fn nobody_is_promoted_by_a_disconnect() {
+    fn disconnect_promotes_no_backup() {
         let mut b = Bench::new();
-        b.say(0, &message("", Some(5)));
-        b.say(1, &message("", Some(3)));
-        b.heard(1);
+        b.send(0, &message("", Some(5)));
+        b.send(1, &message("", Some(3)));
+        b.received(1);
         b.leave(0);
-        assert_eq!(b.heard(1), [(Code::NotFound, Some(5))]);
+        assert_eq!(b.received(1), [(Code::NotFound, Some(5))]);
         assert_eq!(
             (b.may_write("", 3), b.may_write("", 5)),
             (Code::PermissionDenied, Code::PermissionDenied)
         );
-        assert_eq!(b.say(1, &message("", Some(4))), Code::Ok);
-        assert_eq!(b.heard(1), [(Code::NotFound, Some(5))], "4 is below the highest seen");
-        assert_eq!(b.say(1, &message("", Some(5))), Code::Ok);
-        assert_eq!(b.heard(1), [(Code::Ok, Some(5))], "equal is enough");
+        assert_eq!(b.send(1, &message("", Some(4))), Code::Ok);
+        assert_eq!(b.received(1), [(Code::NotFound, Some(5))], "4 is below the highest seen");
+        assert_eq!(b.send(1, &message("", Some(5))), Code::Ok);
+        assert_eq!(b.received(1), [(Code::Ok, Some(5))], "equal is enough");
     }
 
     #[test]
     fn a_primary_may_step_down() {
         let mut b = Bench::new();
-        b.say(0, &message("", Some(5)));
-        b.say(1, &message("", None));
-        assert_eq!(b.heard(1), [(Code::AlreadyExists, Some(5))], "without an id one is a backup");
-        b.heard(0);
-        b.say(0, &message("", Some(4)));
+        b.send(0, &message("", Some(5)));
+        b.send(1, &message("", None));
+        assert_eq!(b.received(1), [(Code::AlreadyExists, Some(5))], "without an id one is a backup");
+        b.received(0);
+        b.send(0, &message("", Some(4)));
         assert_eq!(
-            (b.heard(0), b.heard(1)),
+            (b.received(0), b.received(1)),
             (vec![(Code::NotFound, Some(5))], vec![(Code::NotFound, Some(5))])
         );
     }
@@ -373,42 +380,42 @@ mod tests {
     #[test]
     fn an_unset_id_differs_from_zero() {
         let mut b = Bench::new();
-        b.say(0, &message("", None));
-        assert_eq!(b.heard(0), [(Code::NotFound, None)]);
-        b.say(1, &message("", Some(0)));
-        assert_eq!(b.heard(1), [(Code::Ok, Some(0))]);
+        b.send(0, &message("", None));
+        assert_eq!(b.received(0), [(Code::NotFound, None)]);
+        b.send(1, &message("", Some(0)));
+        assert_eq!(b.received(1), [(Code::Ok, Some(0))]);
         assert_eq!(b.arbiter.check(&RoleKey::default(), None).unwrap_err().code(), Code::PermissionDenied);
     }
 
     #[test]
     fn roles_are_arbitrated_apart() {
         let mut b = Bench::new();
-        b.say(0, &message("", Some(5)));
-        b.say(1, &message("stats", Some(1)));
-        assert_eq!(b.heard(1), [(Code::Ok, Some(1))]);
+        b.send(0, &message("", Some(5)));
+        b.send(1, &message("stats", Some(1)));
+        assert_eq!(b.received(1), [(Code::Ok, Some(1))]);
         assert_eq!((b.may_write("stats", 1), b.may_write("stats", 5)), (Code::Ok, Code::PermissionDenied));
         assert_eq!(b.may_write("other", 1), Code::NotFound);
         assert_eq!(b.arbiter.primaries().len(), 2);
     }
 
     #[test]
-    fn what_ends_a_stream() {
+    fn protocol_errors_end_the_stream() {
         let mut b = Bench::new();
         assert_eq!(
-            b.say(0, &MasterArbitrationUpdate { device_id: 8, ..message("", Some(1)) }),
+            b.send(0, &MasterArbitrationUpdate { device_id: 8, ..message("", Some(1)) }),
             Code::NotFound
         );
-        b.say(1, &message("", Some(1)));
+        b.send(1, &message("", Some(1)));
         let other_device = MasterArbitrationUpdate { device_id: 8, ..message("", Some(1)) };
-        assert_eq!(b.say(1, &other_device), Code::FailedPrecondition);
-        assert_eq!(b.say(1, &message("stats", Some(1))), Code::FailedPrecondition);
-        assert_eq!(b.say(2, &message("", Some(1))), Code::InvalidArgument, "the id is taken");
+        assert_eq!(b.send(1, &other_device), Code::FailedPrecondition);
+        assert_eq!(b.send(1, &message("stats", Some(1))), Code::FailedPrecondition);
+        assert_eq!(b.send(2, &message("", Some(1))), Code::InvalidArgument, "the id is taken");
         let mut configured = message("stats", Some(1));
         configured.role.as_mut().unwrap().config = Some(prost_types::Any::default());
-        assert_eq!(b.say(3, &configured), Code::Unimplemented);
+        assert_eq!(b.send(3, &configured), Code::Unimplemented);
     }
 
-    /// What ended each stream so far, by client.
+    /// The statuses that ended each stream, by client.
     fn ended(b: &Bench) -> Vec<usize> {
         (0..b.clients.len()).filter(|i| b.clients[*i].1.was_ended()).collect()
     }
@@ -416,36 +423,36 @@ mod tests {
     #[test]
     fn idle_controllers_give_way_lowest_and_oldest_first() {
         let mut b = Bench::new();
-        assert_eq!(b.say(0, &message("", Some(3))), Code::Ok);
+        assert_eq!(b.send(0, &message("", Some(3))), Code::Ok);
         for i in 1..MAX_CONTROLLERS {
-            assert_eq!(b.say(i, &message("", (i == 2).then_some(1))), Code::Ok);
+            assert_eq!(b.send(i, &message("", (i == 2).then_some(1))), Code::Ok);
         }
         assert!(ended(&b).is_empty());
-        assert_eq!(b.say(MAX_CONTROLLERS, &message("", None)), Code::Ok, "as good as those that idle");
+        assert_eq!(b.send(MAX_CONTROLLERS, &message("", None)), Code::Ok, "as good as those that idle");
         assert_eq!(ended(&b), [1]);
-        assert_eq!(b.say(MAX_CONTROLLERS + 1, &message("", Some(2))), Code::Ok);
+        assert_eq!(b.send(MAX_CONTROLLERS + 1, &message("", Some(2))), Code::Ok);
         assert_eq!(ended(&b), [1, 3], "an id ranks above none");
         for i in 2..MAX_CONTROLLERS {
-            assert_eq!(b.say(MAX_CONTROLLERS + i, &message("", Some(100 - i as u64))), Code::Ok);
+            assert_eq!(b.send(MAX_CONTROLLERS + i, &message("", Some(100 - i as u64))), Code::Ok);
         }
-        assert_eq!(b.say(200, &message("", None)), Code::ResourceExhausted, "all others have ids");
-        assert_eq!(b.say(201, &message("", Some(1000))), Code::Ok);
-        assert_eq!(b.heard(201).last(), Some(&(Code::Ok, Some(1000))));
+        assert_eq!(b.send(200, &message("", None)), Code::ResourceExhausted, "all others have ids");
+        assert_eq!(b.send(201, &message("", Some(1000))), Code::Ok);
+        assert_eq!(b.received(201).last(), Some(&(Code::Ok, Some(1000))));
     }
 
     #[test]
-    fn roles_that_nobody_leads_give_way() {
+    fn roles_without_primary_give_way() {
         let mut b = Bench::new();
         for i in 0..MAX_ROLES {
-            assert_eq!(b.say(i, &message(&format!("r{i}"), (i != 7).then_some(1))), Code::Ok);
+            assert_eq!(b.send(i, &message(&format!("r{i}"), (i != 7).then_some(1))), Code::Ok);
         }
-        assert_eq!(b.say(MAX_ROLES, &message("", Some(1))), Code::Ok, "the default role has its place");
+        assert_eq!(b.send(MAX_ROLES, &message("", Some(1))), Code::Ok, "the default role has its place");
         b.leave(5);
-        assert_eq!(b.say(MAX_ROLES + 1, &message("a", Some(1))), Code::Ok);
+        assert_eq!(b.send(MAX_ROLES + 1, &message("a", Some(1))), Code::Ok);
         assert_eq!((b.may_write("r5", 1), ended(&b)), (Code::NotFound, vec![]), "a role without controllers");
-        assert_eq!(b.say(MAX_ROLES + 2, &message("b", Some(1))), Code::Ok);
+        assert_eq!(b.send(MAX_ROLES + 2, &message("b", Some(1))), Code::Ok);
         assert_eq!(ended(&b), [7], "a role without a primary");
-        assert_eq!(b.say(MAX_ROLES + 3, &message("c", Some(1))), Code::ResourceExhausted);
+        assert_eq!(b.send(MAX_ROLES + 3, &message("c", Some(1))), Code::ResourceExhausted);
         assert_eq!(b.may_write("r8", 1), Code::Ok, "who leads a role stays");
     }
 }

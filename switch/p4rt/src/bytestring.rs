@@ -1,5 +1,5 @@
-//! Bytestrings (P4Runtime section 8.4): big-endian integers of any length on the way in, the shortest on the
-//! way out. A value is refused only when it does not fit its width, or when it has no byte at all.
+//! Bytestrings (P4Runtime section 8.4): big-endian integers, accepted in any length and returned in
+//! the shortest one. A value is refused only if it does not fit its width or is empty.
 
 use crate::error::{UpdateError, out_of_range};
 
@@ -9,7 +9,7 @@ pub fn canonical(value: &[u8]) -> &[u8] {
     &value[zeros.min(value.len().saturating_sub(1))..]
 }
 
-/// Number of bits the unsigned value needs; zero needs none here.
+/// Bits needed for the unsigned value; 0 for zero.
 pub fn bit_length(value: &[u8]) -> usize {
     let Some(first) = value.iter().position(|b| *b != 0) else { return 0 };
     (value.len() - first) * 8 - value[first].leading_zeros() as usize
@@ -31,7 +31,7 @@ pub fn signed(value: &[u8], width: u32, what: &dyn std::fmt::Display) -> Result<
     let Some(first) = value.first() else {
         return Err(out_of_range(format!("{what}: empty bytestring")));
     };
-    // Bits that differ from the sign, counted from the top, plus one for the sign itself.
+    // Count the bits that differ from the sign, from the top, plus one for the sign itself.
     let fill: u8 = if first & 0x80 != 0 { 0xff } else { 0 };
     let magnitude: Vec<u8> = value.iter().map(|b| b ^ fill).collect();
     if bit_length(&magnitude) + 1 > width as usize {
@@ -45,7 +45,7 @@ pub fn signed(value: &[u8], width: u32, what: &dyn std::fmt::Display) -> Result<
     Ok(canonical(&bits).to_vec())
 }
 
-/// The canonical two's complement form of `width` bits held as an unsigned value.
+/// The canonical two's complement form of a value of `width` bits.
 pub fn from_signed_bits(bits: &[u8], width: u32) -> Vec<u8> {
     let mut value = padded(bits, width);
     if width == 0 || value.is_empty() {
@@ -57,17 +57,18 @@ pub fn from_signed_bits(bits: &[u8], width: u32) -> Vec<u8> {
         value[0] |= 0xffu8 << (top + 1);
     }
     let fill: u8 = if negative { 0xff } else { 0 };
-    // A leading byte is redundant when it only repeats the sign bit of the next.
+    // A leading byte is redundant if it only repeats the sign bit of the next one.
     let redundant = value.windows(2).take_while(|w| w[0] == fill && (w[1] ^ fill) & 0x80 == 0).count();
     value.split_off(redundant)
 }
 
-/// Bytes needed for that many bits.
+/// Bytes needed for this many bits.
 pub fn bytes_for(width: u32) -> usize {
     (width as usize).div_ceil(8)
 }
 
-/// The value in exactly the bytes of its width: zeros in front, or the excess in front cut off.
+/// The value in exactly the bytes of its width: padded with zeros, or with excess bytes removed in
+/// front.
 pub fn padded(value: &[u8], width: u32) -> Vec<u8> {
     let n = bytes_for(width);
     let mut out = vec![0; n];
@@ -76,14 +77,14 @@ pub fn padded(value: &[u8], width: u32) -> Vec<u8> {
     out
 }
 
-/// All ones in that many bits, canonical.
+/// The value with all `width` bits set, canonical.
 pub fn all_ones(width: u32) -> Vec<u8> {
     let mut ones = vec![0xff; bytes_for(width).max(1)];
     mask_top(&mut ones, width);
     ones
 }
 
-/// Ones in the highest `prefix` of `width` bits, in the bytes of the width.
+/// The mask with the highest `prefix` of `width` bits set, in the bytes of the width.
 pub fn prefix_mask(prefix: u32, width: u32) -> Vec<u8> {
     let mut mask = vec![0u8; bytes_for(width)];
     let offset = mask.len() as u32 * 8 - width;
@@ -93,7 +94,7 @@ pub fn prefix_mask(prefix: u32, width: u32) -> Vec<u8> {
     mask
 }
 
-/// Whether a value has no bit outside a mask; both are taken as numbers, of any length.
+/// Whether a value has no bit outside a mask; both are numbers of any length.
 pub fn within_mask(value: &[u8], mask: &[u8]) -> bool {
     let from_end = |s: &[u8], i: usize| s.len().checked_sub(i + 1).map_or(0, |at| s[at]);
     (0..value.len()).all(|i| from_end(value, i) & !from_end(mask, i) == 0)
@@ -104,7 +105,7 @@ pub fn is_zero(value: &[u8]) -> bool {
     value.iter().all(|b| *b == 0)
 }
 
-/// The value as a number, if it fits 32 bits.
+/// The value as a number, if it fits in 32 bits.
 pub fn to_u32(value: &[u8]) -> Option<u32> {
     (bit_length(value) <= 32).then(|| canonical(value).iter().fold(0, |n, b| n << 8 | u32::from(*b)))
 }

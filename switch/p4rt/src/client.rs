@@ -1,4 +1,4 @@
-//! A controller's stream: what is said on it and what is sent.
+//! A controller's stream: handles its messages and sends to it.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::stream::{Inbox, Next};
 use p4::stream_message_request::Update as Said;
 use p4::stream_message_response::Update;
 
-/// Sends what waits for a client until the stream is ended, from here or from there.
+/// Sends queued messages to a client until either side ends the stream.
 pub async fn write_stream(
     mut inbox: Inbox,
     to_client: mpsc::Sender<Result<p4::StreamMessageResponse, Status>>,
@@ -25,14 +25,14 @@ pub async fn write_stream(
             Next::Ended(Some(status)) => (Err(status), true),
             Next::Ended(None) => return,
         };
-        // Waits for the client to read; what comes meanwhile gathers in the bounded inbox.
+        // Waits until the client reads; meanwhile messages collect in the bounded inbox.
         if to_client.send(message).await.is_err() || last {
             return;
         }
     }
 }
 
-/// One controller's stream, the side that listens.
+/// The receiving side of a controller's stream.
 pub struct Client {
     peer: Peer,
     shared: Arc<Shared>,
@@ -40,12 +40,12 @@ pub struct Client {
 }
 
 impl Client {
-    /// A stream that has said nothing yet.
+    /// A stream without a message so far.
     pub fn new(peer: Peer, shared: Arc<Shared>) -> Self {
         Client { peer, shared, role: None }
     }
 
-    /// Listens until the stream ends, and says why over `end`.
+    /// Receives until the stream ends, and reports the reason over `end`.
     pub async fn run(
         mut self,
         mut messages: Streaming<p4::StreamMessageRequest>,
@@ -58,15 +58,15 @@ impl Client {
             let message = tokio::select! {
                 _ = stopping.wait_for(|stopping| *stopping) => break Some(Status::unavailable("the switch stops")),
                 () = self.peer.outbox.closed() => break None,
-                // It would sit there, known to no arbiter that could end it.
+                // Without arbitration the stream would be unknown to any arbiter that could end it.
                 () = &mut introduction, if self.role.is_none() => break Some(Status::deadline_exceeded(format!(
-                    "no arbitration update within {patience:?}, with which a stream begins"
+                    "no arbitration update within {patience:?}, which must be a stream's first message"
                 ))),
                 message = messages.message() => message,
             };
             match message {
                 Ok(Some(message)) => {
-                    if let Err(status) = self.hear(message).await {
+                    if let Err(status) = self.handle_message(message).await {
                         break Some(status);
                     }
                 }
@@ -74,7 +74,7 @@ impl Client {
                 Err(status) => break Some(status),
             }
         };
-        // First of all nobody may take this client for the primary any more.
+        // First make sure that this client no longer counts as the primary.
         if let Some(role) = self.role.take() {
             let stream = self.peer.stream;
             let left = work(&self.shared, move |shared| {
@@ -89,7 +89,7 @@ impl Client {
         let _ = end.send(status);
     }
 
-    async fn hear(&mut self, message: p4::StreamMessageRequest) -> Result<(), Status> {
+    async fn handle_message(&mut self, message: p4::StreamMessageRequest) -> Result<(), Status> {
         match message.update {
             Some(Said::Arbitration(message)) => {
                 let (peer, known) = (self.peer.clone(), self.role.clone());
@@ -149,7 +149,7 @@ impl Client {
         Err(Status::invalid_argument(format!("no digest with id {:#010x} in the P4Info", ack.digest_id)))
     }
 
-    /// Tells the client of an error in what it said; lost first when it does not read.
+    /// Sends the client a stream error; it is the first to be dropped if the client does not read.
     fn complain(&self, status: Status, details: p4::stream_error::Details) {
         debug_assert_ne!(status.code(), Code::Ok);
         self.peer.outbox.data(Update::Error(p4::StreamError {

@@ -1,5 +1,5 @@
-//! One forwarding-pipeline configuration: the engine's pipeline, the index of its P4Info, and the few things
-//! that P4Runtime reads back but no packet depends on.
+//! A forwarding-pipeline configuration: the engine's pipeline, the index of its P4Info, and data
+//! that P4Runtime reads back but packets do not need.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -13,35 +13,36 @@ use crate::proto::p4::v1 as p4;
 /// A configuration, saved or forwarding.
 #[derive(Clone)]
 pub struct Config {
-    /// The engine's side.
+    /// The engine's pipeline.
     pub pipeline: Pipeline,
-    /// What the P4Info names.
+    /// Index of the P4Info.
     pub index: Arc<Index>,
-    /// The request's `config`, as it is read back.
+    /// The request's `config`, for reading it back.
     pub stored: Arc<p4::ForwardingPipelineConfig>,
-    /// Multicast groups as written: the engine keeps neither their metadata nor how a port was spelled.
+    /// Multicast groups as written: the engine keeps neither their metadata nor the form of their
+    /// ports.
     pub multicast: BTreeMap<u32, p4::MulticastGroupEntry>,
     /// Clone sessions as written.
     pub clones: BTreeMap<u32, p4::CloneSessionEntry>,
-    /// Digests that are on.
+    /// Enabled digests.
     pub digests: BTreeMap<u32, p4::digest_entry::Config>,
-    /// Metadata of default entries that have one, packed as in [`crate::write::table::pack_metadata`].
+    /// Metadata of default entries, packed as in [`crate::write::table::pack_metadata`].
     pub default_metadata: HashMap<u32, Vec<u8>>,
-    /// How each profile is programmed.
+    /// How each profile is used.
     pub profiles: HashMap<u32, ProfileUse>,
-    /// What is added to the engine's priorities to make P4Runtime's, where that is not 0: the engine numbers
-    /// the N entries of a program from -1 down, P4Runtime from N down (section 9.1.4).
+    /// Difference between P4Runtime's priorities and the engine's, if not 0: the engine numbers the
+    /// N entries of a program from -1 down, P4Runtime from N down (section 9.1.4).
     pub priority_shift: HashMap<TableId, i32>,
 }
 
-/// What an action profile holds; one-shots and members exclude each other (P4Runtime section 9.2.3).
+/// Use of an action profile; one-shots and members exclude each other (P4Runtime section 9.2.3).
 #[derive(Clone, Debug, Default)]
 pub struct ProfileUse {
     /// Entries with a one-shot action set.
     pub one_shots: usize,
     /// Members.
     pub members: usize,
-    /// Groups, with the `max_size` they were inserted with.
+    /// Groups, with the `max_size` of their insertion.
     pub groups: BTreeMap<u32, i32>,
 }
 
@@ -49,7 +50,7 @@ impl Config {
     /// Loads a configuration: compiles the program and checks the P4Info against it.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT with the place in the JSON or the object of the P4Info.
+    /// INVALID_ARGUMENT with the position in the JSON or the object of the P4Info.
     pub fn load(stored: p4::ForwardingPipelineConfig) -> Result<Config> {
         if stored.p4_device_config.is_empty() {
             return Err(invalid("p4_device_config is empty: it has to be the JSON that p4c wrote"));
@@ -66,17 +67,17 @@ impl Config {
         Ok(config)
     }
 
-    /// What is added to the engine's priorities in a table.
+    /// Difference between P4Runtime's priorities and the engine's in a table.
     pub fn shift(&self, table: &index::Table) -> i32 {
         self.priority_shift.get(&table.engine).copied().unwrap_or(0)
     }
 
-    /// P4Runtime's priority of an entry of the engine.
+    /// P4Runtime's priority for one of the engine.
     pub fn priority(&self, table: &index::Table, engine: i32) -> i32 {
         if table.has_priority { engine.saturating_add(self.shift(table)) } else { 0 }
     }
 
-    /// A configuration over a pipeline that is there already.
+    /// A configuration for an existing pipeline.
     pub fn over(pipeline: Pipeline, stored: Arc<p4::ForwardingPipelineConfig>) -> Result<Config> {
         let p4info = stored.p4info.as_ref().ok_or_else(|| invalid("the config has no P4Info"))?;
         let index = Arc::new(Index::new(p4info, pipeline.info())?);
@@ -103,7 +104,7 @@ impl Config {
         self.index.find(&self.index.profiles, id, Object::Profile)
     }
 
-    /// What a profile holds.
+    /// Use of a profile.
     pub fn profile_use(&mut self, id: u32) -> &mut ProfileUse {
         self.profiles.entry(id).or_default()
     }

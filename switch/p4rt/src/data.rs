@@ -1,5 +1,5 @@
-//! `P4Data` (P4Runtime section 8.5): values of registers and digests, by the types that P4Info gives them. The
-//! engine knows only bits; a type says how they are grouped and signed.
+//! `P4Data` (P4Runtime section 8.5): values of registers and digests with their types from the
+//! P4Info. The engine stores only bits; the type defines their grouping and signs.
 
 use std::fmt::Display;
 
@@ -10,12 +10,12 @@ use crate::proto::p4::v1::{P4Data, P4Header, P4StructLike, p4_data::Data};
 use config::p4_bitstring_like_type_spec::TypeSpec as Bits;
 use config::p4_data_type_spec::TypeSpec;
 
-/// Types nested deeper than this are refused: no P4 program needs it, a hostile P4Info might.
+/// Deeper nesting is refused: no P4 program needs it, but a hostile P4Info might use it.
 const MAX_DEPTH: usize = 16;
-/// Fields and structs of one type, all levels together.
+/// Fields and structs of one type, on all levels.
 const MAX_PARTS: usize = 4096;
 
-/// A type, with names resolved.
+/// A type with resolved names.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DataType {
     /// `bit<W>`
@@ -30,12 +30,12 @@ pub enum DataType {
     Struct(Vec<DataType>),
     /// A tuple.
     Tuple(Vec<DataType>),
-    /// A header, which is valid whenever it is told of.
+    /// A header, which is always valid when it is reported.
     Header(Vec<DataType>),
 }
 
 impl DataType {
-    /// Resolves the type that a P4Info declares. `place` begins the message of an error.
+    /// Resolves a type declared in a P4Info. `place` starts the message of an error.
     pub fn resolve(
         spec: Option<&config::P4DataTypeSpec>,
         types: Option<&config::P4TypeInfo>,
@@ -45,7 +45,7 @@ impl DataType {
         Resolver { types, place, parts: &mut parts }.data(spec, 0)
     }
 
-    /// Widths of the plain values it consists of, in order; `None` where the data plane chooses it.
+    /// Widths of the plain values in it, in order; `None` if the data plane chooses the width.
     pub fn leaves(&self) -> Vec<u32> {
         match self {
             DataType::Unsigned(w) | DataType::Signed(w) | DataType::EnumValue(w) => vec![*w],
@@ -56,7 +56,7 @@ impl DataType {
         }
     }
 
-    /// Reads the values of a message, one an element of [`leaves`](Self::leaves).
+    /// Reads the values of a message, one for each element of [`leaves`](Self::leaves).
     pub fn read(&self, data: Option<&P4Data>, place: &dyn Display) -> Result<Vec<Vec<u8>>> {
         let mut values = Vec::new();
         self.read_into(data, place, &mut values)?;
@@ -91,7 +91,8 @@ impl DataType {
         Ok(())
     }
 
-    /// The message for values in the order of [`leaves`](Self::leaves), each unsigned bits of its width.
+    /// Builds the message for values in the order of [`leaves`](Self::leaves), each as unsigned
+    /// bits of its width.
     pub fn write<'a>(&self, values: &mut impl Iterator<Item = &'a [u8]>) -> P4Data {
         let all = |members: &[DataType], values: &mut _| members.iter().map(|m| m.write(values)).collect();
         let data = match self {

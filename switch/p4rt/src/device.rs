@@ -1,5 +1,5 @@
-//! The device's configurations (P4Runtime sections 14 and 15): one that forwards, and perhaps one that was
-//! saved and not yet committed, which then is the one that reads and writes refer to.
+//! The device's configurations (P4Runtime sections 14 and 15): the forwarding one, and optionally
+//! one that is saved but not committed, to which reads and writes then refer.
 
 use std::sync::Arc;
 
@@ -14,18 +14,18 @@ use p4::entity::Entity;
 use p4::set_forwarding_pipeline_config_request::Action;
 use p4::update::Type;
 
-/// The configurations. A read that is under way keeps the one that it began with: what is written meanwhile goes into
-/// a copy.
+/// The configurations. A running read keeps the configuration with which it started: later writes
+/// go to a copy.
 #[derive(Default)]
 pub struct Device {
-    /// What packets see.
+    /// The configuration that packets use.
     pub forwarding: Option<Arc<Config>>,
-    /// What `VERIFY_AND_SAVE` left.
+    /// The configuration of `VERIFY_AND_SAVE`.
     pub saved: Option<Arc<Config>>,
 }
 
 impl Device {
-    /// The configuration that reads and writes refer to.
+    /// The configuration for reads and writes.
     ///
     /// # Errors
     /// FAILED_PRECONDITION before the first pipeline.
@@ -33,13 +33,13 @@ impl Device {
         self.saved.as_ref().or(self.forwarding.as_ref()).ok_or_else(unset)
     }
 
-    /// As [`current`](Self::current), to be written.
+    /// As [`current`](Self::current), for writing.
     pub fn current_mut(&mut self) -> std::result::Result<&mut Config, Status> {
         self.saved.as_mut().or(self.forwarding.as_mut()).map(Arc::make_mut).ok_or_else(unset)
     }
 
-    /// Takes a configuration that was loaded for the action, which must not be COMMIT. On an error everything
-    /// stays as it was.
+    /// Applies a loaded configuration with the action, which must not be COMMIT. After an error
+    /// everything is unchanged.
     pub fn apply(&mut self, action: Action, new: Config, switch: &Switch, ports: &dyn Ports) -> Result<()> {
         match action {
             Action::VerifyAndSave => {
@@ -58,8 +58,8 @@ impl Device {
         }
     }
 
-    /// Commits what was saved. Its writes are in its tables already: what the specification calls replaying
-    /// them takes no time.
+    /// Commits the saved configuration. Its tables already contain the writes, so there is nothing
+    /// to replay as in the specification.
     ///
     /// # Errors
     /// NOT_FOUND if nothing is saved.
@@ -82,9 +82,9 @@ fn unset() -> Status {
     Status::failed_precondition("no forwarding pipeline config has been set")
 }
 
-/// Carries the state of one configuration over to another. Of the same program everything stays where it is;
-/// otherwise entities are read from the old and written to the new one, by their identifiers. Packets that
-/// change counters, meters or registers meanwhile are not seen.
+/// Transfers the state of one configuration to another. For the same program everything is kept;
+/// otherwise entities are read from the old configuration and written to the new one, by their
+/// identifiers. Changes that packets make meanwhile to counters, meters or registers are lost.
 fn reconcile(old: &Config, mut new: Config, ports: &dyn Ports) -> Result<Config> {
     if old.stored.p4_device_config == new.stored.p4_device_config {
         let mut same = Config::over(old.pipeline.clone(), new.stored.clone())?;
@@ -97,7 +97,7 @@ fn reconcile(old: &Config, mut new: Config, ports: &dyn Ports) -> Result<Config>
         let known = |id: &u32| same.index.digests.contains_key(id) || !old.index.digests.contains_key(id);
         if let Some(lost) = old.digests.keys().find(|id| !known(id)) {
             return Err(invalid(format!(
-                "the state cannot be preserved: digest {lost:#010x} is on and gone"
+                "the state cannot be preserved: digest {lost:#010x} is enabled but no longer exists"
             )));
         }
         return Ok(same);
@@ -115,7 +115,7 @@ fn reconcile(old: &Config, mut new: Config, ports: &dyn Ports) -> Result<Config>
     Ok(new)
 }
 
-/// Reads of all state, in an order in which it can be written, and how.
+/// Reads of all state in an order in which it can be written, with the type of update.
 fn everything() -> Vec<(Entity, Type)> {
     let entries = p4::TableEntry {
         meter_config: Some(p4::MeterConfig::default()),
@@ -137,13 +137,13 @@ fn everything() -> Vec<(Entity, Type)> {
     ]
 }
 
-/// Whether an entity has to be written to the new configuration: not if it is const, or nothing but what a
-/// fresh pipeline holds, or counts for a counter that is gone.
+/// Whether an entity must be written to the new configuration: not if it is const, equals the state
+/// of a fresh pipeline, or belongs to a counter that no longer exists.
 fn carried(entity: &mut p4::Entity, old: &Config, new: &Config) -> bool {
     match entity.entity.as_mut() {
         Some(Entity::TableEntry(e)) => {
             let fixed = e.is_const || new.index.tables.get(&e.table_id).is_some_and(|t| t.is_const);
-            // Of a table that is gone, its default action is no state worth refusing for.
+            // The default action of a table that no longer exists is not worth a refusal.
             let gone = e.is_default_action && !new.index.tables.contains_key(&e.table_id);
             !fixed && !gone && e.action.is_some()
         }

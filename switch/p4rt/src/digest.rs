@@ -1,6 +1,6 @@
-//! Digest lists (P4Runtime section 9.8): samples are gathered until the list is full or the oldest has waited
-//! long enough; a sample that is waiting, or was sent and not yet acknowledged, is not sent again. No clock of
-//! its own: the caller says the time, in nanoseconds from any start.
+//! Digest lists (P4Runtime section 9.8): samples collect until the list is full or the oldest one
+//! has waited for the timeout. A sample that waits, or was sent and is not acknowledged, is not
+//! sent again. The caller provides the time, in nanoseconds from any start.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -12,9 +12,10 @@ use crate::config::Config;
 use crate::data::DataType;
 use crate::proto::p4::v1 as p4;
 
-/// Longest list; `max_list_size` 0 means this, larger ones too.
+/// Longest list; `max_list_size` 0 and larger values mean this.
 const MAX_LIST: usize = 1024;
-/// Samples remembered as sent and not acknowledged, for one digest; the oldest lists are forgotten beyond.
+/// Samples of one digest remembered as sent and not acknowledged; beyond it the oldest lists are
+/// forgotten.
 const MAX_UNACKNOWLEDGED: usize = 65_536;
 
 /// The digests of the forwarding pipeline.
@@ -23,7 +24,7 @@ pub struct Digests {
     pipeline: Option<u64>,
     ids: HashMap<DigestId, u32>,
     digests: BTreeMap<u32, Digest>,
-    /// All digests of the P4Info, on or off.
+    /// All digests of the P4Info, enabled or not.
     known: HashSet<u32>,
     next_list: u64,
 }
@@ -36,7 +37,7 @@ struct Digest {
     widths: Vec<u32>,
     waiting: Vec<Data>,
     since: u64,
-    /// Samples waiting or unacknowledged.
+    /// Samples that wait or are unacknowledged.
     seen: HashSet<Data>,
     sent: VecDeque<Sent>,
     unacknowledged: usize,
@@ -49,8 +50,8 @@ struct Sent {
 }
 
 impl Digests {
-    /// Takes over a configuration that forwards, after a commit or after a digest entry was written. What
-    /// waits or is unacknowledged stays if the pipeline is the same and the digest still on.
+    /// Adopts a forwarding configuration, after a commit or a write of a digest entry. Waiting and
+    /// unacknowledged samples are kept if the pipeline is the same and the digest is still enabled.
     pub fn configure(&mut self, config: &Config) {
         if self.pipeline != Some(config.pipeline.serial()) {
             self.digests.clear();
@@ -75,7 +76,7 @@ impl Digests {
         }
     }
 
-    /// A sample from the packet path. Returns the list that it filled.
+    /// Adds a sample of the packet path. Returns the list if it is now full.
     pub fn sample(&mut self, now: u64, sample: &DigestSample) -> Option<p4::DigestList> {
         if self.pipeline != Some(sample.pipeline) {
             return None;
@@ -97,19 +98,19 @@ impl Digests {
         None
     }
 
-    /// Lists whose oldest sample has waited long enough.
+    /// Lists whose oldest sample has reached the timeout.
     pub fn due(&mut self, now: u64) -> Vec<p4::DigestList> {
         let next = &mut self.next_list;
         let due = |d: &Digest| !d.waiting.is_empty() && now >= d.deadline();
         self.digests.iter_mut().filter(|(_, d)| due(d)).map(|(id, d)| d.send(*id, now, next)).collect()
     }
 
-    /// When [`due`](Self::due) has something to do.
+    /// When [`due`](Self::due) must be called next.
     pub fn deadline(&self) -> Option<u64> {
         self.digests.values().filter(|d| !d.waiting.is_empty()).map(Digest::deadline).min()
     }
 
-    /// A list was acknowledged. False if there is no such digest in the P4Info.
+    /// Acknowledges a list. Returns false if the P4Info has no such digest.
     pub fn acknowledge(&mut self, ack: &p4::DigestListAck) -> bool {
         if let Some(digest) = self.digests.get_mut(&ack.digest_id)
             && let Some(at) = digest.sent.iter().position(|s| s.list == ack.list_id)
@@ -119,7 +120,7 @@ impl Digests {
         self.known.contains(&ack.digest_id)
     }
 
-    /// Another controller is primary: it has acknowledged nothing and may be told everything.
+    /// A new primary has acknowledged nothing, so every sample may be sent to it.
     pub fn new_primary(&mut self) {
         for digest in self.digests.values_mut() {
             while !digest.sent.is_empty() {
@@ -262,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_acknowledged_is_not_repeated() {
+    fn unacknowledged_samples_are_not_repeated() {
         let mut d = digests(1, 0, 50);
         let list = d.sample(0, &sample(1)).unwrap();
         assert!(d.sample(MS, &sample(1)).is_none());

@@ -1,5 +1,5 @@
-//! Errors in the canonical form of P4Runtime section 10: one `p4.v1.Error` an update, all of them in the
-//! details of a `google.rpc.Status` whose own code is UNKNOWN.
+//! Errors in the canonical form of P4Runtime section 10: one `p4.v1.Error` for each update, in the
+//! details of a `google.rpc.Status` with the code UNKNOWN.
 
 use prost::Message as _;
 use rivulet_engine::WriteError;
@@ -11,11 +11,11 @@ use crate::proto::p4::v1 as p4;
 /// The error space of the codes below, for `p4.v1.Error.space`.
 pub const SPACE: &str = "rivulet-switch";
 
-/// What `google.protobuf.Any` calls the errors in the details.
+/// Type URL of the errors in the details.
 const TYPE_URL: &str = "type.googleapis.com/p4.v1.Error";
 
-/// Longest message of one update's error in bytes. A batch carries one error an update in the trailers of the
-/// reply, for which gRPC clients have little room.
+/// Longest message of one update's error in bytes. The reply's trailers carry an error for each
+/// update of a batch, and gRPC clients limit their size.
 const MESSAGE_LIMIT: usize = 200;
 
 /// Why one update of a batch, or one request of a read, failed.
@@ -24,11 +24,11 @@ const MESSAGE_LIMIT: usize = 200;
 pub struct UpdateError {
     /// The canonical code.
     pub code: Code,
-    /// What is wrong and where, in English.
+    /// The fault and its place, in English.
     pub message: String,
 }
 
-/// What every fallible step of an update returns.
+/// Result of every fallible step of an update.
 pub type Result<T> = std::result::Result<T, UpdateError>;
 
 macro_rules! constructors {
@@ -57,12 +57,12 @@ constructors! {
     unimplemented = Unimplemented;
     /// INTERNAL
     internal = Internal;
-    /// ABORTED: an update that was not tried, or was undone, because another of its batch failed
+    /// ABORTED: the update was not tried or was undone, because another one of its batch failed
     aborted = Aborted;
 }
 
 impl UpdateError {
-    /// Puts the place in front of the message.
+    /// Prepends the place to the message.
     pub fn at(mut self, place: &dyn std::fmt::Display) -> Self {
         self.message = format!("{place}: {}", self.message);
         self
@@ -91,7 +91,8 @@ impl From<UpdateError> for Status {
     }
 }
 
-/// The status of a batch: OK when every element is, else UNKNOWN with one `p4.v1.Error` an element, in order.
+/// The status of a batch: OK if every element is, else UNKNOWN with one `p4.v1.Error` for each
+/// element, in order.
 pub fn batch_status(what: &str, results: &[Result<()>]) -> std::result::Result<(), Status> {
     let failed = results.iter().filter(|r| r.is_err()).count();
     if failed == 0 {

@@ -1,5 +1,5 @@
-//! Idle timeouts (P4Runtime section 16.4): a notification when an entry was not hit for its timeout, and again
-//! after each further timeout without a hit.
+//! Idle timeouts (P4Runtime section 16.4): a notification when an entry was not hit for its
+//! timeout, and again after each further timeout without a hit.
 
 use std::collections::HashMap;
 
@@ -8,31 +8,31 @@ use rivulet_engine::{Entry, EntryKey, TableId};
 use crate::config::Config;
 use crate::proto::p4::v1 as p4;
 
-/// Entries that were told idle and were not hit since. The engine reports each idle period once; the further
-/// notifications are timed here.
+/// Entries reported as idle and not hit since. The engine reports each idle period once; this
+/// module times the further notifications.
 #[derive(Default)]
 pub struct Idle {
     pipeline: Option<u64>,
-    /// When each was last told, nanoseconds.
-    told: HashMap<(TableId, EntryKey), u64>,
+    /// When each entry was last reported, in nanoseconds.
+    reported: HashMap<(TableId, EntryKey), u64>,
 }
 
 impl Idle {
-    /// Looks for idle entries; one notification for each table that has any. `now` is nanoseconds from any
-    /// start.
+    /// Finds idle entries and returns one notification for each table with any. `now` is in
+    /// nanoseconds from any start.
     pub fn sweep(&mut self, config: &Config, now: u64) -> Vec<p4::IdleTimeoutNotification> {
         if self.pipeline != Some(config.pipeline.serial()) {
-            self.told.clear();
+            self.reported.clear();
             self.pipeline = Some(config.pipeline.serial());
         }
         let mut idle: HashMap<(TableId, EntryKey), Entry> =
             config.pipeline.take_idle().into_iter().map(|(t, e)| ((t, e.spec.key.clone()), e)).collect();
-        self.told.retain(|key, last| {
+        self.reported.retain(|key, last| {
             let Ok(entry) = config.pipeline.entry(key.0, &key.1) else { return false };
             let since = now.saturating_sub(*last);
             let timeout = entry.spec.idle_timeout_ns;
             if timeout == 0 || entry.idle_ns < since {
-                return false; // hit, or written again: the engine starts anew
+                return false; // hit or written again: the engine restarts the timeout
             }
             if since >= timeout {
                 idle.insert(key.clone(), entry);
@@ -40,7 +40,7 @@ impl Idle {
             true
         });
         for key in idle.keys() {
-            self.told.insert(key.clone(), now);
+            self.reported.insert(key.clone(), now);
         }
         notifications(config, idle)
     }

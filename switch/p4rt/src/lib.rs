@@ -1,22 +1,24 @@
-//! The P4Runtime server over the engine, and a small service of our own for ports, links and traces.
+//! The P4Runtime server for the engine, and a small service for ports, links and traces.
 //!
 //! # Contract
 //!
-//! One [`Server`] serves one device: a [`Switch`](rivulet_engine::Switch) whose packet path the caller runs on
-//! threads of its own. The server never touches the packet path except through
+//! One [`Server`] serves one device: a [`Switch`](rivulet_engine::Switch) whose packet path runs on
+//! threads of the caller. The server accesses the packet path only through
 //!
-//! * the engine's control interface (`Pipeline`, `Switch::commit`), which hands writes over between packets;
-//! * [`PacketInSender::send`], which the packet path calls with what the engine emits to the CPU port. It copies
-//!   the bytes, never blocks, and drops (and counts) when [`PacketIns`] is full;
-//! * [`Ports::packet_out`], which the server calls with a frame to run with the CPU port as ingress port, the
-//!   packet-out header in front. It must not block: when the switch's queue is full it returns
-//!   [`PortError::Full`], and the controller gets a `StreamError`.
+//! * the engine's control interface (`Pipeline`, `Switch::commit`), which applies writes between
+//!   packets;
+//! * [`PacketInSender::send`], which the packet path calls with packets that the engine sends to
+//!   the CPU port. It copies the bytes, never blocks, and drops (and counts) when [`PacketIns`] is
+//!   full;
+//! * [`Ports::packet_out`], which the server calls with a frame to process with the CPU port as
+//!   ingress port, starting with the packet-out header. It must not block: if the switch's queue is
+//!   full it returns [`PortError::Full`], and the controller gets a `StreamError`.
 //!
-//! The service for ports, links and traces knows no election: it is served on a listener of its own, best a Unix
-//! socket, if [`Server::serve`] is given one.
+//! The service for ports, links and traces has no arbitration: [`Server::serve`] serves it on a
+//! separate listener, best a Unix socket, if one is given.
 //!
-//! So a controller that is slow, or gone without a word, costs the packets nothing: every queue towards it is
-//! bounded and loses its own messages, never anybody else's.
+//! So a slow or vanished controller does not affect packets: every queue towards it is bounded and
+//! drops only its own messages.
 //!
 //! ```text
 //!   DataPath --emit(cpu port)--> PacketInSender ==bounded==> dispatcher --bounded--> primary's stream
@@ -25,7 +27,7 @@
 //!   Write/Read/SetForwardingPipelineConfig --> Pipeline --engine's queue--> DataPath
 //! ```
 //!
-//! A caller does, in this order:
+//! A caller starts it as follows:
 //!
 //! ```no_run
 //! # use std::sync::Arc;
@@ -43,12 +45,12 @@
 //! # }
 //! ```
 //!
-//! [`Server::serve`] returns when its shutdown future does: streams are ended, running requests answered, its
-//! threads joined. The runtime must be a multi-threaded one.
+//! [`Server::serve`] returns when its shutdown future completes: it ends streams, answers running
+//! requests and joins its threads. The runtime must be multi-threaded.
 //!
-//! Until a pipeline with P4Info is set, reads and writes fail with FAILED_PRECONDITION; a pipeline that the
-//! caller committed to the engine by itself forwards meanwhile and is replaced by the first one that a
-//! controller commits.
+//! Until a pipeline with P4Info is set, reads and writes fail with FAILED_PRECONDITION. A pipeline
+//! that the caller committed directly to the engine forwards meanwhile, until a controller commits
+//! the first one.
 
 mod admission;
 mod answer;
@@ -84,5 +86,5 @@ pub use rivulet_p4rt_proto as proto;
 pub use server::{ServeError, Server, ServerConfig, Totals};
 pub use tls::Tls;
 
-/// The release of P4Runtime that the messages are of, as `Capabilities` says it.
+/// Release of P4Runtime, as reported by `Capabilities`.
 pub const P4RUNTIME_API_VERSION: &str = "1.5.0";

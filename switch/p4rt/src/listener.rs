@@ -1,4 +1,4 @@
-//! Where the server listens, and which connection a request came over.
+//! The server's listeners, and the connections of requests.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use tonic::transport::server::{Connected, TlsConnectInfo};
 
 use crate::server::Shared;
 
-/// How long a shutdown waits for clients to let go of their connections.
+/// Longest wait at shutdown for clients to close their connections.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Where a server listens. A Unix socket crosses network namespaces.
+/// Listening socket of a server. A Unix socket works across network namespaces.
 #[derive(Debug)]
 pub enum Listener {
     /// HOST:PORT.
@@ -41,17 +41,17 @@ impl From<UnixListener> for Listener {
     }
 }
 
-/// The number of a connection, which no other of this process has.
+/// A connection's number, unique in this process.
 #[derive(Clone, Copy, Debug)]
 struct ConnectionId(u64);
 
-/// The connection that a request came over, with TLS or without.
+/// The connection of a request, with TLS or without.
 pub fn connection(extensions: &Extensions) -> u64 {
     let tls = || extensions.get::<TlsConnectInfo<ConnectionId>>().map(TlsConnectInfo::get_ref);
     extensions.get::<ConnectionId>().or_else(tls).map_or(0, |id| id.0)
 }
 
-/// A connection with its number.
+/// A connection and its number.
 struct Numbered<C> {
     io: C,
     id: ConnectionId,
@@ -112,8 +112,8 @@ impl<C: AsyncWrite + Unpin> AsyncWrite for Numbered<C> {
     }
 }
 
-/// Serves on the listener until the server stops, then for as long as clients take to let go. `tls` says whether
-/// the server's certificate is for this listener.
+/// Serves on the listener until the server stops, and then until clients close their connections or
+/// the wait ends. `tls`: whether this listener uses the server's certificate.
 pub async fn run(
     shared: Arc<Shared>,
     listener: Listener,
@@ -122,7 +122,7 @@ pub async fn run(
 ) -> Result<(), tonic::transport::Error> {
     match listener {
         Listener::Tcp(listener) => {
-            // A small write must not wait for the peer's delayed acknowledgement.
+            // Without this, a small write would wait for the peer's delayed acknowledgement.
             let incoming = TcpListenerStream::new(listener).map(|socket| {
                 socket.inspect(|s| {
                     let _ = s.set_nodelay(true);

@@ -1,4 +1,4 @@
-//! Reading P4Info from a file, in either of the forms p4c writes: binary or text.
+//! Reads P4Info from a file in p4c's binary or text form.
 
 use std::sync::OnceLock;
 
@@ -17,10 +17,11 @@ pub fn pool() -> Result<&'static DescriptorPool, UpdateError> {
         .ok_or_else(|| internal("the descriptors of this build cannot be read"))
 }
 
-/// Reads P4Info in binary or in text form (`.txtpb`). Text is what is valid UTF-8 without control characters.
+/// Parses P4Info in binary or text form (`.txtpb`). Valid UTF-8 without control characters counts
+/// as text.
 ///
 /// # Errors
-/// INVALID_ARGUMENT with the parser's message, which has line and column for text.
+/// INVALID_ARGUMENT with the parser's message, which contains line and column for text.
 pub fn parse(bytes: &[u8]) -> Result<P4Info, UpdateError> {
     let is_text = |s: &&str| !s.chars().any(|c| c.is_control() && !c.is_ascii_whitespace());
     match std::str::from_utf8(bytes).ok().filter(is_text) {

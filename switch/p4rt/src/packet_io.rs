@@ -1,5 +1,5 @@
-//! Packets between the pipeline and the controller (P4Runtime section 16.1): the channel from the packet path,
-//! and the headers that carry `controller_packet_metadata`.
+//! Packets between the pipeline and the controller (P4Runtime section 16.1): the channel from the
+//! packet path, and the headers with `controller_packet_metadata`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::error::{Result, invalid};
 use crate::proto::p4::config::v1::ControllerPacketMetadata;
 use crate::proto::p4::v1::{PacketIn, PacketMetadata, PacketOut};
 
-/// Makes the channel from the packet path to the server; it holds `capacity` packets.
+/// Creates the channel from the packet path to the server, with room for `capacity` packets.
 pub fn packet_in_channel(capacity: usize) -> (PacketInSender, PacketIns) {
     let (sender, receiver) = mpsc::channel(capacity.max(1));
     let dropped = Arc::new(AtomicU64::new(0));
@@ -27,8 +27,8 @@ pub struct PacketInSender {
 }
 
 impl PacketInSender {
-    /// Hands over what the engine emitted to the CPU port, `head` and `rest` being one packet. Never blocks;
-    /// false if the packet was dropped because the server is behind.
+    /// Sends a packet from the CPU port, in two parts. Never blocks; returns false if the packet
+    /// was dropped because the channel is full.
     pub fn send(&self, head: &[u8], rest: &[u8]) -> bool {
         let Ok(permit) = self.sender.try_reserve() else {
             self.dropped.fetch_add(1, Ordering::Relaxed);
@@ -51,7 +51,7 @@ pub struct PacketIns {
     pub(crate) dropped: Arc<AtomicU64>,
 }
 
-/// The header that carries the metadata of one direction: fields in order, packed without gaps.
+/// The header with the metadata of one direction: fields in order without gaps.
 #[derive(Clone, Debug, Default)]
 pub struct Header {
     fields: Vec<Field>,
@@ -68,7 +68,8 @@ struct Field {
 }
 
 impl Header {
-    /// Checks a direction's metadata. The header must be whole bytes, as p4c's BMv2 target demands.
+    /// Checks the metadata of one direction. The header must have whole bytes, as p4c's BMv2 target
+    /// requires.
     pub fn new(message: &ControllerPacketMetadata) -> Result<Header> {
         let mut header = Header::default();
         let place = message.preamble.as_ref().map_or("?", |p| &p.name);
@@ -97,7 +98,7 @@ impl Header {
         Ok(header)
     }
 
-    /// The frame that goes into the pipeline: metadata as a header, then the payload.
+    /// Builds the frame for the pipeline: the metadata as a header, then the payload.
     pub fn frame(&self, packet: &PacketOut) -> Result<Vec<u8>> {
         let mut frame = vec![0; self.bits / 8];
         let mut seen = vec![false; self.fields.len()];
@@ -120,7 +121,7 @@ impl Header {
         Ok(frame)
     }
 
-    /// What the controller gets for a packet that came out at the CPU port; `None` if it is shorter than the
+    /// Builds the packet-in for a packet from the CPU port; `None` if it is shorter than the
     /// header.
     pub fn packet_in(&self, frame: &[u8]) -> Option<PacketIn> {
         let (head, payload) = frame.split_at_checked(self.bits / 8)?;
@@ -133,7 +134,8 @@ impl Header {
     }
 }
 
-/// Writes the lowest `width` bits of a value at a bit offset, counted from the first byte's highest bit.
+/// Writes the lowest `width` bits of a value at a bit offset, counted from the first byte's highest
+/// bit.
 fn put_bits(bytes: &mut [u8], offset: usize, width: u32, value: &[u8]) {
     let bit = |i: usize| value.len().checked_sub(i / 8 + 1).is_some_and(|at| value[at] >> (i % 8) & 1 == 1);
     for i in (0..width as usize).filter(|i| bit(*i)) {

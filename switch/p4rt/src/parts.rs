@@ -1,4 +1,4 @@
-//! Counting the parts of an encoded message without decoding it: what it would take is known before it is taken.
+//! Counts the parts of an encoded message, to limit its decoded size before decoding.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -8,10 +8,10 @@ use tonic::Status;
 
 use crate::p4info::pool;
 
-/// As deep as the decoder goes.
+/// Depth limit of the decoder.
 const MAX_DEPTH: u32 = 100;
 
-/// Which fields of each message are messages: field number to the place of its type here.
+/// The message-typed fields of each message: field number to the index of its type.
 struct Schema {
     messages: Vec<HashMap<u32, usize>>,
     by_name: HashMap<String, usize>,
@@ -39,10 +39,11 @@ impl Schema {
     }
 }
 
-/// Checks that a message of that type has at most so many parts: fields with a length, at any depth.
+/// Checks that a message of this type has at most `limit` parts: length-delimited fields at any
+/// depth.
 ///
 /// # Errors
-/// RESOURCE_EXHAUSTED for more; INVALID_ARGUMENT for bytes that are no message.
+/// RESOURCE_EXHAUSTED if there are more; INVALID_ARGUMENT for malformed bytes.
 pub fn check(message: &str, bytes: &[u8], limit: usize) -> Result<(), Status> {
     let schema = Schema::get().ok_or_else(|| Status::internal("this build has no descriptors"))?;
     let root = schema.by_name.get(message).copied();
@@ -57,7 +58,7 @@ pub fn check(message: &str, bytes: &[u8], limit: usize) -> Result<(), Status> {
     }
 }
 
-/// `None` if there are too many parts, when `left` is 0, or the bytes are no message.
+/// `None` if there are too many parts (then `left` is 0) or the bytes are malformed.
 fn walk(schema: &Schema, message: usize, mut bytes: &[u8], depth: u32, left: &mut usize) -> Option<()> {
     let depth = depth.checked_sub(1)?;
     while !bytes.is_empty() {
@@ -78,7 +79,7 @@ fn walk(schema: &Schema, message: usize, mut bytes: &[u8], depth: u32, left: &mu
                 }
             }
             5 => bytes = bytes.get(4..)?,
-            // Groups are in none of these messages.
+            // None of these messages has groups.
             _ => return None,
         }
     }
@@ -121,7 +122,8 @@ mod tests {
         let entity = Some(p4::Entity { entity: Some(p4::entity::Entity::TableEntry(entry)) });
         let updates = vec![p4::Update { r#type: 1, entity }; 2];
         let request = p4::WriteRequest { device_id: 1, role: "r".into(), updates, ..Default::default() };
-        // The role; of each update itself, its entity, the entry and of its three matches the match, its kind and value.
+        // The role; for each update: itself, its entity, the entry, and for each of three matches
+        // the match, its kind and its value.
         let parts = 1 + 2 * (3 + 3 * 3);
         let bytes = request.encode_to_vec();
         assert_eq!(code(&bytes, parts), Code::Ok);
@@ -129,9 +131,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_refused() {
+    fn malformed_messages_are_refused() {
         assert_eq!(code(&[], 0), Code::Ok);
-        assert_eq!(code(&[0x1a, 0x00], 1), Code::Ok, "a field that nobody knows");
+        assert_eq!(code(&[0x1a, 0x00], 1), Code::Ok, "an unknown field");
         for bytes in [&[0x0a][..], &[0x0a, 5, 1], &[0x0b, 0x0c], &[0x80; 11], &[0x09, 1], &[0x0d, 1], &[0x0f]]
         {
             assert_eq!(code(bytes, 100), Code::InvalidArgument, "{bytes:x?}");

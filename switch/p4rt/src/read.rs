@@ -1,9 +1,10 @@
-//! `Read` (P4Runtime section 13): every entity kind, one or all of them. A part of a key that is unset or zero
-//! reads everything.
+//! `Read` (P4Runtime section 13): entities of every kind, one or all of them. An unset or zero part
+//! of a key is a wildcard.
 //!
-//! What only controllers write (entries, members, groups) is taken at once, so that a read stands before or after
-//! each write; it becomes messages one by one, and cells of arrays are looked at one by one, as they are asked for:
-//! a program's registers as messages would take fifty times their memory.
+//! State that only controllers write (entries, members, groups) is captured at once, so that a read
+//! is consistent with respect to writes. Messages are built one by one, and cells of arrays are
+//! read one by one on demand: a program's registers as messages would need fifty times their
+//! memory.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -20,14 +21,14 @@ use crate::write::table::{absent, index_in, unpack_metadata, write_counter_data,
 use p4::entity::Entity;
 use p4::packet_replication_engine_entry::Type as Kind;
 
-/// What a request of a read finds.
+/// Results of one request of a read.
 pub type Found<'c> = Box<dyn Iterator<Item = p4::Entity> + 'c>;
 
 fn of(entity: Entity) -> p4::Entity {
     p4::Entity { entity: Some(entity) }
 }
 
-/// What was found at once.
+/// Results captured at once.
 fn all<'c>(found: Vec<Entity>) -> Found<'c> {
     Box::new(found.into_iter().map(of))
 }
@@ -46,10 +47,10 @@ impl Config {
         }
     }
 
-    /// What one request of a read asks for.
+    /// Executes one request of a read.
     ///
     /// # Errors
-    /// As the specification has it for each kind.
+    /// As in the specification for each kind.
     pub fn read<'c>(&'c self, request: &'c Entity) -> Result<Found<'c>> {
         match request {
             Entity::TableEntry(e) => self.read_tables(e),
@@ -94,7 +95,8 @@ impl Config {
         Ok(Box::new(found.into_iter().map(entry).filter_map(passing)))
     }
 
-    /// Entries of a table with the request's key, all without one. A key that no entry has finds none.
+    /// Entries of a table with the request's key, or all without one. A key without an entry finds
+    /// none.
     fn entries(&self, table: &Table, request: &p4::TableEntry) -> Result<Vec<Entry>> {
         if request.r#match.is_empty() || table.fields.is_empty() {
             return Ok(self.pipeline.entries(table.engine));
@@ -114,7 +116,7 @@ impl Config {
         }
     }
 
-    /// The message for an entry, with those direct resources that the request asks for.
+    /// Builds the message for an entry, with the direct resources that the request asks for.
     #[allow(deprecated)]
     pub fn table_entry(&self, table: &Table, entry: &Entry, request: &p4::TableEntry) -> p4::TableEntry {
         let spec = &entry.spec;
@@ -147,7 +149,7 @@ impl Config {
     fn default_entry(&self, table: &Table, entry: &DefaultEntry) -> p4::TableEntry {
         let no_metadata = Vec::new();
         let kept = unpack_metadata(self.default_metadata.get(&table.id).unwrap_or(&no_metadata));
-        // The default of a table with a profile is NoAction, which the program does not spell out.
+        // The default of a table with a profile is NoAction, which the program omits.
         let no_action = || {
             let id = table
                 .actions
@@ -297,7 +299,8 @@ impl Config {
         })))
     }
 
-    /// Entries whose direct resource is asked for: by key, of one table, or of all that have it.
+    /// Entries with a requested direct resource: by key, of one table, or of all tables that have
+    /// it.
     fn direct(
         &self,
         wanted: Option<&p4::TableEntry>,
@@ -390,7 +393,7 @@ fn passes(request: &p4::TableEntry, entry: &p4::TableEntry) -> bool {
         && action_id(request).is_none_or(|id| id == 0 || action_id(entry) == Some(id))
 }
 
-/// NOT_FOUND when one object was asked for by both identifiers and is not there.
+/// NOT_FOUND if a request named one object by both identifiers and it does not exist.
 fn none(nothing: bool, outer: u32, inner: u32, what: &dyn Display) -> Result<()> {
     if nothing && outer != 0 && inner != 0 {
         Err(not_found(format!("no {what} has the id {inner}")))

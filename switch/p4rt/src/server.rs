@@ -1,4 +1,4 @@
-//! The server: its state, the work of each request, and the life of its tasks and threads.
+//! The server: its state, its requests, and its tasks and threads.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tonic::Status;
 use tonic::service::Routes;
 
-use crate::admission::{Bounded, Places};
+use crate::admission::{Bounded, Permits};
 use crate::arbitration::{Arbiter, Peer, Primary, RoleKey, election_id};
 use crate::config::Config;
 use crate::device::Device;
@@ -32,28 +32,29 @@ use p4::entity::Entity;
 use p4::set_forwarding_pipeline_config_request::Action;
 use p4::stream_message_response::Update;
 
-/// How often idle entries are looked for.
+/// Interval of checks for idle entries.
 const IDLE_SWEEP: Duration = Duration::from_millis(250);
-/// How often it is looked whether watched ports are up, while there is a selector, and while there is none.
+/// Intervals of checks of watched ports, with a selector and without one.
 const WATCH_NAP: Duration = Duration::from_millis(5);
 const NO_WATCH_NAP: Duration = Duration::from_millis(50);
-/// Longest nap of the digest thread, and so how long it takes to notice the end.
+/// Longest sleep of the digest thread, which delays its end.
 const DIGEST_NAP: Duration = Duration::from_millis(100);
 
-/// What a server is started with.
+/// Settings of a server.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// The device that this server is; requests for others are NOT_FOUND. BMv2's default is 0.
+    /// Device id; requests for other ids get NOT_FOUND. BMv2's default is 0.
     pub device_id: u64,
-    /// Longest message taken, bytes. gRPC's default of 4 MiB is too small for the JSON of large programs.
+    /// Longest message accepted, in bytes. gRPC's default of 4 MiB is too small for the JSON of
+    /// large programs.
     pub max_message_bytes: usize,
-    /// How often a silent connection is asked whether it lives; after as long again without an answer it is
-    /// closed, and a primary behind it is gone.
+    /// Idle time of a connection before a keep-alive ping. Without an answer for the same time
+    /// again, the connection is closed, and its primary is removed.
     pub keepalive: Duration,
-    /// How long a client may take to send a request, to take a message of what it reads, and to say who it is on a
-    /// stream.
+    /// Time limit for a client to send a request, to take a message of a read, and to send the
+    /// first arbitration update on a stream.
     pub patience: Duration,
-    /// Certificate and key to serve TLS with; in the clear if `None`.
+    /// Certificate and key for TLS; `None`: without TLS.
     pub tls: Option<Tls>,
 }
 
@@ -79,19 +80,19 @@ pub enum ServeError {
 /// Totals since the start, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Packets handed to controllers.
+    /// Packets sent to controllers.
     pub packet_ins: u64,
-    /// Packets for controllers that were lost: no primary, too short for the metadata, or a queue was full.
+    /// Packet-ins lost: no primary, too short for the metadata, or a full queue.
     pub packet_ins_lost: u64,
-    /// Packets taken from controllers.
+    /// Packets accepted from controllers.
     pub packet_outs: u64,
-    /// Packets of controllers that were refused or found no room.
+    /// Packet-outs refused, or dropped because a queue was full.
     pub packet_outs_lost: u64,
     /// Digest lists sent.
     pub digest_lists: u64,
-    /// Updates of `Write` that were tried.
+    /// Updates of `Write` requests.
     pub updates: u64,
-    /// Of those, refused in batches that had an error.
+    /// Failed batches of updates.
     pub batches_failed: u64,
 }
 
@@ -106,43 +107,44 @@ pub(crate) struct Counts {
     pub batches_failed: AtomicU64,
 }
 
-/// Adds one; these counts order nothing.
+/// Increments a counter, without ordering guarantees.
 pub(crate) fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The metadata headers of the forwarding pipeline; `None` before the first.
+/// The packet metadata headers of the forwarding pipeline; `None` before the first one.
 #[derive(Default)]
 pub(crate) struct PacketHeaders {
     pub packet_in: Header,
     pub packet_out: Header,
 }
 
-/// A P4Runtime server for one device. See the crate's documentation for how it is used.
+/// A P4Runtime server for one device. The crate's documentation describes its use.
 #[derive(Clone)]
 pub struct Server {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// What all tasks share. Locks are taken in the order of the fields; a read holds none while it is sent.
+/// State of all tasks. Lock in the order of the fields; a read holds no lock while it is sent.
 pub(crate) struct Shared {
     pub config: ServerConfig,
     pub switch: Switch,
     pub ports: Arc<dyn Ports>,
     pub device: RwLock<Device>,
-    /// Held while a write works, so that a change of primary waits for it; not while it waits for the device.
+    /// Held during a write, so that a change of primary waits for it, but not while the write waits
+    /// for the device.
     pub arbiter: Mutex<Arbiter>,
     pub digests: Mutex<Digests>,
-    /// Copy of the arbiter's primaries for those who must not wait for a write.
+    /// Copy of the arbiter's primaries, for tasks that must not wait for a write.
     pub primaries: RwLock<Arc<Vec<Primary>>>,
     pub headers: RwLock<Option<Arc<PacketHeaders>>>,
     pub next_stream: AtomicU64,
-    pub places: Places,
-    /// Writes to cells of arrays so far.
+    pub permits: Permits,
+    /// Number of writes to array cells.
     cell_writes: AtomicU64,
     pub counts: Counts,
     pub stopping: watch::Sender<bool>,
-    /// What the packet path itself could not hand over.
+    /// Packet-ins that the packet path itself dropped.
     channel_lost: Mutex<Option<Arc<AtomicU64>>>,
     start: Instant,
 }
@@ -153,13 +155,13 @@ pub(crate) fn epoch_ns() -> i64 {
     i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }
 
-/// Whether an entity is about cells of arrays, which are read one by one.
+/// Whether an entity is about array cells, which are read one by one.
 fn is_cell(entity: &Entity) -> bool {
     matches!(entity, Entity::CounterEntry(_) | Entity::MeterEntry(_) | Entity::RegisterEntry(_))
 }
 
 impl Server {
-    /// A server for that switch. It does nothing before [`serve`](Self::serve).
+    /// Creates a server for that switch. It does nothing before [`serve`](Self::serve).
     pub fn new(config: ServerConfig, switch: Switch, ports: Arc<dyn Ports>) -> Server {
         let shared = Shared {
             switch,
@@ -170,7 +172,7 @@ impl Server {
             primaries: RwLock::default(),
             headers: RwLock::default(),
             next_stream: AtomicU64::new(1),
-            places: Places::default(),
+            permits: Permits::default(),
             cell_writes: AtomicU64::new(0),
             counts: Counts::default(),
             stopping: watch::Sender::new(false),
@@ -181,11 +183,11 @@ impl Server {
         Server { shared: Arc::new(shared) }
     }
 
-    /// Sets and commits a pipeline as a controller would with VERIFY_AND_COMMIT, with no cookie. `p4info` is
-    /// in text or binary form, `device_config` the JSON.
+    /// Sets and commits a pipeline like a controller's VERIFY_AND_COMMIT without a cookie. `p4info`
+    /// is in text or binary form, `device_config` is the JSON.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT with the place; the pipeline before, if any, stays.
+    /// INVALID_ARGUMENT with the place; the previous pipeline stays.
     pub fn install(&self, p4info: &[u8], device_config: Vec<u8>) -> Result<(), UpdateError> {
         let p4info = crate::p4info::parse(p4info)?;
         let stored = p4::ForwardingPipelineConfig {
@@ -200,7 +202,7 @@ impl Server {
         Ok(())
     }
 
-    /// Totals so far.
+    /// The totals.
     pub fn totals(&self) -> Totals {
         let c = &self.shared.counts;
         let get = |a: &AtomicU64| a.load(Ordering::Relaxed);
@@ -216,9 +218,10 @@ impl Server {
         }
     }
 
-    /// Serves until `shutdown` is done, then ends the streams, lets running requests finish and returns.
-    /// `packet_ins` and `digests` are the receiving ends of what the packet path tells. The service for ports,
-    /// links and traces is served on `control`, and nowhere without: whoever reaches it operates the machine.
+    /// Serves until `shutdown` completes, then ends the streams, waits for running requests and
+    /// returns. `packet_ins` and `digests` are the receiving ends of the packet path's channels.
+    /// The service for ports, links and traces is only served on `control`, because its clients can
+    /// operate the machine.
     ///
     /// # Errors
     /// If the listener fails or a thread cannot be started.
@@ -258,7 +261,7 @@ impl Server {
         };
         let ended = async {
             shutdown.await;
-            // Streams end by themselves now; the transport waits for them.
+            // Streams now end themselves, and the transport waits for them.
             shared.stopping.send_replace(true);
             std::future::pending().await
         };
@@ -269,7 +272,7 @@ impl Server {
         shared.stopping.send_replace(true);
         packets.abort();
         idle.abort();
-        // Joining blocks for one nap at most.
+        // Joining takes at most one sleep of the threads.
         let joined = tokio::task::spawn_blocking(move || (digest_thread.join(), watch_thread.join())).await;
         if !matches!(joined, Ok((Ok(()), Ok(())))) {
             tracing::error!("a thread of the server panicked");
@@ -277,7 +280,7 @@ impl Server {
         Ok(result?)
     }
 
-    /// As [`serve`](Self::serve), on an address of its own.
+    /// As [`serve`](Self::serve), on an address to bind.
     ///
     /// # Errors
     /// If the address cannot be bound, and as [`serve`](Self::serve).
@@ -297,7 +300,7 @@ impl Shared {
         u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// What depends on the forwarding pipeline follows a commit.
+    /// Updates what depends on the forwarding pipeline after a commit.
     fn committed(&self, device: &Device) {
         let Some(config) = &device.forwarding else { return };
         self.digests.lock().configure(config);
@@ -305,7 +308,7 @@ impl Shared {
         *self.headers.write() = Some(Arc::new(PacketHeaders { packet_in, packet_out }));
     }
 
-    /// The device of a request: NOT_FOUND for another.
+    /// Checks a request's device id: NOT_FOUND for another.
     pub fn check_device(&self, device_id: u64) -> Result<(), Status> {
         if device_id == self.config.device_id {
             return Ok(());
@@ -342,12 +345,14 @@ impl Shared {
         result
     }
 
-    /// `Read`: gives each entity found to `give`, whose error ends it. Entries and all else that only controllers
-    /// write are those of one moment; cells, which packets write too, are looked at one by one, and the read ends
-    /// with ABORTED when a controller writes one meanwhile. Secret parameters are shown if `secrets` says so.
+    /// `Read`: passes each entity to `give`, whose error ends the read. State that only controllers
+    /// write is that of one moment. Array cells, which packets write too, are read one by one, and
+    /// the read ends with ABORTED if a controller writes one meanwhile. `secrets`: whether to show
+    /// secret parameters.
     ///
     /// # Errors
-    /// UNKNOWN with an error for each request after all that was found; or why nothing more was.
+    /// UNKNOWN with an error for each request, after all entities found; or the reason why the read
+    /// ended early.
     pub fn read(
         &self,
         request: &p4::ReadRequest,
@@ -404,7 +409,7 @@ impl Shared {
             (Action::Commit, Some(_)) => return Err(Status::invalid_argument("COMMIT takes no config")),
             (Action::Commit, None) => None,
             (_, None) => return Err(Status::invalid_argument("the request has no config")),
-            // Compiled without a lock: writes, reads and arbitration go on meanwhile, packets anyway.
+            // Compile without a lock, so that writes, reads and arbitration continue meanwhile.
             (_, Some(config)) => Some(Config::load(config)?),
         };
         let mut device = self.device.write();
@@ -443,7 +448,7 @@ impl Shared {
         }))
     }
 
-    /// A stream's `MasterArbitrationUpdate`.
+    /// Handles a stream's `MasterArbitrationUpdate`.
     pub fn arbitrate(
         &self,
         peer: &Peer,
@@ -456,7 +461,7 @@ impl Shared {
         result
     }
 
-    /// A stream ended.
+    /// Handles the end of a stream.
     pub fn leave(&self, role: &RoleKey, stream: u64) {
         let mut arbiter = self.arbiter.lock();
         arbiter.disconnect(role, stream);
@@ -477,13 +482,13 @@ impl Shared {
         self.primaries.read().iter().any(|p| p.peer.stream == stream)
     }
 
-    /// Whether the stream of the default role's primary is on that connection. A request to read does not say whose
-    /// it is; others' roles are for whoever names them.
+    /// Whether this connection carries the stream of the default role's primary. A read request
+    /// does not identify its controller, and other roles can be claimed by any client.
     pub fn is_primary_connection(&self, connection: u64) -> bool {
         self.primaries.read().iter().any(|p| p.default_role && p.peer.connection == connection)
     }
 
-    /// Tells all primaries; false if there is none, or none had room.
+    /// Sends an update to all primaries; returns false if there is none, or none had room.
     fn tell(&self, update: &Update) -> bool {
         let primaries = self.primaries.read().clone();
         primaries.iter().filter(|p| p.peer.outbox.data(update.clone())).count() > 0
@@ -511,7 +516,7 @@ impl Shared {
         }
     }
 
-    /// Leaves members out of the choice while a port that they watch is down.
+    /// Excludes members from selection while their watched port is down.
     fn run_watch(&self) {
         while !*self.stopping.borrow() {
             let pipeline = self.switch.forwarding();
@@ -520,7 +525,7 @@ impl Shared {
                 std::thread::sleep(NO_WATCH_NAP);
                 continue;
             };
-            // A busy packet path is asked again.
+            // If the packet path is busy, it is tried again later.
             let _ = pipeline.follow_liveness(|watch| watched_is_up(watch, &*self.ports));
             std::thread::sleep(WATCH_NAP);
         }

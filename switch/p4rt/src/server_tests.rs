@@ -1,4 +1,4 @@
-//! What needs a look at the server's locks.
+//! Tests that use the server's locks.
 
 use std::sync::mpsc::sync_channel;
 
@@ -40,8 +40,8 @@ impl Ports for NoPorts {
     }
 }
 
-/// A write that waits for the device does not keep controllers from changing roles, and is refused when its controller
-/// is no longer primary by the time the device is free.
+/// A write that waits for the device does not block arbitration, and is refused if its controller
+/// is no longer the primary when the device is free.
 #[test]
 fn arbitration_does_not_wait_behind_reads() {
     let (switch, _path, _events) = Switch::new(rivulet_engine::SwitchConfig::default());
@@ -63,7 +63,7 @@ fn arbitration_does_not_wait_behind_reads() {
     {
         let shared = shared.clone();
         std::thread::spawn(move || {
-            // Long enough for the writer to have come to where it waits.
+            // Long enough for the writer to reach the point where it waits.
             for low in 2..200 {
                 shared.arbitrate(&peer, Some(&role), &message(low)).unwrap();
                 std::thread::sleep(Duration::from_millis(1));

@@ -1,4 +1,4 @@
-//! The gRPC face of the server: `p4.v1.P4Runtime`.
+//! The gRPC service `p4.v1.P4Runtime`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -7,7 +7,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::admission::Place;
+use crate::admission::Permit;
 use crate::answer::Answer;
 use crate::arbitration::Peer;
 use crate::client::{Client, write_stream};
@@ -17,7 +17,7 @@ use crate::server::Shared;
 use crate::stream::outbox;
 use p4::p4_runtime_server::P4Runtime;
 
-/// Runs work on a thread that may block.
+/// Runs blocking work on a separate thread.
 pub async fn work<T: Send + 'static>(
     shared: &Arc<Shared>,
     job: impl FnOnce(&Shared) -> Result<T, Status> + Send + 'static,
@@ -35,7 +35,7 @@ pub struct P4RuntimeService {
 }
 
 impl P4RuntimeService {
-    /// The service of a server.
+    /// Creates the service of a server.
     pub fn new(shared: Arc<Shared>) -> Self {
         P4RuntimeService { shared }
     }
@@ -54,9 +54,9 @@ impl P4Runtime for P4RuntimeService {
 
     async fn read(&self, request: Request<p4::ReadRequest>) -> Result<Response<Self::ReadStream>, Status> {
         let connection = connection(request.extensions());
-        let place = request.extensions().get::<Place>().cloned();
+        let permit = request.extensions().get::<Permit>().cloned();
         let secrets = self.shared.is_primary_connection(connection);
-        Ok(Response::new(Answer::begin(&self.shared, request.into_inner(), secrets, place).await?))
+        Ok(Response::new(Answer::begin(&self.shared, request.into_inner(), secrets, permit).await?))
     }
 
     async fn set_forwarding_pipeline_config(

@@ -1,6 +1,7 @@
-//! The queues from the server to one controller's stream. What decides who is primary must arrive and has a
-//! queue of its own; packets, digests, notifications and stream errors share another and are lost when the
-//! controller does not read. No queue grows, and nobody waits for a controller.
+//! The queues from the server to one controller's stream. Arbitration messages must arrive and have
+//! a separate queue. Packets, digests, notifications and stream errors share another queue and are
+//! dropped when the controller does not read. No queue grows, and the server never waits for a
+//! controller.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -10,12 +11,13 @@ use tonic::Status;
 
 use crate::proto::p4::v1::stream_message_response::Update;
 
-/// Arbitration messages that may wait for a controller; one that leaves more unread is disconnected.
+/// Arbitration messages that can wait for a controller; one that leaves more unread is
+/// disconnected.
 const CONTROL_DEPTH: usize = 64;
-/// Other messages that may wait for a controller.
+/// Other messages that can wait for a controller.
 const DATA_DEPTH: usize = 1024;
 
-/// The sending side of one stream.
+/// The sending side of a stream's queues.
 #[derive(Clone, Debug)]
 pub struct Outbox {
     control: mpsc::Sender<Update>,
@@ -24,11 +26,11 @@ pub struct Outbox {
     end: Arc<End>,
 }
 
-/// Why the stream is to end at once, once it is.
+/// The status with which the stream must end at once, once set.
 #[derive(Debug, Default)]
 struct End {
     status: OnceLock<Status>,
-    said: Notify,
+    ended: Notify,
 }
 
 /// The receiving side, which the stream's task drains.
@@ -49,21 +51,21 @@ pub fn outbox() -> (Outbox, Inbox) {
 }
 
 impl Outbox {
-    /// Queues what must arrive. A controller that does not even read these is disconnected: it would act on a
-    /// role it no longer has.
+    /// Queues a message that must arrive. A controller that does not read these is disconnected: it
+    /// would act on a role that it no longer has.
     pub fn control(&self, update: Update) {
         if let Err(mpsc::error::TrySendError::Full(_)) = self.control.try_send(update) {
             self.end(Status::resource_exhausted("arbitration messages were not read"));
         }
     }
 
-    /// Ends the stream at once, with nothing more sent on it. The first status counts.
+    /// Ends the stream at once, without sending anything more. The first status counts.
     pub fn end(&self, status: Status) {
         let _ = self.end.status.set(status);
-        self.end.said.notify_one();
+        self.end.ended.notify_one();
     }
 
-    /// Queues what may be lost; false if it was.
+    /// Queues a message that may be dropped; returns false if it was.
     pub fn data(&self, update: Update) -> bool {
         let sent = self.data.try_send(update).is_ok();
         if !sent {
@@ -72,45 +74,45 @@ impl Outbox {
         sent
     }
 
-    /// Done when the receiving side is gone: the client does not listen any more.
+    /// Completes when the receiving side is gone, that is, the client has disconnected.
     pub async fn closed(&self) {
         self.control.closed().await;
     }
 
-    /// Messages lost so far because the controller did not read.
+    /// Messages dropped so far because the controller did not read.
     pub fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
     }
 }
 
-/// Why a stream's writing side ended, or what it has to send next.
+/// Next action of a stream's writing side.
 #[derive(Debug)]
 pub enum Next {
-    /// A message for the client.
+    /// Send this message.
     Message(Update),
-    /// The listening side ended the stream, with an error or without.
+    /// The receiving side ended the stream, with an error or without.
     Ended(Option<Status>),
 }
 
 impl Inbox {
-    /// What comes next: arbitration, then the stream's end, then the rest.
+    /// Returns the next action: arbitration first, then the stream's end, then other messages.
     pub async fn next(&mut self, ended: &mut oneshot::Receiver<Option<Status>>) -> Next {
         tokio::select! {
             biased;
-            () = self.end.said.notified() => Next::Ended(self.end.status.get().cloned()),
+            () = self.end.ended.notified() => Next::Ended(self.end.status.get().cloned()),
             Some(update) = self.control.recv() => Next::Message(update),
             status = ended => Next::Ended(status.unwrap_or_default()),
             Some(update) = self.data.recv() => Next::Message(update),
         }
     }
 
-    /// An arbitration message that is waiting.
+    /// A waiting arbitration message.
     #[cfg(test)]
     pub fn try_control(&mut self) -> Option<Update> {
         self.control.try_recv().ok()
     }
 
-    /// Whether the stream was told to end.
+    /// Whether the stream must end.
     #[cfg(test)]
     pub fn was_ended(&self) -> bool {
         self.end.status.get().is_some()
@@ -123,7 +125,7 @@ mod tests {
     use crate::proto::p4::v1::{MasterArbitrationUpdate, PacketIn};
 
     #[tokio::test]
-    async fn packets_are_lost_before_anyone_waits() {
+    async fn packets_are_dropped_instead_of_waiting() {
         let (outbox, mut inbox) = outbox();
         let (_end, mut ended) = oneshot::channel();
         let packet = || Update::Packet(PacketIn::default());
@@ -135,7 +137,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_does_not_read_arbitration_is_disconnected() {
+    async fn controller_that_ignores_arbitration_is_disconnected() {
         let (outbox, mut inbox) = outbox();
         let (_end, mut ended) = oneshot::channel();
         for _ in 0..=CONTROL_DEPTH {

@@ -1,4 +1,4 @@
-//! The gRPC face of ports, links and traces: `rivulet.switch.v1.Switch`.
+//! The gRPC service for ports, links and traces: `rivulet.switch.v1.Switch`.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::proto::rivulet::switch::v1 as proto;
 use crate::server::Shared;
 use crate::service::work;
 
-/// The gRPC status of a port error.
+/// Converts a port error to a gRPC status.
 pub fn status(error: PortError) -> Status {
     let message = error.to_string();
     match error {
@@ -75,12 +75,12 @@ impl proto::switch_server::Switch for SwitchService {
         request: Request<proto::TraceRequest>,
     ) -> Result<Response<proto::TraceResponse>, Status> {
         let r = request.into_inner();
-        let told =
+        let traced =
             work(&self.shared, move |s| s.ports.trace(r.ingress_port, &r.packet, r.dry_run).map_err(status));
-        let told = told.await?;
+        let traced = traced.await?;
         let outputs =
-            told.outputs.into_iter().map(|(port, packet)| proto::TraceOutput { port, packet }).collect();
-        Ok(Response::new(proto::TraceResponse { text: told.text, json: told.json, outputs }))
+            traced.outputs.into_iter().map(|(port, packet)| proto::TraceOutput { port, packet }).collect();
+        Ok(Response::new(proto::TraceResponse { text: traced.text, json: traced.json, outputs }))
     }
 }
 

@@ -4,21 +4,21 @@ use std::fmt;
 
 use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 
-/// What the server shows of itself and asks of its clients, all in PEM.
+/// The server's certificate and the requirements for clients, in PEM.
 #[derive(Clone)]
 pub struct Tls {
-    /// The server's certificate, with those between it and a root behind it.
+    /// The server's certificate, followed by the intermediate ones up to a root.
     pub certificate: Vec<u8>,
     /// Its private key.
     pub key: Vec<u8>,
-    /// The authority that clients' certificates are verified against.
+    /// The authority that signs clients' certificates.
     pub client_authority: Option<Vec<u8>>,
-    /// Refuse clients without a certificate. Has no effect without an authority.
+    /// Refuse clients without a certificate; no effect without an authority.
     pub client_required: bool,
 }
 
 impl fmt::Debug for Tls {
-    /// Without the key.
+    /// Omits the key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let authority = self.client_authority.is_some();
         write!(f, "Tls {{ client_authority: {authority}, client_required: {} }}", self.client_required)

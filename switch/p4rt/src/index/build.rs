@@ -1,4 +1,4 @@
-//! Building an [`Index`]: the checks.
+//! Checks a P4Info and builds its [`Index`].
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
@@ -16,7 +16,7 @@ use config::action_ref::Scope;
 use config::match_field::{Match, MatchType};
 use config::p4_ids::Prefix;
 
-/// A P4Info being checked.
+/// A P4Info under check.
 pub(super) struct Builder<'a> {
     pub p4info: &'a config::P4Info,
     pub program: &'a ProgramInfo,
@@ -24,7 +24,7 @@ pub(super) struct Builder<'a> {
     pub ids: HashSet<u32>,
 }
 
-/// The first name that the other side does not have.
+/// The first name that is missing on the other side.
 fn unnamed<'n>(
     program: impl Iterator<Item = &'n String>,
     p4info: impl Iterator<Item = &'n String>,
@@ -35,8 +35,8 @@ fn unnamed<'n>(
 
 fn width_of(bitwidth: i32, program: u32, translated: bool, place: &str) -> Result<u32> {
     match u32::try_from(bitwidth) {
-        // With a translated type P4Info has the controller's width: values are taken as they are, as long as
-        // they fit the data plane's.
+        // A translated type has the controller's width in P4Info: its values are accepted if they
+        // fit the data plane's width.
         Ok(w) if w == program || (translated && w > 0) => Ok(program.min(w)),
         Ok(0) if translated => Err(invalid(format!("{place}: translation to strings is not served"))),
         _ => Err(invalid(format!("{place} has {bitwidth} bits in the P4Info, {program} in the program"))),
@@ -84,7 +84,8 @@ impl<'a> Builder<'a> {
         Ok(self.index)
     }
 
-    /// Identifier and name of an object; its kind is in the identifier's highest byte (P4Runtime section 6.3).
+    /// Identifier and name of an object; the identifier's highest byte contains its kind (P4Runtime
+    /// section 6.3).
     fn preamble(
         &mut self,
         p: Option<&'a config::Preamble>,
@@ -98,7 +99,7 @@ impl<'a> Builder<'a> {
         if p.id >> 24 != prefix as u32 {
             let (id, prefix) = (p.id, prefix as u32);
             return Err(invalid(format!(
-                "{what} {}: the id {id:#010x} does not begin with {prefix:#04x}",
+                "{what} {}: the id {id:#010x} does not start with {prefix:#04x}",
                 p.name
             )));
         }
@@ -108,14 +109,14 @@ impl<'a> Builder<'a> {
         Ok((p.id, &p.name))
     }
 
-    /// Notes an object that the program does not have: what no packet can reach p4c leaves out of the JSON, but
-    /// not out of the P4Info.
+    /// Records an object that is missing in the program: p4c omits objects that no packet can reach
+    /// from the JSON, but not from the P4Info.
     fn leave_out(&mut self, kind: Object, id: u32, name: &str) {
         self.index.left_out.insert(id, (kind, name.to_owned()));
     }
 
-    /// A P4Info may say more than the program, but not something else: what it names in vain must not stand
-    /// against something of its kind that it does not name.
+    /// A P4Info may name more than the program, but must not contradict it: if it names an unknown
+    /// object, it must name all of the program's objects of that kind.
     fn only_left_out(&self) -> Result<()> {
         let (index, program) = (&self.index, self.program);
         for (kind, name) in index.left_out.values() {
@@ -162,7 +163,7 @@ impl<'a> Builder<'a> {
         let program = self.program;
         let all: Vec<usize> =
             (0..program.actions.len()).filter(|i| program.actions[*i].name == name).collect();
-        // An action that no table uses may be gone from the JSON; it cannot be written then.
+        // p4c may omit an action that no table uses from the JSON; then it cannot be written.
         let Some(first) = all.first() else {
             let params = Vec::new();
             self.index.actions.insert(id, Action { name: name.to_owned(), params });
@@ -269,7 +270,7 @@ impl<'a> Builder<'a> {
                 Some(engine) => {
                     actions.insert(r.id, TableAction { engine, scope });
                 }
-                // The default action of a table with a profile is in no list of the JSON.
+                // The JSON does not list the default action of a table with a profile.
                 None if program.profile.is_some() || scope == Scope::DefaultOnly => {}
                 None => return Err(invalid(format!("{place}: the program's table has no action {action}"))),
             }
@@ -374,7 +375,7 @@ impl<'a> Builder<'a> {
         };
         let program = &self.program.registers[engine.index()];
         let data = DataType::resolve(register.type_spec.as_ref(), self.p4info.type_info.as_ref(), &place)?;
-        // One plain value: BMv2's registers hold nothing else.
+        // A single plain value, as in BMv2's registers.
         if data.leaves() != [program.width] {
             return Err(invalid(format!(
                 "{place} has cells of {:?} bits in the P4Info, {} in the program",
@@ -439,7 +440,8 @@ fn meter_type(spec: Option<&config::MeterSpec>, place: &str) -> Result<config::m
     config::meter_spec::Type::try_from(value).map_err(|_| invalid(format!("{place}: unknown type {value}")))
 }
 
-/// Checks one field of a key against the program's; `program` is `None` for value sets, which know no kinds.
+/// Checks a field of a key against the program's; `program` is `None` for value sets, which have no
+/// match kinds.
 fn field(
     m: &config::MatchField,
     width: u32,

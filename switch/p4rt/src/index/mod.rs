@@ -1,6 +1,6 @@
-//! A P4Info checked against the program it comes with: every object found in the engine's program, widths and
-//! kinds compared, identifiers ready to be looked up in both directions. What does not fit is refused here,
-//! with the object's name, so that later every write can rely on it.
+//! A P4Info checked against its program: every object is found in the engine's program, widths and
+//! kinds are compared, and identifiers can be looked up in both directions. Mismatches are refused
+//! here with the object's name, so that writes need no further checks.
 
 mod build;
 
@@ -17,7 +17,8 @@ use crate::proto::p4::v1 as p4;
 use config::action_ref::Scope;
 use config::match_field::MatchType;
 
-/// Everything a pipeline's P4Info names, by its identifiers. Ordered, so that wildcard reads are.
+/// Everything in a pipeline's P4Info by identifier. Ordered, so that wildcard reads are ordered
+/// too.
 #[derive(Debug, Default)]
 pub struct Index {
     /// Tables.
@@ -40,13 +41,13 @@ pub struct Index {
     pub packet_in: Header,
     /// Metadata of packet-outs.
     pub packet_out: Header,
-    /// Kind and name of what the P4Info has and the program has not.
+    /// Kinds and names of objects in the P4Info that the program lacks.
     pub left_out: BTreeMap<u32, (Object, String)>,
-    /// Parameters of actions that are annotated `@secret`: action and parameter.
+    /// Action parameters annotated `@secret`: (action, parameter).
     pub secrets: HashSet<(u32, u32)>,
-    /// Engine's tables back to identifiers.
+    /// Identifiers of the engine's tables.
     pub table_ids: HashMap<engine::TableId, u32>,
-    /// Engine's actions back to identifiers.
+    /// Identifiers of the engine's actions.
     pub action_ids: HashMap<ActionId, u32>,
 }
 
@@ -57,25 +58,25 @@ pub struct Table {
     pub id: u32,
     /// Fully qualified name.
     pub name: String,
-    /// The engine's.
+    /// The engine's table.
     pub engine: engine::TableId,
-    /// Key, in order.
+    /// Fields of the key, in order.
     pub fields: Vec<Field>,
-    /// Actions that entries, or members of the profile, may use.
+    /// Actions allowed in entries, or in members of the profile.
     pub actions: HashMap<u32, TableAction>,
     /// Action profile.
     pub profile: Option<u32>,
-    /// All entries are const.
+    /// Whether all entries are const.
     pub is_const: bool,
-    /// The default action is const.
+    /// Whether the default action is const.
     pub const_default: bool,
-    /// Idle timeouts are served.
+    /// Whether idle timeouts are supported.
     pub idle_timeout: bool,
-    /// Has a direct counter.
+    /// Whether it has a direct counter.
     pub direct_counter: bool,
     /// Type of the direct meter, if there is one.
     pub direct_meter: Option<config::meter_spec::Type>,
-    /// Entries have a priority.
+    /// Whether entries have a priority.
     pub has_priority: bool,
 }
 
@@ -92,12 +93,12 @@ pub struct Field {
     pub kind: MatchType,
 }
 
-/// What a table may do with an action.
+/// Permitted use of an action in a table.
 #[derive(Debug)]
 pub struct TableAction {
-    /// The engine's; for tables with a profile the profile's.
+    /// The engine's action; for tables with a profile, the profile's.
     pub engine: ActionId,
-    /// Entries, default entry or both.
+    /// Allowed in entries, as default, or both.
     pub scope: Scope,
 }
 
@@ -128,17 +129,18 @@ pub struct Profile {
     pub id: u32,
     /// Fully qualified name.
     pub name: String,
-    /// The engine's.
+    /// The engine's profile.
     pub engine: engine::ProfileId,
-    /// Has groups.
+    /// Whether it has groups.
     pub with_selector: bool,
-    /// Largest group, 0 for no bound.
+    /// Largest group; 0: unlimited.
     pub max_group_size: u32,
-    /// Members a profile may hold, 0 for no bound.
+    /// Largest number of members; 0: unlimited.
     pub size: u64,
-    /// `Some` if sizes count members, with the largest weight of one (0 for no bound); else they sum weights.
+    /// `Some` if sizes count members, with the largest weight of one (0: unlimited); otherwise
+    /// sizes add up weights.
     pub sum_of_members: Option<u32>,
-    /// Weights must be left unset.
+    /// Whether weights must be unset.
     pub weights_disallowed: bool,
     /// Actions of its tables.
     pub actions: HashMap<u32, ActionId>,
@@ -149,11 +151,11 @@ pub struct Profile {
 pub struct Array<Id> {
     /// Fully qualified name.
     pub name: String,
-    /// The engine's.
+    /// The engine's array.
     pub engine: Id,
-    /// Cells.
+    /// Number of cells.
     pub size: usize,
-    /// For meters.
+    /// Type of a meter.
     pub meter_type: config::meter_spec::Type,
 }
 
@@ -162,9 +164,9 @@ pub struct Array<Id> {
 pub struct Register {
     /// Fully qualified name.
     pub name: String,
-    /// The engine's.
+    /// The engine's register.
     pub engine: engine::RegisterId,
-    /// Cells.
+    /// Number of cells.
     pub size: usize,
     /// Type of a cell.
     pub data: DataType,
@@ -175,9 +177,9 @@ pub struct Register {
 pub struct ValueSet {
     /// Fully qualified name.
     pub name: String,
-    /// The engine's.
+    /// The engine's value set.
     pub engine: engine::ValueSetId,
-    /// Members it may hold.
+    /// Largest number of members.
     pub size: usize,
     /// Its fields.
     pub fields: Vec<Field>,
@@ -190,15 +192,16 @@ pub struct Digest {
     pub id: u32,
     /// Name.
     pub name: String,
-    /// The engine's: the JSON has one for each call in the program, all of one name and one type.
+    /// The engine's digests: the JSON has one for each call in the program, all with one name and
+    /// type.
     pub engine: Vec<engine::DigestId>,
     /// Type of a sample.
     pub data: DataType,
-    /// Bits of each plain value of a sample.
+    /// Widths in bits of the plain values of a sample.
     pub widths: Vec<u32>,
 }
 
-/// Kinds of objects that are found by identifier; displayed as messages call them.
+/// Kinds of objects with identifiers; `Display` gives their names in messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Object {
     /// A table.
@@ -232,8 +235,8 @@ impl std::fmt::Display for Object {
 }
 
 impl Index {
-    /// An object by its identifier, from the map of its kind: INVALID_ARGUMENT for 0, NOT_FOUND for one that is
-    /// not in the P4Info, or there and not in the program.
+    /// Finds an object by its identifier in the map of its kind: INVALID_ARGUMENT for 0, NOT_FOUND
+    /// if it is missing in the P4Info or in the program.
     pub fn find<'a, T>(&self, map: &'a BTreeMap<u32, T>, id: u32, kind: Object) -> Result<&'a T> {
         match (map.get(&id), self.left_out.get(&id)) {
             (Some(object), _) => Ok(object),
@@ -245,7 +248,7 @@ impl Index {
         }
     }
 
-    /// Puts zeroes in the place of secret parameters, for those who may read entries but not keys.
+    /// Replaces secret parameters by zeros, for clients that may read entries but not keys.
     pub fn hide_secrets(&self, entity: &mut p4::Entity) {
         use p4::entity::Entity;
         use p4::table_action::Type;
@@ -272,7 +275,7 @@ impl Index {
     /// Checks a P4Info against a program.
     ///
     /// # Errors
-    /// INVALID_ARGUMENT with the name of the object that does not fit.
+    /// INVALID_ARGUMENT with the name of the mismatching object.
     pub fn new(p4info: &config::P4Info, program: &ProgramInfo) -> Result<Index> {
         build::Builder { p4info, program, index: Index::default(), ids: Default::default() }.build()
     }

@@ -1,5 +1,5 @@
-//! Actions (P4Runtime section 9.1.2), from messages to the engine and back: direct ones, members and groups,
-//! and one-shot action sets.
+//! Converts actions between messages and the engine (P4Runtime section 9.1.2): direct ones, members
+//! and groups, and one-shot action sets.
 
 use std::fmt::Display;
 
@@ -16,7 +16,7 @@ use crate::proto::p4::v1 as p4;
 use p4::action_profile_action_set::{ActionSelectionMode, SizeSemantics};
 use p4::table_action::Type;
 
-/// Where an action is going to be used, which its scope may forbid.
+/// Intended use of an action, which its scope may forbid.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Use {
     /// In an entry.
@@ -57,7 +57,7 @@ impl Config {
         Ok(ActionCall { action: engine, params: params? })
     }
 
-    /// The message for a call of the engine.
+    /// Builds the message for a call of the engine.
     pub fn write_call(&self, call: &ActionCall) -> p4::Action {
         let action_id = self.index.action_ids.get(&call.action).copied().unwrap_or(0);
         let params = self.index.actions.get(&action_id).map_or(&[][..], |a| &a.params);
@@ -68,7 +68,7 @@ impl Config {
         p4::Action { action_id, params: params.iter().zip(&call.params).map(param).collect() }
     }
 
-    /// Reads what an entry does.
+    /// Reads the action of an entry.
     pub fn read_action(
         &self,
         table: &Table,
@@ -114,7 +114,7 @@ impl Config {
             None => SizeSemantics::SumOfWeights,
         };
         let asked = (set.action_selection_mode, set.size_semantics);
-        // Zero is "as the selector has it", in both.
+        // Zero means "as in the selector" for both.
         let by_selector = asked == (0, 0);
         if !by_selector && asked != (ActionSelectionMode::Hash as i32, selected as i32) {
             return Err(unimplemented(format!("{place}: selection mode and size are the selector's")));
@@ -133,7 +133,7 @@ impl Config {
             members.push(OneShotMember { call, weight, watch_port: pack_watch(watch, ports, &place)? });
         }
         if !by_selector && let Some(first) = members.first_mut() {
-            // Said back as written; the engine keeps these bytes without reading them.
+            // Returned as written; the engine stores these bytes without reading them.
             let mut packed = Packed::decode(&*first.watch_port).unwrap_or_default();
             packed.explicit = true;
             first.watch_port = packed.encode_to_vec();
@@ -141,7 +141,7 @@ impl Config {
         Ok(EntryAction::OneShot(members))
     }
 
-    /// The message for what an entry of a table does.
+    /// Builds the message for the action of a table entry.
     pub fn write_action(&self, table: &Table, action: &EntryAction) -> p4::TableAction {
         let profile = table.profile.and_then(|p| self.index.profiles.get(&p));
         let weight = |w: u32| if profile.is_some_and(|p| p.weights_disallowed) { 0 } else { w as i32 };
@@ -177,7 +177,7 @@ fn nonzero(id: u32, table: &Table) -> Result<u32> {
     if id == 0 { Err(invalid(format!("table {}: member or group id 0", table.name))) } else { Ok(id) }
 }
 
-/// The engine's action, if the table has it and its scope allows the use.
+/// The engine's action, if the table has it and its scope allows this use.
 pub fn allowed(table: &Table, action: u32, for_: Use) -> Result<ActionId> {
     let found = table
         .actions
@@ -194,7 +194,7 @@ pub fn allowed(table: &Table, action: u32, for_: Use) -> Result<ActionId> {
     }
 }
 
-/// Checks the weights of a group or an action set and returns those the engine gets.
+/// Checks the weights of a group or an action set and returns the engine's weights.
 pub fn check_weights(profile: &Profile, weights: &[i32], place: &dyn Display) -> Result<Vec<u32>> {
     let one = |w: &i32| match (u32::try_from(*w), profile.weights_disallowed) {
         (Ok(0), true) => Ok(1),
@@ -214,7 +214,7 @@ pub fn check_weights(profile: &Profile, weights: &[i32], place: &dyn Display) ->
     Ok(weights)
 }
 
-/// Weights of one group in all that this target takes.
+/// Largest sum of the weights of one group on this target.
 const MAX_TOTAL_WEIGHT: u64 = 1 << 20;
 
 /// Size of a group as its selector counts it.
@@ -225,16 +225,16 @@ pub fn group_size(profile: &Profile, weights: &[u32]) -> u64 {
     }
 }
 
-/// The port that a member's liveness depends on, as the client spelled it.
+/// The watched port of a member, in the client's form.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Watch {
-    /// `watch`, of clients older than 1.2.
+    /// `watch`, from clients older than 1.2.
     Number(i32),
     /// `watch_port`
     Port(Vec<u8>),
 }
 
-/// What the engine keeps for a member beside its action; the engine never looks at it.
+/// Data that the engine stores with a member without reading it.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Packed {
     #[prost(int32, optional, tag = "1")]
@@ -251,7 +251,8 @@ impl Packed {
     }
 }
 
-/// Checks a watched port and packs it for the engine: unset or empty for none, else a port that is there.
+/// Checks a watched port and packs it for the engine: an unset or empty one for none, otherwise an
+/// existing port.
 pub fn pack_watch(watch: Option<Watch>, ports: &dyn Ports, place: &dyn Display) -> Result<Vec<u8>> {
     let port = match &watch {
         None => None,
@@ -272,7 +273,7 @@ pub fn pack_watch(watch: Option<Watch>, ports: &dyn Ports, place: &dyn Display) 
     Ok(packed.encode_to_vec())
 }
 
-/// Whether what a member watches is up; what is gone is down.
+/// Whether a member's watched port is up; a removed port counts as down.
 pub fn watched_is_up(packed: &[u8], ports: &dyn Ports) -> bool {
     let port = match unpack_watch(packed) {
         None => return true,
@@ -282,7 +283,7 @@ pub fn watched_is_up(packed: &[u8], ports: &dyn Ports) -> bool {
     port.and_then(|p| ports.is_up(p)) == Some(true)
 }
 
-/// What [`pack_watch`] packed.
+/// Reverses [`pack_watch`].
 pub fn unpack_watch(packed: &[u8]) -> Option<Watch> {
     Packed::decode(packed).ok()?.watch()
 }

@@ -1,4 +1,4 @@
-//! Match keys (P4Runtime section 9.1.1), from messages to the engine and back.
+//! Converts match keys between messages and the engine (P4Runtime section 9.1.1).
 
 use std::fmt::Display;
 
@@ -11,7 +11,7 @@ use crate::proto::p4::config::v1::match_field::MatchType;
 use crate::proto::p4::v1::FieldMatch;
 use crate::proto::p4::v1::field_match::{Exact, FieldMatchType, Lpm, Optional, Range, Ternary};
 
-/// Reads a whole key: every field at most once, exact ones without exception.
+/// Reads a whole key: every field at most once, and every exact field.
 pub fn read(fields: &[Field], matches: &[FieldMatch], place: &dyn Display) -> Result<Vec<KeyMatch>> {
     let mut key: Vec<Option<KeyMatch>> = vec![None; fields.len()];
     for m in matches {
@@ -84,7 +84,7 @@ fn read_field(field: &Field, m: &FieldMatch, place: &dyn Display) -> Result<KeyM
     }
 }
 
-/// The messages for a key of the engine, without fields that match anything.
+/// Builds the messages for a key of the engine, without wildcard fields.
 pub fn write(fields: &[Field], key: &[KeyMatch]) -> Vec<FieldMatch> {
     fields.iter().zip(key).filter_map(|(f, k)| write_field(f, k)).collect()
 }
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn optional_is_told_from_ternary() {
+    fn optional_differs_from_ternary() {
         let optional = FieldMatchType::Optional(Optional { value: vec![0, 5] });
         let key = read_one(MatchType::Optional, optional).unwrap();
         let as_ternary = KeyMatch::Ternary { value: vec![5], mask: vec![0x0f, 0xff] };
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused() {
+    fn invalid_keys_are_refused() {
         use MatchType as M;
         assert_eq!(code(M::Lpm, lpm(&[0], 0)), Code::InvalidArgument, "don't care");
         assert_eq!(code(M::Lpm, lpm(&[0], 13)), Code::InvalidArgument);

@@ -1,4 +1,4 @@
-//! `Write`: one update at a time, and batches with their atomicity (P4Runtime section 12).
+//! `Write`: single updates, and batches with their atomicity (P4Runtime section 12).
 
 pub mod action;
 pub mod matching;
@@ -19,7 +19,7 @@ use p4::update::Type;
 use p4::write_request::Atomicity;
 
 impl Config {
-    /// One update.
+    /// Applies one update.
     pub fn update(&mut self, update: &p4::Update, ports: &dyn Ports) -> Result<()> {
         let r#type = match Type::try_from(update.r#type) {
             Ok(Type::Unspecified) | Err(_) => return Err(invalid("the update has no type")),
@@ -42,8 +42,9 @@ impl Config {
         }
     }
 
-    /// A batch. With CONTINUE_ON_ERROR each update stands for itself; otherwise the first error undoes all
-    /// before it, and those after it are not tried. With DATAPLANE_ATOMIC packets see the whole or nothing.
+    /// Applies a batch. With CONTINUE_ON_ERROR the updates are independent; otherwise the first
+    /// error undoes all updates before it, and later ones are not tried. With DATAPLANE_ATOMIC
+    /// packets see all updates or none.
     ///
     /// # Errors
     /// UNKNOWN with an error for each update; UNIMPLEMENTED for an unknown atomicity.
@@ -63,7 +64,7 @@ impl Config {
             }
             Err(_) => return Err(Status::unimplemented(format!("unknown atomicity {}", request.atomicity))),
         };
-        // What packets change too is read where they do: let them have the writes before the caller reads.
+        // Reads of state that packets change access the packet path: wait until it has the writes.
         if request.updates.iter().any(is_volatile)
             && let Err(error) = self.pipeline.settle()
         {
@@ -87,7 +88,7 @@ impl Config {
         vec![Ok(()); updates.len()]
     }
 
-    /// Undoes updates, last first; the first error, if one cannot be undone.
+    /// Undoes updates, last first; returns the first error, if one cannot be undone.
     fn roll_back(&mut self, undo: Vec<p4::Update>, ports: &dyn Ports) -> Result<()> {
         let mut result = Ok(());
         for update in undo.iter().rev() {
@@ -100,7 +101,7 @@ impl Config {
     }
 }
 
-/// Whether an update writes what the packet path changes as well.
+/// Whether an update writes state that the packet path changes too.
 fn is_volatile(update: &p4::Update) -> bool {
     match update.entity.as_ref().and_then(|e| e.entity.as_ref()) {
         Some(Entity::CounterEntry(_) | Entity::DirectCounterEntry(_) | Entity::RegisterEntry(_)) => true,
@@ -109,7 +110,7 @@ fn is_volatile(update: &p4::Update) -> bool {
     }
 }
 
-/// The error of the one that failed, and ABORTED for the others; INTERNAL if undoing failed.
+/// The failed update's error, and ABORTED for the others; INTERNAL if undoing failed.
 fn results_of_a_rollback(count: usize, at: usize, error: UpdateError, undone: Result<()>) -> Vec<Result<()>> {
     let other = |i: usize| match &undone {
         Err(e) if i < at => Err(crate::error::internal(format!("not undone: {e}"))),

@@ -14,7 +14,7 @@ use crate::write::table::absent;
 use p4::update::Type;
 
 impl Config {
-    /// One update of a member.
+    /// Applies an update of a member.
     pub fn write_member(&mut self, r#type: Type, entry: &p4::ActionProfileMember) -> Result<()> {
         let profile = self.profile(entry.action_profile_id)?;
         let place = format_args!("action profile {}: member {}", profile.name, entry.member_id);
@@ -47,7 +47,7 @@ impl Config {
         Ok(())
     }
 
-    /// One update of a group.
+    /// Applies an update of a group.
     pub fn write_group(
         &mut self,
         r#type: Type,
@@ -123,11 +123,11 @@ fn read_group(
         let watch_port = pack_watch(member.watch_kind.clone().map(Into::into), ports, place)?;
         members.push(GroupMember { member: member.member_id, weight, watch_port });
     }
-    // The size is checked here, as the selector counts it; the engine gets no bound of its own.
+    // The size is checked here, as the selector counts it; the engine needs no limit.
     Ok(Group { members, max_size: 0 })
 }
 
-/// UNIMPLEMENTED for an entity that v1model does not have.
+/// UNIMPLEMENTED for an entity that v1model lacks.
 pub fn no_extern() -> crate::error::UpdateError {
     unimplemented("v1model has no externs of other types")
 }

@@ -1,5 +1,6 @@
-//! Multicast groups and clone sessions (P4Runtime section 9.5). They are read back as they were written, so
-//! that a client of any release finds the fields it knows: ports as numbers or as bytes, metadata.
+//! Multicast groups and clone sessions (P4Runtime section 9.5). They are read back as written, so
+//! that a client of any release finds the fields that it knows: ports as numbers or bytes,
+//! metadata.
 
 use std::collections::HashSet;
 use std::fmt::Display;
@@ -19,11 +20,11 @@ use p4::update::Type;
 const MAX_PORT: u32 = 511;
 /// Queue priorities of v1model have 3 bits.
 const MAX_CLASS_OF_SERVICE: u32 = 7;
-/// Replicas one group or session may make; the packet path bounds a packet's copies by itself as well.
+/// Largest number of replicas of a group or session; the packet path also limits a packet's copies.
 const MAX_REPLICAS: usize = 4096;
 
 impl Config {
-    /// One update of a multicast group or a clone session.
+    /// Applies an update of a multicast group or a clone session.
     pub fn write_replication(
         &mut self,
         r#type: Type,

@@ -15,7 +15,7 @@ fn only_modify(r#type: Type, what: &str) -> Result<()> {
 }
 
 impl Config {
-    /// Writes one cell or, without an index, all of a counter.
+    /// Writes one cell of a counter or, without an index, all cells.
     pub fn write_counter(&mut self, r#type: Type, entry: &p4::CounterEntry) -> Result<()> {
         only_modify(r#type, "a counter entry")?;
         let counter = self.index.find(&self.index.counters, entry.counter_id, Object::Counter)?;
@@ -28,7 +28,7 @@ impl Config {
         Ok(())
     }
 
-    /// Configures one cell or, without an index, all of a meter.
+    /// Configures one cell of a meter or, without an index, all cells.
     pub fn write_meter(&mut self, r#type: Type, entry: &p4::MeterEntry) -> Result<()> {
         only_modify(r#type, "a meter entry")?;
         let meter = self.index.find(&self.index.meters, entry.meter_id, Object::Meter)?;
@@ -43,7 +43,7 @@ impl Config {
         Ok(())
     }
 
-    /// Writes one cell or, without an index, all of a register.
+    /// Writes one cell of a register or, without an index, all cells.
     pub fn write_register(&mut self, r#type: Type, entry: &p4::RegisterEntry) -> Result<()> {
         only_modify(r#type, "a register entry")?;
         let register = self.index.find(&self.index.registers, entry.register_id, Object::Register)?;
@@ -76,7 +76,7 @@ impl Config {
         Ok(self.pipeline.set_value_set(set.engine, &members)?)
     }
 
-    /// Turns a digest on, changes how it is sent, or turns it off.
+    /// Enables a digest, changes its settings, or disables it.
     pub fn write_digest(&mut self, r#type: Type, entry: &p4::DigestEntry) -> Result<()> {
         let digest = self.index.find(&self.index.digests, entry.digest_id, Object::Digest)?;
         match (r#type, self.digests.contains_key(&entry.digest_id)) {

@@ -15,7 +15,7 @@ use crate::write::matching;
 use p4::update::Type;
 
 impl Config {
-    /// One update of a table entry.
+    /// Applies an update of a table entry.
     pub fn write_table_entry(
         &mut self,
         r#type: Type,
@@ -90,7 +90,7 @@ impl Config {
             return Err(denied(format!("table {}: its entries are const", table.name)));
         }
         let key = self.entry_key(table, entry)?;
-        // Only tables with a profile can hold one-shots: others need not be read first.
+        // Only tables with a profile can have one-shots, so only they are read first.
         let before = match table.profile {
             Some(_) => Some(self.pipeline.entry(table.engine, &key)?.spec.action),
             None => None,
@@ -134,7 +134,7 @@ impl Config {
         Ok(())
     }
 
-    /// The key of an entry, with the rules for priorities.
+    /// The key of an entry, checked against the rules for priorities.
     pub fn entry_key(&self, table: &Table, entry: &p4::TableEntry) -> Result<EntryKey> {
         let place = format_args!("table {}", table.name);
         if table.fields.is_empty() {
@@ -194,7 +194,7 @@ impl Config {
         Ok((table, self.entry_key(table, entry)?))
     }
 
-    /// One-shots and members exclude each other in all tables of a profile.
+    /// Checks that no table of a profile mixes one-shots and members.
     fn exclusive(&self, table: &Table, action: &EntryAction) -> Result<()> {
         let Some(profile) = table.profile.and_then(|p| self.profiles.get(&p)) else { return Ok(()) };
         match action {
@@ -232,7 +232,7 @@ fn spec(entry: &p4::TableEntry, key: EntryKey, action: EntryAction) -> Result<En
     })
 }
 
-/// Direct resources and timeouts only where the table has them.
+/// Allows direct resources and timeouts only for tables that have them.
 fn check_resources(table: &Table, entry: &p4::TableEntry) -> Result<()> {
     let place = format_args!("table {}", table.name);
     if entry.counter_data.is_some() && !table.direct_counter {
@@ -261,19 +261,19 @@ fn meter(config: Option<&p4::MeterConfig>, table: &Table) -> Result<Option<Meter
     config.map(|c| typed_meter_config(c, r#type)).transpose()
 }
 
-/// A counter's value.
+/// Reads a counter's value.
 pub fn counter_data(data: &p4::CounterData) -> Result<CounterData> {
     let number = |n: i64| u64::try_from(n).map_err(|_| invalid(format!("a counter of {n}")));
     Ok(CounterData { bytes: number(data.byte_count)?, packets: number(data.packet_count)? })
 }
 
-/// The message for a counter's value.
+/// Builds the message for a counter's value.
 pub fn write_counter_data(data: CounterData) -> p4::CounterData {
     let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
     p4::CounterData { byte_count: number(data.bytes), packet_count: number(data.packets) }
 }
 
-/// Rates and bursts, as the meter's type allows them (P4Runtime section 9.4).
+/// Reads rates and bursts as the meter's type allows them (P4Runtime section 9.4).
 pub fn typed_meter_config(config: &p4::MeterConfig, r#type: meter_spec::Type) -> Result<MeterConfig> {
     let single = (config.pir, config.pburst) == (config.cir, config.cburst);
     match r#type {
@@ -307,7 +307,7 @@ fn meter_config(config: &p4::MeterConfig) -> Result<MeterConfig> {
     Ok(meter)
 }
 
-/// The message for rates and bursts.
+/// Builds the message for rates and bursts.
 pub fn write_meter_config(config: MeterConfig) -> p4::MeterConfig {
     let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
     p4::MeterConfig {
@@ -319,7 +319,8 @@ pub fn write_meter_config(config: MeterConfig) -> p4::MeterConfig {
     }
 }
 
-/// Both kinds of metadata of an entry as the bytes that the engine keeps with it; empty if it has neither.
+/// Packs both kinds of metadata of an entry into the bytes that the engine stores with it; empty
+/// without metadata.
 #[allow(deprecated)]
 pub fn pack_metadata(entry: &p4::TableEntry) -> Vec<u8> {
     p4::TableEntry {
@@ -330,12 +331,12 @@ pub fn pack_metadata(entry: &p4::TableEntry) -> Vec<u8> {
     .encode_to_vec()
 }
 
-/// What [`pack_metadata`] packed: an entry with nothing but its metadata.
+/// Reverses [`pack_metadata`]: an entry with only its metadata.
 pub fn unpack_metadata(packed: &[u8]) -> p4::TableEntry {
     p4::TableEntry::decode(packed).unwrap_or_default()
 }
 
-/// Position in an array: INVALID_ARGUMENT below 0, OUT_OF_RANGE past the end.
+/// Checks a position in an array: INVALID_ARGUMENT below 0, OUT_OF_RANGE past the end.
 pub fn index_in(index: &p4::Index, size: usize, place: &dyn std::fmt::Display) -> Result<usize> {
     let at = usize::try_from(index.index).map_err(|_| invalid(format!("{place}: index {}", index.index)))?;
     if at >= size { Err(out_of_range(format!("{place}: index {at} of {size}"))) } else { Ok(at) }

@@ -1,5 +1,5 @@
-//! The way back: what undoes an update, read from the state before it. Counters go back to what they were then,
-//! so packets counted between an update and its undoing are not.
+//! Inverse updates, derived from the state before an update. Counters are reset to their former
+//! values, so packets counted between an update and its undoing are lost.
 
 use crate::config::Config;
 use crate::proto::p4::v1 as p4;
@@ -8,8 +8,8 @@ use p4::packet_replication_engine_entry::Type as Kind;
 use p4::update::Type;
 
 impl Config {
-    /// Updates that bring back what an update is about to change, to be applied in reverse order. Empty for an
-    /// update that will fail.
+    /// Updates that restore what an update will change, to be applied in reverse order. Empty for
+    /// an update that will fail.
     pub fn inverse(&self, update: &p4::Update) -> Vec<p4::Update> {
         let Some(entity) = update.entity.as_ref().and_then(|e| e.entity.as_ref()) else { return Vec::new() };
         let inverse = match Type::try_from(update.r#type) {
@@ -26,14 +26,14 @@ impl Config {
 
 fn build(r#type: Type, mut entity: Entity) -> p4::Update {
     if let Entity::TableEntry(entry) = &mut entity {
-        // Said in reads, refused in writes.
+        // Reads report it, but writes refuse it.
         entry.is_const = false;
         entry.time_since_last_hit = None;
     }
     p4::Update { r#type: r#type as i32, entity: Some(p4::Entity { entity: Some(entity) }) }
 }
 
-/// The read that finds what an update changes, with all that it may change.
+/// A read of everything that an update may change.
 fn before(entity: &Entity, inverse: Type) -> Entity {
     let key_of = |e: &p4::TableEntry| p4::TableEntry {
         table_id: e.table_id,

@@ -15,12 +15,12 @@ from pathlib import Path
 import finsy as fy
 
 PROGRAMS = Path(__file__).resolve().parent.parent / "programs"
-# Where a packet comes in again that left by port 3.
+# The port at which a packet sent by port 3 is received again.
 PEER = int(sys.argv[2]) if len(sys.argv) > 2 else 3
 FRAME = bytes.fromhex("0200000000010200000001051234") + b"some payload"
 
 
-def told(what: str) -> None:
+def log_step(what: str) -> None:
     print(f"finsy: {what}")
 
 
@@ -79,7 +79,7 @@ async def entries(switch: fy.Switch) -> None:
             ),
         ]
     )
-    told("entities of every kind are taken")
+    log_step("entities of every kind are accepted")
 
     read = await one(switch, fy.P4TableEntry("acl"))
     assert (read.priority, read.action) == (acl.priority, acl.action), read
@@ -91,7 +91,7 @@ async def entries(switch: fy.Switch) -> None:
     assert len([e async for e in switch.read(fy.P4TableEntry())]) == 4 + 6
     assert len([e async for e in switch.read(fy.P4MulticastGroupEntry())]) == 1
     assert (await one(switch, fy.P4CloneSessionEntry(8))).packet_length_bytes == 64
-    told("they are read back, one by one and all at once")
+    log_step("they are read back, one by one and all at once")
 
     other = fy.P4TableEntry(
         "routes", match=fy.P4TableMatch({"hdr.ipv4.dst": "11.0.0.0/8"}), action=fy.P4TableAction("drop")
@@ -101,12 +101,12 @@ async def entries(switch: fy.Switch) -> None:
         raise AssertionError("the first of the batch is there already")
     except fy.P4ClientError as error:
         assert sorted(d.canonical_code.name for d in error.details.values()) == ["ALREADY_EXISTS"], error.details
-    told("an error names its update")
+    log_step("an error names its update")
     await switch.delete([*everything, other])
     await switch.delete([member])
     left = [e async for e in switch.read(fy.P4TableEntry())]
     assert all(e.is_const for e in left), left
-    told("and deleted; const entries stay")
+    log_step("and deleted; const entries stay")
 
 
 async def messages(switch: fy.Switch) -> None:
@@ -121,13 +121,13 @@ async def messages(switch: fy.Switch) -> None:
     packets, digests = switch.read_packets(), switch.read_digests("learn_t")
     waiting = [asyncio.ensure_future(anext(aiter(x))) for x in (packets, digests)]
     await asyncio.sleep(0.1)
-    # Out of port 3, which in this switch means in again at port 3.
+    # Sent by port 3, where this switch receives it again.
     await switch.write(fy.P4PacketOut(FRAME, egress_port=3, mode=0))
     packet, digest = await asyncio.wait_for(asyncio.gather(*waiting), 5)
     assert packet.payload == FRAME and packet["ingress_port"] == PEER and packet["reason"] == 5, packet
-    told("a packet went out and came in, with its metadata")
+    log_step("a packet was sent and received, with its metadata")
     assert digest.data == [{"src": 0x020000000105, "port": PEER}], digest
-    told("a digest came, by the names of its fields")
+    log_step("a digest arrived, with its field names")
 
     idle = switch.read_idle_timeouts()
     waiting = asyncio.ensure_future(anext(aiter(idle)))
@@ -143,7 +143,7 @@ async def messages(switch: fy.Switch) -> None:
     )
     notification = await asyncio.wait_for(waiting, 5)
     assert [e.table_id for e in notification.table_entry] == ["aging"], notification
-    told("an idle entry was told of")
+    log_step("an idle entry was reported")
 
 
 async def main() -> None:
@@ -154,7 +154,7 @@ async def main() -> None:
 
     async def ready(switch: fy.Switch) -> None:
         try:
-            told(f"connected as primary: {switch.is_primary}")
+            log_step(f"connected as primary: {switch.is_primary}")
             await entries(switch)
             await messages(switch)
             done.set_result(None)
@@ -170,7 +170,7 @@ async def main() -> None:
     if not done.done():
         sys.exit("finsy: did not get ready within 30 seconds")
     done.result()
-    told("everything worked")
+    log_step("everything worked")
 
 
 if __name__ == "__main__":

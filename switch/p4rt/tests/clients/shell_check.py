@@ -18,15 +18,15 @@ PEER = int(sys.argv[2]) if len(sys.argv) > 2 else 3
 FRAME = bytes.fromhex("0200000000010200000001051234") + b"some payload"
 
 
-def told(what: str) -> None:
+def log_step(what: str) -> None:
     print(f"p4runtime-shell: {what}")
 
 
 def main() -> None:
     config = sh.FwdPipeConfig(str(PROGRAMS / "everything.p4info.txtpb"), str(PROGRAMS / "everything.json"))
-    # An id above any that another client of this run has used: the highest is remembered.
+    # Above the ids of this run's other clients, because the switch remembers the highest.
     sh.setup(device_id=0, grpc_addr=sys.argv[1], election_id=(2**62, 1), config=config)
-    told("connected")
+    log_step("connected")
 
     route = sh.TableEntry("MainIngress.routes")(action="forward")
     route.match["hdr.ipv4.dst"] = "10.0.0.0/8"
@@ -59,7 +59,7 @@ def main() -> None:
     counter.packet_count = 7
     counter.byte_count = 8
     counter.modify()
-    told("entities are taken")
+    log_step("entities are accepted")
 
     read = list(sh.TableEntry("MainIngress.routes").read())
     assert len(read) == 1 and read[0].action["port"].value == b"\x02", read
@@ -69,14 +69,14 @@ def main() -> None:
     direct.table_entry.match["hdr.ipv4.dst"] = "10.0.0.0/8"
     assert len(list(direct.read())) == 1
     assert len(list(sh.ActionProfileGroup("MainIngress.selector").read())) == 1
-    told("and read back")
+    log_step("and read back")
 
     try:
         route.insert()
         raise AssertionError("the entry is there already")
     except P4RuntimeWriteException as error:
         assert "ALREADY_EXISTS" in str(error), error
-    told("an error names its update")
+    log_step("an error names its update")
 
     default = sh.TableEntry("MainIngress.l2")(action="to_cpu", is_default=True)
     default.action["reason"] = "5"
@@ -89,11 +89,11 @@ def main() -> None:
     assert packets[0].packet.payload == FRAME
     values = [m.value for m in packets[0].packet.metadata]
     assert values == [bytes([PEER]), b"\x05"], values
-    told("a packet went out and came in, with its metadata")
+    log_step("a packet was sent and received, with its metadata")
 
     for entry in (grouped, group, member, multicast, session, acl, route):
         entry.delete()
-    told("everything worked")
+    log_step("everything worked")
     sh.teardown()
 
 

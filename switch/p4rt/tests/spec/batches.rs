@@ -1,4 +1,4 @@
-//! Sections 10, 12 and 13: batches, their errors and their atomicity; reads of several things.
+//! Sections 10, 12 and 13: batches with their errors and atomicity, and reads of several entities.
 
 use super::harness::*;
 use p4::write_request::Atomicity;
@@ -33,7 +33,7 @@ async fn a_batch_without_errors_has_no_details() {
     c.send(c.request(updates)).await.unwrap();
 }
 
-/// Everything a rolled back batch did is undone: what the state was, it is again.
+/// Rolling back undoes all updates of a batch: the state is as before.
 #[tokio::test(flavor = "multi_thread")]
 async fn rollback_undoes_every_kind() {
     let (bench, mut c) = Bench::new().await;
@@ -128,12 +128,14 @@ async fn rollback_keeps_a_batch_without_errors() {
     assert_eq!(c.read(bench.info.key("l2", vec![])).await.unwrap().len(), 19);
 }
 
-/// Two tables are switched over together while packets run: `l2` sends to port 2 or 3, `routes` then to 4 or 5.
-/// With the two halves apart, a packet of `l2` alone would be seen to differ from one of `routes`.
+/// Two tables are switched over together while packets run: `l2` sends to port 2 or 3, `routes`
+/// then to 4 or 5. Separate updates would show as a packet with one generation in `l2` and another
+/// in `routes`.
 #[tokio::test(flavor = "multi_thread")]
 async fn packets_see_an_atomic_batch_as_one() {
     let (bench, mut c) = Bench::new().await;
-    // A clone made by l2's action and the packet forwarded by routes leave by ports of one generation.
+    // The clone made by l2's action and the packet forwarded by routes leave by ports of one
+    // generation.
     let both = |session: u8, port: u8| {
         vec![
             bench.info.entry("l2", vec![exact(1, &[2, 0, 0, 0, 0, 9])], "mirror", &[&[session]]),
@@ -168,7 +170,7 @@ async fn packets_see_an_atomic_batch_as_one() {
     for i in 0..200 {
         let updates = both(2 + i % 2, 2 + i % 2).into_iter().map(|e| update(Type::Modify, e)).collect();
         c.send(with(&c, Atomicity::DataplaneAtomic, updates)).await.unwrap();
-        // One that fails at its end is never seen at all.
+        // A batch that fails at its end never becomes visible.
         let mut updates: Vec<_> = both(9, 9).into_iter().map(|e| update(Type::Modify, e)).collect();
         updates.push(update(Type::Insert, bench.info.route(&[10, 0, 0, 0], 8, 1)));
         let status = c.send(with(&c, Atomicity::DataplaneAtomic, updates)).await.unwrap_err();
@@ -190,7 +192,7 @@ async fn an_unknown_atomicity_is_unimplemented() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_read_answers_what_it_can_and_tells_the_rest() {
+async fn read_returns_valid_requests_and_errors_of_the_others() {
     let (bench, mut c) = Bench::new().await;
     c.insert(bench.info.l2(1, 2)).await.unwrap();
     let requests = vec![
@@ -220,7 +222,7 @@ async fn a_read_answers_what_it_can_and_tells_the_rest() {
     );
 }
 
-/// More than a message holds comes in several.
+/// An answer larger than a message is split.
 #[tokio::test(flavor = "multi_thread")]
 async fn large_reads_come_in_pieces() {
     let (bench, mut c) = Bench::new().await;

@@ -1,4 +1,5 @@
-//! What a client may cost: reads that are not taken, requests that are large, slow or many; and keys.
+//! Limits of a client's cost: reads that are not taken, requests that are large, slow or many; and
+//! secrets.
 
 use std::time::Duration;
 
@@ -13,10 +14,10 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
-/// Cells of the registers in [`large`]: as messages some 100 MB.
+/// Cells of the registers in [`large`]: about 100 MB as messages.
 const CELLS: u32 = 1 << 20;
 
-/// The test program with registers that do not fit into any buffer on the way.
+/// The test program with registers larger than all buffers on the way.
 fn large() -> p4::ForwardingPipelineConfig {
     let mut program: serde_json::Value = serde_json::from_slice(JSON).unwrap();
     for register in program["register_arrays"].as_array_mut().unwrap() {
@@ -32,7 +33,7 @@ async fn with_large_registers(patience: Duration) -> (Bench, Controller) {
     (bench, c)
 }
 
-/// A read of all registers, its first message taken.
+/// A read of all registers with the first message taken.
 async fn begun(mut client: P4RuntimeClient<Channel>) -> tonic::Streaming<p4::ReadResponse> {
     let entities = vec![p4::Entity { entity: Some(p4::RegisterEntry::default().wrap()) }];
     let request = p4::ReadRequest { device_id: DEVICE, role: String::new(), entities };
@@ -41,7 +42,7 @@ async fn begun(mut client: P4RuntimeClient<Channel>) -> tonic::Streaming<p4::Rea
     read
 }
 
-/// Cells that came, and how the read ended.
+/// Number of cells received, and how the read ended.
 async fn rest(read: &mut tonic::Streaming<p4::ReadResponse>) -> (usize, Result<(), Status>) {
     let mut cells = 0;
     loop {
@@ -63,7 +64,7 @@ async fn a_large_read_is_made_while_it_is_sent() {
     let (cells, end) = rest(&mut read).await;
     end.unwrap();
     assert!(cells > CELLS as usize, "two registers, less the first message: {cells}");
-    // With no more taken than the first message, a write finds the read far from its end.
+    // Only the first message is taken, so the read is far from its end during the write.
     let mut read = begun(c.client.clone()).await;
     let (register_id, data) = (bench.info.id("stamps"), p4::p4_data::Data::Bitstring(vec![9]));
     let index = Some(p4::Index { index: i64::from(CELLS) - 1 });
@@ -75,14 +76,14 @@ async fn a_large_read_is_made_while_it_is_sent() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_read_that_nobody_takes_ends() {
+async fn unread_answers_time_out() {
     let (bench, mut c) = with_large_registers(Duration::from_millis(300)).await;
-    // More than there are places, on connections of their own: what is not taken fills a connection.
+    // More reads than permits, on separate connections, because unread data fills a connection.
     let mut reads = Vec::new();
     for _ in 0..10 {
         reads.push(begun(bench.client().await).await);
     }
-    // Reads that end give their places to others; writes and arbitration need none.
+    // Ended reads return their permits; writes and arbitration need none of them.
     assert_eq!(c.arbitrate(Some(2)).await.0, Code::Ok);
     let (_, end) = rest(&mut reads[0]).await;
     assert_eq!(end.unwrap_err().code(), Code::DeadlineExceeded);
@@ -101,17 +102,17 @@ async fn requests_are_bounded_before_they_are_decoded() {
     let long = p4::TableEntry { metadata: vec![0; 2 << 20], ..bench.info.l2(1, 2) };
     let (_, end) = c.read_all(vec![long.wrap()]).await;
     assert_eq!(end.unwrap_err().code(), Code::ResourceExhausted);
-    // On a stream it is the stream that ends.
+    // An overlong message on a stream ends the stream.
     let payload = vec![0; 1 << 20];
-    c.say(Say::Packet(p4::PacketOut { payload, metadata: Vec::new() })).await;
-    assert!(c.hear().await.is_err());
+    c.send_message(Outgoing::Packet(p4::PacketOut { payload, metadata: Vec::new() })).await;
+    assert!(c.receive().await.is_err());
     let mut c = bench.primary(2).await;
     c.insert(bench.info.l2(1, 2)).await.unwrap();
 }
 
-/// Requests that never arrive whole take all places, give them back, and keep nobody from arbitrating.
+/// Incomplete requests use up all permits and return them, and do not block arbitration.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_that_does_not_arrive_gives_its_place_back() {
+async fn incomplete_request_returns_its_permit() {
     let patience = Duration::from_millis(500);
     let bench = Bench::with(ServerConfig { patience, ..ServerConfig::default() }).await;
     let mut senders = Vec::new();
@@ -138,9 +139,10 @@ async fn a_request_that_does_not_arrive_gives_its_place_back() {
     drop(senders);
 }
 
-/// Parameters annotated `@secret` are zero for whoever is not primary of the default role, on the same connection.
+/// Parameters annotated `@secret` read as zero, except on the connection of the default role's
+/// primary.
 #[tokio::test(flavor = "multi_thread")]
-async fn secrets_are_for_the_primary() {
+async fn secrets_are_shown_to_the_primary_only() {
     let bench = Bench::empty().await;
     let mut a = bench.primary(1).await;
     let mut config = config();
@@ -171,7 +173,7 @@ async fn secrets_are_for_the_primary() {
     let mut c = bench.controller().await;
     c.role = "mine".to_owned();
     assert_eq!(c.arbitrate(Some(9)).await.0, Code::Ok);
-    assert_eq!(c.read(key.clone()).await.unwrap(), [hidden.clone()], "a role is for whoever names it");
+    assert_eq!(c.read(key.clone()).await.unwrap(), [hidden.clone()], "any client can claim another role");
     let mut silent = bench.controller().await;
     assert_eq!(silent.read(p4::TableEntry::default()).await.unwrap()[0], hidden, "a wildcard");
     b.arbitrate(Some(2)).await;

@@ -1,4 +1,4 @@
-//! What a controller says and hears, and names in place of numbers.
+//! A controller's stream and calls, and names in place of numbers.
 
 use prost::Message as _;
 use rivulet_p4rt::proto::google::rpc;
@@ -14,8 +14,8 @@ use crate::harness::*;
 /// A controller: its stream and its unary calls.
 pub struct Controller {
     pub client: P4RuntimeClient<Channel>,
-    pub say: mpsc::Sender<p4::StreamMessageRequest>,
-    pub heard: Streaming<p4::StreamMessageResponse>,
+    pub requests: mpsc::Sender<p4::StreamMessageRequest>,
+    pub received: Streaming<p4::StreamMessageResponse>,
     pub role: String,
     pub election_id: Option<u64>,
 }
@@ -25,24 +25,27 @@ pub fn uint128(id: Option<u64>) -> Option<p4::Uint128> {
 }
 
 impl Controller {
-    pub async fn say(&self, update: Say) {
-        self.say.send(p4::StreamMessageRequest { update: Some(update) }).await.expect("the stream is open");
+    pub async fn send_message(&self, update: Outgoing) {
+        self.requests
+            .send(p4::StreamMessageRequest { update: Some(update) })
+            .await
+            .expect("the stream is open");
     }
 
-    /// The next message, or how the stream ended.
-    pub async fn hear(&mut self) -> Result<Heard, Status> {
-        let next = tokio::time::timeout(PATIENCE, self.heard.message()).await;
-        let message = next.expect("expected a message on the stream, none came")?;
+    /// The next message, or the status with which the stream ended.
+    pub async fn receive(&mut self) -> Result<Received, Status> {
+        let next = tokio::time::timeout(PATIENCE, self.received.message()).await;
+        let message = next.expect("expected a message on the stream, none arrived")?;
         Ok(message
             .ok_or_else(|| Status::cancelled("the stream ended"))?
             .update
             .expect("a message has content"))
     }
 
-    /// Checks that nothing comes.
-    pub async fn silence(&mut self) {
-        if let Ok(heard) = tokio::time::timeout(SILENCE, self.heard.message()).await {
-            panic!("expected silence on the stream, heard {heard:?}");
+    /// Checks that no message arrives.
+    pub async fn expect_no_message(&mut self) {
+        if let Ok(received) = tokio::time::timeout(SILENCE, self.received.message()).await {
+            panic!("unexpected message on the stream: {received:?}");
         }
     }
 
@@ -56,17 +59,17 @@ impl Controller {
         }
     }
 
-    /// Says an election id; the status and the id in the answer.
+    /// Sends an election id; returns status and id of the answer.
     pub async fn arbitrate(&mut self, election_id: Option<u64>) -> (Code, Option<u64>) {
         self.election_id = election_id;
-        self.say(Say::Arbitration(self.arbitration(election_id))).await;
-        self.hear_arbitration().await
+        self.send_message(Outgoing::Arbitration(self.arbitration(election_id))).await;
+        self.receive_arbitration().await
     }
 
-    pub async fn hear_arbitration(&mut self) -> (Code, Option<u64>) {
-        match self.hear().await.unwrap() {
-            Heard::Arbitration(a) => (Code::from(a.status.unwrap().code), a.election_id.map(|id| id.low)),
-            other => panic!("expected an arbitration update, heard {other:?}"),
+    pub async fn receive_arbitration(&mut self) -> (Code, Option<u64>) {
+        match self.receive().await.unwrap() {
+            Received::Arbitration(a) => (Code::from(a.status.unwrap().code), a.election_id.map(|id| id.low)),
+            other => panic!("expected an arbitration update, received {other:?}"),
         }
     }
 
@@ -84,7 +87,7 @@ impl Controller {
         self.client.write(request).await.map(drop)
     }
 
-    /// Writes one update; the code of its own error.
+    /// Writes one update; returns its error code.
     pub async fn write(&mut self, r#type: Type, entity: impl Kind) -> Result<(), Code> {
         let request = self.request(vec![update(r#type, entity)]);
         match self.send(request).await {
@@ -109,7 +112,7 @@ impl Controller {
         self.write(Type::Delete, entity).await
     }
 
-    /// Reads; all entities, and how the stream ended.
+    /// Reads; returns all entities and the final status.
     pub async fn read_all(
         &mut self,
         entities: Vec<p4::entity::Entity>,
@@ -130,7 +133,7 @@ impl Controller {
         }
     }
 
-    /// Reads one request; the code of its own error.
+    /// Reads one request; returns its error code.
     pub async fn read<E: Kind>(&mut self, request: E) -> Result<Vec<E>, Code> {
         let (found, end) = self.read_all(vec![request.wrap()]).await;
         end.map_err(|status| codes(&status).first().copied().unwrap_or(status.code()))?;
@@ -158,7 +161,7 @@ pub fn update(r#type: Type, entity: impl Kind) -> p4::Update {
     p4::Update { r#type: r#type as i32, entity: Some(p4::Entity { entity: Some(entity.wrap()) }) }
 }
 
-/// The codes in the details of a batch's status, checked for their form; none if it has no details.
+/// The codes in the details of a batch's status, checked for their form; empty without details.
 pub fn codes(status: &Status) -> Vec<Code> {
     let inner = rpc::Status::decode(status.details()).expect("the details are a google.rpc.Status");
     if inner.details.is_empty() {
@@ -211,7 +214,7 @@ impl Names {
         Some(p4::TableAction { r#type })
     }
 
-    /// An entry of a table without an action.
+    /// An entry without an action.
     pub fn key(&self, table: &str, r#match: Vec<p4::FieldMatch>) -> p4::TableEntry {
         p4::TableEntry { table_id: self.id(table), r#match, ..p4::TableEntry::default() }
     }
@@ -262,7 +265,7 @@ pub fn range(field_id: u32, low: &[u8], high: &[u8]) -> p4::FieldMatch {
     p4::FieldMatch { field_id, field_match_type: Some(p4::field_match::FieldMatchType::Range(range)) }
 }
 
-/// An Ethernet frame that no table knows: type 0x1234.
+/// An Ethernet frame of type 0x1234, which no table matches.
 pub fn frame(dst: u8, src: u8) -> Vec<u8> {
     [&[2, 0, 0, 0, 0, dst][..], &[2, 0, 0, 0, 1, src], &[0x12, 0x34], b"some payload, long enough"].concat()
 }
@@ -278,7 +281,7 @@ pub fn ipv4(src: [u8; 4], dst: [u8; 4], ttl: u8) -> Vec<u8> {
     f
 }
 
-/// A kind of entity, so that tests say `insert(entry)` and `read(entry)`.
+/// A kind of entity, so that tests can write `insert(entry)` and `read(entry)`.
 pub trait Kind: Sized {
     fn wrap(self) -> p4::entity::Entity;
     fn unwrap(entity: p4::entity::Entity) -> Option<Self>;

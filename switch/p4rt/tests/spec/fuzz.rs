@@ -1,5 +1,5 @@
-//! Messages of any content never bring the server down: after each the state can be read, packets pass, and
-//! what was accepted is read back.
+//! Arbitrary messages never crash the server: after each the state can be read, packets pass, and
+//! accepted state is read back.
 
 use super::harness::*;
 use proptest::prelude::*;
@@ -10,10 +10,10 @@ use rivulet_p4rt::proto::p4::config::v1 as config;
 use rivulet_p4rt::proto::p4::v1 as p4;
 use tonic::Code;
 
-/// Messages of each test; a run is to end within seconds.
+/// Messages of each test, so that a run ends within seconds.
 const CASES: usize = 600;
 
-/// Identifiers: mostly those given, sometimes another kind's, sometimes any.
+/// Identifiers: mostly the given ones, sometimes of another kind, sometimes arbitrary.
 fn id_of(known: Vec<u32>) -> impl Strategy<Value = u32> + Clone {
     let info = p4info();
     let mut all = vec![0, 1];
@@ -27,7 +27,7 @@ fn ids<T>(list: &[T], preamble: impl Fn(&T) -> &Option<config::Preamble>) -> Vec
     list.iter().filter_map(|x| Some(preamble(x).as_ref()?.id)).collect()
 }
 
-/// An entry that is right, or was before some of it was replaced.
+/// A valid entry, or one with parts replaced.
 fn near_entry() -> impl Strategy<Value = p4::TableEntry> + Clone {
     let names = Names::new();
     let right = vec![
@@ -244,7 +244,7 @@ fn write() -> impl Strategy<Value = (i32, Vec<(i32, p4::entity::Entity)>)> {
     (atomicity, prop::collection::vec((r#type, entity()), 1..6))
 }
 
-/// The server answers, and packets still pass.
+/// Checks that the server answers and packets pass.
 async fn alive(bench: &Bench, c: &mut Controller) {
     let (_, end) = c.read_all(super::pipeline::everything()).await;
     end.expect("everything can be read");
@@ -311,7 +311,7 @@ async fn random_reads_never_bring_it_down() {
     alive(&bench, &mut c).await;
 }
 
-/// A configuration with bits flipped, fields cut: refused or taken, but always answered.
+/// A configuration with flipped bits and cut fields is refused or accepted, but always answered.
 #[tokio::test(flavor = "multi_thread")]
 async fn random_pipelines_never_bring_it_down() {
     let (bench, mut c) = Bench::new().await;

@@ -1,4 +1,4 @@
-//! A switch with its packet path, a server on a port of the loopback, and a controller to talk to it.
+//! A switch with its packet path, a server on a loopback port, and a controller.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -22,38 +22,38 @@ use tonic::transport::Channel;
 
 pub use crate::controller::*;
 pub use p4::p4_runtime_client::P4RuntimeClient;
-pub use p4::stream_message_request::Update as Say;
-pub use p4::stream_message_response::Update as Heard;
+pub use p4::stream_message_request::Update as Outgoing;
+pub use p4::stream_message_response::Update as Received;
 pub use p4::update::Type;
 
 pub const DEVICE: u64 = 7;
 pub const CPU_PORT: u32 = 510;
-/// How long a test waits for what must come.
+/// How long a test waits for an expected event.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// How long a test waits for what must not come.
+/// How long a test waits for something that must not happen.
 pub const SILENCE: Duration = Duration::from_millis(200);
 
 pub const JSON: &[u8] = include_bytes!("../programs/everything.json");
 pub const P4INFO: &str = include_str!("../programs/everything.p4info.txtpb");
 
-/// The packet path, run by the test and by a thread that takes commands when no packet comes.
+/// The packet path, run by the test and by a thread that handles commands between packets.
 pub struct Machine {
     path: Mutex<DataPath>,
     start: Instant,
     packet_in: PacketInSender,
-    /// Ports there are, and whether they are up.
+    /// Existing ports, and whether they are up.
     pub ports: Mutex<BTreeMap<u32, bool>>,
     /// Links that were set.
     pub links: Mutex<BTreeMap<u32, Link>>,
-    /// What came out, except at the CPU port.
+    /// Packets sent, except to the CPU port.
     sent: Mutex<Vec<(u32, Vec<u8>)>>,
-    /// While set, `packet_out` says it is full.
+    /// While set, `packet_out` fails as full.
     pub full: AtomicBool,
     stop: AtomicBool,
 }
 
 impl Machine {
-    /// Runs one frame through the switch and returns what came out at ports other than the CPU's.
+    /// Runs one frame through the switch and returns the packets sent, except to the CPU port.
     pub fn packet(&self, port: u32, frame: &[u8]) -> Vec<(u32, Vec<u8>)> {
         self.process(port, frame);
         std::mem::take(&mut *self.sent.lock())
@@ -71,7 +71,7 @@ impl Machine {
         });
     }
 
-    /// What packet-outs sent, once there is anything.
+    /// Packets sent by packet-outs, once there are any.
     pub async fn sent(&self) -> Vec<(u32, Vec<u8>)> {
         let start = Instant::now();
         loop {
@@ -144,12 +144,13 @@ impl Ports for Machine {
     }
 }
 
-/// A server under test. Dropping it stops its packet path; [`stop`](Self::stop) also waits for the server.
+/// A server under test. Dropping it stops its packet path; [`stop`](Self::stop) also waits for the
+/// server.
 pub struct Bench {
     pub machine: Arc<Machine>,
     pub server: Server,
     pub address: SocketAddr,
-    /// Of the service for ports, links and traces.
+    /// Address of the service for ports, links and traces.
     pub control: SocketAddr,
     pub info: Names,
     shutdown: Option<oneshot::Sender<()>>,
@@ -224,21 +225,21 @@ impl Bench {
         SwitchClient::connect(format!("http://{}", self.control)).await.unwrap()
     }
 
-    /// A port's link goes up or down, as the kernel tells it.
+    /// Sets a port's link up or down, like the kernel.
     pub fn set_link_up(&self, port: u32, up: bool) {
         self.machine.ports.lock().insert(port, up);
     }
 
-    /// A controller that has said nothing yet.
+    /// A controller without a message so far.
     pub async fn controller(&self) -> Controller {
         self.controller_on(self.client().await).await
     }
 
-    /// The same, on a connection that is there.
+    /// The same on an existing connection.
     pub async fn controller_on(&self, mut client: P4RuntimeClient<Channel>) -> Controller {
-        let (say, said) = mpsc::channel(1024);
-        let heard = client.stream_channel(ReceiverStream::new(said)).await.unwrap().into_inner();
-        Controller { client, say, heard, role: String::new(), election_id: None }
+        let (requests, outgoing) = mpsc::channel(1024);
+        let received = client.stream_channel(ReceiverStream::new(outgoing)).await.unwrap().into_inner();
+        Controller { client, requests, received, role: String::new(), election_id: None }
     }
 
     /// A controller that has become primary of the default role.

@@ -1,8 +1,8 @@
-//! The P4Runtime specification's requirements, a test each, against the server with a real packet path behind
-//! it. `REQUIREMENTS.md` beside `Cargo.toml` lists them by section; `requirements` checks that it lists them
-//! all.
+//! One test for each requirement of the P4Runtime specification, against the server with a real
+//! packet path. `REQUIREMENTS.md` beside `Cargo.toml` lists them by section; the module
+//! `requirements` checks that the list is complete.
 
-// An entry beside its copy in a list reads better than a slice made from a reference to it.
+// An entry next to its copy in a list is easier to read than a slice from a reference.
 #![allow(clippy::cloned_ref_to_slice_refs)]
 
 mod arbitration;

@@ -50,11 +50,11 @@ async fn other_devices_are_not_found() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn capabilities_tell_the_release() {
+async fn capabilities_report_the_release() {
     let bench = Bench::empty().await;
     for device_id in [0, DEVICE] {
-        let told = bench.client().await.capabilities(p4::CapabilitiesRequest { device_id }).await.unwrap();
-        assert_eq!(told.into_inner().p4runtime_api_version, P4RUNTIME_API_VERSION);
+        let answer = bench.client().await.capabilities(p4::CapabilitiesRequest { device_id }).await.unwrap();
+        assert_eq!(answer.into_inner().p4runtime_api_version, P4RUNTIME_API_VERSION);
     }
     let numbers: Vec<u32> = P4RUNTIME_API_VERSION.split('.').map(|n| n.parse().unwrap()).collect();
     assert!(numbers >= vec![1, 4, 0], "{P4RUNTIME_API_VERSION}");
@@ -101,7 +101,8 @@ async fn verify_and_commit_clears_the_state() {
     assert_eq!(get(&mut c, ResponseType::CookieOnly).await.unwrap().cookie.unwrap().cookie, 5);
 }
 
-/// Packets follow the old pipeline until COMMIT; reads and writes go to the saved one, and are in force with it.
+/// Packets use the old pipeline until COMMIT; reads and writes go to the saved one and take effect
+/// with it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_saved_pipeline_is_written_while_the_old_forwards() {
     let (bench, mut c) = Bench::new().await;
@@ -114,7 +115,7 @@ async fn a_saved_pipeline_is_written_while_the_old_forwards() {
     assert_eq!(
         bench.machine.packet(1, &frame(1, 1)),
         [(3, frame(1, 1))],
-        "what was written to the saved one counts"
+        "writes to the saved pipeline count"
     );
     assert_eq!(c.read(bench.info.key("l2", vec![])).await.unwrap(), [bench.info.l2(1, 3)]);
 }
@@ -138,7 +139,8 @@ async fn actions_need_a_config() {
     }
 }
 
-/// Each bad pipeline is refused with a message that names the place, and the old one keeps running.
+/// Each invalid pipeline is refused with a message that contains the place, and the old one stays
+/// in use.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bad_pipeline_is_refused_by_name_and_the_old_one_stays() {
     let (bench, mut c) = Bench::new().await;
@@ -193,7 +195,7 @@ async fn a_bad_pipeline_is_refused_by_name_and_the_old_one_stays() {
     assert_eq!(get(&mut c, ResponseType::CookieOnly).await.unwrap().cookie.unwrap().cookie, 99);
 }
 
-/// References between tables and other annotations are for controllers: they are kept as they are.
+/// Annotations, such as references between tables, are for controllers: they are kept unchanged.
 #[tokio::test(flavor = "multi_thread")]
 async fn annotations_are_kept() {
     let (bench, mut c) = Bench::new().await;
@@ -217,9 +219,9 @@ async fn annotations_are_kept() {
     c.insert(bench.info.l2(1, 2)).await.unwrap();
 }
 
-/// What no packet reaches p4c leaves out of the program and not out of the P4Info.
+/// p4c omits objects that no packet can reach from the program, but not from the P4Info.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_compiler_left_out_is_not_found() {
+async fn objects_omitted_by_the_compiler_are_not_found() {
     let (bench, mut c) = Bench::new().await;
     let mut larger = config();
     let info = larger.p4info.as_mut().unwrap();
@@ -256,7 +258,7 @@ async fn what_the_compiler_left_out_is_not_found() {
     assert!(!c.read(p4::TableEntry::default()).await.unwrap().is_empty(), "a wildcard passes over it");
 }
 
-/// The same program: everything stays, counters included.
+/// The same program: all state is kept, counters included.
 #[tokio::test(flavor = "multi_thread")]
 async fn reconcile_of_the_same_program_keeps_everything() {
     let (bench, mut c) = Bench::new().await;
@@ -272,7 +274,7 @@ async fn reconcile_of_the_same_program_keeps_everything() {
     assert_eq!(get(&mut c, ResponseType::CookieOnly).await.unwrap().cookie.unwrap().cookie, 5);
 }
 
-/// Another program with the same objects: all state is carried over.
+/// Another program with the same objects: all state is transferred.
 #[tokio::test(flavor = "multi_thread")]
 async fn reconcile_of_another_program_carries_the_state_over() {
     let (bench, mut c) = Bench::new().await;
@@ -300,7 +302,7 @@ async fn reconcile_of_another_program_carries_the_state_over() {
     let packet = ipv4([1, 1, 1, 1], [10, 1, 1, 1], 64);
     bench.machine.packet(1, &packet);
     let before: Vec<_> = c.read_all(everything()).await.0;
-    // One more byte: not the same program any more.
+    // With one more byte it counts as another program.
     let other = p4::ForwardingPipelineConfig { p4_device_config: [JSON, b"\n"].concat(), ..config() };
     c.set_pipeline(PipelineAction::ReconcileAndCommit, Some(other)).await.unwrap();
     assert_eq!(c.read_all(everything()).await.0, before);
@@ -310,7 +312,7 @@ async fn reconcile_of_another_program_carries_the_state_over() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn reconcile_refuses_what_cannot_be_kept() {
+async fn reconcile_refuses_to_lose_state() {
     let (bench, mut c) = Bench::new().await;
     c.insert(bench.info.l2(1, 2)).await.unwrap();
     let mut smaller = altered("\"MainIngress.l2\"", "\"MainIngress.other\"");
@@ -322,7 +324,7 @@ async fn reconcile_refuses_what_cannot_be_kept() {
     assert_eq!(bench.machine.packet(1, &frame(1, 1)), [(2, frame(1, 1))]);
 }
 
-/// Reads of all there is, in a fixed order.
+/// Reads of all state, in a fixed order.
 pub fn everything() -> Vec<p4::entity::Entity> {
     let with_resources = p4::TableEntry {
         counter_data: Some(Default::default()),
@@ -348,5 +350,5 @@ pub fn everything() -> Vec<p4::entity::Entity> {
 async fn the_server_stops_with_streams_open() {
     let (bench, mut c) = Bench::new().await;
     bench.stop().await;
-    assert!(c.hear().await.is_err());
+    assert!(c.receive().await.is_err());
 }

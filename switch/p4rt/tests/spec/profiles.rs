@@ -39,7 +39,7 @@ fn one_shot(bench: &Bench, ports: &[(u8, i32)]) -> Act {
     Act::ActionProfileActionSet(p4::ActionProfileActionSet { action_profile_actions, ..Default::default() })
 }
 
-/// A packet that nothing else than `members` or `groups` decides upon: `routes` drops by default.
+/// Checks a packet that only `members` or `groups` can forward: `routes` drops by default.
 async fn undecided(bench: &Bench, c: &mut Controller) {
     let any = p4::TableEntry { ..bench.info.entry("routes", vec![], "forward", &[&[9]]) };
     c.insert(any).await.unwrap();
@@ -101,7 +101,7 @@ async fn a_full_profile_is_resource_exhausted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn entries_refer_to_what_exists() {
+async fn entries_refer_to_existing_members() {
     let (bench, mut c) = Bench::new().await;
     assert_eq!(c.insert(entry(&bench, "members", &[1], Act::ActionProfileMemberId(1))).await, NOT_FOUND);
     assert_eq!(c.insert(entry(&bench, "groups", &[1], Act::ActionProfileGroupId(1))).await, NOT_FOUND);
@@ -168,7 +168,7 @@ async fn watch_ports_are_checked_and_kept() {
     }
 }
 
-/// Waits until packets of many flows leave by these ports and no other.
+/// Waits until packets of many flows leave by exactly these ports.
 async fn ports_are(bench: &Bench, key: [u8; 4], ports: &[u32]) {
     let deadline = std::time::Instant::now() + PATIENCE;
     loop {
@@ -201,16 +201,16 @@ async fn ports_that_go_down_leave_the_choice() {
     ports_are(&bench, key, &[1, 2]).await;
     bench.set_link_up(2, false);
     ports_are(&bench, key, &[1]).await;
-    assert_eq!(c.read(g.clone()).await.unwrap(), [g], "what was written is what is read");
+    assert_eq!(c.read(g.clone()).await.unwrap(), [g], "read back as written");
     bench.set_link_up(1, false);
-    // Nothing is chosen: the packet leaves as `undecided` says.
+    // No member is left: the packet leaves as in `undecided`.
     ports_are(&bench, key, &[9]).await;
     bench.set_link_up(2, true);
     ports_are(&bench, key, &[2]).await;
     bench.set_link_up(1, true);
     ports_are(&bench, key, &[1, 2]).await;
 
-    // A one-shot: port 3 is down from the start, who watches nothing stays.
+    // A one-shot: port 3 is down from the start, and a member without a watched port stays.
     let mut act = one_shot(&bench, &[(1, 1), (2, 1), (3, 1)]);
     if let Act::ActionProfileActionSet(set) = &mut act {
         for (at, port) in [(1, 2), (2, 3)] {

@@ -71,7 +71,7 @@ async fn replicas_are_checked() {
     assert_eq!(c.insert(p4::PacketReplicationEngineEntry { r#type: None }).await, INVALID);
 }
 
-/// A client of release 1.3 writes ports as numbers and must find them as numbers.
+/// A client of release 1.3 writes ports as numbers and must read them as numbers.
 #[tokio::test(flavor = "multi_thread")]
 #[allow(deprecated)]
 async fn ports_come_back_as_they_were_spelled() {

@@ -1,4 +1,4 @@
-//! The list and the tests name each other.
+//! The list and the tests match each other.
 
 use std::collections::BTreeSet;
 

@@ -20,7 +20,7 @@ fn acl(bench: &Bench, class: u8, priority: i32) -> p4::TableEntry {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_written_is_read() {
+async fn written_entries_are_read_back() {
     let (bench, mut c) = Bench::new().await;
     let entries = [
         bench.info.l2(1, 2),
@@ -33,7 +33,7 @@ async fn what_is_written_is_read() {
     }
 }
 
-/// The key of an entry: what finds it.
+/// The key of an entry, for reading it.
 fn bench_key(entry: &p4::TableEntry) -> p4::TableEntry {
     p4::TableEntry {
         table_id: entry.table_id,
@@ -53,7 +53,8 @@ async fn both_kinds_of_metadata_are_kept() {
     assert_eq!(c.read(bench_key(&entry)).await.unwrap(), [entry]);
 }
 
-/// Any bytestring whose value fits is taken; what is read is canonical; one entry, however it was spelled.
+/// A bytestring of any length is accepted if its value fits; reads return the canonical form; all
+/// forms are one entry.
 #[tokio::test(flavor = "multi_thread")]
 async fn bytestrings_of_any_length_are_one_value() {
     let (bench, mut c) = Bench::new().await;
@@ -91,7 +92,7 @@ async fn insert_modify_delete() {
     assert_eq!(bench.machine.packet(1, &frame(1, 1)), [(2, frame(1, 1))], "the entry is unchanged");
     c.modify(bench.info.l2(1, 3)).await.unwrap();
     assert_eq!(bench.machine.packet(1, &frame(1, 1)), [(3, frame(1, 1))]);
-    // Only the key counts in a DELETE.
+    // A DELETE uses only the key.
     let nonsense = p4::TableEntry {
         action: bench.info.table_action("forward", &[&[9, 9, 9, 9], &[1]]),
         counter_data: Some(Default::default()),
@@ -196,7 +197,7 @@ async fn priorities_where_they_belong() {
     assert_eq!(c.read(bench.info.key("acl", vec![])).await.unwrap(), [acl(&bench, 6, 11)]);
 }
 
-/// A higher number wins.
+/// The higher number wins.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_higher_priority_wins() {
     let (bench, mut c) = Bench::new().await;
@@ -262,7 +263,7 @@ async fn const_default_actions_stay() {
     assert_eq!(c.modify(default.clone()).await, DENIED);
     let read = c.read(p4::TableEntry { action: None, ..default.clone() }).await.unwrap();
     assert_eq!(read, [p4::TableEntry { is_const: true, ..default }]);
-    // A table with an action profile has NoAction, const.
+    // A table with an action profile has NoAction as its const default.
     let profile = p4::TableEntry { is_default_action: true, ..bench.info.key("members", vec![]) };
     assert_eq!(c.modify(profile.clone()).await, DENIED);
     let read = c.read(profile).await.unwrap().remove(0);
@@ -287,7 +288,7 @@ async fn const_tables_are_read_and_not_written() {
     assert_eq!(c.delete(fixed(&[8, 0], 4)).await, DENIED);
     assert_eq!(c.modify(fixed(&[8, 0], 4)).await, DENIED, "even with the action it has");
     c.modify(p4::TableEntry { action: None, ..fixed(&[8, 0], 4) }).await.unwrap();
-    // Of N entries the first has the priority N.
+    // Of N entries the first has priority N.
     let read = c.read(bench.info.key("fixed_ternary", vec![])).await.unwrap();
     let order: Vec<_> = read.iter().map(|e| (e.priority, e.r#match.len())).collect();
     assert_eq!(order, [(2, 1), (1, 0)]);
@@ -302,8 +303,8 @@ async fn is_const_cannot_be_written() {
     assert_eq!(c.insert(p4::TableEntry { is_const: true, ..bench.info.l2(1, 2) }).await, INVALID);
 }
 
-/// p4c writes the entries of a preinitialized table like const ones, and the table's size as their number.
-/// BMv2 keeps such a table as it is; so does this switch.
+/// p4c writes the entries of a preinitialized table as const, with their number as the table's
+/// size. BMv2 does not change such a table; neither does this switch.
 #[tokio::test(flavor = "multi_thread")]
 async fn preinitialized_tables_are_const() {
     let (bench, mut c) = Bench::new().await;
@@ -452,7 +453,7 @@ async fn direct_meters_are_configured_and_reset() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn time_since_last_hit_is_told_when_asked() {
+async fn time_since_last_hit_is_reported_on_request() {
     let (bench, mut c) = Bench::new().await;
     let key = vec![exact(1, &[2, 0, 0, 0, 1, 4])];
     let entry = bench.info.entry("aging", key, "nothing", &[]);
@@ -460,7 +461,7 @@ async fn time_since_last_hit_is_told_when_asked() {
     tokio::time::sleep(std::time::Duration::from_millis(120)).await;
     let asked = p4::TableEntry { time_since_last_hit: Some(Default::default()), ..bench_key(&entry) };
     let elapsed = |e: &p4::TableEntry| e.time_since_last_hit.map(|t| t.elapsed_ns);
-    // The clock is the packet path's, which may not have run for a while on a busy machine.
+    // The time is the packet path's clock, which may not run for a while on a busy machine.
     let deadline = std::time::Instant::now() + PATIENCE;
     let before = loop {
         let before = elapsed(&c.read(asked.clone()).await.unwrap()[0]).unwrap();
@@ -469,7 +470,8 @@ async fn time_since_last_hit_is_told_when_asked() {
         }
         assert!(std::time::Instant::now() < deadline, "{before} ns after 120 ms and long after");
     };
-    // Just after a hit it is less; without a hit it only grows, however often it is asked for.
+    // Directly after a hit the time is smaller; without a hit it only grows, however often it is
+    // read.
     loop {
         bench.machine.packet(1, &frame(1, 4));
         let after = elapsed(&c.read(asked.clone()).await.unwrap()[0]).unwrap();

@@ -47,7 +47,7 @@ async fn clients_are_served_over_tls() {
         |authority: &Authority| ClientTlsConfig::new().ca_certificate(Certificate::from_pem(authority.pem()));
     let bench = Bench::with(ServerConfig { tls: Some(tls(None, false)), ..ServerConfig::default() }).await;
     assert!(answered(&bench, Some(trusting(&ours))).await);
-    assert!(!answered(&bench, Some(trusting(&authority()))).await, "a server that nobody vouches for");
+    assert!(!answered(&bench, Some(trusting(&authority()))).await, "a server with an unknown authority");
     assert!(!answered(&bench, None).await, "in the clear");
     bench.stop().await;
 
