@@ -1,5 +1,6 @@
-//! The embedded switch as a process: simple_switch_grpc's command line, one thread that moves packets
-//! between interfaces and the [engine](rivulet_engine), and the [P4Runtime server](rivulet_p4rt) on others.
+//! The embedded switch as a process: simple_switch_grpc's command line, worker threads that forward
+//! packets between interfaces and the [engine](rivulet_engine), and other threads for the
+//! [P4Runtime server](rivulet_p4rt).
 //!
 //! ```text
 //!   interfaces --PacketIo--> Worker --process--> DataPath --emit--> [Link] --PacketIo--> interfaces

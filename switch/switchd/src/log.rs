@@ -1,4 +1,4 @@
-//! Where messages go, as BMv2's flags say.
+//! Logging, as configured by BMv2's flags.
 
 use std::fs::{File, rename};
 use std::io::{self, Write};
@@ -9,7 +9,7 @@ use tracing::level_filters::LevelFilter;
 
 use crate::options::{LogLevel, LogTarget};
 
-/// Sets up logging for the process, once.
+/// Sets up the process's logging; call it once.
 pub fn init(target: &LogTarget, level: LogLevel) -> io::Result<()> {
     let filter = match level {
         LogLevel::Trace => LevelFilter::TRACE,
@@ -33,7 +33,7 @@ pub fn init(target: &LogTarget, level: LogLevel) -> io::Result<()> {
     Ok(())
 }
 
-/// `NAME.txt`, and `NAME.1.txt` and so on, older with the number.
+/// `NAME.txt`, then `NAME.1.txt` and so on, with older files at higher numbers.
 struct Rotating {
     path: PathBuf,
     file: io::BufWriter<File>,
@@ -57,7 +57,7 @@ impl Rotating {
     fn rotate(&mut self) -> io::Result<()> {
         self.file.flush()?;
         for n in (0..self.max_files).rev() {
-            // Not all of them exist yet.
+            // Some of the files may not exist yet.
             let _ = rename(self.numbered(n), self.numbered(n + 1));
         }
         self.file = io::BufWriter::new(File::create(&self.path)?);

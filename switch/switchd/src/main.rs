@@ -1,4 +1,4 @@
-//! `rivulet-switch`: starts as simple_switch_grpc does.
+//! `rivulet-switch`, with the command line of simple_switch_grpc.
 
 use std::process::ExitCode;
 

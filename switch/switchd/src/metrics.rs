@@ -13,27 +13,27 @@ use tokio::sync::Semaphore;
 use crate::ports::PortControl;
 use crate::worker::WorkerCounters;
 
-/// Connections at a time; more wait in the kernel.
+/// Largest number of connections; more wait in the kernel.
 const CONNECTIONS: usize = 16;
 /// Longest request head.
 const MAX_REQUEST: usize = 8192;
-/// Longest that a client may take.
+/// Longest time for one client.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where the numbers come from.
+/// Sources of the metrics.
 #[derive(Clone)]
 pub struct Sources {
-    /// Ports.
+    /// The ports.
     pub ports: PortControl,
     /// The engine; `None` for the bare forwarder.
     pub switch: Option<rivulet_engine::Switch>,
     /// The P4Runtime server.
     pub server: Option<Server>,
-    /// The loop.
+    /// Counters of the packet loop.
     pub worker: Arc<WorkerCounters>,
 }
 
-/// Answers until the runtime ends.
+/// Serves until the runtime ends.
 pub async fn serve(listener: TcpListener, sources: Sources) {
     let permits = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
@@ -42,13 +42,13 @@ pub async fn serve(listener: TcpListener, sources: Sources) {
             Ok((stream, _)) => {
                 let sources = sources.clone();
                 tokio::spawn(async move {
-                    // A client that is slow or breaks off gets nothing.
+                    // A client that is too slow or disconnects gets no answer.
                     let _ = tokio::time::timeout(TIMEOUT, answer(stream, sources)).await;
                     drop(permit);
                 });
             }
             Err(e) => {
-                // Out of descriptors: not a reason to end, nor to spin.
+                // Out of descriptors: continue, but do not spin.
                 tracing::warn!("metrics: {e}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
@@ -68,7 +68,7 @@ async fn answer(mut stream: TcpStream, sources: Sources) -> std::io::Result<()> 
     }
     let found = head.starts_with(b"GET /metrics ") || head.starts_with(b"GET / ");
     let (status, body) = if found {
-        // Asks the packet path for fresh numbers, which may wait.
+        // Refreshing the counters of the packet path may block.
         let text = tokio::task::spawn_blocking(move || render(&sources)).await.unwrap_or_default();
         ("200 OK", text)
     } else {
@@ -90,7 +90,7 @@ fn render(sources: &Sources) -> String {
     let no_such_port = worker.no_such_port.load(Ordering::Relaxed);
     counter(&mut text, "no_such_port", "Packets for a port that there is none of.", no_such_port);
     if let Some(switch) = &sources.switch {
-        // The engine's totals by their own names: each is a counter.
+        // The engine's totals become counters of the same name.
         if let Ok(serde_json::Value::Object(stats)) = serde_json::to_value(switch.stats()) {
             for (name, value) in stats {
                 if let Some(value) = value.as_u64() {
@@ -121,18 +121,18 @@ fn counter(text: &mut String, name: &str, help: &str, value: u64) {
     let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {value}");
 }
 
-/// One reading of a port.
+/// Reads one value of a port.
 type Reading = fn(&Port) -> u64;
 
 fn ports(ports: &[Port], text: &mut String) {
     let metrics: [(&str, &str, &str, Reading); 7] = [
         ("port_up", "gauge", "Whether the link is up.", |p| u64::from(p.up)),
-        ("port_rx_packets_total", "counter", "Packets that came in.", |p| p.rx_packets),
-        ("port_rx_bytes_total", "counter", "Their octets.", |p| p.rx_bytes),
+        ("port_rx_packets_total", "counter", "Packets received.", |p| p.rx_packets),
+        ("port_rx_bytes_total", "counter", "Bytes received.", |p| p.rx_bytes),
         ("port_rx_dropped_total", "counter", "Packets lost before the pipeline.", |p| p.rx_dropped),
         ("port_tx_packets_total", "counter", "Packets sent.", |p| p.tx_packets),
-        ("port_tx_bytes_total", "counter", "Their octets.", |p| p.tx_bytes),
-        ("port_tx_dropped_total", "counter", "Packets lost behind the pipeline.", |p| p.tx_dropped),
+        ("port_tx_bytes_total", "counter", "Bytes sent.", |p| p.tx_bytes),
+        ("port_tx_dropped_total", "counter", "Packets lost after the pipeline.", |p| p.tx_dropped),
     ];
     for (name, kind, help, reading) in metrics {
         let _ = writeln!(text, "# HELP rivulet_switch_{name} {help}\n# TYPE rivulet_switch_{name} {kind}");

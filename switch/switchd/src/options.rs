@@ -1,4 +1,4 @@
-//! What the command line means, checked.
+//! Checked options from the command line.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -9,41 +9,41 @@ use rivulet_pktio::Interface;
 
 use crate::flags::{self, Flag, FlagError, GENERAL, Parsed, Served, TARGET};
 
-/// The highest version of BMv2 JSON that is read (its major version counts).
+/// Highest version of BMv2 JSON that is accepted (only the major version counts).
 pub const JSON_VERSION: &str = "2.23";
 
-/// Ports whose number an interface may have: BMv2 takes any, v1model's field holds 9 bits; this leaves room
-/// for programs whose architecture was changed.
+/// Largest port number: BMv2 allows any, and v1model's field has 9 bits. This leaves room for
+/// programs with a modified architecture.
 pub const MAX_PORT: u32 = 65535;
 
-/// Threads that may move packets.
+/// Largest number of worker threads.
 pub const MAX_WORKERS: usize = 64;
 
-/// How packets are exchanged with the kernel.
+/// How to exchange packets with the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoChoice {
-    /// AF_PACKET: always works.
+    /// AF_PACKET, which always works.
     AfPacket,
-    /// AF_XDP, or an error that says why not.
+    /// AF_XDP, or an error with the reason.
     AfXdp,
-    /// AF_XDP where the interface allows it, else AF_PACKET.
+    /// AF_XDP if the interface supports it, else AF_PACKET.
     Auto,
 }
 
-/// Where messages go.
+/// Destination of messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LogTarget {
     /// Warnings and errors to standard error.
     Stderr,
-    /// Everything from the level on to standard output.
+    /// All messages of the level and above to standard output.
     Console,
-    /// Everything from the level on to a file, rotated.
+    /// All messages of the level and above to a rotated file.
     File {
         /// Its name.
         path: PathBuf,
         /// Flush after every message.
         flush: bool,
-        /// Octets before rotation.
+        /// Bytes before rotation.
         max_size: u64,
         /// Old files kept.
         max_files: usize,
@@ -53,21 +53,21 @@ pub enum LogTarget {
 /// BMv2's log levels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LogLevel {
-    /// Every packet's way.
+    /// Every step of every packet.
     Trace,
     /// The same.
     Debug,
-    /// What happens to the switch.
+    /// Events of the switch.
     Info,
-    /// What should not happen.
+    /// Unexpected events.
     Warn,
-    /// What failed.
+    /// Failures.
     Error,
-    /// Nothing.
+    /// No messages.
     Off,
 }
 
-/// Where traces of every packet go.
+/// Destinations of packet traces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TraceOptions {
     /// Text to standard output.
@@ -79,27 +79,27 @@ pub struct TraceOptions {
 }
 
 impl TraceOptions {
-    /// True if any packet is to be traced.
+    /// Whether any packet must be traced.
     #[must_use]
     pub fn any(&self) -> bool {
         self.console || self.text.is_some() || self.json.is_some()
     }
 }
 
-/// Files of PEM for TLS.
+/// PEM files for TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
     /// The server's certificate.
     pub certificate: PathBuf,
     /// Its key.
     pub key: PathBuf,
-    /// The authority of clients' certificates.
+    /// The authority that signs clients' certificates.
     pub client_authority: Option<PathBuf>,
-    /// Clients have to have one.
+    /// Whether clients need a certificate.
     pub client_required: bool,
 }
 
-/// A switch to be started.
+/// Settings of a switch.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The JSON file; `None` under `--no-p4`.
@@ -110,54 +110,54 @@ pub struct Options {
     pub interfaces: Vec<(u32, Interface)>,
     /// Shaping of ports.
     pub links: Vec<(u32, Settings)>,
-    /// Where pcap files go.
+    /// Directory of pcap files.
     pub pcap: Option<PathBuf>,
-    /// P4Runtime's device.
+    /// P4Runtime's device id.
     pub device_id: u64,
-    /// Where messages go.
+    /// Destination of messages.
     pub log: LogTarget,
-    /// Which.
+    /// Level of messages.
     pub log_level: LogLevel,
-    /// Octets of each packet to log.
+    /// Bytes of each packet to log.
     pub dump_packet_data: usize,
-    /// Most ports at a time.
+    /// Largest number of ports.
     pub max_port_count: usize,
     /// Address of the P4Runtime server.
     pub grpc_addr: String,
-    /// Where the service for ports, links and traces is.
+    /// Socket of the service for ports, links and traces.
     pub control_socket: Option<PathBuf>,
-    /// Files to serve TLS with.
+    /// TLS files.
     pub tls: Option<TlsFiles>,
-    /// The port of packet-in and packet-out.
+    /// Port of packet-in and packet-out.
     pub cpu_port: Option<u32>,
-    /// The port that drops.
+    /// Port number that means "drop".
     pub drop_port: u32,
-    /// Queues of a port.
+    /// Number of queues of a port.
     pub priority_queues: u32,
     /// Packet I/O.
     pub io: IoChoice,
-    /// Threads that move packets.
+    /// Number of worker threads.
     pub workers: usize,
     /// Traces.
     pub trace: TraceOptions,
     /// Address of the metrics.
     pub metrics_addr: Option<String>,
-    /// No P4 at all.
+    /// Forward between pairs of ports without P4.
     pub bare_forwarder: bool,
-    /// Lines to be told at the start.
+    /// Warnings to print at the start.
     pub warnings: Vec<String>,
 }
 
-/// What to do.
+/// Result of parsing.
 #[derive(Debug)]
 pub enum Action {
-    /// Print this and end.
+    /// Print this text and exit.
     Print(String),
     /// Start a switch.
     Run(Box<Options>),
 }
 
-/// Reads a command line without the program's name.
+/// Parses a command line without the program's name.
 pub fn parse(words: &[String]) -> Result<Action, FlagError> {
     let general = flags::parse(GENERAL, words)?;
     if general.has("help") {
@@ -203,7 +203,7 @@ fn conflict(message: impl Into<String>) -> FlagError {
     FlagError::Conflict(message.into())
 }
 
-/// One warning for each flag that is accepted and does nothing.
+/// Adds a warning for each flag that is accepted without an effect.
 fn unserved(parsed: &Parsed, table: &[Flag], warnings: &mut Vec<String>) {
     for name in parsed.given() {
         if let Some(Served::No(why)) = table.iter().find(|f| f.name == name).map(|f| f.served) {
@@ -298,7 +298,7 @@ impl FromStr for LinkText {
     }
 }
 
-/// What is to be said of an address that others reach, where nobody is asked who he is.
+/// A warning if other hosts can reach the address without client authentication.
 fn exposed(addr: &str, tls: Option<&TlsFiles>) -> Option<String> {
     let host = || addr.rsplit_once(':').map(|(host, _)| host);
     let local = match addr.parse::<SocketAddr>() {
@@ -313,7 +313,7 @@ fn exposed(addr: &str, tls: Option<&TlsFiles>) -> Option<String> {
     })
 }
 
-/// As BMv2 has it: the flags of TLS do nothing without `--grpc-server-ssl`, which is said.
+/// As in BMv2, the TLS flags have no effect without `--grpc-server-ssl`; this adds a warning.
 fn tls_files(target: &Parsed, warnings: &mut Vec<String>) -> Result<Option<TlsFiles>, FlagError> {
     let path = |flag| target.get(flag).map(PathBuf::from);
     let client_required = target.has("grpc-server-with-client-auth");
@@ -336,7 +336,7 @@ fn tls_files(target: &Parsed, warnings: &mut Vec<String>) -> Result<Option<TlsFi
 }
 
 fn log_level(general: &Parsed) -> Result<LogLevel, FlagError> {
-    // BMv2's default is trace; here that would make every packet slow for everybody who wants a log.
+    // BMv2's default is trace, which would slow down every packet here for anyone who wants a log.
     Ok(match general.get("log-level") {
         None | Some("info") => LogLevel::Info,
         Some("trace") => LogLevel::Trace,
@@ -367,7 +367,7 @@ fn log_target(general: &Parsed) -> Result<LogTarget, FlagError> {
     }
 }
 
-/// What the flags say together.
+/// Checks flags against each other.
 fn check(options: &Options) -> Result<(), FlagError> {
     let o = options;
     if o.cpu_port == Some(0) {
@@ -436,7 +436,7 @@ mod tests {
         }
     }
 
-    /// As the switch class of p4lang/tutorials starts it.
+    /// Starts like the switch class of p4lang/tutorials.
     #[test]
     fn tutorials_start_it_unchanged() {
         let o = run("-i 1@s1-eth1 -i 2@s1-eth2 --pcap /tmp --nanolog ipc:///tmp/bm-0-log.ipc --device-id 3 \
@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn no_p4_passes_everything_on() {
+    fn no_p4_forwards_everything() {
         for line in ["--no-p4 -- --cpu-port 510", "--no-p4 x.json -- --cpu-port 510"] {
             let o = run(line).unwrap();
             assert_eq!((o.config, o.cpu_port), (None, Some(510)), "{line}");
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_others_reach_is_warned_of() {
+    fn warns_of_an_address_that_other_hosts_reach() {
         let tls = "--grpc-server-ssl --grpc-server-cert c --grpc-server-key k --grpc-server-cacert a";
         for (line, warned) in [
             ("".to_owned(), false),
@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn tls_as_bmv2_takes_it() {
+    fn tls_flags_work_as_in_bmv2() {
         let o = run("x.json -- --grpc-server-cert c --grpc-server-key k").unwrap();
         assert_eq!((o.tls, o.warnings.len()), (None, 1));
         let o = run("x.json -- --grpc-server-ssl --grpc-server-cert c --grpc-server-key k").unwrap();
@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_what_is_wrong() {
+    fn errors_name_the_fault() {
         for (line, wanted) in [
             ("", "please specify an input JSON"),
             ("x.json -- --no-such-target-flag", "unrecognised option '--no-such-target-flag'"),

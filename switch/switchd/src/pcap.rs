@@ -1,23 +1,23 @@
-//! pcap files, as simple_switch writes them: `INTERFACE_in.pcap` and `INTERFACE_out.pcap`.
+//! pcap files with simple_switch's names: `INTERFACE_in.pcap` and `INTERFACE_out.pcap`.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Magic number of files with nanoseconds, in host order.
+/// Magic number of files with nanosecond timestamps, in host byte order.
 const MAGIC_NANOSECONDS: u32 = 0xa1b2_3c4d;
 const ETHERNET: u32 = 1;
 const SNAPLEN: u32 = 262_144;
 
-/// One file; after an error (a full disk) it writes no more and says so once.
+/// One file. After an error (such as a full disk) it logs once and writes no more.
 pub struct PcapFile {
     path: PathBuf,
     out: Option<BufWriter<File>>,
 }
 
 impl PcapFile {
-    /// Creates the file, replacing one of that name.
+    /// Creates the file, replacing an existing one.
     pub fn create(path: &Path) -> io::Result<Self> {
         let mut out = BufWriter::with_capacity(64 << 10, File::create(path)?);
         out.write_all(&MAGIC_NANOSECONDS.to_ne_bytes())?;
@@ -29,7 +29,7 @@ impl PcapFile {
         Ok(PcapFile { path: path.into(), out: Some(out) })
     }
 
-    /// Appends a frame, which is `head` and then `rest`, with the time of day.
+    /// Appends a frame in two parts, with the time of day.
     pub fn write(&mut self, head: &[u8], rest: &[u8]) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let len = ((head.len() + rest.len()) as u32).to_ne_bytes();
@@ -45,7 +45,7 @@ impl PcapFile {
         });
     }
 
-    /// Writes out what is buffered.
+    /// Flushes the buffer.
     pub fn flush(&mut self) {
         self.attempt(|out| out.flush());
     }
@@ -55,7 +55,7 @@ impl PcapFile {
             && let Err(e) = f(out)
         {
             tracing::error!("{}: {e}; no more packets are written to it", self.path.display());
-            // What is buffered cannot be written either.
+            // The buffered data cannot be written either.
             if let Some(out) = self.out.take() {
                 drop(out.into_parts());
             }
@@ -65,16 +65,16 @@ impl PcapFile {
 
 /// The two files of a port.
 pub struct PortPcap {
-    /// What came in.
+    /// Received frames.
     pub input: PcapFile,
-    /// What went out.
+    /// Sent frames.
     pub output: PcapFile,
 }
 
 impl PortPcap {
-    /// Creates both in a directory.
+    /// Creates both files in a directory.
     pub fn create(dir: &Path, interface: &str) -> io::Result<Self> {
-        // An interface of another namespace has its namespace's path in the name.
+        // The name of an interface in another namespace contains the namespace's path.
         let name = interface.replace(['/', ':'], "_");
         Ok(PortPcap {
             input: PcapFile::create(&dir.join(format!("{name}_in.pcap")))?,
@@ -82,7 +82,7 @@ impl PortPcap {
         })
     }
 
-    /// Writes out what is buffered.
+    /// Flushes both buffers.
     pub fn flush(&mut self) {
         self.input.flush();
         self.output.flush();

@@ -9,35 +9,35 @@ use rivulet_pktio::{Checksum, IoError, PacketIo};
 use crate::pcap::PortPcap;
 use crate::ports::{NewPort, PortShared};
 
-/// An interface with its number, perhaps a link and pcap files.
+/// An interface with its port number, and optionally a link and pcap files.
 pub struct Port {
     /// Its number.
     pub number: u32,
-    /// `None` while its frames are being processed.
+    /// `None` while its received frames are processed.
     pub io: Option<Box<dyn PacketIo>>,
-    /// Shaping of what leaves.
+    /// Shapes sent frames.
     pub link: Option<Link>,
-    /// Files.
+    /// pcap files.
     pub pcap: Option<PortPcap>,
-    /// The interface is gone and out of the poll set.
+    /// The interface is gone, and its descriptor is out of the poll set.
     pub gone: bool,
-    /// It was written to since the last flush.
+    /// Written to since the last flush.
     pub dirty: bool,
-    /// Frames for itself while its own are being processed, back to back, and their lengths.
+    /// Frames that this port sends to itself while its received frames are processed, concatenated.
     pub hairpin: Vec<u8>,
-    /// See `hairpin`.
+    /// Lengths of the frames in `hairpin`.
     pub hairpin_lens: Vec<usize>,
-    /// Frames lost here, beyond what `io` and `link` count.
+    /// Frames lost here, in addition to those that `io` and `link` count.
     pub dropped: u64,
-    /// What others see.
+    /// Counters and state for other threads.
     pub shared: Arc<PortShared>,
 }
 
-/// Octets of frames for the port they came from that one received frame may cause.
+/// Largest number of bytes that one received frame may send back to its own port.
 const MAX_HAIRPIN: usize = 1 << 20;
 
 impl Port {
-    /// A port with nothing in it.
+    /// Creates an idle port.
     pub fn new(new: NewPort) -> Self {
         Port {
             number: new.number,
@@ -53,8 +53,8 @@ impl Port {
         }
     }
 
-    /// Takes a frame that leaves by this port. Returns true if the port has to be flushed and was not
-    /// waiting for that already.
+    /// Sends a frame from this port. Returns true if the port needs a flush and was not waiting for
+    /// one yet.
     pub fn emit(&mut self, now: u64, head: &[u8], rest: &[u8]) -> bool {
         if let Some(pcap) = &mut self.pcap {
             pcap.output.write(head, rest);
@@ -83,7 +83,8 @@ impl Port {
         !std::mem::replace(&mut self.dirty, true)
     }
 
-    /// Gives the frames that this port caused for itself to its own packet I/O, which is out of the port.
+    /// Sends the frames in `hairpin` by the port's own packet I/O, which the caller has taken out
+    /// of the port.
     pub fn send_hairpin(&mut self, io: &mut dyn PacketIo) {
         let mut at = 0;
         for len in self.hairpin_lens.drain(..) {
@@ -96,13 +97,13 @@ impl Port {
         self.hairpin.clear();
     }
 
-    /// Sends what was committed.
+    /// Sends committed frames.
     pub fn flush(&mut self) -> Result<(), IoError> {
         self.dirty = false;
         self.io.as_mut().map_or(Ok(()), |io| io.flush())
     }
 
-    /// Sends what has arrived at the end of its link.
+    /// Sends frames that have reached the end of the link.
     pub fn deliver(&mut self, now: u64) -> Result<(), IoError> {
         match (&mut self.link, &mut self.io) {
             (Some(link), Some(io)) if link.next_time().is_some_and(|t| t <= now) => {
@@ -112,7 +113,7 @@ impl Port {
         }
     }
 
-    /// Shapes what leaves from now on. Unshaping lets what is inside go at once.
+    /// Sets or removes the link. Removing it sends its frames at once.
     pub fn set_link(&mut self, now: u64, settings: Option<Settings>) {
         match (&mut self.link, settings) {
             (Some(link), Some(settings)) => link.set(now, settings),
@@ -120,7 +121,7 @@ impl Port {
             (Some(link), None) => {
                 link.set(now, Settings::default());
                 if let Some(io) = &mut self.io {
-                    // What cannot be sent is lost with the link.
+                    // Frames that cannot be sent are lost with the link.
                     let _ = link.deliver(u64::MAX, &mut **io);
                 }
                 self.dropped += link_losses(link);
@@ -130,7 +131,7 @@ impl Port {
         }
     }
 
-    /// Brings what others see up to date.
+    /// Updates the counters and state for other threads.
     pub fn publish(&mut self) {
         let Some(io) = &mut self.io else { return };
         let stats = io.stats();
@@ -145,7 +146,7 @@ impl Port {
     }
 }
 
-/// Frames that a link lost, by chance or for want of room.
+/// Frames that a link lost at random or for lack of room.
 fn link_losses(link: &Link) -> u64 {
     let c = link.counters();
     c.shaper.queue_drops + c.shaper.flight_drops + c.shaper.lost + c.refused

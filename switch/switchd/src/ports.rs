@@ -1,4 +1,5 @@
-//! Ports as other threads see and change them: the table they read, the commands they send.
+//! Ports for other threads: the table that they read, and the commands that they send to the packet
+//! path.
 
 mod inbox;
 mod link;
@@ -21,7 +22,7 @@ pub use inbox::{Command, Inbox, NewPort, PortShared};
 use inbox::{PACKET_OUTS, ring};
 use link::{link_settings, settings};
 
-/// Longest that a caller waits for the packet path.
+/// Longest wait for an answer of the packet path.
 const ANSWER: Duration = Duration::from_secs(2);
 
 /// A port in the table.
@@ -31,51 +32,51 @@ pub struct Entry {
     pub interface: Interface,
     /// Name of its packet I/O.
     pub backend: String,
-    /// Counters and state, of each worker.
+    /// Counters and state, for each worker.
     pub shared: Vec<Arc<PortShared>>,
-    /// How it is shaped.
+    /// Settings of the link.
     pub link: Mutex<Option<Settings>>,
 }
 
 impl Entry {
-    /// The link as the first worker sees it.
+    /// Link state as the first worker reports it.
     fn up(&self) -> bool {
         self.shared.first().is_some_and(|s| s.up.load(Ordering::Relaxed))
     }
 }
 
-/// How ports are opened.
+/// Settings for opening ports.
 #[derive(Clone, Debug)]
 pub struct PortConfig {
     /// Packet I/O.
     pub io: IoChoice,
-    /// Where pcap files go.
+    /// Directory of pcap files.
     pub pcap: Option<PathBuf>,
-    /// Not a data port.
+    /// Not usable as a data port.
     pub cpu_port: Option<u32>,
-    /// Not a data port.
+    /// Not usable as a data port.
     pub drop_port: u32,
-    /// Most ports at a time.
+    /// Largest number of ports.
     pub max_ports: usize,
-    /// Threads that move packets, 1 or more. Several share an interface's frames flow by flow (AF_PACKET only);
-    /// there is no shaping then, nor are there pcap files.
+    /// Number of worker threads, at least 1. Several share an interface's frames by flow (AF_PACKET
+    /// only), without links and pcap files.
     pub workers: usize,
 }
 
-/// Says when all workers have a port.
+/// Reports when all workers have attached a port.
 pub struct Attached {
     receiver: Receiver<()>,
     workers: usize,
 }
 
 impl Attached {
-    /// Waits for it.
+    /// Waits for that.
     pub fn wait(&self) -> Result<(), PortError> {
         (0..self.workers).try_for_each(|_| self.receiver.recv_timeout(ANSWER).map_err(unanswered))
     }
 }
 
-/// The ports of a switch for everyone but the packet path; clones are the same.
+/// The ports of a switch, for all threads except the packet path; clones share the table.
 #[derive(Clone)]
 pub struct PortControl {
     inner: Arc<Inner>,
@@ -84,15 +85,15 @@ pub struct PortControl {
 struct Inner {
     config: PortConfig,
     table: RwLock<BTreeMap<u32, Arc<Entry>>>,
-    /// Numbers that are being added or removed.
+    /// Port numbers being added or removed.
     busy: Mutex<BTreeSet<u32>>,
-    /// To each worker, and its wake-up descriptor.
+    /// Command channel and wake-up descriptor of each worker.
     workers: Vec<(Sender<Command>, Arc<OwnedFd>)>,
-    /// To the first.
+    /// Packet-outs, to the first worker.
     packet_outs: SyncSender<Vec<u8>>,
 }
 
-/// A number is marked busy while this lives.
+/// Marks a number as busy while it exists.
 struct Busy<'a>(&'a Inner, u32);
 
 impl Drop for Busy<'_> {
@@ -101,7 +102,7 @@ impl Drop for Busy<'_> {
     }
 }
 
-/// A poisoned lock holds plain data that is never half written.
+/// Ignores poisoning: the lock holds plain data that is never partly written.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -113,7 +114,7 @@ fn unanswered(error: RecvTimeoutError) -> PortError {
     }
 }
 
-/// Opens an interface as the choice says; `share` is that of [`Config`].
+/// Opens an interface with the chosen packet I/O. `share`: see [`Config`].
 pub fn open(
     interface: &Interface,
     choice: IoChoice,
@@ -136,7 +137,7 @@ pub fn open(
 }
 
 impl PortControl {
-    /// A table without ports, and each worker's end of it.
+    /// An empty table, and each worker's receiving ends.
     pub fn new(config: PortConfig) -> std::io::Result<(PortControl, Vec<Inbox>)> {
         let (packet_outs, packet_out_inbox) = sync_channel(PACKET_OUTS);
         let mut packet_out_inbox = Some(packet_out_inbox);
@@ -144,7 +145,7 @@ impl PortControl {
         for _ in 0..config.workers.max(1) {
             let wake = Arc::new(inbox::eventfd()?);
             let (sender, commands) = channel();
-            // The first has those of controllers, the others none.
+            // The first worker handles controllers' packet-outs.
             let packet_outs = packet_out_inbox.take().unwrap_or_else(|| sync_channel(1).1);
             workers.push((sender, wake.clone()));
             inboxes.push(Inbox { commands, packet_outs, wake });
@@ -161,7 +162,7 @@ impl PortControl {
         self.inner.table.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All ports, by number.
+    /// All ports in order of number.
     #[must_use]
     pub fn entries(&self) -> Vec<(u32, Arc<Entry>)> {
         self.table().iter().map(|(n, e)| (*n, e.clone())).collect()
@@ -175,7 +176,7 @@ impl PortControl {
         Ok(())
     }
 
-    /// Sends a command that is answered to all workers, and waits for the answers.
+    /// Sends a command to all workers and waits for their answers.
     fn ask_all<T>(&self, command: impl Fn(SyncSender<T>) -> Command) -> Result<Vec<T>, PortError> {
         let workers = self.inner.workers.len();
         let (sender, answers) = sync_channel(workers);
@@ -190,8 +191,8 @@ impl PortControl {
         Ok(Busy(&self.inner, port))
     }
 
-    /// Opens an interface, shaped or not, and hands it to the packet path. The receiver gets word when it is
-    /// attached, which before the packet path runs nobody waits for.
+    /// Opens an interface, with a link or without, and passes it to the packet path. The returned
+    /// value reports when it is attached; do not wait for that before the packet path runs.
     pub fn add(
         &self,
         port: u32,
@@ -216,7 +217,8 @@ impl PortControl {
             }
         }
         let workers = self.inner.workers.len();
-        // Sockets that share an interface know each other by a number; other processes are unlikely to use it.
+        // Sockets that share an interface need a common number, which other processes are unlikely
+        // to use.
         let share = (workers > 1).then(|| (std::process::id() as u16).rotate_left(5));
         let mut parts = Vec::new();
         for _ in 0..workers {
@@ -251,8 +253,8 @@ impl PortControl {
         Ok(Attached { receiver, workers })
     }
 
-    /// Waits until the counters in the table are those of now; gives up silently if the packet path is busy
-    /// with one long packet.
+    /// Waits until the counters in the table are current; returns silently if the packet path is
+    /// busy for too long.
     pub fn refresh(&self) {
         let _ = self.ask_all(Command::Refresh);
     }
@@ -270,7 +272,7 @@ impl Ports for PortControl {
         if !self.table().contains_key(&port) {
             return Err(PortError::NotFound(format!("port {port}")));
         }
-        // The descriptors come back here, so that closing them does not hold up packets.
+        // The descriptors are returned to this thread, so that closing them does not delay packets.
         drop(self.ask_all(|reply| Command::Remove(port, reply))?);
         self.table_mut().remove(&port);
         Ok(())
@@ -354,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_are_no_ports_and_interfaces_that_are_not_there() {
+    fn invalid_port_numbers_and_missing_interfaces_are_refused() {
         let (control, _inbox) = control();
         for port in [510, 511, MAX_PORT + 1, u32::MAX] {
             assert!(matches!(control.add_port(port, "lo"), Err(PortError::Invalid(_))), "{port}");

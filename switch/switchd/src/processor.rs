@@ -1,19 +1,20 @@
-//! What the loop runs packets through: the engine, or nothing at all.
+//! The packet processor of a worker: the engine, or a bare forwarder.
 
 use rivulet_engine::{DataPath, Output, Trace};
 
-/// A packet path without input and output.
+/// Processes packets without doing I/O.
 pub trait Processor {
-    /// Runs one packet; what comes of it goes to `out`.
+    /// Processes one packet and passes the resulting packets to `out`.
     fn process(&mut self, now_us: u64, port: u32, frame: &[u8], out: &mut impl Output);
 
-    /// The same, and says what happened.
+    /// The same, and returns a trace.
     fn process_traced(&mut self, now_us: u64, port: u32, frame: &[u8], out: &mut impl Output) -> Trace;
 
-    /// The same, and changes nothing.
+    /// The same, without changing any state.
     fn dry_run(&mut self, now_us: u64, port: u32, frame: &[u8], out: &mut impl Output) -> Trace;
 
-    /// Control commands, and packets that were waiting inside; when to be called again because of those.
+    /// Executes control commands and continues stored packets; returns when it must be called
+    /// again.
     fn poll(&mut self, now_us: u64, out: &mut impl Output) -> Option<u64>;
 }
 
@@ -35,7 +36,7 @@ impl Processor for DataPath {
     }
 }
 
-/// The bare forwarder: the same input and output without P4, to measure the engine against.
+/// The bare forwarder: the same I/O without P4, as a baseline for the engine's performance.
 #[derive(Clone, Debug)]
 pub struct Forwarder {
     /// Pairs of port numbers.

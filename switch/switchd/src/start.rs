@@ -1,4 +1,4 @@
-//! Putting the parts together, and taking them down again.
+//! Starts and stops the parts of the switch.
 
 use std::fs::Permissions;
 use std::num::NonZeroUsize;
@@ -26,18 +26,18 @@ use crate::processor::{Forwarder, Processor};
 use crate::trace_log::TraceLog;
 use crate::worker::{Worker, WorkerConfig, WorkerCounters};
 
-/// Packets for the controller that may wait.
+/// Packet-ins that can wait for the controller.
 const PACKET_INS: usize = 4096;
-/// Connections to a Unix socket that may wait to be accepted.
+/// Connections to a Unix socket that can wait to be accepted.
 const BACKLOG: i32 = 128;
 /// Longest private key in PEM: an RSA key of 16,384 bits has 13 kB.
 const MAX_KEY_BYTES: u64 = 64 << 10;
-/// Longest that running requests may take at the end.
+/// Longest wait for running requests at the end.
 const SHUTDOWN: Duration = Duration::from_secs(3);
 
 /// Runs a switch until SIGINT or SIGTERM.
 pub fn run(options: &Options) -> anyhow::Result<()> {
-    // Before any thread is started, so that all of them leave the signals to the packet path.
+    // Before any thread starts, so that only the packet path receives the signals.
     let stop = signal_fd(&[Signal::INT.as_raw(), Signal::TERM.as_raw()])?;
     crate::log::init(&options.log, options.log_level).context("log file")?;
     for warning in &options.warnings {
@@ -62,7 +62,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     switch(options, control, inboxes, stop.as_fd(), &runtime)
 }
 
-/// The threads that move packets.
+/// The worker threads.
 struct Workers<P>(Vec<Worker<P>>);
 
 impl<P: Processor + Send> Workers<P> {
@@ -73,7 +73,7 @@ impl<P: Processor + Send> Workers<P> {
         cpu: Option<&(u32, PacketInSender)>,
         counters: &Arc<WorkerCounters>,
     ) -> anyhow::Result<Self> {
-        // BMv2 logs every packet's way at these levels.
+        // BMv2 logs every step of a packet at these levels.
         let to_log = options.log != LogTarget::Stderr && options.log_level <= LogLevel::Debug;
         let trace = TraceLog::open(&options.trace, to_log).context("trace file")?;
         let start = now();
@@ -84,14 +84,14 @@ impl<P: Processor + Send> Workers<P> {
                 trace: trace.clone(),
                 counters: counters.clone(),
                 start,
-                silent: i > 0,
+                quiet: i > 0,
             };
             Worker::new(processor, inbox, config)
         };
         Ok(Workers(processors.into_iter().zip(inboxes).enumerate().map(worker).collect::<Result<_, _>>()?))
     }
 
-    /// Moves packets until `stop` is readable, or one of them fails.
+    /// Forwards packets until `stop` is readable or a worker fails.
     fn run(self, stop: BorrowedFd<'_>) -> anyhow::Result<()> {
         let mut workers = self.0.into_iter();
         let Some(mut first) = workers.next() else { bail!("no workers") };
@@ -116,17 +116,17 @@ impl<P: Processor + Send> Workers<P> {
     }
 }
 
-/// A worker that ends is the end of all: the signal stays readable for the others.
+/// Ends all workers when one ends: the signal stays readable for the others.
 struct EndAll;
 
 impl Drop for EndAll {
     fn drop(&mut self) {
-        // To ourselves; the signal is blocked and read from a descriptor.
+        // A signal to this process, which is blocked and read from a descriptor.
         let _ = kill_process(getpid(), Signal::TERM);
     }
 }
 
-/// Binds and serves the metrics, if asked for.
+/// Serves the metrics if configured.
 fn start_metrics(options: &Options, sources: Sources, runtime: &Runtime) -> anyhow::Result<()> {
     let Some(addr) = &options.metrics_addr else { return Ok(()) };
     let listener = runtime
@@ -186,7 +186,7 @@ fn switch(
     result
 }
 
-/// Reads the files for TLS; what is in them is checked when the server starts.
+/// Reads the TLS files; the server checks their content at its start.
 fn read_tls(files: &TlsFiles) -> anyhow::Result<Tls> {
     let read = |path: &Path| std::fs::read(path).with_context(|| path.display().to_string());
     Ok(Tls {
@@ -198,7 +198,7 @@ fn read_tls(files: &TlsFiles) -> anyhow::Result<Tls> {
     })
 }
 
-/// Loads the program of the command line.
+/// Loads the program given on the command line.
 fn install(options: &Options, switch: &Switch, server: &Server) -> anyhow::Result<()> {
     let Some(path) = &options.config else { return Ok(()) };
     let json = std::fs::read(path).with_context(|| path.display().to_string())?;
@@ -215,15 +215,15 @@ fn install(options: &Options, switch: &Switch, server: &Server) -> anyhow::Resul
     Ok(())
 }
 
-/// Passes the program's own messages on.
+/// Forwards the P4 program's log messages.
 fn start_logs(logs: std::sync::mpsc::Receiver<String>) -> anyhow::Result<()> {
     let log = move || logs.iter().for_each(|text| tracing::info!("log_msg: {text}"));
-    // Ends when the packet path does.
+    // The thread ends with the packet path.
     std::thread::Builder::new().name("log_msg".into()).spawn(log)?;
     Ok(())
 }
 
-/// Binds the address: HOST:PORT, or unix:PATH, which crosses network namespaces.
+/// Listens at an address: HOST:PORT, or unix:PATH, which works across network namespaces.
 fn listen(addr: &str, runtime: &Runtime) -> anyhow::Result<Listener> {
     let listener = match addr.strip_prefix("unix:") {
         Some(path) => {
@@ -240,8 +240,8 @@ fn listen(addr: &str, runtime: &Runtime) -> anyhow::Result<Listener> {
     Ok(listener)
 }
 
-/// Binds a Unix socket, with these permissions or those of the umask. One that a former switch left at the path is
-/// replaced; anything else there is an error.
+/// Listens at a Unix socket with these permissions, or those of the umask. Replaces a socket left
+/// by an earlier switch; any other file is an error.
 fn listen_unix(path: &Path, mode: Option<u32>, runtime: &Runtime) -> anyhow::Result<Listener> {
     if let Ok(found) = std::fs::symlink_metadata(path) {
         if !found.file_type().is_socket() {
@@ -256,7 +256,7 @@ fn listen_unix(path: &Path, mode: Option<u32>, runtime: &Runtime) -> anyhow::Res
     let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     if let Some(mode) = mode {
-        // Nobody can connect before it listens.
+        // No client can connect before it listens.
         std::fs::set_permissions(path, Permissions::from_mode(mode))?;
     }
     net::listen(&socket, BACKLOG)?;
@@ -264,7 +264,7 @@ fn listen_unix(path: &Path, mode: Option<u32>, runtime: &Runtime) -> anyhow::Res
     Ok(tokio::net::UnixListener::from_std(socket.into())?.into())
 }
 
-/// The P4Runtime server while it runs.
+/// The running P4Runtime server.
 struct Grpc {
     shutdown: oneshot::Sender<()>,
     task: JoinHandle<()>,
@@ -289,7 +289,7 @@ impl Grpc {
         let (shutdown, end) = oneshot::channel();
         let task = runtime.spawn(async move {
             let end = async {
-                // A dropped sender is the end as well.
+                // A dropped sender also ends the server.
                 let _ = end.await;
             };
             if let Err(e) = server.serve(listener, control, packet_ins, digests, end).await {
@@ -299,7 +299,7 @@ impl Grpc {
         Ok(Grpc { shutdown, task })
     }
 
-    /// Ends streams and lets running requests finish.
+    /// Ends streams and waits for running requests.
     fn stop(self, runtime: &Runtime) {
         let _ = self.shutdown.send(());
         if runtime.block_on(async { tokio::time::timeout(SHUTDOWN, self.task).await }).is_err() {

@@ -1,4 +1,4 @@
-//! Every packet's way, written down. Workers share it.
+//! Writes packet traces; workers share it.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -8,20 +8,20 @@ use rivulet_engine::Trace;
 
 use crate::options::TraceOptions;
 
-/// Where traces go, for one or several workers.
+/// Destinations of traces, for one or several workers.
 #[derive(Clone)]
 pub struct TraceLog(Arc<Mutex<Files>>);
 
-/// Each ends by itself when it cannot be written.
+/// Each destination is closed when writing to it fails.
 struct Files {
     text: Vec<Box<dyn Write + Send>>,
     json: Option<Box<dyn Write + Send>>,
-    /// To the log, at level debug.
+    /// Also log at level debug.
     to_log: bool,
 }
 
 impl TraceLog {
-    /// Opens what the options ask for; `None` if that is nothing.
+    /// Opens the configured destinations; `None` if there are none.
     pub fn open(options: &TraceOptions, to_log: bool) -> io::Result<Option<TraceLog>> {
         if !options.any() && !to_log {
             return Ok(None);
@@ -44,12 +44,12 @@ impl TraceLog {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes one packet's way.
+    /// Writes one packet's trace.
     pub fn write(&self, trace: &Trace) {
         self.files().write(trace);
     }
 
-    /// Writes out what is buffered.
+    /// Flushes the buffers.
     pub fn flush(&self) {
         self.files().flush();
     }
@@ -60,24 +60,24 @@ impl Files {
         if self.to_log {
             tracing::debug!("{trace}");
         }
-        self.text.retain_mut(|out| told(write!(out, "{trace}")));
+        self.text.retain_mut(|out| is_written(write!(out, "{trace}")));
         if let Some(out) = &mut self.json {
             let line = serde_json::to_string(trace).unwrap_or_default();
-            if !told(writeln!(out, "{line}")) {
+            if !is_written(writeln!(out, "{line}")) {
                 self.json = None;
             }
         }
     }
 
     fn flush(&mut self) {
-        self.text.retain_mut(|out| told(out.flush()));
-        if self.json.as_mut().is_some_and(|out| !told(out.flush())) {
+        self.text.retain_mut(|out| is_written(out.flush()));
+        if self.json.as_mut().is_some_and(|out| !is_written(out.flush())) {
             self.json = None;
         }
     }
 }
 
-fn told(result: io::Result<()>) -> bool {
+fn is_written(result: io::Result<()>) -> bool {
     if let Err(e) = &result {
         tracing::error!("trace: {e}; no more is written there");
     }

@@ -1,5 +1,5 @@
-//! A thread that moves packets: receive, process, send. There is one, or several that share the frames of each
-//! port flow by flow.
+//! A worker thread: receives, processes and sends packets. There is one, or several that share the
+//! frames of each port by flow.
 
 mod changes;
 
@@ -23,54 +23,55 @@ use crate::trace_log::TraceLog;
 
 const STOP: u64 = 0;
 const INBOX: u64 = 1;
-/// Monitors of namespaces, then ports, by slot.
+/// Slot numbers of namespace monitors start here; ports use smaller ones.
 const MONITORS: u64 = 1 << 16;
 const PORTS: u64 = 1 << 20;
 
 const NS_PER_US: u64 = 1_000;
-/// Control commands and retries are looked at this often while packets come, and for a while after.
+/// Interval of polling for control commands and retries while packets arrive, and for a while
+/// after.
 const SHORT_NAP: u64 = 1_000_000;
-/// And this often when none has come for [`QUIET`].
+/// The interval when no packet arrived for [`QUIET`].
 const LONG_NAP: u64 = 2_000_000;
 const QUIET: u64 = 100_000_000;
-/// Counters and pcap files are brought up to date, and lost interfaces tried, this often.
+/// Interval of updating counters, flushing pcap files, and reopening lost interfaces.
 const TICK: u64 = 250_000_000;
-/// Packet-outs taken at a time, so that they do not hold up packets.
+/// Largest number of packet-outs in one batch, so that they do not delay packets.
 const PACKET_OUTS: usize = 64;
 
-/// What happened outside of any port.
+/// Counters outside of ports.
 #[derive(Debug, Default)]
 pub struct WorkerCounters {
-    /// Frames for a port that there is none of.
+    /// Frames for a port that does not exist.
     pub no_such_port: AtomicU64,
-    /// Frames of controllers that were processed.
+    /// Packet-outs processed.
     pub packet_outs: AtomicU64,
 }
 
-/// How the worker is set up.
+/// Settings of a worker.
 pub struct WorkerConfig {
-    /// The port of packet-in and packet-out, and where packet-ins go.
+    /// Port of packet-in and packet-out, and the channel for packet-ins.
     pub cpu: Option<(u32, PacketInSender)>,
-    /// Octets of each packet to log.
+    /// Bytes of each packet to log.
     pub dump_packet_data: usize,
-    /// Where traces of all packets go.
+    /// Destination of traces of all packets.
     pub trace: Option<TraceLog>,
-    /// What others see.
+    /// Counters for other threads.
     pub counters: Arc<WorkerCounters>,
-    /// When the switch's clock started, by [`now`].
+    /// Start of the switch's clock, a value of [`now`].
     pub start: u64,
-    /// Not the first of several: what all see it does not tell.
-    pub silent: bool,
+    /// Whether to skip messages that the first worker logs too.
+    pub quiet: bool,
 }
 
-/// The ports and all that leads to them.
+/// The ports and the tables for finding them.
 struct Outputs {
     slots: Vec<Option<Port>>,
-    /// Port number to slot; numbers below 512 by index.
+    /// Slot of each port number; numbers below 512 by index.
     low: Box<[u32; 512]>,
     high: HashMap<u32, u32>,
     cpu: Option<(u32, PacketInSender)>,
-    /// Slots to be flushed.
+    /// Slots to flush.
     dirty: Vec<u32>,
     now: u64,
     dump: usize,
@@ -111,7 +112,7 @@ impl Output for Outputs {
         if let Some((cpu, sender)) = &self.cpu
             && *cpu == port
         {
-            // Counted there if the controller is behind.
+            // The sender counts it if the controller is too slow.
             sender.send(head, rest);
             return;
         }
@@ -129,7 +130,7 @@ impl Output for Outputs {
     }
 }
 
-/// Keeps what a traced frame causes instead of sending it.
+/// Collects the output of a traced frame instead of sending it.
 struct Captured(Vec<(u32, Vec<u8>)>);
 
 impl Output for Captured {
@@ -141,10 +142,10 @@ impl Output for Captured {
 fn dump(way: &str, port: u32, head: &[u8], rest: &[u8], most: usize) {
     let len = head.len() + rest.len();
     let hex: String = head.iter().chain(rest).take(most).map(|b| format!("{b:02x}")).collect();
-    tracing::info!("{len} octets {way} port {port}: {hex}");
+    tracing::info!("{len} bytes {way} port {port}: {hex}");
 }
 
-/// The loop and all it owns.
+/// The packet loop and its state.
 pub struct Worker<P> {
     processor: P,
     out: Outputs,
@@ -153,13 +154,13 @@ pub struct Worker<P> {
     monitors: Vec<(Option<String>, LinkMonitor)>,
     trace: Option<TraceLog>,
     start: u64,
-    silent: bool,
-    /// When the processor wants to be polled, microseconds of its clock.
+    quiet: bool,
+    /// When the processor must be polled, in microseconds of its clock.
     poll_at: Option<u64>,
 }
 
 impl<P: Processor> Worker<P> {
-    /// A worker without ports.
+    /// Creates a worker without ports.
     pub fn new(processor: P, inbox: Inbox, config: WorkerConfig) -> io::Result<Self> {
         let poller = Poller::new()?;
         poller.add(inbox.as_fd(), INBOX, false)?;
@@ -181,18 +182,18 @@ impl<P: Processor> Worker<P> {
             monitors: Vec::new(),
             trace: config.trace,
             start: config.start,
-            silent: config.silent,
+            quiet: config.quiet,
             poll_at: None,
         })
     }
 
-    /// Microseconds of the switch's clock.
+    /// The switch's clock in microseconds.
     fn clock(&mut self) -> u64 {
         self.out.now = now();
         (self.out.now - self.start) / NS_PER_US
     }
 
-    /// Moves packets until `stop` is readable.
+    /// Forwards packets until `stop` is readable.
     pub fn run(&mut self, stop: BorrowedFd<'_>) -> io::Result<()> {
         precise_timers();
         self.poller.add(stop, STOP, false)?;
@@ -222,7 +223,7 @@ impl<P: Processor> Worker<P> {
             }
             if inbox {
                 self.inbox.clear();
-                // In this order: a port that was added is there for the packet-out that follows.
+                // In this order, so that a packet-out can use a port that was added before.
                 self.commands()?;
                 packets += self.packet_outs();
             }
@@ -245,7 +246,7 @@ impl<P: Processor> Worker<P> {
         }
     }
 
-    /// When something has to be done even if no packet comes.
+    /// The next time at which something is due without a packet.
     fn next_time(&self, last_packet: u64, tick: u64) -> u64 {
         let nap = if self.out.now < last_packet + QUIET { SHORT_NAP } else { LONG_NAP };
         let poll = self.poll_at.map(|us| self.start + us * NS_PER_US);
@@ -253,11 +254,12 @@ impl<P: Processor> Worker<P> {
         links.chain(poll).chain([tick]).fold(self.out.now + nap, u64::min)
     }
 
-    /// Takes one batch from a port through the processor.
+    /// Processes one batch of frames from a port.
     fn receive(&mut self, slot: usize) -> usize {
         let Some(port) = self.out.port(slot) else { return 0 };
         let number = port.number;
-        // Out of the table while its frames are in use, so that the others can be written to.
+        // The port is out of the table while its frames are borrowed, so that other ports can be
+        // written to.
         let Some(mut io) = port.io.take() else { return 0 };
         let result = io.recv();
         if let Ok(n) = &result {
@@ -301,20 +303,21 @@ impl<P: Processor> Worker<P> {
         }
     }
 
-    /// What to do about an interface that failed.
+    /// Handles the failure of an interface.
     fn failed(&mut self, slot: usize, error: &IoError) {
         let Some(port) = self.out.port(slot) else { return };
         port.shared.up.store(false, Ordering::Relaxed);
         match error {
-            IoError::Down(_) if self.silent => {}
+            IoError::Down(_) if self.quiet => {}
             IoError::Down(_) => tracing::info!("port {}: {error}", port.number),
             IoError::Gone(_) => {
                 if !std::mem::replace(&mut port.gone, true) {
-                    if !self.silent {
+                    if !self.quiet {
                         tracing::warn!("port {}: {error}", port.number);
                     }
                     if let Some(io) = &port.io {
-                        // It reports errors for ever; back in when it was opened again.
+                        // Its descriptor reports errors permanently; it is added again after
+                        // reopening.
                         let _ = self.poller.remove(io.as_fd());
                     }
                 }
@@ -323,7 +326,7 @@ impl<P: Processor> Worker<P> {
         }
     }
 
-    /// Sends what was written to ports.
+    /// Sends the frames written to ports.
     fn flush(&mut self) {
         while let Some(slot) = self.out.dirty.pop() {
             let result = self.out.port(slot as usize).map(Port::flush);
@@ -333,7 +336,8 @@ impl<P: Processor> Worker<P> {
         }
     }
 
-    /// Frames for an interface that is down are lost; only what is news is told.
+    /// Handles an error of sending: frames for an interface that is down are lost, and only changes
+    /// are logged.
     fn sending_failed(&mut self, slot: usize, error: &IoError) {
         let news = self.out.port(slot).is_some_and(|p| p.shared.up.load(Ordering::Relaxed) && !p.gone);
         if news || matches!(error, IoError::Gone(_)) {
@@ -341,7 +345,7 @@ impl<P: Processor> Worker<P> {
         }
     }
 
-    /// Sends what has arrived at the ends of links.
+    /// Sends frames that have reached the end of their links.
     fn deliver(&mut self) {
         for slot in 0..self.out.slots.len() {
             let now = self.out.now;
@@ -371,7 +375,7 @@ impl<P: Processor> Worker<P> {
             self.out.counters.packet_outs.fetch_add(1, Ordering::Relaxed);
             n += 1;
         }
-        // More may wait: come back after the ports had their turn.
+        // More may wait: continue after the ports had their turn.
         self.inbox.ring();
         n
     }
@@ -384,7 +388,7 @@ impl<P: Processor> Worker<P> {
             if let Some(pcap) = &mut port.pcap {
                 pcap.flush();
             }
-            // What found no room at the last flush.
+            // Retry frames that did not fit at the last flush.
             if port.io.as_ref().is_some_and(|io| io.pending() > 0) {
                 self.out.dirty.push(slot as u32);
             }
@@ -395,7 +399,7 @@ impl<P: Processor> Worker<P> {
         Ok(())
     }
 
-    /// Sends and writes what is left.
+    /// Sends and flushes everything that is left.
     fn finish(&mut self) {
         self.flush();
         for port in self.out.slots.iter_mut().flatten() {

@@ -1,8 +1,8 @@
 //! The command line of simple_switch_grpc: general flags, `--`, target flags.
 //!
-//! Written by hand because the grammar is Boost.Program_options' and not that of any crate: long names
-//! may be abbreviated where that is unambiguous, `-i1@veth` and `-i 1@veth` are the same, and what is
-//! left after the JSON file, behind `--` or not, is parsed again as target flags.
+//! It is written by hand because the grammar is that of Boost.Program_options, which no crate
+//! implements: long names may be abbreviated if unambiguous, `-i1@veth` and `-i 1@veth` are equal,
+//! and the words after the JSON file are parsed again as target flags, with or without `--`.
 
 mod table;
 
@@ -13,72 +13,72 @@ pub use table::{Flag, GENERAL, Served, TARGET, Takes};
 /// Why a command line is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FlagError {
-    /// No such flag.
+    /// Unknown flag.
     #[error("unrecognised option '{0}'")]
     Unknown(String),
-    /// A target flag among the general ones.
-    #[error("option '{0}' belongs behind the separator '--'")]
+    /// Target flag before the separator.
+    #[error("option '{0}' belongs after the separator '--'")]
     NeedsSeparator(String),
-    /// An abbreviation of several flags.
+    /// Abbreviation of several flags.
     #[error("option '{0}' is ambiguous: {1}")]
     Ambiguous(String, String),
-    /// No value where one is needed.
+    /// Missing value.
     #[error("the required argument for option '{0}' is missing")]
     Missing(String),
-    /// A value where none is taken.
+    /// Value for a flag without one.
     #[error("option '{0}' does not take any arguments")]
     Extra(String),
-    /// Given twice.
+    /// Flag given twice.
     #[error("option '{0}' cannot be specified more than once")]
     Twice(String),
-    /// A value that cannot be.
+    /// Invalid value.
     #[error("the argument ('{value}') for option '{flag}' is invalid: {expected}")]
     Value {
         /// The flag.
         flag: String,
-        /// What was given.
+        /// The value given.
         value: String,
-        /// What it should be.
+        /// The values allowed.
         expected: String,
     },
-    /// What the flags say together cannot be.
+    /// Flags that contradict each other.
     #[error("{0}")]
     Conflict(String),
 }
 
-/// What a part of the command line said: each flag with its values in order, and the rest.
+/// A parsed part of the command line: each flag with its values in order, and the other words.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Parsed {
     values: BTreeMap<&'static str, Vec<String>>,
-    /// Words that are no flags, and everything behind `--`.
+    /// Words that are not flags, and everything after `--`.
     pub positional: Vec<String>,
 }
 
 impl Parsed {
-    /// True if the flag was given.
+    /// Whether the flag was given.
     #[must_use]
     pub fn has(&self, flag: &str) -> bool {
         self.values.contains_key(flag)
     }
 
-    /// The value of a flag that is given at most once.
+    /// The value of a flag that can be given once.
     #[must_use]
     pub fn get(&self, flag: &str) -> Option<&str> {
         self.values.get(flag)?.first().map(String::as_str)
     }
 
-    /// All values of a flag that may be repeated.
+    /// All values of a repeatable flag.
     #[must_use]
     pub fn all(&self, flag: &str) -> &[String] {
         self.values.get(flag).map_or(&[], Vec::as_slice)
     }
 
-    /// The flags given, by name.
+    /// Names of the given flags.
     pub fn given(&self) -> impl Iterator<Item = &'static str> + '_ {
         self.values.keys().copied()
     }
 
-    /// A value read as a number.
+    /// A value as a number.
     pub fn number<T: std::str::FromStr>(&self, flag: &str) -> Result<Option<T>, FlagError> {
         let Some(text) = self.get(flag) else { return Ok(None) };
         let bad = || FlagError::Value {
@@ -99,7 +99,7 @@ impl Parsed {
     }
 }
 
-/// Parses words by a table of flags.
+/// Parses words with a table of flags.
 pub fn parse(table: &'static [Flag], words: &[String]) -> Result<Parsed, FlagError> {
     let mut parsed = Parsed::default();
     let mut rest = words;
@@ -130,8 +130,8 @@ pub fn parse(table: &'static [Flag], words: &[String]) -> Result<Parsed, FlagErr
             }
             (Takes::Value | Takes::DirectoryOr(_), Some(value)) => value.to_string(),
             (Takes::DirectoryOr(implicit), None) => match rest.split_first() {
-                // Versions of Boost differ in whether the next word belongs to such a flag; a word that
-                // names a directory cannot be meant as anything else.
+                // Versions of Boost differ in whether the next word belongs to such a flag. An
+                // existing directory can only be its value.
                 Some((value, after)) if std::path::Path::new(value).is_dir() => {
                     rest = after;
                     value.clone()
@@ -144,7 +144,7 @@ pub fn parse(table: &'static [Flag], words: &[String]) -> Result<Parsed, FlagErr
     Ok(parsed)
 }
 
-/// The flag a word is, and the value within the word. `None` if it is no flag at all.
+/// The flag of a word, and the value within the word. `None` if the word is not a flag.
 fn recognise<'w>(
     table: &'static [Flag],
     word: &'w str,
@@ -177,14 +177,14 @@ fn recognise<'w>(
     Ok(Some((flag, (!value.is_empty()).then_some(value))))
 }
 
-/// The help text, BMv2's flags and ours.
+/// The help text, with BMv2's flags and ours.
 #[must_use]
 pub fn usage() -> String {
     let mut text = String::from(
         "Usage: rivulet-switch [options] <path to JSON config file> [-- target options]\n\nOptions:\n",
     );
     table::describe(GENERAL, &mut text);
-    text.push_str("\nTarget options, behind the separator '--':\n");
+    text.push_str("\nTarget options, after the separator '--':\n");
     table::describe(TARGET, &mut text);
     text
 }
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_bmv2_refuses_is_refused() {
+    fn flags_refused_by_bmv2_are_refused() {
         let error = |line| general(line).unwrap_err();
         assert_eq!(error("--no-such-flag"), FlagError::Unknown("--no-such-flag".into()));
         assert_eq!(error("-z"), FlagError::Unknown("-z".into()));
@@ -249,7 +249,7 @@ mod tests {
         assert_eq!(p.number::<u16>("thrift-port").unwrap(), None);
     }
 
-    /// Every flag that BMv2's sources define is in the tables.
+    /// Every flag in BMv2's sources is in the tables.
     #[test]
     fn tables_hold_each_flag_of_bmv2() {
         const BMV2: &str = "help interface pcap use-files packet-in thrift-port device-id nanolog log-console log-file \

@@ -1,26 +1,26 @@
-//! The flags: BMv2's, what of them is served, and ours.
+//! The flags: BMv2's, with their support here, and ours.
 
 use std::fmt::Write as _;
 
-/// What stands behind a flag.
+/// Value of a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Takes {
-    /// Nothing.
+    /// None.
     Nothing,
-    /// A value.
+    /// Required.
     Value,
-    /// A directory, or this if none is given.
+    /// A directory, with this default.
     DirectoryOr(&'static str),
 }
 
-/// Whether a flag of BMv2 has a counterpart here.
+/// Support of a BMv2 flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Served {
-    /// It does what BMv2's does.
+    /// It works as in BMv2.
     Yes,
-    /// It is accepted with a warning that says this.
+    /// It is accepted with this warning.
     No(&'static str),
-    /// It is not BMv2's but ours.
+    /// It is not a BMv2 flag.
     Ours,
 }
 
@@ -33,11 +33,11 @@ pub struct Flag {
     pub short: Option<char>,
     /// What follows it.
     pub takes: Takes,
-    /// It may be given several times.
+    /// Whether it can be given several times.
     pub repeats: bool,
-    /// Whether it does anything.
+    /// Support of the flag.
     pub served: Served,
-    /// For the help text.
+    /// Text in the help.
     pub help: &'static str,
 }
 
@@ -96,13 +96,13 @@ pub const GENERAL: &[Flag] = &[
         'L',
     ),
     flag("log-flush", Nothing, Yes, "flush the log file after every message"),
-    flag("log-file-max-size", Value, Yes, "octets of a log file before rotation (default 5242880)"),
+    flag("log-file-max-size", Value, Yes, "bytes of a log file before rotation (default 5242880)"),
     flag("log-file-max-files", Value, Yes, "rotated log files to keep (default 3)"),
     flag("notifications-addr", Value, NO_NANOMSG, "nanomsg address for notifications"),
     flag("debugger", Nothing, No("there is no debugger; see --trace"), "activate the debugger"),
     flag("debugger-addr", Value, No("there is no debugger; see --trace"), "nanomsg address of the debugger"),
     flag("restore-state", Value, No("state is written over P4Runtime"), "restore state from a file"),
-    flag("dump-packet-data", Value, Yes, "octets of each packet to log on its way in and out"),
+    flag("dump-packet-data", Value, Yes, "bytes of each packet to log on receipt and on sending"),
     short(flag("version", Nothing, Yes, "display version information"), 'v'),
     flag("json-version", Nothing, Yes, "display the highest BMv2 JSON version supported"),
     flag("no-p4", Nothing, Yes, "start without a program"),
@@ -139,7 +139,7 @@ pub const GENERAL: &[Flag] = &[
     ),
 ];
 
-/// Flags behind the separator: those of simple_switch_grpc's `main.cpp`.
+/// Flags after the separator: those of simple_switch_grpc's `main.cpp`.
 pub const TARGET: &[Flag] = &[
     flag("disable-swap", Nothing, No("a pipeline is always replaced at run time"), "disable JSON swapping"),
     flag("grpc-server-addr", Value, Yes, "bind the P4Runtime server here (default 127.0.0.1:9559)"),

@@ -1,4 +1,4 @@
-//! What a worker is told: ports that come and go, frames from controllers, and a descriptor to wake it by.
+//! Input of a worker: commands about ports, packet-outs of controllers, and a wake-up descriptor.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -12,73 +12,73 @@ use rustix::event::EventfdFlags;
 
 use crate::pcap::PortPcap;
 
-/// Packets of controllers that may wait for the packet path.
+/// Packet-outs that can wait for the packet path.
 pub(super) const PACKET_OUTS: usize = 1024;
 
 /// Counters and state of a port, written by the packet path.
 #[derive(Debug, Default)]
 pub struct PortShared {
-    /// Link up.
+    /// Whether the link is up.
     pub up: AtomicBool,
-    /// Frames in.
+    /// Frames received.
     pub rx_packets: AtomicU64,
-    /// Their octets.
+    /// Bytes received.
     pub rx_bytes: AtomicU64,
-    /// Frames lost on their way in.
+    /// Frames lost on receipt.
     pub rx_dropped: AtomicU64,
-    /// Frames out.
+    /// Frames sent.
     pub tx_packets: AtomicU64,
-    /// Their octets.
+    /// Bytes sent.
     pub tx_bytes: AtomicU64,
-    /// Frames lost on their way out.
+    /// Frames lost on sending.
     pub tx_dropped: AtomicU64,
 }
 
-/// A port on its way to the packet path.
+/// A port to be attached.
 pub struct NewPort {
     /// Its number.
     pub number: u32,
     /// Its packet I/O.
     pub io: Box<dyn PacketIo>,
-    /// Shaping of what leaves it.
+    /// Its link's settings.
     pub link: Option<Settings>,
-    /// Files for its packets.
+    /// Its pcap files.
     pub pcap: Option<PortPcap>,
-    /// What others see of it.
+    /// Counters and state for other threads.
     pub shared: Arc<PortShared>,
 }
 
-/// What the packet path is asked to do between packets.
+/// Commands that the packet path executes between packets.
 pub enum Command {
     /// Attach a port.
     Add(Box<NewPort>, SyncSender<()>),
-    /// Detach a port; its descriptor is closed by whoever asked.
+    /// Detach a port and return its packet I/O, which the sender of the command closes.
     Remove(u32, SyncSender<Option<Box<dyn PacketIo>>>),
     /// Shape a port.
     Link(u32, Option<Settings>, SyncSender<bool>),
-    /// Bring the counters up to date.
+    /// Update the counters.
     Refresh(SyncSender<()>),
     /// Trace one frame, with effect on the state or (true) without.
     Trace(u32, Vec<u8>, bool, SyncSender<TraceReport>),
 }
 
-/// The packet path's end.
+/// The packet path's receiving ends.
 pub struct Inbox {
     /// Commands.
     pub commands: Receiver<Command>,
     /// Frames from controllers.
     pub packet_outs: Receiver<Vec<u8>>,
-    /// Readable when there is something in either.
+    /// Readable when either channel may have data.
     pub wake: Arc<OwnedFd>,
 }
 
 impl Inbox {
-    /// Makes the wake-up descriptor unreadable again; to be called before the channels are read.
+    /// Resets the wake-up descriptor; call it before reading the channels.
     pub fn clear(&self) {
         let _ = rustix::io::read(&self.wake, &mut [0; 8]);
     }
 
-    /// Makes it readable: something was left in a channel.
+    /// Makes the descriptor readable again, because data remain in a channel.
     pub fn ring(&self) {
         ring(&self.wake);
     }
@@ -90,12 +90,12 @@ impl AsFd for Inbox {
     }
 }
 
-/// Makes an eventfd readable; one whose counter is full is so already.
+/// Makes an eventfd readable; one with a full counter already is.
 pub(super) fn ring(eventfd: &OwnedFd) {
     let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
 }
 
-/// An eventfd that does not block.
+/// Creates a non-blocking eventfd.
 pub(super) fn eventfd() -> std::io::Result<OwnedFd> {
     Ok(rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?)
 }

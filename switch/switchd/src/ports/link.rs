@@ -1,9 +1,10 @@
-//! A link's settings as the service for ports has them, and as the link has them.
+//! Converts link settings between the service for ports and the link.
 
 use rivulet_link::Settings;
 use rivulet_p4rt::{Link, PortError};
 
-/// The service's settings as the link's. There jitter is an addition to the delay, here a spread around it.
+/// Converts the service's settings. Its jitter is added to the delay, while the link's is a range
+/// around it.
 pub(super) fn settings(l: &Link) -> Result<Settings, PortError> {
     let longest = 600_000_000_000;
     let chance = |name: &str, p: f64| {

@@ -1,4 +1,4 @@
-//! What changes around the packets: commands of other threads, ports that come and go, links up and down.
+//! Handles changes: commands of other threads, ports added and removed, links going up and down.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -15,7 +15,7 @@ use crate::processor::Processor;
 impl<P: Processor> Worker<P> {
     pub(super) fn commands(&mut self) -> io::Result<()> {
         while let Ok(command) = self.inbox.commands.try_recv() {
-            // An answer that nobody waits for any more is dropped.
+            // The sender may not wait for the answer any more.
             match command {
                 Command::Add(new, reply) => {
                     self.add(Port::new(*new))?;
@@ -63,12 +63,12 @@ impl<P: Processor> Worker<P> {
                         self.poller.add(monitor.as_fd(), MONITORS + self.monitors.len() as u64, false)?;
                         self.monitors.push((netns, monitor));
                     }
-                    // Then only what the ports' own sockets say is known.
+                    // Without a monitor, link state comes only from the ports' own sockets.
                     Err(e) => tracing::warn!("link state: {e}"),
                 }
             }
         }
-        if !self.silent {
+        if !self.quiet {
             tracing::info!("port {} added", port.number);
         }
         self.out.set_slot(port.number, Some(slot));
@@ -76,7 +76,7 @@ impl<P: Processor> Worker<P> {
             self.out.slots.push(None);
         }
         self.out.slots[slot] = Some(port);
-        // Once more: it may have changed before the monitor listened.
+        // Query once more: the state may have changed before the monitor started.
         self.ask(slot);
         Ok(())
     }
@@ -93,13 +93,13 @@ impl<P: Processor> Worker<P> {
         if !port.gone {
             let _ = self.poller.remove(io.as_fd());
         }
-        if !self.silent {
+        if !self.quiet {
             tracing::info!("port {number} removed");
         }
         Some(io)
     }
 
-    /// Link up, down, gone and back, as the kernel tells it.
+    /// Handles link events of the kernel.
     pub(super) fn link_events(&mut self) {
         for at in 0..self.monitors.len() {
             loop {
@@ -130,14 +130,14 @@ impl<P: Processor> Worker<P> {
     }
 
     fn set_up(&mut self, slot: usize, up: bool) {
-        let silent = self.silent;
+        let quiet = self.quiet;
         let Some(port) = self.out.port(slot).filter(|p| !p.gone) else { return };
-        if port.shared.up.swap(up, Ordering::Relaxed) != up && !silent {
+        if port.shared.up.swap(up, Ordering::Relaxed) != up && !quiet {
             tracing::info!("port {}: link {}", port.number, if up { "up" } else { "down" });
         }
     }
 
-    fn reopen_if_gone(&mut self, slot: usize) {
+    fn reopen_if_lost(&mut self, slot: usize) {
         let Some(port) = self.out.port(slot).filter(|p| p.gone) else { return };
         let number = port.number;
         let Some(io) = &mut port.io else { return };
@@ -149,22 +149,22 @@ impl<P: Processor> Worker<P> {
         if let Err(e) = self.poller.add(io.as_fd(), PORTS + slot as u64, false) {
             tracing::error!("port {number}: {e}");
         }
-        if !self.silent {
+        if !self.quiet {
             tracing::info!("port {number}: interface is back");
         }
         self.set_up(slot, up);
     }
 
-    /// Asks for the state of one port's interface, and opens it again if it went and came back. (The
-    /// interface's own socket may say only that it is down when it is deleted.)
+    /// Queries the state of a port's interface, and reopens it if it was recreated. (The
+    /// interface's own socket may only report a deleted interface as down.)
     pub(super) fn ask(&mut self, slot: usize) {
-        self.reopen_if_gone(slot);
+        self.reopen_if_lost(slot);
         let link = self.out.port(slot).and_then(|p| p.io.as_ref()).map(|io| io.link());
         match link {
             Some(Ok(link)) => self.set_up(slot, link.up),
             Some(Err(e)) => {
                 self.sending_failed(slot, &e);
-                self.reopen_if_gone(slot);
+                self.reopen_if_lost(slot);
             }
             None => {}
         }

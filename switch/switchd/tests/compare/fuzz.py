@@ -3,9 +3,9 @@
 """The embedded switch and simple_switch_grpc side by side: the same random entries of the ToR program, the same random
 packets, the same frames out of the same ports, the same packets to the controller, the same counters.
 
-What may differ is left out: the clock in a request's stamp, and with it the TCP checksum, which is verified instead;
-the order among ports; digests, whose meters go by the clock. Liveness bounds are fixed and choices are by hash or in
-turn.
+Not compared are the clock in a request's stamp and the TCP checksum that covers it (the checksum is verified instead),
+the order among ports, and digests, because their meters depend on the clock. Liveness bounds are fixed, and choices
+depend on a hash or on a round robin.
 
 switch/switchd/tests/compare/fuzz.py --packets 100000 --seed 1      (as root; needs simple_switch_grpc on the PATH)
 """
@@ -52,7 +52,7 @@ VLAN_VALID = 0x10
 
 
 def read(end: socket.socket) -> bytes | None:
-    """The next frame that came in, with the VLAN tag that the kernel takes out; `None` for one that went out."""
+    """The next received frame, with the VLAN tag that the kernel removed; `None` for a sent one."""
     frame, ancillary, _, address = end.recvmsg(65536, 256, socket.MSG_DONTWAIT)
     if address[2] == socket.PACKET_OUTGOING:
         return None
@@ -84,7 +84,7 @@ class Wire:
         self.by_fd = {end.fileno(): (port, end) for port, end in self.sockets.items()}
 
     def receive(self, wanted: set[tuple[int, bytes]], timeout: float) -> list[tuple[int, bytes]]:
-        """Frames until the wanted ones have all come, without those."""
+        """Receives until all wanted frames have arrived, and returns the other frames."""
         got: list[tuple[int, bytes]] = []
         missing = set(wanted)
         deadline = time.monotonic() + timeout
@@ -115,7 +115,7 @@ class Different(Exception):
 
 
 class Both:
-    """What is written to one is written to the other; nothing is read through this."""
+    """Writes the same to both switches; it has no reads."""
 
     def __init__(self, wires: list[Wire]) -> None:
         self.wires = wires
@@ -247,7 +247,7 @@ class Compare(Fuzz):
             self.switch.modify(
                 "next_hops", {"next_hop": hop}, "set_next_hop", port=hop, mtu=rng.choice((576, 1280, 1500))
             )
-        # Members that were never heard of are found out one packet at a time, so that no order is left to chance.
+        # Members that never sent a heartbeat are detected one packet at a time, so that the order is deterministic.
         for services in self.all_services.values():
             for service in services:
                 self.family, self.client = service.address.version, layout.CLIENTS[service.address.version]
@@ -285,7 +285,7 @@ class Compare(Fuzz):
         return service
 
     def of_member(self, rng: random.Random, service: Any) -> bytes:
-        """What it answers a client, or hands on to who holds the connection."""
+        """A member's answer to a client, or a segment that it forwards to the connection's holder."""
         source = host_mac(self.port if rng.random() < 0.8 else rng.choice(service.pool.ports))
         self.family, self.client = service.address.version, layout.CLIENTS[service.address.version]
         if rng.random() < 0.5:
@@ -344,16 +344,16 @@ class Compare(Fuzz):
         return [wire.receive(wanted, 10) for wire in self.wires]
 
     def settle(self) -> None:
-        """Lets what was sent before pass on every port."""
+        """Waits on every port until earlier frames have passed."""
         for port in PORTS:
             self.exchange(port, [])
 
     def comparable(self, frames: list[tuple[int, bytes]]) -> Counter[tuple[int, bytes, str]]:
-        """Frames without the clock, each with what is wrong with its checksums."""
+        """Frames without the clock, each with its checksum errors."""
         return Counter((port, self.unstamped(f), "; ".join(packets.parse(f).problems)) for port, f in frames)
 
     def wait_for_slot(self) -> None:
-        """The sketch of used numbers turns by the clock: not in the middle of a batch, or it would decide."""
+        """Waits so that the replay sketch does not change its time slot within a batch."""
         at = self.clock() % layout.SLOT
         if at < MARGIN or at > layout.SLOT - MARGIN:
             time.sleep(
@@ -378,7 +378,7 @@ class Compare(Fuzz):
         self.same_packet_ins(frames)
 
     def same_packet_ins(self, frames: list[bytes]) -> None:
-        """Packets to the controller come by their own way: the last may take a while."""
+        """Compares the packets to the controller, which may arrive late."""
         got: list[Counter[Any]] = [Counter(), Counter()]
         deadline = time.monotonic() + 5
         while True:

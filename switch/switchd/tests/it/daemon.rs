@@ -1,4 +1,4 @@
-//! The program as it is started: flags, the bare forwarder, metrics, the end.
+//! The program as a process: flags, the bare forwarder, metrics, shutdown.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -19,7 +19,7 @@ fn output(args: &[&str]) -> (bool, String, String) {
 }
 
 #[test]
-fn what_it_prints_and_refuses() {
+fn prints_help_and_refuses_bad_flags() {
     let (ok, out, _) = output(&["--help"]);
     assert!(ok && out.contains("--interface") && out.contains("--grpc-server-addr"));
     let (ok, out, _) = output(&["--json-version"]);
@@ -35,9 +35,9 @@ fn what_it_prints_and_refuses() {
     }
 }
 
-/// Whoever reaches P4Runtime does not operate the machine, and by default only this machine reaches it.
+/// A client of P4Runtime cannot operate the machine, and by default only local clients can connect.
 #[test]
-fn the_control_socket_is_its_owners_and_p4runtime_local() {
+fn control_socket_is_for_its_owner_and_p4runtime_is_local() {
     let Some(rack) = Netns::new("pio-") else { return };
     let socket = std::env::temp_dir().join(format!("rivulet-control-{}.sock", std::process::id()));
     let child =
@@ -48,7 +48,7 @@ fn the_control_socket_is_its_owners_and_p4runtime_local() {
     assert_eq!(line, "Server listening on 127.0.0.1:9559\n");
     let deadline = Instant::now() + Duration::from_secs(20);
     while UnixStream::connect(&socket).is_err() {
-        assert!(Instant::now() < deadline, "nobody listens on the control socket");
+        assert!(Instant::now() < deadline, "no listener on the control socket");
         std::thread::sleep(Duration::from_millis(10));
     }
     let mode = std::fs::metadata(&socket).unwrap().permissions().mode();
@@ -110,7 +110,7 @@ fn bare_forwarder_forwards_counts_and_ends() {
         "rivulet_switch_port_rx_packets_total{port=\"1\",interface=\"p1\"} 50",
         "rivulet_switch_port_tx_bytes_total{port=\"2\",interface=\"p2\"} 5000",
     ];
-    // The loop counts what it sent a little after it sent it.
+    // The worker counts frames a little after sending them.
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
         let metrics = get(&rack, "/metrics");

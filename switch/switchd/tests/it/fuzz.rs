@@ -1,5 +1,5 @@
-//! The whole process under rubbish: damaged programs on its command line, random frames on its ports, random octets on
-//! its sockets. It says what is wrong or goes on; it never dies.
+//! The whole process with malformed input: damaged programs on its command line, random frames on
+//! its ports, random bytes on its sockets. It reports an error or continues, but never crashes.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -14,7 +14,7 @@ const PROGRAMS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../p4rt/tests/progr
 const GRPC: &str = "127.0.0.1:9559";
 const METRICS: &str = "127.0.0.1:9100";
 
-/// xorshift64: the same rubbish every time.
+/// xorshift64: the same input in every run.
 struct Random(u64);
 
 impl Random {
@@ -30,17 +30,17 @@ impl Random {
     }
 }
 
-/// Sends octets to a socket of the process and reads whatever comes back for a moment.
-fn say(ns: &Netns, address: &str, octets: &[u8]) {
+/// Sends bytes to a socket of the process, and reads for a moment.
+fn send(ns: &Netns, address: &str, bytes: &[u8]) {
     let address: SocketAddr = address.parse().unwrap();
     let Ok(Ok(mut stream)) = in_netns(Some(ns.name()), || TcpStream::connect(address)) else { return };
     stream.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
-    let _ = stream.write_all(octets);
+    let _ = stream.write_all(bytes);
     let _ = stream.read(&mut [0; 512]);
 }
 
 #[test]
-fn damaged_programs_are_refused_with_words() {
+fn damaged_programs_are_refused_with_a_message() {
     let dir = std::env::temp_dir().join(format!("rivulet-fuzz-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let whole = std::fs::read(format!("{PROGRAMS}/everything.json")).unwrap();
@@ -50,7 +50,8 @@ fn damaged_programs_are_refused_with_words() {
         if round % 2 == 0 {
             text.truncate(random.below(whole.len()));
         } else {
-            // Syntax that is right more often than not: digits become others, names lose a letter.
+            // Mutate the JSON so that its syntax often stays valid: change digits, and drop letters
+            // of names.
             for _ in 0..1 + random.below(30) {
                 let at = random.below(text.len());
                 match text[at] {
@@ -74,7 +75,7 @@ fn damaged_programs_are_refused_with_words() {
         while running.lives() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
         }
-        // One that was taken after all runs; one that was not says why and ends as a program ends.
+        // An accepted program keeps running; a refused one logs the reason and exits normally.
         if let Some(status) = running.0.try_wait().unwrap() {
             let mut told = String::new();
             running.0.stderr.take().unwrap().read_to_string(&mut told).unwrap();
@@ -86,7 +87,7 @@ fn damaged_programs_are_refused_with_words() {
 }
 
 #[test]
-fn rubbish_on_ports_and_sockets_does_not_bring_it_down() {
+fn random_input_on_ports_and_sockets_never_crashes_it() {
     let (Some(hosts), Some(rack)) = (Netns::new("pio-"), Netns::new("pio-")) else { return };
     hosts.quiet();
     rack.quiet();
@@ -125,11 +126,12 @@ fn rubbish_on_ports_and_sockets_does_not_bring_it_down() {
             .map(|_| {
                 let len = 14 + random.below(200);
                 let mut frame = random.bytes(len);
-                // Most begin as IPv4 does, or their types would end nearly all of them at the first state.
+                // Most frames start like IPv4, otherwise most programs would drop them in the first
+                // parser state.
                 if random.below(4) > 0 && len >= 34 {
                     frame[12..15].copy_from_slice(&[8, 0, 0x45]);
                 }
-                // Not a VLAN tag too short for Linux itself.
+                // Avoid VLAN tags that are too short for Linux itself.
                 if frame[12] == 0x81 || frame[12] == 0x88 {
                     frame[12] = 0;
                 }
@@ -140,12 +142,12 @@ fn rubbish_on_ports_and_sockets_does_not_bring_it_down() {
         sent += h1.send(&frames).unwrap() as u64;
         for address in [GRPC, METRICS] {
             let len = random.below(300);
-            let mut octets = random.bytes(len);
+            let mut bytes = random.bytes(len);
             if random.below(2) == 0 {
-                // Past the greeting of HTTP/2, and frames of it with lengths that are not theirs.
-                octets.splice(0..0, *b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0");
+                // After the preface of HTTP/2, send frames with wrong lengths.
+                bytes.splice(0..0, *b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0");
             }
-            say(&rack, address, &octets);
+            send(&rack, address, &bytes);
         }
         assert!(running.lives());
     }

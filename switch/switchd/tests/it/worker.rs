@@ -1,4 +1,4 @@
-//! The loop over real interfaces, with a packet path of the test's own in place of the engine.
+//! The packet loop over real interfaces, with a test processor instead of the engine.
 
 use std::net::UdpSocket;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,8 +19,8 @@ use rivulet_switch::worker::{Worker, WorkerConfig, WorkerCounters};
 const PREFIX: &str = "pio-";
 const CPU: u32 = 510;
 
-/// Sends each frame to the ports that its 15th octet on lists (zero ends; 200 means the CPU port), with the
-/// ingress port written into octet 30.
+/// Sends each frame to the ports listed from byte 14 on (zero ends the list; 200 means the CPU
+/// port), with the ingress port written to byte 30.
 struct Addressed;
 
 impl Processor for Addressed {
@@ -60,7 +60,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// `count` pairs of interfaces, h1-p1 and so on; the p's are not ports yet.
+    /// Creates `count` pairs of interfaces, h1-p1 and so on; the p ends are not ports yet.
     fn new(count: u32, pcap: Option<&std::path::Path>) -> Option<Bench> {
         Bench::with_workers(count, pcap, 1)
     }
@@ -92,7 +92,7 @@ impl Bench {
                 trace: None,
                 counters: counters.clone(),
                 start,
-                silent: i > 0,
+                quiet: i > 0,
             };
             let mut worker = Worker::new(Addressed, inbox, config).unwrap();
             let end = stop.try_clone().unwrap();
@@ -133,13 +133,13 @@ fn frame(to: &[u8], mark: u8) -> Vec<u8> {
     f
 }
 
-/// Sends frames into one host's interface.
+/// Sends frames into a host's interface.
 fn send(io: &mut AfPacket, frames: &[Vec<u8>]) {
     let frames: Vec<TxFrame> = frames.iter().map(|f| TxFrame::new(f)).collect();
     assert_eq!(io.send(&frames).unwrap(), frames.len());
 }
 
-/// What arrives, until it is `count` frames or nothing came for a while.
+/// Receives until there are `count` frames, or none arrived for a while.
 fn receive(io: &mut AfPacket, count: usize) -> Vec<Vec<u8>> {
     let mut got = Vec::new();
     let deadline = Instant::now() + if count == 0 { Duration::from_millis(100) } else { PATIENCE };
@@ -152,13 +152,13 @@ fn receive(io: &mut AfPacket, count: usize) -> Vec<Vec<u8>> {
     got
 }
 
-/// What tells the frames of this file apart.
+/// The byte that distinguishes this file's frames.
 fn marks(frames: &[Vec<u8>]) -> Vec<u8> {
     frames.iter().map(|f| f[40]).collect()
 }
 
 #[test]
-fn copies_go_where_they_should_and_back_to_where_they_came_from() {
+fn copies_go_to_their_ports_and_back_to_the_ingress() {
     let Some(bench) = Bench::new(3, None) else { return };
     (1..=3).for_each(|i| bench.add(i));
     let (mut h1, mut h2, mut h3) = (bench.host(1), bench.host(2), bench.host(3));
@@ -180,7 +180,7 @@ fn copies_go_where_they_should_and_back_to_where_they_came_from() {
     send(&mut h2, &[frame(&[9, 3], 7)]);
     assert_eq!(receive(&mut h3, 1).len(), 1);
     assert_eq!(bench.counters.no_such_port.load(Ordering::Relaxed), 1);
-    // What was sent is counted a little after it was sent.
+    // Frames are counted a little after they were sent.
     let wanted = [(1, true, 100, 200), (2, true, 1, 100), (3, true, 0, 101)];
     let mut seen = Vec::new();
     let deadline = Instant::now() + PATIENCE;
@@ -191,9 +191,9 @@ fn copies_go_where_they_should_and_back_to_where_they_came_from() {
     assert_eq!(seen, wanted);
 }
 
-/// AF_XDP where the peer's offloads allow, AF_PACKET where not, an error where there is no choice.
+/// AF_XDP if the peer's offloads allow it, AF_PACKET otherwise, and an error without a choice.
 #[test]
-fn packet_io_is_chosen_by_what_the_interface_can_do() {
+fn packet_io_depends_on_the_interface() {
     let (Some(hosts), Some(rack)) = (Netns::new(PREFIX), Netns::new(PREFIX)) else { return };
     if std::process::Command::new("ethtool").arg("--version").output().is_err() {
         eprintln!("SKIPPED: no ethtool");
@@ -212,7 +212,7 @@ fn packet_io_is_chosen_by_what_the_interface_can_do() {
 }
 
 #[test]
-fn ports_come_and_go_while_packets_flow() {
+fn ports_are_added_and_removed_under_traffic() {
     let Some(bench) = Bench::new(2, None) else { return };
     bench.add(1);
     assert!(matches!(bench.control.add_port(1, "lo"), Err(PortError::Exists(_))));
@@ -224,7 +224,7 @@ fn ports_come_and_go_while_packets_flow() {
         send(&mut h1, &[frame(&[2], round)]);
         eventually("dropped: there is no port 2", || no_such_port() == before + 1);
         assert!(receive(&mut h2, 0).is_empty(), "there is no port 2");
-        // Any number may be a port's; large ones are looked up differently.
+        // A port can have any number; large ones are looked up differently.
         bench.control.add_port(if round == 3 { 2 } else { 2000 }, &bench.name(2)).unwrap();
         send(&mut h1, &[frame(&[2], round)]);
         if round != 3 {
@@ -253,7 +253,7 @@ fn link_state_is_seen_and_a_vanished_interface_comes_back() {
     eventually("up", || up(2));
     while h2.recv().is_err() {}
     send(&mut h1, &[frame(&[2], 1)]);
-    assert_eq!(marks(&receive(&mut h2, 1)), [1], "what was sent while it was down is lost, not late");
+    assert_eq!(marks(&receive(&mut h2, 1)), [1], "frames sent while it was down are lost, not late");
     bench.hosts.ip("link set h2 down");
     eventually("no carrier", || !up(2));
 
@@ -267,14 +267,14 @@ fn link_state_is_seen_and_a_vanished_interface_comes_back() {
     assert_eq!(marks(&receive(&mut h2, 1)), [3]);
     send(&mut h2, &[frame(&[1], 3)]);
     assert_eq!(receive(&mut h1, 1).len(), 1);
-    // A port whose interface is gone for good can be removed.
+    // A port with a deleted interface can be removed.
     bench.rack.ip("link del p2");
     eventually("gone", || !up(2));
     bench.control.remove_port(2).unwrap();
 }
 
 #[test]
-fn a_link_shapes_what_leaves_its_port() {
+fn link_shapes_frames_sent_by_its_port() {
     let Some(bench) = Bench::new(2, None) else { return };
     bench.add(1);
     bench.add(2);
@@ -309,7 +309,7 @@ fn the_cpu_port_and_traces() {
     let got = receive(&mut h1, 1);
     assert_eq!((got.len(), got[0][30]), (1, CPU as u8));
     eventually("counted", || bench.counters.packet_outs.load(Ordering::Relaxed) == 1);
-    // More than are taken at a time.
+    // More than one batch.
     (0..200).for_each(|i| bench.control.packet_out(frame(&[1], i)).unwrap());
     assert_eq!(receive(&mut h1, 200).len(), 200);
 
@@ -319,7 +319,7 @@ fn the_cpu_port_and_traces() {
     assert!(receive(&mut h1, 0).is_empty(), "a traced frame is not sent");
     assert_eq!(bench.control.trace(1, &frame(&[1], 3), true).unwrap().outputs.len(), 1);
 
-    // Packet-ins: 64 fit, the rest is dropped, and nobody waits.
+    // 64 packet-ins fit and the others are dropped, without waiting.
     for _ in 0..10 {
         send(&mut h1, &vec![frame(&[200, 1], 3); 10]);
         assert_eq!(receive(&mut h1, 10).len(), 10);
@@ -358,18 +358,19 @@ fn frames_of_kernels_come_with_their_checksum_and_pcap_files_hold_them() {
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
-/// Two workers share the frames of each port flow by flow, in order, and their counters add up.
+/// Two workers share the frames of each port by flow, in order, and their counters add up.
 #[test]
 fn two_workers_share_flows() {
     let Some(bench) = Bench::with_workers(2, None, 2) else { return };
     bench.add(1);
     bench.add(2);
     let (mut h1, mut h2) = (bench.host(1), bench.host(2));
-    // UDP over IPv4 to port 2: the flow is what the kernel's hash takes.
+    // UDP over IPv4 to port 2: the kernel's hash selects the flow.
     let packet = |flow: u8, number: u8| {
         let mut f = frame(&[2], number);
         f[12..14].copy_from_slice(&[8, 0]);
-        // The list of ports is where the IPv4 header begins, so it names 0x45 first: there is no such port.
+        // The list of ports starts at the IPv4 header, so its first entry is 0x45, which is not a
+        // port.
         f[14..34].copy_from_slice(&[0x45, 2, 0, 46, 0, 0, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
         f[34..38].copy_from_slice(&[1, flow, 0, 9]);
         f[41] = flow;
@@ -393,7 +394,7 @@ fn two_workers_share_flows() {
     let shares: Vec<u64> =
         bench.control.entries()[0].1.shared.iter().map(|s| s.rx_packets.load(Ordering::Relaxed)).collect();
     assert!(shares.iter().all(|n| *n >= 50), "flows of both: {shares:?}");
-    // Ports come and go for all of them; controllers' packets go out once.
+    // Ports are added and removed for all workers; packet-outs are sent once.
     bench.control.packet_out(frame(&[2], 9)).unwrap();
     assert_eq!(marks(&receive(&mut h2, 1)), [9]);
     bench.control.remove_port(2).unwrap();
