@@ -1,15 +1,15 @@
-//! Compiles the P4Runtime definitions, which `make protos` fetched, and our own beside them; no protoc needed.
+//! Compiles the P4Runtime definitions, which `make protos` fetched, and our own; this needs no protoc.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-/// Where the definitions are looked for when they are not below `build/protos` of the checkout.
+/// An environment variable with the folder of the definitions, if it is not `build/protos` of the checkout.
 const OVERRIDE: &str = "RIVULET_P4RUNTIME_PROTOS";
 
 fn main() {
     println!("cargo::rerun-if-env-changed={OVERRIDE}");
     if let Err(message) = run() {
-        // The `cargo::error` line is what cargo shows first and without a backtrace.
+        // Cargo prints a `cargo::error` line first and without a backtrace.
         println!("cargo::error={message}");
         std::process::exit(1);
     }

@@ -3,9 +3,9 @@
 
     fetch_protos.py DESTINATION
 
-The package is the one `protos.txt` beside this file names and pins by hash; pip (or uv, where there is no
-pip) downloads and verifies it from whatever index is configured. Nothing of it is executed or installed:
-the wheel is a zip file and only its .proto files are taken. A complete destination is left alone.
+`protos.txt` in this folder names the package and pins it by hash; pip (or uv, if there is no pip) downloads and
+verifies it from the configured index. The script neither runs nor installs the package: the wheel is a zip file, and
+the script extracts only its .proto files. It does nothing if the destination is complete.
 """
 
 import shutil
@@ -49,7 +49,7 @@ def commands(into: Path) -> list[list[str]]:
         if found := shutil.which(name):
             ways.append([found, *pip])
     if uv := shutil.which("uv"):
-        # uv has no `download`: it runs a pip of its own in a throw-away environment.
+        # uv has no `download`, so it runs pip in a temporary environment.
         ways.append([uv, "tool", "run", "pip", *pip])
     return ways
 

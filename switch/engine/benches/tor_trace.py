@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the ToR's entries and packets for the benchmark, in words that it reads: `tor_trace.py > tor.trace`.
+"""Writes the ToR's entries and packets as text for the engine's benchmark: `tor_trace.py > tor.trace`.
 
 The entries are those of the packet tests' rack (`ptf-tests/lib/rack.py`), recorded instead of sent to a switch.
 Lines: `default TABLE ACTION p=hex …`, `insert TABLE k=hex[/len] … -> ACTION p=hex …`, `group ID port:instance …`,
-`packet KIND PORT TIME_OFFSET HEX`, where TIME_OFFSET is where a request holds its time (0: it has none).
+`packet KIND PORT TIME_OFFSET HEX`, where TIME_OFFSET is the offset of the time in a request (0: the packet has none).
 
-`tor_trace.py COUNT whole` is for a switch on interfaces (bench-switch): packets of two sizes; requests whose proof is
-of 65,536 numbers, the low 16 bits of their own 0, so that the sender can count there without a new proof; and a
-horizon of an hour, since a request made beforehand ages while it waits.
+`tor_trace.py COUNT whole` is for a switch on interfaces (bench-switch) and writes packets of two sizes. Each request's
+proof covers 65,536 numbers and the low 16 bits of its number are 0, so that the sender can count in these bits without
+a new proof. The horizon is an hour, because a request that was built in advance ages while it waits.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ from packets import Request  # noqa: E402
 
 
 class Bench(rack.RackTest):
-    """A test that only installs and builds."""
+    """A packet test that only installs entries and builds packets."""
 
     def __init__(self) -> None:
         self.switch = Recorder()
@@ -95,10 +95,10 @@ class Bench(rack.RackTest):
         return layout.CLOCK_OFFSET + NOW
 
     def taken(self, pool: layout.Pool, replica: int) -> int:
-        return pool.sent[replica]  # nobody has to be waited for
+        return pool.sent[replica]  # the recorder has no replies to wait for
 
     def share_key(self, pool: layout.Pool, replica: int, **fields: int) -> None:
-        """Two keys, both the newest: heartbeats that come again and again, under one and the other, are taken."""
+        """Installs two keys, both as the newest, so that the ToR accepts heartbeats that alternate between them."""
         for epoch in EPOCHS:
             super().share_key(pool, replica, epoch=epoch)
 
@@ -113,7 +113,7 @@ class Bench(rack.RackTest):
 
 
 def whole(bench: Bench) -> None:
-    """Frames for a switch on interfaces: the shortest, and of 1400 bytes."""
+    """Frames for a switch on interfaces: of the smallest size and of 1400 bytes."""
     service = bench.add_service(horizon=layout.FOREVER)
     four = [(0, 2), (4, 4), (7, 9), (12, 0xFFFF)]
     for kind, ranges in (("range1", [(0, 0xFFFF)]), ("range4", four)):
@@ -130,7 +130,7 @@ def whole(bench: Bench) -> None:
 
 
 def plain(bench: Bench, kernel: layout.Service) -> None:
-    """Plain TCP: a segment for a replica's kernel, a SYN that the ToR answers, a request that shows a cookie."""
+    """Plain TCP: a segment for a replica's kernel, a SYN that the ToR answers, a request with a cookie."""
     key = (bench.random.getrandbits(32), bench.random.getrandbits(32))
     stateless = bench.add_service(pool=kernel.pool, plain=layout.STATELESS, cookies=[key])
     syn = cookies.options(cookies.LAYOUTS["LINUX"], 1460, 7, NOW)
@@ -138,12 +138,12 @@ def plain(bench: Bench, kernel: layout.Service) -> None:
     for i in range(COUNT):
         port = 40000 + i
         isn = cookies.stamped_isn(key, cookies.words(bench.client, port, stateless.port), 1460)
-        behind = {"acknowledgement": isn + 1 & 0xFFFFFFFF, "options": stamps}
+        cookie = {"acknowledgement": isn + 1 & 0xFFFFFFFF, "options": stamps}
         frame = bench.plain(stateless, port, packets.SYN, options=syn, acknowledgement=0, payload=b"")
         print(f"packet plain_syn-0 {layout.CLIENT} 0 {frame.hex()}")
         for size in (0, LARGE):
             payload = bytes(max(1, size - 14 - 20 - 32))
-            for kind, service, fields in (("kernel", kernel, {}), ("data", stateless, behind)):
+            for kind, service, fields in (("kernel", kernel, {}), ("data", stateless, cookie)):
                 frame = bench.plain(service, port, payload=payload, **fields)
                 print(f"packet plain_{kind}-{size} {layout.CLIENT} 0 {frame.hex()}")
 
@@ -166,7 +166,7 @@ def main() -> None:
     for kind, ranges in (("range1", [(0, 3)]), ("range4", four)):
         for _ in range(COUNT):
             frame = bench.to_service(service, bench.good_request(service, ranges))
-            # Ethernet, IPv4, TCP with our option; then ToR block, counts, kinds, tag, number, base.
+            # The time follows Ethernet, IPv4, TCP with our option, and the ToR block, counts, kinds, tag, number, base.
             print(f"packet {kind} {layout.CLIENT} {14 + 20 + 28 + 36} {frame.hex()}")
     print(f"packet response 1 0 {response(bench, service, bytes(range(200))).hex()}")
 

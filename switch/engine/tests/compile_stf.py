@@ -2,8 +2,8 @@
 
 python3 compile_stf.py P4C_SOURCES FOLDER
 
-Takes every program of testdata/p4_16_samples that includes v1model.p4 and has an .stf beside it. FOLDER/corpus.json
-says which p4c compiled them, and what it said of those that it refused.
+Takes every program of testdata/p4_16_samples that includes v1model.p4 and has an .stf next to it. FOLDER/corpus.json
+contains the version of p4c and, for each program that p4c refused, its error message.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ TIMEOUT_S = 300
 
 
 def version() -> str:
-    """Of the compiler on the path, as 1.2.5.16."""
+    """The version of the compiler on the PATH, for example 1.2.5.16."""
     done = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, timeout=60)
     found = re.search(r"[Vv]ersion (\d[\w.]*)", done.stdout + done.stderr)
     return found.group(1) if found else "unknown"
 
 
 def programs(samples: Path) -> list[Path]:
-    """The tests whose program is for v1model."""
+    """The .stf files of programs for v1model."""
     pairs = ((stf, stf.with_suffix(".p4")) for stf in sorted(samples.glob("*.stf")))
     return [stf for stf, p4 in pairs if p4.exists() and "v1model.p4" in p4.read_text(errors="replace")]
 
 
 def compiled(stf: Path, folder: Path) -> str | None:
-    """What the compiler said against it, in a line; `None` if it is in the folder now."""
+    """Compiles one program into the folder; returns the compiler's error as one line, or `None` on success."""
     target = folder / f"{stf.stem}.json"
     command = [COMPILER, "--arch", "v1model", "-o", str(target), str(stf.with_suffix(".p4"))]
     try:

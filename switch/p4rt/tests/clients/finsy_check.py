@@ -3,9 +3,9 @@
 
     finsy_check.py ADDRESS [PEER]
 
-The switch is `cargo run -p rivulet-p4rt --example bare -- ADDRESS`, or any with a cable from port 3
-to port PEER; finsy 0.30 comes from PyPI, into an environment of its own. Says what worked, one line each, and fails
-with the first that does not.
+The switch is `cargo run -p rivulet-p4rt --example bare -- ADDRESS`, or any switch with a cable from port 3
+to port PEER. Install finsy 0.30 from PyPI into a separate environment. The script prints one line for each step that
+succeeds and stops with an error at the first step that fails.
 """
 
 import asyncio

@@ -3,9 +3,9 @@
 
     ptf_check.py P4C PYTHON
 
-P4C: a checkout of p4lang/p4c (`tools/ptf/base_test.py`). PYTHON: the interpreter of an environment of its own with
-`ptf scapy p4runtime grpcio googleapis-common-protos protobuf<3.21` from PyPI. As root; the switch is the
-one that `make build` made.
+P4C: a checkout of p4lang/p4c (`tools/ptf/base_test.py`). PYTHON: the interpreter of a separate environment with
+`ptf scapy p4runtime grpcio googleapis-common-protos protobuf<3.21` from PyPI. Run it as root after `make build`,
+which builds the switch.
 """
 
 import os

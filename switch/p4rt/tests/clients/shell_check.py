@@ -3,8 +3,8 @@
 
     shell_check.py ADDRESS [PEER]
 
-As finsy_check.py, with p4runtime-shell 0.0.6, which needs an environment of its own (protobuf below 3.21).
-The shell comes with the messages of release 1.4 and knows no registers or value sets.
+Like finsy_check.py, but with p4runtime-shell 0.0.6, which needs a separate environment (protobuf below 3.21).
+The shell contains the messages of release 1.4 and knows no registers or value sets.
 """
 
 import sys

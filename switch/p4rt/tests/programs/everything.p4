@@ -1,4 +1,4 @@
-// One of each thing that P4Runtime can name, for the server's tests.
+// One entity of each kind that P4Runtime has, for the server's tests.
 #include <core.p4>
 #include <v1model.p4>
 
@@ -116,14 +116,14 @@ control MainIngress(inout headers_t hdr, inout meta_t meta, inout standard_metad
     action set_class(bit<12> class) { meta.class = class; }
     action police() { acl_meter.read(colour); }
 
-    // Exact, and what it may do says where: `forward` in entries only, `to_cpu` as default only.
+    // Exact match; some actions are allowed in entries only (`forward`), one only as the default (`to_cpu`).
     table l2 {
         key = { hdr.ethernet.dst: exact; }
         actions = { @tableonly forward; @tableonly learn; @tableonly replicate; @tableonly mirror; @defaultonly to_cpu; nothing; drop; }
         default_action = nothing();
         size = 1024;
     }
-    // Longest prefix, direct counter.
+    // Longest prefix match, with a direct counter.
     table routes {
         key = { hdr.ipv4.dst: lpm; }
         actions = { forward; forward_counted; drop; }
@@ -131,7 +131,7 @@ control MainIngress(inout headers_t hdr, inout meta_t meta, inout standard_metad
         counters = route_counter;
         size = 16384;
     }
-    // Everything that has a priority, direct meter.
+    // Match kinds that require a priority, and an exact one, with a direct meter.
     table acl {
         key = {
             hdr.ipv4.src: ternary;
