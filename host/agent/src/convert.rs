@@ -78,13 +78,13 @@ fn service(from: &proto::Service) -> Result<Service, ConvertError> {
     let addresses = from
         .addresses
         .iter()
-        .map(|a| address(a).ok_or(bad("addresses", "4 or 16 octets")))
+        .map(|a| address(a).ok_or(bad("addresses", "4 or 16 bytes")))
         .collect::<Result<_, _>>()?;
     let seal = from
         .seal_keys
         .iter()
         .map(|k| {
-            let master = secret(&k.master).ok_or(bad("seal_keys.master", "16 octets"))?;
+            let master = secret(&k.master).ok_or(bad("seal_keys.master", "16 bytes"))?;
             Ok(SealKey { epoch: small(k.epoch, "seal_keys.epoch")?, master })
         })
         .collect::<Result<_, ConvertError>>()?;
@@ -94,9 +94,9 @@ fn service(from: &proto::Service) -> Result<Service, ConvertError> {
         .map(|k| {
             Ok(NonceEpoch {
                 epoch: small(k.epoch, "nonce_keys.epoch")?,
-                k: secret(&k.k).ok_or(bad("nonce_keys.k", "8 octets"))?,
-                k_prime: secret(&k.k_prime).ok_or(bad("nonce_keys.k_prime", "8 octets"))?,
-                opening: secret(&k.opening).ok_or(bad("nonce_keys.opening", "16 octets"))?,
+                k: secret(&k.k).ok_or(bad("nonce_keys.k", "8 bytes"))?,
+                k_prime: secret(&k.k_prime).ok_or(bad("nonce_keys.k_prime", "8 bytes"))?,
+                opening: secret(&k.opening).ok_or(bad("nonce_keys.opening", "16 bytes"))?,
             })
         })
         .collect::<Result<_, ConvertError>>()?;
@@ -106,8 +106,8 @@ fn service(from: &proto::Service) -> Result<Service, ConvertError> {
         .map(|k| {
             Ok(TorKeys {
                 epoch: small(k.epoch, "tor_keys.epoch")?,
-                heartbeat: secret(&k.heartbeat).ok_or(bad("tor_keys.heartbeat", "8 octets"))?,
-                block: secret(&k.block).ok_or(bad("tor_keys.block", "8 octets"))?,
+                heartbeat: secret(&k.heartbeat).ok_or(bad("tor_keys.heartbeat", "8 bytes"))?,
+                block: secret(&k.block).ok_or(bad("tor_keys.block", "8 bytes"))?,
             })
         })
         .collect::<Result<_, ConvertError>>()?;
@@ -115,7 +115,7 @@ fn service(from: &proto::Service) -> Result<Service, ConvertError> {
         .cookie_keys
         .iter()
         .map(|k| {
-            let key = secret(&k.key).ok_or(bad("cookie_keys.key", "8 octets"))?;
+            let key = secret(&k.key).ok_or(bad("cookie_keys.key", "8 bytes"))?;
             Ok(CookieEpoch { epoch: small(k.epoch, "cookie_keys.epoch")?, key })
         })
         .collect::<Result<_, ConvertError>>()?;
@@ -149,11 +149,11 @@ fn service(from: &proto::Service) -> Result<Service, ConvertError> {
     let member = Member {
         pool: small(from.pool, "pool")?,
         replica: small(from.replica, "replica")?,
-        tor_mac: from.tor_mac.as_slice().try_into().map_err(|_| bad("tor_mac", "6 octets"))?,
+        tor_mac: from.tor_mac.as_slice().try_into().map_err(|_| bad("tor_mac", "6 bytes"))?,
         heartbeat: Duration::from_micros(from.heartbeat_interval_us.into()),
         bound: Duration::from_micros(from.liveness_bound_us.into()),
     };
-    let end = |octets: &[u8], field| address(octets).ok_or(bad(field, "4 or 16 octets"));
+    let end = |bytes: &[u8], field| address(bytes).ok_or(bad(field, "4 or 16 bytes"));
     let tunnels = from
         .tunnels
         .iter()
@@ -162,7 +162,7 @@ fn service(from: &proto::Service) -> Result<Service, ConvertError> {
     let slots = if from.slots.is_empty() {
         None
     } else {
-        let key = from.slot_key.as_slice().try_into().map_err(|_| bad("slot_key", "8 octets"))?;
+        let key = from.slot_key.as_slice().try_into().map_err(|_| bad("slot_key", "8 bytes"))?;
         let (pairs, []) = from.slots.as_chunks::<2>() else { return Err(bad("slots", "whole pairs")) };
         let pairs = pairs.iter().map(|&[first, second]| Slot { first, second }).collect();
         let affinity = match proto::Affinity::try_from(from.affinity) {
@@ -198,7 +198,7 @@ fn trods(
         Ok(PoolMember {
             replica: u8::try_from(m.replica).map_err(|_| bad("trods.members.replica", "below 64"))?,
             name: m.name.clone(),
-            address: address(&m.address).ok_or(bad("trods.members.address", "4 or 16 octets"))?,
+            address: address(&m.address).ok_or(bad("trods.members.address", "4 or 16 bytes"))?,
             incarnation: m.incarnation,
         })
     };
@@ -214,16 +214,16 @@ fn trods(
     })
 }
 
-fn address(octets: &[u8]) -> Option<IpAddr> {
-    match octets.len() {
-        4 => <[u8; 4]>::try_from(octets).ok().map(IpAddr::from),
-        16 => <[u8; 16]>::try_from(octets).ok().map(IpAddr::from),
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    match bytes.len() {
+        4 => <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from),
+        16 => <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from),
         _ => None,
     }
 }
 
-fn secret<const N: usize>(octets: &[u8]) -> Option<Secret<N>> {
-    octets.try_into().ok().map(Secret)
+fn secret<const N: usize>(bytes: &[u8]) -> Option<Secret<N>> {
+    bytes.try_into().ok().map(Secret)
 }
 
 #[cfg(test)]
@@ -449,14 +449,14 @@ mod tests {
             let &[services, pools, heartbeat, liveness, horizon, port] = &numbers[..] else {
                 panic!("{row}")
             };
-            let octets = |text: &str| match text.parse::<IpAddr>().unwrap() {
+            let bytes = |text: &str| match text.parse::<IpAddr>().unwrap() {
                 IpAddr::V4(a) => a.octets().to_vec(),
                 IpAddr::V6(a) => a.octets().to_vec(),
             };
             let place = |n: u32| proto::Service {
                 id: n + 1,
                 addresses: match n {
-                    0 => addresses.split(',').map(octets).collect(),
+                    0 => addresses.split(',').map(bytes).collect(),
                     _ => vec![vec![10, 8, (n / 250) as u8, (n % 250 + 1) as u8]],
                 },
                 port,

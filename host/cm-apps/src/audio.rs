@@ -59,9 +59,9 @@ impl Policer {
     }
 
     /// Whether a datagram of this many bytes passes.
-    pub fn passes(&mut self, now: Nanos, octets: usize) -> bool {
+    pub fn passes(&mut self, now: Nanos, bytes: usize) -> bool {
         self.fill(now);
-        let cost = octets as u128 * u128::from(SECOND);
+        let cost = bytes as u128 * u128::from(SECOND);
         if self.rate.is_none() {
             return true;
         }
@@ -106,7 +106,7 @@ impl Source for Audio {
     fn next(&mut self, _now: Nanos, _status: Option<Status>, room: &mut [u8]) -> Option<Next> {
         let content = self.buffer.pop_front()?;
         room.get_mut(..content.len())?.copy_from_slice(&content);
-        Some(Next { layer: 0, octets: content.len() })
+        Some(Next { layer: 0, bytes: content.len() })
     }
 
     fn thresholds(&self) -> Option<Thresholds> {
@@ -147,9 +147,9 @@ mod tests {
 
     fn taken(audio: &mut Audio) -> Vec<u8> {
         let mut room = [0; 1000];
-        std::iter::from_fn(|| audio.next(0, None, &mut room).map(|next| (next.octets, room[0])))
-            .map(|(octets, first)| {
-                assert_eq!(octets, 100);
+        std::iter::from_fn(|| audio.next(0, None, &mut room).map(|next| (next.bytes, room[0])))
+            .map(|(bytes, first)| {
+                assert_eq!(bytes, 100);
                 first
             })
             .collect()

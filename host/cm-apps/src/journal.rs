@@ -18,7 +18,9 @@ pub enum Served {
     /// A stream to a receiver was opened.
     Open {
         /// Bytes of a datagram, header and content.
-        octets: u32,
+        // The JSON keeps the name `octets` for programs that read the journal.
+        #[serde(rename = "octets")]
+        bytes: u32,
         /// Packets per report, as the receiver requested.
         every: u16,
         /// Longest delay of a report in ms, as the receiver requested.
@@ -51,7 +53,8 @@ pub enum Served {
         /// Datagrams sent so far.
         sent: u64,
         /// Their bytes.
-        octets: u64,
+        #[serde(rename = "octets")]
+        bytes: u64,
         /// Datagrams that wait for grants.
         ready: u32,
         /// Datagrams that were never sent.
@@ -60,7 +63,8 @@ pub enum Served {
     /// No feedback arrived for the timeout: everything outstanding counts as lost.
     Silence {
         /// Outstanding bytes.
-        octets: u64,
+        #[serde(rename = "octets")]
+        bytes: u64,
     },
     /// The stream ended.
     Close {
@@ -69,7 +73,8 @@ pub enum Served {
         /// Datagrams sent, by layer.
         layers: Vec<u64>,
         /// Their bytes.
-        octets: u64,
+        #[serde(rename = "octets")]
+        bytes: u64,
         /// Reports with new information.
         reports: u64,
         /// Packets reported as lost.
@@ -103,7 +108,8 @@ pub enum Received {
         /// Datagrams.
         packets: u64,
         /// Their bytes.
-        octets: u64,
+        #[serde(rename = "octets")]
+        bytes: u64,
         /// Bits a second.
         rate: u64,
         /// Mean queueing delay, ms: transit time beyond the shortest one measured so far.
@@ -116,7 +122,8 @@ pub enum Received {
         /// Datagrams, without duplicates.
         packets: u64,
         /// Their bytes.
-        octets: u64,
+        #[serde(rename = "octets")]
+        bytes: u64,
         /// Missing numbers below the highest that arrived.
         missing: u64,
         /// Duplicates, and datagrams too old to be told from duplicates.
@@ -177,9 +184,9 @@ mod tests {
     struct Kept(Arc<Mutex<Vec<u8>>>);
 
     impl Write for Kept {
-        fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(octets);
-            Ok(octets.len())
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
         }
 
         fn flush(&mut self) -> io::Result<()> {
@@ -191,7 +198,7 @@ mod tests {
     fn an_event_is_a_line_of_json() {
         let kept = Kept::default();
         let mut journal = Journal::new(Box::new(kept.clone()));
-        journal.write(5, Some("[::1]:9"), &Served::Silence { octets: 7 }).unwrap();
+        journal.write(5, Some("[::1]:9"), &Served::Silence { bytes: 7 }).unwrap();
         journal.write(6, None, &Received::Layer { from: None, to: 2, number: 0, sent: 4 }).unwrap();
         let text = String::from_utf8(kept.0.lock().unwrap().clone()).unwrap();
         let expected = "{\"at\":5,\"who\":\"[::1]:9\",\"event\":\"silence\",\"octets\":7}\n\

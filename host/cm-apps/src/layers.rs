@@ -114,7 +114,7 @@ impl Source for Alf {
 
     fn next(&mut self, _now: Nanos, status: Option<Status>, room: &mut [u8]) -> Option<Next> {
         let layer = status.map_or(0, |status| self.layers.fitting(status.rate));
-        Some(Next { layer, octets: room.len() })
+        Some(Next { layer, bytes: room.len() })
     }
 }
 
@@ -177,7 +177,7 @@ impl Source for Clocked {
 
     fn next(&mut self, _now: Nanos, _status: Option<Status>, room: &mut [u8]) -> Option<Next> {
         let layer = self.waiting.pop_front()?;
-        Some(Next { layer, octets: room.len() })
+        Some(Next { layer, bytes: room.len() })
     }
 
     /// The downward callback comes at the layer's own rate if that is closer than the factor:
@@ -274,7 +274,7 @@ mod tests {
     fn by_request_each_grant_is_for_the_layer_of_the_moment() {
         let mut alf = Alf::new(layers());
         let mut sent = |bits: Option<u64>| alf.next(0, bits.map(status), &mut [0; 1000]).unwrap();
-        assert_eq!(sent(None), Next { layer: 0, octets: 1000 });
+        assert_eq!(sent(None), Next { layer: 0, bytes: 1000 });
         assert_eq!(sent(Some(1_000_000)).layer, 2);
         assert_eq!(sent(Some(999_999)).layer, 1);
         assert_eq!(sent(Some(5_000_000)).layer, 3);
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn by_callback_a_period_brings_the_layers_octets_in_whole_datagrams() {
+    fn by_callback_a_period_brings_the_layers_bytes_in_whole_datagrams() {
         let mut source = clocked();
         source.tick(49);
         assert_eq!(source.ready(), 0);

@@ -50,8 +50,8 @@ struct ServeArgs {
     cm: PathBuf,
 
     /// Bytes of the largest datagrams, if the path allows them
-    #[arg(long, value_name = "COUNT", default_value_t = 1400, value_parser = clap::value_parser!(u32).range(64..=65_507))]
-    octets: u32,
+    #[arg(long = "octets", value_name = "COUNT", default_value_t = 1400, value_parser = clap::value_parser!(u32).range(64..=65_507))]
+    bytes: u32,
 
     /// Largest number of receivers at the same time
     #[arg(long, value_name = "COUNT", default_value_t = 64)]
@@ -214,7 +214,7 @@ fn serve(args: &ServeArgs, content: Content) -> anyhow::Result<()> {
     let client = Client::connect(&args.cm).with_context(|| {
         format!("cannot connect to the Congestion Manager at {} (`rivulet cm serve`)", args.cm.display())
     })?;
-    let options = Options { octets: args.octets, receivers: args.receivers, patience: PATIENCE };
+    let options = Options { bytes: args.bytes, receivers: args.receivers, patience: PATIENCE };
     let journal = args.common.journal()?;
     let mut server = Server::new(socket, client, content, options, journal)?;
     eprintln!("serving at {}", args.listen);

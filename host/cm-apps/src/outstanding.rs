@@ -17,7 +17,7 @@ pub struct Outstanding {
     /// Number of the first packet.
     first: u64,
     packets: VecDeque<(u32, Nanos)>,
-    octets: u64,
+    bytes: u64,
     /// The receiver's counters in its last report: packets, bytes.
     counted: (u64, u64),
 }
@@ -44,8 +44,8 @@ impl Outstanding {
 
     /// Bytes outstanding.
     #[must_use]
-    pub fn octets(&self) -> u64 {
-        self.octets
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// When the oldest packet was sent.
@@ -55,9 +55,9 @@ impl Outstanding {
     }
 
     /// Records a sent packet of this many bytes.
-    pub fn sent(&mut self, now: Nanos, octets: u32) {
-        self.packets.push_back((octets, now));
-        self.octets += u64::from(octets);
+    pub fn sent(&mut self, now: Nanos, bytes: u32) {
+        self.packets.push_back((bytes, now));
+        self.bytes += u64::from(bytes);
     }
 
     /// Applies a report. `None` if it has nothing new, or is about packets that were not sent.
@@ -67,12 +67,12 @@ impl Outstanding {
         }
         let count = (report.highest - self.first + 1) as usize;
         let sent = self.packets.get(count - 1)?.1;
-        let resolved = self.packets.drain(..count).map(|(octets, _)| u64::from(octets)).sum::<u64>();
+        let resolved = self.packets.drain(..count).map(|(bytes, _)| u64::from(bytes)).sum::<u64>();
         self.first += count as u64;
-        self.octets -= resolved;
+        self.bytes -= resolved;
         let packets = report.packets.saturating_sub(self.counted.0);
-        let arrived = report.octets.saturating_sub(self.counted.1).min(resolved);
-        self.counted = (self.counted.0.max(report.packets), self.counted.1.max(report.octets));
+        let arrived = report.bytes.saturating_sub(self.counted.1).min(resolved);
+        self.counted = (self.counted.0.max(report.packets), self.counted.1.max(report.bytes));
         let rtt = now.saturating_sub(sent).saturating_sub(report.held).max(1);
         Some(Learnt { resolved, arrived, lost: (count as u64).saturating_sub(packets), rtt })
     }
@@ -81,7 +81,7 @@ impl Outstanding {
     pub fn give_up(&mut self) -> u64 {
         self.first = self.next();
         self.packets.clear();
-        std::mem::take(&mut self.octets)
+        std::mem::take(&mut self.bytes)
     }
 }
 
@@ -118,8 +118,8 @@ mod tests {
         o
     }
 
-    fn report(highest: u64, packets: u64, octets: u64, held: u64) -> Report {
-        Report { cookie: [0; 16], highest, packets, octets, held }
+    fn report(highest: u64, packets: u64, bytes: u64, held: u64) -> Report {
+        Report { cookie: [0; 16], highest, packets, bytes, held }
     }
 
     #[test]
@@ -127,11 +127,11 @@ mod tests {
         let mut o = three();
         let learnt = o.report(200, &report(1, 1, 1000, 9)).unwrap();
         assert_eq!(learnt, Learnt { resolved: 2000, arrived: 1000, lost: 1, rtt: 200 - 101 - 9 });
-        assert_eq!((o.octets(), o.next(), o.oldest()), (1000, 3, Some(102)));
+        assert_eq!((o.bytes(), o.next(), o.oldest()), (1000, 3, Some(102)));
         // The packet was only late, and the next one arrived too.
         let learnt = o.report(200, &report(2, 3, 3000, 0)).unwrap();
         assert_eq!((learnt.resolved, learnt.arrived, learnt.lost), (1000, 1000, 0));
-        assert_eq!((o.octets(), o.oldest()), (0, None));
+        assert_eq!((o.bytes(), o.oldest()), (0, None));
     }
 
     #[test]
@@ -158,7 +158,7 @@ mod tests {
     fn packets_given_up_are_not_reported_again() {
         let mut o = three();
         assert_eq!(o.give_up(), 3000);
-        assert_eq!((o.octets(), o.next()), (0, 3));
+        assert_eq!((o.bytes(), o.next()), (0, 3));
         assert_eq!(o.report(300, &report(2, 3, 3000, 0)), None);
         o.sent(400, 500);
         let learnt = o.report(500, &report(3, 4, 3500, 0)).unwrap();

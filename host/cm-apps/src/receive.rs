@@ -117,8 +117,8 @@ impl Stream {
 
     fn take(&mut self) -> anyhow::Result<()> {
         for _ in 0..BATCH {
-            let octets = match self.socket.recv(&mut self.room) {
-                Ok(octets) => octets,
+            let bytes = match self.socket.recv(&mut self.room) {
+                Ok(bytes) => bytes,
                 // ICMP refused it: the server is not up yet, or no longer.
                 Err(e)
                     if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionRefused) =>
@@ -127,7 +127,7 @@ impl Stream {
                 }
                 Err(e) => return Err(e).context("receiving"),
             };
-            match Message::parse(&self.room[..octets]) {
+            match Message::parse(&self.room[..bytes]) {
                 Ok(Message::Cookie(cookie)) if self.receiver.is_none() => {
                     self.cookie = cookie;
                     self.receiver = Some(Receiver::new(cookie, self.feedback));
@@ -137,7 +137,7 @@ impl Stream {
                     let Some(receiver) = &mut self.receiver else { continue };
                     let at = now();
                     self.last_packet = at;
-                    let (new, line) = receiver.data(at, layer, number, sent, octets);
+                    let (new, line) = receiver.data(at, layer, number, sent, bytes);
                     if let Some(line) = line {
                         self.journal.write(at, None, &line)?;
                     }
@@ -193,8 +193,8 @@ impl Stream {
     /// Lost and refused datagrams are repeated later.
     fn send(&self, message: &Message<'_>) -> anyhow::Result<()> {
         let mut datagram = [0; CONTROL];
-        let octets = message.write(&mut datagram);
-        match self.socket.send(&datagram[..octets]) {
+        let bytes = message.write(&mut datagram);
+        match self.socket.send(&datagram[..bytes]) {
             Err(e) if !matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionRefused) => {
                 Err(e).context("sending")
             }

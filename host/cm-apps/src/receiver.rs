@@ -21,7 +21,7 @@ pub struct Receiver {
     /// Bit n: the packet n below the highest arrived.
     seen: u128,
     packets: u64,
-    octets: u64,
+    bytes: u64,
     again: u64,
     layers: [u64; MOST],
     layer: Option<u8>,
@@ -38,7 +38,7 @@ pub struct Receiver {
 struct Line {
     since: Nanos,
     packets: u64,
-    octets: u64,
+    bytes: u64,
     delay: u128,
     longest: u128,
 }
@@ -53,7 +53,7 @@ impl Receiver {
             highest: None,
             seen: 0,
             packets: 0,
-            octets: 0,
+            bytes: 0,
             again: 0,
             layers: [0; MOST],
             layer: None,
@@ -79,21 +79,21 @@ impl Receiver {
         layer: u8,
         number: u64,
         sent: Nanos,
-        octets: usize,
+        bytes: usize,
     ) -> (bool, Option<Received>) {
         if !self.fresh(now, number) {
             self.again += 1;
             return (false, None);
         }
-        let octets = octets as u64;
+        let bytes = bytes as u64;
         self.packets += 1;
-        self.octets += octets;
+        self.bytes += bytes;
         self.layers[usize::from(layer).min(MOST - 1)] += 1;
         if self.unreported.0 == 0 {
             self.unreported.1 = now;
         }
         self.unreported.0 += 1;
-        self.note(now, sent, octets);
+        self.note(now, sent, bytes);
         // A reordered packet does not show the layer sent now.
         let newest = self.highest.is_some_and(|(highest, _)| highest == number);
         if !newest || self.layer == Some(layer) {
@@ -123,7 +123,7 @@ impl Receiver {
         true
     }
 
-    fn note(&mut self, now: Nanos, sent: Nanos, octets: u64) {
+    fn note(&mut self, now: Nanos, sent: Nanos, bytes: u64) {
         let took = i128::from(now) - i128::from(sent);
         self.least = self.least.min(took);
         let delay = (took - self.least) as u128;
@@ -132,7 +132,7 @@ impl Receiver {
             line.since = now;
         }
         line.packets += 1;
-        line.octets += octets;
+        line.bytes += bytes;
         line.delay += delay;
         line.longest = line.longest.max(delay);
     }
@@ -163,8 +163,8 @@ impl Receiver {
         self.unreported.0 = 0;
         self.reports += 1;
         let held = now.saturating_sub(at);
-        let Receiver { cookie, packets, octets, .. } = *self;
-        Some(Report { cookie, highest, packets, octets, held })
+        let Receiver { cookie, packets, bytes, .. } = *self;
+        Some(Report { cookie, highest, packets, bytes, held })
     }
 
     /// The journal line of what arrived, if one is due.
@@ -173,14 +173,14 @@ impl Receiver {
         if self.line.since == 0 || passed < LINE {
             return None;
         }
-        let Line { packets, octets, delay, longest, .. } =
+        let Line { packets, bytes, delay, longest, .. } =
             std::mem::replace(&mut self.line, Line { since: now, ..Line::default() });
         let ms = |ns: u128| ns as f64 / MILLISECOND as f64;
         Some(Received::Arrived {
             layer: self.layer.unwrap_or(0),
             packets,
-            octets,
-            rate: (u128::from(octets) * 8 * u128::from(SECOND) / u128::from(passed)) as u64,
+            bytes,
+            rate: (u128::from(bytes) * 8 * u128::from(SECOND) / u128::from(passed)) as u64,
             delay_ms: ms(delay / u128::from(packets.max(1))),
             longest_ms: ms(longest),
         })
@@ -193,7 +193,7 @@ impl Receiver {
             self.highest.map_or(0, |(highest, _)| highest.saturating_add(1).saturating_sub(self.packets));
         Received::End {
             packets: self.packets,
-            octets: self.octets,
+            bytes: self.bytes,
             missing,
             again: self.again,
             layers: self.layers.to_vec(),
@@ -223,11 +223,11 @@ mod tests {
         {
             assert_eq!(arrive(&mut r, 1, number), new, "{number}");
         }
-        let Received::End { packets, octets, missing, again, .. } = r.end() else { panic!() };
-        assert_eq!((packets, octets, missing, again), (5, 5000, 196, 3));
+        let Received::End { packets, bytes, missing, again, .. } = r.end() else { panic!() };
+        assert_eq!((packets, bytes, missing, again), (5, 5000, 196, 3));
         assert_eq!(
             r.report(9),
-            Some(Report { cookie: [7; 16], highest: 200, packets: 5, octets: 5000, held: 8 })
+            Some(Report { cookie: [7; 16], highest: 200, packets: 5, bytes: 5000, held: 8 })
         );
     }
 
@@ -274,12 +274,12 @@ mod tests {
         r.data(100 * MILLISECOND, 0, 0, 500 * MILLISECOND, 1000);
         r.data(110 * MILLISECOND, 0, 1, 500 * MILLISECOND, 1000);
         assert!(r.line(199 * MILLISECOND).is_none());
-        let Some(Received::Arrived { packets, octets, rate, delay_ms, longest_ms, .. }) =
+        let Some(Received::Arrived { packets, bytes, rate, delay_ms, longest_ms, .. }) =
             r.line(200 * MILLISECOND)
         else {
             panic!()
         };
-        assert_eq!((packets, octets, rate, delay_ms, longest_ms), (2, 2000, 160_000, 5.0, 10.0));
+        assert_eq!((packets, bytes, rate, delay_ms, longest_ms), (2, 2000, 160_000, 5.0, 10.0));
         let Some(Received::Arrived { packets, rate, .. }) = r.line(300 * MILLISECOND) else { panic!() };
         assert_eq!((packets, rate), (0, 0));
     }

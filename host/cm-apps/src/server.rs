@@ -49,7 +49,7 @@ pub enum Content {
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Bytes of the largest datagrams, header and content, if the path allows them.
-    pub octets: u32,
+    pub bytes: u32,
     /// Largest number of receivers at the same time.
     pub receivers: usize,
     /// A receiver that sends nothing for this time (ns) is removed.
@@ -192,7 +192,7 @@ impl Server {
     fn receive_messages(&mut self) -> anyhow::Result<()> {
         let mut datagram = [0; CONTROL + 1];
         for _ in 0..BATCH {
-            let (octets, from) = match self.socket.recv_from(&mut datagram) {
+            let (bytes, from) = match self.socket.recv_from(&mut datagram) {
                 Ok(received) => received,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
                 // An ICMP error from the host of a receiver that has ended.
@@ -200,7 +200,7 @@ impl Server {
                 Err(e) => return Err(e).context("receiving"),
             };
             // Anyone can send here; ignore malformed messages.
-            let Ok(message) = Message::parse(&datagram[..octets]) else { continue };
+            let Ok(message) = Message::parse(&datagram[..bytes]) else { continue };
             match message {
                 Message::Hello { feedback, cookie } => self.greet(from, feedback, cookie)?,
                 Message::Report(report) => {
@@ -238,9 +238,9 @@ impl Server {
         }
         if !self.admission.admits(from, &cookie) {
             let mut answer = [0; CONTROL];
-            let octets = Message::Cookie(self.admission.cookie(from)).write(&mut answer);
+            let bytes = Message::Cookie(self.admission.cookie(from)).write(&mut answer);
             // A receiver that does not get the cookie repeats its hello.
-            let _ = self.socket.send_to(&answer[..octets], from);
+            let _ = self.socket.send_to(&answer[..bytes], from);
             return Ok(());
         }
         if self.receivers.len() >= self.options.receivers {
@@ -255,7 +255,7 @@ impl Server {
 
     fn open(&mut self, from: SocketAddr, feedback: Feedback, cookie: Cookie) -> anyhow::Result<()> {
         let (key, path) = path::describe(&self.socket, from).context("looking up the route")?;
-        let mtu = path.min(self.options.octets);
+        let mtu = path.min(self.options.bytes);
         anyhow::ensure!(mtu as usize > HEADER, "the path takes only {path} bytes");
         let flow = self.client.open(&key, mtu)?;
         let at = now();
@@ -279,14 +279,14 @@ impl Server {
         let Server { content, room, sessions, .. } = self;
         let Content::Audio { input, .. } = content else { return Ok(()) };
         for _ in 0..BATCH {
-            let octets = match input.recv(room) {
-                Ok(octets) => octets,
+            let bytes = match input.recv(room) {
+                Ok(bytes) => bytes,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
                 Err(e) => return Err(e).context("receiving from the source"),
             };
             let at = now();
             for session in sessions.values_mut() {
-                session.offer(at, &room[..octets]);
+                session.offer(at, &room[..bytes]);
             }
         }
         self.each(|server, flow| server.with(flow, |session, client, _| Ok(session.ask(client)?)))

@@ -43,7 +43,7 @@ pub struct Session {
     /// When the share was last logged.
     line: Nanos,
     layers: [u64; MOST],
-    octets: u64,
+    bytes: u64,
     reports: u64,
     lost: u64,
     switches: u64,
@@ -86,7 +86,7 @@ impl Session {
             layer: None,
             line: 0,
             layers: [0; MOST],
-            octets: 0,
+            bytes: 0,
             reports: 0,
             lost: 0,
             switches: 0,
@@ -111,7 +111,7 @@ impl Session {
     /// The manager's error.
     pub fn begin(&mut self, now: Nanos, client: &mut Client, journal: &mut Journal) -> anyhow::Result<()> {
         let Feedback { every, delay_ms } = self.feedback;
-        journal.write(now, Some(&self.who), &Served::Open { octets: self.mtu, every, delay_ms })?;
+        journal.write(now, Some(&self.who), &Served::Open { bytes: self.mtu, every, delay_ms })?;
         if let Some(thresholds) = self.source.thresholds() {
             client.thresh(self.flow, &thresholds)?;
             client.register_update(self.flow, true)?;
@@ -159,11 +159,11 @@ impl Session {
             self.status = client.query(self.flow)?;
         }
         let room = &mut room[..self.mtu as usize];
-        let Some(Next { layer, octets }) = self.source.next(now, self.status, &mut room[HEADER..]) else {
+        let Some(Next { layer, bytes }) = self.source.next(now, self.status, &mut room[HEADER..]) else {
             client.decline(self.flow)?;
             return Ok(Sent::Done);
         };
-        let datagram = &mut room[..HEADER + octets];
+        let datagram = &mut room[..HEADER + bytes];
         datagram[..HEADER].copy_from_slice(&wire::header(layer, self.outstanding.next(), now));
         match socket.send_to(datagram, self.to) {
             Ok(_) => {}
@@ -175,7 +175,7 @@ impl Session {
         }
         self.outstanding.sent(now, datagram.len() as u32);
         self.layers[usize::from(layer).min(MOST - 1)] += 1;
-        self.octets += datagram.len() as u64;
+        self.bytes += datagram.len() as u64;
         if self.layer != Some(layer) {
             self.changed_layer(now, layer, journal)?;
         }
@@ -227,7 +227,7 @@ impl Session {
             sample_ms: ms(self.sample),
             loss: status.loss,
             sent: self.layers.iter().sum(),
-            octets: self.octets,
+            bytes: self.bytes,
             ready: self.source.ready(),
             dropped: self.source.dropped(),
         };
@@ -288,10 +288,10 @@ impl Session {
         if now < sent.max(self.last_message) + self.patience() {
             return Ok(());
         }
-        let octets = self.outstanding.give_up();
-        let update = Update { nsent: octets, nrecd: 0, congestion: Congestion::Persistent, rtt: 0 };
+        let bytes = self.outstanding.give_up();
+        let update = Update { nsent: bytes, nrecd: 0, congestion: Congestion::Persistent, rtt: 0 };
         client.update(self.flow, &update)?;
-        Ok(journal.write(now, Some(&self.who), &Served::Silence { octets })?)
+        Ok(journal.write(now, Some(&self.who), &Served::Silence { bytes })?)
     }
 
     /// Closes the flow and logs the totals.
@@ -307,10 +307,10 @@ impl Session {
     ) -> io::Result<()> {
         // The manager may already have closed it, if it no longer admits this user.
         let _ = client.close(self.flow);
-        let Session { octets, reports, lost, switches, .. } = self;
+        let Session { bytes, reports, lost, switches, .. } = self;
         let layers = self.layers.to_vec();
         let dropped = self.source.dropped();
-        let line = Served::Close { why, layers, octets, reports, lost, switches, dropped };
+        let line = Served::Close { why, layers, bytes, reports, lost, switches, dropped };
         journal.write(now, Some(&self.who), &line)
     }
 

@@ -10,7 +10,7 @@ pub struct Next {
     /// Its layer.
     pub layer: u8,
     /// Bytes of content.
-    pub octets: usize,
+    pub bytes: usize,
 }
 
 /// The content of one receiver's stream, and how it adapts. It does no I/O; the session makes the

@@ -71,7 +71,7 @@ pub struct Report {
     /// Packets, without duplicates.
     pub packets: u64,
     /// Their bytes, headers and content.
-    pub octets: u64,
+    pub bytes: u64,
     /// Nanoseconds since the highest one arrived.
     pub held: u64,
 }
@@ -104,9 +104,9 @@ impl<'a> Message<'a> {
     ///
     /// # Errors
     /// The datagram is malformed.
-    pub fn parse(octets: &'a [u8]) -> Result<Message<'a>, Malformed> {
-        let length = || Malformed::Length(octets.len());
-        let (&magic, rest) = octets.split_first().ok_or_else(length)?;
+    pub fn parse(bytes: &'a [u8]) -> Result<Message<'a>, Malformed> {
+        let length = || Malformed::Length(bytes.len());
+        let (&magic, rest) = bytes.split_first().ok_or_else(length)?;
         if magic != MAGIC {
             return Err(Malformed::Magic(magic));
         }
@@ -129,18 +129,18 @@ impl<'a> Message<'a> {
                 if rest.len() + 2 < HEADER {
                     return Err(length());
                 }
-                let content = &octets[HEADER..];
+                let content = &bytes[HEADER..];
                 return Ok(Message::Data { layer, number: fields.u64(), sent: fields.u64(), content });
             }
             REPORT => {
                 fields.take::<2>();
                 let cookie = fields.take();
-                let [highest, packets, octets, held] = std::array::from_fn(|_| fields.u64());
-                Message::Report(Report { cookie, highest, packets, octets, held })
+                let [highest, packets, bytes, held] = std::array::from_fn(|_| fields.u64());
+                Message::Report(Report { cookie, highest, packets, bytes, held })
             }
             _ => return Err(Malformed::Kind(kind)),
         };
-        if octets.len() != message.length() {
+        if bytes.len() != message.length() {
             return Err(length());
         }
         match message {
@@ -180,7 +180,7 @@ impl<'a> Message<'a> {
             Message::Report(report) => {
                 to[1] = REPORT;
                 to[4..20].copy_from_slice(&report.cookie);
-                let numbers = [report.highest, report.packets, report.octets, report.held];
+                let numbers = [report.highest, report.packets, report.bytes, report.held];
                 for (place, number) in to[20..].chunks_exact_mut(8).zip(numbers) {
                     place.copy_from_slice(&number.to_be_bytes());
                 }
@@ -233,7 +233,7 @@ mod tests {
             Message::Hello { feedback: Feedback { every: 500, delay_ms: 2000 }, cookie: COOKIE },
             Message::Cookie(COOKIE),
             Message::Data { layer: 3, number: 1 << 40, sent: u64::MAX, content: b"" },
-            Message::Report(Report { cookie: COOKIE, highest: 7, packets: 6, octets: 6000, held: 1 }),
+            Message::Report(Report { cookie: COOKIE, highest: 7, packets: 6, bytes: 6000, held: 1 }),
             Message::Bye(COOKIE),
         ]
     }

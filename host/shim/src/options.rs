@@ -30,7 +30,7 @@ struct Entry {
 
 #[derive(Clone, Copy)]
 struct Value {
-    octets: [u8; LONGEST],
+    bytes: [u8; LONGEST],
     length: socklen_t,
 }
 
@@ -80,17 +80,17 @@ fn sample(peer: &SocketAddr) -> Option<OwnedFd> {
 }
 
 fn read(fd: c_int, level: c_int, name: c_int) -> Option<Value> {
-    let mut value = Value { octets: [0; LONGEST], length: LONGEST as socklen_t };
+    let mut value = Value { bytes: [0; LONGEST], length: LONGEST as socklen_t };
     // SAFETY: value and length fit together.
     let got = unsafe {
-        (real().getsockopt)(fd, level, name, value.octets.as_mut_ptr().cast(), &raw mut value.length)
+        (real().getsockopt)(fd, level, name, value.bytes.as_mut_ptr().cast(), &raw mut value.length)
     };
     (got == 0).then_some(value)
 }
 
 fn write(fd: c_int, level: c_int, name: c_int, value: &Value) -> bool {
     // SAFETY: value and length fit together.
-    unsafe { (real().setsockopt)(fd, level, name, value.octets.as_ptr().cast(), value.length) == 0 }
+    unsafe { (real().setsockopt)(fd, level, name, value.bytes.as_ptr().cast(), value.length) == 0 }
 }
 
 fn remember(id: u64, level: c_int, name: c_int, value: Value) {
@@ -160,12 +160,12 @@ pub unsafe fn set(
     let done = unsafe { (real().setsockopt)(sample.as_raw_fd(), level, name, value, len) };
     if done == 0
         && let Some(id) = id_of_socket(fd)
-        && let Some(octets) = usize::try_from(len).ok().filter(|len| *len <= LONGEST && !value.is_null())
+        && let Some(bytes) = usize::try_from(len).ok().filter(|len| *len <= LONGEST && !value.is_null())
     {
-        let mut kept = Value { octets: [0; LONGEST], length: len };
+        let mut kept = Value { bytes: [0; LONGEST], length: len };
         // SAFETY: the caller's promise: `value` has `len` readable bytes, even if the kernel read
         // fewer.
-        unsafe { std::ptr::copy_nonoverlapping(value.cast(), kept.octets.as_mut_ptr(), octets) };
+        unsafe { std::ptr::copy_nonoverlapping(value.cast(), kept.bytes.as_mut_ptr(), bytes) };
         remember(id, level, name, kept);
     }
     done
@@ -184,7 +184,7 @@ pub fn carry(from: c_int, to: c_int, id: u64, peer: &SocketAddr) {
         let value = match id_of_socket(from) {
             Some(before) => remembered(before, level, name),
             None => read(from, level, name).filter(|value| {
-                read(sample.as_raw_fd(), level, name).is_some_and(|usual| usual.octets != value.octets)
+                read(sample.as_raw_fd(), level, name).is_some_and(|usual| usual.bytes != value.bytes)
             }),
         };
         if let Some(value) = value {

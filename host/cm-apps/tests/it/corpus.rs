@@ -16,8 +16,8 @@ fn messages() {
 #[test]
 fn each_kind_is_there() {
     let mut kinds = [0; 5];
-    for octets in inputs::inputs("cm_apps_message") {
-        match Message::parse(&octets) {
+    for bytes in inputs::inputs("cm_apps_message") {
+        match Message::parse(&bytes) {
             Ok(Message::Hello { .. }) => kinds[0] += 1,
             Ok(Message::Cookie(_)) => kinds[1] += 1,
             Ok(Message::Data { .. }) => kinds[2] += 1,
@@ -31,8 +31,8 @@ fn each_kind_is_there() {
 
 proptest! {
     #[test]
-    fn any_octets(octets in prop::collection::vec(any::<u8>(), 0..80)) {
-        hostile::message(&octets);
+    fn any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
+        hostile::message(&bytes);
     }
 
     #[test]

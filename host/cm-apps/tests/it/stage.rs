@@ -15,16 +15,16 @@ use rivulet_pktio::testing::PATIENCE;
 
 use crate::rig::{ALICE, Rig};
 
-pub const OCTETS: u32 = 1000;
+pub const DATAGRAM_BYTES: u32 = 1000;
 
 /// Lines written so far.
 #[derive(Clone, Default)]
 pub struct Lines(Arc<Mutex<Vec<u8>>>);
 
 impl Write for Lines {
-    fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(octets);
-        Ok(octets.len())
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -78,7 +78,7 @@ impl Stage {
         self.rig.as_user(ALICE, move || {
             let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
             let at = socket.local_addr().unwrap();
-            let options = Options { octets: OCTETS, receivers: 2, patience: 2_000_000_000 };
+            let options = Options { bytes: DATAGRAM_BYTES, receivers: 2, patience: 2_000_000_000 };
             let mut server = Server::new(socket, client, content(), options, lines.journal()).unwrap();
             let stop = AtomicBool::new(false);
             thread::scope(|scope| {
@@ -108,8 +108,8 @@ impl Hand {
 
     pub fn send(&self, message: &Message<'_>) {
         let mut datagram = [0; CONTROL];
-        let octets = message.write(&mut datagram);
-        self.socket.send(&datagram[..octets]).unwrap();
+        let bytes = message.write(&mut datagram);
+        self.socket.send(&datagram[..bytes]).unwrap();
     }
 
     pub fn hello(&self, every: u16, delay_ms: u16) {
@@ -119,14 +119,14 @@ impl Hand {
     /// The next datagram and its length.
     pub fn receive<T>(&self, f: impl FnOnce(Message<'_>, usize) -> T) -> T {
         let mut datagram = [0; 2000];
-        let octets = loop {
+        let bytes = loop {
             match self.socket.recv(&mut datagram) {
                 // The process was stopped or frozen in the call.
                 Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
                 received => break received.expect("a datagram"),
             }
         };
-        f(Message::parse(&datagram[..octets]).unwrap(), octets)
+        f(Message::parse(&datagram[..bytes]).unwrap(), bytes)
     }
 
     /// Gets the stream's cookie and opens the stream.
@@ -143,9 +143,9 @@ impl Hand {
 
     /// Numbers and layers of the next `count` packets.
     pub fn packets(&self, count: usize) -> Vec<(u64, u8)> {
-        let one = |message: Message<'_>, octets| match message {
+        let one = |message: Message<'_>, bytes| match message {
             Message::Data { layer, number, .. } => {
-                assert_eq!(octets, OCTETS as usize);
+                assert_eq!(bytes, DATAGRAM_BYTES as usize);
                 (number, layer)
             }
             other => panic!("{other:?}"),
@@ -154,7 +154,7 @@ impl Hand {
     }
 
     pub fn report(&self, highest: u64, packets: u64) {
-        let octets = packets * u64::from(OCTETS);
-        self.send(&Message::Report(Report { cookie: self.cookie, highest, packets, octets, held: 0 }));
+        let bytes = packets * u64::from(DATAGRAM_BYTES);
+        self.send(&Message::Report(Report { cookie: self.cookie, highest, packets, bytes, held: 0 }));
     }
 }

@@ -12,7 +12,7 @@ use rivulet_cm_apps::wire::{Cookie, Feedback, Message};
 use rivulet_pktio::testing::{PATIENCE, eventually};
 
 use crate::rig::ALICE;
-use crate::stage::{Hand, Lines, OCTETS, Stage};
+use crate::stage::{DATAGRAM_BYTES, Hand, Lines, Stage};
 
 fn layers() -> Layers {
     "250k,500k,1M,2M".parse().unwrap()
@@ -59,15 +59,15 @@ fn by_request_it_climbs_from_the_lowest_layer_and_both_ends_agree() {
         seen
     });
     let (open, close, end) = (stage.lines.one("open"), stage.lines.one("close"), seen.one("end"));
-    assert_eq!((count(&open, "octets"), count(&open, "every")), (u64::from(OCTETS), 1));
+    assert_eq!((count(&open, "octets"), count(&open, "every")), (u64::from(DATAGRAM_BYTES), 1));
     assert_eq!(close["why"], "the receiver ends");
     let sum = |line: &serde_json::Value| {
         line["layers"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).sum::<u64>()
     };
     let (sent, arrived) = (sum(&close), count(&end, "packets"));
     assert_eq!(sum(&end), arrived);
-    assert_eq!(count(&close, "octets"), sent * u64::from(OCTETS));
-    assert_eq!(count(&end, "octets"), arrived * u64::from(OCTETS));
+    assert_eq!(count(&close, "octets"), sent * u64::from(DATAGRAM_BYTES));
+    assert_eq!(count(&end, "octets"), arrived * u64::from(DATAGRAM_BYTES));
     assert!(arrived + count(&end, "missing") <= sent);
     // The sender counts as lost only what the receiver reported as missing.
     assert!(count(&close, "lost") <= count(&end, "missing"), "{close} {end}");
@@ -110,7 +110,7 @@ fn late_report_about_a_window_counts_like_one_per_packet() {
     assert_eq!(seen.1, (10..30).collect::<Vec<_>>());
     assert_eq!(numbers(&seen.3), (30..70).collect::<Vec<_>>());
     let close = stage.lines.one("close");
-    assert_eq!((count(&close, "reports"), count(&close, "octets")), (2, 70 * u64::from(OCTETS)));
+    assert_eq!((count(&close, "reports"), count(&close, "octets")), (2, 70 * u64::from(DATAGRAM_BYTES)));
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn receiver_without_feedback_times_out() {
         assert_eq!(numbers(&hand.packets(10)), (0..10).collect::<Vec<_>>());
         // One packet probes.
         assert_eq!(numbers(&hand.packets(1)), [10]);
-        assert_eq!(count(&lines.of("silence")[0], "octets"), 10 * u64::from(OCTETS));
+        assert_eq!(count(&lines.of("silence")[0], "octets"), 10 * u64::from(DATAGRAM_BYTES));
         hand.report(10, 1);
         assert_eq!(numbers(&hand.packets(2)), [11, 12]);
         eventually("the stream ends", || !lines.of("close").is_empty());
@@ -153,7 +153,7 @@ fn forged_addresses_get_no_stream_and_foreign_messages_are_ignored() {
         for n in 0..20 {
             forger.cookie = [n; 16];
             forger.hello(1, 0);
-            let answered = forger.receive(|message, octets| (matches!(message, Message::Cookie(_)), octets));
+            let answered = forger.receive(|message, bytes| (matches!(message, Message::Cookie(_)), bytes));
             assert_eq!(answered, (true, 20), "less than what was asked by");
         }
         let hand = Hand::admitted(at, 1, 0);
@@ -222,8 +222,8 @@ fn audio_is_forwarded_unchanged() {
                 sent += 1;
             }
             let mut room = [0; 2000];
-            while let Ok(octets) = player.recv(&mut room) {
-                played.push((octets, room[0], room[octets - 1]));
+            while let Ok(bytes) = player.recv(&mut room) {
+                played.push((bytes, room[0], room[bytes - 1]));
             }
             played.len() == 50
         });
