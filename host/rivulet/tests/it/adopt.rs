@@ -3,6 +3,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -72,6 +73,30 @@ impl Rack {
         stream
     }
 
+    /// A client's socket from this port, whose SYN has this number.
+    fn connect_at(&self, port: u16, seq: u32) -> TcpStream {
+        let there: SocketAddr = format!("{SERVICE}:80").parse().unwrap();
+        let connected = in_netns(Some(self.client.name()), || {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+            socket.set_reuse_address(true)?;
+            // The kernel takes a number of its own only where none was set.
+            for (option, value) in [
+                (libc::TCP_REPAIR, 1),
+                (libc::TCP_REPAIR_QUEUE, 2),
+                (libc::TCP_QUEUE_SEQ, seq as i32),
+                (libc::TCP_REPAIR, 0),
+            ] {
+                set_option(&socket, option, value)?;
+            }
+            socket.bind(&SocketAddr::new([10, 88, 0, 1].into(), port).into())?;
+            socket.connect_timeout(&there.into(), PATIENCE)?;
+            Ok::<TcpStream, std::io::Error>(socket.into())
+        });
+        let stream = connected.unwrap().unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
     /// What comes on a connection on which these pieces are said, one after the other; then this direction ends.
     fn say(&self, pieces: &[&[u8]]) -> Vec<u8> {
         let mut stream = self.connect(0);
@@ -89,6 +114,14 @@ impl Rack {
     fn stored(&self, name: &str) -> Vec<u8> {
         std::fs::read(self.dir.path().join("www").join(name)).unwrap()
     }
+}
+
+/// Sets an option of TCP's.
+fn set_option(socket: &Socket, option: i32, value: i32) -> std::io::Result<()> {
+    let (at, length) = ((&raw const value).cast(), size_of::<i32>() as libc::socklen_t);
+    // SAFETY: the value is there, and as long as it says.
+    let rc = unsafe { libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, option, at, length) };
+    if rc == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
 fn body(answer: &[u8]) -> &[u8] {
@@ -376,6 +409,36 @@ fn ports_that_come_again() {
     }
     assert_eq!(rack.adopted(), 6);
     rack.none_refused();
+}
+
+/// Numbers of the next connection lie within the first one's window, as where its client uses the port again within 4 ms. The first one's
+/// RST is lost, so that the kernel still has its socket.
+#[test]
+fn port_is_used_again_within_its_first_window() {
+    let Some(rack) = Rack::steered() else { return };
+    let (big, small) = (rack.file("big", 100_000), rack.file("small", 700));
+    let _servers = [rack.serve(0), rack.serve(1)];
+    rack.stamps(true);
+    for (first, (name, content)) in
+        (1_000_000_u32..).step_by(20_000).zip([("big", &big), ("small", &small), ("big", &big)])
+    {
+        let mut stream = rack.connect_at(5556, first);
+        stream.write_all(format!("GET /{name} HTTP/1.1\r\nHost: h\r\n\r\n").as_bytes()).unwrap();
+        let mut answer = Vec::new();
+        let mut block = [0; 8192];
+        while answer.len() < content.len() || body(&answer).len() < content.len() {
+            let n = read_once(&mut stream, &mut block).unwrap();
+            assert!(n > 0, "{name}");
+            answer.extend_from_slice(&block[..n]);
+        }
+        assert!(body(&answer) == *content, "{name}");
+        socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
+        rack.wire().loss.store(1000, Ordering::Relaxed);
+        drop(stream);
+        std::thread::sleep(Duration::from_millis(50));
+        rack.wire().loss.store(0, Ordering::Relaxed);
+    }
+    assert_eq!(rack.adopted(), 2);
 }
 
 /// A client holds as many as it may; for one more its oldest gives way, and other clients' are adopted as ever.
