@@ -84,6 +84,16 @@ pub fn queries(mut data: &[u8]) -> Result<Queries<'_>, Fault> {
     }
 }
 
+/// Whether a client's first bytes can be these: the length of a message, and a query's header as far as it is there.
+#[must_use]
+pub(crate) fn begins_a_query(data: &[u8]) -> bool {
+    let Some((length, message)) = data.split_first_chunk() else { return false };
+    let is_query = |flags: &u8| flags & 0x80 == 0;
+    usize::from(u16::from_be_bytes(*length)) >= HEADER
+        && message.get(2).is_none_or(is_query)
+        && message.get(4..6).is_none_or(|count| count == [0, 1])
+}
+
 /// The number of a message, if it is long enough to be one.
 #[must_use]
 pub fn number(message: &[u8]) -> Option<u16> {

@@ -19,7 +19,7 @@ use crate::say::{longest_segment, reply, say, welcome};
 use crate::segment::{Header, Segment};
 use crate::small::{ACK, Decision, FIN_ACK, have};
 use crate::stamp::{Opened, Scale, Stamp};
-use crate::verdict::{Cause, Reason, Verdict};
+use crate::verdict::{Cause, Handshake, Reason, Verdict};
 use crate::whole::Whole;
 
 /// What a back end speaks.
@@ -75,6 +75,8 @@ pub enum Judged {
     Ask(Ask),
     /// The kernel's.
     Kernel(Cause),
+    /// The kernel's from this segment on, the first with data on its connection: the back end is to be asked by TCP.
+    Adopt(Cause, Handshake),
 }
 
 impl Relay {
@@ -138,7 +140,7 @@ impl Relay {
             Opened::Yes(_) if segment.payload.is_empty() => tell(segment, FIN_ACK, seq.wrapping_add(1)),
             Opened::Yes(scale) => {
                 let by = By::Opening(Class::numbered(distance >> 1), scale);
-                self.ask(segment, 0, by).unwrap_or_else(Judged::Kernel)
+                self.ask(segment, 0, by).unwrap_or_else(|cause| adopt(segment, cause, by))
             }
             Opened::No => Judged::Drop(Reason::Stamp),
         }
@@ -188,7 +190,11 @@ impl Relay {
         }
         match (distance.checked_sub(header.seq & BARE_SEQUENCE), segment.payload) {
             (Some(0), []) => tell(segment, FIN_ACK, header.seq.wrapping_add(1)),
-            (Some(0), _) => self.ask(segment, 0, By::Bare).unwrap_or_else(Judged::Kernel),
+            (Some(0), data) => self.ask(segment, 0, By::Bare).unwrap_or_else(|cause| match self.protocol {
+                // Eight bits tell a first segment from others: the kernel must not begin in the middle.
+                Protocol::Dns if dns::begins_a_query(data) => adopt(segment, cause, By::Bare),
+                _ => Judged::Kernel(cause),
+            }),
             // All, some, or a segment that does not begin where the request does: the back end's answer tells.
             (Some(at), [_, ..]) => self.ask(segment, at, By::Bare).unwrap_or(Judged::Drop(Reason::Split)),
             _ => Judged::Drop(Reason::Early),
@@ -240,7 +246,7 @@ impl Relay {
             By::Answer(before) => (Some(before), Cut::again(before.class, ask.at, &have(segment, ask.at))),
             // Nothing has been sent of it, but where a client without timestamps has something already.
             _ if length == 0 && ask.at > 0 => return Verdict::Drop(Reason::Changed),
-            _ if length == 0 => return Verdict::Kernel(Cause::Object),
+            by if length == 0 => return by.adoption(segment, Cause::Object),
             By::Opening(class, scale) => (Some(Whole::of(octets, class, scale)), Cut::Full(class)),
             By::Bare if ask.at == length + 1 => return said(segment, ACK),
             By::Bare if ask.at == length => return said(segment, FIN_ACK),
@@ -264,12 +270,32 @@ impl Relay {
             };
             // With FIN or not at all: a client that has it has all.
             if length > full.min(room) || window <= length {
-                return Verdict::Kernel(Cause::Object);
+                return ask.by.adoption(segment, Cause::Object);
             }
             Pieces::from_iter([Piece { from: 0, to: length, fin: true }])
         };
         Verdict::Answer(Flight { octets: Octets::of(octets), header: reply, pieces })
     }
+}
+
+impl By {
+    /// How the kernel takes over a connection of which nothing was sent.
+    fn handshake(self, segment: &Segment<'_>) -> Option<Handshake> {
+        let (mss, scale) = match self {
+            By::Opening(class, scale) => (class.mss(), Some(scale)),
+            By::Bare => (BARE_SEGMENT as u16, None),
+            By::Answer(_) => return None,
+        };
+        Some(Handshake { mss, scale, receive_next: segment.header.seq, start: 0, answer: None })
+    }
+
+    fn adoption(self, segment: &Segment<'_>, cause: Cause) -> Verdict<'static> {
+        self.handshake(segment).map_or(Verdict::Kernel(cause), |handshake| Verdict::Adopt(cause, handshake))
+    }
+}
+
+fn adopt(segment: &Segment<'_>, cause: Cause, by: By) -> Judged {
+    by.handshake(segment).map_or(Judged::Kernel(cause), |handshake| Judged::Adopt(cause, handshake))
 }
 
 fn tell(segment: &Segment<'_>, flags: u8, ack: u32) -> Judged {

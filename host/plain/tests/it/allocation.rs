@@ -103,6 +103,7 @@ fn nor_is_a_back_ends_answer() {
                     Judged::Say(header) => Verdict::Say(header),
                     Judged::Drop(reason) => Verdict::Drop(reason),
                     Judged::Kernel(cause) => Verdict::Kernel(cause),
+                    Judged::Adopt(cause, handshake) => Verdict::Adopt(cause, handshake),
                 };
                 let mut put = |bytes: &[u8]| {
                     all[sent..sent + bytes.len()].copy_from_slice(bytes);

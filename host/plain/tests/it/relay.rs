@@ -41,6 +41,7 @@ fn run(
             Judged::Drop(reason) => Verdict::Drop(reason),
             Judged::Say(header) => Verdict::Say(header),
             Judged::Kernel(cause) => Verdict::Kernel(cause),
+            Judged::Adopt(cause, handshake) => Verdict::Adopt(cause, handshake),
             Judged::Ask(ask) => {
                 seen.asked += 1;
                 let Some(octets) = back_end(&segment.payload[..ask.length], seen.asked) else {
@@ -201,13 +202,19 @@ fn a_query_behind_the_first_does_no_harm() {
     }
 }
 
+/// Why the kernel was to take the client's first request over, or could not.
+fn cause(outcome: &Outcome) -> Option<Cause> {
+    let adopted = outcome.adopted.first().map(|(cause, _)| *cause);
+    adopted.or(outcome.kernel.first().copied())
+}
+
 #[test]
 fn what_is_not_answered_here_is_the_kernels() {
     let first_cause = |relay: &Relay, request: &[u8]| {
         let mut client = Client::new(Nature::default(), 4000, 1, &[request.to_vec()]);
         let mut end = |way, n| if way == Way::ToServer && n > 2 { Fate::Lost } else { Fate::Arrives };
         let (outcome, _) = run(relay, &mut client, &mut end, &mut steady);
-        (outcome.kernel.first().copied(), client.stream.len())
+        (cause(&outcome), client.stream.len())
     };
     let whole = |size: usize| query(7, size, false);
     // One segment has 1,448 octets: the length, the header, the question, and the record's other fields.
@@ -221,7 +228,7 @@ fn what_is_not_answered_here_is_the_kernels() {
         let mut client = Client::new(nature, 4000, 1, &[whole(500)]);
         let mut end = |way, n| if way == Way::ToServer && n > 2 { Fate::Lost } else { Fate::Arrives };
         let (outcome, _) = run(&relay(false), &mut client, &mut end, &mut steady);
-        (outcome.kernel.first().copied(), client.stream.len())
+        (cause(&outcome), client.stream.len())
     };
     let length = 500 + head - 1;
     assert_eq!(narrow(length as u32 + 1), (None, length));
@@ -234,6 +241,8 @@ fn what_is_not_answered_here_is_the_kernels() {
     let kind = transfer.len() - 3;
     transfer[kind] = 252;
     assert_eq!(first_cause(&relay(true), &transfer), (Some(Cause::Request), 0));
+    let many: Vec<u8> = (0..17).flat_map(|_| whole(20)).collect();
+    assert_eq!(first_cause(&relay(true), &many), (Some(Cause::Request), 0));
     let http = Relay { protocol: Protocol::Http, ..relay(true) };
     assert_eq!(first_cause(&http, b"POST / HTTP/1.1\r\nHost: h\r\n\r\n"), (Some(Cause::Request), 0));
     assert_eq!(first_cause(&http, b"GET / HTTP/1.1\r\nHost: h\r\n"), (Some(Cause::Split), 0));
@@ -280,7 +289,7 @@ proptest! {
         let want = stream(&queries, 0);
         let (outcome, _) = run(&relay(true), &mut client, &mut fate, &mut steady);
         if want.len() > 15 << 10 {
-            prop_assert!(client.stream.is_empty() && !outcome.kernel.is_empty());
+            prop_assert!(client.stream.is_empty() && cause(&outcome).is_some());
         } else {
             prop_assert!(client.stream == want, "{} of {} octets", client.stream.len(), want.len());
             prop_assert!(client.had_fin());

@@ -140,7 +140,7 @@ pub fn relay(bytes: &[u8]) {
         let protocol = if right & 8 != 0 { Protocol::Dns } else { Protocol::Http };
         let relay = Relay { keys: site().keys, protocol, deterministic: right & 16 != 0, mtu: 1500 };
         let verdict = match relay.judge(&segment, u32::from(right >> 6)) {
-            Judged::Drop(_) | Judged::Kernel(_) => continue,
+            Judged::Drop(_) | Judged::Kernel(_) | Judged::Adopt(..) => continue,
             Judged::Say(header) => Verdict::Say(header),
             Judged::Ask(ask) => {
                 assert!(ask.length > 0 && ask.length <= segment.payload.len());

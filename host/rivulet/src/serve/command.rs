@@ -6,12 +6,14 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use rivulet_agent::{Agent, PendingUpdate, Status};
 use rivulet_pktio::Interface;
+use rivulet_plain::Protocol;
 use rivulet_server::service::Service;
 use rivulet_server::{Config, Server, incarnation};
 
 use super::address::ServiceAddresses;
 use super::args::ServeArgs;
 use super::connections::Connections;
+use super::dns_relay;
 use super::listeners::Listeners;
 use super::metrics;
 use super::plain;
@@ -44,8 +46,15 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let config = Config { interface, services, incarnation, io: args.io };
     let mut servers = Server::open_workers(&config, args.workers.into())?;
     let connections = Connections::default();
-    let doorway = site.clone().map(|site| plain::doorway(site, connections.clone())).transpose();
-    let doorway = doorway.context("a thread for adopted connections")?;
+    let doorway = match (&site, back_end) {
+        (Some(site), _) => Some(plain::doorway(site.clone(), connections.clone())),
+        (None, Some(back_end)) if back_end.protocol == Protocol::Dns => {
+            Some(dns_relay::doorway(back_end.address, connections.clone()))
+        }
+        // Programs behind `udp://` have no TCP.
+        _ => None,
+    };
+    let doorway = doorway.transpose().context("a thread for adopted connections")?;
     for server in &mut servers {
         server.set_delta(!args.no_delta);
         if let Some(doorway) = &doorway {

@@ -4,6 +4,7 @@ mod address;
 mod args;
 mod command;
 mod connections;
+mod dns_relay;
 mod listeners;
 pub mod metrics;
 pub mod plain;

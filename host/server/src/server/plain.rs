@@ -220,6 +220,7 @@ impl Server {
                     way.unserved = Unserved::Kernel;
                     Verdict::Kernel(cause)
                 }
+                Judged::Adopt(cause, handshake) => Verdict::Adopt(cause, handshake),
                 Judged::Ask(ask) => {
                     if let Some(exchanges) = &mut self.exchanges {
                         exchanges.ask(frame, &segment, ask, now, &mut counters.back_end);
@@ -313,7 +314,27 @@ impl Server {
         let Some(Door::BackEnd(relay)) = &running.plain else { return };
         let mut way = Way::back(&ethernet, ether_type, &running.service, self.link.mac);
         way.unserved = Unserved::Kernel;
+        let packet = answered.frame.get(ethernet.length()..).unwrap_or_default();
+        let packet = packet.get(..segment.packet_length()).unwrap_or(packet);
+        // The client repeated its request while the back end was asked, and the first answer was the kernel's to fetch.
+        match self.adopter.sort(packet, &segment, true, false) {
+            Belongs::Free { .. } => {}
+            passed => return self.counters.pass(passed == Belongs::Passed),
+        }
         let verdict = relay.answer(&segment, &answered.ask, answered.octets, path);
+        if let Verdict::Adopt(cause, handshake) = verdict
+            && !way.shared
+        {
+            // Nobody completed its checksum, if the device was to.
+            match self.adopter.adopt(packet, &segment, handshake, &[], true) {
+                Ok(passed) => {
+                    self.counters.adopt(cause);
+                    self.counters.pass(passed == Belongs::Passed);
+                }
+                Err(why) => way.refuse(&segment, why, self.io.as_mut(), &mut self.counters),
+            }
+            return;
+        }
         if matches!(verdict, Verdict::Drop(Reason::Changed)) {
             self.counters.back_end.changed += 1;
         }

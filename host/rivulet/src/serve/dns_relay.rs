@@ -1,0 +1,118 @@
+//! What a name server behind stateless TCP has to answer by TCP: zone transfers, long answers, queries in pieces. The kernel's TCP
+//! has such a connection (`docs/plain.md`), and each is relayed to a connection to the name server.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
+
+use rivulet_server::{Adopted, Door, Doorway};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::connections::{Connections, Guest, MAX_CONNECTIONS};
+
+/// Adopted connections beside those that are open: they wait until another has given way.
+const WAITING: usize = 64;
+/// For how long the name server may take to accept a connection.
+const CONNECT: Duration = Duration::from_secs(2);
+/// For how long a connection may carry nothing, or one side take nothing of what the other sends.
+const IDLE: Duration = Duration::from_secs(30);
+const BLOCK: usize = 16 << 10;
+
+/// Where connections go whose queries the name server at this address is to answer by TCP.
+pub(super) fn doorway(back_end: SocketAddr, connections: Connections) -> io::Result<Doorway> {
+    let (sender, receiver) = sync_channel(MAX_CONNECTIONS + WAITING);
+    std::thread::Builder::new()
+        .name("dns-adopt".into())
+        .spawn(move || take(&receiver, back_end, &connections))?;
+    Ok(Doorway::new(Arc::new(Queue(sender)), MAX_CONNECTIONS + WAITING))
+}
+
+/// Connections that wait for a thread, which is not made on the packet path.
+struct Queue(SyncSender<Adopted>);
+
+impl Door for Queue {
+    fn accept(&self, connection: Adopted) {
+        // There is room for as many as are held. One that finds none all the same is closed.
+        if self.0.try_send(connection).is_err() {
+            tracing::warn!("an adopted connection found no room");
+        }
+    }
+}
+
+fn take(adopted: &Receiver<Adopted>, back_end: SocketAddr, connections: &Connections) {
+    for connection in adopted {
+        let guest = connection.handle().map(|other| connections.admit(connection.peer(), other));
+        let guest = match guest {
+            Ok(Some(guest)) => guest,
+            Ok(None) => continue,
+            Err(e) => {
+                tracing::warn!(error = %e, "an adopted TCP connection");
+                continue;
+            }
+        };
+        let spawned =
+            std::thread::Builder::new().name("dns-relay".into()).stack_size(256 << 10).spawn(move || {
+                let mut connection = connection;
+                match relay(&mut connection, back_end, &guest) {
+                    Ok(()) => connection.finish(IDLE),
+                    Err(e) => tracing::debug!(error = %e, "relayed TCP connection"),
+                }
+            });
+        if let Err(e) = spawned {
+            tracing::warn!(error = %e, "no thread for an adopted TCP connection");
+        }
+    }
+}
+
+/// Carries both directions until the name server ends its own. One thread does: the clock of an adopted socket is set between two
+/// of its reads and writes.
+fn relay(client: &mut Adopted, back_end: SocketAddr, guest: &Guest) -> io::Result<()> {
+    let mut server = TcpStream::connect_timeout(&back_end, CONNECT)?;
+    server.set_nodelay(true)?;
+    server.set_read_timeout(Some(IDLE))?;
+    server.set_write_timeout(Some(IDLE))?;
+    client.set_patience(IDLE)?;
+    let handle = client.handle()?;
+    let mut block = vec![0; BLOCK];
+    let mut asks = true;
+    let longest = Timespec::try_from(IDLE).map_err(io::Error::other)?;
+    loop {
+        let wanted = if asks { PollFlags::IN } else { PollFlags::empty() };
+        let mut both = [
+            PollFd::from_borrowed_fd(server.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(handle.as_fd(), wanted),
+        ];
+        if poll(&mut both, Some(&longest))? == 0 {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let [answers, queries] = both.map(|fd| fd.revents());
+        if guest.is_displaced() {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        if !answers.is_empty() {
+            let n = server.read(&mut block)?;
+            if n == 0 {
+                return Ok(());
+            }
+            client.write_all(&block[..n])?;
+            guest.set_waiting(true);
+        }
+        if !queries.is_empty() {
+            // A client that is gone, with all that it wanted or not.
+            if !asks {
+                return Err(io::ErrorKind::ConnectionReset.into());
+            }
+            let n = client.read(&mut block)?;
+            asks = n > 0;
+            if asks {
+                guest.set_waiting(false);
+                server.write_all(&block[..n])?;
+            } else {
+                server.shutdown(Shutdown::Write)?;
+            }
+        }
+    }
+}
