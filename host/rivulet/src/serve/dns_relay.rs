@@ -10,8 +10,10 @@ use std::time::Duration;
 
 use rivulet_server::{Adopted, Door, Doorway};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
-use super::connections::{Connections, Guest, MAX_CONNECTIONS};
+use super::connections::{Connections, Guest, MAX_CONNECTIONS, Phase};
+use super::plain::taking;
 
 /// Adopted connections beside those that are open: they wait until another has given way.
 const WAITING: usize = 64;
@@ -57,7 +59,7 @@ fn take(adopted: &Receiver<Adopted>, back_end: SocketAddr, connections: &Connect
             std::thread::Builder::new().name("dns-relay".into()).stack_size(256 << 10).spawn(move || {
                 let mut connection = connection;
                 match relay(&mut connection, back_end, &guest) {
-                    Ok(()) => connection.finish(IDLE),
+                    Ok(()) => connection.finish(taking(&guest)),
                     Err(e) => tracing::debug!(error = %e, "relayed TCP connection"),
                 }
             });
@@ -85,8 +87,11 @@ fn relay(client: &mut Adopted, back_end: SocketAddr, guest: &Guest) -> io::Resul
             PollFd::from_borrowed_fd(server.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(handle.as_fd(), wanted),
         ];
-        if poll(&mut both, Some(&longest))? == 0 {
-            return Err(io::ErrorKind::TimedOut.into());
+        match poll(&mut both, Some(&longest)) {
+            Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+            Ok(_) => {}
+            Err(Errno::INTR) => continue,
+            Err(e) => return Err(e.into()),
         }
         let [answers, queries] = both.map(|fd| fd.revents());
         if guest.is_displaced() {
@@ -98,7 +103,7 @@ fn relay(client: &mut Adopted, back_end: SocketAddr, guest: &Guest) -> io::Resul
                 return Ok(());
             }
             client.write_all(&block[..n])?;
-            guest.set_waiting(true);
+            guest.enter(Phase::Waiting);
         }
         if !queries.is_empty() {
             // A client that is gone, with all that it wanted or not.
@@ -108,7 +113,7 @@ fn relay(client: &mut Adopted, back_end: SocketAddr, guest: &Guest) -> io::Resul
             let n = client.read(&mut block)?;
             asks = n > 0;
             if asks {
-                guest.set_waiting(false);
+                guest.enter(Phase::Answer);
                 server.write_all(&block[..n])?;
             } else {
                 server.shutdown(Shutdown::Write)?;

@@ -364,7 +364,7 @@ fn linger(stream: &mut impl Line, guest: &Guest) -> io::Result<()> {
 
 /// Whether to wait for a client that has so many bytes of its last answers still to take: as long as it takes some, and has not given way
 /// to another.
-fn taking(guest: &Guest) -> impl FnMut(u32) -> bool {
+pub(super) fn taking(guest: &Guest) -> impl FnMut(u32) -> bool {
     let mut pace: Option<(Pace<'_>, u32)> = None;
     move |left| {
         let (pace, first) = pace.get_or_insert_with(|| {
