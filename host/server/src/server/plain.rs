@@ -49,7 +49,7 @@ impl Door {
         }
     }
 
-    /// What is remembered of answers under way: of what a back end says, nothing.
+    /// Memory of answers in progress; back ends have none.
     pub(super) fn set_memory(&mut self, memory: Memory) {
         if let Door::Objects(objects) = self {
             let Objects { replica, downloads } = objects.as_mut();
@@ -64,7 +64,7 @@ impl Door {
     }
 }
 
-/// Objects, and what is remembered of the answers under way.
+/// Objects, and the memory of answers in progress.
 #[derive(Debug)]
 pub(crate) struct Objects {
     pub(super) replica: Replica,
@@ -316,7 +316,7 @@ impl Server {
         way.unserved = Unserved::Kernel;
         let packet = answered.frame.get(ethernet.length()..).unwrap_or_default();
         let packet = packet.get(..segment.packet_length()).unwrap_or(packet);
-        // The client repeated its request while the back end was asked, and the first answer was the kernel's to fetch.
+        // The client repeated its request while the back end was asked, and the kernel took the connection over.
         match self.adopter.sort(packet, &segment, true, false) {
             Belongs::Free { .. } => {}
             passed => return self.counters.pass(passed == Belongs::Passed),
@@ -325,7 +325,7 @@ impl Server {
         if let Verdict::Adopt(cause, handshake) = verdict
             && !way.shared
         {
-            // Nobody completed its checksum, if the device was to.
+            // A checksum that the device should have computed is still missing.
             match self.adopter.adopt(packet, &segment, handshake, &[], true) {
                 Ok(passed) => {
                     self.counters.adopt(cause);
