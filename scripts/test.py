@@ -202,14 +202,14 @@ def libtest(run: Run, name: str, folder: Path, program: str) -> str:
                     running.add(test)
                 elif kind in (("test", "ok"), ("test", "failed")):
                     running.discard(test)
-                    printed = event.get("stdout", "")
-                    skipped = re.search(r"^SKIPPED: (.*)", printed, re.M)
+                    output = event.get("stdout", "")
+                    skipped = re.search(r"^SKIPPED: (.*)", output, re.M)
                     how = "failed" if event["event"] != "ok" else "skipped" if skipped else "passed"
-                    why = skipped[1] if skipped else " ".join(printed.split())[:WHY] if how == "failed" else ""
+                    why = skipped[1] if skipped else " ".join(output.split())[:WHY] if how == "failed" else ""
                     run.outcomes.append(Outcome(test, event.get("exec_time", 0.0), how, why))
                     if how == "failed":
                         failed.append(test)
-                        print(f"\nFAILED: {test}\n{printed}", flush=True)
+                        print(f"\nFAILED: {test}\n{output}", flush=True)
         except PartFailed as e:
             problem = "" if failed else f"{e}; running: {', '.join(sorted(running)) or 'none'}"
     problem = problem or "\n".join(f"FAILED: {test}" for test in failed)
