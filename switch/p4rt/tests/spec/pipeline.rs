@@ -179,7 +179,7 @@ async fn a_bad_pipeline_is_refused_by_name_and_the_old_one_stays() {
         (wide, "MainIngress.routes: key hdr.ipv4.dst"),
         (register, "MainIngress.lost"),
         (twice, "used twice"),
-        (prefix, "does not begin with 0x12"),
+        (prefix, "does not start with 0x12"),
         (truncated, "p4_device_config"),
         (nothing, "p4_device_config"),
         (no_info, "P4Info"),
