@@ -203,11 +203,8 @@ REMOVALS: dict[str, Removal] = {
     "rst-settling": bpf("is_pinned || now < lease->settling || since", "is_pinned || since", RESET, file="refusals.h"),
     "rst-orphan": bpf("(is_parked || refuses_early(s, lease, now, is_pinned))",
                       "refuses_early(s, lease, now, is_pinned)", RESET),
-    "rst-slow": bpf(
-        "(since < REFUSED_FOR && ", "(0 && ", "client_that_asks_each_two_minutes_is_reset", file="refusals.h"
-    ),
-    "rst-excluded-since": bpf(
-        " && before->settling == lease->settling", "", "client_that_asks_each_two_minutes_is_reset", file="refusals.h"
+    "rst-pause": bpf(
+        "now - before->last < REFUSED_PAUSE", "1", "reset_waits_again_after_a_pause", file="refusals.h"
     ),
     "rst-unknown": bpf(
         " || refuses_early(s, lease, now, is_pinned)",

@@ -12,10 +12,11 @@
 
 /* Nanoseconds: between the first RST to a client that is unknown here and one that leaves. */
 #define REFUSED_AFTER 1000000000ULL
-/* Until a RST is the first again: longer than Linux waits between two retransmissions (TCP_RTO_MAX, 120 s); shorter
- * if another replica was excluded since, which may have had the connection. */
-#define REFUSED_FOR 130000000000ULL
-#define REFUSED_SOON 10000000000ULL
+/*
+ * A RST is the first again after so long without one: another replica may have had the connection meanwhile, and died. Longer than the
+ * pauses between two questions of the process (host/trods/src/hold/refusals.rs), so a client need not send by itself.
+ */
+#define REFUSED_PAUSE 3000000000ULL
 /* The longest time for which a RST is held back, whatever is looked for, and whichever replica is said to hold the connection. */
 #define REFUSED_AT_LAST 2000000000ULL
 /* After so long without a lease lost segments count as drops of this host's: a lease may come back within it, and TCP's own timers are faster. */
@@ -71,14 +72,16 @@ static __always_inline int mute(const struct segment *s, const struct lease *lea
  */
 static __always_inline bool refuses_early(const struct segment *s, const struct lease *lease, __u64 now, bool is_pinned)
 {
-	struct refusal *before, first = { .at = now, .settling = lease->settling };
+	struct refusal *before, first = { .at = now, .last = now };
 
 	/* In answer to a segment; what a server resets says more (RFC 9293, 3.10.7.1). */
 	if (s->flags & ACK && s->seq)
 		return is_pinned;
 	before = bpf_map_lookup_elem(&refused, &s->key);
-	__u64 since = before ? now - before->at : REFUSED_FOR;
-	if (before && (since < REFUSED_SOON || (since < REFUSED_FOR && before->settling == lease->settling))) {
+	if (before && now - before->last < REFUSED_PAUSE) {
+		__u64 since = now - before->at;
+
+		before->last = now;
 		/* No replica has answered it meanwhile. */
 		if (since >= REFUSED_AT_LAST)
 			return false;

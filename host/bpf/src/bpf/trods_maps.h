@@ -42,10 +42,10 @@ struct {
 	__type(value, struct pin);
 } pins SEC(".maps");
 
-/* The first RST to a client that was dropped: when, and until when it was kept back for replicas that were excluded then. */
+/* RSTs to a client that were dropped: the times of the first and of the last. */
 struct refusal {
 	__u64 at;
-	__u64 settling;
+	__u64 last;
 };
 
 struct {

@@ -22,8 +22,8 @@ enum Rules {
     Asked,
 }
 
-/// A replica forgets a refusal after so long, seconds, as the programs do.
-const REFUSED_FOR: u16 = 10;
+/// A replica forgets a refusal after so long without a segment, seconds, as the programs do.
+const REFUSED_PAUSE: u16 = 3;
 /// Restarts of agents, and segments that the client sends by itself before it gives up.
 const RESTARTS: u8 = 4;
 const SEGMENTS: u8 = 10;
@@ -59,7 +59,7 @@ impl Client {
     /// Time passes, and a segment comes to the replica that gets it.
     fn sends(&mut self, after: u16) {
         for since in &mut self.refused {
-            *since = since.map(|age| age + after).filter(|age| *age < REFUSED_FOR);
+            *since = since.map(|age| age + after).filter(|age| *age < REFUSED_PAUSE);
         }
         match self.refused[self.gets] {
             Some(age) => self.is_reset = age >= 1,
