@@ -150,12 +150,6 @@ impl Objects {
         Objects { patience, ..self.clone() }
     }
 
-    /// The same, with so much patience.
-    #[cfg(test)]
-    pub(super) fn with_patience(&self, patience: Duration) -> Objects {
-        Objects { patience, ..self.for_thread() }
-    }
-
     /// The threads that may wait for the disk.
     pub(super) fn desk(&self) -> Arc<Closing> {
         self.desk.clone()

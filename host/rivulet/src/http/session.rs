@@ -459,7 +459,7 @@ mod tests {
     #[test]
     fn content_being_hashed_is_waited_for_without_losing_the_request() {
         let (dir, mut site) = store();
-        site.objects = site.objects.with_patience(std::time::Duration::ZERO);
+        site.objects = site.objects.for_thread().patient_for(std::time::Duration::ZERO);
         std::fs::write(dir.path().join("long"), vec![1; 3 << 20]).unwrap();
         let text = b"GET /long HTTP/1.1\r\nHost: h\r\n\r\n";
         let mut session = Session::new(0);

@@ -47,7 +47,7 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let mut servers = Server::open_workers(&config, args.workers.into())?;
     let connections = Connections::default();
     let doorway = match (&site, back_end) {
-        (Some(site), _) => Some(plain::doorway(site.clone(), connections.clone())),
+        (Some(site), _) => Some(plain::doorway(site, connections.clone())),
         (None, Some(back_end)) if back_end.protocol == Protocol::Dns => {
             Some(dns_relay::doorway(back_end.address, connections.clone()))
         }

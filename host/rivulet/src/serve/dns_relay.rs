@@ -4,19 +4,16 @@
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
-use rivulet_server::{Adopted, Door, Doorway};
+use rivulet_server::{Adopted, Doorway};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::connections::{Connections, Guest, MAX_CONNECTIONS, Phase};
+use super::adopted;
+use super::connections::{Connections, Guest, Phase};
 use super::plain::taking;
 
-/// Adopted connections beside those that are open: they wait until another has given way.
-const WAITING: usize = 64;
 /// For how long the name server may take to accept a connection.
 const CONNECT: Duration = Duration::from_secs(2);
 /// For how long a connection may carry nothing, or one side take nothing of what the other sends.
@@ -25,48 +22,11 @@ const BLOCK: usize = 16 << 10;
 
 /// Where connections go whose queries the name server at this address is to answer by TCP.
 pub(super) fn doorway(back_end: SocketAddr, connections: Connections) -> io::Result<Doorway> {
-    let (sender, receiver) = sync_channel(MAX_CONNECTIONS + WAITING);
-    std::thread::Builder::new()
-        .name("dns-adopt".into())
-        .spawn(move || take(&receiver, back_end, &connections))?;
-    Ok(Doorway::new(Arc::new(Queue(sender)), MAX_CONNECTIONS + WAITING))
-}
-
-/// Connections that wait for a thread, which is not made on the packet path.
-struct Queue(SyncSender<Adopted>);
-
-impl Door for Queue {
-    fn accept(&self, connection: Adopted) {
-        // There is room for as many as are held. One that finds none all the same is closed.
-        if self.0.try_send(connection).is_err() {
-            tracing::warn!("an adopted connection found no room");
-        }
-    }
-}
-
-fn take(adopted: &Receiver<Adopted>, back_end: SocketAddr, connections: &Connections) {
-    for connection in adopted {
-        let guest = connection.handle().map(|other| connections.admit(connection.peer(), other));
-        let guest = match guest {
-            Ok(Some(guest)) => guest,
-            Ok(None) => continue,
-            Err(e) => {
-                tracing::warn!(error = %e, "an adopted TCP connection");
-                continue;
-            }
-        };
-        let spawned =
-            std::thread::Builder::new().name("dns-relay".into()).stack_size(256 << 10).spawn(move || {
-                let mut connection = connection;
-                match relay(&mut connection, back_end, &guest) {
-                    Ok(()) => connection.finish(taking(&guest)),
-                    Err(e) => tracing::debug!(error = %e, "relayed TCP connection"),
-                }
-            });
-        if let Err(e) = spawned {
-            tracing::warn!(error = %e, "no thread for an adopted TCP connection");
-        }
-    }
+    adopted::doorway("dns", connections, move |mut client, guest| {
+        relay(&mut client, back_end, guest)?;
+        client.finish(taking(guest));
+        Ok(())
+    })
 }
 
 /// Carries both directions until the name server ends its own. One thread does: the clock of an adopted socket is set between two

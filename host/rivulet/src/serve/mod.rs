@@ -1,6 +1,7 @@
 //! `rivulet serve`: files over Rivulet, and over plain TCP beside it.
 
 mod address;
+mod adopted;
 mod args;
 mod command;
 mod connections;

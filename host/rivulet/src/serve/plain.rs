@@ -2,17 +2,14 @@
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use rivulet_server::{Adopted, Door, Doorway};
+use rivulet_server::{Adopted, Doorway};
 
-use super::connections::{Connections, Guest, MAX_CONNECTIONS, Phase};
+use super::adopted;
+use super::connections::{Connections, Guest, Phase};
 use crate::http::{Answer, Input, Objects, Promise, ReadError, Reads, Session, Site};
 
-/// Adopted connections beside those that are open: they wait until another has given way.
-const WAITING: usize = 64;
 /// How long a request may wait for its content to be hashed.
 const HASHING: Duration = Duration::from_secs(120);
 /// Between two looks at content that is being read, while it is not waited for.
@@ -82,50 +79,14 @@ fn accept(listener: &TcpListener, site: &Site, connections: &Connections) {
 }
 
 /// Where connections go that were begun without state.
-pub(super) fn doorway(site: Site, connections: Connections) -> io::Result<Doorway> {
-    let (sender, receiver) = sync_channel(MAX_CONNECTIONS + WAITING);
-    std::thread::Builder::new()
-        .name("tcp-adopt".into())
-        .spawn(move || take(&receiver, &site, &connections))?;
-    Ok(Doorway::new(Arc::new(Queue(sender)), MAX_CONNECTIONS + WAITING))
-}
-
-/// Connections that wait for a thread, which is not made on the packet path.
-struct Queue(SyncSender<Adopted>);
-
-impl Door for Queue {
-    fn accept(&self, connection: Adopted) {
-        // There is room for as many as are held. One that finds none all the same is closed.
-        if self.0.try_send(connection).is_err() {
-            tracing::warn!("an adopted connection found no room");
-        }
-    }
-}
-
-fn take(adopted: &Receiver<Adopted>, site: &Site, connections: &Connections) {
+pub(super) fn doorway(site: &Site, connections: Connections) -> io::Result<Doorway> {
     let site = site.patient_for(PATIENCE);
-    for connection in adopted {
-        let guest = connection.handle().map(|other| connections.admit(connection.peer(), other));
-        let guest = match guest {
-            Ok(Some(guest)) => guest,
-            Ok(None) => continue,
-            Err(e) => {
-                tracing::warn!(error = %e, "an adopted TCP connection");
-                continue;
-            }
-        };
-        let site = site.clone();
-        let spawned = std::thread::Builder::new().name("tcp".into()).stack_size(256 << 10).spawn(move || {
-            let mut connection = connection;
-            match converse(&mut connection, &site, &guest).and_then(|()| linger(&mut connection, &guest)) {
-                Ok(()) => connection.finish(taking(&guest)),
-                Err(e) => tracing::debug!(error = %e, "adopted TCP connection"),
-            }
-        });
-        if let Err(e) = spawned {
-            tracing::warn!(error = %e, "no thread for an adopted TCP connection");
-        }
-    }
+    adopted::doorway("tcp", connections, move |mut client, guest| {
+        converse(&mut client, &site, guest)?;
+        linger(&mut client, guest)?;
+        client.finish(taking(guest));
+        Ok(())
+    })
 }
 
 /// A connection of the kernel's TCP: a listener's, or one that was adopted.

@@ -60,34 +60,33 @@ impl Rack {
 
     /// A client's socket, from this port if it is not 0.
     fn connect(&self, port: u16) -> TcpStream {
-        let there: SocketAddr = format!("{SERVICE}:80").parse().unwrap();
-        let connected = in_netns(Some(self.client.name()), || {
-            let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
-            socket.set_reuse_address(true)?;
-            socket.bind(&SocketAddr::new([10, 88, 0, 1].into(), port).into())?;
-            socket.connect_timeout(&there.into(), PATIENCE)?;
-            Ok::<TcpStream, std::io::Error>(socket.into())
-        });
-        let stream = connected.unwrap().unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream
+        self.connect_with(port, |_| Ok(()))
     }
 
     /// A client's socket from this port, whose SYN has this number.
     fn connect_at(&self, port: u16, seq: u32) -> TcpStream {
-        let there: SocketAddr = format!("{SERVICE}:80").parse().unwrap();
-        let connected = in_netns(Some(self.client.name()), || {
-            let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
-            socket.set_reuse_address(true)?;
+        self.connect_with(port, |socket| {
             // The kernel takes a number of its own only where none was set.
-            for (option, value) in [
+            let options = [
                 (libc::TCP_REPAIR, 1),
                 (libc::TCP_REPAIR_QUEUE, 2),
                 (libc::TCP_QUEUE_SEQ, seq as i32),
                 (libc::TCP_REPAIR, 0),
-            ] {
-                set_option(&socket, option, value)?;
-            }
+            ];
+            options.into_iter().try_for_each(|(option, value)| set_option(socket, option, value))
+        })
+    }
+
+    fn connect_with(
+        &self,
+        port: u16,
+        prepare: impl FnOnce(&Socket) -> std::io::Result<()> + Send,
+    ) -> TcpStream {
+        let there: SocketAddr = format!("{SERVICE}:80").parse().unwrap();
+        let connected = in_netns(Some(self.client.name()), || {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+            socket.set_reuse_address(true)?;
+            prepare(&socket)?;
             socket.bind(&SocketAddr::new([10, 88, 0, 1].into(), port).into())?;
             socket.connect_timeout(&there.into(), PATIENCE)?;
             Ok::<TcpStream, std::io::Error>(socket.into())
@@ -367,6 +366,19 @@ fn af_xdp_hands_over_too() {
     rack.none_refused();
 }
 
+/// Requests a file in one segment and reads its whole answer.
+fn fetch_on(stream: &mut TcpStream, name: &str, content: &[u8]) {
+    stream.write_all(format!("GET /{name} HTTP/1.1\r\nHost: h\r\n\r\n").as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    let mut block = [0; 8192];
+    while answer.len() < content.len() || body(&answer).len() < content.len() {
+        let n = read_once(stream, &mut block).unwrap();
+        assert!(n > 0, "{name}: the connection ended");
+        answer.extend_from_slice(&block[..n]);
+    }
+    assert!(body(&answer) == content, "{name}");
+}
+
 /// The same addresses and ports, again and again, served by one or the other.
 #[test]
 fn ports_that_come_again() {
@@ -385,16 +397,7 @@ fn ports_that_come_again() {
         rack.stamps(stamps);
         for (round, (name, content)) in rounds.into_iter().enumerate() {
             let mut stream = rack.connect(5555);
-            // In one segment.
-            stream.write_all(format!("GET /{name} HTTP/1.1\r\nHost: h\r\n\r\n").as_bytes()).unwrap();
-            let mut answer = Vec::new();
-            let mut block = [0; 8192];
-            while answer.len() < content.len() || body(&answer).len() < content.len() {
-                let n = read_once(&mut stream, &mut block).unwrap();
-                assert!(n > 0, "{name}, timestamps {stamps}");
-                answer.extend_from_slice(&block[..n]);
-            }
-            assert!(body(&answer) == *content, "{name}, timestamps {stamps}");
+            fetch_on(&mut stream, name, content);
             // A reset: nothing awaits the port's old connection.
             socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
             // One is lost: the socket here learns from the next connection's SYN that its client is gone.
@@ -423,15 +426,7 @@ fn port_is_used_again_within_its_first_window() {
         (1_000_000_u32..).step_by(20_000).zip([("big", &big), ("small", &small), ("big", &big)])
     {
         let mut stream = rack.connect_at(5556, first);
-        stream.write_all(format!("GET /{name} HTTP/1.1\r\nHost: h\r\n\r\n").as_bytes()).unwrap();
-        let mut answer = Vec::new();
-        let mut block = [0; 8192];
-        while answer.len() < content.len() || body(&answer).len() < content.len() {
-            let n = read_once(&mut stream, &mut block).unwrap();
-            assert!(n > 0, "{name}");
-            answer.extend_from_slice(&block[..n]);
-        }
-        assert!(body(&answer) == *content, "{name}");
+        fetch_on(&mut stream, name, content);
         socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
         rack.wire().loss.store(1000, Ordering::Relaxed);
         drop(stream);
