@@ -137,7 +137,13 @@ REMOVALS: dict[str, Removal] = {
         "if false {",
         "it:unknown::client_whose_server_and_agent_died_is_reset",
     ),
-    "muted-lost": bpf("now - lease->until >= MUTED_LONG)", "0)", LEASE, file="refusals.h"),
+    "muted-lost": bpf("now - lease->until >= MUTED_LONG &&", "0 &&", LEASE, file="refusals.h"),
+    "muted-unsent": Removal(
+        "host/bpf/src/bpf/refusals.h",
+        "MUTED_LONG && awaits_ack(skb))",
+        "MUTED_LONG)",
+        ("it:hold::connection_survives_long_mute_before_first_answer",),
+    ),
     # Records that other programs write into the store.
     "sealed": trods(
         "store/load.rs",
@@ -212,8 +218,8 @@ REMOVALS: dict[str, Removal] = {
         "what_is_unknown_here_is_reset_a_second_after_it_was_asked_first",
     ),
     # Which replica may send on a connection.
-    "lease": bpf("return mute(&s, lease, now, true);", ";", LEASE),
-    "lease-unknown": bpf("return mute(s, lease, now, is_pinned);", ";", LEASE),
+    "lease": bpf("return mute(skb, &s, lease, now, true);", ";", LEASE),
+    "lease-unknown": bpf("return mute(skb, s, lease, now, is_pinned);", ";", LEASE),
     "pin-muted": bpf("bool is_pinned = find_pin(&s->key);", "bool is_pinned = false;", HELD_BY_OTHERS),
     "pin-handed-on": bpf("if (pin) {\n", "if (0) {\n", HELD_BY_OTHERS),
     "pin-one-hop": bpf(

@@ -51,16 +51,28 @@ static __always_inline void tell_refusal(const struct segment *s, __u64 now)
 	}
 }
 
+/* Whether the sender's TCP waits for an acknowledgement of data that it has sent. */
+static __always_inline bool awaits_ack(struct __sk_buff *skb)
+{
+	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : NULL;
+	struct bpf_tcp_sock *tcp = sk ? bpf_tcp_sock(sk) : NULL;
+
+	return !tcp || tcp->packets_out;
+}
+
 /*
- * A segment that leaves while the lease does not hold is lost. TCP takes a drop on its own host for a full queue, and sends the same again 500 ms
- * later, without doubling its timeout (TCP_RESOURCE_PROBE_INTERVAL). So a server goes on soon after its replica may send again.
+ * Drops a segment that leaves while the lease does not hold. TCP takes a drop on its own host for local congestion: it retries 500 ms later
+ * and does not double its timeout (TCP_RESOURCE_PROBE_INTERVAL), so a server resumes soon after its replica may send again. New data with
+ * nothing else in flight is the exception: each such drop counts as an unanswered window probe, and the 15th (tcp_retries2) ends the
+ * connection without a RST. TCP must count that segment as sent, so it is swallowed.
  */
-static __always_inline int mute(const struct segment *s, const struct lease *lease, __u64 now, bool is_known)
+static __always_inline int mute(struct __sk_buff *skb, const struct segment *s, const struct lease *lease, __u64 now, bool is_known)
 {
 	count(COUNT_MUTED);
 	if (s->flags & RST && !is_known)
 		tell_refusal(s, now);
-	if ((s->length || s->flags & FIN) && !(s->flags & RST) && now - lease->until >= MUTED_LONG)
+	bool is_retried = (s->length || s->flags & FIN) && !(s->flags & RST);
+	if (is_retried && now - lease->until >= MUTED_LONG && awaits_ack(skb))
 		return DROP;
 	return swallow();
 }

@@ -317,7 +317,7 @@ static __always_inline int egress_free(struct __sk_buff *skb, const struct segme
 		bool is_pinned = find_pin(&s->key);
 		/* Another may go on with it, of which the kernel, or as yet nobody here, knows. */
 		if (now >= lease->until)
-			return mute(s, lease, now, is_pinned);
+			return mute(skb, s, lease, now, is_pinned);
 		/* Nor does the end of one that the process before had, before it is known whether a record tells of it. */
 		bool is_parked = s->flags & (FIN | RST) && bpf_map_lookup_elem(&orphans, &s->key);
 		if ((is_pinned || (is_parked && s->flags & FIN)) && !(s->flags & RST)) {
@@ -356,7 +356,7 @@ static __always_inline int judge(struct __sk_buff *skb, struct segment *seg, con
 	if (!limits)
 		return egress_free(skb, &s, lease, now);
 	if (now >= lease->until)
-		return mute(&s, lease, now, true);
+		return mute(skb, &s, lease, now, true);
 	if (s.flags & RST) {
 		count(COUNT_RESETS);
 		withhold(skb, &s);

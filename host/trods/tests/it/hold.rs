@@ -193,6 +193,25 @@ fn nothing_is_acknowledged_and_nothing_is_said_before_it_may_be() {
     }
 }
 
+/// The kernel would give the connection up after 15 attempts, without a RST (tcp_retries2), if it took each for a window probe.
+#[test]
+fn connection_survives_long_mute_before_first_answer() {
+    let Some(mut rig) = Rig::new(false) else { return };
+    let (mut client, mut server, key) = rig.connect();
+    rig.hold.programs().free(&key).unwrap();
+    let leases = rig.hold.programs().leases().unwrap();
+    leases.set(0, Lease { until: 1, settling: 0, ..Lease::default() }).unwrap();
+    server.write_all(b"answer").unwrap();
+    rig.until("more than 15 attempts", |rig| rig.hold.counters().unwrap().muted >= 18);
+    assert!(server.take_error().unwrap().is_none());
+    leases.set(0, Lease { until: u64::MAX, settling: 0, ..Lease::default() }).unwrap();
+    client.set_nonblocking(false).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut answer = [0; 6];
+    client.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"answer");
+}
+
 #[test]
 fn frames_are_held_as_large_as_they_were_made() {
     let Some(mut rig) = Rig::new(false) else { return };
