@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Rivulet ToR for v1model. This file, include/v1model/ and nothing else name the architecture.
+// The Rivulet ToR for v1model. Only this file and include/v1model/ depend on the architecture.
 //
 //   V1Parser -> VerifyChecksums -> V1Ingress (Decide) -> V1Egress (Write) -> ComputeChecksums -> V1Deparser
 //                     ^                  |
-//                     +--- resubmit -----+   a replica was found silent: once for each, 64 at most
+//                     +--- resubmit -----+   the heartbeats of a replica are overdue: once for each, at most 64
 #define V1MODEL_VERSION 20200408
 #include <core.p4>
 #include <v1model.p4>
@@ -21,7 +21,8 @@
 parser V1Parser(packet_in packet, out headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard) {
     PacketParser() packet_parser;
 
-    // Every field of the metadata gets its value here; those that a resubmission keeps, in the first pass.
+    // Initialises every field of the metadata; fields that a resubmission keeps are initialised in
+    // the first pass.
     state start {
         meta.parsed = {...};
         meta.decided = {...};
@@ -50,7 +51,8 @@ parser V1Parser(packet_in packet, out headers_t hdr, inout metadata_t meta, inou
         }
     }
 
-    // After a resubmission standard metadata is zero, the clock and the port too; the @field_list is kept.
+    // After a resubmission standard metadata is zero, including clock and port; the @field_list is
+    // kept.
     state first_pass {
         meta.carried = {...};
         meta.carried.ingress_port = standard.ingress_port;
@@ -61,7 +63,7 @@ parser V1Parser(packet_in packet, out headers_t hdr, inout metadata_t meta, inou
         }
     }
 
-    // What the controller sends leaves as it is.
+    // Packets from the controller leave unchanged.
     state parse_packet_out {
         packet.extract(hdr.packet_out);
         transition accept;

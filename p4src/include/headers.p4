@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Headers in the order in which they stand in a packet.
+// Headers in the order of a packet.
 #ifndef RIVULET_HEADERS_P4
 #define RIVULET_HEADERS_P4
 
@@ -94,7 +94,8 @@ header gue_h {
     bit<16>       flags;
 }
 
-// RFC 792 and RFC 4443; `rest` is the identifier and sequence number of an echo, the MTU of a too-big.
+// RFC 792 and RFC 4443; `rest` is the identifier and sequence number of an echo, the MTU of a
+// too-big.
 header icmp_h {
     bit<8>  type;
     bit<8>  code;
@@ -142,7 +143,7 @@ header stamps_h {
     bit<32> echo;
 }
 
-// All options of a plain SYN whose layout is known (syn_layout_t), by their length.
+// All options of a plain SYN of a known layout (syn_layout_t), by their length.
 header syn12_h {
     bit<96> options;
 }
@@ -215,7 +216,7 @@ header heartbeat_h {
     bit<32>     sequence;
 }
 
-// Of an answer: who is alive, and who of these takes plain TCP.
+// Of an answer: the live members, and those of them that take plain TCP.
 header live_sets_h {
     member_set_t alive;
     member_set_t plain;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one packet carries through the pipeline beside its headers, by who writes it. The parser gives every field a
-// value: hardware gives none.
+// The metadata of one packet, grouped by the part of the program that writes it. The parser
+// initialises every field, because hardware does not.
 #ifndef RIVULET_METADATA_P4
 #define RIVULET_METADATA_P4
 
@@ -23,9 +23,9 @@ struct parsed_t {
     syn_layout_t  syn_layout;
 }
 
-// What becomes of the packet.
+// The decision about the packet.
 struct decided_t {
-    drop_reason_t drop_reason;      // NONE: the packet lives
+    drop_reason_t drop_reason;      // NONE: the packet is forwarded
     outcome_t     outcome;          // of a packet to a service
     port_id_t     egress_port;
     bit<16>       multicast_group;
@@ -35,7 +35,7 @@ struct decided_t {
     event_kind_t  event_kind;
 }
 
-// The switch's own, by `tor`.
+// Limits and keys of the switch, set by `tor`.
 struct tor_t {
     bit<1>        ready;
     bit<32>       sketch_key0;
@@ -45,7 +45,7 @@ struct tor_t {
     bit<32>       openings_limit;
 }
 
-// Whose address the packet is about, and where it comes from.
+// The kind of the packet's address, and of its source.
 struct address_t {
     bit<1>        own;
     bit<1>        service;
@@ -62,10 +62,10 @@ struct flow_t {
     bit<32>       hash;             // of the connection, or with client affinity of the client
     bit<12>       client_cell;      // of `plain_meter`
     bit<1>        by_flow;          // choose by flow, not by the policy
-    bit<1>        by_block;         // choose by flow and block of a large answer, whatever the policy
+    bit<1>        by_block;         // choose by flow and block of a large answer, under any policy
     replica_id_t  handed_on_by;     // the replica that had no socket for it
     bit<1>        holder_named;
-    replica_id_t  holder;           // who has the socket, as that replica says
+    replica_id_t  holder;           // the replica that has the socket, as named by that one
 }
 
 // By `services` and `service_config`.
@@ -78,7 +78,7 @@ struct service_t {
     slot_set_t    flow_set;
     slot_t        flow_mask;
     plain_t       plain;
-    affinity_t    affinity;         // of what goes by flow
+    affinity_t    affinity;         // of packets that go by flow
     bit<32>       slot_key0;        // slots are chosen by hashes under this key
     bit<32>       slot_key1;
 }
@@ -123,16 +123,16 @@ struct hash_state_t {
     bit<32>       v3;
 }
 
-// By `cookie_keys`, and what is found with them.
+// Set by `cookie_keys`, and derived from these keys.
 struct cookie_t {
     bit<32>       current0;
     bit<32>       current1;
     bit<32>       other0;           // of the epoch before, or after
     bit<32>       other1;
     bit<16>       mtu;              // of the replicas, bytes of an IP packet
-    hash_state_t  flow;             // the hash's state behind the connection's words
+    hash_state_t  flow;             // the hash's state after the connection's words
     bit<32>       hash;             // of the connection
-    bit<32>       distance;         // octets from the ISN to what a segment acknowledges
+    bit<32>       distance;         // bytes from the ISN to the acknowledged number
 }
 
 struct nonce_t {
@@ -151,12 +151,12 @@ struct proof_t {
     bit<1>        opening;          // not proved: counted in the sketch of the openings
 }
 
-// What the checks find.
+// Results of the checks.
 struct verdict_t {
     drop_reason_t failed;           // by the check just made
     check_mode_t  mode;             // of that check
     bit<1>        suspect;          // some check failed in mode COUNT
-    drop_reason_t unjudged;         // what the switch could not judge
+    drop_reason_t unjudged;         // the check that the switch could not make
 }
 
 // By `pools`.
@@ -168,7 +168,7 @@ struct pool_t {
     bit<1>        settled;          // this ToR has known the pool for long enough to give verdicts
 }
 
-// Who is alive, and the choice of one who is.
+// The live members, and the choice of one of them.
 struct choice_t {
     member_set_t  not_readmitted;
     member_set_t  candidates;       // those that may take this packet
@@ -187,9 +187,9 @@ struct sums_t {
 }
 
 struct heartbeat_t {
-    bit<1>        ours;             // one for this ToR
+    bit<1>        ours;             // addressed to this ToR
     bit<1>        admitted;         // on the port and from the source of its replica
-    bit<1>        judging;          // a later pass, about the next member
+    bit<1>        judging;          // a later pass, which checks the next member
     bit<1>        ready;
     bit<1>        third;            // ready, and the third such within the bound
     bit<1>        newest;           // its key is the newest
@@ -210,12 +210,13 @@ struct event_t {
     bit<16>       vlan;
 }
 
-// All that the egress reads of the ingress: one header before each packet, where the architecture carries no metadata.
+// All that egress reads from ingress: one header before each packet, where the architecture carries
+// no metadata.
 struct bridged_t {
     port_id_t     ingress_port;
     bit<1>        packet_out;       // leaves as it is
     punt_reason_t punt;
-    answer_t      answer;           // what to make of it, sent back where it came from
+    answer_t      answer;           // the answer to make of it, sent to the port that it came from
     fate_t        fate;
     bit<1>        stamp;            // overwrite the ToR block
     bit<1>        routed;           // a next hop was chosen

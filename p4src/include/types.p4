@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Types, constants and enumerations that the whole program shares. A number that P4, Rust and Python
-// all use is written here once and reaches the others through the P4Info.
+// Types, constants and enumerations that the whole program shares. A number that P4, Rust and
+// Python all use is written here once and reaches the others through the P4Info.
 #ifndef RIVULET_TYPES_P4
 #define RIVULET_TYPES_P4
 
 typedef bit<12>  vlan_id_t;
 typedef bit<48>  mac_address_t;
 typedef bit<48>  microseconds_t;
-// Every IP address is handled as 128 bits; an IPv4 address as ::ffff:a.b.c.d (RFC 4291 section 2.5.5.2),
-// so that one table, one hash and one register serve both families.
+// Every IP address is handled as 128 bits; an IPv4 address as ::ffff:a.b.c.d (RFC 4291 section
+// 2.5.5.2), so that one table, one hash and one register serve both families.
 typedef bit<128> ip_address_t;
 typedef bit<16>  ether_type_t;
 typedef bit<8>   ip_protocol_t;
 
-// Service ids, pools and members are as wide as the arrays they index, so that no index is out of bounds.
+// Service ids, pools and members are as wide as the arrays they index, so that no index is out of
+// bounds.
 typedef bit<12>  service_id_t;
 typedef bit<10>  pool_id_t;
 typedef bit<6>   replica_id_t;
@@ -104,15 +105,16 @@ const bit<8> HEARTBEAT_FLAG_ANSWER  = 0x80;
 const bit<16> HEARTBEAT_BYTES = 20;
 const bit<16> HEARTBEAT_ANSWER_BYTES = 36;
 
-// Where a replica that hands a segment on sends it, to name who holds the connection: 02:52:56:00:00:RR, RR the holder's
-// index in the pool.
+// Destination address with which a replica that hands a segment on names the connection's holder:
+// 02:52:56:00:00:RR, RR is the holder's index in the pool.
 const mac_address_t HOLDER_MAC      = 0x025256000000;
 const mac_address_t HOLDER_MAC_MASK = 0xffffffffffc0;
 
 // Replay slots are 2^22 microseconds = 4.19 s, no shorter than any horizon.
 const bit<8> REPLAY_SLOT_SHIFT = 22;
 
-// How far the stamp in a continuation may lie ahead of this ToR's clock: the agreement between ToRs.
+// How far the stamp in a continuation may lie ahead of this ToR's clock: the agreement between
+// ToRs.
 const microseconds_t CLOCK_AGREEMENT = 100000;
 
 // Why a packet was dropped. Numbered once; the counter `drops` has one cell each.
@@ -126,7 +128,7 @@ enum bit<8> drop_reason_t {
     IPV6_HEADER           = 5,   // version
     TCP_HEADER            = 6,   // data offset below 5 or past the packet
     UDP_HEADER            = 7,   // length below 8 or past the packet
-    OPTION_FORM           = 8,   // our option with a length or data offset that is not ours, no SYN
+    OPTION_FORM           = 8,   // our option with a wrong length or data offset, not on a SYN
     OPTION_VERSION        = 9,   // version or flags unknown
     CLASS_UNKNOWN         = 10,
     CLASS_FLAGS           = 11,  // TCP flags that the class does not allow
@@ -157,10 +159,10 @@ enum bit<8> drop_reason_t {
     METER_SYN             = 34,
     METER_TIMEOUT         = 35,
     METER_RESTART         = 36,
-    // What the switch could not judge, dropped because the service says so.
+    // Checks that the switch could not make, dropped where the service is configured so.
     UNJUDGED_RANGES       = 37,  // more than four ranges
     UNJUDGED_REPLAY       = 38,  // the sketch is full
-    UNJUDGED_CLOCK        = 39,  // the clock offset is not set (told, never dropped)
+    UNJUDGED_CLOCK        = 39,  // the clock offset is not set (reported, never dropped)
     // Choice of a replica.
     NO_REPLICA            = 40,  // none alive, or none found in 64 passes
     // Forwarding.
@@ -175,9 +177,9 @@ enum bit<8> drop_reason_t {
     TOO_BIG_METER         = 49,
     // Control traffic.
     HEARTBEAT_REFUSED     = 50,  // wrong port, source, pool or replica
-    ICMP_QUOTE            = 51,  // ICMP error about something that no service sent
+    ICMP_QUOTE            = 51,  // ICMP error about a packet that no service sent
     ICMP_ERROR_METER      = 52,
-    OWN_ADDRESS           = 53,  // for the ToR itself, and nothing it answers or punts
+    OWN_ADDRESS           = 53,  // for the ToR itself, of a kind that it neither answers nor punts
     MULTICAST_SERVICE     = 54,  // a service packet in a group-addressed frame
     ATTEMPT               = 55,  // above 3, or any in a SYN or a NORMAL
     // Egress, in the counter `egress_drops`.
@@ -193,7 +195,7 @@ enum bit<8> drop_reason_t {
     HEARTBEAT_TAG         = 63,  // not made with it
     HEARTBEAT_INCARNATION = 64,  // of an older start of the replica, or under an older key than one before
     HEARTBEAT_REPLAY      = 65,  // a sequence number that is not above all before
-    // What is for the ToR itself or for the controller, above the meter of its class (own_class_t).
+    // Packets for the ToR itself or the controller, above the meter of their class (own_class_t).
     METER_PUNT            = 66,
     METER_NEIGHBOUR       = 67,
     METER_ARP             = 68,
@@ -203,18 +205,18 @@ enum bit<8> drop_reason_t {
     METER_OWN_UDP         = 72,
     METER_OWN_OTHER       = 73,
     // Plain TCP to a stateless service (docs/plain.md).
-    COOKIE                = 74,  // acknowledges what nobody here sent, or out of the cookie's reach
-    HANDSHAKE             = 75,  // bare acknowledgement of a SYN-ACK: nobody waits for it
+    COOKIE                = 74,  // acknowledges no cookie of this rack, or a number out of its reach
+    HANDSHAKE             = 75,  // bare acknowledgement of a SYN-ACK, which no replica needs
     METER_PLAIN           = 76,  // the client sends more than its share
-    METER_UNCOOKIED       = 77,  // above the rate of what shows no cookie: SYNs of rare layouts, adopted connections
+    METER_UNCOOKIED       = 77,  // above the rate of segments without a cookie: SYNs of rare layouts, adopted connections
     // Plain TCP of a service with TRODS.
     SOURCE_EXCLUDED       = 78   // from the service's address, by a replica that is excluded
 }
 
-// What became of a packet: the counter `fates`.
+// The outcome of a packet: the counter `fates`.
 enum bit<4> fate_t {
     DROPPED     = 0,   // in ingress; the reason is in `drops`
-    RESUBMITTED = 1,   // its replica was found silent
+    RESUBMITTED = 1,   // the heartbeats of its replica were overdue
     SERVICE     = 2,   // to a replica, or to all; see `service_outcomes`
     HEARTBEAT   = 3,   // noted and consumed
     ANSWERED    = 4,   // ARP, neighbour solicitation, echo, too-big
@@ -224,7 +226,8 @@ enum bit<4> fate_t {
     FLOODED     = 8
 }
 
-// What became of a packet to a service: the counter `service_outcomes`, cell service * 16 + outcome.
+// The outcome of a packet to a service: the counter `service_outcomes`, cell service * 16 +
+// outcome.
 enum bit<4> outcome_t {
     CHECKED       = 0,   // Rivulet request, sums right, mark set
     UNCHECKED     = 1,   // Rivulet request passed on, mark cleared
@@ -241,7 +244,7 @@ enum bit<4> outcome_t {
 // Kinds of the `event` digest.
 enum bit<8> event_kind_t {
     NONE           = 0,
-    EXCLUDED       = 1,  // a replica fell silent
+    EXCLUDED       = 1,  // the heartbeats of a replica were overdue
     RETURNED       = 2,  // three ready heartbeats within the bound
     READMITTED     = 3,  // plain TCP again
     CHECK_FAILED   = 4,  // reason says which
@@ -250,7 +253,7 @@ enum bit<8> event_kind_t {
     NO_REPLICA     = 7
 }
 
-// Why the controller gets a packet.
+// The reason why the controller gets a packet.
 enum bit<8> punt_reason_t {
     NONE        = 0,
     ETHER_TYPE  = 1,  // table `punts`
@@ -258,7 +261,8 @@ enum bit<8> punt_reason_t {
     OWN_ADDRESS = 3   // unicast to an address of the ToR
 }
 
-// Classes of what is for the ToR itself or for the controller; cell of `own_meter`: ingress port * 8 + this.
+// Classes of packets for the ToR itself or the controller; cell of `own_meter`: ingress port * 8 +
+// this.
 enum bit<3> own_class_t {
     PUNT         = 0,  // to the controller by table `punts`
     NEIGHBOUR    = 1,  // to the controller: ARP replies and neighbour advertisements
@@ -270,7 +274,7 @@ enum bit<3> own_class_t {
     OWN_OTHER    = 7   // to the controller
 }
 
-// What the register of heartbeats says of one.
+// How a heartbeat compares with the newest in the register.
 enum bit<2> newer_t { NEWER = 0, REPLAY = 1, OLDER = 2 }
 
 // Each check is off, counted only, or enforced.
@@ -279,13 +283,16 @@ enum bit<2> check_mode_t { OFF = 0, COUNT = 1, ENFORCE = 2 }
 // How a service picks a replica for a Rivulet request.
 enum bit<2> policy_t { BLOCK = 0, ROUND_ROBIN = 1, RANDOM = 2, LEAST_LOADED = 3 }
 
-// Who serves plain TCP: nobody, the kernels of the replicas, any replica without state, or kernels with TRODS.
+// How a service takes plain TCP: not at all, by the replicas' kernels, without state at any
+// replica, or by kernels with TRODS.
 enum bit<2> plain_t { NONE = 0, KERNEL = 1, STATELESS = 2, TRODS = 3 }
 
-// What goes to one replica, of what goes by flow: each connection for itself, or all of a client's address.
+// What is sent to one replica under spraying by flow: a single connection, or all connections of a
+// client's address.
 enum bit<1> affinity_t { FLOW = 0, CLIENT = 1 }
 
-// How the options of a plain SYN stand, for those that the ToR can answer. N is a NOP, E the end of the list.
+// How the options of a plain SYN stand, for those that the ToR can answer. N is a NOP, E the end of
+// the list.
 enum bit<3> syn_layout_t {
     NONE       = 0,  // any other: a replica answers
     LINUX      = 1,  // MSS, SACK permitted, timestamps, N, window scale
@@ -295,24 +302,25 @@ enum bit<3> syn_layout_t {
     LINUX_BARE = 5   // MSS, N, N, SACK permitted, N, window scale
 }
 
-// Cell of `service_meters`: service * 8 + this. TIMEOUT: with a proof; UNPROVED: whatever else has none.
+// Cell of `service_meters`: service * 8 + this. TIMEOUT: with a proof; UNPROVED: other classes
+// without one.
 enum bit<3> service_meter_t { SYN = 0, TIMEOUT = 1, RESTART = 2, UNPROVED = 3, RANGES = 4 }
 
 enum bit<2> entry_kind_t { ORIGINAL = 0, RETRANSMITTED = 1, MARK = 2, EXCUSE = 3 }
 
-// What an ICMP error quotes.
+// The packet that an ICMP error quotes.
 enum bit<2> quote_t {
     NONE    = 0,
-    RIVULET = 1,  // our option is in sight
-    PLAIN   = 2,  // its place is in sight, and it is not there
+    RIVULET = 1,  // our option was parsed
+    PLAIN   = 2,  // its place was parsed, and it is not there
     SHORT   = 3   // ports only: could be either
 }
 
-// What the ToR itself answers.
+// Kinds of answers that the ToR sends.
 enum bit<4> answer_t { NONE = 0, ARP = 1, NEIGHBOUR = 2, ECHO4 = 3, ECHO6 = 4, TOO_BIG4 = 5, TOO_BIG6 = 6,
                       HEARTBEAT = 7, COOKIE = 8 }
 
-// What the parser requires, one for each reason.
+// Requirements of the parser, one error for each.
 error {
     VlanStacked,
     HeartbeatForm,

@@ -76,7 +76,7 @@ class P4InfoRules(unittest.TestCase):
             if alias not in self.SETTABLE_DEFAULTS:
                 self.assertIn("const_default_action_id", table, f"{alias}: a default action that may be changed")
 
-    def test_aliases_of_what_the_controller_uses_are_one_word(self) -> None:
+    def test_alias_of_each_used_table_is_one_word(self) -> None:
         for kind in ("tables", "actions", "counters", "meters", "digests", "controller_packet_metadata"):
             for entity in self.info[kind]:
                 self.assertRegex(entity["preamble"][0]["alias"][0], r"^[A-Za-z0-9_]+$")
@@ -164,7 +164,7 @@ class P4InfoRules(unittest.TestCase):
 
 
 class Artifact(unittest.TestCase):
-    """The check for staleness says so."""
+    """The staleness check finds every kind of change."""
 
     def test_a_changed_source_is_noticed(self) -> None:
         hashes = artifact.source_hashes

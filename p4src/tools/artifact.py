@@ -81,7 +81,7 @@ def build() -> None:
 
 
 def stale() -> list[str]:
-    """What is wrong with the committed program, in words; empty if it is that of the sources."""
+    """Differences between the committed program and the sources, one message each; empty if there are none."""
     manifest = json.loads((BUILD / "manifest.json").read_text())
     problems = []
     now = source_hashes()

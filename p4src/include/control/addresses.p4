@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whose address a packet is about: the ToR's own, a service's, or somebody else's.
+// Whether a packet's address is the ToR's own, a service's, or any other.
 #ifndef RIVULET_ADDRESSES_P4
 #define RIVULET_ADDRESSES_P4
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ToR answers itself: ARP, neighbour solicitations and echo, for its own and for service addresses.
-// AnswerChoice decides (ingress), AnswerRewrite writes (egress). An answer goes back where its question came from.
+// What the ToR answers itself: ARP, neighbour solicitations and echo, for its own and for service
+// addresses. AnswerChoice decides (ingress), AnswerRewrite writes (egress). An answer leaves by the
+// port that its request came in by.
 #ifndef RIVULET_ANSWERS_P4
 #define RIVULET_ANSWERS_P4
 
@@ -44,8 +45,8 @@ control AnswerChoice(in headers_t hdr, inout metadata_t meta) {
     }
 }
 
-// An echo's checksum is repaired by the difference of its type alone (RFC 1141): the sum of RFC 1624 is wrong for a reply
-// that is all zeros, this one is right for any.
+// An echo's checksum is repaired by the difference of its type alone (RFC 1141): the sum of RFC
+// 1624 is wrong for a reply that is all zeros, this one is right for any.
 control AnswerRewrite(inout headers_t hdr, in bridged_t bridged, inout written_t written) {
     bit<17> repaired;
 

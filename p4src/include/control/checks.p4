@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The checks of a Rivulet request, cheapest first. After it: decided.drop_reason says to drop, or carried.checked
-// whether the sums are right. Applied in the first pass only; a resubmitted packet carries its verdict.
+// The checks of a Rivulet request, cheapest first. Result: decided.drop_reason is set, or
+// carried.checked is 1 where the nonce sums are right. Applied in the first pass only; a
+// resubmitted packet carries its verdict.
 #ifndef RIVULET_CHECKS_P4
 #define RIVULET_CHECKS_P4
 
@@ -20,9 +21,10 @@ control Checks(in headers_t hdr, inout metadata_t meta) {
     bit<1> above;
     bit<48> age;
     service_meter_t cell;        // the meter of this class
-    drop_reason_t   above_rate;  // what it is to be above that meter's rate
+    drop_reason_t   above_rate;  // drop reason above that meter's rate
 
-    // k0_prime and k1_prime are the words of K'. An epoch that is withdrawn stays a while with usable = 0.
+    // k0_prime and k1_prime are the words of K'. A withdrawn epoch keeps its entry for a while,
+    // with usable = 0.
     @id(0x01000016)
     action set_nonce_keys(@secret bit<32> k0, @secret bit<32> k1, @secret bit<32> k0_prime, @secret bit<32> k1_prime, bit<1> usable) {
         meta.keys.k0 = k0;
@@ -56,7 +58,8 @@ control Checks(in headers_t hdr, inout metadata_t meta) {
         above_rate = reason;
     }
 
-    // Which meter a request goes through: each kind has its own, so that none is starved by another.
+    // The meter of each class of request. Classes have separate meters, so that a flood of one does
+    // not starve the others.
     @id(0x0200000c)
     table metered_classes {
         key = {
@@ -76,8 +79,9 @@ control Checks(in headers_t hdr, inout metadata_t meta) {
 
     apply {
         if (hdr.continuation.isValid()) {
-            // Key epoch. A RESTART shows no sum: it is the way out when its epoch is gone, and what completes a bare
-            // SYN has none yet (epoch 0). The host judges its seal, or its cookie.
+            // Key epoch. A RESTART carries no sum, because a client sends it when its key epoch has
+            // expired. The packet that completes a bare SYN has no epoch yet (0). The host checks
+            // their seal or cookie.
             nonce_keys.apply();
             if (hdr.option.class == CLASS_RESTART) {
                 meta.verdict.failed = drop_reason_t.NONE;
@@ -116,7 +120,7 @@ control Checks(in headers_t hdr, inout metadata_t meta) {
 
             // Sums.
             if (meta.decided.drop_reason == drop_reason_t.NONE && meta.proof.has_ranges == 1) {
-                // Those in sight are checked all the same.
+                // The ranges that were parsed are checked all the same.
                 if (meta.proof.ranges_unseen == 1) {
                     meta.verdict.unjudged = drop_reason_t.UNJUDGED_RANGES;
                 }
@@ -128,7 +132,8 @@ control Checks(in headers_t hdr, inout metadata_t meta) {
             }
         }
 
-        // What is not proved, or not in sight, is metered; what is not proved has a sketch of its own.
+        // Requests without a proof, or with more ranges than are parsed, are metered. Those without
+        // a proof use a separate sketch.
         if (meta.proof.has_ranges == 0 || meta.proof.beyond == 1) {
             meta.proof.opening = 1;
         }
@@ -143,7 +148,8 @@ control Checks(in headers_t hdr, inout metadata_t meta) {
             verdict.apply(meta);
         }
 
-        // One use per number. Only what was proved, or what cannot be, is counted.
+        // One use per number. Counts requests with a right proof, and those of classes that carry
+        // none.
         if (meta.decided.drop_reason == drop_reason_t.NONE && meta.checks.replay_mode != check_mode_t.OFF
             && (meta.proof.sums_right == 1 || meta.proof.opening == 1)) {
             replay.apply(hdr, meta);
@@ -152,7 +158,8 @@ control Checks(in headers_t hdr, inout metadata_t meta) {
         }
 
         if (meta.decided.drop_reason == drop_reason_t.NONE && meta.verdict.unjudged != drop_reason_t.NONE) {
-            // Without a clock the host judges freshness, whatever the service says.
+            // Without a clock the host checks freshness, also where the service has this check
+            // enforced.
             meta.verdict.failed = meta.verdict.unjudged;
             meta.verdict.mode = check_mode_t.COUNT;
             if (meta.checks.drop_unjudged == 1 && meta.verdict.unjudged != drop_reason_t.UNJUDGED_CLOCK) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The replica of a packet, and whether it was heard lately. One found silent does not get the packet, which comes again
-// to exclude it and to choose another: so a packet that finds a death is not lost.
+// The replica of a packet, and whether its heartbeats still arrive. Where they do not, the packet
+// is resubmitted: the second pass excludes that replica and chooses another, so the packet that
+// detects a death is not lost.
 #ifndef RIVULET_CHOOSE_P4
 #define RIVULET_CHOOSE_P4
 
@@ -27,8 +28,9 @@ control Choose(in headers_t hdr, inout metadata_t meta) {
         if (meta.flow.by_flow == 1 && (meta.bridged.alive & ~meta.choice.not_readmitted) != 0) {
             meta.choice.candidates = meta.bridged.alive & ~meta.choice.not_readmitted;
         }
-        // A second chance: not to the one that had no socket. Whether the other was readmitted does not matter,
-        // its old connections may live. Alone, it gets the segment back, so that its kernel may refuse it.
+        // A second chance: any replica but the one that had no socket. The other candidate gets the
+        // segment even before its readmission, because it may still have old connections. A replica
+        // without an alternative gets the segment back, and its kernel resets the connection.
         if (meta.bridged.handed_on == 1) {
             meta.choice.candidates = meta.bridged.alive;
             others = meta.bridged.alive & ~(64w1 << (bit<8>)meta.flow.handed_on_by);
@@ -64,7 +66,8 @@ control Choose(in headers_t hdr, inout metadata_t meta) {
             meta.decided.drop_reason = drop_reason_t.NO_REPLICA;
             meta.decided.resubmit = 0;
         } else if (meta.decided.resubmit == 1) {
-            // Each pass excludes one more of 64, so here only if others return meanwhile.
+            // Each pass excludes one more of 64 members, so this is reached only if members return
+            // between passes.
             if (meta.carried.resubmits == RESUBMITS_MAX) {
                 meta.decided.drop_reason = drop_reason_t.NO_REPLICA;
                 meta.decided.resubmit = 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plain TCP to a stateless service (docs/plain.md): the ToR answers a SYN with a cookie, drops what acknowledges none of
-// ours and what only completes a handshake, meters the rest and says how its replica is chosen. Nothing is kept.
+// Plain TCP to a stateless service (docs/plain.md). The ToR answers a SYN with a cookie. It drops
+// segments that acknowledge no cookie of this rack and bare acknowledgements that complete a
+// handshake, meters the rest and sets how the replica is chosen. It keeps no state.
 #ifndef RIVULET_COOKIES_P4
 #define RIVULET_COOKIES_P4
 
@@ -9,38 +10,41 @@
 #include "answers.p4"
 #include "half_sip_hash.p4"
 
-// With timestamps the lowest 3 bits of an ISN are the class of the segment size and a zero, without them the lowest 10 are
-// bits of the client's sequence number.
+// With timestamps the lowest 3 bits of an ISN are the class of the segment size and a zero, without
+// them the lowest 10 are bits of the client's sequence number.
 const bit<32> STAMPED_LOW    = 0x7;
 const bit<32> BARE_LOW       = 0x3ff;
 const bit<32> BARE_SEQUENCE  = 0x1fe;
-// Octets behind the ISN that can be acknowledged: where the last answer may begin, and the longest one.
+// Bytes after the ISN that can be acknowledged: the highest offset at which an answer may begin,
+// plus the longest answer.
 const bit<32> STAMPED_REACH  = 522176 + 15360;
 const bit<32> BARE_REACH     = 15360 + 2048;
-// Of large answers: a quarter of all numbers, and the last segment's 16 octets.
+// The same for large answers: a quarter of the sequence space, plus 16 bytes of the last segment.
 const bit<32> LARGE_REACH    = 0x40000010;
-// Words of a header with timestamps and no option more.
+// Data offset (32-bit words) of a header whose only option is timestamps.
 const bit<4>  STAMPS_OFFSET  = 8;
-// A bare connection's segment.
+// Segment size of a connection without timestamps.
 const bit<16> BARE_SEGMENT   = 1024;
 // A unit of the time in a SYN-ACK's timestamp is 2^26 microseconds of the common clock, 67 s.
 const bit<8>  MINUTE_SHIFT   = 26;
-// Kind of a timestamp, its bits 23 and 22: answers of up to 15 kB, and sockets of a replica's kernel; between them large answers.
+// Kind of a timestamp, its bits 23 and 22: answers of up to 15 kB, and sockets of a replica's
+// kernel; between them large answers.
 const bit<2>  STAMP_SMALL    = 0;
 const bit<2>  STAMP_KERNEL   = 3;
 const bit<16> MSS_MAX        = 1460;
 // Without the option (RFC 9293 section 3.7.1), and the smallest of a class.
 const bit<16> MSS_DEFAULT    = 536;
 
-// What a SYN offers, and the answer to it: meta.bridged. `answered` 0: a replica does it.
+// Reads the options of a SYN and prepares the answer in meta.bridged. `answered` 0: a replica
+// answers it.
 control Welcome(in headers_t hdr, inout metadata_t meta, out bit<1> answered) {
     PadHash() pad_hash;
-    bit<16> mss;       // the smaller of what both sides take
+    bit<16> mss;       // the smaller MSS of both ends
     bit<8>  shift;     // of the client's window
     bit<3>  scale;     // its number in the timestamp
     bit<2>  class;
     bit<1>  stamped;
-    bit<32> first;     // sequence number of the client's first octet
+    bit<32> first;     // sequence number of the client's first byte
     bit<22> minute;
 
     apply {
@@ -112,7 +116,7 @@ control Welcome(in headers_t hdr, inout metadata_t meta, out bit<1> answered) {
                 meta.bridged.isn = (meta.cookie.hash & ~BARE_LOW) | (first & BARE_SEQUENCE);
             }
             meta.bridged.syn_layout = meta.parsed.syn_layout;
-            // No replica's affair any more.
+            // The packet goes to no replica.
             meta.decided.is_service = 0;
             meta.bridged.answer = answer_t.COOKIE;
             meta.decided.outcome = outcome_t.COOKIE;
@@ -122,8 +126,9 @@ control Welcome(in headers_t hdr, inout metadata_t meta, out bit<1> answered) {
     }
 }
 
-// How far behind an ISN of ours a segment acknowledges, under either key (the current one's hash is made): meta.cookie.distance.
-// `found` 0: out of reach.
+// Sets meta.cookie.distance to the bytes from the cookie (ISN) to the acknowledged number, under
+// either key (the hash under the current one is already computed). `found` 0: neither cookie is
+// within reach.
 control Distance(in headers_t hdr, inout metadata_t meta, out bit<1> found) {
     CookieHash() cookie_hash;
     bit<32> low;
@@ -158,11 +163,11 @@ control Cookies(in headers_t hdr, inout metadata_t meta) {
     Distance() distance;
     UncookiedMeter() uncookied_meter;
     PlainMeter() plain_meter;
-    bit<1> shows;      // one that must show a cookie
-    bit<1> cookied;    // it does
+    bit<1> shows;      // the segment must acknowledge a cookie
+    bit<1> cookied;    // it acknowledges one
     bit<1> answered;
     bit<1> above;
-    bit<32> octets;    // of the answers, that the client has
+    bit<32> octets;    // bytes of answers that the client has acknowledged
 
     // The usable epoch's key and that of the epoch before it, or after it. mtu: of the replicas.
     @id(0x01000038)
@@ -190,9 +195,11 @@ control Cookies(in headers_t hdr, inout metadata_t meta) {
     }
 
     apply {
-        // An answer under way goes to anybody, and so does a block of a large one: each packet for itself would cost three times the
-        // octets, since replicas do not know of each other what is sent (docs/plain.md). What begins one, and what may be a socket's of
-        // a kernel, goes where its flow goes: a kernel that adopts it will see the rest.
+        // Segments in the middle of a small answer may go to any replica. Segments of a large
+        // answer are spread by block, not by packet: replicas do not know what the others have
+        // sent, and spreading single packets would send three times the bytes (docs/plain.md). The
+        // first segment of a request, and segments that may belong to a kernel socket, go by flow,
+        // because a kernel that adopts the connection must get all of it.
         if (meta.decided.outcome == outcome_t.PLAIN_SEGMENT && hdr.stamps.isValid()
             && (hdr.tcp.flags & TCP_RST) == 0 && hdr.stamps.echo[23:22] != STAMP_KERNEL
             && (hdr.stamps.echo[23:22] != STAMP_SMALL || hdr.stamps.echo[31:24] != 0)) {
@@ -213,11 +220,11 @@ control Cookies(in headers_t hdr, inout metadata_t meta) {
                     meta.decided.drop_reason = drop_reason_t.CLASS_FLAGS;
                 }
             } else if ((hdr.tcp.flags & TCP_RST) != 0) {
-                // For a socket, if one has it.
+                // It goes to the replica whose kernel may have a socket.
             } else if ((hdr.tcp.flags & (TCP_SYN | TCP_ACK)) != TCP_ACK) {
                 meta.decided.drop_reason = drop_reason_t.CLASS_FLAGS;
             } else if (hdr.stamps.isValid() && hdr.stamps.echo[23:22] == STAMP_KERNEL) {
-                // Its positions are the kernel's.
+                // Its sequence numbers are those of a kernel socket.
             } else {
                 shows = 1;
             }
@@ -231,13 +238,14 @@ control Cookies(in headers_t hdr, inout metadata_t meta) {
                     octets = meta.cookie.distance & ~BARE_SEQUENCE;
                 }
                 if (cookied == 0) {
-                    // Without timestamps it may be the kernel's, whose answers are longer.
+                    // Without timestamps it may belong to a kernel socket, whose answers can be
+                    // longer.
                     if (hdr.stamps.isValid()) {
                         meta.decided.drop_reason = drop_reason_t.COOKIE;
                     }
                 } else if (octets == 0 && meta.parsed.payload_length == 0 && (hdr.tcp.flags & TCP_FIN) == 0
                            && hdr.tcp.data_offset <= STAMPS_OFFSET) {
-                    // One with SACK blocks tells that the first segment is lost.
+                    // A SACK block means that the first segment of the answer was lost.
                     meta.decided.drop_reason = drop_reason_t.HANDSHAKE;
                 }
             } else if (meta.decided.outcome == outcome_t.PLAIN_SYN && meta.decided.drop_reason == drop_reason_t.NONE) {
@@ -259,7 +267,8 @@ control Cookies(in headers_t hdr, inout metadata_t meta) {
     }
 }
 
-// Makes the SYN-ACK of the SYN: its options stand where they stood, so it is no longer.
+// Turns the SYN into its SYN-ACK. The options keep their places, so the SYN-ACK is as long as the
+// SYN.
 control CookieRewrite(inout headers_t hdr, in bridged_t bridged, inout written_t written) {
     apply {
         hdr.ethernet.dst = hdr.ethernet.src;

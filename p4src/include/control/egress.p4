@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// All rewriting, once a copy. Of the ingress it sees `bridged` alone.
+// All rewriting, once for each copy. Its only input from ingress is `bridged`.
 #ifndef RIVULET_EGRESS_P4
 #define RIVULET_EGRESS_P4
 
@@ -11,7 +11,7 @@
 #include "rewrite.p4"
 #include "too_big.p4"
 
-// port: where this copy leaves. copy: its instance within a multicast group.
+// port: egress port of this copy. copy: its instance within a multicast group.
 control Write(inout headers_t hdr, in bridged_t bridged, inout written_t written, in port_id_t port,
               in bit<16> copy) {
     AnswerRewrite() answer_rewrite;

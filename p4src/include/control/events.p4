@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one digest, at most one a pass, at the end of ingress. What a packet can cause at will is metered; exclusion,
-// return and readmission are not, and come before it. A digest is a hint, the counters are the truth.
+// The digest: at most one a pass, at the end of ingress. Events that a sender can cause at will are
+// metered. Exclusions, returns and readmissions are not metered and have priority. Digests can be
+// lost; the counters are exact.
 #ifndef RIVULET_EVENTS_P4
 #define RIVULET_EVENTS_P4
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The members that no packet goes to, and those that no plain TCP goes to. A packet or a heartbeat that found a
-// replica silent excludes it, so the event is edge-triggered; a third ready heartbeat takes it back. Each set is read once
-// a pass.
+// Two sets of members: those that get no packet, and those that get no plain TCP. A packet or
+// heartbeat that finds the heartbeats of a replica overdue excludes it, so each exclusion is one
+// event; its third ready heartbeat ends the exclusion. Each set is read once a pass.
 #ifndef RIVULET_EXCLUDE_P4
 #define RIVULET_EXCLUDE_P4
 
@@ -15,11 +15,11 @@ control Exclude(inout metadata_t meta) {
     ReplicaExclusionCounter() exclusion_counter;
     ReplicaReturnCounter() return_counter;
 
-    replica_id_t   subject;      // whom this pass brings news of
+    replica_id_t   subject;      // the replica whose bit this pass may change
     member_id_t    member;
     member_set_t   subject_bit;
     member_set_t   silent;       // its bit if it is to be excluded
-    member_set_t   back;         // its bit if it is to be taken back
+    member_set_t   back;         // its bit if its exclusion is to end
     member_set_t   readmit;      // its bit if it may take plain TCP again
     member_set_t   was_excluded;
     member_set_t   now_excluded;
@@ -63,7 +63,8 @@ control Exclude(inout metadata_t meta) {
             exclusion_count.apply(member, fell, count);
         }
 
-        // Plain TCP: out with the exclusion, back only when the controller has seen that many exclusions.
+        // Plain TCP ends with the exclusion, and resumes only when the controller has acknowledged
+        // as many exclusions as were counted.
         if (meta.heartbeat.ready == 1 && returned == 0 && (now_excluded & subject_bit) == 0
             && count == meta.heartbeat.readmitted) {
             readmit = subject_bit;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Everything that is not for a service: L2 and L3 by table. And the next hops, which replicas use too.
+// Packets that are not for a service: L2 and L3 by table. Also the next hops, which the path to
+// replicas shares.
 #ifndef RIVULET_FORWARD_P4
 #define RIVULET_FORWARD_P4
 
@@ -46,7 +47,7 @@ control Forward(in headers_t hdr, inout metadata_t meta) {
         meta.decided.drop_reason = reason;
     }
 
-    // The ports of a VLAN, for what is for all or for an unknown one.
+    // The ports of a VLAN, for broadcast, multicast and unknown unicast frames.
     @id(0x02000013)
     table floods {
         key = { meta.bridged.vlan : exact @name("vlan"); }
@@ -76,7 +77,7 @@ control Forward(in headers_t hdr, inout metadata_t meta) {
     }
 
     apply {
-        // Which replica is mute: those behind a port answer the requests that they get, or do not.
+        // A port without responses belongs to a replica that gets requests but does not answer.
         if (hdr.option.isValid() && hdr.option.class[7:7] == 1) {
             answer_counter.apply(meta.carried.ingress_port);
         }
@@ -117,7 +118,7 @@ control NextHops(in headers_t hdr, inout metadata_t meta) {
         meta.decided.drop_reason = reason;
     }
 
-    // Where a next hop is, and how long a packet may be there.
+    // Port and MTU of each next hop.
     @id(0x02000015)
     table next_hops {
         key = { meta.bridged.next_hop : exact @name("next_hop"); }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// HalfSipHash-2-4 over 32-bit words, 32 bits of result (docs/wire-format.md, "Keys and derived values"). The state is
-// metadata and a word with its two rounds an action: over local variables p4c's copy propagation grows without bound.
-// In hardware a round takes 4 stages of Tofino. A word is 2 rounds, the end 6; what several messages begin with is
-// hashed once: a tag's two rounds are shared by all its numbers, so one range is 18 rounds, about 4 passes.
+// HalfSipHash-2-4 over 32-bit words, 32 bits of result (docs/wire-format.md, "Keys and derived
+// values"). The state is metadata and a word with its two rounds an action: over local variables
+// p4c's copy propagation grows without bound. In hardware a round takes 4 stages of Tofino. A word
+// is 2 rounds, the end 6; what several messages begin with is hashed once: a tag's two rounds are
+// shared by all its numbers, so one range is 18 rounds, about 4 passes.
 #ifndef RIVULET_HALF_SIP_HASH_P4
 #define RIVULET_HALF_SIP_HASH_P4
 
@@ -92,9 +93,10 @@ control NonceNumber(inout metadata_t meta, in bit<32> number) {
     }
 }
 
-// meta.flow.hash of the connection, under the service's slot key: same for all its packets, and nothing that a client can foresee.
-// Two flows that collide under one key do not under another, as they would in a CRC. With client affinity the message ends
-// behind the client's address, so all its connections have one hash: 14 rounds instead of 24, and no table or access more.
+// meta.flow.hash of the connection, under the service's slot key: the same for all its packets, and
+// unpredictable for clients. Two flows that collide under one key do not collide under another,
+// unlike with a CRC. With client affinity the message ends after the client's address, so all its
+// connections have one hash: 14 rounds instead of 24, and no further table or access.
 control FlowHash(inout metadata_t meta) {
     HashKey() hash_key;
     HashWord() hash_word;
@@ -107,7 +109,7 @@ control FlowHash(inout metadata_t meta) {
         hash_word.apply(meta, meta.flow.client_address[95:64]);
         hash_word.apply(meta, meta.flow.client_address[63:32]);
         hash_word.apply(meta, meta.flow.client_address[31:0]);
-        // A number of the client under the same key, for nothing.
+        // A hash of the client under the same key, which the state already holds.
         meta.flow.client_cell = (meta.hash.v1 ^ meta.hash.v3)[11:0];
         length = 16;
         if (meta.service.affinity == affinity_t.FLOW) {
@@ -123,8 +125,8 @@ control FlowHash(inout metadata_t meta) {
     }
 }
 
-// meta.cookie.hash of a plain connection under a key of its service's cookies (docs/plain.md). The service's address is left
-// out: its key stands for it.
+// meta.cookie.hash of a plain connection under a key of its service's cookies (docs/plain.md). The
+// service's address is left out: its key stands for it.
 control CookieHash(inout metadata_t meta, in bit<32> k0, in bit<32> k1) {
     HashKey() hash_key;
     HashWord() hash_word;
@@ -198,8 +200,8 @@ control AnswerHash(in headers_t hdr, inout metadata_t meta) {
     }
 }
 
-// meta.bridged.tag of the ToR block for a replica beyond the rack, under that replica's block key: the block, and what of the
-// request it says something about.
+// meta.bridged.tag of the ToR block for a replica beyond the rack, under that replica's block key:
+// over the block and the fields of the request that the block refers to.
 control BlockTag(in headers_t hdr, inout metadata_t meta) {
     HashKey() hash_key;
     HashWord() hash_word;
@@ -248,7 +250,8 @@ control BlockTag(in headers_t hdr, inout metadata_t meta) {
     }
 }
 
-// meta.hash.result for eight consecutive numbers of a connection and one attempt, under the same key.
+// meta.hash.result for eight consecutive numbers of a connection and one attempt, under the same
+// key.
 control BlockHash(inout metadata_t meta, in bit<32> tag, in bit<32> number, in bit<8> attempt) {
     NonceTag() nonce_tag;
     NonceNumber() nonce_number;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which heartbeats are believed: those from the port and the source of that replica, under a key that it shares with the ToR,
-// and newer than all before. A heartbeat comes in several passes where it judges others (liveness.p4); what it says of itself
-// is taken in the first.
+// Admits heartbeats: from the port and source address of the replica, under a key that it shares
+// with the ToR, and newer than all before. A heartbeat that checks other members (liveness.p4)
+// takes several passes; its own fields are read in the first.
 #ifndef RIVULET_HEARTBEATS_P4
 #define RIVULET_HEARTBEATS_P4
 
@@ -22,7 +22,8 @@ control Heartbeats(in headers_t hdr, inout metadata_t meta) {
     bit<1>   known;
     newer_t  verdict;
 
-    // readmitted: after how many exclusions, modulo 2^16, the controller lets the replica take plain TCP again.
+    // readmitted: after how many exclusions, modulo 2^16, the controller lets the replica take
+    // plain TCP again.
     @id(0x0100000e)
     action admit_heartbeat(bit<16> readmitted) {
         meta.heartbeat.admitted = 1;
@@ -49,7 +50,8 @@ control Heartbeats(in headers_t hdr, inout metadata_t meta) {
         size = HEARTBEAT_TABLE_SIZE;
     }
 
-    // newest: no key of this replica is newer. One that was replaced is good until the replica uses its successor.
+    // newest: no key of this replica is newer. A replaced key stays valid until the replica uses
+    // its successor.
     @id(0x01000035)
     action set_heartbeat_key(@secret bit<32> k0, @secret bit<32> k1, bit<1> newest) {
         meta.heartbeat.key0 = k0;
@@ -119,7 +121,7 @@ control Heartbeats(in headers_t hdr, inout metadata_t meta) {
                     }
                 }
                 if (meta.decided.drop_reason == drop_reason_t.NONE) {
-                    // Not ready is as good as silent.
+                    // A member that is not ready counts as one without heartbeats.
                     meta.heartbeat.ready = hdr.heartbeat.flags[0:0];
                     heartbeat_counter.apply(meta.bridged.pool ++ meta.bridged.replica, meta.heartbeat.ready);
                 } else {
@@ -131,7 +133,8 @@ control Heartbeats(in headers_t hdr, inout metadata_t meta) {
     }
 }
 
-// The answer: who is alive, and who takes plain TCP, under the key of the heartbeat. It goes back where the heartbeat came from.
+// The answer: the sets of members that are alive and that take plain TCP, under the heartbeat's
+// key. It leaves by the port that the heartbeat came in by.
 control AnswerHeartbeat(in headers_t hdr, inout metadata_t meta) {
     AnswerHash() answer_hash;
 
@@ -148,7 +151,7 @@ control AnswerHeartbeat(in headers_t hdr, inout metadata_t meta) {
     }
 }
 
-// Makes the answer of the heartbeat.
+// Turns the heartbeat into its answer.
 control AnswerHeartbeatRewrite(inout headers_t hdr, in bridged_t bridged, inout written_t written) {
     apply {
         hdr.ethernet.dst = hdr.ethernet.src;

@@ -5,7 +5,7 @@
 //   packet-out, punted types -> port, controller       ARP, solicitation, echo for us -> answer
 //   Tor, Ports, Addresses                              service -> Admission, Liveness, Replicas
 //                                                      the rest -> Forward
-//   NextHops and MTU for what is routed; counters and the event
+//   NextHops and MTU for routed packets; counters and the event
 #ifndef RIVULET_INGRESS_P4
 #define RIVULET_INGRESS_P4
 
@@ -58,7 +58,7 @@ control Decide(in headers_t hdr, inout metadata_t meta) {
         if (meta.decided.drop_reason == drop_reason_t.NONE) {
             addresses.apply(hdr, meta);
             answer_choice.apply(hdr, meta);
-            // In the rack a heartbeat has no IP header; one from outside is for an address of ours.
+            // In the rack a heartbeat has no IP header; one from outside is addressed to the ToR.
             if (hdr.heartbeat.isValid() && (meta.parsed.is_ip == 0 || meta.address.own == 1)) {
                 meta.heartbeat.ours = 1;
             }
@@ -77,7 +77,8 @@ control Decide(in headers_t hdr, inout metadata_t meta) {
             }
         }
 
-        // Who gets a cookie is a client's affair: there are as many of them as SYNs, and none is longer.
+        // Cookies are not metered by destination: each SYN gets at most one, and it is no longer
+        // than the SYN.
         if (meta.decided.drop_reason == drop_reason_t.NONE && meta.bridged.answer != answer_t.COOKIE
             && (meta.bridged.punt != punt_reason_t.NONE || meta.bridged.answer != answer_t.NONE)) {
             own_metering.apply(hdr, meta);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether a member is silent, and the ring in which members judge each other: each heartbeat the next member that is not yet
-// excluded, so that a death is found without traffic. The heartbeat has written last_heard for its own member, so it comes
-// again to read another's; one that is found silent is excluded in that pass, and the one after it is judged next.
+// Whether a member's heartbeats are overdue, and the ring of checks: each heartbeat also checks the
+// next member that is not excluded, so a death is detected without traffic. A heartbeat writes
+// last_heard of its own member in its first pass, so it is resubmitted to read another's. A member
+// that is overdue is excluded in that pass, and the member after it is checked next.
 #ifndef RIVULET_JUDGE_P4
 #define RIVULET_JUDGE_P4
 
@@ -9,10 +10,11 @@
 #include "../v1model/state.p4"
 #include "rank.p4"
 
-// Most passes of a packet beyond its first: each finds one more of 64 silent.
+// Most passes of a packet after its first: each excludes one more of 64 members.
 const bit<7> RESUBMITS_MAX = 64;
 
-// Sets `silent`; never before this ToR has known the pool for as long as it takes to tell.
+// Sets `silent` where the heartbeats are overdue; never before this ToR has known the pool for
+// `settle`.
 control Silence(inout metadata_t meta, in replica_id_t replica, out bit<1> silent) {
     LastHeard() last_heard_of;
     microseconds_t last;
@@ -29,7 +31,8 @@ control Silence(inout metadata_t meta, in replica_id_t replica, out bit<1> silen
     }
 }
 
-// Before the sets are read, in a later pass of a heartbeat: carried.silent says whether the one to be judged is silent.
+// Before the sets are read, in a later pass of a heartbeat: sets carried.silent if the checked
+// member is overdue.
 control Judge(inout metadata_t meta) {
     Silence() silence;
     bit<1> silent;
@@ -40,10 +43,10 @@ control Judge(inout metadata_t meta) {
     }
 }
 
-// After the sets are read: another pass, if there is somebody to judge.
+// After the sets are read: another pass, if there is a further member to check.
 control NextOfRing(inout metadata_t meta) {
     MemberAt() member_at;
-    replica_id_t before;  // the place in the ring after which the next is looked for
+    replica_id_t before;  // the ring position after which the search starts
     member_set_t before_bit;
     member_set_t others;
     member_set_t after;

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who is alive, and the choice of one who is. A packet reads the pool's set of excluded members once and takes the
-// slot's first, else its second, else another. Then it reads when the chosen one was last heard. If that is too long
-// ago the packet is not forwarded: it is resubmitted with the index, and the second pass sets the bit and chooses
-// again. No controller takes part.
+// The set of live members, and the choice of one of them. A packet reads the pool's set of excluded
+// members once and takes the slot's first candidate, else its second, else another member. Then it
+// reads when that member's last heartbeat arrived. If that is too long ago, the packet is
+// resubmitted with the member's index; the second pass excludes the member and chooses again. No
+// controller takes part.
 //
-// A heartbeat judges the next member of the ring (judge.p4), and is answered with what came of it. What a member sends
-// as a service with TRODS needs only that it is not excluded.
+// A heartbeat checks the next member of the ring (judge.p4), and its answer has the resulting sets.
+// Segments that a member sends from the address of a service with TRODS are forwarded unless the
+// member is excluded.
 //
-// Hardware: a heartbeat writes last_heard before it clears the bit, a packet reads the bits before it knows
-// whose last_heard to read. In one pipeline the heartbeat takes one pass more; BMv2 needs none for that.
+// Hardware: a heartbeat writes last_heard before it clears the bit; a packet reads the bits before
+// it knows which last_heard to read. In one pipeline the heartbeat takes one pass more; BMv2 needs
+// none for that.
 #ifndef RIVULET_LIVENESS_P4
 #define RIVULET_LIVENESS_P4
 
@@ -29,9 +32,9 @@ control Liveness(in headers_t hdr, inout metadata_t meta) {
     Choose() choose;
     microseconds_t since;
 
-    // members: bit r for replica r. bound: silence in microseconds after which a replica is excluded. settle: for how many
-    // microseconds a ToR that does not know the pool yet calls nobody silent. copies_group: multicast group with one copy a
-    // member, its instance the replica index.
+    // members: bit r for replica r. bound: silence in microseconds after which a replica is
+    // excluded. settle: microseconds after a ToR first sees the pool, in which it excludes no
+    // member. copies_group: multicast group with one copy a member, its instance the replica index.
     @id(0x0100001b)
     action set_pool(member_set_t members, bit<32> bound, bit<32> settle,
                     @refers_to(builtin::multicast_group_table, multicast_group_id) bit<16> copies_group) {
@@ -46,7 +49,7 @@ control Liveness(in headers_t hdr, inout metadata_t meta) {
         meta.decided.drop_reason = reason;
     }
 
-    // Who is in a pool, and how long a member may be silent.
+    // Members of a pool, and the bound on time without a heartbeat.
     @id(0x0200000e)
     table pools {
         key = { meta.bridged.pool : exact @name("pool"); }
@@ -65,7 +68,8 @@ control Liveness(in headers_t hdr, inout metadata_t meta) {
                 }
             }
             if (meta.heartbeat.ours == 1) {
-                // The controller may have given the pool other members between the passes, never the replica another pool.
+                // Between the passes the controller may have changed the members of the pool, never
+                // the pool of a replica.
                 if (meta.heartbeat.judging == 1) {
                     judge.apply(meta);
                 } else {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an admitted heartbeat says. Only a ready one counts: not ready is as good as silent. The register keeps the
-// times of the last two, so the third needs no counter.
+// Records an admitted heartbeat. Only ready ones count: a member that is not ready is treated as
+// one without heartbeats. The register keeps the times of the last two, so the third is recognised
+// without a counter.
 #ifndef RIVULET_NOTE_P4
 #define RIVULET_NOTE_P4
 

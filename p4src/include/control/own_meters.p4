@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is for the ToR itself or for the controller, metered by port and class, so that a flood of one kind takes nothing from the
-// others: neighbours' answers come through a flood of UDP.
+// Meters packets for the ToR itself or the controller by port and class, so that a flood of one
+// class does not displace another: answers of neighbours arrive during a flood of UDP.
 #ifndef RIVULET_OWN_METERS_P4
 #define RIVULET_OWN_METERS_P4
 
@@ -17,7 +17,7 @@ const bit<8> ANSWER_NEIGHBOUR  = 2;
 const bit<8> ANSWER_ECHO4      = 3;
 const bit<8> ANSWER_ECHO6      = 4;
 
-// Sets decided.drop_reason where it is above the rate.
+// Sets decided.drop_reason for packets above the rate.
 control OwnMetering(in headers_t hdr, inout metadata_t meta) {
     OwnMeter() own_meter;
     own_class_t   cell;
@@ -35,7 +35,7 @@ control OwnMetering(in headers_t hdr, inout metadata_t meta) {
         above_rate = reason;
     }
 
-    // Which meter it goes through.
+    // The meter of each class.
     @id(0x0200001a)
     table own_classes {
         key = {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which slot a packet falls in, and which of the members that may take it.
+// The slot of a packet, and the member that gets it.
 #ifndef RIVULET_PICK_P4
 #define RIVULET_PICK_P4
 
@@ -9,7 +9,8 @@
 #include "rank.p4"
 
 const bit<32> SLOT_TABLE_SIZE = 65536;
-// Octets of a block of a large answer, as a shift: 1 MB; smaller ones cost what the replicas' windows are out of date.
+// log2 of the bytes of a block of a large answer: 1 MB. With smaller blocks answers change replica
+// more often, and each change begins with a congestion window that is out of date.
 const bit<8> BLOCK_SHIFT = 20;
 
 // The policy's number and the two candidates of its slot, in one lookup.
@@ -49,10 +50,12 @@ control Slots(in headers_t hdr, inout metadata_t meta) {
             if (meta.flow.by_flow == 1) {
                 meta.carried.pick = meta.flow.hash;
             } else if (meta.flow.by_block == 1) {
-                // An odd factor: any blocks in a row fall to slots of their own. The first is at the flow's replica, which began it.
+                // An odd factor maps consecutive blocks to different slots. Block 0 stays at the
+                // flow's replica, which began the answer.
                 meta.carried.pick = meta.flow.hash ^ ((meta.cookie.distance >> BLOCK_SHIFT) * 0x9e3779b1);
             } else if (meta.service.policy == policy_t.BLOCK && !hdr.continuation.isValid()) {
-                // A segment of stateless TCP: any replica will do, and one that remembers the answer goes on sooner.
+                // A segment of stateless TCP: any replica can answer, and the one that sent the
+                // answer's beginning answers sooner.
                 meta.carried.pick = meta.flow.hash;
             } else if (meta.service.policy == policy_t.BLOCK) {
                 block_hash.apply(meta, hdr.continuation.tag, hdr.continuation.number, hdr.proof.attempt);
@@ -74,8 +77,9 @@ control Slots(in headers_t hdr, inout metadata_t meta) {
     }
 }
 
-// First, else second, else any candidate, each as often as every other, whichever died. Tables apply once, so there is
-// no probing of slot after slot; it would give one neighbour the whole share of a dead replica anyway.
+// First, else second, else any candidate, with equal probability for any set of dead members.
+// Tables apply once, so there is no probing of slot after slot; it would give one neighbour the
+// whole share of a dead replica anyway.
 control PickMember(inout metadata_t meta) {
     MemberAt() member_at;
     replica_id_t third;
@@ -87,8 +91,9 @@ control PickMember(inout metadata_t meta) {
         } else if (((meta.choice.candidates >> (bit<8>)meta.choice.second) & 1) == 1) {
             meta.bridged.replica = meta.choice.second;
         } else if (meta.choice.candidates != 0) {
-            // The low bits chose the slot and round robin's high bits stand still: the product's high bits are even
-            // over the packets of one slot (Knuth, The Art of Computer Programming, 6.4: Fibonacci hashing).
+            // The low bits chose the slot and round robin's high bits stand still: the product's
+            // high bits are even over the packets of one slot (Knuth, The Art of Computer
+            // Programming, 6.4: Fibonacci hashing).
             member_at.apply(meta, meta.choice.candidates, (meta.carried.pick * 0x9e3779b9)[31:16], third);
             meta.bridged.replica = third;
         } else {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who speaks for a service with TRODS. While a replica is excluded others adopt its connections; what it still sends, from
-// a queue or after its machine stood still, would be a second voice in them. Its own lease mutes it before that; this is
-// for what no lease holds back.
+// Which replicas may send from the address of a service with TRODS. While a replica is excluded,
+// others adopt its connections. Segments that it still sends, from a queue or after its machine was
+// paused, would collide with the adopter's. Its lease stops most of them at the replica; this table
+// drops the others.
 #ifndef RIVULET_PLAIN_SOURCE_P4
 #define RIVULET_PLAIN_SOURCE_P4
 
@@ -9,7 +10,8 @@
 
 const bit<32> PLAIN_SOURCE_TABLE_SIZE = 8192;
 
-// Whether a member sent this as the service: then it is forwarded only while the member is not excluded (liveness.p4).
+// Whether a member sent this as the service: then it is forwarded only while the member is not
+// excluded (liveness.p4).
 control PlainSource(in headers_t hdr, inout metadata_t meta) {
     @id(0x0100003a)
     action speaks_for(pool_id_t pool, replica_id_t replica) {
@@ -21,7 +23,7 @@ control PlainSource(in headers_t hdr, inout metadata_t meta) {
     @id(0x0100003b)
     action no_member() { }
 
-    // From where each member answers clients of plain TCP.
+    // Port and Ethernet address from which each member sends to plain clients.
     @id(0x0200001c)
     table plain_sources {
         key = {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The VLAN a frame came in and whether its port carries it, what the controller wants to see, and sources that the
-// bridge does not know.
+// The VLAN of a frame and whether its port carries it, the frames that go to the controller, and
+// sources that the bridge has no entry for.
 #ifndef RIVULET_PORTS_P4
 #define RIVULET_PORTS_P4
 
@@ -28,8 +28,8 @@ control Ports(in headers_t hdr, inout metadata_t meta) {
         filter = 1;
     }
 
-    // VLAN of untagged and priority-tagged frames. A filtered port takes no frame tagged for another VLAN than those in
-    // vlan_members (IEEE 802.1Q-2018 section 8.6.2).
+    // VLAN of untagged and priority-tagged frames. A filtered port takes no frame tagged for
+    // another VLAN than those in vlan_members (IEEE 802.1Q-2018 section 8.6.2).
     @id(0x02000002)
     table ports {
         key = { meta.carried.ingress_port : exact @name("ingress_port"); }
@@ -86,7 +86,7 @@ control Ports(in headers_t hdr, inout metadata_t meta) {
         meta.event.vlan = (bit<16>)meta.bridged.vlan;
     }
 
-    // Sources that the bridge has an entry for; another one is told to the controller.
+    // Sources that the bridge has an entry for; the controller gets an event for any other.
     @id(0x02000005)
     table known_sources {
         key = {

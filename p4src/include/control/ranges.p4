@@ -6,7 +6,8 @@
 #include "../metadata.p4"
 #include "half_sip_hash.p4"
 
-// One entry of the proof against the range before it. Sets meta.verdict.failed; advances meta.proof.range_end.
+// One entry of the proof against the range before it. Sets meta.verdict.failed; advances
+// meta.proof.range_end.
 control EntryForm(inout metadata_t meta, in entry_h entry, in bit<2> kind, in bit<1> is_first) {
     apply {
         if (kind[1:1] == 0) {
@@ -22,8 +23,9 @@ control EntryForm(inout metadata_t meta, in entry_h entry, in bit<2> kind, in bi
     }
 }
 
-// Ranges ascend and are disjoint, marks and excuses carry what they may, and the proof of a request that answers a
-// packet reaches that packet. (Otherwise somebody who saw an old proof could use up numbers yet to come.)
+// Ranges ascend and are disjoint, marks and excuses have only their allowed fields, and the proof
+// of a request that answers a packet reaches that packet. (Otherwise an observer of an old proof
+// could use up future numbers.)
 control RangeForm(in headers_t hdr, inout metadata_t meta) {
     EntryForm() entry_form;
 
@@ -49,7 +51,8 @@ control RangeForm(in headers_t hdr, inout metadata_t meta) {
             if (meta.proof.has_ranges == 0) {
                 meta.verdict.failed = drop_reason_t.RANGE_MISSING;
             } else if (hdr.continuation.number - hdr.continuation.base > meta.proof.range_end) {
-                // One that is not in sight may reach it, if any can: its numbers are 16 bits above the base.
+                // A range that was not parsed may reach it, since numbers go to 2^16 above the
+                // base.
                 if (meta.proof.ranges_unseen == 1 && hdr.continuation.number - hdr.continuation.base <= 0xffff) {
                     meta.proof.beyond = 1;
                 } else {

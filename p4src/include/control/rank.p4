@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// One member of a set by its rank: no loop, no division. Partial sums count the members of every 2, 4, 8, 16 and 32
-// places; the rank then halves its way down to one place. Sums are fields of the metadata: over local variables p4c's
-// copy propagation grows without bound. Hardware takes a table of 64 entries for each shift by a variable.
+// One member of a set by its rank: no loop, no division. Partial sums count the members of every 2,
+// 4, 8, 16 and 32 places; the rank then halves its way down to one place. Sums are fields of the
+// metadata: over local variables p4c's copy propagation grows without bound. Hardware takes a table
+// of 64 entries for each shift by a variable.
 #ifndef RIVULET_RANK_P4
 #define RIVULET_RANK_P4
 
@@ -10,7 +11,7 @@
 // share: a number that is even over all 2^16; the member at `share` of the way through the set.
 control MemberAt(inout metadata_t meta, in member_set_t members, in bit<16> share, out replica_id_t member) {
     bit<32> scaled;
-    bit<7>  rank;   // members before the one looked for, within the half that is left
+    bit<7>  rank;   // members before the wanted one in the remaining half
     bit<7>  below;  // members of its lower half
     bit<6>  place;
 

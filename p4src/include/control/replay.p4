@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// One use per response number (transport.md calls it the replay defence): a sketch of counts for this slot of time
-// and the one before; nothing is ever cleared. Proved requests and openings have sketches of their own, so that what
-// carries no proof cannot fill the one that matters.
+// One use per response number (transport.md calls it the replay defence): a sketch of counts for
+// this slot of time and the one before; nothing is ever cleared. Proved requests and openings have
+// separate sketches, so that requests without a proof cannot fill the sketch of proved ones.
 //
-// A key that was never used is taken for a used one if it finds all six rows set by others. A slot takes `limit` keys
-// and no more: then at most limit of a row's cells are set, whatever was sent, and the odds stay below
-// 2 (limit / cells)^6 for the two slots. What comes when a slot is full is not put in, and passes unjudged unless it
-// is known as used; so it does in the slot after, which cannot know what was not put in.
+// A key that was never used is taken for a used one if it finds all six rows set by others. A slot
+// takes `limit` keys and no more: then at most `limit` cells of a row are set under any load, and
+// the odds stay below 2 (limit / cells)^6 for the two slots. A key that arrives when a slot is full
+// is not inserted. It passes unjudged unless it is known as used, in this slot and in the next,
+// which cannot know the keys that were not inserted.
 //
-// 6 register accesses, 2 of the load and one hash of 10 rounds a packet. Hardware: a shift by a variable inside a
-// stateful ALU is asked too much, there a cell is a word and a slot a register, 12 accesses; the second access to the
-// load is one pass more for each key put in, or, where the packet that fills a slot closes it by a resubmission, one a
-// slot.
+// 6 register accesses, 2 of the load and one hash of 10 rounds a packet. Hardware: a stateful ALU
+// cannot shift by a variable, so there a cell is a word and a slot a register: 12 accesses. The
+// second access to the load costs one pass for each inserted key, or one for each slot if the
+// packet that fills a slot closes it by a resubmission.
 #ifndef RIVULET_REPLAY_P4
 #define RIVULET_REPLAY_P4
 
@@ -35,8 +36,8 @@ control Least(in bit<8> current, in bit<8> previous, inout bit<8> current_uses, 
     }
 }
 
-// `uses`: how often this key was put in, never too low. The six rows take their 18 and 3 bits from the four words of
-// the hash, no bit twice. `mask`: words of a row in use, minus one.
+// `uses`: how often this key was inserted, never too low. The six rows take their 18 and 3 bits
+// from the four words of the hash, no bit twice. `mask`: words of a row in use, minus one.
 control ReplaySketch(in bit<128> index, in bit<18> mask, in bit<24> slot, in bit<32> limit,
                      out bit<8> uses, out bit<1> judged)(bit<32> words) {
     SketchLoad() sketch_load;
@@ -70,17 +71,19 @@ control ReplaySketch(in bit<128> index, in bit<18> mask, in bit<24> slot, in bit
         least.apply(count, previous, current_uses, previous_uses);
         row5.apply(index[122:105] & mask, index[125:123], slot[15:0], put, count, previous);
         least.apply(count, previous, current_uses, previous_uses);
-        // The slots apart: the sum of two minima, not the minimum of sums, which others reach far sooner.
+        // Slots are counted apart: the sum of two minima. Collisions would raise the minimum of the
+        // sums much sooner.
         uses = current_uses + previous_uses;
-        // Each key that may have set a cell counts, known from the slot before or not.
+        // Each key that may have set a cell counts, also one that is known from the previous slot.
         if (put == 1 && current_uses == 0) {
             sketch_load.apply(slot, 1, limit, full, full_before);
         }
     }
 }
 
-// Sets verdict.failed to REPLAY, or verdict.unjudged when the sketch is full and does not know the key. The key is
-// (service, epoch, class, tag, number); the first three are mixed into the sketch's own key, which no other machine has.
+// Sets verdict.failed to REPLAY, or verdict.unjudged when the sketch is full and does not know the
+// key. The key is (service, epoch, class, tag, number); the first three are mixed into the sketch's
+// own key, which no other machine has.
 control Replay(in headers_t hdr, inout metadata_t meta) {
     NonceTag() nonce_tag;
     NonceNumber() nonce_number;
@@ -101,9 +104,10 @@ control Replay(in headers_t hdr, inout metadata_t meta) {
         if (hdr.option.class == CLASS_NORMAL || hdr.option.class == CLASS_REKEY) {
             uses_allowed = 1;
         }
-        // A SYN has neither tag nor number, nor has what completes a bare one (epoch 0): client, port and ISN are
-        // what tells it. The port stands where others have the epoch: with client affinity the hash knows no ports.
-        // A RESTART is counted for its generation, and a generation has a tag of its own.
+        // A SYN and the packet that completes a bare SYN (epoch 0) have neither tag nor number:
+        // client, port and ISN identify them. The port takes the place of the epoch, because with
+        // client affinity the hash does not include ports. A RESTART is counted for its generation,
+        // and each generation has a different tag.
         if (hdr.option.class == CLASS_SYN
             || (hdr.option.class == CLASS_RESTART && hdr.continuation.nonce_epoch == 0)) {
             tag = meta.flow.hash;

@@ -18,8 +18,9 @@ control Replicas(inout metadata_t meta) {
         meta.bridged.routed = 1;
     }
 
-    // overhead: bytes of the tunnel's headers. path_mtu: the longest packet with them that routers say they take, 0 if none
-    // said. block_key: what the ToR block is tagged with, since its frames could be anybody's.
+    // overhead: bytes of the tunnel's headers. path_mtu: the longest packet, with them, that ICMP
+    // too-big messages allow, 0 if none arrived. block_key: tags the ToR block, because tunnelled
+    // frames could come from any host.
     @id(0x01000021)
     action remote(@refers_to(next_hops, next_hop) next_hop_t next_hop, bit<16> overhead, bit<16> path_mtu,
                   key_epoch_t key_epoch, @secret bit<32> block_key0, @secret bit<32> block_key1) {

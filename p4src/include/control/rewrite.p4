@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// All rewriting of what is forwarded: the ToR's stamp, the hop limit, tunnels, MAC addresses, the VLAN tag.
+// All rewriting of forwarded packets: the ToR's stamp, the hop limit, tunnels, MAC addresses, the
+// VLAN tag.
 #ifndef RIVULET_REWRITE_P4
 #define RIVULET_REWRITE_P4
 
@@ -10,7 +11,8 @@
 
 const bit<32> PORT_VLAN_TABLE_SIZE = 8192;
 
-// Overwrites the ToR block and prepares the repair of the checksum (RFC 1624: complements of what goes).
+// Overwrites the ToR block and prepares the repair of the checksum (RFC 1624: complements of the
+// old fields).
 control Stamp(inout headers_t hdr, in bridged_t bridged, inout written_t written) {
     apply {
         written.repair_tcp = 1;
@@ -31,7 +33,7 @@ control Stamp(inout headers_t hdr, in bridged_t bridged, inout written_t written
     }
 }
 
-// replica: who gets this copy, if it is for one.
+// replica: the index of the replica that gets this copy.
 control Rewrite(inout headers_t hdr, in bridged_t bridged, inout written_t written, in port_id_t port,
                 in replica_id_t replica) {
     Stamp() stamp;
@@ -80,7 +82,8 @@ control Rewrite(inout headers_t hdr, in bridged_t bridged, inout written_t writt
         type = ETHER_TYPE_IPV6;
     }
 
-    // The source port spreads flows over equal paths. Checksum 0: RFC 768, and RFC 6935 where the replica allows it.
+    // The source port spreads flows over equal paths. Checksum 0: RFC 768, and RFC 6935 where the
+    // replica allows it.
     @hidden action outer_gue() {
         hdr.outer_udp.setValid();
         hdr.outer_udp.src_port = bridged.entropy | 0xc000;
@@ -169,7 +172,7 @@ control Rewrite(inout headers_t hdr, in bridged_t bridged, inout written_t writt
         tag_out = 0;
     }
 
-    // Exceptions to: tagged unless the VLAN is 0.
+    // Exceptions to the rule that frames are tagged unless the VLAN is 0.
     @id(0x02000018)
     table port_vlans {
         key = {
@@ -209,7 +212,7 @@ control Rewrite(inout headers_t hdr, in bridged_t bridged, inout written_t writt
             if (written.reason == drop_reason_t.NONE) {
                 source = hdr.ethernet.src;
                 neighbours.apply();
-                // The mark of a second chance: it did not come from the ToR.
+                // The mark of a second chance: its source address is not the ToR's.
                 if (bridged.handed_on == 1 && bridged.is_remote == 0) {
                     hdr.ethernet.src = source;
                 }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The second chance of a plain TCP segment, in the manner of GLB. A replica that has no socket for a segment sends it
-// back to the ToR from its own Ethernet address; the ToR gives it to the slot's other candidate, and leaves that source
-// address standing. A replica hands on only what has the ToR's, so a segment is handed on once.
+// The second chance of a plain TCP segment, as in GLB. A replica that has no socket for a segment
+// sends it back to the ToR from its own Ethernet address. The ToR forwards it to the slot's other
+// candidate and keeps that source address. Replicas hand on only segments with the ToR's source
+// address, so a segment is handed on once.
 //
-// With TRODS a replica that comes back knows who adopted what it had. It sends such a segment to an Ethernet address
-// that names the holder, and the holder gets it for as long as it is alive. So the ToR keeps nothing of a connection.
+// With TRODS a returning replica knows which replicas adopted its connections. It sends such a
+// segment to an Ethernet address that names the holder, and the ToR forwards it to the holder while
+// that is alive. The ToR keeps no connection state.
 #ifndef RIVULET_SECOND_CHANCE_P4
 #define RIVULET_SECOND_CHANCE_P4
 
@@ -12,7 +14,8 @@
 
 const bit<32> SECOND_CHANCE_TABLE_SIZE = 8192;
 
-// Whether a replica in the rack sent this packet to a service of its own pool, and which.
+// Whether a replica in the rack sent this packet to a service that its pool serves, and which
+// replica.
 control SecondChance(in headers_t hdr, inout metadata_t meta) {
     @id(0x01000019)
     action handed_on_by(replica_id_t replica) {
@@ -26,7 +29,7 @@ control SecondChance(in headers_t hdr, inout metadata_t meta) {
         meta.decided.outcome = outcome;
     }
 
-    // Where each replica of the rack sends from.
+    // Port and Ethernet address of each replica of the rack.
     @id(0x0200000d)
     table second_chances {
         key = {

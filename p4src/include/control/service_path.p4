@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A packet to a service address: which service, is it let in, who gets it.
+// A packet to a service address: its service, whether it is admitted, and the replica that gets it.
 #ifndef RIVULET_SERVICE_PATH_P4
 #define RIVULET_SERVICE_PATH_P4
 
@@ -11,7 +11,8 @@
 #include "second_chance.p4"
 #include "services.p4"
 
-// Classifies, and checks Rivulet requests. Afterwards meta.decided.drop_reason is set, or a replica is to be chosen.
+// Classifies, and checks Rivulet requests. Afterwards meta.decided.drop_reason is set, or a replica
+// is to be chosen.
 control Admission(in headers_t hdr, inout metadata_t meta) {
     Services() services;
     Checks() checks;
@@ -31,27 +32,30 @@ control Admission(in headers_t hdr, inout metadata_t meta) {
         } else if (!hdr.tcp.isValid() && !hdr.icmp.isValid()) {
             meta.decided.drop_reason = drop_reason_t.NOT_SERVED;
         } else if (hdr.icmp.isValid() && meta.parsed.quote == quote_t.NONE) {
-            // It names no ports, so no service: to look for one would read a TCP header that is not there.
+            // A fragment has no ports, so it has no service: the lookup would read a TCP header
+            // that is not there.
             meta.decided.drop_reason = drop_reason_t.ICMP_QUOTE;
         } else {
             services.apply(hdr, meta);
             if (hdr.icmp.isValid()) {
-                // Of a stateless service any replica may have sent what is quoted.
+                // Any replica of a stateless service may have sent the quoted packet.
                 if (meta.parsed.quote == quote_t.PLAIN && meta.service.plain != plain_t.STATELESS) {
                     meta.flow.by_flow = 1;
                 }
             } else if (!hdr.option.isValid() || hdr.option.class == CLASS_SYN) {
-                // An opening goes where plain TCP goes, so that a plain answer is followed by plain TCP there.
+                // An opening goes where plain TCP goes: if the replica answers it as plain TCP, the
+                // client continues with that replica.
                 meta.flow.by_flow = 1;
             }
-            // What completes a bare SYN goes by block, but is known by its flow.
+            // The packet that completes a bare SYN goes by block; its flow identifies it.
             if (meta.carried.resubmits == 0 && meta.service.hit == 1
                 && (meta.flow.by_flow == 1
                     || (hdr.option.class == CLASS_RESTART && hdr.continuation.nonce_epoch == 0))) {
                 flow_hash.apply(meta);
             }
             if (hdr.icmp.isValid()) {
-                // An error about a response of ours comes to the address that the response came from.
+                // An error about a response of ours comes to the address that the response came
+                // from.
                 if (meta.service.hit == 0 || meta.flow.service_address != meta.parsed.dst) {
                     meta.decided.drop_reason = drop_reason_t.ICMP_QUOTE;
                 } else if (meta.flow.by_flow == 1) {

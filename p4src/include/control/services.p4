@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// (address, port) to a service, and what the service wants.
+// Maps (address, port) to a service and its configuration.
 #ifndef RIVULET_SERVICES_P4
 #define RIVULET_SERVICES_P4
 
@@ -54,7 +54,8 @@ control Services(in headers_t hdr, inout metadata_t meta) {
         meta.decided.drop_reason = reason;
     }
 
-    // Where its packets go. Masks are the number of slots of a set, a power of two, minus one.
+    // Pool and slots of each service. Masks are the number of slots of a set, a power of two, minus
+    // one.
     @id(0x02000009)
     table service_config {
         key = { meta.service.id : exact @name("service"); }
@@ -84,7 +85,7 @@ control Services(in headers_t hdr, inout metadata_t meta) {
         meta.decided.drop_reason = reason;
     }
 
-    // What its requests must stand, and the newest usable epochs, stamped into them.
+    // The checks of its requests, and the newest usable epochs, which are stamped into them.
     @id(0x0200000a)
     table service_checks {
         key = { meta.service.id : exact @name("service") @refers_to(service_config, service); }
@@ -94,7 +95,8 @@ control Services(in headers_t hdr, inout metadata_t meta) {
     }
 
     apply {
-        // An ICMP error is about the connection that it quotes, our response: its source is the service.
+        // An ICMP error is about the connection that it quotes, our response: its source is the
+        // service.
         if (meta.parsed.quote != quote_t.NONE) {
             meta.flow.service_port = hdr.quote_l4.src_port;
             meta.flow.client_port = hdr.quote_l4.dst_port;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What no longer fits. TooBigChoice decides (ingress), TooBigRewrite turns the packet into an ICMP too-big (egress).
+// Packets that exceed the MTU. TooBigChoice decides (ingress), TooBigRewrite turns the packet into
+// an ICMP too-big (egress).
 #ifndef RIVULET_TOO_BIG_P4
 #define RIVULET_TOO_BIG_P4
 
@@ -10,7 +11,7 @@
 const bit<8>  ICMP_UNREACHABLE    = 3;
 const bit<8>  ICMP_FRAG_NEEDED    = 4;
 const bit<8>  ICMPV6_TOO_BIG      = 2;
-// What an ICMP too-big holds behind its IP header: its own header and the quote.
+// Bytes of an ICMP too-big after its IP header: ICMP header and quoted packet.
 const bit<16> TOO_BIG6_TCP_BYTES  = 68;  // 8, IPv6 header 40, TCP header 20
 const bit<16> TOO_BIG6_UDP_BYTES  = 56;  // 8, IPv6 header 40, UDP header 8
 
@@ -29,7 +30,7 @@ control TooBigChoice(in headers_t hdr, inout metadata_t meta) {
                 meta.decided.drop_reason = drop_reason_t.FRAGMENTATION_NEEDED;
             } else if (hdr.ethernet.dst[40:40] == 1
                        || !(hdr.tcp.isValid() || hdr.udp.isValid())) {
-                // Multicast, fragments, ICMP errors, and what shows no ports to quote.
+                // Multicast, fragments, ICMP errors, and packets without ports to quote.
                 meta.decided.drop_reason = drop_reason_t.TOO_BIG_SILENT;
             } else {
                 too_big_meter.apply(meta.carried.ingress_port, above);
@@ -51,7 +52,7 @@ control TooBigChoice(in headers_t hdr, inout metadata_t meta) {
 
 control TooBigRewrite(inout headers_t hdr, in bridged_t bridged, inout written_t written) {
     apply {
-        // Nothing behind what is quoted.
+        // The quote ends the packet.
         hdr.stamps.setInvalid();
         hdr.syn12.setInvalid();
         hdr.syn20.setInvalid();

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who this ToR is and what time it is.
+// Identity, clock and limits of this ToR.
 #ifndef RIVULET_TOR_P4
 #define RIVULET_TOR_P4
 
 #include "../metadata.p4"
 
 control Tor(inout metadata_t meta) {
-    // clock_offset: microseconds from the local clock to the common one. sketch_mask: words of a row of the replay
-    // sketches in use, a power of two, minus one. Limits: keys that one slot of a sketch takes.
+    // clock_offset: microseconds from the local clock to the common one. sketch_mask: words of a
+    // row of the replay sketches in use, a power of two, minus one. Limits: keys that one slot of a
+    // sketch takes.
     @id(0x01000001)
     action set_tor(microseconds_t clock_offset, bit<1> time_valid, bit<16> tor_id, mac_address_t mac, bit<32> ipv4,
                    bit<128> ipv6, @secret bit<32> sketch_key0, @secret bit<32> sketch_key1, bit<18> sketch_mask,

@@ -6,7 +6,8 @@
 #include "../metadata.p4"
 #include "../v1model/state.p4"
 
-// Reads verdict.failed and verdict.mode; clears verdict.failed. ENFORCE drops, COUNT counts and clears the mark.
+// Reads verdict.failed and verdict.mode; clears verdict.failed. ENFORCE drops, COUNT counts and
+// clears the mark.
 control Verdict(inout metadata_t meta) {
     SuspectCounter() suspect_counter;
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checksums. The IPv4 header's is verified and made anew; TCP's is repaired (RFC 1624), so that a wrong
-// one stays wrong; those of what the ToR itself writes are computed over exactly what is sent.
+// Checksums. The IPv4 header's is verified and recomputed. TCP's is updated incrementally (RFC
+// 1624), so that a wrong one stays wrong. The checksums of packets that the ToR builds are computed
+// over all bytes that are sent.
 #ifndef RIVULET_V1MODEL_CHECKSUMS_P4
 #define RIVULET_V1MODEL_CHECKSUMS_P4
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the Ethernet header to the fourth range of a proof. Each requirement has an error of its own, from which
-// ParseReason makes the drop reason. (A reason in metadata, set before each verify(), does not survive: p4c takes
-// all but the last assignment of a state for dead.) All that is read lies in the first 160 bytes.
+// From the Ethernet header to the fourth range of a proof. Each requirement has its error, which
+// ParseReason maps to the drop reason. (A reason in metadata, set before each verify(), does not
+// survive: p4c takes all but the last assignment of a state for dead.) All parsed headers lie in
+// the first 160 bytes.
 #ifndef RIVULET_V1MODEL_PARSER_P4
 #define RIVULET_V1MODEL_PARSER_P4
 
@@ -39,7 +40,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
         }
     }
 
-    // A service packet must not pass unseen behind a second tag.
+    // A service packet must not bypass the checks behind a second tag.
     state stacked {
         verify(false, error.VlanStacked);
         transition accept;
@@ -137,7 +138,8 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
         }
     }
 
-    // A quote too short to name a connection is left alone: it may be somebody else's.
+    // A quote too short to identify a connection is forwarded as any packet: it may be another
+    // host's.
     state look_quoted_ipv4 {
         transition select(meta.parsed.l4_length >= ICMP_HEADER_BYTES + IPV4_HEADER_BYTES + 8) {
             true:  parse_quoted_ipv4;
@@ -172,7 +174,8 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
     state parse_quote_l4 {
         packet.extract(hdr.quote_l4);
         meta.parsed.quote = quote_t.SHORT;
-        // The option's place, bytes 20 to 23 of the quoted TCP header, 16 to 20 bytes behind what was extracted.
+        // The option's place: bytes 20 to 23 of the quoted TCP header, 12 bytes after the extracted
+        // fields.
         transition select(meta.parsed.l4_length >= ICMP_HEADER_BYTES + ((bit<16>)hdr.quoted_ipv4.ihl << 2) + 24) {
             true:  look_quoted_option;
             false: accept;
@@ -262,7 +265,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
         }
     }
 
-    // Whether it is for us is known later, so its form is judged there.
+    // Whether it is for this ToR is known later, so its form is checked there.
     state parse_remote_heartbeat {
         packet.extract(hdr.heartbeat);
         packet.extract(hdr.heartbeat_tag);
@@ -282,9 +285,9 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
         }
     }
 
-    // Options are not walked. Ours first, with the data offset of its kind of segment, is a Rivulet packet; ours
-    // elsewhere is plain TCP on a SYN and malformed otherwise, seen behind up to four NOPs and behind the
-    // aligned timestamps that common stacks put first.
+    // Options are not walked. Ours first, with the data offset of its kind of segment, is a Rivulet
+    // packet; ours elsewhere is plain TCP on a SYN and malformed otherwise, seen behind up to four
+    // NOPs and behind the aligned timestamps that common stacks put first.
     state look_option {
         transition select(packet.lookahead<bit<32>>(), hdr.tcp.data_offset, hdr.tcp.flags) {
             (OPTION_LEAD, DATA_OFFSET_SEGMENT, 0 &&& TCP_SYN):   parse_option;
@@ -308,7 +311,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
         }
     }
 
-    // They say which connection it is to a stateless service.
+    // A stateless service identifies the connection by them.
     state parse_stamps {
         packet.extract(hdr.stamps);
         transition select(hdr.tcp.data_offset) {
@@ -339,7 +342,7 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
         packet.extract(hdr.option);
         verify(hdr.option.version == OPTION_VERSION && hdr.option.flags == 0, error.OptionVersion);
         transition select(hdr.option.class) {
-            0x80 &&& 0x80: accept;  // a response: the client's business
+            0x80 &&& 0x80: accept;  // a response: only the client checks it
             default:       check_request;
         }
     }
@@ -395,8 +398,8 @@ parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) 
         transition check_kinds;
     }
 
-    // Kinds of absent entries are 0, and no range (high bit 0) stands behind a mark or an excuse (high bit 1):
-    // among the used entries the high bits are zeros, then ones.
+    // Kinds of absent entries are 0, and no range (high bit 0) stands behind a mark or an excuse
+    // (high bit 1): among the used entries the high bits are zeros, then ones.
     state check_kinds {
         verify(hdr.proof.range_kinds << ((bit<8>)hdr.proof.range_count << 1) == 0, error.EntryKinds);
         verify((((hdr.proof.range_kinds & 0xaaaaaaaa) >> 2) & ~hdr.proof.range_kinds & 0xaaaaaaaa

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// All that v1model keeps between packets, each behind a control that does one access a pass; another architecture
-// gives the same controls. Every index is as wide as its array. BMv2 runs one ingress thread, so @atomic costs
-// nothing there; the embedded switch honours it with several workers.
+// All state that v1model keeps between packets. Each register is behind a control that does one
+// access a pass; another architecture provides the same controls. Every index is as wide as its
+// array. BMv2 runs one ingress thread, so @atomic costs nothing there; the embedded switch honours
+// it with several workers.
 #ifndef RIVULET_V1MODEL_STATE_P4
 #define RIVULET_V1MODEL_STATE_P4
 
@@ -24,7 +25,8 @@ control PoolSet(in pool_id_t pool, in member_set_t add, in member_set_t remove,
     }
 }
 
-// Times of the last two ready heartbeats of each member, newest in the low half. A heartbeat writes, a packet reads.
+// Times of the last two ready heartbeats of each member, newest in the low half. A heartbeat
+// writes, a packet reads.
 register<bit<96>, member_id_t>(MEMBER_COUNT) last_heard;
 
 control Hear(in member_id_t member, in microseconds_t now, in bit<1> ready,
@@ -50,8 +52,9 @@ control LastHeard(in member_id_t member, out microseconds_t last) {
     }
 }
 
-// The newest heartbeat of each member: epoch of its key, incarnation, sequence. What is not above it is refused and changes
-// nothing. A key that is the newest opens anew, whatever was sent under one before.
+// The newest heartbeat of each member: epoch of its key, incarnation, sequence. A heartbeat that is
+// not above it is refused and changes nothing. The first heartbeat under the newest key is
+// admitted, whatever the numbers under a key before.
 control Newest(in member_id_t member, in key_epoch_t epoch, in bit<1> newest_key, in bit<32> incarnation, in bit<32> sequence,
                out newer_t verdict) {
     register<bit<72>, member_id_t>(MEMBER_COUNT) newest_heartbeats;
@@ -77,7 +80,7 @@ control Newest(in member_id_t member, in key_epoch_t epoch, in bit<1> newest_key
     }
 }
 
-// Since when this ToR knows a pool: the first heartbeat or packet since the program was loaded.
+// When this ToR first saw a pool: the first heartbeat or packet after the program was loaded.
 control KnownSince(in pool_id_t pool, in microseconds_t now, out microseconds_t since) {
     register<microseconds_t, pool_id_t>(POOL_COUNT) known_since;
     apply {
@@ -134,9 +137,10 @@ control Turn(in service_id_t service, out bit<32> turn) {
     }
 }
 
-// One row of a replay sketch. A word is (16-bit slot, eight 3-bit counts of that slot, eight of the slot before), so
-// one access serves both; a word of an older slot counts as empty and nothing is ever cleared. Counts stop at 7.
-// `put` 0 only reads. The caller masks the index by `words`, a power of two.
+// One row of a replay sketch. A word is (16-bit slot, eight 3-bit counts of that slot, eight of the
+// slot before), so one access serves both; a word of an older slot counts as empty and nothing is
+// ever cleared. Counts stop at 7. `put` 0 only reads. The caller masks the index by `words`, a
+// power of two.
 control SketchRow(in bit<18> index, in bit<3> cell, in bit<16> slot, in bit<1> put,
                   out bit<8> current, out bit<8> previous)(bit<32> words) {
     register<bit<64>, bit<18>>(words) row;
@@ -148,7 +152,8 @@ control SketchRow(in bit<18> index, in bit<3> cell, in bit<16> slot, in bit<1> p
         @atomic {
             row.read(word, index);
             age = slot - word[63:48];
-            // One slot ahead: another worker was first at the change of slot; its counts stand.
+            // One slot ahead: another worker handled the change of slot first, and its counts are
+            // kept.
             if (age == 1) {
                 word = slot ++ 24w0 ++ word[47:24];
             } else if (age != 0 && age != 0xffff) {
@@ -168,8 +173,9 @@ control SketchRow(in bit<18> index, in bit<3> cell, in bit<16> slot, in bit<1> p
     }
 }
 
-// Keys put into one sketch in the current and the previous slot. Each may hold `limit`: `full` says that this slot's
-// does, `full_before` that the previous one did, so that there are keys which were not put in.
+// Numbers of keys that one sketch holds for the current and the previous slot, at most `limit`
+// each. `full`: the current slot is at the limit; `full_before`: the previous slot was, so some of
+// its keys were not inserted.
 control SketchLoad(in bit<24> slot, in bit<1> add, in bit<32> limit, out bit<1> full, out bit<1> full_before) {
     register<bit<64>, bit<1>>(2) keys_put;
     bit<64> current;
@@ -314,7 +320,7 @@ control ServiceMeter(in service_id_t service, in service_meter_t kind, out bit<1
     }
 }
 
-// By client: cells are shared by those whose addresses fall together.
+// By client: addresses that hash to one cell share it.
 control PlainMeter(in bit<12> cell, out bit<1> above) {
     meter<bit<12>>(4096, MeterType.packets) plain_meter;
     bit<2> color;
@@ -327,7 +333,7 @@ control PlainMeter(in bit<12> cell, out bit<1> above) {
     }
 }
 
-// Of a stateless service: what shows no cookie.
+// Of a stateless service: segments without a cookie.
 control UncookiedMeter(in service_id_t service, out bit<1> above) {
     meter<service_id_t>(4096, MeterType.packets) uncookied_meter;
     bit<2> color;

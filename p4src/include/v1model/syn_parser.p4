@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options of a plain SYN, all at once, where they stand as common stacks put them (syn_layout_t). Any other layout is
-// left where it is.
+// Extracts the options of a plain SYN in one step, in the layouts of common stacks (syn_layout_t).
+// Options in any other layout are not extracted.
 #ifndef RIVULET_V1MODEL_SYN_PARSER_P4
 #define RIVULET_V1MODEL_SYN_PARSER_P4
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Segments that a replica must not send for now, and the kernel's RSTs to clients of connections that it does not know. Both would leave
- * the client waiting for its own retransmission timer, which doubles each time. So the server's TCP tries again each half second, and the process
- * is told of each refusal, so that it can have the client send a segment soon (host/trods/src/hold/refusals.rs).
+ * Segments that a replica must not send for now, and RSTs of the kernel for connections that it does not know. Dropping either
+ * would leave the client waiting for its retransmission timer, which doubles each time. So the server's TCP retries every half
+ * second, and the process gets an event for each refusal: it probes the client then (host/trods/src/hold/refusals.rs).
  */
 #ifndef REFUSALS_H
 #define REFUSALS_H
@@ -17,11 +17,11 @@
  * pauses between two questions of the process (host/trods/src/hold/refusals.rs), so a client need not send by itself.
  */
 #define REFUSED_PAUSE 3000000000ULL
-/* The longest time for which a RST is held back, whatever is looked for, and whichever replica is said to hold the connection. */
+/* The longest time for which a RST is held back, also while the connection is searched for or pinned to another replica. */
 #define REFUSED_AT_LAST 2000000000ULL
 /* After so long without a lease lost segments count as drops of this host's: a lease may come back within it, and TCP's own timers are faster. */
 #define MUTED_LONG 500000000ULL
-/* Refusals of one processor that the process is told of in so many nanoseconds: clients of one replica that died. The rest is a flood. */
+/* Refusal events of one processor in TOLD_IN nanoseconds: enough for the clients of one dead replica. More would be a flood. */
 #define TOLD_MOST 32
 #define TOLD_IN 50000000ULL
 
@@ -34,7 +34,7 @@ static __always_inline int swallow(void)
 	return bpf_redirect(NOWHERE, 0);
 }
 
-/* Tells the process of a RST that answers a segment with an acknowledgement, and does not leave. */
+/* Sends the process an event for a RST that is held back and that answers a segment with an acknowledgement. */
 static __always_inline void tell_refusal(const struct segment *s, __u64 now)
 {
 	struct scratch *at = scratch();
@@ -63,7 +63,7 @@ static __always_inline bool awaits_ack(struct __sk_buff *skb)
 /*
  * Drops a segment that leaves while the lease does not hold. TCP takes a drop on its own host for local congestion: it retries 500 ms later
  * and does not double its timeout (TCP_RESOURCE_PROBE_INTERVAL), so a server resumes soon after its replica may send again. New data with
- * nothing else in flight is the exception: each such drop counts as an unanswered window probe, and the 15th (tcp_retries2) ends the
+ * an empty flight is the exception: each such drop counts as an unanswered window probe, and the 15th (tcp_retries2) ends the
  * connection without a RST. TCP must count that segment as sent, so it is swallowed.
  */
 static __always_inline int mute(struct __sk_buff *skb, const struct segment *s, const struct lease *lease, __u64 now, bool is_known)
