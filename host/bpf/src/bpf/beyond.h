@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What a client has of a connection that another replica had before, behind holes. Three SACK blocks tell of the holes that came last, and of
- * what is behind others nobody knows. So whoever goes on sends all from the first hole on, and as soon as that is filled the client
- * acknowledges more than was sent here, which the kernel would take for somebody else's word, for as long as it is said (RFC 9293, 3.10.7.4).
+ * Acknowledgements beyond what this kernel has sent, on an adopted connection. The client may hold
+ * data behind holes, and three SACK blocks describe only the latest ones. So the adopter sends
+ * everything from the first hole on. When that hole is filled, the client acknowledges more than
+ * the adopter has sent. The kernel would discard such segments, as often as they arrive (RFC 9293,
+ * 3.10.7.4).
  */
 #ifndef BEYOND_H
 #define BEYOND_H
@@ -10,12 +12,15 @@
 #include "edit.h"
 #include "members.h"
 
-/* No client has more behind its holes, octets; beyond it is a word of whoever does not know the numbers (RFC 5961, section 5). */
+/*
+ * Most bytes that a client can hold behind holes. An acknowledgement further ahead is of a sender
+ * that does not know the numbers (RFC 5961, section 5).
+ */
 #define BEYOND_MOST (1U << 26)
 
 /*
- * The kernel hears that the client has all that was sent, and `heard` is what it hears: what that has more it gets once more. False: half
- * done.
+ * Lowers an acknowledgement to the highest number that the kernel has sent; `heard` is the result.
+ * The client then gets the bytes after it twice. False: the segment may be half changed.
  */
 static __always_inline bool bound_ack(struct __sk_buff *skb, const struct segment *s, __u32 *heard)
 {
@@ -33,7 +38,7 @@ static __always_inline bool bound_ack(struct __sk_buff *skb, const struct segmen
 	if (tcp)
 		sent = tcp->snd_nxt;
 	bpf_sk_release(sk);
-	/* Of what was acknowledged long ago it is more, too. */
+	/* An old acknowledgement also gives a large unsigned difference. */
 	__u32 beyond = s->ack - sent;
 	if (!beyond || beyond > BEYOND_MOST)
 		return true;
@@ -41,7 +46,9 @@ static __always_inline bool bound_ack(struct __sk_buff *skb, const struct segmen
 	return clamp_ack(skb, s, sent);
 }
 
-/* Of one that is held to nothing any more, as its next request cannot be recorded. */
+/*
+ * The same for a connection whose limits were removed because its next request cannot be recorded.
+ */
 static __always_inline bool bound_freed(struct __sk_buff *skb, const struct segment *s)
 {
 	__u32 heard;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The Congestion Manager's calls for programs of users (docs/congestion-manager.md): a process that was handed the descriptors of
- * `cm_open`, `cm_call` and `cm_calls` runs them by BPF_PROG_RUN, with no right of its own. A flow is its user's; flows of one
- * user to one destination are a macroflow, and no other user's. What was sent counts when it leaves (`cm_egress`); who may send is
- * written into the ring of the client.
- *
- * State is in maps, and each macroflow has a timer: no process need live.
+ * The Congestion Manager's calls for users' programs (docs/congestion-manager.md). A process that
+ * received the descriptors of `cm_open`, `cm_call` and `cm_calls` runs them by BPF_PROG_RUN,
+ * without privileges. Flows belong to users; flows of one user to one destination form a macroflow,
+ * apart from other users'. Packets are counted when they leave (`cm_egress`), and grants are
+ * written into the client's ring. State is in maps, and each macroflow has a timer, so no process
+ * has to run.
  */
 #include <linux/bpf.h>
 #include <linux/errno.h>
@@ -28,10 +28,10 @@
 
 #define ETH_P_IP 0x0800
 #define ETH_P_IPV6 0x86dd
-/* Of a datagram whose flow goes into another macroflow at this moment. */
+/* Retries for a datagram whose flow is being moved. */
 #define TRIES 4
 
-/* Effective, as sockets have it that are made now, and as a Unix socket tells of its peer. */
+/* The effective uid, as new sockets have it and as a Unix socket reports of its peer. */
 static __always_inline __u32 caller(void)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
@@ -46,7 +46,7 @@ static __always_inline __u64 netns_cookie(void)
 	return task->nsproxy->net_ns->net_cookie;
 }
 
-/* Its tuple is copied: what was looked up before may be another flow's once this one was moved. */
+/* The tuple is copied: an entry that was looked up earlier may be another flow's after a move. */
 static __noinline int delete_flow(__u64 number)
 {
 	struct cm_flow *flow = bpf_map_lookup_elem(&flows, &number);
@@ -60,9 +60,9 @@ static __noinline int delete_flow(__u64 number)
 }
 
 /*
- * Closes a flow. What is in the maps may be another flow's once it was deleted: that it is this one's is known when its number is
- * found in its slot, and of two who close it one finds it. -EAGAIN: it has gone into another macroflow since it was looked up. Not
- * static, so that the verifier goes through it once a program.
+ * Closes a flow. Map entries may be reused after a deletion, so the flow's number is compared with
+ * its slot; of two concurrent closes, one finds it. -EAGAIN: the flow moved since it was looked up.
+ * Not static, so that the verifier walks it once for each program.
  */
 __noinline int cm_close_flow(__u64 number)
 {
@@ -92,7 +92,10 @@ __noinline int cm_close_flow(__u64 number)
 	requests = cm_slot(&e->s, at)->requests;
 	cm_share_close(&e->s, at, now);
 	if (!e->s.m.flows) {
-		/* Where many are kept the history of one more is not, nor that of one to which nobody comes by himself. */
+		/*
+		 * No history is kept beyond the quota, nor for a separate macroflow, which no new
+		 * flow joins.
+		 */
 		e->forget = now + (many ? 0 : CM_FORGET);
 		forget = e->forget;
 	}
@@ -148,7 +151,7 @@ static __always_inline int open_flow(struct cm_opening *o, __u32 uid, __u64 netn
 		goto fail;
 	bpf_spin_lock(&e->lock);
 	if (e->gone) {
-		/* It is deleted at this moment. */
+		/* It is being deleted. */
 		bpf_spin_unlock(&e->lock);
 		result = -EAGAIN;
 		goto fail;
@@ -171,7 +174,10 @@ static __always_inline int open_flow(struct cm_opening *o, __u32 uid, __u64 netn
 	result = (int)bpf_map_update_elem(&flows, number, &flow, BPF_NOEXIST);
 	if (!result) {
 		result = (int)bpf_map_update_elem(&tuples, &flow.tuple, &flow.place, BPF_NOEXIST);
-		/* The door closes a client's flows once the client is out: one that it could not see yet is closed here. */
+		/*
+		 * The daemon closes the flows of an exited client; a flow that it could not see yet
+		 * is closed here.
+		 */
 		if (!result)
 			return bpf_map_lookup_elem(&clients, &o->client) ? 0 : cm_close_flow(*number) ?: -ENOENT;
 		bpf_map_delete_elem(&flows, number);
@@ -199,7 +205,7 @@ int cm_open(struct cm_opening *context)
 	return 0;
 }
 
-/* The door's, for a client to which bpf(2) is forbidden. */
+/* Called by the daemon for a client that may not use bpf(2). */
 SEC("syscall")
 int cm_open_for(struct cm_opening_for *context)
 {
@@ -218,7 +224,10 @@ static __always_inline int check_request(struct cm_client *client, __u32 id, __u
 
 	if (!ring || count > MOST_REQUESTS)
 		return -EAGAIN;
-	/* Every request is an event; with those that were not read yet, and one a flow of changes, they have room. */
+	/*
+	 * Every request becomes an event. The ring has room for them, for unread events, and for
+	 * one change of each flow.
+	 */
 	room = bpf_ringbuf_query(ring, BPF_RB_RING_SIZE);
 	used = bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA) + client->flows * CM_EVENT_ROOM;
 	if (used + (client->waiting + count) * CM_EVENT_ROOM > room)
@@ -348,7 +357,10 @@ __noinline int cm_apply(struct cm_op *op, __u32 uid)
 	return result;
 }
 
-/* One operation of the arguments, which the kernel lets a program find at constant places only; whether there was one. */
+/*
+ * One operation of the arguments, which a program may access at constant offsets only. Returns
+ * whether there was one.
+ */
 #define APPLY(context, uid)                                                                                                    \
 	({                                                                                                                     \
 		struct cm_op op = *(context);                                                                                  \
@@ -381,7 +393,7 @@ int cm_calls(struct cm_bulk *context)
 	return 0;
 }
 
-/* The door's. */
+/* Called by the daemon. */
 SEC("syscall")
 int cm_calls_for(struct cm_bulk_for *context)
 {
@@ -394,7 +406,7 @@ int cm_calls_for(struct cm_bulk_for *context)
 	return 0;
 }
 
-/* The door's: a flow of a client that is gone. */
+/* Called by the daemon: closes a flow of an exited client. */
 SEC("syscall")
 int cm_evict(struct cm_eviction *context)
 {
@@ -405,7 +417,9 @@ int cm_evict(struct cm_eviction *context)
 	return 0;
 }
 
-/* A datagram of a flow leaves: it is counted, and has used a grant. Whether the flow was where it was said to be. */
+/*
+ * Counts a datagram that leaves and uses up a grant. False: the flow moved since it was looked up.
+ */
 __noinline int cm_count(struct cm_tuple *tuple, __u32 octets)
 {
 	struct cm_place *known = tuple ? bpf_map_lookup_elem(&tuples, tuple) : 0, place;
@@ -423,7 +437,7 @@ __noinline int cm_count(struct cm_tuple *tuple, __u32 octets)
 	bpf_spin_lock(&e->lock);
 	there = cm_slot(&e->s, place.slot)->flow == place.flow;
 	if (there) {
-		/* An empty one is no decision not to send. */
+		/* An empty datagram does not decline the grant. */
 		cm_share_notify(&e->s, place.slot, now, octets ? octets : 1);
 		next = unheard(e, place.slot, now);
 		next = any(e, next);
@@ -440,7 +454,7 @@ int cm_egress(struct __sk_buff *skb)
 	struct cm_tuple tuple = { .protocol = IPPROTO_UDP };
 	struct sk_buff *kernel = bpf_cast_to_kern_ctx(skb);
 	struct sock *sk = kernel->sk;
-	/* Behind options and extension headers. */
+	/* Also with options and extension headers. */
 	__u32 header = kernel->transport_header - kernel->network_header;
 	struct ipv6hdr six;
 	struct udphdr udp;
@@ -467,7 +481,7 @@ int cm_egress(struct __sk_buff *skb)
 	tuple.destination_port = udp.dest;
 	tuple.netns = sk->__sk_common.skc_net.net->net_cookie;
 	tuple.class = sk->sk_uid.val + 1;
-	/* One that is cut into several by the kernel counts whole. */
+	/* A datagram that the kernel segments (GSO) counts as one. */
 	for (int i = 0; i < TRIES; i++)
 		if (cm_count(&tuple, skb->len - header - sizeof(udp)))
 			break;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What programs of users and the Congestion Manager say to each other: the arguments of the programs of calls.c, and what is in
- * a client's ring. host/libcm/src/abi.rs and host/bpf/src/cm/calls.rs have the same.
+ * The interface between users' programs and the Congestion Manager: arguments of the programs of
+ * calls.c, and entries of a client's ring. host/libcm/src/abi.rs and host/bpf/src/cm/calls.rs
+ * mirror it.
  */
 #ifndef CALLS_H
 #define CALLS_H
@@ -15,29 +16,38 @@ enum cm_operation {
 	/* Of an entry of a bulk call that is not used. */
 	CM_OP_NONE,
 	CM_OP_CLOSE,
-	/* out[0]: octets of payload of the largest packet. */
+	/* out[0]: payload bytes of the largest packet. */
 	CM_OP_MTU,
-	/* in[0]: how many. */
+	/* in[0]: number of requests. */
 	CM_OP_REQUEST,
-	/* in[0]: octets; 0 declines a grant. More are known already: they were counted when they left. */
+	/*
+	 * in[0]: bytes; 0 declines a grant. Other sizes have no effect, because packets are counted
+	 * when they leave.
+	 */
 	CM_OP_NOTIFY,
-	/* in: octets of which is known what became of them, octets that arrived, enum cm_congestion, round trip time in ns or 0. */
+	/*
+	 * in: bytes whose fate is known, bytes that arrived, enum cm_congestion, round trip time in
+	 * ns or 0.
+	 */
 	CM_OP_UPDATE,
 	/* out: struct cm_status. */
 	CM_OP_QUERY,
-	/* The same, and the client is told again when that changed. */
+	/* The same, and the client gets an event at the next change. */
 	CM_OP_TAKE,
-	/* in[0]: whether it is told of changes. */
+	/* in[0]: whether it gets events of changes. */
 	CM_OP_WATCH,
 	/* in: rate down, up, round trip time down, up; multiples of 1/65536. */
 	CM_OP_THRESH,
-	/* in[0]: octets. */
+	/* in[0]: bytes. */
 	CM_OP_SET_MTU,
 	/* in[0]: 1 to CM_MAX_WEIGHT. */
 	CM_OP_WEIGH,
 	/* out[0]: the number of its macroflow. */
 	CM_OP_MACROFLOW,
-	/* in[0]: the number of the macroflow into which it goes; 0: one of its own. out: its number; requests that are to be made again. */
+	/*
+	 * in[0]: number of the new macroflow; 0: a separate one. out: its number; requests to
+	 * repeat.
+	 */
 	CM_OP_MOVE,
 };
 
@@ -53,7 +63,10 @@ struct cm_bulk {
 	struct cm_op ops[CM_BULK];
 };
 
-/* Addresses as 128 bits, IPv4 mapped into IPv6; ports in network byte order. The source is what packets really have. */
+/*
+ * Addresses as 128 bits, IPv4 mapped into IPv6; ports in network byte order. The source is that of
+ * the packets on the wire.
+ */
 struct cm_opening {
 	__u32 client;
 	__s32 result;
@@ -66,12 +79,12 @@ struct cm_opening {
 	__u8 protocol;
 	__u8 dscp;
 	__u16 unused;
-	/* Octets of payload of its largest packets. */
+	/* Payload bytes of its largest packets. */
 	__u32 mtu;
 	__u32 unused_too;
 };
 
-/* The same for others: the door's. */
+/* The same, called by the daemon for a client. */
 struct cm_bulk_for {
 	__u32 uid;
 	__u32 unused;
@@ -86,7 +99,7 @@ struct cm_opening_for {
 	struct cm_opening opening;
 };
 
-/* A client that is gone. */
+/* A client that has exited. */
 struct cm_eviction {
 	__u64 flow;
 	__u32 client;
@@ -96,7 +109,7 @@ struct cm_eviction {
 enum cm_event_kind {
 	/* A packet of up to an MTU may be sent. */
 	CM_EVENT_SEND,
-	/* Something changed by a threshold. */
+	/* A value passed a threshold. */
 	CM_EVENT_UPDATE,
 };
 
@@ -106,7 +119,7 @@ struct cm_event {
 	__u32 unused;
 };
 
-/* Octets that an event takes in the ring. */
+/* Bytes of an event in the ring. */
 #define CM_EVENT_ROOM (8 + sizeof(struct cm_event))
 
 #endif

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What calls.c keeps: its maps, which host/bpf/src/cm/calls.rs reads in part, and what its loader chooses. */
+/*
+ * Maps of calls.c, some of which host/bpf/src/cm/calls.rs reads, and settings that the loader
+ * writes.
+ */
 #ifndef CALLS_MAPS_H
 #define CALLS_MAPS_H
 
@@ -35,14 +38,17 @@ struct cm_shared {
 	__u64 forget;
 	/* Under the lock (any). */
 	__u64 any;
-	/* Whose count of macroflows it is in. */
+	/* Account whose quota counts it. */
 	__u64 account;
 	struct bpf_timer timer;
 };
 
 struct cm_share_key {
 	struct cm_key of;
-	/* 0: what flows of this key are in at first; else one that was made for flows that left it, by its number. */
+	/*
+	 * 0: the first macroflow of this key. Otherwise the number of a separate one, made for
+	 * flows that left the first.
+	 */
 	__u64 apart;
 };
 
@@ -56,7 +62,7 @@ struct cm_place {
 	__u32 account;
 };
 
-/* What egress knows a packet's flow by. */
+/* Key by which egress finds a packet's flow. */
 struct cm_tuple {
 	__u64 netns;
 	__u32 source[4];
@@ -78,10 +84,10 @@ struct cm_flow {
 
 struct cm_client {
 	__u32 uid;
-	/* Whose death ends it: written by the door. */
+	/* Process whose exit ends the client; written by the daemon. */
 	__u32 pid;
 	__u64 started;
-	/* Requests of it that wait: each is an event some time. */
+	/* Waiting requests: each becomes an event. */
 	__u32 waiting;
 	__u32 flows;
 	/* The user whose quotas count it: the owner of a subordinate user id. Written by the daemon. */
@@ -89,7 +95,7 @@ struct cm_client {
 	__u32 unused;
 };
 
-/* What the programs of an account have. */
+/* Numbers of flows and macroflows of an account. */
 struct cm_user {
 	__u32 flows;
 	__u32 shares;

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Of calls.c: flows that leave their macroflow for another one, or for one of their own (RFC 3124 section 2.1.5). */
+/*
+ * Part of calls.c: moves flows to another macroflow, or to a separate one (RFC 3124 section 2.1.5).
+ */
 #ifndef CALLS_MOVE_H
 #define CALLS_MOVE_H
 
@@ -8,7 +10,7 @@
 #include "calls_shares.h"
 #include "calls_time.h"
 
-/* The macroflow into which a flow goes, a slot of which is the flow's then; an error leaves nothing behind. */
+/* Finds the new macroflow of a flow and takes a slot in it. An error leaves nothing behind. */
 static __always_inline int prepare(struct cm_flow *moved, const struct cm_slot *slot, __u64 *to, struct cm_shared **there)
 {
 	__u64 now = bpf_ktime_get_ns(), netns = moved->place.key.of.netns, *count;
@@ -20,7 +22,7 @@ static __always_inline int prepare(struct cm_flow *moved, const struct cm_slot *
 
 	if (*to) {
 		known = bpf_map_lookup_elem(&numbered, to);
-		/* A number that is another's tells nobody that it is one. */
+		/* The number of another user's macroflow gives the same error as an unknown one. */
 		if (!known || known->of.class != moved->uid + 1 || known->of.netns != netns)
 			return -ESRCH;
 		moved->place.key = *known;
@@ -50,7 +52,10 @@ static __always_inline int prepare(struct cm_flow *moved, const struct cm_slot *
 	if (at < CM_SLOTS) {
 		cm_share_open(&e->s, at, now, moved->place.flow, moved->client, slot->mtu);
 		cm_share_like(&e->s, at, slot);
-		/* Who finds the flow here while it is in both must not move it on: a close of it sees the two that it is in. */
+		/*
+		 * While the flow is in both macroflows it must not be moved again; a close handles
+		 * both.
+		 */
 		cm_slot(&e->s, at)->moves = 1;
 	}
 	moved->place.generation = e->generation;
@@ -60,7 +65,7 @@ static __always_inline int prepare(struct cm_flow *moved, const struct cm_slot *
 	return at < CM_SLOTS ? 0 : -ENOSPC;
 }
 
-/* Gives a slot back that a flow was to have, or had. */
+/* Frees a slot that a flow took or left. */
 static __always_inline void give_back(struct cm_shared *e, __u32 at, __u64 number, __u64 now)
 {
 	bpf_spin_lock(&e->lock);
@@ -72,7 +77,10 @@ static __always_inline void give_back(struct cm_shared *e, __u32 at, __u64 numbe
 	arm(e, now, now);
 }
 
-/* Has the maps say where a flow is; an error leaves them as they were, but for a flow that is closed at this moment. */
+/*
+ * Writes the new place of a flow into the maps. An error leaves them unchanged, unless the flow is
+ * closed at the same moment.
+ */
 static __always_inline int enter(__u64 number, struct cm_flow *moved)
 {
 	int result = (int)bpf_map_update_elem(&flows, &number, moved, BPF_EXIST);
@@ -90,11 +98,10 @@ static __always_inline int enter(__u64 number, struct cm_flow *moved)
 }
 
 /*
- * Puts a flow into the macroflow of the number v[0]; 0: into one of its own. Says its number, and in v[1] how many requests waited. Who may
- * send now the timers say.
- *
- * It has a slot in both before the maps say that it is in the new one, so that whatever leaves meanwhile is counted. One that is
- * closed at the same moment has lost one of the two, or its places in the maps, when they are looked at again: then it is to lose
+ * Moves a flow into the macroflow with the number v[0], or into a separate one (0). Returns its
+ * number in v[0] and its waiting requests in v[1]; timers give the grants. The flow has a slot in
+ * both before the maps name the new one, so packets that leave meanwhile are counted. If the flow
+ * is closed at the same moment, the check at the end finds a slot or map entry missing and removes
  * the rest.
  */
 static __noinline int move_flow(__u64 number, __u64 *v)
@@ -140,7 +147,7 @@ static __noinline int move_flow(__u64 number, __u64 *v)
 	bpf_spin_lock(&from->lock);
 	gone = cm_slot(&from->s, at)->flow != number;
 	if (!gone && result && result != -ENOENT) {
-		/* The kernel has no room: it stays. */
+		/* The kernel has no room: the flow stays. */
 		cm_slot(&from->s, at)->moves = 0;
 	} else if (!gone) {
 		outstanding = cm_slot(&from->s, at)->member.outstanding;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Of calls.c: macroflows are found, made and taken part in. */
+/* Part of calls.c: finds, creates and joins macroflows. */
 #ifndef CALLS_SHARES_H
 #define CALLS_SHARES_H
 
@@ -12,13 +12,13 @@ static __always_inline struct cm_shared *find(const struct cm_place *place)
 {
 	struct cm_shared *e = bpf_map_lookup_elem(&shares, &place->key);
 
-	/* One of the same destination that was made since is another one. */
+	/* A macroflow to the same destination that was created later is a different one. */
 	return e && e->generation == place->generation ? e : 0;
 }
 
 /*
- * One whose timer could not be had goes again, unless somebody else has begun it: nobody would forget it. Newer kernels (6.18) allocate
- * timers without taking locks, which fails now and then for no lack of memory.
+ * Removes a macroflow without a timer, unless another call has initialised it: it would never
+ * expire. Kernels from 6.18 on allocate timers without locks, which can fail with memory available.
  */
 static __always_inline int unmake(struct cm_share_key *key, struct cm_user *user, struct cm_shared *e)
 {
@@ -32,7 +32,7 @@ static __always_inline int unmake(struct cm_share_key *key, struct cm_user *user
 	return unused;
 }
 
-/* The macroflow of a new flow; none: `result` says why. */
+/* Returns the macroflow of a new flow; on NULL, `result` has the reason. */
 static __always_inline struct cm_shared *make(struct cm_share_key *key, struct cm_user *user, __u32 account, int *result)
 {
 	struct cm_shared *e = bpf_map_lookup_elem(&shares, key);
@@ -50,14 +50,14 @@ static __always_inline struct cm_shared *make(struct cm_share_key *key, struct c
 	e = bpf_map_lookup_elem(&shares, key);
 	if (!e)
 		return e;
-	/* Before there is a timer, which reads it. */
+	/* Before the timer starts, which reads it. */
 	e->account = account;
 	if (bpf_timer_init(&e->timer, &shares, CLOCK_MONOTONIC)) {
 		*result = -EAGAIN;
 		return unmake(key, user, e) ? 0 : e;
 	}
 	bpf_timer_set_callback(&e->timer, fire);
-	/* Somebody else may have found it before it could be set. */
+	/* Another call may have found it before it was set. */
 	bpf_spin_lock(&e->lock);
 	armed = e->armed;
 	bpf_spin_unlock(&e->lock);
@@ -74,11 +74,11 @@ static __always_inline void begin(struct cm_shared *e, __u64 number, __u64 now, 
 	e->generation = number;
 }
 
-/* Under the lock: a slot that is nobody's, for a flow that comes now; CM_SLOTS: there is none. */
+/* Under the lock: takes a free slot for a new flow; CM_SLOTS: there is none. */
 static __always_inline __u32 take_slot(struct cm_shared *e)
 {
 	__u64 free = ~e->s.taken;
-	/* Of the lowest bit; without a loop, through which the verifier would go for each. */
+	/* Index of the lowest bit, without a loop that the verifier would unroll. */
 	__u32 at = free ? (__u32)__builtin_popcountll((free & -free) - 1) : CM_SLOTS;
 
 	if (at < CM_SLOTS)

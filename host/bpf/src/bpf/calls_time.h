@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Macroflows of calls.c as time passes: grants as there is room, what is told of changes, what ends by itself. */
+/* Timers of the macroflows of calls.c: grants, events of changes, and expiry. */
 #ifndef CALLS_TIME_H
 #define CALLS_TIME_H
 
@@ -14,7 +14,10 @@ static __always_inline int less(__u32 *count)
 	return __sync_fetch_and_add(count, (__u32)-1);
 }
 
-/* Has the timer fire at `at` at the latest; whoever sets it for a later time at the same moment sees that it is earlier. */
+/*
+ * Makes the timer fire at `at` at the latest. A concurrent call with a later time sees that it is
+ * set earlier.
+ */
 static __noinline void arm(struct cm_shared *e, __u64 now, __u64 at)
 {
 	int sooner;
@@ -36,9 +39,10 @@ static __noinline void arm(struct cm_shared *e, __u64 now, __u64 at)
 }
 
 /*
- * Whether somebody waits at a ring for an entry that was reserved just now. The kernel wakes by an interrupt that it sends to itself,
- * which costs more than all else here, and mostly nobody waits: it is the reader who calls. Whoever begins to wait after this
- * looks, then sees that the entry is there, and does not wait.
+ * Whether a reader waits at a ring for an entry that was reserved just now. The kernel wakes
+ * readers by an interrupt to itself, which costs more than everything else here, and in most cases
+ * the reader is the caller and does not wait. A reader that begins to wait after this check finds
+ * the entry.
  */
 static __always_inline int waited_for(struct bpf_ringbuf_map *ring)
 {
@@ -71,7 +75,7 @@ static __always_inline long tell(__u32 client, __u64 flow, __u32 kind)
 struct walk {
 	struct cm_shared *e;
 	__u64 now;
-	/* When there is something to do next; ~0: never. */
+	/* Time of the next action; ~0: never. */
 	__u64 next;
 	__u32 turned;
 	__u32 done;
@@ -96,7 +100,7 @@ static long settle_one(__u32 i __attribute__((unused)), void *context)
 	next = e->s.turn ? e->s.turn : ~0ULL;
 	if (later && later < next)
 		next = later;
-	/* The timer is set for it, or something sooner. */
+	/* The timer is set for that time or earlier. */
 	if (e->armed > now && e->armed <= next)
 		next = ~0ULL;
 	bpf_spin_unlock(&e->lock);
@@ -111,7 +115,7 @@ static long settle_one(__u32 i __attribute__((unused)), void *context)
 		less(&state->waiting);
 	if (!tell(client, flow, CM_EVENT_SEND))
 		return 0;
-	/* Nobody hears of it. */
+	/* The client gets no event of it. */
 	bpf_spin_lock(&e->lock);
 	if (cm_slot(&e->s, at - 1)->flow == flow)
 		cm_share_notify(&e->s, at - 1, now, 0);
@@ -137,7 +141,7 @@ static long watch_one(__u32 i, void *context)
 	bpf_spin_unlock(&e->lock);
 	if (!due || !tell(client, flow, CM_EVENT_UPDATE))
 		return 0;
-	/* The ring is full; a later change is as good. */
+	/* The ring is full; a later event has the same effect. */
 	bpf_spin_lock(&e->lock);
 	if (cm_slot(&e->s, i)->flow == flow)
 		cm_slot(&e->s, i)->due = 0;
@@ -168,8 +172,8 @@ static long expire_one(__u32 i, void *context)
 }
 
 /*
- * Under the lock: the value itself. The verifier, which knows nothing of what is in a map, takes it for any, so that it goes through
- * what follows once, and not for each that there may be.
+ * Returns the value. Under the lock. Passing it through a map makes it unknown to the verifier,
+ * which then walks the following code once and not for each possible value.
  */
 static __always_inline __u64 any(struct cm_shared *e, __u64 value)
 {
@@ -177,7 +181,10 @@ static __always_inline __u64 any(struct cm_shared *e, __u64 value)
 	return *(volatile __u64 *)&e->any;
 }
 
-/* Under the lock: when a flow has lost what it sent if nothing is heard, unless the timer fires by then; ~0. */
+/*
+ * Under the lock: the time at which a flow's packets count as lost without feedback; ~0 if the
+ * timer fires by then anyway.
+ */
 static __always_inline __u64 unheard(struct cm_shared *e, __u32 at, __u64 now)
 {
 	struct cm_slot *slot = cm_slot(&e->s, at);
@@ -188,7 +195,7 @@ static __always_inline __u64 unheard(struct cm_shared *e, __u32 at, __u64 now)
 	return lost;
 }
 
-/* Gives what there is room for, and says when there is more to do. */
+/* Gives grants as far as the window allows, and arms the timer for the next action. */
 static __noinline void settle(struct cm_shared *e, __u64 now, __u64 next, int watch)
 {
 	struct walk walk = { .e = e, .now = now, .next = next };
@@ -202,7 +209,10 @@ static __noinline void settle(struct cm_shared *e, __u64 now, __u64 next, int wa
 		arm(e, now, walk.next);
 }
 
-/* The same for the timer; not static, since the verifier would go through all of it for whatever the timer may have found before. */
+/*
+ * The same for the timer. Not static, because the verifier would otherwise walk it for every state
+ * of the timer's caller.
+ */
 __noinline int cm_settle(struct cm_share_key *key, __u64 now, __u64 next, int watch)
 {
 	struct cm_shared *e = key ? bpf_map_lookup_elem(&shares, key) : 0;
@@ -212,7 +222,7 @@ __noinline int cm_settle(struct cm_share_key *key, __u64 now, __u64 next, int wa
 	return 0;
 }
 
-/* What happens by itself: grants and packets of which nothing is heard, paced grants, history that is too old. */
+/* The timer: expires grants and packets without feedback, gives paced grants, drops old history. */
 static int fire(void *map, struct cm_share_key *key, struct cm_shared *e)
 {
 	__u64 now = bpf_ktime_get_ns(), forget, number = e->generation;
@@ -247,7 +257,7 @@ static int fire(void *map, struct cm_share_key *key, struct cm_shared *e)
 		e->s.turn = walk.done ? 0 : now + cm_life(&e->s, grant_life);
 		bpf_spin_unlock(&e->lock);
 	}
-	/* A key of the map's own nobody may be given. */
+	/* The key in the map must not be passed on. */
 	of = *key;
 	return cm_settle(&of, now, walk.next, watch);
 }

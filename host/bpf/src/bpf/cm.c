@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The Congestion Manager's TCP: a congestion control whose connections to one destination have one window
- * (docs/congestion-manager.md).
- *
- * A socket is only ever written by its own acknowledgements and transmissions, so nobody is granted anything: each connection
- * tells the macroflow what became of its packets, and takes its part of the window. Recovery, retransmission timers and pacing
- * stay TCP's own. A connection for which there is no macroflow, since the table is full, is Reno's.
+ * The Congestion Manager's TCP: a congestion control in which connections to one destination share
+ * a window (docs/congestion-manager.md). A socket can only be changed while it handles its own
+ * acknowledgements and transmissions, so there are no grants: each connection reports the fate of
+ * its packets to the macroflow and takes its part of the window. Recovery, retransmission timers
+ * and pacing stay TCP's. Without a macroflow, because the table is full, a connection uses Reno.
  */
 #include <linux/bpf.h>
 #include <linux/errno.h>
@@ -18,18 +17,22 @@
 #include "packet.h"
 
 #define CLOCK_MONOTONIC 1
-/* RFC 6928: what any connection may send at once. */
+/* Initial window of RFC 6928. */
 #define TCP_INIT_CWND 10
-/* Others that take or give a number at the same moment. */
+/* Most concurrent changes of the pool that are retried. */
 #define TRIES 32
 
-/* The loader's choice: rules.rs. Whole acknowledgements count in slow start: TCP has checked them, and hosts merge segments. */
+/*
+ * Set by the loader from rules.rs. Slow start counts all acknowledged packets: TCP has verified
+ * them, and hosts merge segments.
+ */
 const volatile __u32 initial_window = 10;
 const volatile __u32 slow_start_limit = 65535;
 
 /*
- * The macroflows by number, so that a connection finds its own at each acknowledgement without a call (an array is looked up in
- * line); which number a destination has is only asked when a connection comes.
+ * Macroflows by number: a connection finds its macroflow at each acknowledgement without a call,
+ * because array lookups are inlined. The number of a destination is looked up only for a new
+ * connection.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -46,11 +49,11 @@ struct {
 	__type(value, __u32);
 } destinations SEC(".maps");
 
-/* Numbers that are nobody's. */
+/* Free numbers. */
 struct pool {
-	/* The last one that was given back, + 1, which names the one before; with a count of changes in the upper half. */
+	/* Head of the free list, + 1; the upper half counts changes. */
 	__u64 free;
-	/* Those from here on nobody had yet. */
+	/* Numbers from here on were never used. */
 	__u32 used;
 	__u32 unused;
 };
@@ -74,11 +77,11 @@ static __always_inline struct cm_entry *find(struct tcp_sock *tp)
 	if (!flow->generation)
 		return 0;
 	e = bpf_map_lookup_elem(&macroflows, &number);
-	/* One that was made since is another one. */
+	/* A macroflow that was created later is a different one. */
 	return e && e->generation == flow->generation ? e : 0;
 }
 
-/* A number that is nobody's, + 1; 0: there is none. */
+/* Takes a free number, + 1; 0: there is none. */
 static __always_inline __u32 take_number(void)
 {
 	__u32 zero = 0, number;
@@ -121,7 +124,7 @@ static __always_inline void give_number(struct cm_entry *e, __u32 number)
 	}
 }
 
-/* Ends a macroflow without connections of which nothing was heard for so long; whether that is done. */
+/* Deletes a macroflow that had no connections for the given time. Returns whether it did. */
 static __always_inline int end(struct cm_entry *e, __u32 number, __u64 now, __u64 idle)
 {
 	struct cm_key key = {};
@@ -158,7 +161,9 @@ static long forget_one(void *map __attribute__((unused)), struct cm_key *key __a
 	return 0;
 }
 
-/* Of an administrator: forgets all macroflows without connections; how many. */
+/*
+ * Called by an administrator: deletes all macroflows without connections and returns their number.
+ */
 SEC("syscall")
 int cm_tcp_forget(void *context __attribute__((unused)))
 {
@@ -190,7 +195,9 @@ static __always_inline int same(const struct cm_key *a, const struct cm_key *b)
 	       a->destination[3] == b->destination[3] && a->dscp == b->dscp && a->class == b->class;
 }
 
-/* Makes the macroflow of a destination, unless somebody else did meanwhile or there is no room. */
+/*
+ * Creates the macroflow of a destination, unless another call did so meanwhile or there is no room.
+ */
 static __noinline void make(struct cm_key *key, __u32 mss, __u64 now)
 {
 	__u32 number = take_number();
@@ -210,8 +217,10 @@ static __noinline void make(struct cm_key *key, __u32 mss, __u64 now)
 	e->key = *key;
 	e->generation = now;
 	bpf_spin_unlock(&e->lock);
-	/* There is a timer already where another destination had the number before. Since Linux 6.18 there may be no
-	 * memory for one at this moment; without it the macroflow would be kept for good. */
+	/*
+	 * The timer exists already if another destination had the number before. From Linux 6.18 on
+	 * its allocation can fail; without a timer the macroflow would never expire.
+	 */
 	failed = bpf_timer_init(&e->timer, &macroflows, CLOCK_MONOTONIC);
 	if (!failed || failed == -EBUSY)
 		failed = bpf_map_update_elem(&destinations, key, &number, BPF_NOEXIST);
@@ -252,7 +261,7 @@ static __noinline void join(struct tcp_sock *tp)
 	bpf_spin_lock(&e->lock);
 	generation = e->generation;
 	if (!generation || !same(&e->key, &key)) {
-		/* It is forgotten at this moment. */
+		/* It is being deleted. */
 		bpf_spin_unlock(&e->lock);
 		return;
 	}
@@ -306,7 +315,7 @@ void cm_tcp_release(unsigned long long *ctx)
 	flow->generation = 0;
 }
 
-/* One for which there is no macroflow is Reno's. */
+/* Reno, for a connection without a macroflow. */
 static __noinline void alone(struct tcp_sock *tp, int reducing)
 {
 	struct flow *flow = flow_of(tp);
@@ -319,7 +328,7 @@ static __noinline void alone(struct tcp_sock *tp, int reducing)
 		tcp_reno_cong_avoid(&tp->inet_conn.icsk_inet.sk, tp->snd_una, acked);
 }
 
-/* Every acknowledgement, after TCP knows what of it arrived and what is lost. */
+/* Called for every acknowledgement, after TCP has updated delivered and lost packets. */
 SEC("struct_ops")
 void cm_tcp_cong_control(unsigned long long *ctx)
 {
@@ -346,16 +355,18 @@ void cm_tcp_cong_control(unsigned long long *ctx)
 	acked = tp->delivered - flow_of(tp)->delivered;
 	look(tp, &seen, 1);
 	if (reducing) {
-		/* Recovery's own window holds it back; whether the macroflow's may grow that knows. */
+		/*
+		 * Limited by recovery's window; the macroflow decides whether its window may grow.
+		 */
 		seen.limited = seen.limited_slowly = 1;
 		seen.most = in_recovery(tp, ~0U, acked);
 	} else {
 		seen.limited = limited;
 		seen.limited_slowly = limited || tp->snd_cwnd < 2 * tp->max_packets_out;
-		/* One that has nothing more to send leaves its part to the others. */
+		/* A connection without data to send leaves its part to the others. */
 		seen.hungry = seen.outstanding || tp->write_seq != tp->snd_nxt;
 		seen.hungry = seen.hungry && (limited || flow_of(tp)->opening);
-		/* No faster than in slow start, whoever left. */
+		/* At most as fast as in slow start, even if other connections left. */
 		seen.most = clamp(tp, tp->snd_cwnd + acked);
 	}
 	packets = tell(tp, e, &seen, 0);
@@ -363,7 +374,7 @@ void cm_tcp_cong_control(unsigned long long *ctx)
 	set_rate(tp);
 }
 
-/* What the window will be once set_state has told that something was lost. */
+/* The window after set_state has reported a loss. */
 SEC("struct_ops")
 __u32 cm_tcp_ssthresh(unsigned long long *ctx)
 {
@@ -395,7 +406,7 @@ void cm_tcp_set_state(unsigned long long *ctx)
 	tell(tp, e, &seen, 0);
 }
 
-/* A pause ends: what the connection may send is what the others left, over a round trip. */
+/* After a pause the connection may send what the others left of the window, over a round trip. */
 SEC("struct_ops")
 void cm_tcp_cwnd_event(unsigned long long *ctx)
 {
@@ -421,7 +432,7 @@ void cm_tcp_cwnd_event(unsigned long long *ctx)
 	member.outstanding = flow->outstanding;
 	member.carry = flow->carry;
 	member.hungry = flow->hungry;
-	/* The packet that is being sent, unless it was charged when the last one was acknowledged: nothing ages any more. */
+	/* The packet being sent, unless it was charged at the last acknowledgement. */
 	first = before(tp->data_segs_out, flow->sent) ? 0 : mss;
 	bpf_spin_lock(&e->lock);
 	cm_charge(&e->m, now, first);
@@ -435,7 +446,7 @@ void cm_tcp_cwnd_event(unsigned long long *ctx)
 		flow->sent = tp->data_segs_out + 1;
 	flow->round = tp->snd_nxt;
 	flow->opening = OPENING;
-	/* After a timeout nothing is in flight either: that is no pause. */
+	/* After a timeout nothing is in flight, either, but that is no pause. */
 	if (BPF_CORE_READ_BITFIELD(&tp->inet_conn, icsk_ca_state) != TCP_CA_Open && packets > tp->snd_cwnd)
 		packets = tp->snd_cwnd;
 	tp->snd_cwnd = clamp(tp, packets);

@@ -12,7 +12,7 @@
 /* Of a client's ring: the loader makes them. */
 #define RING_OCTETS 65536
 
-/* What flows belong together by. */
+/* Key of a macroflow: flows with equal keys share it. */
 struct cm_key {
 	/* Cookie of the network namespace. */
 	__u64 netns;
@@ -20,19 +20,22 @@ struct cm_key {
 	__u32 destination[4];
 	/* Differentiated services code point. */
 	__u32 dscp;
-	/* 0: TCP, which the kernel sends. Each user's programs have one of their own: uid + 1. */
+	/* 0: TCP of the kernel. uid + 1: programs of that user. */
 	__u32 class;
 };
 
 struct cm_entry {
 	struct bpf_spin_lock lock;
-	/* Of one that is nobody's: the next such one, + 1. */
+	/* In the free list: index of the next free one, + 1. */
 	__u32 next;
-	/* When it was made, ns: a flow knows by it that this is still the macroflow that it joined. 0: nobody's. */
+	/*
+	 * Time of its creation, ns, by which a flow recognises the macroflow that it joined. 0:
+	 * free.
+	 */
 	__u64 generation;
 	struct macroflow m;
 	struct cm_key key;
-	/* Forgets it. */
+	/* Deletes it after a time without connections. */
 	struct bpf_timer timer;
 };
 

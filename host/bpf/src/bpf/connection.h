@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* A connection of cm.c: what it keeps in its socket, and what it tells its macroflow. */
+/* A TCP connection of cm.c: its state in the socket, and its reports to the macroflow. */
 #ifndef CONNECTION_H
 #define CONNECTION_H
 
@@ -10,62 +10,67 @@
 #include "cm.h"
 #include "sockets.h"
 
-/* Rounds in which the first window after a pause is paced: until the last of it is acknowledged. */
+/* Rounds in which the first window after a pause is paced: until all of it is acknowledged. */
 #define OPENING 2
-/* Times a window that the macroflow is told of acknowledgements in avoidance. */
+/* Reports of acknowledgements for each window in congestion avoidance. */
 #define BATCHES 8
 
-/* What a connection keeps: icsk_ca_priv. */
+/* State of a connection in icsk_ca_priv. */
 struct flow {
-	/* Of the macroflow that it joined; 0: none. */
+	/* Generation of the macroflow that it joined; 0: none. */
 	__u64 generation;
-	/* The reduction that it caused last. */
+	/* The last reduction that it caused. */
 	__u64 reduction;
-	/* tp->data_segs_out and tp->delivered of which the macroflow knows. */
+	/* tp->data_segs_out and tp->delivered at the last report. */
 	__u32 sent;
 	__u32 delivered;
-	/* tp->delivered from which on it tells again, whatever happens. */
+	/* tp->delivered at which the next report is due in any case. */
 	__u32 due;
 	/* struct member */
 	__u32 outstanding;
 	__u32 carry;
-	/* The macroflow's. */
+	/* Number of the macroflow. */
 	__u32 number;
 	/* Its number in the macroflow. */
 	__u32 id;
 	/* snd_nxt when its round began. */
 	__u32 round;
-	/* Reductions that it knows of, and snd_nxt when it heard of the last one: what is lost before that is no other congestion. */
+	/*
+	 * Number of reductions that it has seen, and snd_nxt at the last one: losses before that
+	 * number belong to the same congestion.
+	 */
 	__u32 known;
 	__u32 recover;
 	__u8 hungry;
-	/* Rounds that are left of its opening. */
+	/* Rounds left of its opening. */
 	__u8 opening;
-	/* This program has it paced. */
+	/* This program turned pacing on. */
 	__u8 paces;
 	__u8 unused;
 };
 _Static_assert(sizeof(struct flow) <= 104, "it is in icsk_ca_priv");
 
-/* What a connection has to tell. All counts of packets are in full ones, as in TCP's own window. */
+/* A connection's report. Packets count as full-sized, as in TCP's window. */
 struct seen {
 	__u64 now;
 	__u64 charged;
 	__u64 outstanding;
 	struct cm_report report;
 	__u32 mss;
-	/* The window holds it back: in avoidance, and in slow start, where half of it used is enough. */
+	/*
+	 * Limited by the window: in avoidance, and in slow start, where using half of it is enough.
+	 */
 	__u8 limited;
 	__u8 limited_slowly;
 	__u8 hungry;
-	/* A round trip of it has passed. */
+	/* One of its round trips has passed. */
 	__u8 next;
-	/* Packets in flight, and those that were charged and will be sent. */
+	/* Packets in flight, including charged ones that are not sent yet. */
 	__u32 flying;
 	__u32 ahead;
-	/* Bytes that wait to be sent, the first time or again. */
+	/* Bytes waiting for transmission or retransmission. */
 	__u32 waiting;
-	/* Packets that it may have at most in flight after this; 0: TCP asks nobody now. */
+	/* Most packets in flight after this report; 0: TCP decides by itself now. */
 	__u32 most;
 };
 
@@ -90,8 +95,8 @@ static __always_inline __u32 in_flight(const struct tcp_sock *tp)
 }
 
 /*
- * Packets that may be in flight in fast recovery, of a window: no faster than in slow start (RFC 6937), and what is known to be
- * lost first goes at once.
+ * Packets of a window that may be in flight in fast recovery: at most slow start's rate (RFC 6937),
+ * and the first lost packet is retransmitted at once.
  */
 static __always_inline __u32 in_recovery(const struct tcp_sock *tp, __u32 window, __u32 acked)
 {
@@ -102,7 +107,10 @@ static __always_inline __u32 in_recovery(const struct tcp_sock *tp, __u32 window
 	return window <= flying && tp->lost_out && !tp->retrans_out ? flying + 1 : window;
 }
 
-/* What TCP makes of a window, for pacing and for how much it gives the device at once (tcp_update_pacing_rate). */
+/*
+ * Sets the pacing rate from the window, as tcp_update_pacing_rate does; it also bounds the size of
+ * bursts to the device.
+ */
 static __always_inline void set_rate(struct tcp_sock *tp)
 {
 	struct sock *sk = &tp->inet_conn.icsk_inet.sk;
@@ -116,7 +124,7 @@ static __always_inline void set_rate(struct tcp_sock *tp)
 	sk->sk_pacing_rate = rate < sk->sk_max_pacing_rate ? rate : sk->sk_max_pacing_rate;
 }
 
-/* What happened since the macroflow was told last; `goes_on`: what was charged and not sent yet will be. */
+/* Collects the events since the last report. `goes_on`: charged packets will still be sent. */
 static __always_inline void look(struct tcp_sock *tp, struct seen *seen, int goes_on)
 {
 	struct flow *flow = flow_of(tp);
@@ -124,7 +132,7 @@ static __always_inline void look(struct tcp_sock *tp, struct seen *seen, int goe
 	__s32 sent = (__s32)(tp->data_segs_out - flow->sent);
 	__u64 known;
 
-	/* When the acknowledgement came or the timer fired that TCP is about. */
+	/* Time of the acknowledgement or timer that TCP is handling. */
 	seen->now = tp->tcp_clock_cache;
 	seen->mss = mss;
 	seen->flying = in_flight(tp);
@@ -132,7 +140,7 @@ static __always_inline void look(struct tcp_sock *tp, struct seen *seen, int goe
 	if (tp->lost_out > tp->retrans_out)
 		seen->waiting += (tp->lost_out - tp->retrans_out) * mss;
 	seen->ahead = goes_on && sent < 0 ? (__u32)-sent : 0;
-	/* A last one that is not full may wait for more. */
+	/* A last packet that is not full may wait for more data. */
 	if ((__u64)seen->ahead * mss > seen->waiting)
 		seen->ahead = seen->waiting / mss;
 	seen->outstanding = ((__u64)seen->flying + seen->ahead) * mss;
@@ -146,7 +154,7 @@ static __always_inline void look(struct tcp_sock *tp, struct seen *seen, int goe
 	seen->report.flow = flow->id;
 	seen->report.resolved = known - seen->outstanding;
 	seen->report.acked = (__u64)(tp->delivered - flow->delivered) * mss;
-	/* That of the newest packet that arrived. */
+	/* RTT of the newest packet that arrived. */
 	seen->report.rtt = seen->report.acked ? (__u64)tp->rack.rtt_us * 1000 : 0;
 	seen->report.congestion = CM_NONE;
 	seen->report.limited = 0;
@@ -159,9 +167,10 @@ static __always_inline void look(struct tcp_sock *tp, struct seen *seen, int goe
 }
 
 /*
- * Whether the macroflow need not hear of an acknowledgement yet: in avoidance it is told of an eighth of a window at once, which
- * changes nothing but when within its round trip a window grows. Whoever has it for itself, or is held back by it, has a part
- * that does not depend on what is in flight; what changes that is told at once.
+ * Whether a report of an acknowledgement can wait. In congestion avoidance a report covers an
+ * eighth of a window, which only shifts the growth of the window within its round trip. The part of
+ * a connection that is alone in the macroflow, or limited by it, does not depend on the packets in
+ * flight; changes of that are reported at once.
  */
 static __always_inline int quiet(struct tcp_sock *tp, __u8 state, int limited)
 {
@@ -176,10 +185,10 @@ static __always_inline int quiet(struct tcp_sock *tp, __u8 state, int limited)
 }
 
 /*
- * Tells it, and takes the connection's part of the window, packets; with `threshold` of what that will be after a loss.
- *
- * What it sends at once is charged at once: were it only known at its next acknowledgement, a group of small windows would have
- * a large part of what it sent unknown when one of them loses something, and be halved again for the same queue that was full.
+ * Reports to the macroflow and returns the connection's part of the window, in packets; with
+ * `threshold`, the part after a loss. Packets that it sends now are charged now. If they were
+ * charged only at the next acknowledgement, a group of small windows would have many uncharged
+ * packets when one of them loses a packet, and the window would be halved twice for one full queue.
  */
 static __always_inline __u32 tell(struct tcp_sock *tp, struct cm_entry *e, struct seen *seen, int threshold)
 {
@@ -235,7 +244,7 @@ static __always_inline __u32 tell(struct tcp_sock *tp, struct cm_entry *e, struc
 		flow->known = (__u32)reductions;
 		flow->recover = tp->snd_nxt;
 	} else if (!old) {
-		/* So that it stays near. */
+		/* Keeps the number within half of the range. */
 		flow->recover = tp->snd_una;
 	}
 	if (seen->next) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Which protected connections the kernel closed since their process is exiting: killed, crashed, or done. What a server closes
- * itself it does before. A FIN or RST looks the same in all cases, and may leave much later (docs/trods.md).
+ * Finds protected connections that the kernel closes because their process is exiting: killed,
+ * crashed or finished. A server that closes a connection itself does so earlier. FIN and RST look
+ * the same in both cases and may leave much later (docs/trods.md).
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_endian.h>
@@ -20,7 +21,7 @@
 #define TCP_CLOSE 7
 #define TCP_CLOSE_WAIT 8
 
-/* As much of the kernel's types as is read; where it is the kernel says. */
+/* The fields of kernel types that are read; BTF relocates them. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 struct task_struct {
 	unsigned int flags;
@@ -56,7 +57,7 @@ struct inet_sock {
 };
 #pragma clang attribute pop
 
-/* The network namespace that the connections are in. */
+/* Inode number of the connections' network namespace. */
 volatile __u32 namespace SEC(".data.namespace");
 
 SEC("tp_btf/inet_sock_set_state")
@@ -74,8 +75,9 @@ int trods_dying(unsigned long long *context)
 	if (!(task->flags & PF_EXITING) || common->skc_net.net->ns.inum != namespace)
 		return 0;
 	/*
-	 * What arrives is taken in on the back of any task, also of one that happens to exit: none of them has the socket locked. Nor
-	 * has who closes a listener one that was not accepted, but that is no process's.
+	 * Softirqs run on top of any task, also of one that exits, but that task does not own the
+	 * socket lock. A task that closes a listener does not own the lock of a connection that was
+	 * not accepted, either; such a connection belongs to no process.
 	 */
 	if (!sk->sk_lock.owned && (after != TCP_CLOSE || sk->sk_socket))
 		return 0;
@@ -89,7 +91,10 @@ int trods_dying(unsigned long long *context)
 		return 0;
 	}
 	key.client_port = common->skc_dport;
-	/* Of one that is closed at once, as with words that were not read, the kernel has given back the port. */
+	/*
+	 * The kernel has already released the port of a connection that is closed at once, as with
+	 * unread data.
+	 */
 	if (bpf_probe_read_kernel(&key.service_port, sizeof(key.service_port), &((const struct inet_sock *)sk)->inet_sport))
 		return 0;
 	struct stamped *st = bpf_map_lookup_elem(&stamped, &key);

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What is changed in a segment before it leaves, its checksum too. False: it may be half done, and is not to leave. */
+/*
+ * Changes to a segment before it leaves, with its checksum. False: the segment may be half changed
+ * and must be dropped.
+ */
 #ifndef EDIT_H
 #define EDIT_H
 
 #include "segment.h"
 
-/* Exchanges what stands there with what stands right behind it, as two addresses: no sum changes. */
+/* Swaps two adjacent fields of `half` bytes, such as addresses. Checksums stay valid. */
 static __always_inline bool swap(struct __sk_buff *skb, __u32 at, __u32 half)
 {
 	__u8 both[2 * sizeof(struct in6_addr)];
@@ -14,7 +17,7 @@ static __always_inline bool swap(struct __sk_buff *skb, __u32 at, __u32 half)
 	       !bpf_skb_store_bytes(skb, at + half, both, half, 0);
 }
 
-/* Takes the FIN out of a segment. What is behind its data was told. */
+/* Removes the FIN flag. The process got an event for it. */
 static __always_inline bool strip_fin(struct __sk_buff *skb, const struct segment *s)
 {
 	__be16 before, now;
@@ -27,12 +30,12 @@ static __always_inline bool strip_fin(struct __sk_buff *skb, const struct segmen
 	       !bpf_skb_store_bytes(skb, at, &now, sizeof(now), 0);
 }
 
-/* Takes an acknowledgement back to the limit. */
+/* Lowers the acknowledgement to the limit. */
 static __always_inline bool clamp_ack(struct __sk_buff *skb, const struct segment *s, __u32 limit)
 {
 	__be32 before = bpf_htonl(s->ack), now = bpf_htonl(limit);
 
-	/* Not the pseudo header's: a sum that is left to the hardware does not have it yet. */
+	/* Without BPF_F_PSEUDO_HDR: a partial checksum does not cover the field yet. */
 	return !bpf_l4_csum_replace(skb, s->tcp + TCP_CHECKSUM, before, now, sizeof(now)) &&
 	       !bpf_skb_store_bytes(skb, s->tcp + TCP_ACK, &now, sizeof(now), 0);
 }

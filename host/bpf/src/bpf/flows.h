@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The maps that trods.c and dying.c have together. */
+/* Maps that trods.c and dying.c share. */
 #ifndef FLOWS_H
 #define FLOWS_H
 
@@ -10,7 +10,7 @@
 
 #include "trods.h"
 
-/* Connections that are held to limits. */
+/* Connections with limits. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -19,7 +19,7 @@ struct {
 	__type(value, struct limits);
 } flows SEC(".maps");
 
-/* Connections whose timestamps are made here (ts.h), with limits of their own. */
+/* Connections whose timestamps the program writes (ts.h), with their limits. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -29,8 +29,8 @@ struct {
 } stamped SEC(".maps");
 
 /*
- * Which limits such a connection has, if any. One that is recorded is the process's, which knows nothing of timestamps; all others are in
- * one map, since each that is looked into is in no processor's cache.
+ * The limits of such a connection, if any. The process keeps those of a recorded connection in
+ * `flows`. All others are in `stamped`: each further map costs a cache miss.
  */
 static __always_inline struct limits *limits_of(const struct flow_key *key, struct stamped *st)
 {
@@ -39,7 +39,7 @@ static __always_inline struct limits *limits_of(const struct flow_key *key, stru
 	return st->phase == STAMPED_FREE ? NULL : &st->limits;
 }
 
-/* Those whose process died. */
+/* Connections of processes that died. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, MAX_DYING);
@@ -48,8 +48,8 @@ struct {
 } dying SEC(".maps");
 
 /*
- * Whether there ever was something in a map that is empty on a good day: until then nobody looks into it. Its entries are in no
- * processor's cache, and a look costs as much as a checksum.
+ * Whether a map that is normally empty ever had an entry. Lookups are skipped until then, because
+ * each is a cache miss and costs as much as a checksum.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -65,7 +65,7 @@ static __always_inline bool has_happened(__u32 what)
 	return !has || *(volatile __u32 *)has;
 }
 
-/* To be said before there is something. */
+/* Called before the first entry is inserted. */
 static __always_inline void happens(__u32 what)
 {
 	__u32 *has = bpf_map_lookup_elem(&happened, &what);

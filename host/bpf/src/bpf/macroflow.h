@@ -245,7 +245,7 @@ CM_INLINE void cm_age(struct macroflow *m, __u64 now)
 	m->prior_ssthresh = 0;
 }
 
-/* What is sent now, of a window that aged already. */
+/* Charges packets that are sent, after the window was aged. */
 CM_INLINE void cm_send(struct macroflow *m, __u64 now, __u64 bytes)
 {
 	m->sent += cm_min(bytes, 0xffffffffULL);
@@ -340,12 +340,12 @@ CM_INLINE __u64 cm_part(const struct macroflow *m, const struct member *member, 
 		aside -= member->outstanding;
 		eaters++;
 	}
-	/* What cannot be: a divisor that the verifier and the compiler see is none. */
+	/* Cannot happen; shows verifier and compiler that the divisor is not zero. */
 	if (!eaters)
 		eaters = 1;
 	if (window <= aside)
 		return 0;
-	/* Often it is alone, and divisions are dear. */
+	/* A single member is common, and divisions are slow. */
 	return eaters == 1 ? window - aside : (window - aside) / eaters;
 }
 

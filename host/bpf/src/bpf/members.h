@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What is another member's of a service, or nobody's here: by whom a segment came, and to whom it goes on (docs/dataplane.md). */
+/*
+ * Segments of connections that this replica does not have: from which member or ToR they came, and
+ * to which they are handed on (docs/dataplane.md).
+ */
 #ifndef MEMBERS_H
 #define MEMBERS_H
 
@@ -7,13 +10,13 @@
 #include "trods_maps.h"
 
 /*
- * Segments of unknown connections that a processor turns around in so many nanoseconds: more clients than a drained replica has.
- * What is beyond it comes again, or is a flood.
+ * Segments of unknown connections that a processor returns to the ToR within TURNED_IN nanoseconds:
+ * more than the clients of a drained replica. Beyond that clients retransmit, or it is a flood.
  */
 #define TURNED 1000
 #define TURNED_IN 50000000ULL
 
-/* Whether a frame is from this Ethernet address. */
+/* Whether a frame has this Ethernet source address. */
 static __always_inline bool is_from(struct __sk_buff *skb, const __u8 *address)
 {
 	__u8 difference = 0, source[ETH_ALEN];
@@ -25,7 +28,7 @@ static __always_inline bool is_from(struct __sk_buff *skb, const __u8 *address)
 	return !difference;
 }
 
-/* Whether a segment is from the ToR itself, or it is not known what is. */
+/* Whether a segment comes from the ToR itself. True if the ToR's address is unknown. */
 static __always_inline bool is_first_hand(struct __sk_buff *skb, const struct lease *lease)
 {
 	__u8 known = 0;
@@ -35,7 +38,7 @@ static __always_inline bool is_first_hand(struct __sk_buff *skb, const struct le
 	return !known || is_from(skb, lease->tor);
 }
 
-/* Gives a segment back to the ToR, to this Ethernet address (docs/dataplane.md). */
+/* Sends a segment back to the ToR with this Ethernet destination (docs/dataplane.md). */
 static __always_inline int turn_around(struct __sk_buff *skb, const __u8 *to)
 {
 	struct ethhdr ether;
@@ -50,7 +53,10 @@ static __always_inline int turn_around(struct __sk_buff *skb, const __u8 *to)
 	return bpf_redirect(skb->ifindex, 0);
 }
 
-/* To the address by which the member is named that holds the connection. What another member handed on goes no further. */
+/*
+ * Hands a segment on, with the destination address that names the holder. A segment that another
+ * member handed on is not handed on again.
+ */
 static __always_inline int hand_on(struct __sk_buff *skb, const struct pin *pin)
 {
 	__u8 holder[ETH_ALEN] = { 0x02, 0x52, 0x56, 0, 0, pin->holder };
@@ -58,7 +64,7 @@ static __always_inline int hand_on(struct __sk_buff *skb, const struct pin *pin)
 	return is_from(skb, pin->tor) ? turn_around(skb, holder) : NEXT;
 }
 
-/* The kernel's socket for a segment of a client's, a listener maybe, which is to be released. */
+/* The kernel's socket for a client's segment, possibly a listener. The caller releases it. */
 static __always_inline struct bpf_sock *find_socket(struct __sk_buff *skb, const struct segment *s)
 {
 	struct bpf_sock_tuple ends = {};
@@ -77,7 +83,7 @@ static __always_inline struct bpf_sock *find_socket(struct __sk_buff *skb, const
 	return bpf_skc_lookup_tcp(skb, &ends, sizeof(ends.ipv6), BPF_F_CURRENT_NETNS, 0);
 }
 
-/* The state of the connection's own socket in the kernel, be it one that only waits; 0: there is none. */
+/* State of the connection's socket in the kernel, TIME-WAIT included; 0: there is none. */
 static __always_inline __u32 socket_state(struct __sk_buff *skb, const struct segment *s)
 {
 	struct bpf_sock *sk = find_socket(skb, s);
@@ -95,16 +101,17 @@ static __always_inline bool has_socket(struct __sk_buff *skb, const struct segme
 }
 
 /*
- * The second chance of a segment whose connection nobody knows here: the ToR gives it to the slot's other member. Not of one that may
- * end a handshake, for which the kernel needs no socket. What is beyond the bound goes to the kernel, whose word is held back, and
- * of a flood of them not even there (host/rivulet/src/second_chance.rs).
+ * The second chance of a segment without a connection here: the ToR forwards it to the slot's other
+ * candidate. Excluded are segments that may complete a handshake, for which the kernel needs no
+ * socket. Segments above the bound go to the kernel, whose RST is held back; a flood is dropped
+ * before it (host/rivulet/src/second_chance.rs).
  */
 static __always_inline int second_chance(struct __sk_buff *skb, const struct segment *s, const struct lease *lease)
 {
 	struct scratch *at = scratch();
 	__u64 now = bpf_ktime_get_ns();
 
-	/* What the next process is for is not a dead one's to turn around. */
+	/* Not while the process is dead: its successor decides. */
 	if (at && !dead && is_from(skb, lease->tor) && !bpf_map_lookup_elem(&openings, &s->key)) {
 		if (now - at->turned.since >= TURNED_IN) {
 			at->turned.since = now;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What all programs know of IP. */
+/* IP fields and addresses, for all programs. */
 #ifndef PACKET_H
 #define PACKET_H
 
@@ -8,7 +8,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-/* Of IPv4's flags and fragment offset: what a packet has that is not whole. */
+/* Mask of IPv4's flags and fragment offset that is zero for a whole packet. */
 #define MORE_FRAGMENTS_OR_OFFSET 0x3fff
 
 /* Addresses as 128 bits, IPv4 mapped into IPv6 (RFC 4291, 2.5.5.2). */

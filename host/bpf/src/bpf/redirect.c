@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * XDP: gives the frames that the maps name to an AF_XDP socket, and the rest to the kernel.
- *
- * The same frames as the filter of a packet socket (host/pktio/src/filter) takes, whose table of frames tests hold against
- * both. One VLAN tag is stepped over, as the kernel takes one out before a packet socket sees the frame.
+ * XDP: redirects frames that the maps select to an AF_XDP socket; the kernel gets the others. The
+ * packet socket's filter (host/pktio/src/filter) selects the same frames, and one table of frames
+ * tests both. One VLAN tag is skipped, because the kernel removes one before a packet socket gets
+ * the frame.
  */
 #include <stdbool.h>
 #include <linux/bpf.h>
@@ -21,7 +21,7 @@
 #define OPTION_EXPERIMENT 253 /* RFC 4727 */
 #define TRIES 4
 
-/* One socket: queue 0. Other queues find none and go on to the kernel. */
+/* One socket: queue 0. Frames of other queues go to the kernel. */
 struct {
 	__uint(type, BPF_MAP_TYPE_XSKMAP);
 	__uint(max_entries, 1);
@@ -32,7 +32,7 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	/* 1,024 services with 16 addresses each, and the former ones while they change. */
+	/* 1,024 services with 16 addresses each, twice, for the time of an update. */
 	__uint(max_entries, 32768);
 	__type(key, struct endpoint);
 	__type(value, struct taking);
@@ -86,7 +86,7 @@ static __always_inline void copy16(__u8 *to, const __u8 *from)
 		copy4(to + i, from + i);
 }
 
-/* Whether local_ports has segments to this port taken, with our option or without. */
+/* Whether local_ports selects segments to this port, with our option or without. */
 static __always_inline bool takes_local(__u16 port, bool option)
 {
 	__u32 zero = 0;
@@ -114,7 +114,9 @@ static __always_inline bool takes_segment(__u32 has, struct endpoint *to, const 
 	if (tcp + 4 > end)
 		return false;
 	__u16 port = half(tcp + 2), exid = 0;
-	/* A header of 24 octets or more, else the payload stands where options would. */
+	/*
+	 * Only with a header of 24 bytes or more; otherwise the payload is at the place of options.
+	 */
 	bool option = tcp + 24 <= end && tcp[12] >= 0x60 && tcp[20] == OPTION_EXPERIMENT;
 
 	if (option)
@@ -191,7 +193,7 @@ static __always_inline bool takes_packet(__u32 has, const __u8 *frame, const __u
 	return has & TUNNELS && takes_tunnel(&tunnel, protocol, l4, end);
 }
 
-/* Not static: the verifier goes through it once, and not for each try. */
+/* Not static, so that the verifier walks it once and not for each try. */
 __noinline int takes_frame(struct xdp_md *ctx, __u32 has)
 {
 	const __u8 *frame = (const __u8 *)(long)ctx->data, *end = (const __u8 *)(long)ctx->data_end;
@@ -210,7 +212,10 @@ int redirect(struct xdp_md *ctx)
 	__u32 has = settings;
 
 	if (!(has & EVERYTHING)) {
-		/* What took a frame may go from one map while another is looked into, where what takes it now was not yet. */
+		/*
+		 * During an update an entry may leave one map after the lookup in another map
+		 * missed its replacement.
+		 */
 		for (int tries = 0; !takes_frame(ctx, has); tries++) {
 			__u32 before = has;
 

@@ -5,7 +5,7 @@
 
 #include <linux/types.h>
 
-/* What the maps hold, so that a frame is looked up only where something may be found. */
+/* Kinds of entries in the maps, so that a frame is looked up only where an entry may exist. */
 enum redirect_settings {
 	EVERYTHING = 1 << 0, /* every frame, nothing is looked up */
 	ETHERTYPES = 1 << 1,
@@ -13,7 +13,7 @@ enum redirect_settings {
 	PLAIN = 1 << 3, /* some endpoint takes segments without our option */
 	/* Four bits, one for each shape of endpoint: both named, any port, any address, both any. */
 	SHAPES_SHIFT = 4,
-	/* Above them the number of changes of the maps, from whatever was there to all that is to be, and to that alone. */
+	/* Above them the number of completed updates of the maps. */
 	CHANGES_SHIFT = 8,
 };
 
@@ -24,17 +24,17 @@ enum endpoint_bits {
 	IPV6 = 1 << 18,
 };
 
-/* Where a segment goes to. What is "any" is zero, of "any address" the family too. */
+/* Destination of a segment. A wildcard is zero; with any address, the family is zero, too. */
 struct endpoint {
 	__u8 address[16]; /* IPv4: the first four */
 	__u32 port;
 };
 
-/* Which segments to it are taken. */
+/* Segments that the socket takes. */
 enum taking_bits {
 	TAKE_ALL = 1 << 0,
 	TAKE_OPTION = 1 << 1, /* those with the option */
-	TAKE_LOCAL = 1 << 2, /* as local_ports says of the port */
+	TAKE_LOCAL = 1 << 2, /* as local_ports has for the port */
 };
 
 struct taking {
@@ -42,7 +42,7 @@ struct taking {
 	__u16 exid; /* of the option (RFC 6994) */
 };
 
-/* What local_ports says of a port. */
+/* Values of local_ports. */
 enum local_port {
 	LOCAL_NONE,
 	LOCAL_OPEN, /* segments with the option */

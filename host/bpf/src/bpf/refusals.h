@@ -19,7 +19,7 @@
 #define REFUSED_PAUSE 3000000000ULL
 /* The longest time for which a RST is held back, also while the connection is searched for or pinned to another replica. */
 #define REFUSED_AT_LAST 2000000000ULL
-/* After so long without a lease lost segments count as drops of this host's: a lease may come back within it, and TCP's own timers are faster. */
+/* Nanoseconds without a lease after which segments are dropped as local congestion. A lease often returns before, and TCP's timers are faster. */
 #define MUTED_LONG 500000000ULL
 /* Refusal events of one processor in TOLD_IN nanoseconds: enough for the clients of one dead replica. More would be a flood. */
 #define TOLD_MOST 32
@@ -78,15 +78,19 @@ static __always_inline int mute(struct __sk_buff *skb, const struct segment *s, 
 }
 
 /*
- * Whether a RST is of a kernel that knows no such connection, or has no server: of one that may be looked for, or the first for a
- * second, since the ToR sends clients here as soon as it excludes another replica, and this one learns of it later. A client that
- * sends a segment again a second later is reset.
+ * Whether to hold back a RST of a kernel that does not know the connection or has no server. The
+ * ToR sends clients here as soon as it excludes another replica, and this replica gets the news
+ * later. So RSTs are held back while the connection may be searched for, for at least a second
+ * after the first. A client that retransmits after that second is reset.
  */
 static __always_inline bool refuses_early(const struct segment *s, const struct lease *lease, __u64 now, bool is_pinned)
 {
 	struct refusal *before, first = { .at = now, .last = now };
 
-	/* In answer to a segment; what a server resets says more (RFC 9293, 3.10.7.1). */
+	/*
+	 * A RST of a live server also has ACK set (RFC 9293, 3.10.7.1) and is not held back unless
+	 * the connection is pinned.
+	 */
 	if (s->flags & ACK && s->seq)
 		return is_pinned;
 	before = bpf_map_lookup_elem(&refused, &s->key);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* TCP segments as tcx programs see them: what one says, and whether its checksum holds. */
+/* Parses TCP segments in tcx programs and verifies their checksums. */
 #ifndef SEGMENT_H
 #define SEGMENT_H
 
@@ -17,10 +17,10 @@
 #include "trods.h"
 
 #define TCP_HEADER 20
-/* Where a header may begin that is not looked for with the kernel's help. */
+/* Highest offset of a header that is read directly. */
 #define HEADERS_MAX 255
 #define MAX_SEGMENT 0x10000
-/* What bpf_csum_diff takes at once. */
+/* Most bytes of one bpf_csum_diff call. */
 #define CSUM_OCTETS 512
 #define FIN 0x01
 #define SYN 0x02
@@ -35,26 +35,26 @@
 /* A TCP segment between a client and a service. */
 struct segment {
 	struct flow_key key;
-	__u32 tcp; /* where its header begins in the frame */
-	__u32 header; /* octets of it */
-	__u32 length; /* octets of data */
+	__u32 tcp; /* offset of the TCP header in the frame */
+	__u32 header; /* bytes of the TCP header */
+	__u32 length; /* bytes of data */
 	__u32 seq;
 	__u32 ack;
 	__u8 flags;
 };
 
-/* Of whatever lies there. */
+/* May alias any type. */
 typedef __u32 __attribute__((may_alias)) word;
 
 /*
- * Whole words of a header. Nearly always they lie in the part of the frame that can be read at once, and a call costs as much as all that
- * is done with what it brings.
+ * Loads whole words of a header. They nearly always lie in the linear part of the frame, and a
+ * helper call would cost as much as all processing of the words.
  */
 static __always_inline bool load_words(struct __sk_buff *skb, __u32 at, void *to, __u32 octets)
 {
 	const void *data = (const void *)(long)skb->data, *end = (const void *)(long)skb->data_end;
 
-	/* The verifier has to see it at the sum. */
+	/* The verifier has to see the bound at the addition. */
 	asm volatile("" : "+r"(at));
 	if (at > HEADERS_MAX || data + at + octets > end)
 		return !bpf_skb_load_bytes(skb, at, to, octets);
@@ -69,8 +69,9 @@ static __always_inline bool after(__u32 a, __u32 b)
 }
 
 /*
- * Whether the frame is a whole TCP segment, and which. `service` is its destination, or its source. What was cut into
- * fragments or has extension headers is none: no client's TCP does it, and the kernel's own does not either.
+ * Parses a frame. False unless it is a whole TCP segment. The service is its destination
+ * (`from_client`) or its source. Fragments and packets with extension headers are not parsed:
+ * neither clients' TCP nor the kernel sends them.
  */
 static __always_inline bool read_segment(struct __sk_buff *skb, struct segment *s, bool from_client)
 {
@@ -87,7 +88,7 @@ static __always_inline bool read_segment(struct __sk_buff *skb, struct segment *
 		map_address(s->key.client, from_client ? ip.saddr : ip.daddr);
 		map_address(s->key.service, from_client ? ip.daddr : ip.saddr);
 		whole = ETH_HLEN + bpf_ntohs(ip.tot_len);
-		/* Longer than it can say. */
+		/* Longer than 65,535 bytes (BIG TCP). */
 		if (!ip.tot_len)
 			whole = skb->len;
 	} else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
@@ -108,7 +109,7 @@ static __always_inline bool read_segment(struct __sk_buff *skb, struct segment *
 	s->key.client_port = from_client ? tcp.source : tcp.dest;
 	s->key.service_port = from_client ? tcp.dest : tcp.source;
 	s->header = 4 * tcp.doff;
-	/* What no TCP takes for a segment is none here either. */
+	/* A segment that no TCP accepts. */
 	if (s->header < TCP_HEADER || s->tcp + s->header > whole || whole > skb->len)
 		return false;
 	s->length = whole - s->tcp - s->header;
@@ -127,9 +128,9 @@ static __always_inline __u16 fold(__s64 sum)
 }
 
 /*
- * Whether the kernel will take the segment for undamaged: programs come before it looks. A sender on this machine may have
- * left the sum to hardware that there is not; then it is the pseudo header's. Parts of it are looked at in `octets`, which has
- * room for CSUM_OCTETS + 4.
+ * Whether the kernel will accept the checksum, which it verifies after the programs ran. A sender
+ * on this machine may leave a partial checksum, that of the pseudo header. `octets` is a buffer of
+ * CSUM_OCTETS + 4 bytes.
  */
 static __always_inline bool has_sum(struct __sk_buff *skb, const struct segment *s, __u8 *octets)
 {
@@ -140,7 +141,7 @@ static __always_inline bool has_sum(struct __sk_buff *skb, const struct segment 
 		return true;
 	if (whole > TCP_HEADER_MAX + MAX_SEGMENT)
 		return false;
-	/* What maps an IPv4 address is 0xffff, which is nothing in such a sum. */
+	/* The prefix of a mapped IPv4 address adds 0xffff, which is zero in this sum. */
 	__s64 sum = bpf_csum_diff(NULL, 0, (void *)s->key.client, 2 * sizeof(s->key.client), 0);
 	sum = bpf_csum_diff(NULL, 0, rest, sizeof(rest), sum);
 	if (bpf_skb_load_bytes(skb, s->tcp, octets, TCP_HEADER))
@@ -152,7 +153,7 @@ static __always_inline bool has_sum(struct __sk_buff *skb, const struct segment 
 		asm volatile("" : "+r"(part));
 		if (!part || part > CSUM_OCTETS)
 			return false;
-		/* Whole words. */
+		/* Padding to whole words. */
 		for (int i = 0; i < 4; i++)
 			octets[part + i] = 0;
 		if (bpf_skb_load_bytes(skb, s->tcp + done, octets, part))
@@ -164,7 +165,7 @@ static __always_inline bool has_sum(struct __sk_buff *skb, const struct segment 
 		sum = bpf_csum_diff(NULL, 0, (void *)octets, padded, sum);
 		if (left > CSUM_OCTETS)
 			continue;
-		/* The kernel need not look again. */
+		/* Tells the kernel that the checksum is verified. */
 		return fold(sum) == 0xffff && !bpf_csum_level(skb, BPF_CSUM_LEVEL_INC);
 	}
 	return false;

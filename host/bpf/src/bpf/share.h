@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * A macroflow whose flows are granted leave to send: host/cm/src/manager in C, as far as it is about one macroflow. The rules
- * are explained there. A test compiles this natively and holds both to equal grants and numbers after each step.
- *
- * Whole numbers only; no calls: it runs under a BPF spin lock. Of grants that nobody uses it is known only whether they are older
- * than the last turn of a clock, so that each lives between one and two of its turns, which is not as there.
+ * The grants of one macroflow: host/cm/src/manager in C, for a single macroflow. The rules are
+ * explained there. A test compiles this file natively and compares grants and numbers with the Rust
+ * code after each step. It uses integers only and calls nothing, because it runs under a BPF spin
+ * lock. One difference: of an unused grant only its age relative to the last clock tick is kept, so
+ * it lives for one to two ticks.
  */
 #ifndef SHARE_H
 #define SHARE_H
@@ -13,28 +13,28 @@
 
 /* Flows of one macroflow. */
 #define CM_SLOTS 64
-/* manager/state.rs: what becomes of packets is remembered for so many windows. */
+/* manager/state.rs: windows for which the fate of packets is kept. */
 #define CM_FATE 16
-/* Rates are reported up to this, bytes a second, so that products with factors have room. */
+/* Highest reported rate, bytes a second, so that products with factors do not overflow. */
 #define CM_MAX_RATE (1ULL << 40)
 /* Factors are multiples of 1/65536. */
 #define CM_ONE 65536
-/* scheduler/weighted.rs: what a turn costs a flow of weight 1; the largest weight, so that products with rates have room. */
+/* scheduler/weighted.rs: cost of a turn for weight 1, and the largest weight, so that products with rates fit. */
 #define CM_STRIDE (720720ULL << 8)
 #define CM_MAX_WEIGHT 65535
-/* One that is never reached. */
+/* A threshold that is never reached. */
 #define CM_NEVER 0xffffffffU
 
 struct cm_slot {
-	/* Number of the flow; 0: nobody's. */
+	/* Number of the flow; 0: free. */
 	__u64 flow;
 	struct member member;
-	/* When there was feedback last, or the first of what is outstanding was sent. */
+	/* Time of the last feedback, or of the first outstanding packet. */
 	__u64 heard;
-	/* What the client was told last; no rate: nothing yet. */
+	/* Last values reported to the client; rate 0: none yet. */
 	__u64 told_rate;
 	__u64 told_rtt;
-	/* What it has had of turns for its weight, while it waits. */
+	/* Its share so far, turns divided by weight, while it waits. */
 	__u64 had;
 	/* Thresholds: factors. */
 	__u32 rate_down;
@@ -48,12 +48,12 @@ struct cm_slot {
 	/* Grants that are neither used nor declined, and those of them that are younger than the last turn. */
 	__u32 grants;
 	__u32 fresh;
-	/* The queue of those that wait, whoever had the least first: index + 1. */
+	/* Queue of waiting flows, least share first: index + 1. */
 	__u8 next;
 	__u8 prev;
-	/* It waits, has grants, or something of it is outstanding. */
+	/* It waits, or has grants or outstanding packets. */
 	__u8 active;
-	/* It wants to be told of changes; and it was, and has not asked yet what they are. */
+	/* It asked for events of changes; an event was sent and not read yet. */
 	__u8 watches;
 	__u8 due;
 	/* It is on its way into another macroflow. */
@@ -65,26 +65,26 @@ struct cm_share {
 	struct macroflow m;
 	/* Bytes that grants stand for. */
 	__u64 reserved;
-	/* When last something was outstanding or granted. */
+	/* Last time that a packet was outstanding or granted. */
 	__u64 busy;
 	/* pace.rs */
 	__u64 pace_until;
 	__u64 pace_next;
 	__u64 pace_time;
 	__u64 pace_bytes;
-	/* Bytes of which was learnt lately what became of them, and those that were lost. */
+	/* Bytes whose fate became known lately, and how many of them were lost. */
 	__u64 resolved;
 	__u64 lost;
-	/* When grants are next a turn older; 0: there were none. */
+	/* Next tick that ages grants; 0: no grants. */
 	__u64 turn;
-	/* What the flow had had whose turn was last: who comes begins there. */
+	/* Share of the flow that had the last turn: a new flow begins there. */
 	__u64 passed;
 	/* Slots in use, as bits. */
 	__u64 taken;
 	/* Sum of the weights of flows that are active; flows that watch. */
 	__u32 active;
 	__u32 watching;
-	/* The queue of those that wait: index + 1. */
+	/* Queue of waiting flows: index + 1. */
 	__u8 head;
 	__u8 tail;
 	__u8 unused[6];
@@ -103,7 +103,10 @@ CM_INLINE struct cm_slot *cm_slot(struct cm_share *s, __u32 at)
 	return &s->slots[at & (CM_SLOTS - 1)];
 }
 
-/* Behind all that had as little: with equal weights that is the end, where the search begins. */
+/*
+ * Inserts a flow after all with the same share. With equal weights that is the end, so the search
+ * begins there.
+ */
 CM_INLINE void cm_enqueue(struct cm_share *s, __u32 at, __u64 from)
 {
 	struct cm_slot *slot = cm_slot(s, at);
@@ -185,7 +188,7 @@ CM_INLINE void cm_refresh(struct cm_share *s, struct cm_slot *slot)
 	cm_set(&s->m, &slot->member, slot->member.outstanding, waits);
 }
 
-/* `heard`: its silence begins now. */
+/* Also restarts the timeout for feedback. */
 CM_INLINE void cm_set_outstanding(struct cm_share *s, struct cm_slot *slot, __u64 now, __u64 bytes, int heard)
 {
 	if (heard)
@@ -260,7 +263,7 @@ CM_INLINE void cm_share_request(struct cm_share *s, __u32 at, __u32 count)
 	cm_refresh(s, slot);
 }
 
-/* What a flow that was just opened has of the same one in another macroflow (manager::set_macroflow). */
+/* Copies the settings of the same flow in another macroflow (manager::set_macroflow). */
 CM_INLINE void cm_share_like(struct cm_share *s, __u32 at, const struct cm_slot *from)
 {
 	struct cm_slot *slot = cm_slot(s, at);
@@ -274,7 +277,7 @@ CM_INLINE void cm_share_like(struct cm_share *s, __u32 at, const struct cm_slot 
 	s->watching += slot->watches;
 }
 
-/* The same of what is outstanding of it; its requests are the caller's to make again, its grants end. */
+/* Takes over its outstanding packets. Its grants end, and the caller repeats its requests. */
 CM_INLINE void cm_share_bring(struct cm_share *s, __u32 at, __u64 now, __u64 outstanding)
 {
 	struct cm_slot *slot = cm_slot(s, at);
@@ -345,8 +348,8 @@ CM_INLINE void cm_share_update(struct cm_share *s, __u32 at, __u64 now, __u64 ns
 }
 
 /*
- * The next grant: index + 1 of who has it; 0: nobody, and then `*later` says when one may be given, if that is known, else 0.
- * `initial`: packets of a first window.
+ * Gives the next grant and returns index + 1 of its flow. 0: no grant; `*later` is then the time of
+ * the next one, or 0 if unknown. `initial`: packets of a first window.
  */
 CM_INLINE __u32 cm_share_settle(struct cm_share *s, __u64 now, __u32 initial, __u64 *later)
 {
@@ -394,7 +397,7 @@ CM_INLINE __u64 cm_patience(const struct cm_share *s, __u64 least)
 	return cm_max(2 * cm_timeout(&s->m), least);
 }
 
-/* What is due of one flow: `turned`, grants are a turn older. */
+/* Handles the timeouts of one flow. `turned`: grants are one tick older. */
 CM_INLINE void cm_share_expire(struct cm_share *s, __u32 at, __u64 now, int turned, __u64 silence)
 {
 	struct cm_slot *slot = cm_slot(s, at);
@@ -408,7 +411,7 @@ CM_INLINE void cm_share_expire(struct cm_share *s, __u32 at, __u64 now, int turn
 		cm_share_update(s, at, now, ~0ULL, 0, CM_PERSISTENT, 0);
 }
 
-/* Whether there is one: not without a round trip time. */
+/* Whether there is a status: it needs a round trip time. */
 CM_INLINE int cm_share_query(struct cm_share *s, __u32 at, struct cm_status *status)
 {
 	struct cm_slot *slot = cm_slot(s, at);
@@ -435,7 +438,10 @@ CM_INLINE int cm_outside(__u64 told, __u64 now, __u32 down, __u32 up)
 	return up != CM_NEVER && now >= high * up + ((low * up + 0xffff) >> 16);
 }
 
-/* Whether the client is to be told of a change now; it is due then until it asks (cm_share_told). */
+/*
+ * Whether to send the client an event of a change. It stays due until the client reads the status
+ * (cm_share_told).
+ */
 CM_INLINE int cm_share_watch(struct cm_share *s, __u32 at)
 {
 	struct cm_slot *slot = cm_slot(s, at);

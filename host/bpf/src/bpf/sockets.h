@@ -15,7 +15,7 @@
 enum tcp_ca_state { TCP_CA_Open, TCP_CA_Disorder, TCP_CA_CWR, TCP_CA_Recovery, TCP_CA_Loss };
 #define CA_EVENT_TX_START 0
 
-/* As much of the kernel's types as is used; where it is the kernel says. */
+/* The used fields of kernel types; BTF relocates them. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 struct net {
 	__u64 net_cookie;

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Whose packet, in which network namespace, and who waits at a ring: as much of the kernel's types as calls.c uses. */
+/*
+ * Owner and network namespace of a packet, and readers that wait at a ring: the kernel types that
+ * calls.c uses.
+ */
 #ifndef TASK_H
 #define TASK_H
 
 #include <linux/types.h>
 #include <bpf/bpf_helpers.h>
 
-/* Where it is the kernel says. */
+/* BTF relocates the fields. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 struct net {
 	__u64 net_cookie;

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * tcx: holds a server's TCP to what was stored elsewhere, so that another host can go on with its connections (docs/trods.md).
+ * tcx programs that hold a server's TCP to the state that is stored elsewhere, so that another
+ * host can adopt its connections (docs/trods.md).
  *
- * Nothing here knows HTTP. A connection of a protected service has limits from the end of its handshake: acknowledgements
- * and data beyond them do not leave, a FIN leaves at one place, a RST never. What the client sends is copied to the process
- * that sets the limits; data beyond them goes to it whole, through a TAP, and comes back through this program when the
- * limits have moved. So nothing gets past it, whatever the process does. The programs go a few seconds after the process
- * (src/linger.rs).
+ * The programs know nothing of HTTP. A connection of a protected service gets limits at the end of
+ * its handshake. Acknowledgements and data beyond them do not leave, a FIN leaves at one sequence
+ * number only, and a RST never leaves. The client's data is copied to the process that sets the
+ * limits. Frames with data beyond the limits go to the process through a TAP, and come back
+ * through this program when the limits have moved. So the limits hold whatever the process does.
+ * The programs stay attached for a few seconds after the process ends (src/linger.rs).
  *
- * The process writes limits and orphans; this program makes the first limits of a connection, and tells it before anything
- * that the connection carries.
+ * The process writes limits and orphans. The program makes the first limits of a connection and
+ * sends the process an event before any data of that connection.
  */
 #include <stdbool.h>
 #include <stddef.h>
@@ -24,7 +26,7 @@
 #include "segment.h"
 #include "edit.h"
 
-/* What a segment's service stands under, and by which lease; none: it is none of a service. */
+/* Parses a segment and looks up its service. NULL: it belongs to no protected service. */
 static __always_inline struct service *parse(struct __sk_buff *skb, struct segment *s, bool from_client)
 {
 	struct service_key key = {};
@@ -37,7 +39,7 @@ static __always_inline struct service *parse(struct __sk_buff *skb, struct segme
 	return bpf_map_lookup_elem(&services, &key);
 }
 
-/* A function of its own to the verifier, which looks at its loop once. */
+/* Not inlined, so that the verifier walks its loop once. */
 __attribute__((noinline)) bool is_intact(struct __sk_buff *skb, const struct segment *s)
 {
 	struct scratch *at = scratch();
@@ -45,7 +47,7 @@ __attribute__((noinline)) bool is_intact(struct __sk_buff *skb, const struct seg
 	return at && s && has_sum(skb, s, at->event.octets);
 }
 
-/* Makes an event whose `length` octets stand in it already. */
+/* Fills in the header of an event that already holds its `length` bytes. */
 static __always_inline void write_event(struct event *e, const struct segment *s, __u8 kind, __u8 flags, __u32 seq,
 					__u32 length)
 {
@@ -57,10 +59,10 @@ static __always_inline void write_event(struct event *e, const struct segment *s
 	e->flags = flags;
 }
 
-/* Tells the process; `length` octets stand in the event. */
+/* Sends the process an event that holds `length` bytes. */
 static __always_inline bool tell(struct event *e, const struct segment *s, __u8 kind, __u8 flags, __u32 seq, __u32 length)
 {
-	/* Already so; the verifier has to see it at the call. */
+	/* Always true, but the verifier has to see the bound at the call. */
 	asm volatile("" : "+r"(length));
 	if (length > EVENT_OCTETS)
 		return false;
@@ -68,7 +70,10 @@ static __always_inline bool tell(struct event *e, const struct segment *s, __u8 
 	return !bpf_ringbuf_output(&events, e, offsetof(struct event, octets) + length, 0);
 }
 
-/* Tells of a segment that carries nothing; if there is no room, of the next one like it. */
+/*
+ * Sends an event for a segment without data. Without room in the ring, the next such segment makes
+ * it.
+ */
 static __always_inline void mention(const struct segment *s, __u8 kind, __u8 flags, __u32 seq)
 {
 	struct scratch *at = scratch();
@@ -77,7 +82,7 @@ static __always_inline void mention(const struct segment *s, __u8 kind, __u8 fla
 		tell(&at->event, s, kind, flags, seq, 0);
 }
 
-/* Copies the segment's data in as many events as it takes. */
+/* Copies the segment's data into as many events as it needs. */
 static __always_inline bool copy_data(struct __sk_buff *skb, const struct segment *s)
 {
 	struct scratch *at = scratch();
@@ -100,7 +105,10 @@ static __always_inline bool copy_data(struct __sk_buff *skb, const struct segmen
 	return false;
 }
 
-/* Copies a whole packet, if one event has room for it; a client sends again what it must. */
+/*
+ * Copies a whole packet if one event has room for it. Otherwise the client's retransmission is
+ * copied.
+ */
 static __always_inline void park(struct __sk_buff *skb, const struct segment *s)
 {
 	__u32 whole = s->tcp - ETH_HLEN + s->header + s->length;
@@ -111,7 +119,10 @@ static __always_inline void park(struct __sk_buff *skb, const struct segment *s)
 		tell(&at->event, s, EVENT_PARKED, 0, s->seq, whole);
 }
 
-/* One of the two SYNs. The client's comes first; a connection whose SYN has data (RFC 7413) is not protected. */
+/*
+ * Stores the header of a SYN or SYN-ACK. A connection whose SYN has data (RFC 7413) is not
+ * protected.
+ */
 static __always_inline void note_syn(struct __sk_buff *skb, const struct segment *s, bool from_client)
 {
 	struct scratch *at = scratch();
@@ -124,7 +135,7 @@ static __always_inline void note_syn(struct __sk_buff *skb, const struct segment
 		__builtin_memset(opening, 0, sizeof(*opening));
 		opening->has_syn = !s->length && load_header(skb, s, opening->syn);
 		opening->client_next = s->seq + 1;
-		/* The same SYN again: its answer may have been sent. */
+		/* A retransmitted SYN: its SYN-ACK may have left already. */
 		if (before && before->has_syn && before->client_next == opening->client_next)
 			return;
 	} else {
@@ -137,7 +148,7 @@ static __always_inline void note_syn(struct __sk_buff *skb, const struct segment
 	bpf_map_update_elem(&openings, &s->key, opening, BPF_ANY);
 }
 
-/* A connection begins: what others hold, said, or were the processes of was another one between these ports. */
+/* Removes entries of a former connection between the same ports, when a new one begins. */
 static __always_inline void forget_former(const struct flow_key *key)
 {
 	if (has_happened(HAPPENED_PIN))
@@ -153,7 +164,10 @@ static __always_inline struct pin *find_pin(const struct flow_key *key)
 	return has_happened(HAPPENED_PIN) ? bpf_map_lookup_elem(&pins, key) : NULL;
 }
 
-/* The segment that ends a handshake makes its connection a protected one. False: it is to come again. */
+/*
+ * The segment that completes a handshake gives the connection its first limits. False: there was no
+ * room, and the client must retransmit.
+ */
 static __always_inline bool open_flow(const struct segment *s)
 {
 	struct opening *opening = bpf_map_lookup_elem(&openings, &s->key);
@@ -216,16 +230,25 @@ int trods_ingress(struct __sk_buff *skb)
 	if (!limits) {
 		struct pin *pin = find_pin(&s.key);
 		if (pin) {
-			/* Who holds it may have said its last word: then this replica goes on, with what its client says until then. */
+			/*
+			 * The holder may be dead: then this replica adopts the connection, with the
+			 * client's segments up to then.
+			 */
 			if (s.length && is_from(skb, pin->tor) && is_intact(skb, &s))
 				park(skb, &s);
 			return hand_on(skb, pin);
 		}
-		/* One whose replica is gone says by itself what it is, where nobody has told of it. */
+		/*
+		 * After a replica's death a timestamp identifies its connections, also those that
+		 * were not announced.
+		 */
 		bool hunts = issuer && bpf_ktime_get_ns() < issuer->hunting && !(s.flags & RST) && !has_socket(skb, &s);
 		if (!hunts && !bpf_map_lookup_elem(&orphans, &s.key)) {
 			__u32 state = socket_state(skb, &s);
-			/* Its handshake ends, of which nothing is known: its SYN had data, or others pushed it out. */
+			/*
+			 * It completes a handshake without an entry: the SYN had data, or the entry
+			 * was evicted.
+			 */
 			bool records = !issuer || service->records;
 			if (records && state == BPF_TCP_NEW_SYN_RECV && !bpf_map_lookup_elem(&openings, &s.key))
 				count(COUNT_HANDSHAKE);
@@ -237,18 +260,26 @@ int trods_ingress(struct __sk_buff *skb)
 			return NEXT;
 		}
 		count(COUNT_PARKED);
-		/* What another replica handed on, since it knows nothing yet, comes to it again: two would go on with it. */
+		/*
+		 * A segment that another replica handed on is not parked: that replica gets it
+		 * again, and two replicas would adopt the connection.
+		 */
 		if (is_first_hand(skb, lease) && is_intact(skb, &s))
 			park(skb, &s);
 		return DROP;
 	}
-	/* Without its socket the kernel would reset it. What the client asks comes in again when there is one, and is looked at then. */
+	/*
+	 * Without a socket the kernel would send a RST. Segments with data are replayed when the
+	 * socket exists, and are checked then.
+	 */
 	if (limits->flags & LIMITS_AWAITED) {
 		if (s.length && is_intact(skb, &s))
 			park(skb, &s);
 		return DROP;
 	}
-	/* Nobody hands it on (host/rivulet/src/second_chance.rs). */
+	/*
+	 * Marked so that the second chance does not hand it on (host/rivulet/src/second_chance.rs).
+	 */
 	skb->mark = KNOWN;
 	__u32 heard = s.ack;
 	if (limits->flags & LIMITS_ADOPTED && !bound_ack(skb, &s, &heard))
@@ -257,9 +288,12 @@ int trods_ingress(struct __sk_buff *skb)
 		count(COUNT_OUTSIDE);
 		return NEXT;
 	}
-	/* Whose end it had from another replica is not over here before the kernel has said it, too. */
+	/*
+	 * A FIN that the client got from another replica ends the connection only when this kernel
+	 * has sent its FIN, too.
+	 */
 	bool ended = s.flags & ACK && limits->has_fin && heard == limits->fin + 1;
-	/* What was not let through is not acknowledged. */
+	/* The client cannot acknowledge bytes that have not left. */
 	bool acks = s.flags & ACK && after(s.ack, limits->acked) && !after(s.ack, limits->data + !!limits->has_fin);
 	if ((acks || ended || s.length || s.flags & (FIN | RST)) && !is_intact(skb, &s))
 		return NEXT;
@@ -279,7 +313,7 @@ lost:
 	return DROP;
 }
 
-/* What a client said before its connection stood here. */
+/* Receives replayed segments that a client sent before its connection was adopted here. */
 SEC("tcx/ingress")
 int trods_again(struct __sk_buff *skb)
 {
@@ -287,7 +321,7 @@ int trods_again(struct __sk_buff *skb)
 	return bpf_redirect(watched, BPF_F_INGRESS);
 }
 
-/* Keeps a frame without data, for when the limits have moved. */
+/* Stores a frame without data, to be sent when the limits have moved. */
 static __always_inline void withhold(struct __sk_buff *skb, const struct segment *s)
 {
 	struct scratch *at = scratch();
@@ -306,8 +340,8 @@ static __always_inline void withhold(struct __sk_buff *skb, const struct segment
 }
 
 /*
- * A segment of a connection that has no limits. A RST that was withheld and is sent now ends one that the process gave up: the
- * client is to hear it, however soon after the exclusion of a replica.
+ * A segment of a connection without limits. A RST with the mark RELEASED ends a connection that the
+ * process gave up, so it leaves also shortly after the exclusion of a replica.
  */
 static __always_inline int egress_free(struct __sk_buff *skb, const struct segment *s, const struct lease *lease, __u64 now)
 {
@@ -315,16 +349,19 @@ static __always_inline int egress_free(struct __sk_buff *skb, const struct segme
 		note_syn(skb, s, false);
 	} else {
 		bool is_pinned = find_pin(&s->key);
-		/* Another may go on with it, of which the kernel, or as yet nobody here, knows. */
+		/* Another replica may have adopted the connection. */
 		if (now >= lease->until)
 			return mute(skb, s, lease, now, is_pinned);
-		/* Nor does the end of one that the process before had, before it is known whether a record tells of it. */
+		/*
+		 * The end of a connection of the previous process is held until the search for its
+		 * record is over.
+		 */
 		bool is_parked = s->flags & (FIN | RST) && bpf_map_lookup_elem(&orphans, &s->key);
 		if ((is_pinned || (is_parked && s->flags & FIN)) && !(s->flags & RST)) {
 			count(COUNT_MUTED);
 			return swallow();
 		}
-		/* Where its holder handed it on to here neither has it. */
+		/* If the holder handed it on to here, neither replica has the connection. */
 		if (s->flags & RST && (is_pinned || skb->mark != RELEASED) &&
 		    (is_parked || refuses_early(s, lease, now, is_pinned))) {
 			count(is_pinned ? COUNT_MUTED : COUNT_RESETS);
@@ -339,7 +376,7 @@ static __always_inline __u8 of_dead(const struct segment *s)
 	return has_happened(HAPPENED_DEATH) && bpf_map_lookup_elem(&dying, &s->key) ? EVENT_OF_DEAD : 0;
 }
 
-/* Whether a FIN may stand there. */
+/* Whether a FIN may leave at this place. */
 static __always_inline bool may_end(const struct limits *limits, const struct segment *s, __u32 end)
 {
 	if (!limits->has_fin || limits->fin != end)
@@ -347,7 +384,7 @@ static __always_inline bool may_end(const struct limits *limits, const struct se
 	return limits->has_fin & HAS_FIN_OF_DEAD || !of_dead(s);
 }
 
-/* What a server says: whether it may leave, perhaps changed. */
+/* Decides whether a server's segment leaves, and changes it where needed. */
 static __always_inline int judge(struct __sk_buff *skb, struct segment *seg, const struct service *service,
 				 const struct lease *lease, struct stamped *st, struct scratch *at, __u64 now)
 {
@@ -365,7 +402,10 @@ static __always_inline int judge(struct __sk_buff *skb, struct segment *seg, con
 	}
 	__u32 end = s.seq + s.length;
 	if (s.flags & SYN) {
-		/* Of this connection, sent again, or of another one between the same ports: the end of the former was not seen. */
+		/*
+		 * A retransmission, or the SYN-ACK of a new connection between the same ports; the
+		 * end of the former was not seen.
+		 */
 		if (s.seq + 1 != limits->first) {
 			bpf_map_delete_elem(&flows, &s.key);
 			note_syn(skb, &s, false);
@@ -402,7 +442,7 @@ static __always_inline int judge(struct __sk_buff *skb, struct segment *seg, con
 			owe(skb, &s, st);
 		if (!s.length && !(s.flags & FIN)) {
 			count(COUNT_ACKS);
-			/* Of what is named the next segment says it. */
+			/* With a named response the next segment carries the acknowledgement. */
 			if (!st || st->phase == STAMPED_RECORDED)
 				withhold(skb, &s);
 			return swallow();
@@ -430,7 +470,10 @@ int trods_egress(struct __sk_buff *skb)
 		return swallow();
 	}
 	if (ISSUES && service->issuer) {
-		/* The kernel's own: what is left of another connection between these ports is over. */
+		/*
+		 * The kernel made this SYN-ACK: entries of a former connection between these ports
+		 * are obsolete.
+		 */
 		if (s.flags & SYN)
 			bpf_map_delete_elem(&stamped, &s.key);
 		if (s.flags & SYN && !service->records)

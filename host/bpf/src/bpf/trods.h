@@ -1,53 +1,64 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Layouts that trods.c shares with src/trods.rs. Integers in host order but for what says otherwise; an IPv4 address stands as
- * an IPv4-mapped IPv6 address (RFC 4291, 2.5.5.2).
+ * Layouts that trods.c shares with src/trods.rs. Integers are in host byte order unless typed
+ * __be16 or __be32. IPv4 addresses are IPv4-mapped IPv6 addresses (RFC 4291, 2.5.5.2).
  */
 #ifndef TRODS_H
 #define TRODS_H
 
 #include <linux/types.h>
 
-/* Addresses of services; the leases that they stand under. */
+/* Addresses of services, and leases. */
 #define MAX_SERVICE_ADDRESSES 16384
 #define MAX_LEASES 16
-/* Connections that are held to limits, and those that are looked for elsewhere. */
+/*
+ * Connections with limits, and connections that are searched for in the store or at other replicas.
+ */
 #define MAX_FLOWS (1 << 18)
 #define MAX_ORPHANS (1 << 16)
-/* Handshakes under way; the oldest gives way, and its connection is not protected. */
+/* Handshakes in progress; the oldest is evicted, and its connection is not protected. */
 #define MAX_OPENING (1 << 16)
-/* Connections that others hold; the oldest gives way. */
+/* Pins of connections that other replicas hold; the oldest is evicted. */
 #define MAX_PINS (1 << 16)
-/* Connections that nobody knows here and somebody was told so, or is to be; the oldest gives way, and is told later. */
+/*
+ * Connections unknown here, for which a RST was held back; the oldest is evicted, and its next RST
+ * counts as the first.
+ */
 #define MAX_REFUSED (1 << 16)
-/* Connections whose process died lately; the oldest gives way, and passes for one that its server ended. */
+/*
+ * Connections of processes that died lately; the oldest is evicted, and its end is taken for one by
+ * the server.
+ */
 #define MAX_DYING (1 << 16)
-/* Connections of which a segment without data was withheld lately. */
+/* Connections with a withheld segment without data. */
 #define MAX_WITHHELD (1 << 14)
-/* Adopted connections that are held to nothing any more; the oldest gives way. */
+/* Adopted connections whose limits were removed; the oldest is evicted. */
 #define MAX_FREED (1 << 14)
-/* Octets of all copies that wait to be read. */
+/* Bytes of events that wait to be read. */
 #define NAMED_SIZE (1 << 18)
 #define EVENTS_SIZE (4 << 20)
 
-/* Who makes ISNs; targets that are known, and connections whose handshake was made here and is under way. */
+/* Issuers of ISNs, known targets, and handshakes in progress that the program answers. */
 #define MAX_ISSUERS 16
 #define MAX_TARGETS (1 << 19)
 #define MAX_ISSUED (1 << 16)
-/* Requests whose responses have not begun; the oldest gives way, and its client sends it again. */
+/* Requests whose responses have not begun; the oldest is evicted, and its client retransmits it. */
 #define MAX_REQUESTS (1 << 12)
 
-/* The mark of frames that the process sends, of clients' segments whose connections are here, and of those that are nobody's here. */
+/*
+ * Marks (skb->mark): of frames that the process sends, of clients' segments with a connection here,
+ * and of segments without one.
+ */
 #define RELEASED 0x54524f44
 #define KNOWN 0x54524f4b
 #define UNKNOWN 0x54524f55
 
-/* Octets of a TCP header, and of a frame without data, at most. */
+/* Most bytes of a TCP header, and of a frame without data. */
 #define TCP_HEADER_MAX 60
 #define WITHHELD_MAX 128
-/* Octets of a segment that one event carries. */
+/* Bytes of a segment that one event carries. */
 #define EVENT_OCTETS 2048
-/* And of an event without them. */
+/* Bytes of an event's header. */
 #define EVENT_HEADER 48
 
 struct service_key {
@@ -56,11 +67,11 @@ struct service_key {
 	__u16 zero;
 };
 
-/* What a service's connections stand under. */
+/* Settings of a service's connections. */
 struct service {
 	__u32 lease;
-	__u16 issuer; /* who makes their ISNs and timestamps (ts.h), from 1; 0: the kernel */
-	__u16 records; /* what timestamps cannot name is the process's */
+	__u16 issuer; /* issuer of their ISNs and timestamps (ts.h), from 1; 0: the kernel */
+	__u16 records; /* the process records responses that timestamps cannot name */
 };
 
 struct flow_key {
@@ -70,39 +81,45 @@ struct flow_key {
 	__be16 service_port;
 };
 
-/* Until when what is protected may speak, and a connection that nobody knows is not reset: nanoseconds of CLOCK_MONOTONIC. */
+/*
+ * Until when the replica may send on protected connections (`until`), and sends no RST for unknown
+ * ones (`settling`): nanoseconds of CLOCK_MONOTONIC.
+ */
 struct lease {
 	__u64 until;
 	__u64 settling;
-	__u8 tor[6]; /* the ToR's Ethernet address; 0: not known */
+	__u8 tor[6]; /* the ToR's Ethernet address; 0: unknown */
 	__u16 zero;
 };
 
-/* Who holds a connection for which clients may be sent here: an index in the pool, behind the ToR of this address. */
+/*
+ * The replica that holds a connection whose segments may arrive here: its index in the pool,
+ * reached by the ToR of this address.
+ */
 struct pin {
 	__u8 tor[6];
 	__u8 holder;
 	__u8 zero;
 };
 
-/* How far a connection's server is heard. Sequence numbers. */
+/* Limits of what leaves of a connection. Sequence numbers. */
 struct limits {
-	__u32 ack; /* no acknowledgement beyond it */
-	__u32 data; /* no data beyond it */
+	__u32 ack; /* highest acknowledgement that may leave */
+	__u32 data; /* end of the data that may leave */
 	__u32 fin; /* the only place of a FIN, if has_fin */
 	__u32 has_fin; /* HAS_FIN or none */
-	__u32 first; /* of the server's data, by which its SYN is known */
-	__u32 acked; /* what the client acknowledged last; the program writes it, the process may write an older one */
+	__u32 first; /* first number of the server's data; identifies its SYN */
+	__u32 acked; /* highest acknowledgement of the client; the program writes it, the process may write an older one */
 	__u32 flags;
 };
 
 enum limits_flags {
-	LIMITS_RECORDED = 1 << 0, /* a record of it is stored */
-	LIMITS_AWAITED = 1 << 1, /* the kernel is about to have its socket */
-	LIMITS_ADOPTED = 1 << 2, /* another replica had it before */
+	LIMITS_RECORDED = 1 << 0, /* a record is stored */
+	LIMITS_AWAITED = 1 << 1, /* the kernel's socket is being made */
+	LIMITS_ADOPTED = 1 << 2, /* another replica held it before */
 };
 
-/* Maps that are empty on a good day. */
+/* Maps that stay empty in normal operation. */
 enum happened {
 	HAPPENED_DEATH, /* dying */
 	HAPPENED_PIN, /* pins */
@@ -112,45 +129,45 @@ enum happened {
 };
 
 enum has_fin {
-	HAS_FIN = 1 << 0, /* there is a place for it */
-	HAS_FIN_OF_DEAD = 1 << 1, /* even if the connection was closed since its process died */
+	HAS_FIN = 1 << 0, /* a FIN may leave at `fin` */
+	HAS_FIN_OF_DEAD = 1 << 1, /* also if the kernel closed the connection because its process died */
 };
 
-/* What is known of a connection before its handshake is over: the TCP headers of both SYNs. */
+/* A connection before its handshake is complete: the TCP headers of both SYNs. */
 struct opening {
 	__u8 syn[TCP_HEADER_MAX];
 	__u8 syn_ack[TCP_HEADER_MAX];
-	__u32 client_next; /* what follows each, 0 and no header while one is missing */
+	__u32 client_next; /* sequence number after each SYN; 0 while that SYN is missing */
 	__u32 server_next;
 	__u8 has_syn;
 	__u8 has_syn_ack;
 	__u16 zero;
 };
 
-/* The last segment without data that was not let through, as a frame. */
+/* The last withheld segment without data, as a frame. */
 struct withheld {
 	__u32 length;
 	__u8 frame[WITHHELD_MAX];
 };
 
 enum event_kind {
-	EVENT_OPENED = 1, /* octets: both headers, each in TCP_HEADER_MAX */
-	EVENT_REQUEST, /* the client's octets */
-	EVENT_RESET, /* by the client, at seq */
-	EVENT_ENDED, /* the client acknowledged the FIN that was let through */
-	EVENT_FIN, /* the server's, at seq, not let through */
-	EVENT_ABORTED, /* the server's RST, not let through */
-	EVENT_PARKED, /* a segment of an orphan, which the kernel does not get, or with data that was handed on: its IP packet */
-	EVENT_STAMPED, /* a request for what is in the table was seen: seq follows it */
-	EVENT_UNNAMED, /* timestamps cannot name what follows: the client goes on at seq; octets: ISN, base,
-			  where the server goes on, STAMPED_ADOPTED or none */
-	EVENT_REPLACED, /* another one begins between its ends */
-	EVENT_REFUSED, /* the kernel does not know the connection; its RST, at seq, was not let through */
+	EVENT_OPENED = 1, /* bytes: both headers, TCP_HEADER_MAX each */
+	EVENT_REQUEST, /* data of the client */
+	EVENT_RESET, /* a RST of the client, at seq */
+	EVENT_ENDED, /* the client acknowledged the FIN that left */
+	EVENT_FIN, /* the server's FIN, at seq, withheld */
+	EVENT_ABORTED, /* the server's RST, withheld */
+	EVENT_PARKED, /* IP packet of a segment of an orphan, which the kernel does not get, or of a segment with data that was handed on */
+	EVENT_STAMPED, /* a request for an object of the table; seq is after it */
+	EVENT_UNNAMED, /* timestamps cannot name what follows; the client continues at seq.
+			 * Bytes: ISN, base, the server's next number, STAMPED_ADOPTED or 0 */
+	EVENT_REPLACED, /* another connection begins between the same ports */
+	EVENT_REFUSED, /* the kernel does not know the connection; its RST, at seq, was withheld */
 };
 
 enum event_flags {
-	EVENT_HAS_FIN = 1 << 0, /* a FIN stands right behind the octets */
-	EVENT_OF_DEAD = 1 << 1, /* EVENT_FIN, EVENT_ABORTED: the connection was closed since its process died */
+	EVENT_HAS_FIN = 1 << 0, /* a FIN follows the bytes */
+	EVENT_OF_DEAD = 1 << 1, /* EVENT_FIN, EVENT_ABORTED: the kernel closed the connection because its process died */
 };
 
 struct event {
@@ -163,13 +180,13 @@ struct event {
 	__u8 octets[EVENT_OCTETS];
 };
 
-/* Who makes the ISNs and timestamps of a service's connections (ts.h). */
+/* An issuer of ISNs and timestamps of services' connections (ts.h). */
 struct issuer {
-	__u32 key[2]; /* of the epoch's ISNs */
+	__u32 key[2]; /* key of the epoch's ISNs */
 	__u32 odd; /* the epoch's lowest bit */
-	__u32 table; /* which rows of `heads` count */
-	__u64 hunting; /* until when segments of unknown connections go to the process, nanoseconds */
-	__u16 mss[2]; /* what we take, IPv4 and IPv6 */
+	__u32 table; /* number of the table whose rows in `heads` are valid */
+	__u64 hunting; /* until when the process gets segments of unknown connections, nanoseconds */
+	__u16 mss[2]; /* MSS that we announce, IPv4 and IPv6 */
 	__u32 zero;
 };
 
@@ -177,103 +194,106 @@ struct issuer {
 struct head_key {
 	__u32 table;
 	__u32 zero;
-	__u64 target; /* FNV-1a of its octets */
+	__u64 target; /* FNV-1a of its bytes */
 };
 
-/* How many heads a target may have: connections go on, or the server closes. */
+/* Heads of a target: of keep-alive responses, and of responses after which the server closes. */
 #define HEADS 2
 
-/* A response's head that is known, and its body's length. */
+/* A known response head, and the length of its body. */
 struct head {
-	__u64 sum; /* of its octets without the date's (sum_words) */
-	__u32 length; /* octets; 0: there is none */
-	__u32 date; /* where the 29 octets of the date are; 0: there is none */
-	__u32 total; /* octets of head and body, less than 2^32 - 2^20 */
-	__u32 object; /* what timestamps call it */
+	__u64 sum; /* sum of its bytes without the date (sum_words) */
+	__u32 length; /* bytes; 0: no head */
+	__u32 date; /* offset of the 29 bytes of the date; 0: no date */
+	__u32 total; /* bytes of head and body, less than 2^32 - 2^20 */
+	__u32 object; /* its number in timestamps */
 };
 
 struct heads {
 	struct head of[HEADS];
 };
 
-/* A handshake that was made here; the oldest gives way. */
+/* A handshake that the program answered; the oldest is evicted. */
 struct issued {
 	__u64 at; /* nanoseconds */
-	__u64 taken; /* when the kernel was given the connection first; 0: not yet */
+	__u64 taken; /* when the kernel first got the connection; 0: not yet */
 	__u32 isn;
 	__u32 client_next;
 	__u32 value; /* its TSval */
 	__u16 mss;
 	__u8 scale;
-	__u8 again; /* how often what asks came again meanwhile */
+	__u8 again; /* repetitions of the request in the meantime */
 };
 
 enum stamped_phase {
-	STAMPED_SETUP, /* nothing was asked */
-	STAMPED_ASKED, /* for what is in the table */
-	STAMPED_NAMED, /* the response began, and timestamps name it */
-	STAMPED_ECHOED, /* the client has echoed one of these */
-	STAMPED_FREE, /* nobody can go on with it */
-	STAMPED_RECORDED, /* the process records it: nobody can by timestamps, once a record is stored */
+	STAMPED_SETUP, /* no request yet */
+	STAMPED_ASKED, /* a request for an object of the table */
+	STAMPED_NAMED, /* the response began, and timestamps name its object */
+	STAMPED_ECHOED, /* the client has echoed such a timestamp */
+	STAMPED_FREE, /* no replica can resume it */
+	STAMPED_RECORDED, /* the process records it; once a record is stored, it is not resumed by timestamps */
 };
 
 enum stamped_flags {
 	STAMPED_CLIENT_FIN = 1 << 0, /* the client has ended its half */
 	STAMPED_FIN_ACKED = 1 << 1, /* and acknowledged our FIN */
-	STAMPED_ADOPTED = 1 << 2, /* another replica had it before */
-	/* From 1 << 3 on: how often it was gone on with, which the process alone writes and reads. */
+	STAMPED_ADOPTED = 1 << 2, /* another replica held it before */
+	/* Bits from 1 << 3: number of adoptions, which only the process reads and writes. */
 };
 
-/* A connection whose timestamps are made here. */
+/* A connection whose timestamps the program writes. */
 struct stamped {
-	__u64 since; /* when the index moved, and when the client was heard last: nanoseconds */
+	__u64 since; /* when the index changed, and when the client last sent: nanoseconds */
 	__u64 heard;
-	__u64 target; /* what was asked */
+	__u64 target; /* target of the request */
 	__u32 table;
 	__u32 isn;
-	__u32 client_next; /* behind the request */
-	__u32 base; /* what is the same in all values */
-	__u32 object; /* what they name; before that what they may only name, if anything */
-	__u32 total; /* octets of the response */
-	__u32 fin; /* where our FIN was */
+	__u32 client_next; /* number after the request */
+	__u32 base; /* the bits that all values share */
+	__u32 object; /* object that they name; before the response begins, the only one that they may name, or 0 */
+	__u32 total; /* bytes of the response */
+	__u32 fin; /* number of our FIN */
 	__u8 phase;
 	__u8 flags;
 	__u8 index;
-	__u8 echo; /* the newest index that came back */
-	struct limits limits; /* before STAMPED_FREE; of one that is recorded they are in `flows` */
-	__u32 originals[32]; /* of each index the kernel's newest value */
-	__be16 owed; /* the window of what the client was not acknowledged; 0: nothing is kept back */
-	__u8 told; /* its request was acknowledged in the first segment: who has all has that */
+	__u8 echo; /* newest index that the client echoed */
+	struct limits limits; /* in phases before STAMPED_FREE; those of a recorded connection are in `flows` */
+	__u32 originals[32]; /* the kernel's newest TSval under each index */
+	__be16 owed; /* window of the acknowledgement that was held back; 0: none */
+	__u8 told; /* the first segment of the response acknowledged the request */
 	__u8 pad;
 };
 
-/* What is counted, segments unless it says otherwise. */
+/* Counters, in segments unless a comment has another unit. */
 enum counter {
 	COUNT_OPENED, /* connections */
-	COUNT_FULL, /* connections for which there was no room */
+	COUNT_FULL, /* connections without room in the map */
 	COUNT_HELD,
 	COUNT_ACKS, /* withheld acknowledgements */
-	COUNT_CLAMPED, /* data whose acknowledgement was taken back */
-	COUNT_FINS, /* FINs not let through */
-	COUNT_RESETS, /* RSTs not let through */
-	COUNT_MUTED, /* by the lease */
+	COUNT_CLAMPED, /* segments whose acknowledgement was lowered */
+	COUNT_FINS, /* withheld FINs */
+	COUNT_RESETS, /* withheld RSTs */
+	COUNT_MUTED, /* dropped because the lease had ended */
 	COUNT_PARKED,
-	COUNT_LOST, /* from clients, no room for their copy: they send them again */
-	COUNT_HANDED_ON, /* from clients, to who holds their connections */
-	/* Connections (ts.h): whose handshake was made here, whose response a timestamp names, and those that go on unprotected. */
+	COUNT_LOST, /* from clients, without room for a copy: clients retransmit them */
+	COUNT_HANDED_ON, /* from clients, handed on to the holder */
+	/*
+	 * Connections (ts.h): with a handshake that the program answered, with a response that
+	 * timestamps name, and unprotected ones by reason.
+	 */
 	COUNT_ISSUED,
 	COUNT_NAMED,
 	COUNT_OPTIONS, /* the client's SYN has no timestamps, no SACK or no window scale */
-	COUNT_PORTS, /* the kernel still has one between the same ports */
-	COUNT_ASKING, /* no GET that is whole in one segment, or the server speaks first */
-	COUNT_FIELDS, /* the answer may be another client's or a part: credentials, a cookie, a range, a condition */
+	COUNT_PORTS, /* the kernel still has a connection between the same ports */
+	COUNT_ASKING, /* not a GET in one whole segment, or the server sends first */
+	COUNT_FIELDS, /* the response may depend on the client or be a part: credentials, cookie, range or condition */
 	COUNT_UNLISTED, /* the target is not in the table */
 	COUNT_HEAD, /* the response's head is not the table's */
 	COUNT_SECOND, /* another request */
 	COUNT_FULL_ISSUED, /* no room */
-	COUNT_REFLECTED, /* acknowledgements of requests, made of the client's (ts_reflect.h) */
-	COUNT_OUTSIDE, /* from clients, which the server's window does not accept (window.h) */
-	COUNT_HANDSHAKE, /* connections whose handshake was not seen, or is forgotten: they go on unprotected */
+	COUNT_REFLECTED, /* acknowledgements of requests, made from the client's (ts_reflect.h) */
+	COUNT_OUTSIDE, /* from clients, outside the server's window (window.h) */
+	COUNT_HANDSHAKE, /* connections whose handshake was not seen or was evicted: they are unprotected */
 	COUNTERS,
 };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the headers of trods.c have together: its maps, what the process says to it, and verdicts. */
+/* Shared by the headers of trods.c: its maps, the variables that the process sets, and verdicts. */
 #ifndef TRODS_MAPS_H
 #define TRODS_MAPS_H
 
@@ -8,10 +8,10 @@
 #include "flows.h"
 #include "trods.h"
 
-/* Go on with the next program, and the kernel. */
+/* Continue with the next program, and then the kernel. */
 #define NEXT TC_ACT_UNSPEC
 #define DROP TC_ACT_SHOT
-/* An interface that never is. */
+/* Index of no interface. */
 #define NOWHERE 0
 
 struct {
@@ -42,7 +42,7 @@ struct {
 	__type(value, struct pin);
 } pins SEC(".maps");
 
-/* RSTs to a client that were dropped: the times of the first and of the last. */
+/* RSTs to a client that were dropped: times of the first and the last, nanoseconds. */
 struct refusal {
 	__u64 at;
 	__u64 last;
@@ -81,19 +81,19 @@ struct {
 	__uint(max_entries, EVENTS_SIZE);
 } events SEC(".maps");
 
-/* Segments of unknown connections that were turned around since then. */
+/* Segments of unknown connections that were returned to the ToR since `since`. */
 struct turned {
 	__u64 since;
 	__u64 count;
 };
 
-/* Refusals that the process was told of since then. */
+/* Refusal events since `since`. */
 struct refusals {
 	__u64 since;
 	__u64 count;
 };
 
-/* One value a processor: softirqs of one processor do not interrupt one another. */
+/* One value for each processor: softirqs of one processor do not interrupt each other. */
 struct scratch {
 	struct event event;
 	struct opening opening;
@@ -117,13 +117,19 @@ struct {
 	__type(value, __u64);
 } counters SEC(".maps");
 
-/* Index of the interface, to which what the process puts into the TAP comes as if it came again. */
+/* Index of the interface on which frames from the TAP are received again. */
 volatile __u32 watched SEC(".data.watched");
 
-/* Index of the TAP; 0 while there is none: what would be held is dropped, and TCP sends it again. */
+/*
+ * Index of the TAP; 0 while there is none: frames to hold are dropped then, and TCP retransmits
+ * them.
+ */
 volatile __u32 tap SEC(".data.tap");
 
-/* Set when the process has died (src/linger.rs): what begins now nobody would store, and nobody would go on with. */
+/*
+ * Set when the process has died (src/linger.rs): no replica would store or resume a connection that
+ * begins now.
+ */
 volatile __u32 dead SEC(".data.dead");
 
 static __always_inline void count(__u32 what)

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Connections that go on elsewhere without a store: what has to be known of them is in the timestamps that their clients echo
- * (docs/trods-stamps.md).
+ * Connections that can be resumed without a store: the timestamps that their clients echo identify
+ * them (docs/trods-stamps.md).
  *
- * The handshake is made here: the ISN is a hash of both ends, and the kernel gets the connection with the acknowledgement of
- * it, by a SYN cookie that is only good once. So nothing is to be translated later but timestamps: what leaves has ours, which
- * say what is being sent, and what is echoed is given back to the kernel as its own newest one of that index.
+ * The program answers SYNs. The ISN is a hash of both ends, and the kernel gets the connection
+ * with the client's acknowledgement, as from a SYN cookie that is valid once. So only timestamps
+ * have to be translated later: segments that leave carry timestamps that name the object being
+ * sent, and echoes are replaced by the kernel's newest timestamp of that index.
  *
- * No acknowledgement of the request leaves but with a timestamp that names the response, in a segment that the client takes up in
- * order or behind an echo of it: so a client that has been acknowledged says to anybody what it lacks.
+ * An acknowledgement of the request leaves only with a timestamp that names the response, in a
+ * segment that the client accepts in order, or after the client has echoed such a timestamp. So a
+ * client whose request was acknowledged shows every replica which bytes it lacks.
  */
 #ifndef TS_H
 #define TS_H
@@ -20,20 +22,20 @@
 #include "ts_object.h"
 #include "ts_reflect.h"
 
-/* What a client's segment echoes: given back to the kernel as its own. */
+/* Replaces the echoed timestamp in a client's segment by the kernel's own. */
 static __always_inline void hear_echo(struct __sk_buff *skb, const struct segment *s, struct stamped *st, struct scratch *at)
 {
 	__be32 before;
 	__u32 where = stamps_at(skb, s, at);
 
-	/* Seconds count. */
+	/* A coarse clock is enough: idle times are seconds. */
 	st->heard = bpf_ktime_get_coarse_ns();
 	if (!where || !load_words(skb, s->tcp + where + 4, &before, sizeof(before)))
 		return;
 	__u32 echo = bpf_ntohl(before), index = echo >> STAMP_INDEX;
 	if (((index - st->echo) & (INDICES - 1)) <= ((st->index - st->echo) & (INDICES - 1)))
 		st->echo = index;
-	/* Of one that it never had, as before it was adopted, it hears nothing. */
+	/* An index from before the adoption maps to 0, which the kernel ignores. */
 	put_word(skb, s, where + 4, before, bpf_htonl(st->originals[index & (INDICES - 1)]));
 	if (st->phase == STAMPED_NAMED && (echo & STAMP_OBJECT) == st->object) {
 		st->phase = STAMPED_ECHOED;
@@ -41,7 +43,9 @@ static __always_inline void hear_echo(struct __sk_buff *skb, const struct segmen
 	}
 }
 
-/* Whether the client acknowledges all of the response: older numbers than its first are no more of it. */
+/*
+ * Whether the client acknowledges the whole response. Numbers before its first byte do not count.
+ */
 static __always_inline bool has_whole(const struct segment *s, const struct stamped *st)
 {
 	__u32 has = s->ack - st->isn - 1;
@@ -49,7 +53,7 @@ static __always_inline bool has_whole(const struct segment *s, const struct stam
 	return has >= st->total && has - st->total <= BEYOND_MOST;
 }
 
-/* Which ends of the connection are said, and heard. */
+/* Notes the client's FIN, and its acknowledgement of ours. */
 static __always_inline void hear_ends(const struct segment *s, struct stamped *st)
 {
 	if (s->flags & ACK && s->ack == st->fin + 1 && st->fin)
@@ -58,7 +62,9 @@ static __always_inline void hear_ends(const struct segment *s, struct stamped *s
 		st->flags |= STAMPED_CLIENT_FIN;
 }
 
-/* A client's segment of a connection whose timestamps are made here, whose sum is right or of no account. */
+/*
+ * Handles a client's segment of a stamped connection. Its checksum was verified or does not matter.
+ */
 static __always_inline enum next_words hear_stamped(struct __sk_buff *skb, const struct segment *s, struct stamped *st,
 						    const struct service *service, const struct issuer *issuer,
 						    struct scratch *at)
@@ -71,7 +77,7 @@ static __always_inline enum next_words hear_stamped(struct __sk_buff *skb, const
 	hear_echo(skb, s, st, at);
 	if (st->phase != STAMPED_FREE && is_ack && after(s->ack, limits->acked) && !after(s->ack, limits->data + 1)) {
 		limits->acked = s->ack;
-		/* What is behind half of all numbers would seem to lie in front. */
+		/* Data more than half of the number range ahead would compare as behind. */
 		__u32 reach = s->ack - first + DATA_AHEAD;
 		if (st->phase >= STAMPED_NAMED && st->total > DATA_AHEAD) {
 			limits->data = first + (reach < st->total ? reach : st->total);
@@ -84,36 +90,42 @@ static __always_inline enum next_words hear_stamped(struct __sk_buff *skb, const
 		if (st->phase == STAMPED_SETUP && s->seq == st->client_next)
 			words = take_request(skb, s, st, service, issuer, at);
 		else if (after(s->seq + s->length, st->client_next) && is_named && !has_all)
-			/* No record says the head of the first response. */
+			/* No record has the head of the first response. */
 			set_free(st, COUNT_SECOND);
 		else if (after(s->seq + s->length, st->client_next))
 			words = go_unnamed(s, st, service, is_named ? COUNT_SECOND : COUNT_ASKING, at);
 	}
-	/* Then it is all to come again, or the process's. */
+	/* The segment is retransmitted, or the process handles it. */
 	if (words == RETRIES || words == RECORDS)
 		return words;
-	/* With nothing under way there is nothing to go on with. */
+	/* Without a response in progress there is nothing to resume. */
 	if (s->flags & FIN && !is_bound(st) && (st->phase == STAMPED_SETUP || (st->phase >= STAMPED_NAMED && has_all)))
 		set_free(st, COUNTERS);
 	return words;
 }
 
-/* Whether the connection is over with a segment of the client's. */
+/* Whether this segment of the client ends the connection. */
 static __always_inline bool ends_stamped(const struct segment *s, const struct stamped *st)
 {
 	bool both = st->flags & STAMPED_CLIENT_FIN && st->flags & STAMPED_FIN_ACKED;
 
-	/* Its FIN is still to be acknowledged where ours came first. */
+	/* If our FIN came first, the client's must still be acknowledged. */
 	return both && !(s->flags & FIN);
 }
 
-/* Data beyond the limit: what does not begin a response that is known is recorded, or leaves, and nobody can go on with it. */
+/*
+ * Data beyond the limit. If it begins no known response, it is recorded, or it leaves and no
+ * replica can resume the connection.
+ */
 static __always_inline enum next_words may_leave(struct __sk_buff *skb, const struct segment *s, struct stamped *st,
 						 const struct service *service, struct scratch *at)
 {
 	__u32 why = st->phase >= STAMPED_NAMED ? COUNT_SECOND : COUNT_ASKING;
 
-	/* Nobody would tell others of it: its client asks again, and is heard by one of those. */
+	/*
+	 * A dead process announces nothing: the client retransmits, and another replica gets the
+	 * request.
+	 */
 	if (dead && st->phase == STAMPED_ASKED)
 		return RETRIES;
 	if (st->phase == STAMPED_ASKED && s->seq == st->limits.first) {
@@ -123,7 +135,7 @@ static __always_inline enum next_words may_leave(struct __sk_buff *skb, const st
 			return NAMES;
 		why = COUNT_SECOND;
 	}
-	/* What is in front of it has not left. */
+	/* Data before it has not left. */
 	if (st->phase == STAMPED_ASKED && service->records)
 		return go_unnamed(s, st, service, COUNT_HEAD, at);
 	if (is_bound(st))
@@ -132,11 +144,14 @@ static __always_inline enum next_words may_leave(struct __sk_buff *skb, const st
 	return FREES;
 }
 
-/* How far the client may be acknowledged by a segment. */
+/* Highest acknowledgement that this segment may carry. */
 static __always_inline __u32 acknowledges(const struct __sk_buff *skb, const struct segment *s, struct stamped *st,
 					  const struct limits *limits)
 {
-	/* What the client takes up first it takes the timestamp from, if it comes as one. */
+	/*
+	 * The client takes the timestamp of the segment that it accepts first, if that is a single
+	 * segment.
+	 */
 	bool is_first = st->phase == STAMPED_NAMED && s->length && s->seq == limits->first && skb->gso_segs <= 1;
 
 	if (!is_first)
@@ -145,7 +160,7 @@ static __always_inline __u32 acknowledges(const struct __sk_buff *skb, const str
 	return st->client_next;
 }
 
-/* Puts our timestamp into what leaves. */
+/* Writes our timestamp into a segment that leaves. */
 static __always_inline int stamp(struct __sk_buff *skb, const struct segment *s, struct stamped *st, struct scratch *at,
 				 __u64 now)
 {
@@ -160,7 +175,7 @@ static __always_inline int stamp(struct __sk_buff *skb, const struct segment *s,
 	}
 	st->originals[st->index & (INDICES - 1)] = bpf_ntohl(before);
 	if (st->phase == STAMPED_RECORDED) {
-		/* Until then whoever can go on by what is echoed may. */
+		/* Until a record is stored, the connection may be resumed by echoed timestamps. */
 		struct limits *limits = bpf_map_lookup_elem(&flows, &s->key);
 		if (!limits || limits->flags & LIMITS_RECORDED)
 			st->object = NOBODYS;
@@ -170,13 +185,16 @@ static __always_inline int stamp(struct __sk_buff *skb, const struct segment *s,
 		return DROP;
 	if (s->flags & FIN)
 		st->fin = s->seq + s->length;
-	/* The last word of one whose server ended it first. */
+	/* The server sent the last segment after it closed first. */
 	if (st->flags & STAMPED_CLIENT_FIN && st->flags & STAMPED_FIN_ACKED)
 		bpf_map_delete_elem(&stamped, &s->key);
 	return NEXT;
 }
 
-/* A client's segment to a service whose handshakes are made here. PASS: it is of a connection that is not known from one, or is recorded. */
+/*
+ * A client's segment to a service with issued handshakes. PASS: its connection has no issued
+ * handshake, or is recorded.
+ */
 static __always_inline int ingress_issued(struct __sk_buff *skb, const struct segment *s, const struct service *service,
 					  const struct lease *lease, const struct issuer *issuer)
 {
@@ -196,7 +214,7 @@ static __always_inline int ingress_issued(struct __sk_buff *skb, const struct se
 	if (made && st && has_socket(skb, s)) {
 		bpf_map_delete_elem(&issued, &s->key);
 	} else if (made) {
-		/* The kernel would reset it. */
+		/* The kernel would send a RST. */
 		if (__sync_val_compare_and_swap(&made->taken, 0, bpf_ktime_get_ns())) {
 			if (!s->length || made->again >= TIMES_AGAIN)
 				return DROP;
@@ -214,9 +232,9 @@ static __always_inline int ingress_issued(struct __sk_buff *skb, const struct se
 	}
 	bool is_recorded = st->phase == STAMPED_RECORDED;
 	struct limits *limits = is_recorded ? limits_of(&s->key, st) : NULL;
-	/* One that is free has nothing to lose. */
+	/* A connection in STAMPED_FREE has nothing to protect. */
 	const struct limits *held = is_recorded ? limits : st->phase == STAMPED_FREE ? NULL : &st->limits;
-	/* What its client had more of another replica's is bound below. */
+	/* Acknowledgements beyond what was sent are bounded below. */
 	if (held && !is_acceptable(s, s->ack, held, st->flags & STAMPED_ADOPTED ? BEYOND_MOST : 1)) {
 		count(COUNT_OUTSIDE);
 		return NEXT;
@@ -230,7 +248,7 @@ static __always_inline int ingress_issued(struct __sk_buff *skb, const struct se
 		return NEXT;
 	}
 	enum next_words words = RECORDS;
-	/* What is not heard yet stays as it is. */
+	/* A segment that is replayed later stays unchanged. */
 	if (limits && limits->flags & LIMITS_AWAITED)
 		return PASS;
 	if (is_recorded)
@@ -242,11 +260,14 @@ static __always_inline int ingress_issued(struct __sk_buff *skb, const struct se
 		return DROP;
 	}
 	hear_ends(s, st);
-	/* Where another member handed it on it is not from where the answer has to go. */
+	/*
+	 * A segment that another member handed on did not come from the address that the answer
+	 * goes to.
+	 */
 	if (is_owed(s, st) && is_first_hand(skb, lease) && !reflect(skb, s, st))
 		return DROP;
 	bool is_limited = words == RECORDS && (limits || !is_recorded);
-	/* What is recorded is bound behind this. */
+	/* Recorded connections are bounded by the caller. */
 	__u32 heard;
 	if (!is_limited && st->flags & STAMPED_ADOPTED && !bound_ack(skb, s, &heard))
 		return DROP;

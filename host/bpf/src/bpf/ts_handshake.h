@@ -1,11 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Handshakes that are made here, and how the kernel gets their connections (ts.h). */
+/*
+ * Answers SYNs in the kernel's place, and gives it the connections when their handshakes are
+ * complete (ts.h).
+ */
 #ifndef TS_HANDSHAKE_H
 #define TS_HANDSHAKE_H
 
 #include "ts_maps.h"
 
-/* linux/tcp.h of the kernel: what a connection that begins with a SYN cookie agreed on. */
+/*
+ * From the kernel's linux/tcp.h: the negotiated options of a connection that begins with a SYN
+ * cookie.
+ */
 struct bpf_tcp_req_attrs {
 	__u32 rcv_tsval;
 	__u32 rcv_tsecr;
@@ -21,7 +27,7 @@ struct bpf_tcp_req_attrs {
 };
 #ifdef HANDSHAKES
 #define ISSUES true
-/* A pointer to it is all that is had. */
+/* Used through pointers only. */
 struct sock {
 	int unused;
 };
@@ -29,11 +35,14 @@ extern int bpf_sk_assign_tcp_reqsk(struct __sk_buff *skb, struct sock *sk, struc
 				   int attrs__sz) __ksym;
 #else
 #define ISSUES false
-/* Nothing is issued then (trods_ts.c). */
+/* Without HANDSHAKES no ISN is issued (trods_ts.c). */
 #define bpf_sk_assign_tcp_reqsk(skb, sk, attrs, size) ((void)(sk), (void)(attrs), -1)
 #endif
 
-/* The known segment size and window scale that are not above the client's, in place. */
+/*
+ * The largest known segment size and window scale that do not exceed the client's, at their bit
+ * positions.
+ */
 static __always_inline __u32 stamp_base(const struct offer *offer, __u32 odd)
 {
 	__u32 class = offer->mss >= 1460 ? 3 : offer->mss >= 1440 ? 2 : offer->mss >= 1220 ? 1 : 0;
@@ -43,7 +52,7 @@ static __always_inline __u32 stamp_base(const struct offer *offer, __u32 odd)
 	return class << STAMP_CLASS | (odd & 1) << STAMP_ODD | STAMP_KIND | scale << STAMP_SCALE;
 }
 
-/* The hash of both ends. */
+/* ISN: a hash of client and service address and ports. */
 static __always_inline __u32 isn_of(const struct issuer *issuer, const struct flow_key *key)
 {
 	__u32 words[6] = {
@@ -54,7 +63,10 @@ static __always_inline __u32 isn_of(const struct issuer *issuer, const struct fl
 	return half_sip_hash_words(issuer->key, words, 6);
 }
 
-/* The listener of a service, which is to be released, if the kernel has nothing else between these ends. */
+/*
+ * The listener of a service, unless the kernel has a connection between these ends. The caller
+ * releases it.
+ */
 static __always_inline struct bpf_sock *find_listener(struct __sk_buff *skb, const struct segment *s, bool *is_there)
 {
 	struct bpf_sock *sk = find_socket(skb, s);
@@ -78,7 +90,7 @@ static __always_inline __u16 sum_of(const struct segment *s, const __u8 *tcp, __
 	return fold(sum);
 }
 
-/* Makes the SYN the SYN-ACK that answers it. False: it may be half done. */
+/* Turns the SYN into its SYN-ACK. False: the frame may be half changed. */
 static __always_inline bool turn_syn(struct __sk_buff *skb, const struct segment *s, const struct issuer *issuer,
 				     const struct issued *made, __u32 echo)
 {
@@ -139,7 +151,7 @@ static __always_inline bool turn_syn(struct __sk_buff *skb, const struct segment
 	return !bpf_skb_store_bytes(skb, tcp_at, &tcp, sizeof(tcp), 0);
 }
 
-/* A client's SYN: what becomes of it. NEXT, PASS: it is the kernel's. */
+/* Handles a client's SYN. NEXT, PASS: the kernel answers it. */
 static __always_inline int answer_syn(struct __sk_buff *skb, const struct segment *s, const struct service *service,
 				      const struct lease *lease, const struct issuer *issuer, struct scratch *at)
 {
@@ -147,10 +159,10 @@ static __always_inline int answer_syn(struct __sk_buff *skb, const struct segmen
 	struct offer *offer = &options.offer;
 	struct issued made = { .at = bpf_ktime_get_ns(), .client_next = s->seq + 1 };
 	bool is_there;
-	/* Its connection is recorded from its handshake on, or not protected. */
+	/* The kernel's connection is recorded from its handshake on, or not protected. */
 	int kernels = service->records ? PASS : NEXT;
 
-	/* Another one begins between these ports, if it does. */
+	/* The lease has ended, or the process is dead: no connection may begin. */
 	if (dead || made.at >= lease->until) {
 		count(COUNT_MUTED);
 		return DROP;
@@ -176,7 +188,10 @@ static __always_inline int answer_syn(struct __sk_buff *skb, const struct segmen
 	made.scale = offer->scale;
 	if (bpf_map_update_elem(&issued, &s->key, &made, BPF_ANY))
 		return kernels;
-	/* What is left of another one is over. Without records whatever has limits has timestamps of ours. */
+	/*
+	 * Entries of a former connection are obsolete. Without records every connection with limits
+	 * is in `stamped`.
+	 */
 	if (service->records && bpf_map_lookup_elem(&flows, &s->key))
 		mention(s, EVENT_REPLACED, 0, s->seq);
 	if (service->records || bpf_map_lookup_elem(&stamped, &s->key)) {
@@ -190,8 +205,8 @@ static __always_inline int answer_syn(struct __sk_buff *skb, const struct segmen
 }
 
 /*
- * What was made here for a segment that may end its handshake, and whose socket may not be there yet: what comes right behind such a
- * segment, or that again, another processor may hear while the kernel takes the first one up.
+ * The issued handshake of a segment that may complete it, while the socket may not exist yet:
+ * another processor may get the next segment, or a repetition, while the kernel handles the first.
  */
 static __always_inline struct issued *find_issued(const struct segment *s, const struct stamped *st)
 {
@@ -205,7 +220,10 @@ static __always_inline struct issued *find_issued(const struct segment *s, const
 	return made->taken && bpf_ktime_get_ns() - made->taken >= TAKEN_FOR ? NULL : made;
 }
 
-/* The first segment that ends a handshake which was made here gives the connection to the kernel. False: it is not to get it now. */
+/*
+ * Gives the kernel the connection of an issued handshake, with the first segment that completes it.
+ * False: the kernel must not get the segment now.
+ */
 static __always_inline bool accept_issued(struct __sk_buff *skb, const struct segment *s, const struct issued *made,
 					  struct scratch *at)
 {
@@ -221,7 +239,7 @@ static __always_inline bool accept_issued(struct __sk_buff *skb, const struct se
 	if (!listener)
 		return false;
 	__u64 now = bpf_ktime_get_ns();
-	/* So the kernel's timestamps are its clock, and what is echoed here was said when the SYN-ACK was made. */
+	/* The kernel's timestamps follow its clock; the echo stands for the time of the SYN-ACK. */
 	struct bpf_tcp_req_attrs attrs = {
 		.rcv_tsval = bpf_ntohl(stamps[0]),
 		.rcv_tsecr = now / NS_PER_MS,
@@ -246,7 +264,10 @@ static __always_inline bool accept_issued(struct __sk_buff *skb, const struct se
 	st->limits.ack = s->seq;
 	st->limits.data = st->limits.first = st->limits.acked = s->ack;
 	forget_former(&s->key);
-	/* What cannot be remembered goes on with the kernel's timestamps, which are less than ours would be: nobody has seen any. */
+	/*
+	 * Without room the connection would use the kernel's timestamps, which are lower than the
+	 * SYN-ACK's.
+	 */
 	if (bpf_map_update_elem(&stamped, &s->key, st, BPF_ANY)) {
 		count(COUNT_FULL_ISSUED);
 		return false;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the headers of ts.h have together: the form of timestamps, maps, and where options are. */
+/* Shared by the headers of ts.h: the layout of timestamps, maps, and the parser of TCP options. */
 #ifndef TS_MAPS_H
 #define TS_MAPS_H
 
@@ -15,38 +15,50 @@
 #define STAMP_KIND (3U << 22)
 #define STAMP_SCALE 19
 #define STAMP_OBJECT ((1U << 19) - 1)
-/* The object that nobody can go on with: more than any other. */
+/* The object number of connections that no replica can resume: above all others. */
 #define NOBODYS STAMP_OBJECT
 #define INDICES 32
-/* How far the index may be ahead of the one that the client echoes: PAWS compares values within half of the range. */
+/*
+ * Most that the index may be ahead of the echoed one: PAWS compares values within half of the
+ * range.
+ */
 #define AHEAD (INDICES / 2 - 1)
-/* Nanoseconds that an index lasts at least. */
+/* Least nanoseconds between two changes of the index. */
 #define INDEX_STEP (16 * 1000000ULL)
-/* "TROD": what the ISN's hash has in front. */
+/* "TROD": first word of the ISN's hash. */
 #define ISN_DOMAIN 0x54524f44
 
-/* What we say in a SYN-ACK: the window, and its scale later on. */
+/* Window and window scale of our SYN-ACKs. */
 #define OUR_WINDOW 64240
 #define OUR_SCALE 7
 #define SYN_ACK_OPTIONS 20
 #define SYN_ACK_HEADER (TCP_HEADER + SYN_ACK_OPTIONS)
 
 #define TCP_OPTIONS_MAX 40
-/* Octets of the longest request and of the longest head that are looked at; of a date. */
+/* Bytes of the longest parsed request, of the longest head, and of a date. */
 #define REQUEST_MAX 1460
-/* Octets that are looked at for a host: the longest name, a port, and what stands before it. */
+/* Bytes parsed for a Host field: the longest name, a port, and spaces. */
 #define HOST_MAX 272
 #define HEAD_MAX 1024
 #define DATE 29
-/* How far data may be ahead of what the client acknowledged: numbers are compared within half of theirs. */
+/*
+ * Most bytes of data ahead of the client's acknowledgement: sequence numbers compare within half of
+ * their range.
+ */
 #define DATA_AHEAD (1U << 30)
 #define NS_PER_MS 1000000ULL
-/* Nanoseconds: for so long after the kernel was given a connection its socket may be in the making on another processor. */
+/*
+ * Nanoseconds in which another processor may still be creating the socket of a connection that the
+ * kernel got.
+ */
 #define TAKEN_FOR (10 * NS_PER_MS)
-/* How often what asks for something comes in again until then: longer than a socket takes, and no work where there will be none. */
+/*
+ * Most repetitions of a request until then: longer than the creation of a socket takes, and a bound
+ * if none is created.
+ */
 #define TIMES_AGAIN 100
 
-/* Four octets as they come. */
+/* Four bytes in network order. */
 #define OF(a, b, c, d) ((__u32)(a) << 24 | (__u32)(b) << 16 | (__u32)(c) << 8 | (__u32)(d))
 
 struct {
@@ -73,13 +85,16 @@ struct {
 
 _Static_assert(sizeof(struct event) == EVENT_HEADER + EVENT_OCTETS, "events without their octets");
 
-/* Connections that timestamps name from now on. Whoever tells others of them looks every other millisecond: nobody is woken. */
+/*
+ * Connections that timestamps name from now on. The process polls this ring every two milliseconds,
+ * so entries do not wake it.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, NAMED_SIZE);
 } named SEC(".maps");
 
-/* The last request for what is in the table, as the process would be told of it. */
+/* The last request for an object of the table, as the event that the process would get. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, MAX_REQUESTS);
@@ -87,18 +102,18 @@ struct {
 	__uint(value_size, EVENT_HEADER + REQUEST_MAX);
 } requests SEC(".maps");
 
-/* What becomes of a connection whose next words are looked at. */
+/* Decision about the next data of a connection. */
 enum next_words {
-	NAMES, /* timestamps name them */
-	FREES, /* nobody can go on with it */
-	RECORDS, /* the process records them first */
-	RETRIES, /* the process cannot be told now: they are to come again */
+	NAMES, /* timestamps name the response */
+	FREES, /* no replica can resume the connection */
+	RECORDS, /* the process records the data first */
+	RETRIES, /* the process cannot be informed now: the data must be retransmitted */
 };
 
-/* It is the programs' that know nothing of timestamps. */
+/* Verdict: the connection is handled without timestamps. */
 #define PASS 0x7fff
 
-/* What a SYN offers. */
+/* Options that a SYN offers. */
 struct offer {
 	__u32 value; /* TSval */
 	__u16 mss;
@@ -110,10 +125,10 @@ struct offer {
 struct options {
 	struct offer offer;
 	__u32 at, length;
-	__u32 stamps; /* where TSval is in the header; 0: nowhere */
+	__u32 stamps; /* offset of TSval in the header; 0: absent */
 };
 
-/* One option of those that lie in the scratch's octets, which have room for more than any. */
+/* Parses one option of those in the scratch buffer, which is larger than any options. */
 static long read_option(__u32 n __attribute__((unused)), struct options *o)
 {
 	struct scratch *at = scratch();
@@ -157,13 +172,13 @@ static __always_inline void read_options(struct __sk_buff *skb, const struct seg
 	bpf_loop(TCP_OPTIONS_MAX, read_option, o, 0);
 }
 
-/* Where TSval stands in the TCP header; 0 if there are no timestamps. */
+/* Offset of TSval in the TCP header; 0 without timestamps. */
 static __always_inline __u32 stamps_at(struct __sk_buff *skb, const struct segment *s, struct scratch *at)
 {
 	__be32 begins;
 	struct options o = {};
 
-	/* Where nearly all have them (RFC 7323, appendix A). */
+	/* The usual place (RFC 7323, appendix A). */
 	if (s->header >= TCP_HEADER + 12 && load_words(skb, s->tcp + TCP_HEADER, &begins, sizeof(begins)) &&
 	    begins == bpf_htonl(OF(1, 1, 8, 10)))
 		return TCP_HEADER + 4;
@@ -171,7 +186,7 @@ static __always_inline __u32 stamps_at(struct __sk_buff *skb, const struct segme
 	return o.stamps;
 }
 
-/* Puts another word into the TCP header. */
+/* Replaces a word of the TCP header. */
 static __always_inline bool put_word(struct __sk_buff *skb, const struct segment *s, __u32 at, __be32 before, __be32 now)
 {
 	return !bpf_l4_csum_replace(skb, s->tcp + TCP_CHECKSUM, before, now, sizeof(now)) &&

@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What is asked for, and whether the response is what the table says (ts.h). */
+/* Parses requests, and compares response heads with the table (ts.h). */
 #ifndef TS_OBJECT_H
 #define TS_OBJECT_H
 
 #include "ts_maps.h"
 
-/* What a request's octets say. */
+/* State of the request parser. */
 struct asked {
 	const __u8 *octets;
 	__u64 target; /* FNV-1a of the target, a space, and the host in lower case */
-	__u32 length; /* octets there are */
-	__u32 last; /* the last four */
-	__u32 ends; /* where its head ends; 0: nowhere */
+	__u32 length; /* bytes of the request */
+	__u32 last; /* the last four bytes */
+	__u32 ends; /* end of the head; 0: not found */
 	bool in_target;
-	bool has_fields; /* that make the answer another one */
-	__u32 host; /* behind "\nhos" of the field Host; 0: there is none */
+	bool has_fields; /* fields that may change the response */
+	__u32 host; /* offset after "\nhos" of the field Host; 0: absent */
 };
 
 /* The value of the field Host. */
 struct host {
 	const __u8 *octets;
-	__u64 target; /* the sum that it is added to */
+	__u64 target; /* the hash that it is added to */
 	__u32 at, length;
 	bool begun, bad, ended;
 };
@@ -30,7 +30,7 @@ static __always_inline __u64 add_octet(__u64 sum, __u8 octet)
 	return (sum ^ octet) * 0x100000001b3ULL;
 }
 
-/* An octet of what is behind "\nhos". Its spaces stand in front, or nowhere. */
+/* Parses a byte after "\nhos". Spaces are allowed only before the value. */
 static long read_host(__u32 n, struct host *host)
 {
 	__u32 at = host->at + n;
@@ -83,19 +83,19 @@ static long read_octet(__u32 n, struct asked *asked)
 	if (last == OF('\n', 'r', 'a', 'n') || last == OF('\n', 'i', 'f', '-') || last == OF('\n', 'c', 'o', 'o') ||
 	    last == OF('\n', 'a', 'u', 't') || last == OF('\n', 't', 'r', 'a') || last == OF('\n', 'e', 'x', 'p'))
 		asked->has_fields = true;
-	/* Of two the server takes one, and another may take the other. */
+	/* With two Host fields, servers may differ in the one that they take. */
 	if (last == OF('\n', 'h', 'o', 's')) {
 		if (asked->host)
 			asked->has_fields = true;
 		asked->host = at + 1;
 	}
-	/* A line that goes on belongs to the field before it. */
+	/* A folded line belongs to the field before it. */
 	if ((last & 0xffff) == ('\n' << 8 | ' ') || (last & 0xffff) == ('\n' << 8 | '\t'))
 		asked->has_fields = true;
 	return 0;
 }
 
-/* What a sum of octets is; they lie in `octets`, zeros behind them up to a multiple of eight. */
+/* Hash of `octets`, which must be padded with zeros to a multiple of eight bytes. */
 static __always_inline __u64 sum_words(const __u8 *octets, __u32 length)
 {
 	__u64 sum = length;
@@ -109,7 +109,10 @@ static __always_inline __u64 sum_words(const __u8 *octets, __u32 length)
 	return sum;
 }
 
-/* Nobody can go on with the connection any more, and timestamps say so; why is counted, unless it is over anyway. */
+/*
+ * Marks the connection, and its timestamps, as one that no replica can resume. Counts the reason
+ * unless the connection is over.
+ */
 static __always_inline void set_free(struct stamped *st, __u32 why)
 {
 	if (st->phase == STAMPED_FREE)
@@ -120,13 +123,19 @@ static __always_inline void set_free(struct stamped *st, __u32 why)
 		count(why);
 }
 
-/* Whether its client has octets of what it is to be sent behind a hole: it is sent that object, with that head, or nothing. */
+/*
+ * Whether the client holds bytes of an object behind a hole: then only that object, with the same
+ * head, may be sent.
+ */
 static __always_inline bool is_bound(const struct stamped *st)
 {
 	return st->phase < STAMPED_NAMED && st->object;
 }
 
-/* Gives a connection to the process, which is told what it was not yet. Nothing of what follows was acknowledged, or has left. */
+/*
+ * Hands a connection to the process, with an event for what it does not know yet. Nothing after
+ * that point was acknowledged or has left.
+ */
 static __always_inline enum next_words hand_over(const struct segment *s, struct stamped *st, struct scratch *at)
 {
 	bool is_named = st->phase == STAMPED_NAMED || st->phase == STAMPED_ECHOED, is_asked = st->phase == STAMPED_ASKED;
@@ -137,7 +146,7 @@ static __always_inline enum next_words hand_over(const struct segment *s, struct
 		limits.ack = st->client_next;
 	limits.data = words[2];
 	limits.has_fin = 0;
-	/* The process is to find them. */
+	/* The process must find the limits when it reads the event. */
 	if (bpf_map_update_elem(&flows, &s->key, &limits, BPF_ANY))
 		return FREES;
 	__builtin_memcpy(at->event.octets, words, sizeof(words));
@@ -151,13 +160,16 @@ static __always_inline enum next_words hand_over(const struct segment *s, struct
 		return RECORDS;
 	__u32 length = request->length;
 	asm volatile("" : "+r"(length));
-	/* Where there is no room for it the client sends it again. */
+	/* Without room for it the client retransmits the request. */
 	if (length <= REQUEST_MAX)
 		bpf_ringbuf_output(&events, request, EVENT_HEADER + length, 0);
 	return RECORDS;
 }
 
-/* Timestamps cannot name what follows: it is recorded where the service has a store. Why not is counted elsewhere. */
+/*
+ * Timestamps cannot name what follows. It is recorded if the service has a store; otherwise the
+ * reason is counted.
+ */
 static __always_inline enum next_words go_unnamed(const struct segment *s, struct stamped *st, const struct service *service,
 						  __u32 why, struct scratch *at)
 {
@@ -172,7 +184,7 @@ static __always_inline enum next_words go_unnamed(const struct segment *s, struc
 	return FREES;
 }
 
-/* The client's first octets: whether they are a request for something in the table. */
+/* Parses the client's first bytes: a request for an object of the table, or anything else. */
 static __always_inline enum next_words take_request(struct __sk_buff *skb, const struct segment *s, struct stamped *st,
 						    const struct service *service, const struct issuer *issuer,
 						    struct scratch *at)
@@ -189,10 +201,10 @@ static __always_inline enum next_words take_request(struct __sk_buff *skb, const
 	bpf_loop(REQUEST_MAX, read_octet, &asked, 0);
 	if (asked.ends != length)
 		return go_unnamed(s, st, service, COUNT_ASKING, at);
-	/* Which of a server's sites is meant. */
+	/* The site of the server. */
 	struct host host = { .octets = at->event.octets, .target = asked.target, .at = asked.host, .length = length };
 	bpf_loop(HOST_MAX, read_host, &host, 0);
-	/* A longer name than HOST_MAX could be another site's with the same beginning. */
+	/* A name longer than HOST_MAX could be of another site with the same beginning. */
 	if (asked.has_fields || !asked.host || !host.begun || !host.ended || host.bad)
 		return go_unnamed(s, st, service, COUNT_FIELDS, at);
 	struct head_key key = { .table = issuer->table, .target = host.target };
@@ -200,7 +212,7 @@ static __always_inline enum next_words take_request(struct __sk_buff *skb, const
 	if (!found)
 		return go_unnamed(s, st, service, COUNT_UNLISTED, at);
 	if (service->records) {
-		/* Its response may have another head. */
+		/* The process needs the request if the response has another head. */
 		write_event(&at->event, s, EVENT_REQUEST, s->flags & FIN ? EVENT_HAS_FIN : 0, s->seq, length);
 		bpf_map_update_elem(&requests, &s->key, &at->event, BPF_ANY);
 	}
@@ -211,7 +223,7 @@ static __always_inline enum next_words take_request(struct __sk_buff *skb, const
 	return NAMES;
 }
 
-/* Whether the head at the beginning of the response is the table's; then timestamps name it. */
+/* Whether the response begins with a head of the table; then timestamps name its object. */
 static __always_inline bool name_response(struct __sk_buff *skb, const struct segment *s, struct stamped *st,
 					  struct scratch *at)
 {
@@ -246,7 +258,10 @@ static __always_inline bool name_response(struct __sk_buff *skb, const struct se
 		limits->data = limits->first + (st->total < DATA_AHEAD ? st->total : DATA_AHEAD);
 		limits->has_fin = limits->data == limits->fin ? HAS_FIN : 0;
 		count(COUNT_NAMED);
-		/* A response of one segment that is lost has left its request unacknowledged: its client speaks by itself. */
+		/*
+		 * If a response of a single segment is lost, its request stays unacknowledged, and
+		 * the client retransmits it.
+		 */
 		if (st->total > 1400) {
 			write_event(&at->event, s, EVENT_STAMPED, 0, st->client_next, 0);
 			bpf_ringbuf_output(&named, &at->event, EVENT_HEADER, BPF_RB_NO_WAKEUP);

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The acknowledgement of a request whose response left whole before the client echoed its name (ts.h). Nothing of the kernel's is to
- * come that could carry it, and a client that is not told sends its request again. So its word that it has all comes back to it.
+ * Acknowledges a request whose response left completely before the client echoed its name (ts.h).
+ * The kernel sends no further segment that could carry the acknowledgement, and without it the
+ * client would retransmit the request. So the client's acknowledgement of the whole response is
+ * turned into ours and sent back.
  */
 #ifndef TS_REFLECT_H
 #define TS_REFLECT_H
@@ -16,13 +18,13 @@ struct stamped_header {
 	__be32 kinds, value, echo;
 };
 
-/* The kernel said more than may leave now: its window is kept for when it may. */
+/* Keeps the window of an acknowledgement that may not leave yet. */
 static __always_inline void owe(struct __sk_buff *skb, const struct segment *s, struct stamped *st)
 {
 	bpf_skb_load_bytes(skb, s->tcp + TCP_WINDOW, &st->owed, sizeof(st->owed));
 }
 
-/* Whether nothing else will tell the client that its request has come. */
+/* Whether no other segment will acknowledge the request. */
 static __always_inline bool is_owed(const struct segment *s, const struct stamped *st)
 {
 	bool is_word = s->flags == ACK && !s->length;
@@ -30,7 +32,7 @@ static __always_inline bool is_owed(const struct segment *s, const struct stampe
 	return st->owed && st->phase == STAMPED_ECHOED && is_word && s->ack - st->isn - 1 >= st->total;
 }
 
-/* From where it was to go, to where it was from. No sum changes. */
+/* Swaps source and destination addresses. Checksums stay valid. */
 static __always_inline bool turn(struct __sk_buff *skb)
 {
 	if (!swap(skb, 0, ETH_ALEN))
@@ -41,8 +43,9 @@ static __always_inline bool turn(struct __sk_buff *skb)
 }
 
 /*
- * Sends a segment of the client's back to it, as the kernel's next word; the timestamp is put in as it leaves. Then it is again what
- * it was. False: it may be half done. A function of its own to the verifier, since its caller comes here on many ways.
+ * Sends the client's segment back as an acknowledgement of the kernel, and restores it. Egress
+ * writes the timestamp. False: the segment may be half changed. Not inlined, because its caller
+ * reaches it on many paths that the verifier would walk.
  */
 __attribute__((noinline)) bool reflect(struct __sk_buff *skb, const struct segment *s, struct stamped *st)
 {
