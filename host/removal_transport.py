@@ -46,13 +46,13 @@ BYTES = "transport:retired::tests::no_byte_of_a_token_can_be_another"
 OVER = "what_gave_its_window_back_is_over"
 USED = "a_window_that_was_used_is_not_given_back"
 LIES = "a_client_that_lies_gets_no_window"
-OTHERS = "what_others_could_read_or_change_is_refused"
-NOT_OURS = "what_is_not_ours_is_left_as_it_is_and_said"
+OTHERS = "file_open_to_other_users_is_refused"
+NOT_OURS = "foreign_file_is_reported_and_left_unchanged"
 BOUNDED = "the_file_is_bounded_and_the_newest_stay"
-AT_ONCE = "no_token_is_given_twice_or_lost_whoever_takes_at_once"
+AT_ONCE = "concurrent_takes_neither_duplicate_nor_lose_tokens"
 PATIENCE = "pause_longer_than_the_patience_ends_no_connection"
 TRANSLATED = "translator_that_changes_the_port_ends_no_connection"
-NOBODY_WAITS = "whatever_befell_the_last_process_nobody_waits"
+NOBODY_WAITS = "store_works_after_an_interrupted_process"
 
 REMOVALS = {
     # Pauses of the client, and translators that change its address.
@@ -204,13 +204,13 @@ REMOVALS = {
     ),
     "disk-entries": disk("(entries.len() <= MAX).then_some(entries)", "Some(entries)", NOT_OURS),
     "disk-size": disk(".filter(|text| text.len() as u64 <= MAX_FILE)", "", NOT_OURS),
-    "disk-length": disk("(1..=MAX_TOKEN).contains(&octets.len()).then_some((remote", "Some((remote", NOT_OURS),
+    "disk-length": disk("(1..=MAX_TOKEN).contains(&bytes.len()).then_some((remote", "Some((remote", NOT_OURS),
     "disk-bound": disk("entries.truncate(MAX);", "", BOUNDED),
     "disk-newest": disk("entries.sort_by_key(|(_, token)| std::cmp::Reverse(token.earned));", "", BOUNDED),
     "disk-age": disk("now().checked_sub(self.earned).is_some_and(|age| age < LIFETIME)", "true", BOUNDED),
     "disk-source": disk("self.source == source && now()", "now()", "the_next_process_finds_a_token_once"),
     "disk-once": disk(
-        "entries.swap_remove(place).1.octets", "entries[place].1.octets.clone()", "the_next_process_finds_a_token_once"
+        "entries.swap_remove(place).1.bytes", "entries[place].1.octets.clone()", "the_next_process_finds_a_token_once"
     ),
     "disk-lock": disk("FlockOperation::NonBlockingLockExclusive).is_ok()", "FlockOperation::Unlock).is_ok()", AT_ONCE),
     "disk-lock-waits": disk("const TRIES: u32 = 20;", "const TRIES: u32 = 20_000;", NOBODY_WAITS),

@@ -1,8 +1,9 @@
-//! Which connection a received frame belongs to.
+//! Finds the connection that a received frame belongs to.
 
 use std::net::{IpAddr, SocketAddr};
 
-/// The IP packet in a frame, and (source, destination). `None` for what is not TCP over IP, or cut short.
+/// Returns the IP packet in an Ethernet frame (one VLAN tag at most) and its (source, destination).
+/// `None` if it is not TCP over IP, or too short.
 pub(crate) fn flow(frame: &[u8]) -> Option<(&[u8], (SocketAddr, SocketAddr))> {
     let mut start = 12;
     let mut kind = pair(frame, start)?;
@@ -57,7 +58,7 @@ mod tests {
             assert_eq!(packet[0], 0x45);
             assert_eq!((from.to_string(), to.to_string()), ("10.0.0.1:80".into(), "10.0.0.2:8080".into()));
             for len in 0..frame.len() {
-                assert_eq!(flow(&frame[..len]), None, "{len} octets");
+                assert_eq!(flow(&frame[..len]), None, "{len} bytes");
             }
         }
     }

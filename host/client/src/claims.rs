@@ -1,9 +1,10 @@
-//! Which packets of an interface belong to a stack's connections.
+//! Receive filters: the packets of an interface that belong to a stack's connections.
 //!
-//! A packet socket gets copies, so there the filter is wide: every segment of ours to our addresses, and what
-//! comes to local ports whose server may still turn out to speak plain TCP. What AF_XDP takes nobody else gets, another
-//! stack of this host neither, so there it is exact: the local ports of this stack's connections, in a set that the
-//! program in the kernel shares.
+//! A packet socket receives copies, so its filter may be wide: every Rivulet segment to our
+//! addresses, and every segment to local ports on which a connection is being opened, because that
+//! server may answer with plain TCP. AF_XDP takes a frame away from the kernel and from every other
+//! stack of this host, so its filter is exact: the local ports of this stack's connections, in a
+//! map shared with the program in the kernel.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -12,26 +13,27 @@ use rivulet_packet::option::EX_ID;
 use rivulet_pktio::filter::{LocalPorts, LocalRule, Rule, State, TcpRule};
 use rivulet_pktio::{Filter, OpenError};
 
-/// Addresses, and local ports, that are ours.
+/// The addresses and local ports whose segments a stack wants to receive.
 #[derive(Default)]
 pub(crate) struct Claims {
     addresses: Vec<IpAddr>,
-    /// Local ports of connections that are being opened: to these a server of plain TCP may answer.
+    /// Local ports of connections that are being opened. A server that supports only plain TCP may
+    /// answer to these.
     opening: Vec<u16>,
     exact: Option<Exact>,
-    /// An address came since the filter was set.
+    /// An address was added after the filter was set.
     stale: bool,
 }
 
 struct Exact {
-    /// Connections by local port.
+    /// Number of connections for each local port.
     users: HashMap<u16, usize>,
-    /// What is taken of each.
+    /// The ports as the kernel's program sees them, each with the kinds of segments to take.
     ports: LocalPorts,
 }
 
 impl Exact {
-    /// Has taken of a port what its connections need.
+    /// Updates the kernel's entry for a port to what its connections need.
     fn settle(&self, port: u16, opening: &[u16]) {
         let state = match (opening.contains(&port), self.users.contains_key(&port)) {
             (true, _) => State::Opening,
@@ -43,7 +45,8 @@ impl Exact {
 }
 
 impl Claims {
-    /// None yet. `exact`: what is taken nobody else gets.
+    /// Starts without any claim. `exact` is for AF_XDP, where other programs do not get the frames
+    /// taken.
     pub fn new(exact: bool) -> Result<Claims, OpenError> {
         let exact = match exact {
             true => {
@@ -55,12 +58,12 @@ impl Claims {
         Ok(Claims { exact, ..Claims::default() })
     }
 
-    /// From now on copies are enough: what is taken others get too.
+    /// Switches to wide filters: from now on the interface delivers copies.
     pub fn widen(&mut self) {
         self.exact = None;
     }
 
-    /// A connection from there begins. True if the filter must be set anew.
+    /// Adds a connection from this address and port. Returns true if the filter must be set again.
     pub fn add(&mut self, address: IpAddr, port: u16) -> bool {
         if !self.addresses.contains(&address) {
             self.addresses.push(address);
@@ -73,12 +76,13 @@ impl Claims {
         self.stale
     }
 
-    /// The filter was set.
+    /// Records that the current filter was set.
     pub fn applied(&mut self) {
         self.stale = false;
     }
 
-    /// The other end of a connection from this port has shown what it speaks. True if the filter must be set anew.
+    /// Records that the server has answered a connection from this port, with Rivulet or plain TCP.
+    /// Returns true if the filter must be set again.
     pub fn opened(&mut self, port: u16) -> bool {
         let Some(place) = self.opening.iter().position(|p| *p == port) else { return false };
         self.opening.swap_remove(place);
@@ -91,7 +95,7 @@ impl Claims {
         }
     }
 
-    /// A connection from this port is over.
+    /// Removes a connection from this port.
     pub fn release(&mut self, port: u16) {
         let Some(exact) = &mut self.exact else { return };
         let Some(users) = exact.users.get_mut(&port) else { return };
@@ -102,12 +106,12 @@ impl Claims {
         }
     }
 
-    /// What is to be taken.
+    /// The filter for the current claims.
     pub fn filter(&self) -> Result<Filter, OpenError> {
         self.taking(self.exact.as_ref())
     }
 
-    /// What would be, once these are [widened](Self::widen).
+    /// The filter for the same claims once they are [widened](Self::widen).
     pub fn wide_filter(&self) -> Result<Filter, OpenError> {
         self.taking(None)
     }
@@ -124,7 +128,8 @@ impl Claims {
                 let any = TcpRule { destinations: destinations(), ..TcpRule::default() };
                 rules.push(Rule::Tcp(TcpRule { exid: Some(EX_ID), ..any.clone() }));
                 if let (Some(first), Some(last)) = (self.opening.iter().min(), self.opening.iter().max()) {
-                    // The range may take in ports that are not ours; their segments are passed over.
+                    // The range may include ports of other programs; the stack ignores their
+                    // segments.
                     rules.push(Rule::Tcp(TcpRule { destination_ports: vec![*first..=*last], ..any }));
                 }
             }
@@ -137,7 +142,7 @@ impl Claims {
 mod tests {
     use super::*;
 
-    /// A bare SYN-ACK, as plain TCP has it.
+    /// A SYN-ACK of plain TCP, without Rivulet's option.
     fn plain(port: u16) -> Vec<u8> {
         let mut f = vec![2; 12];
         f.extend([8, 0, 0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2, 0, 80]);
@@ -179,7 +184,7 @@ mod tests {
             [1000, 1005, 1010].map(|p| state(&claims, p)),
             [State::Opening, State::None, State::Opening]
         );
-        // Two connections to different servers may have one local port.
+        // Two connections to different servers may share one local port.
         claims.opened(1000);
         assert_eq!(state(&claims, 1000), State::Opening);
         claims.opened(1000);

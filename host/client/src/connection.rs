@@ -1,4 +1,4 @@
-//! One connection and its streams as the application's threads and the stack thread share them.
+//! One connection and its streams, shared between application threads and the stack thread.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,29 +13,30 @@ use rivulet_transport::client::{Connection, ConnectionError, Read, TcpHandshake}
 use crate::mailbox::Mailbox;
 use crate::port::LocalPort;
 
-/// The stream that a connection begins with.
+/// Id of the stream that every connection starts with.
 pub(crate) const MAIN: u16 = 0;
 
-/// A place among those that a stack carries, connections and streams; free again when nobody has it any more.
-pub(crate) type Place = Arc<()>;
+/// A permit for one connection or stream; the stack has a limited number. Dropping the last clone
+/// of a permit returns it.
+pub(crate) type Permit = Arc<()>;
 
-/// What became of a connection as a whole, or of a stream alone.
+/// How a connection, or one stream, ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// It works, or is being opened.
+    /// It is open, or being opened.
     Open,
-    /// It ended as it should.
+    /// Both sides closed it in order.
     Closed,
     /// It failed.
     Failed(ConnectionError),
-    /// The application gave it up.
+    /// The application aborted it.
     Aborted,
-    /// The server speaks plain TCP only.
+    /// The server supports only plain TCP.
     PlainTcp(TcpHandshake),
 }
 
 impl Ending {
-    /// What a read or write gets, if anything.
+    /// The error that a read or write returns, if any.
     pub fn error(&self) -> Option<io::Error> {
         let kind = match self {
             Ending::Open | Ending::Closed | Ending::PlainTcp(_) => return None,
@@ -51,20 +52,23 @@ impl Ending {
     }
 }
 
-/// A stream that somebody has, and who waits for it.
+/// State of one stream that the application holds, with its waiting threads and tasks.
 pub(crate) struct Line {
-    /// Notified at every event of the stream or of the whole connection; threads look again at what they wait for.
+    /// Notified at every event of the stream or of the connection. Threads then check their
+    /// condition again.
     pub changed: Arc<Condvar>,
-    /// The tasks that wait to read and to write: one each, and only its last waker counts.
+    /// The tasks that wait to read and to write. There is one of each: the last waker replaces
+    /// earlier ones.
     pub reader: Option<Waker>,
     pub writer: Option<Waker>,
-    /// What became of it alone.
+    /// How this stream ended, independent of the connection.
     pub ending: Ending,
-    /// What was written before the server was known to speak Rivulet, in case it does not.
+    /// Bytes written before the server confirmed Rivulet. They are sent again if it supports only
+    /// plain TCP.
     pub early: Vec<u8>,
-    /// That is being sent again, by plain TCP: what is written later waits.
+    /// `early` is being sent again over plain TCP, so later writes wait.
     pub resending: bool,
-    /// Nothing more is written.
+    /// The application shut down writing.
     pub finished: bool,
 }
 
@@ -81,7 +85,7 @@ impl Line {
         }
     }
 
-    /// Wakes everybody who waits for it; each looks for himself whether it concerns him.
+    /// Wakes all waiting threads and tasks; each checks whether the event concerns it.
     pub fn wake(&mut self) {
         self.reader.take().into_iter().chain(self.writer.take()).for_each(Waker::wake);
         self.changed.notify_all();
@@ -94,9 +98,10 @@ pub(crate) struct State {
     pub connected: bool,
     pub ending: Ending,
     pub lines: BTreeMap<u16, Line>,
-    /// Nobody has a stream, and until then another may be opened.
+    /// Set while no stream exists: the connection closes at this time unless another stream is
+    /// opened.
     pub spare_until: Option<Time>,
-    /// It may wait for that at all.
+    /// Streams may be added later, so the connection may stay open without any (`spare_until`).
     shared: bool,
 }
 
@@ -107,19 +112,20 @@ pub(crate) struct Shared {
     pub remote: SocketAddr,
     pub state: Mutex<State>,
     pub mailbox: Arc<Mailbox>,
-    /// Held as long as anybody may still send from it.
+    /// Held as long as anything may still be sent from this port.
     pub port: Mutex<Option<LocalPort>>,
-    _place: Place,
+    _permit: Permit,
 }
 
 impl Shared {
-    /// A connection of one stream, [`MAIN`]. `shared`: others may be opened on it, also when nobody has one for a while.
+    /// Makes a connection with one stream, [`MAIN`]. With `shared`, further streams can be opened
+    /// on it, and it stays open for a while without any.
     pub fn new(
         id: u32,
         mailbox: Arc<Mailbox>,
         connection: Connection,
         port: LocalPort,
-        place: Place,
+        permit: Permit,
         shared: bool,
     ) -> Shared {
         let remote = connection.remote();
@@ -128,23 +134,24 @@ impl Shared {
             State { connection, connected: false, ending: Ending::Open, lines, spare_until: None, shared };
         let local = port.address();
         let (state, port) = (Mutex::new(state), Mutex::new(Some(port)));
-        Shared { id, local, remote, state, mailbox, port, _place: place }
+        Shared { id, local, remote, state, mailbox, port, _permit: permit }
     }
 
-    /// Tells the stack thread that there is something to send.
+    /// Wakes the stack thread because there is something to send.
     pub fn touch(&self) {
         self.mailbox.touch(self.id);
     }
 }
 
 impl State {
-    /// Somebody has this stream from now on.
+    /// Registers a stream that the application now holds.
     pub fn enter(&mut self, stream: u16, changed: Arc<Condvar>) {
         self.spare_until = None;
         self.lines.insert(stream, Line::new(changed));
     }
 
-    /// A further stream, if the connection is good for one.
+    /// Opens a further stream. `None` if the connection has ended or no longer makes progress, or
+    /// has no stream id left.
     pub fn join(&mut self, now: Time, changed: Arc<Condvar>) -> Option<u16> {
         if self.ending != Ending::Open || !self.connection.is_lively(now) {
             return None;
@@ -154,17 +161,18 @@ impl State {
         Some(stream)
     }
 
-    /// A stream is given up; whoever still waits for it gets `ConnectionAborted`.
+    /// Aborts a stream. Threads that wait for it get `ConnectionAborted`.
     pub fn abort(&mut self, stream: u16, now: Time) {
         self.end(stream, Ending::Aborted, now);
     }
 
-    /// A stream failed, and no other.
+    /// Fails one stream; the others continue.
     pub fn fail(&mut self, stream: u16, error: ConnectionError, now: Time) {
         self.end(stream, Ending::Failed(error), now);
     }
 
-    /// With the last stream the connection ends, once its window is of no use any more to one that might follow.
+    /// Ends a stream. After the last one the connection closes, at once or when its window would no
+    /// longer help a new stream.
     fn end(&mut self, stream: u16, ending: Ending, now: Time) {
         let Some(line) = self.lines.get_mut(&stream) else { return };
         let open = line.ending == Ending::Open;
@@ -181,24 +189,24 @@ impl State {
         }
     }
 
-    /// Nobody has this stream any more.
+    /// Forgets a stream because the application dropped it.
     pub fn leave(&mut self, stream: u16, now: Time) {
         self.abort(stream, now);
         self.lines.remove(&stream);
     }
 
-    /// Whether somebody has a stream that works.
+    /// Whether any open stream is held.
     pub fn is_used(&self) -> bool {
         self.lines.values().any(|line| line.ending == Ending::Open)
     }
 
-    /// What became of a stream, if there is anything to say: alone, or with the connection.
+    /// The error of the stream, or else of the connection.
     pub fn error(&self, stream: u16) -> Option<io::Error> {
         let alone = self.lines.get(&stream).and_then(|line| line.ending.error());
         alone.or_else(|| self.ending.error())
     }
 
-    /// Octets that are at hand, `Ok(Some(0))` at the end of the stream, `Ok(None)` if there is nothing yet.
+    /// Bytes read; `Ok(Some(0))` at the end of the stream, `Ok(None)` if none have arrived yet.
     pub fn try_read(&mut self, stream: u16, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         if let Some(e) = self.lines.get(&stream).and_then(|line| line.ending.error()) {
             return Err(e);
@@ -214,7 +222,7 @@ impl State {
         }
     }
 
-    /// Octets that were taken, `Ok(None)` if there is no room yet.
+    /// Bytes accepted for sending; `Ok(None)` if there is no room yet.
     pub fn try_write(&mut self, stream: u16, data: &[u8], now: Time) -> io::Result<Option<usize>> {
         if let Some(e) = self.error(stream) {
             return Err(e);
@@ -227,7 +235,8 @@ impl State {
             0 => Ok(None),
             n => {
                 if !self.connected {
-                    // Bounded by the send buffer, which is not emptied before the server has answered.
+                    // The send buffer bounds this: it is not drained before the server has
+                    // answered.
                     line.early.extend_from_slice(&data[..n]);
                 }
                 Ok(Some(n))
@@ -235,7 +244,8 @@ impl State {
         }
     }
 
-    /// Notes how the connection ended; the first ending stands. All who wait for any of its streams are woken.
+    /// Records how the connection ended (the first call counts) and wakes all that wait for its
+    /// streams.
     pub fn finish_with(&mut self, ending: Ending) {
         if self.ending == Ending::Open {
             self.ending = ending;

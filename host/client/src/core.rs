@@ -1,4 +1,5 @@
-//! What a stack's handles and its streams hold in common. The stack thread ends with the last of them.
+//! State shared by all handles and streams of a stack. The stack thread ends when the last of them
+//! is dropped.
 
 use std::io;
 use std::sync::Arc;
@@ -10,24 +11,24 @@ use parking_lot::Mutex;
 use rivulet_pktio::IoChoice;
 use rivulet_transport::client::Config;
 
-use crate::connection::Place;
+use crate::connection::Permit;
 use crate::destinations::Destinations;
-use crate::driver::{Driver, Opened};
+use crate::driver::{Driver, NewConnection};
 use crate::error::{ConnectError, MAX_CONNECTIONS};
 use crate::interfaces::Interfaces;
 use crate::mailbox::Mailbox;
 use crate::services::Services;
 
-/// A stack thread, and what connections are made with.
+/// A stack thread and what is needed to open connections on it.
 pub(crate) struct Core {
     pub mailbox: Arc<Mailbox>,
     pub interfaces: Interfaces,
     pub destinations: Destinations,
     pub config: Config,
     pub services: Services,
-    opened: Sender<Opened>,
-    /// Every connection that the stack carries has one, and every stream that one did not begin with.
-    places: Place,
+    opened: Sender<NewConnection>,
+    /// Each connection holds a clone, and so does each stream beyond a connection's first one.
+    permits: Permit,
     last_id: AtomicU32,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -41,16 +42,16 @@ impl Core {
         let (opened, receiver) = channel();
         let driver = Driver::new(mailbox.clone(), interfaces.clone(), destinations.clone(), receiver);
         let thread = std::thread::Builder::new().name("rivulet-stack".into()).spawn(move || driver.run())?;
-        let (places, last_id, thread) = (Arc::default(), AtomicU32::new(0), Mutex::new(Some(thread)));
+        let (permits, last_id, thread) = (Arc::default(), AtomicU32::new(0), Mutex::new(Some(thread)));
         let services = Services::default();
-        Ok(Core { mailbox, interfaces, destinations, config, services, opened, places, last_id, thread })
+        Ok(Core { mailbox, interfaces, destinations, config, services, opened, permits, last_id, thread })
     }
 
-    /// A place for one more connection or stream, if the stack has one.
-    pub fn place(&self) -> Result<Place, ConnectError> {
-        let place = self.places.clone();
-        // Our own is one of them.
-        if Arc::strong_count(&place) > MAX_CONNECTIONS + 1 { Err(ConnectError::TooMany) } else { Ok(place) }
+    /// Takes a permit for one more connection or stream; fails at [`MAX_CONNECTIONS`].
+    pub fn permit(&self) -> Result<Permit, ConnectError> {
+        let permit = self.permits.clone();
+        // `self.permits` is one of the references counted.
+        if Arc::strong_count(&permit) > MAX_CONNECTIONS + 1 { Err(ConnectError::TooMany) } else { Ok(permit) }
     }
 
     /// The number of the next connection.
@@ -59,7 +60,7 @@ impl Core {
     }
 
     /// Hands a connection to the stack thread.
-    pub fn open(&self, opened: Opened) -> Result<(), ConnectError> {
+    pub fn open(&self, opened: NewConnection) -> Result<(), ConnectError> {
         self.opened.send(opened).map_err(|_| ConnectError::Ended)?;
         self.mailbox.bell.ring();
         Ok(())
@@ -67,14 +68,14 @@ impl Core {
 }
 
 impl Core {
-    /// Ends the thread, once connections that nobody uses have said so; in a `hurry` only those
-    /// are waited for that give a window back, which takes a round trip.
+    /// Ends the thread after it has closed the connections without streams. In a `hurry` it waits
+    /// only for those that return their window, which takes one round trip.
     pub fn end(&self, hurry: bool) {
         self.mailbox.hurry.store(hurry, Ordering::Relaxed);
         self.mailbox.stop.store(true, Ordering::Release);
         self.mailbox.bell.ring();
         if let Some(thread) = self.thread.lock().take() {
-            // A panic there was reported when it happened.
+            // A panic of the thread was reported when it happened.
             let _ = thread.join();
             self.destinations.save();
         }

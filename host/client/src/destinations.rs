@@ -1,7 +1,8 @@
-//! What is remembered of a destination (section 2.6): what it speaks, how long packets may be on the way there,
-//! and the address token that spares the next connection a round trip.
+//! What the stack remembers about a destination (section 2.6): whether it
+//! supports Rivulet, the path MTU, and the address token that saves the next connection a round
+//! trip.
 //!
-//! All of it is soft: what is forgotten costs a round trip or a lost packet, nothing else.
+//! All of this is soft state: losing it costs a round trip or a lost packet.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -12,68 +13,69 @@ use parking_lot::Mutex;
 
 use crate::tokens::{Store, Token};
 
-/// Destinations that are remembered; when there are more, those that are too old go, or else all.
+/// Destinations remembered. At this number the expired ones are removed, or all if none expired.
 const MAX: usize = 4096;
-/// Age up to which what was learned is believed: paths and servers change (RFC 1191 has ten minutes). Tokens have an age of their own.
+/// Entries expire after this time because paths and servers change (RFC 1191 suggests ten minutes).
+/// Tokens have their own lifetime.
 const GOOD_FOR: Duration = Duration::from_secs(600);
 
-/// What is known of one destination.
+/// What is known about one destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Destination {
-    /// It answered as plain TCP does.
+    /// It answered with plain TCP.
     pub plain_tcp: bool,
-    /// What a router on the way said about its MTU, octets.
+    /// Path MTU in bytes, reported by a router on the way.
     pub path_mtu: Option<u16>,
     token: Option<Token>,
     at: Instant,
 }
 
-/// All that is remembered; clones share it.
+/// All remembered destinations; clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Destinations {
     known: Arc<Mutex<HashMap<SocketAddr, Destination>>>,
-    /// Where tokens go when the stack ends, and come from.
+    /// File that tokens are moved to when the stack ends, and taken from.
     store: Arc<OnceLock<Store>>,
 }
 
 impl Destinations {
-    /// What is known and not too old.
+    /// The entry of a destination, unless it has expired.
     pub fn get(&self, remote: SocketAddr) -> Option<Destination> {
         self.known.lock().get(&remote).filter(|d| d.at.elapsed() < GOOD_FOR).cloned()
     }
 
-    /// A server of this destination answered as plain TCP does, or as Rivulet.
+    /// Records whether the server answered with plain TCP or with Rivulet.
     pub fn answered(&self, remote: SocketAddr, plain_tcp: bool) {
         self.change(remote, |d| d.plain_tcp = plain_tcp);
     }
 
-    /// Longer packets did not come through.
+    /// Records that packets longer than `mtu` bytes do not arrive; the smallest value counts.
     pub fn path_mtu(&self, remote: SocketAddr, mtu: u16) {
         self.change(remote, |d| d.path_mtu = Some(d.path_mtu.map_or(mtu, |known| known.min(mtu))));
     }
 
-    /// A token for the next connection from this address.
+    /// Stores a token for the next connection from this address.
     pub fn keep_token(&self, source: IpAddr, remote: SocketAddr, token: Vec<u8>) {
         if let Some(token) = Token::new(source, token) {
             self.change(remote, |d| d.token = Some(token));
         }
     }
 
-    /// The token, once: a second use is refused.
+    /// Removes and returns the token. A server refuses the second use of a token.
     pub fn take_token(&self, source: IpAddr, remote: SocketAddr) -> Option<Vec<u8>> {
         let mut known = self.known.lock();
         let here = known.get_mut(&remote).and_then(|d| d.token.take_if(|token| token.is_good_for(source)));
         drop(known);
-        here.map(|token| token.octets).or_else(|| self.store.get()?.take(source, remote))
+        here.map(|token| token.bytes).or_else(|| self.store.get()?.take(source, remote))
     }
 
-    /// Tokens are kept there from now on; the first place stands.
+    /// Sets the file for tokens. The first call counts.
     pub fn remember(&self, store: Store) {
-        // A second one is dropped.
+        // Fails if a store is set already.
         let _ = self.store.set(store);
     }
 
-    /// Moves the tokens to where they outlast this process, if there is such a place.
+    /// Moves the tokens to the file, if one is set, so that they survive this process.
     pub fn save(&self) {
         let Some(store) = self.store.get() else { return };
         let mut known = self.known.lock();
@@ -111,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_learned_is_kept_and_bounded() {
+    fn destination_facts_are_kept_and_bounded() {
         let all = Destinations::default();
         let source = IpAddr::from([10, 0, 0, 1]);
         assert_eq!(all.get(at(1)), None);

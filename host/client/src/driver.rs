@@ -1,4 +1,4 @@
-//! The stack thread: packets in, packets out, timers.
+//! The stack thread: receives packets, sends packets, runs timers.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -24,21 +24,22 @@ use crate::interfaces::{Interfaces, Port};
 use crate::mailbox::{Mailbox, micros};
 use crate::next_hop::NextHop;
 
-/// Octets of an Ethernet header.
+/// Length of an Ethernet header in bytes.
 const ETHERNET: usize = 14;
-/// Batches taken from one interface before timers are looked at again.
+/// Batches received from one interface before the timers run.
 const MAX_BATCHES: usize = 16;
-/// Longest sleep: interfaces that came back are noticed by then, microseconds.
+/// Longest sleep in microseconds. It bounds the time until an interface that came back is noticed.
 const MAX_SLEEP: Micros = 500_000;
 
-/// The interfaces are asked again for their MTU after this time, microseconds.
-const LOOK: Micros = 200_000;
+/// Interval between reads of the interfaces' MTU and address, microseconds.
+const LINK_CHECK_INTERVAL: Micros = 200_000;
 
-/// How long a stack that ends waits for its closing connections, or in a hurry for those that give a window back, microseconds.
-const LAST_WORDS: Micros = 300_000;
+/// How long an ending stack waits for connections to close (in a hurry: to return their window),
+/// microseconds.
+const CLOSE_TIMEOUT: Micros = 300_000;
 
-/// A connection on its way to the stack thread.
-pub(crate) struct Opened {
+/// A new connection on its way to the stack thread.
+pub(crate) struct NewConnection {
     pub shared: Arc<Shared>,
     pub hop: NextHop,
 }
@@ -46,51 +47,55 @@ pub(crate) struct Opened {
 struct Entry {
     shared: Arc<Shared>,
     hop: NextHop,
-    /// When its timer fires, as it stands in `Driver::timers`.
+    /// When its timer fires; the same entry is in `Driver::timers`.
     timer: Option<Time>,
     queued: bool,
-    /// What the server speaks is not known yet: its port counts as one that is being opened, until that is told once.
+    /// Whether the server supports Rivulet is unknown. The receive filter counts the port as
+    /// opening until `Port::opened` is called once.
     opening: bool,
 }
 
-/// The clocks as a batch of frames was taken from an interface.
+/// Clock readings taken with a batch of frames.
 struct Clocks {
-    /// The stack's.
+    /// The stack's clock.
     now: Time,
-    /// The real-time clock, microseconds: that of the kernel's stamps.
+    /// The real-time clock in microseconds, which the kernel's receive stamps use.
     real: u64,
     /// When the receive queue was last empty, by the stack's clock.
     emptied: Time,
 }
 
 impl Clocks {
-    /// When a frame with this stamp came, by the stack's clock: a process that was stopped, or waited for a processor, finds frames
-    /// that came long ago. The real-time clock may have been set meanwhile, so no frame is older than the queue.
+    /// Arrival time of a frame by the stack's clock. A process that was stopped, or waited for a
+    /// CPU, finds frames that arrived long ago. The real-time clock may have been set meanwhile, so
+    /// the last time when the queue was empty bounds the age.
     fn came(&self, stamp: Option<u64>) -> Time {
         let oldest = self.emptied.min(self.now);
         match stamp {
             Some(stamp) => Time(self.now.0.saturating_sub(self.real.saturating_sub(stamp))).max(oldest),
-            // AF_XDP has no stamps, and the queue is looked at every MAX_SLEEP: it stood still.
+            // AF_XDP has no stamps. The queue is polled every MAX_SLEEP, so this process was
+            // stopped.
             None if self.now.since(oldest) > 2 * MAX_SLEEP => oldest,
             None => self.now,
         }
     }
 }
 
-/// The thread's own state.
+/// State of the stack thread.
 pub(crate) struct Driver {
     mailbox: Arc<Mailbox>,
     interfaces: Interfaces,
     destinations: Destinations,
-    opened: Receiver<Opened>,
+    opened: Receiver<NewConnection>,
     entries: HashMap<u32, Entry>,
     flows: HashMap<(SocketAddr, SocketAddr), u32>,
     timers: BTreeSet<(Time, u32)>,
-    /// Connections to be served in this round.
+    /// Connections to serve in this iteration.
     work: Vec<u32>,
-    /// Those whose packets found no room: served again once there may be some.
+    /// Connections whose packets found no room in the transmit ring. The next iteration serves them
+    /// again.
     blocked: Vec<u32>,
-    looked: Time,
+    links_checked: Time,
 }
 
 impl Driver {
@@ -98,7 +103,7 @@ impl Driver {
         mailbox: Arc<Mailbox>,
         interfaces: Interfaces,
         destinations: Destinations,
-        opened: Receiver<Opened>,
+        opened: Receiver<NewConnection>,
     ) -> Driver {
         Driver {
             mailbox,
@@ -110,14 +115,14 @@ impl Driver {
             timers: BTreeSet::new(),
             work: Vec::new(),
             blocked: Vec::new(),
-            looked: Time(0),
+            links_checked: Time(0),
         }
     }
 
-    /// Runs until the last handle is gone and every connection has said what it had to say.
+    /// Runs until the last handle is dropped and every connection has closed.
     pub fn run(mut self) {
-        // Answers wait for requests: this thread comes before other work, where it may. A refusal changes
-        // nothing but that.
+        // Responses wait for our requests, so this thread should run before others. Without the
+        // permission it runs at normal priority.
         let _ = rustix::process::setpriority_process(None, -10);
         let mut last = None;
         loop {
@@ -127,7 +132,7 @@ impl Driver {
                 self.queue(id);
             }
             self.take_mail();
-            self.look();
+            self.check_links();
             self.receive();
             self.fire_timers();
             self.serve();
@@ -136,7 +141,7 @@ impl Driver {
                     self.close_all();
                 }
                 let hurry = self.mailbox.hurry.load(Ordering::Relaxed);
-                let until = *last.get_or_insert(self.mailbox.now() + LAST_WORDS);
+                let until = *last.get_or_insert(self.mailbox.now() + CLOSE_TIMEOUT);
                 let awaited = if hurry { self.awaits_tokens() } else { !self.entries.is_empty() };
                 if !awaited || self.mailbox.now() >= until {
                     break;
@@ -146,11 +151,12 @@ impl Driver {
         self.interfaces.lock().clear();
     }
 
-    /// Waits for packets, for the application, or for a timer.
+    /// Waits for packets, the application, or a timer.
     fn sleep(&mut self) {
         let now = self.mailbox.now();
         let until = self.timers.first().map_or(MAX_SLEEP, |(at, _)| at.since(now).min(MAX_SLEEP));
-        // An application's thread may open an interface anew meanwhile: what is waited for is held.
+        // An application thread may reopen an interface during the wait, so the descriptors are
+        // cloned.
         let waiting: SmallVec<[(Arc<OwnedFd>, bool); 4]> = self
             .interfaces
             .lock()
@@ -165,11 +171,11 @@ impl Driver {
         }
         let time =
             Timespec { tv_sec: (until / 1_000_000) as i64, tv_nsec: (until % 1_000_000 * 1000) as i64 };
-        // A signal ends the wait too; what there is to do is found out in any case.
+        // A signal also ends the wait; the loop checks for all kinds of work in any case.
         let _ = poll(&mut fds, Some(&time));
     }
 
-    /// New connections, and those whose application did something.
+    /// Takes new connections, and those that an application thread touched.
     fn take_mail(&mut self) {
         while let Ok(new) = self.opened.try_recv() {
             let id = new.shared.id;
@@ -184,7 +190,7 @@ impl Driver {
         }
     }
 
-    /// Nobody can open a stream any more: connections that waited for one end.
+    /// Closes connections without streams: no handle is left that could open one.
     fn close_all(&mut self) {
         let now = self.mailbox.now();
         for entry in self.entries.values() {
@@ -199,7 +205,8 @@ impl Driver {
         self.serve();
     }
 
-    /// Whether a connection that ends has offered its window, and the token for it has not come yet.
+    /// Whether a closing connection has offered its window and still waits for the token in
+    /// exchange.
     fn awaits_tokens(&self) -> bool {
         self.entries.values().any(|entry| entry.shared.state.lock().connection.awaits_token())
     }
@@ -224,7 +231,7 @@ impl Driver {
                     }
                     Ok(count) => count,
                     Err(e) => {
-                        Self::trouble(port, &e);
+                        Self::handle_io_error(port, &e);
                         break;
                     }
                 };
@@ -255,20 +262,20 @@ impl Driver {
         }
     }
 
-    /// Asks the interfaces now and then what they are: where the MTU became smaller, packets must too, and an
-    /// Ethernet address may have changed.
-    fn look(&mut self) {
+    /// Reads MTU and Ethernet address of the interfaces at intervals, and limits packets where the
+    /// MTU became smaller.
+    fn check_links(&mut self) {
         let now = self.mailbox.now();
-        if now.since(self.looked) < LOOK {
+        if now.since(self.links_checked) < LINK_CHECK_INTERVAL {
             return;
         }
-        self.looked = now;
+        self.links_checked = now;
         for (index, port) in self.interfaces.lock().iter_mut() {
             let link = match port.io.link() {
                 Ok(link) => link,
                 Err(e) => {
-                    // AF_XDP says nothing by itself of an interface that was deleted.
-                    Self::trouble(port, &e);
+                    // AF_XDP does not report the deletion of an interface in any other way.
+                    Self::handle_io_error(port, &e);
                     continue;
                 }
             };
@@ -282,28 +289,29 @@ impl Driver {
         }
     }
 
-    /// A router on the way says that a packet of ours was too big for it. Believed if it quotes one that we
-    /// sent; then it holds for this connection and for later ones to the same destination.
+    /// Handles an ICMP "packet too big". It is accepted only if it quotes a segment that we sent.
+    /// Then the MTU holds for this connection and for later ones to the same destination.
     fn too_big(&mut self, error: &TooBig) {
         let Some(&id) = self.flows.get(&(error.destination, error.source)) else { return };
         let Some(entry) = self.entries.get(&id) else { return };
         if entry.shared.state.lock().connection.too_big(error.sequence, error.mtu) {
-            tracing::debug!(remote = %error.destination, mtu = error.mtu, "the path takes less");
+            tracing::debug!(remote = %error.destination, mtu = error.mtu, "a router reported a smaller path MTU");
             self.destinations.path_mtu(error.destination, error.mtu);
             self.queue(id);
         }
     }
 
-    /// An interface that fails: it is down and will come back by itself, or it was made anew.
-    fn trouble(port: &mut Port, error: &IoError) {
+    /// Handles an error of an interface: it is down and will come back, or it was deleted and
+    /// created again.
+    fn handle_io_error(port: &mut Port, error: &IoError) {
         match error {
             IoError::Down(_) => {}
             IoError::Gone(name) => {
                 if let Err(e) = port.reopen() {
-                    tracing::debug!(interface = name, error = %e, "cannot open again");
+                    tracing::debug!(interface = name, error = %e, "cannot reopen the interface");
                 }
             }
-            IoError::Os { .. } => tracing::warn!(error = %error, "packet I/O"),
+            IoError::Os { .. } => tracing::warn!(error = %error, "packet I/O failed"),
         }
     }
 
@@ -325,7 +333,7 @@ impl Driver {
         }
     }
 
-    /// Sends what the queued connections have to send and tells their applications what happened.
+    /// Sends the packets of the queued connections and reports events to their applications.
     fn serve(&mut self) {
         let interfaces = self.interfaces.clone();
         let mut ports = interfaces.lock();
@@ -341,8 +349,9 @@ impl Driver {
             {
                 self.blocked.push(id);
             }
-            let over = tell(&shared, &mut state, &self.destinations);
-            // Before the state is let go: whoever takes up plain TCP finds its segments with the kernel.
+            let over = report_events(&shared, &mut state, &self.destinations);
+            // Before the state is unlocked: after a fallback to plain TCP the kernel must receive
+            // the segments.
             if let Some(port) = port {
                 if entry.opening && (state.connected || over || state.ending != Ending::Open) {
                     entry.opening = false;
@@ -371,14 +380,14 @@ impl Driver {
         }
         for port in ports.values_mut() {
             if let Err(e) = port.io.flush() {
-                Self::trouble(port, &e);
+                Self::handle_io_error(port, &e);
             }
         }
     }
 }
 
-/// Writes packets straight into transmit memory until there are none. False if there is no room for another, which the
-/// transport then still has.
+/// Writes packets into the transmit ring until the connection has none left. Returns false if the
+/// ring has no room; the connection keeps the packet.
 fn transmit(port: &mut Port, hop: &NextHop, state: &mut MutexGuard<'_, State>, now: Time) -> bool {
     let room = ETHERNET + port.link.mtu as usize;
     while let Some(frame) = port.io.reserve(room) {
@@ -392,8 +401,8 @@ fn transmit(port: &mut Port, hop: &NextHop, state: &mut MutexGuard<'_, State>, n
     false
 }
 
-/// Hands events on; true if the connection is over and nobody will read from it.
-fn tell(shared: &Shared, state: &mut MutexGuard<'_, State>, destinations: &Destinations) -> bool {
+/// Reports events to the application. Returns true if the connection is over and no stream is held.
+fn report_events(shared: &Shared, state: &mut MutexGuard<'_, State>, destinations: &Destinations) -> bool {
     while let Some(event) = state.connection.poll() {
         match event {
             Event::Connected => {
@@ -431,14 +440,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_are_as_old_as_the_kernel_says() {
+    fn kernel_stamps_give_arrival_times() {
         let clocks = Clocks { now: Time(10_000_000), real: 1_700_000_000_000_000, emptied: Time(4_000_000) };
         let ago = |age: u64| clocks.came(Some(clocks.real - age));
         assert_eq!(ago(0), Time(10_000_000));
         assert_eq!(ago(5_000_000), Time(5_000_000));
         assert_eq!(ago(3_600_000_000), Time(4_000_000), "the clock was put forward");
         assert_eq!(clocks.came(Some(clocks.real + 7)), Time(10_000_000), "the clock was put back");
-        assert_eq!(clocks.came(None), Time(4_000_000), "without stamps, of a queue that was not looked at");
+        assert_eq!(
+            clocks.came(None),
+            Time(4_000_000),
+            "without stamps, of a queue that was not links_checked at"
+        );
         let clocks = Clocks { emptied: Time(9_800_000), ..clocks };
         assert_eq!(clocks.came(None), Time(10_000_000));
     }

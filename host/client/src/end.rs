@@ -8,51 +8,51 @@ use std::time::Instant;
 use parking_lot::{Condvar, MutexGuard};
 use rivulet_transport::client::TcpHandshake;
 
-use crate::connection::{Ending, MAIN, Place, Shared, State};
+use crate::connection::{Ending, MAIN, Permit, Shared, State};
 
-/// A stream as its owner has it; it is left when this is dropped.
+/// The application's hold on one stream; dropping it releases the stream.
 pub(crate) struct End {
     pub shared: Arc<Shared>,
     /// Number of the stream.
     pub id: u16,
-    /// The kernel's socket once the server turned out to speak plain TCP only.
+    /// The kernel's socket, once the server answered with plain TCP.
     pub plain: OnceLock<TcpStream>,
     changed: Arc<Condvar>,
-    /// Of a stream that the connection did not begin with.
-    _place: Option<Place>,
+    /// The permit of a stream that is not the connection's first one.
+    _permit: Option<Permit>,
 }
 
-/// What a call that waits came to.
+/// Result of a blocking call.
 pub(crate) enum Blocking {
-    /// So many octets were moved.
-    Octets(usize),
-    /// The server speaks plain TCP: the kernel's socket is to be asked.
+    /// This many bytes were read.
+    Bytes(usize),
+    /// The server supports only plain TCP, so the caller must use the kernel's socket.
     PlainTcp(TcpHandshake),
 }
 
 impl End {
-    /// The stream that a connection begins with.
+    /// Takes the stream that the connection starts with.
     pub fn first(shared: Arc<Shared>) -> End {
         let changed = Arc::<Condvar>::default();
         shared.state.lock().enter(MAIN, changed.clone());
-        End { shared, id: MAIN, plain: OnceLock::new(), changed, _place: None }
+        End { shared, id: MAIN, plain: OnceLock::new(), changed, _permit: None }
     }
 
-    /// A further one, if the connection is good for it.
-    pub fn join(shared: Arc<Shared>, place: Place) -> Option<End> {
+    /// Opens a further stream, if the connection allows one.
+    pub fn join(shared: Arc<Shared>, permit: Permit) -> Option<End> {
         let changed = Arc::<Condvar>::default();
         let id = shared.state.lock().join(shared.mailbox.now(), changed.clone())?;
-        Some(End { shared, id, plain: OnceLock::new(), changed, _place: Some(place) })
+        Some(End { shared, id, plain: OnceLock::new(), changed, _permit: Some(permit) })
     }
 
-    /// One that the connection has just opened, of whose `state` this is.
+    /// Takes a stream that the connection has just opened. `state` is the state of `shared`.
     pub fn entered(shared: &Arc<Shared>, state: &mut State, id: u16) -> End {
         let changed = Arc::<Condvar>::default();
         state.enter(id, changed.clone());
-        End { shared: shared.clone(), id, plain: OnceLock::new(), changed, _place: None }
+        End { shared: shared.clone(), id, plain: OnceLock::new(), changed, _permit: None }
     }
 
-    /// Waits for `state` to change; `TimedOut` when that did not happen until `deadline`.
+    /// Waits for `state` to change; `TimedOut` at `deadline`.
     pub fn wait(&self, state: &mut MutexGuard<'_, State>, deadline: Option<Instant>) -> io::Result<()> {
         match deadline {
             None => self.changed.wait(state),
@@ -65,15 +65,15 @@ impl End {
         Ok(())
     }
 
-    /// Wakes whoever waits for the stream.
+    /// Wakes the threads that wait for the stream.
     pub fn notify(&self) {
         self.changed.notify_all();
     }
 
-    /// Reads in order, waiting for something to come; 0 is the end.
+    /// Reads in order and blocks until bytes arrive; 0 at the end of the stream.
     pub fn read_until(&self, buffer: &mut [u8], deadline: Option<Instant>) -> io::Result<Blocking> {
         if buffer.is_empty() {
-            return Ok(Blocking::Octets(0));
+            return Ok(Blocking::Bytes(0));
         }
         let mut state = self.shared.state.lock();
         loop {
@@ -82,9 +82,9 @@ impl End {
             }
             if let Some(n) = state.try_read(self.id, buffer)? {
                 drop(state);
-                // Reading makes room, which may allow the connection to ask for more.
+                // Reading makes room, so the connection may be able to request more.
                 self.shared.touch();
-                return Ok(Blocking::Octets(n));
+                return Ok(Blocking::Bytes(n));
             }
             self.wait(&mut state, deadline)?;
         }

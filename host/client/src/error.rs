@@ -25,13 +25,13 @@ pub enum ConnectError {
     /// The interface cannot be opened for packets.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The interface does not say what it is.
+    /// MTU and address of the interface cannot be read.
     #[error(transparent)]
     Link(#[from] IoError),
-    /// The stack has as many connections as it carries.
+    /// The stack carries the maximum number of connections.
     #[error("the stack carries {MAX_CONNECTIONS} connections already")]
     TooMany,
-    /// There is no descriptor left for it.
+    /// No file descriptor is left.
     #[error("no descriptor: {0}")]
     Descriptor(#[source] io::Error),
     /// The stack thread has ended.

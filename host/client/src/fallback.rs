@@ -1,8 +1,10 @@
-//! Plain TCP on the handshake that was begun (section 2.6): the kernel takes the connection over.
+//! Fallback to plain TCP on the handshake already begun (section 2.6): the
+//! kernel takes over the connection.
 //!
-//! The server answered our SYN as plain TCP does. A kernel socket is set up in repair mode with the numbers
-//! of that handshake, so nothing is sent twice, no second connection is made, and no round trip is lost. Plain TCP has no streams:
-//! those that were to share the connection get one of the kernel's each.
+//! The server answered our SYN with plain TCP. A kernel socket is set up in repair mode
+//! (`TCP_REPAIR`) with the sequence numbers of that handshake. That sends nothing twice, needs no
+//! second connection and costs no round trip. Plain TCP has no streams, so each further stream gets
+//! its own kernel connection.
 
 use std::io::{self, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -17,15 +19,16 @@ use socket2::{Domain, Protocol, Socket, Type};
 use crate::connection::{Ending, Shared};
 use crate::end::End;
 
-/// How long the kernel's connect may take, as with its defaults.
+/// Timeout of the kernel's connect; the same as with its default settings.
 const CONNECT: Duration = Duration::from_secs(127);
 
-/// The kernel's socket for this stream; made by whoever comes first. Does not block, but for a handshake where the one that was
-/// begun is another stream's: what was written so far and finds no room there is sent by a thread.
+/// Returns the kernel's socket for this stream; the first caller creates it. Blocks only if the
+/// handshake belongs to another stream, for that connect. Early bytes that find no room in the
+/// socket are sent by a thread.
 pub(crate) fn plain<'a>(end: &'a Arc<End>, handshake: &TcpHandshake) -> io::Result<&'a TcpStream> {
     let shared = &end.shared;
     let own = handshake.stream == end.id;
-    // Both directions may come at once; the port is taken by one of them.
+    // A reader and a writer may call this at once; only the first one takes the port.
     let mut port = shared.port.lock();
     if let Some(stream) = end.plain.get() {
         return Ok(stream);
@@ -41,7 +44,7 @@ pub(crate) fn plain<'a>(end: &'a Arc<End>, handshake: &TcpHandshake) -> io::Resu
         return Err(io::ErrorKind::ConnectionAborted.into());
     };
     if line.ending == Ending::Aborted {
-        // While the kernel connected.
+        // Aborted while the kernel connected.
         return Err(io::ErrorKind::ConnectionAborted.into());
     }
     let mut early = std::mem::take(&mut line.early);
@@ -62,13 +65,14 @@ pub(crate) fn plain<'a>(end: &'a Arc<End>, handshake: &TcpHandshake) -> io::Resu
     } else if line.finished {
         stream.shutdown(Shutdown::Write)?;
     }
-    // Before the state is let go: whoever says now that this is all finds it.
+    // Before the state is unlocked, so that a later shutdown of writing finds the socket.
     Ok(end.plain.get_or_init(|| stream))
 }
 
-/// Sends the rest of what was written before plain TCP was known of. The server may first want to be read from.
+/// Sends the rest of the bytes written before the fallback. Needs a thread because the server may
+/// not read before the client does.
 fn resend(end: &End, mut stream: TcpStream, early: &[u8]) {
-    // Where it fails the socket says so to whoever uses it next.
+    // After a failure the next use of the socket returns the error.
     let _ = stream.write_all(early);
     let mut state = end.shared.state.lock();
     let Some(line) = state.lines.get_mut(&end.id) else { return };
@@ -79,7 +83,7 @@ fn resend(end: &End, mut stream: TcpStream, early: &[u8]) {
     end.notify();
 }
 
-/// The same, for what comes behind everything that was written so far.
+/// As [`plain`], for a write: waits until all earlier bytes are in the socket.
 pub(crate) fn for_writing<'a>(end: &'a Arc<End>, handshake: &TcpHandshake) -> io::Result<&'a TcpStream> {
     let stream = plain(end, handshake)?;
     let mut state = end.shared.state.lock();
@@ -100,13 +104,14 @@ fn restore(shared: &Shared, handshake: &TcpHandshake) -> io::Result<TcpStream> {
         mss: handshake.mss,
         scales: handshake.window_scale,
         sack: handshake.sack,
-        // Our clock goes on from the SYN's value, or the server takes all for old duplicates (RFC 7323 section 5).
+        // The timestamp continues from that of the SYN; otherwise the server drops our segments as
+        // old duplicates (PAWS, RFC 7323 section 5).
         timestamp: handshake.timestamp.map(|(_, ours)| ours),
     };
     repair::restore(&connection, None).map_err(|e| e.source)
 }
 
-/// A connection of the kernel's own, from the same address.
+/// Opens a separate kernel connection from the same address.
 fn connect(shared: &Shared) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(shared.remote), Type::STREAM, Some(Protocol::TCP))?;
     socket.bind(&SocketAddr::new(shared.local.ip(), 0).into())?;

@@ -1,5 +1,5 @@
-//! The interfaces that a stack has open, shared between the threads that open connections and the one
-//! that moves the packets.
+//! The interfaces that a stack has open, shared between the threads that open connections and the
+//! thread that moves packets.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -17,19 +17,20 @@ use crate::claims::Claims;
 use crate::error::ConnectError;
 use crate::next_hop::NextHop;
 
-/// Octets of receive queue, in the kernel's accounting: some two thousand frames, which take this thread a few
-/// milliseconds. A longer one would only be delay.
+/// Size of the receive queue in bytes, as the kernel accounts them: about 2,000 frames, which this
+/// thread handles in a few milliseconds. A longer queue would only add delay.
 const RX_BYTES: usize = 4 << 20;
 
-/// One interface.
+/// One open interface.
 pub(crate) struct Port {
     pub io: Box<dyn PacketIo>,
-    /// To be waited for without the lock: a copy of the descriptor, since `io` may be opened anew meanwhile.
+    /// A duplicate of the descriptor of `io`. The stack thread polls it without the lock, while
+    /// another thread may reopen `io`.
     pub readiness: Arc<OwnedFd>,
     pub link: LinkInfo,
-    /// When the receive queue was last found empty: what is in it came later.
+    /// When the receive queue was last found empty. Frames in it arrived later.
     pub emptied: Time,
-    /// Which packets are ours.
+    /// Selects the packets that belong to this stack.
     claims: Claims,
     choice: IoChoice,
 }
@@ -39,8 +40,8 @@ impl Port {
         self.io.interface().name() == hop.interface
     }
 
-    /// Opens the interface of that name again, after it was deleted and made anew. Where it is not fit for AF_XDP as the
-    /// former one was, and either would do, by AF_PACKET.
+    /// Opens the interface of the same name again after it was deleted and created. If it no longer
+    /// supports AF_XDP and the configuration allows either, uses AF_PACKET.
     pub fn reopen(&mut self) -> Result<(), ConnectError> {
         let claims = &self.claims;
         self.choice.reopen(&mut self.io, || Ok(config(claims.wide_filter()?)))?;
@@ -52,29 +53,30 @@ impl Port {
         Ok(())
     }
 
-    /// The server at the other end of this local port has shown what it speaks. Once a connection: several may have one
-    /// local port.
+    /// Records that the server answered, with Rivulet or plain TCP. To be called once for each
+    /// connection, since several may share a local port.
     pub fn opened(&mut self, port: u16) {
         if self.claims.opened(port) {
             self.refilter();
         }
     }
 
-    /// The connection of this local port is over.
+    /// Removes the connection of this local port.
     pub fn release(&mut self, port: u16) {
         self.claims.release(port);
     }
 
-    /// The connection that this local port was prepared for does not begin.
+    /// Undoes `prepare` for a connection that could not be opened.
     fn give_up(&mut self, port: u16) {
         self.opened(port);
         self.release(port);
     }
 
-    /// Sets the filter anew. One that is too wide for a while does no harm, so a failure is only told.
+    /// Sets the filter again. A filter that stays too wide does no harm, so a failure is only
+    /// logged.
     fn refilter(&mut self) {
         if let Err(e) = self.set_filter() {
-            tracing::warn!(error = %e, "receive filter");
+            tracing::warn!(error = %e, "cannot set the receive filter");
         }
     }
 
@@ -89,7 +91,7 @@ fn readiness(io: &dyn PacketIo) -> Result<Arc<OwnedFd>, ConnectError> {
     Ok(Arc::new(io.as_fd().try_clone_to_owned().map_err(ConnectError::Descriptor)?))
 }
 
-/// How an interface is opened.
+/// Configuration to open an interface with.
 fn config(filter: Filter) -> Config {
     Config {
         rx_bytes: RX_BYTES,
@@ -100,7 +102,7 @@ fn config(filter: Filter) -> Config {
     }
 }
 
-/// All of them, by the kernel index that each had at first.
+/// All open interfaces, by the kernel index that each had when it was first opened.
 #[derive(Clone, Default)]
 pub(crate) struct Interfaces {
     ports: Arc<Mutex<HashMap<u32, Port>>>,
@@ -108,15 +110,17 @@ pub(crate) struct Interfaces {
 }
 
 impl Interfaces {
-    /// None yet; each is to be opened this way.
+    /// Starts without interfaces; `io` selects how each will be opened.
     pub fn new(io: IoChoice) -> Interfaces {
         Interfaces { ports: Arc::default(), io }
     }
 
-    /// Sees to it that packets of our connections from `source` come to us on the way `hop`.
+    /// Opens the interface of `hop`, or adds to its filter, so that packets to `source` and port
+    /// `local` are received.
     pub fn prepare(&self, hop: &mut NextHop, source: IpAddr, local: u16) -> Result<LinkInfo, ConnectError> {
         let mut ports = self.ports.lock();
-        // One that was deleted and made again has another number, and is the one that we have open.
+        // An interface that was deleted and created again has a new index; the open one keeps its
+        // key.
         if let Some(key) = ports.iter().find_map(|(key, p)| p.is(hop).then_some(*key)) {
             hop.index = key;
         }

@@ -1,4 +1,5 @@
-//! How application threads reach the stack thread: what they touched, and a bell that ends its poll.
+//! How application threads reach the stack thread: a list of connections to serve, and an eventfd
+//! that ends its poll.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,13 +10,13 @@ use rivulet_transport::Time;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::time::{ClockId, clock_gettime};
 
-/// What application threads and the stack thread share.
+/// State shared by application threads and the stack thread.
 pub(crate) struct Mailbox {
     pub bell: Bell,
-    /// Connections whose application did something.
+    /// Connections that an application thread changed.
     pub touched: Mutex<Vec<u32>>,
     pub stop: AtomicBool,
-    /// What is said last is not waited for.
+    /// End without waiting for connections to close, except those that return their window.
     pub hurry: AtomicBool,
     started: u64,
 }
@@ -31,25 +32,26 @@ impl Mailbox {
         })
     }
 
-    /// Microseconds of this stack's clock, which goes on while the machine is suspended: servers' clocks do.
+    /// Time of this stack's clock in microseconds. It also advances during suspend, as the servers'
+    /// clocks do.
     pub fn now(&self) -> Time {
         Time(micros(ClockId::Boottime) - self.started)
     }
 
-    /// Notes that connection `id` has something to do.
+    /// Queues connection `id` for the stack thread.
     pub fn touch(&self, id: u32) {
         self.touched.lock().push(id);
         self.bell.ring();
     }
 }
 
-/// Microseconds of a clock of the kernel's.
+/// Reads a kernel clock in microseconds.
 pub(crate) fn micros(clock: ClockId) -> u64 {
     let time = clock_gettime(clock);
     time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1000
 }
 
-/// An eventfd that is written only when the sleeper has not been woken already.
+/// An eventfd that is written only once until the sleeper clears it, to save system calls.
 #[derive(Debug)]
 pub(crate) struct Bell {
     fd: OwnedFd,
@@ -65,14 +67,14 @@ impl Bell {
     /// Makes the descriptor readable.
     pub fn ring(&self) {
         if !self.rung.swap(true, Ordering::AcqRel) {
-            // It cannot be full: it counts to 2^64.
+            // The write cannot fail: the counter holds 2^64 - 2.
             let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
         }
     }
 
-    /// To be called by the sleeper before it looks at what there is to do.
+    /// Resets the descriptor. The sleeper calls this before it looks for work.
     pub fn clear(&self) {
-        // Empty if nobody rang.
+        // Fails if the bell was not rung.
         let _ = rustix::io::read(&self.fd, &mut [0u8; 8]);
         self.rung.store(false, Ordering::Release);
     }

@@ -1,4 +1,4 @@
-//! Where a packet to a destination goes first: interface, Ethernet addresses, source address, MTU.
+//! The next hop towards a destination: interface, Ethernet addresses, source address, MTU.
 
 use std::ffi::CStr;
 use std::io;
@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use rivulet_pktio::route;
 
-/// How long the kernel's neighbour discovery may take.
+/// Time allowed for the kernel's neighbour discovery (ARP or NDP).
 const DISCOVERY: Duration = Duration::from_secs(3);
-/// The discard port: a datagram to it makes the kernel resolve the neighbour and means nothing else.
+/// The discard port (RFC 863). A datagram to it makes the kernel resolve the neighbour.
 const DISCARD: u16 = 9;
 
-/// The first step towards a destination.
+/// The next hop towards a destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NextHop {
     /// Interface name.
@@ -21,7 +21,7 @@ pub struct NextHop {
     pub index: u32,
     /// Ethernet address to send to.
     pub mac: [u8; 6],
-    /// Address of this host on the way.
+    /// Source address for this route.
     pub source: IpAddr,
     /// Path MTU known to the kernel for this route; 0 if none.
     pub mtu: u32,
@@ -33,16 +33,16 @@ pub enum ResolveError {
     /// The kernel has no route.
     #[error("no route to {0}: {1}")]
     NoRoute(IpAddr, #[source] io::Error),
-    /// Nobody answers for the next hop's address.
+    /// The next hop does not answer neighbour discovery.
     #[error("{0} does not answer on {1} (no Ethernet address after {t} s)", t = DISCOVERY.as_secs())]
     NoNeighbour(IpAddr, String),
-    /// The kernel could not be asked.
+    /// The kernel's neighbour table cannot be read.
     #[error("the neighbour table cannot be read: {0}")]
     Table(#[source] io::Error),
 }
 
-/// Finds the next hop towards `destination`; lets the kernel discover the neighbour where it must and
-/// waits for that, 3 s at most.
+/// Finds the next hop towards `destination`. If the kernel does not know the neighbour, starts its
+/// discovery and waits, 3 s at most.
 pub fn resolve(destination: IpAddr) -> Result<NextHop, ResolveError> {
     let no_route = |e| ResolveError::NoRoute(destination, e);
     let route = route::route(destination, None).map_err(no_route)?;
@@ -75,7 +75,8 @@ pub fn resolve(destination: IpAddr) -> Result<NextHop, ResolveError> {
     }
 }
 
-/// Makes the kernel discover the neighbour. A failure shows as a neighbour that never appears.
+/// Makes the kernel discover the neighbour. On a failure the neighbour does not appear in the
+/// table, and `resolve` times out.
 fn provoke(destination: IpAddr, source: IpAddr) {
     if let Ok(socket) = UdpSocket::bind(SocketAddr::new(source, 0)) {
         let _ = socket.send_to(&[], SocketAddr::new(destination, DISCARD));

@@ -1,10 +1,10 @@
-//! Local ports, and how the kernel's TCP is kept silent about them.
+//! Local ports, and how the kernel's TCP is kept from answering on them.
 //!
-//! The stack in user space speaks for a local port, but the kernel sees the same segments and would answer
-//! each with a reset. So the kernel gets a socket of its own for exactly this connection, established by
-//! repair mode without a packet being sent (`TCP_REPAIR`, tcp(7) and CRIU), with a filter that drops
-//! whatever arrives. It reserves the port, it answers nothing, and it goes with the process, however that
-//! ends, without a FIN or a reset.
+//! The user-space stack owns the local port, but the kernel sees the same segments and would answer
+//! each with a RST. So the kernel gets a socket for exactly this connection, established in repair
+//! mode without sending a packet (`TCP_REPAIR`, tcp(7) and CRIU), with a filter that drops
+//! everything received. The socket reserves the port and never answers. It disappears with the
+//! process, however that ends, without a FIN or RST.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use std::os::fd::AsRawFd;
 
 use socket2::{Domain, Protocol, SockFilter, Socket, Type};
 
-/// A connection's local port; free again when dropped.
+/// A connection's local port, released on drop.
 #[derive(Debug)]
 pub struct LocalPort {
     _socket: Socket,
@@ -22,7 +22,7 @@ pub struct LocalPort {
 impl LocalPort {
     /// Reserves `local` (port 0: an ephemeral one) for a connection to `remote`. Needs `CAP_NET_ADMIN`.
     pub fn reserve(local: SocketAddr, remote: SocketAddr) -> io::Result<LocalPort> {
-        // Keeps 0 octets of each segment, which drops it before TCP sees it.
+        // Return value 0 truncates each segment to 0 bytes, which drops it before TCP.
         let nothing = SockFilter::new((libc::BPF_RET | libc::BPF_K) as u16, 0, 0, 0);
         let socket = repaired(local)?;
         socket.attach_filter(&[nothing])?;

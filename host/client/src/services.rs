@@ -1,4 +1,5 @@
-//! One connection for each service: further connects of a stack find it here, and become streams of it.
+//! One connection for each service: further connects of a stack find it here and open streams on
+//! it.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -8,30 +9,30 @@ use parking_lot::Mutex;
 
 use crate::connection::Shared;
 
-/// Services from which on those without a connection are looked for, to be forgotten.
+/// Number of services from which on entries without a connection are removed.
 const SWEEP: usize = 256;
 
-/// A service's connection, the newest of those that there may be. Locked while one is opened, so that of several connects at a time
-/// one opens it and the others find it.
+/// The newest connection to a service. Locked while one is being opened, so that of several
+/// simultaneous connects one opens it and the others join it.
 pub(crate) type Service = Arc<Mutex<Weak<Shared>>>;
 
-/// All services of a stack, by our address and theirs.
+/// All services of a stack, by (our address, their address and port).
 #[derive(Default)]
 pub(crate) struct Services(Mutex<Known>);
 
 #[derive(Default)]
 struct Known {
     services: HashMap<(IpAddr, SocketAddr), Service>,
-    /// As many as there were behind the last look.
+    /// Entries left after the last sweep. The next sweep runs at twice this number.
     kept: usize,
 }
 
 impl Services {
-    /// This one.
+    /// The entry of one service, created if missing.
     pub fn of(&self, source: IpAddr, remote: SocketAddr) -> Service {
         let mut known = self.0.lock();
         if known.services.len() >= SWEEP.max(2 * known.kept) {
-            // Neither anybody who is connecting nor a connection.
+            // No thread is connecting (no other reference), and there is no connection.
             let idle = |service: &Service| {
                 Arc::strong_count(service) == 1 && service.try_lock().is_some_and(|s| s.strong_count() == 0)
             };

@@ -1,4 +1,4 @@
-//! A stream of a connection with the face of an ordinary blocking socket.
+//! A stream of a connection, used like a blocking TCP socket.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,16 +12,19 @@ use crate::core::Core;
 use crate::end::{Blocking, End};
 use crate::fallback;
 
-/// How often somebody who waits for a connection is asked whether he still does.
+/// Interval at which a blocking connect calls `wanted`.
 const STILL_WANTED: Duration = Duration::from_millis(100);
 
-/// What an ordinary socket would be. Reading and writing block; tasks of tokio have `AsyncStream` (feature `tokio`).
+/// A reliable byte stream, like a `TcpStream`. Reads and writes block; tokio tasks use
+/// `AsyncStream` (feature `tokio`).
 ///
-/// Those of one stack to one service are streams of one connection, unless they are to be [separate](crate::Stack::separate): they share
-/// its window evenly, and none waits for another. Each ends by itself; the connection ends when its window is of no use to a further one.
+/// Streams of one stack to one service share one connection, unless they are
+/// [separate](crate::Stack::separate). They share its window evenly, and none waits for another.
+/// Each is closed separately; the connection closes when its window would no longer help a new
+/// stream.
 pub struct Stream {
     pub(crate) end: Arc<End>,
-    /// Keeps the thread alive.
+    /// Keeps the stack thread running.
     pub(crate) core: Arc<Core>,
 }
 
@@ -40,19 +43,21 @@ impl Stream {
         self.shared().remote
     }
 
-    /// Our address: the same for all streams of a connection.
+    /// Our address; the same for all streams of a connection.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.shared().local
     }
 
-    /// Sends the SYN without data, for protocols in which the server speaks first, and waits until the
-    /// server answers, `timeout` at most. It has answered already where the connection was there before.
+    /// Sends the SYN without data, for protocols in which the server sends first, and waits until
+    /// the server answers, `timeout` at most. On an existing connection the server has answered
+    /// already.
     pub fn connect_now(&self, timeout: Duration) -> io::Result<()> {
         self.connect_while(timeout, || true)
     }
 
-    /// As [`connect_now`](Self::connect_now), but `Interrupted` once `wanted` says no; it is asked ten times a second.
+    /// As [`connect_now`](Self::connect_now), but returns `Interrupted` once `wanted` returns
+    /// false. `wanted` is called ten times a second.
     pub fn connect_while(&self, timeout: Duration, wanted: impl Fn() -> bool) -> io::Result<()> {
         let deadline = Instant::now() + timeout;
         let mut state = self.shared().state.lock();
@@ -75,19 +80,20 @@ impl Stream {
         }
     }
 
-    /// Sends the SYN without data if nothing was written yet, for protocols in which the server speaks first.
+    /// Sends the SYN, without data if none was written, for protocols in which the server sends
+    /// first.
     pub fn open_silently(&self) {
         self.shared().state.lock().connection.connect(self.shared().mailbox.now());
         self.shared().touch();
     }
 
-    /// Says that nothing more is written (what `shutdown(SHUT_WR)` does).
+    /// Ends writing, as `shutdown(SHUT_WR)` does.
     pub fn finish(&self) {
         let mut state = self.shared().state.lock();
         let Some(line) = state.lines.get_mut(&self.end.id) else { return };
         line.finished = true;
         if let Some(plain) = self.end.plain.get() {
-            // Whoever sends what was written before does it behind that.
+            // While early bytes are being sent again, the sending thread shuts down after them.
             if !line.resending {
                 let _ = plain.shutdown(std::net::Shutdown::Write);
             }
@@ -98,7 +104,7 @@ impl Stream {
         self.shared().touch();
     }
 
-    /// Ends the stream at once; whoever waits on it gets `ConnectionAborted`.
+    /// Ends the stream at once. Threads that wait on it get `ConnectionAborted`.
     pub fn abort(&self) {
         self.shared().state.lock().abort(self.end.id, self.shared().mailbox.now());
         if let Some(plain) = self.end.plain.get() {
@@ -119,23 +125,24 @@ impl Stream {
         self.shared().state.lock().connection.smoothed_rtt().map(Duration::from_micros)
     }
 
-    /// True if the peer turned out to speak plain TCP only.
+    /// True if the peer supports only plain TCP.
     #[must_use]
     pub fn is_plain_tcp(&self) -> bool {
         matches!(self.shared().state.lock().ending, Ending::PlainTcp(_))
     }
 
-    /// As `Read::read`, with an end to the waiting: `TimedOut`.
+    /// As `Read::read`, but returns `TimedOut` at `deadline`.
     pub fn read_until(&self, buffer: &mut [u8], deadline: Option<Instant>) -> io::Result<usize> {
         match self.end.read_until(buffer, deadline)? {
-            Blocking::Octets(n) => Ok(n),
+            Blocking::Bytes(n) => Ok(n),
             Blocking::PlainTcp(handshake) => {
                 let mut plain = fallback::plain(&self.end, &handshake)?;
                 loop {
                     let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
                     plain.set_read_timeout(left.map(|left| left.max(Duration::from_millis(1))))?;
                     match io::Read::read(&mut plain, buffer) {
-                        // A socket with a timeout reports it also when the process was frozen or stopped.
+                        // A socket with a timeout also returns EINTR when the process was frozen or
+                        // stopped.
                         Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                         done => return done,
                     }
@@ -144,16 +151,18 @@ impl Stream {
         }
     }
 
-    /// Octets written that the server has not taken yet; the end, if [`finish`](Self::finish) was called, counts as
-    /// one. Nothing is known of plain TCP, nor of a connection that is over: 0.
+    /// Bytes written that the server has not consumed yet, plus one for the end if
+    /// [`finish`](Self::finish) was called. 0 for plain TCP, where this is unknown, and for a
+    /// connection that is over.
     #[must_use]
     pub fn unconsumed(&self) -> usize {
         let state = self.shared().state.lock();
         if state.ending == Ending::Open { state.connection.unconsumed(self.end.id) } else { 0 }
     }
 
-    /// Waits until the server has taken all that was written, and the end if [`finish`](Self::finish) was called, for
-    /// `timeout` at most; false if it has not. A stream that is dropped loses what was not taken.
+    /// Waits until the server has consumed all that was written, and the end if
+    /// [`finish`](Self::finish) was called, for `timeout` at most. Returns false if it has not.
+    /// Dropping a stream discards bytes not yet consumed.
     pub fn settle(&self, timeout: Duration) -> io::Result<bool> {
         let deadline = Instant::now() + timeout;
         let mut state = self.shared().state.lock();
@@ -163,7 +172,7 @@ impl Stream {
             }
             if let Ending::PlainTcp(handshake) = state.ending {
                 drop(state);
-                // The kernel has it from then on, and delivers it.
+                // The kernel now has the bytes and delivers them.
                 return fallback::plain(&self.end, &handshake).map(|_| true);
             }
             if state.ending != Ending::Open || state.connection.unconsumed(self.end.id) == 0 {

@@ -1,4 +1,4 @@
-//! Parallel requests on one connection (section 5.2): each a stream of its own.
+//! Parallel requests on one connection (section 5.2), each on a separate stream.
 
 use std::io;
 use std::sync::Arc;
@@ -11,18 +11,19 @@ use crate::core::Core;
 use crate::end::{Blocking, End};
 use crate::stream::Stream;
 
-/// The answer to one request; all of a connection's share its window.
+/// The response to one request. All responses of a connection share its window.
 pub struct SubStream {
     end: End,
-    /// Keeps the thread alive.
+    /// Keeps the stack thread running.
     _core: Arc<Core>,
 }
 
 impl Stream {
-    /// Sends `request` on a stream of its own, beside everything else on this connection; no other data
-    /// need be read before its answer. A connection has [`MAX_REQUESTS`](crate::MAX_REQUESTS) of them at a time, each until it is dropped, and
-    /// 65,534 in all, further connects to the service included: `QuotaExceeded` beyond that. Fails with `Unsupported` towards a server of
-    /// plain TCP.
+    /// Sends `request` on a new stream of this connection. Its response can be read independently
+    /// of all other data. A connection has at most [`MAX_REQUESTS`](crate::MAX_REQUESTS) such
+    /// streams at a time, each until it is dropped, and 65,534 in its lifetime, further connects to
+    /// the service included; above these limits it returns `QuotaExceeded`. Returns `Unsupported`
+    /// if the server supports only plain TCP.
     pub fn request(&self, request: &[u8]) -> io::Result<SubStream> {
         let shared = self.shared();
         let mut state = shared.state.lock();
@@ -49,10 +50,10 @@ impl SubStream {
         self.end.id
     }
 
-    /// Reads in order; 0 is the end. `TimedOut` when nothing came until `deadline`.
+    /// Reads in order; 0 at the end of the stream. `TimedOut` if no bytes arrive until `deadline`.
     pub fn read_until(&self, buffer: &mut [u8], deadline: Option<Instant>) -> io::Result<usize> {
         match self.end.read_until(buffer, deadline)? {
-            Blocking::Octets(n) => Ok(n),
+            Blocking::Bytes(n) => Ok(n),
             Blocking::PlainTcp(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }

@@ -1,8 +1,9 @@
-//! Address tokens on disk, for the user's next process: a token spares a connection a round trip, and would die with the process that
-//! earned it.
+//! Address tokens on disk, for the user's next process. A token saves a connection a round trip,
+//! and would be lost with the process that received it.
 //!
-//! A token is good once, so it is moved, never copied: whoever takes one out of the file has it alone. All of it is soft. A file
-//! that is locked for long, or full disk, costs a round trip; what is not ours is left as it is.
+//! Servers accept a token once, so it is moved, never copied: taking one removes it from the file.
+//! All of this is soft state: a lock held too long or a full disk costs a round trip. Files not
+//! written by this module are left unchanged.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Write};
@@ -15,35 +16,36 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use parking_lot::Mutex;
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
 
-/// Environment variable with the folder; empty: nothing is kept.
+/// Environment variable that names the folder; if it is empty, no tokens are kept.
 const FOLDER_ENV: &str = "RIVULET_STATE";
-/// The file in it, and what it is written to before it takes its name.
+/// The file in the folder, and the temporary file that replaces it.
 const FILE: &str = "tokens";
 const NEW: &str = "tokens.new";
-/// First line; another one is another version's.
+/// First line of the file, with the version of the format.
 const HEADER: &str = "rivulet tokens 1";
-/// Destinations whose token is kept; beyond that the oldest go.
+/// Maximum number of destinations with a token; the oldest are dropped.
 const MAX: usize = 1024;
-/// Octets of a token at most: its length takes one octet on the wire.
+/// Maximum length of a token in bytes: the wire format has one byte for it.
 const MAX_TOKEN: usize = 255;
-/// Octets of a file with as many of them as may be.
+/// Maximum size of the file in bytes; `MAX` tokens of full length fit.
 const MAX_FILE: u64 = 1 << 20;
-/// A token that is older than this is not tried: servers take them for 24 hours, by their own clock.
+/// Seconds after which a token is no longer used. Servers accept tokens for 24 hours, by their
+/// clocks.
 const LIFETIME: u64 = 23 * 3600;
-/// How often, and how long after one another, a file that is locked is tried.
+/// Attempts to lock the file, and the pause between two attempts.
 const TRIES: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Why tokens are not kept. None of these changes anything on disk.
+/// Why tokens cannot be kept. Nothing on disk is changed by any of these.
 #[derive(Debug, thiserror::Error)]
 pub enum RememberError {
-    /// The folder or the file cannot be had.
+    /// The folder or the file cannot be opened or read.
     #[error("{0}: {1}")]
     Io(PathBuf, #[source] io::Error),
-    /// Others could change what is kept, or it is theirs.
+    /// The folder belongs to another user, or other users may change it.
     #[error("{0} belongs to another user, or others may change it: want a folder of mode 700 of this user")]
     NotOwn(PathBuf),
-    /// It was not written by this program, or is damaged.
+    /// The file was not written by this program, is damaged, or other users may read it.
     #[error(
         "{0} is no file of tokens, is damaged or of another version, or others may read it: it is left as it is; \
          remove it to have tokens kept"
@@ -51,25 +53,25 @@ pub enum RememberError {
     Foreign(PathBuf),
 }
 
-/// A token, and what it is good for.
+/// An address token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Token {
-    /// The address that it proves.
+    /// The client address that it proves.
     pub source: IpAddr,
-    /// Seconds since 1970.
+    /// Time of receipt, seconds since 1970.
     pub earned: u64,
-    pub octets: Vec<u8>,
+    pub bytes: Vec<u8>,
 }
 
 impl Token {
-    /// One that has just come. None: no token is as long.
-    pub fn new(source: IpAddr, octets: Vec<u8>) -> Option<Token> {
-        (1..=MAX_TOKEN).contains(&octets.len()).then(|| Token { source, earned: now(), octets })
+    /// A token received now. `None` if its length is impossible.
+    pub fn new(source: IpAddr, bytes: Vec<u8>) -> Option<Token> {
+        (1..=MAX_TOKEN).contains(&bytes.len()).then(|| Token { source, earned: now(), bytes })
     }
 
-    /// Whether a server may still take it from this address.
+    /// Whether a server would still accept it from this address.
     pub fn is_good_for(&self, source: IpAddr) -> bool {
-        // A clock that was set back tells nothing.
+        // If the clock was set back, the age is unknown.
         self.source == source && now().checked_sub(self.earned).is_some_and(|age| age < LIFETIME)
     }
 }
@@ -78,8 +80,8 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// Where this user's programs keep what outlives them: `RIVULET_STATE`, else the folder `rivulet` where the XDG Base Directory
-/// Specification has state. None: nowhere.
+/// Folder for this user's persistent state: `RIVULET_STATE`, or else `rivulet` in the state folder
+/// of the XDG Base Directory Specification. `None` if there is none.
 #[must_use]
 pub fn state_folder() -> Option<PathBuf> {
     let path = |name| std::env::var_os(name).map(PathBuf::from);
@@ -93,16 +95,16 @@ pub fn state_folder() -> Option<PathBuf> {
 
 type Entries = Vec<(SocketAddr, Token)>;
 
-/// The file of a user.
+/// The token file of a user.
 #[derive(Debug)]
 pub(crate) struct Store {
-    /// Locked by whoever reads or changes the file: among threads by this, among processes by flock(2).
+    /// Locked for every read or change: the mutex excludes other threads, flock(2) other processes.
     folder: Mutex<OwnedFd>,
     path: PathBuf,
 }
 
 impl Store {
-    /// That of this folder, which is made if it is not there.
+    /// Opens the store in a folder, and creates the folder if it is missing.
     pub fn open(folder: &Path) -> Result<Store, RememberError> {
         let failed = |e: io::Error| RememberError::Io(folder.into(), e);
         DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)?;
@@ -117,18 +119,18 @@ impl Store {
         Ok(store)
     }
 
-    /// Takes a token out for good. None also if the file is in use for long, or cannot be changed.
+    /// Removes and returns a token. Also `None` if the file stays locked or cannot be changed.
     pub fn take(&self, source: IpAddr, remote: SocketAddr) -> Option<Vec<u8>> {
         let mut taken = None;
         self.change(|entries| {
             let place = entries.iter().position(|(to, token)| *to == remote && token.is_good_for(source))?;
-            taken = Some(entries.swap_remove(place).1.octets);
+            taken = Some(entries.swap_remove(place).1.bytes);
             Some(())
         })
         .then_some(taken)?
     }
 
-    /// Adds these. For a destination that has one the new one stands.
+    /// Adds tokens. A new token replaces the old one for its destination.
     pub fn put(&self, tokens: Entries) {
         self.change(|entries| {
             entries.retain(|(remote, _)| !tokens.iter().any(|(other, _)| other == remote));
@@ -137,7 +139,7 @@ impl Store {
         });
     }
 
-    /// Changes the file, all of it or nothing. False: it is as before.
+    /// Replaces the whole file or leaves it as it is. Returns false if nothing changed.
     fn change(&self, change: impl FnOnce(&mut Entries) -> Option<()>) -> bool {
         let folder = self.folder.lock();
         if !lock(&folder) {
@@ -148,7 +150,7 @@ impl Store {
             Some(()) => self.write(&folder, entries).map(|()| true),
             None => Ok(false),
         });
-        // It goes with the descriptor else.
+        // If this fails, closing the descriptor unlocks it.
         let _ = rustix::fs::flock(&*folder, FlockOperation::Unlock);
         result.unwrap_or_else(|e| {
             tracing::warn!(error = %e, "tokens are not kept");
@@ -159,7 +161,7 @@ impl Store {
     fn read(&self, folder: &OwnedFd) -> Result<Entries, RememberError> {
         let failed = |e: io::Error| RememberError::Io(self.path.clone(), e);
         let foreign = || RememberError::Foreign(self.path.clone());
-        // A pipe of this name must not be waited for.
+        // O_NONBLOCK: opening a FIFO of this name must not block.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = match rustix::fs::openat(folder, FILE, flags, Mode::empty()) {
             Ok(file) => file,
@@ -172,14 +174,14 @@ impl Store {
         if !own || FileType::from_raw_mode(of.st_mode) != FileType::RegularFile {
             return Err(foreign());
         }
-        let mut octets = Vec::new();
-        File::from(file).take(MAX_FILE + 1).read_to_end(&mut octets).map_err(failed)?;
-        let text = std::str::from_utf8(&octets).ok().filter(|text| text.len() as u64 <= MAX_FILE);
+        let mut bytes = Vec::new();
+        File::from(file).take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(failed)?;
+        let text = std::str::from_utf8(&bytes).ok().filter(|text| text.len() as u64 <= MAX_FILE);
         text.and_then(parse).ok_or_else(foreign)
     }
 
-    /// The file is replaced at once: whoever reads it finds the old one or the new one. It is not flushed to the disk: what a power
-    /// failure takes is a round trip.
+    /// Replaces the file atomically: readers find the old one or the new one. It is not flushed to
+    /// disk, because losing it in a power failure costs only round trips.
     fn write(&self, folder: &OwnedFd, mut entries: Entries) -> Result<(), RememberError> {
         let now = now();
         entries.retain(|(_, token)| now.checked_sub(token.earned).is_none_or(|age| age < LIFETIME));
@@ -188,7 +190,7 @@ impl Store {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let replace = || -> io::Result<()> {
             let new = rustix::fs::openat(folder, NEW, flags, Mode::RUSR | Mode::WUSR)?;
-            // One that was left there may have other rights.
+            // A temporary file left by another process may have other permissions.
             rustix::fs::fchmod(&new, Mode::RUSR | Mode::WUSR)?;
             File::from(new).write_all(print(&entries).as_bytes())?;
             Ok(rustix::fs::renameat(folder, NEW, folder, FILE)?)
@@ -200,7 +202,8 @@ impl Store {
     }
 }
 
-/// A process that was stopped may hold the lock for ever: nobody waits for it for long.
+/// Locks the folder. Gives up after TRIES attempts, because a stopped process may hold the lock
+/// forever.
 fn lock(folder: &OwnedFd) -> bool {
     (0..TRIES).any(|n| {
         if n > 0 {
@@ -210,22 +213,24 @@ fn lock(folder: &OwnedFd) -> bool {
     })
 }
 
-/// Header, then a line a token: destination, our address, when it was earned, and the octets in hexadecimal.
+/// Formats a header, and a line for each token: destination, our address, time of receipt, token in
+/// hexadecimal.
 fn print(entries: &[(SocketAddr, Token)]) -> String {
     use std::fmt::Write;
     let mut out = format!("{HEADER}\n");
     for (remote, token) in entries {
-        // Writing to a String does not fail.
+        // Writing to a String cannot fail.
         let _ = write!(out, "{remote} {} {} ", token.source, token.earned);
-        for octet in &token.octets {
-            let _ = write!(out, "{octet:02x}");
+        for byte in &token.bytes {
+            let _ = write!(out, "{byte:02x}");
         }
         out.push('\n');
     }
     out
 }
 
-/// None: it is not what [`print`] makes. An empty file has no tokens: a power failure may leave one.
+/// Parses the output of [`print`]; `None` if it is malformed. An empty file, which a power failure
+/// may leave, has no tokens.
 fn parse(text: &str) -> Option<Entries> {
     if text.is_empty() {
         return Some(Vec::new());
@@ -245,12 +250,12 @@ fn line(line: &str) -> Option<(SocketAddr, Token)> {
     if words.next().is_some() || !hex.bytes().all(|b| b.is_ascii_hexdigit()) {
         return None;
     }
-    let octets = hex.as_bytes().chunks(2).map(|pair| {
+    let bytes = hex.as_bytes().chunks(2).map(|pair| {
         let pair = std::str::from_utf8(pair).ok().filter(|pair| pair.len() == 2)?;
         u8::from_str_radix(pair, 16).ok()
     });
-    let octets: Vec<u8> = octets.collect::<Option<_>>()?;
-    (1..=MAX_TOKEN).contains(&octets.len()).then_some((remote, Token { source, earned, octets }))
+    let bytes: Vec<u8> = bytes.collect::<Option<_>>()?;
+    (1..=MAX_TOKEN).contains(&bytes.len()).then_some((remote, Token { source, earned, bytes }))
 }
 
 #[cfg(test)]

@@ -14,16 +14,16 @@ use crate::error::ConnectError;
 use crate::stack::Stack;
 use crate::stream::Stream;
 
-/// A [`Stream`] for tasks.
+/// A [`Stream`] for tokio tasks.
 ///
-/// A server that speaks plain TCP only gives `Unsupported`: the task may open a
-/// [`tokio::net::TcpStream`], or use the blocking [`Stream`], which goes on by itself.
+/// If the server supports only plain TCP, reads and writes return `Unsupported`. The task can then
+/// open a [`tokio::net::TcpStream`]; the blocking [`Stream`] falls back to plain TCP itself.
 pub struct AsyncStream {
     inner: Arc<Stream>,
 }
 
 impl Stack {
-    /// As [`connect`](Stack::connect), without blocking the task while a neighbour is discovered.
+    /// As [`connect`](Stack::connect), without blocking the task during neighbour discovery.
     pub async fn connect_async(&self, remote: SocketAddr) -> Result<AsyncStream, ConnectError> {
         let stack = self.clone();
         match tokio::task::spawn_blocking(move || stack.connect(remote)).await {
@@ -59,12 +59,13 @@ impl AsyncStream {
     }
 }
 
-/// What a server of plain TCP gives.
+/// The error for a server that supports only plain TCP.
 fn plain() -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, "the server speaks plain TCP only")
 }
 
-/// This task is woken, and no earlier one (the contract of `poll_read` and `poll_write`).
+/// Stores the waker of the current task in place of an earlier one (the contract of `poll_read` and
+/// `poll_write`).
 fn note(place: &mut Option<Waker>, waker: &Waker) {
     match place {
         Some(there) => there.clone_from(waker),
@@ -94,7 +95,7 @@ impl AsyncRead for AsyncStream {
                 Poll::Ready(Ok(()))
             }
             None => {
-                // Noted under the lock that every event is told under, so none is missed.
+                // Events are reported under the same lock, so none is missed.
                 if let Some(line) = state.lines.get_mut(&stream) {
                     note(&mut line.reader, context.waker());
                 }

@@ -14,7 +14,7 @@ fn token(n: u32) -> (SocketAddr, Token) {
     (at(n), Token::new(source(), n.to_be_bytes().into()).unwrap())
 }
 
-/// A folder that goes with the test, and the store's file in it.
+/// A temporary folder, and the path of the store's file in it.
 fn folder() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join(FILE);
@@ -32,13 +32,13 @@ fn the_next_process_finds_a_token_once() {
     Store::open(&inner).unwrap().put(vec![token(1), token(2)]);
     assert_eq!((mode(&inner), mode(&inner.join(FILE))), (0o700, 0o600));
     assert!(!file.exists());
-    // Two processes: each has a descriptor of its own.
+    // Two stores, as in two processes: each has a separate descriptor, so flock(2) excludes them.
     let (a, b) = (Store::open(&inner).unwrap(), Store::open(&inner).unwrap());
     assert_eq!(a.take(source(), at(1)), Some(1u32.to_be_bytes().into()));
     assert_eq!((a.take(source(), at(1)), b.take(source(), at(1))), (None, None));
-    // From another address it proves nothing, and stays.
+    // A token is valid only for the address that received it; for another address it stays stored.
     assert_eq!(b.take([10, 0, 0, 2].into(), at(2)), None);
-    a.put(vec![(at(2), Token { octets: vec![9], ..token(2).1 }), token(3)]);
+    a.put(vec![(at(2), Token { bytes: vec![9], ..token(2).1 }), token(3)]);
     assert_eq!((b.take(source(), at(2)), b.take(source(), at(3)).is_some()), (Some(vec![9]), true));
     let six: SocketAddr = "[2001:db8::1]:443".parse().unwrap();
     let from: IpAddr = "2001:db8::2".parse().unwrap();
@@ -46,9 +46,9 @@ fn the_next_process_finds_a_token_once() {
     assert_eq!(b.take(from, six), Some(vec![7; 255]));
 }
 
-/// Fails without either lock: what one reads another has changed before it is written.
+/// Fails without either lock: between one thread's read and write another changes the file.
 #[test]
-fn no_token_is_given_twice_or_lost_whoever_takes_at_once() {
+fn concurrent_takes_neither_duplicate_nor_lose_tokens() {
     let (dir, _) = folder();
     Store::open(dir.path()).unwrap().put((0..64).map(token).collect());
     let stores: Vec<Store> = (0..4).map(|_| Store::open(dir.path()).unwrap()).collect();
@@ -69,7 +69,7 @@ fn no_token_is_given_twice_or_lost_whoever_takes_at_once() {
 }
 
 #[test]
-fn what_is_not_ours_is_left_as_it_is_and_said() {
+fn foreign_file_is_reported_and_left_unchanged() {
     let good = format!("{HEADER}\n10.0.0.1:80 10.0.0.2 5 0a0b\n");
     let too_many: String = (0..=MAX).map(|_| "10.0.0.1:80 10.0.0.2 5 0a0b\n").collect();
     let contents = [
@@ -95,7 +95,7 @@ fn what_is_not_ours_is_left_as_it_is_and_said() {
         let e = Store::open(dir.path()).unwrap_err();
         assert!(matches!(&e, RememberError::Foreign(at) if *at == file), "{head}: {e}");
         assert!(e.to_string().contains("remove it"), "{e}");
-        // It may become so later too.
+        // The file may also be replaced after the store was opened.
         store.put(vec![token(1)]);
         assert_eq!(store.take([10, 0, 0, 2].into(), "10.0.0.1:80".parse().unwrap()), None);
         assert!(std::fs::read(&file).unwrap() == content.as_bytes(), "{head}: changed");
@@ -106,7 +106,7 @@ fn what_is_not_ours_is_left_as_it_is_and_said() {
 }
 
 #[test]
-fn what_others_could_read_or_change_is_refused() {
+fn file_open_to_other_users_is_refused() {
     let (dir, file) = folder();
     let set = |path: &Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
     Store::open(dir.path()).unwrap().put(vec![token(1)]);
@@ -116,7 +116,7 @@ fn what_others_could_read_or_change_is_refused() {
     set(dir.path(), 0o770);
     assert!(matches!(Store::open(dir.path()), Err(RememberError::NotOwn(_))));
     set(dir.path(), 0o700);
-    // Neither is a name followed elsewhere, nor a pipe waited for.
+    // Symbolic links are not followed, and a FIFO does not block.
     let elsewhere = dir.path().join("elsewhere");
     std::fs::rename(&file, &elsewhere).unwrap();
     symlink(&elsewhere, &file).unwrap();
@@ -134,22 +134,23 @@ fn what_others_could_read_or_change_is_refused() {
 fn the_file_is_bounded_and_the_newest_stay() {
     let (dir, file) = folder();
     let store = Store::open(dir.path()).unwrap();
-    let aged = |n: u32, age| (at(n), Token { earned: now() - age, octets: vec![1; 255], ..token(n).1 });
+    let aged = |n: u32, age| (at(n), Token { earned: now() - age, bytes: vec![1; 255], ..token(n).1 });
     store.put((0..3 * MAX as u32).map(|n| aged(n, u64::from(n))).collect());
     assert!(std::fs::metadata(&file).unwrap().len() <= MAX_FILE);
     assert!(store.take(source(), at(0)).is_some() && store.take(source(), at(1000)).is_some());
     assert_eq!(store.take(source(), at(2000)), None);
     store.put(vec![aged(1, LIFETIME), aged(2, LIFETIME - 60)]);
     assert_eq!((store.take(source(), at(1)), store.take(source(), at(2)).is_some()), (None, true));
-    // Nor is one from the future given out, of a clock that was set back.
+    // A token from the future is not used: the clock was set back.
     store.put(vec![(at(5), Token { earned: now() + 3600, ..token(5).1 })]);
     assert_eq!(store.take(source(), at(5)), None);
     assert_eq!(Token::new(source(), vec![0; 256]), None);
 }
 
-/// A power failure leaves an empty file, a kill the one that was being written, and a process that is stopped holds the lock.
+/// A power failure leaves an empty file, a kill a partial temporary file, and a stopped process
+/// holds the lock.
 #[test]
-fn whatever_befell_the_last_process_nobody_waits() {
+fn store_works_after_an_interrupted_process() {
     let (dir, file) = folder();
     std::fs::write(&file, "").unwrap();
     std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)).unwrap();
