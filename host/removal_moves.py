@@ -20,7 +20,7 @@ LEAVE, FOLLOW = "trods/src/hold/moves/leave.rs", "trods/src/hold/moves/follow.rs
 STAYS = "what_is_not_ones_own_to_go_on_with_stays_where_it_is"
 IDLE = "idle_connections_move_once_somebody_follows_and_go_on_where_they_are"
 MEMBERS = "bpf/src/bpf/members.h"
-TURNED = "bpf:trods::tests::what_nobody_knows_is_turned_around_at_once"
+TURNED = "bpf:trods::tests::unknown_segment_is_returned_to_tor_at_once"
 COPIES, KEPT = "trods/src/hold/copies.rs", "trods:hold::copies::tests::the_last_is_kept_for_a_while"
 HEARD_AGAIN = "what_nobody_heard_is_heard_where_its_connection_goes_on"
 HEARD = "agents:upgrade::a_drained_replica_is_heard_while_its_agent_is_restarted"
@@ -119,6 +119,6 @@ REMOVALS = {
         MEMBERS,
         "if (at->turned.count < TURNED) {",
         "if (1) {",
-        "bpf:trods::tests::of_a_flood_of_what_nobody_knows_the_most_is_not_turned_around",
+        "bpf:trods::tests::flood_of_unknown_segments_is_mostly_not_returned",
     ),
 }

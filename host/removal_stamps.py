@@ -23,15 +23,15 @@ def named(old: str, new: str, test: str, file: str = "read.rs") -> Removal:
 
 
 NAMED = "the_response_is_named_and_the_request_acknowledged_where_the_name_arrives"
-UNNAMED = "what_is_not_in_the_table_goes_on_unnamed"
-HELD_UNNAMED = "what_is_not_in_the_table_is_held_where_it_can_be_recorded"
-BOUND = "who_is_bound_to_an_object_is_sent_that_or_nothing"
-REFLECTED = "who_has_all_is_told_by_its_own_word_that_its_request_came"
+UNNAMED = "unlisted_target_continues_unnamed"
+HELD_UNNAMED = "unlisted_response_is_held_for_recording"
+BOUND = "bound_client_gets_its_object_or_nothing"
+REFLECTED = "final_ack_is_reflected_as_ack_of_request"
 NOT_THIS = "what_is_not_of_this_connection_tells_nothing"
 DONE = "whoever_is_done_with_it_is_not_gone_on_with"
 NOT_ASKED = "who_is_gone_is_not_asked_again"
-GIVEN = "what_a_process_had_that_died_its_own_user_is_given"
-DYING = "the_kernel_tells_whose_process_died"
+GIVEN = "state_of_dead_process_goes_to_same_user_only"
+DYING = "close_by_dying_process_is_distinguished"
 FORMER = "it:stamps::what_a_process_had_that_died_is_left_to_others"
 
 REMOVALS: dict[str, Removal] = {
@@ -41,7 +41,7 @@ REMOVALS: dict[str, Removal] = {
         "if (!is_limited && st->flags & STAMPED_ADOPTED && !bound_ack(skb, s, &heard))",
         "if (0)",
         (
-            "bpf:trods::tests::beyond::so_is_whose_timestamps_are_made_here",
+            "bpf:trods::tests::beyond::ack_of_stamped_connection_is_lowered_too",
             "it:stamps::what_a_client_has_behind_holes_is_in_nobodys_way",
         ),
     ),
@@ -50,7 +50,7 @@ REMOVALS: dict[str, Removal] = {
     "ts-untold": stamps(
         "if (dead && st->phase == STAMPED_ASKED)",
         "if (0)",
-        "no_response_begins_whose_name_nobody_would_tell",
+        "no_response_begins_under_dead_process",
     ),
     # A client with the whole response gets the acknowledgement that it lacks, and no other client does.
     "ts-reflected": stamps("if (is_owed(s, st) && ", "if (false && is_owed(s, st) && ", REFLECTED),
@@ -63,13 +63,13 @@ REMOVALS: dict[str, Removal] = {
     "ts-kernels-handshake": bpf(
         "\t\tif (s.flags & SYN)\n\t\t\tbpf_map_delete_elem(&stamped, &s.key);\n",
         "",
-        "stamped::the_kernels_own_handshake_ends_what_was_between_its_ports",
+        "stamped::kernel_handshake_removes_former_connection",
     ),
     "ts-record-echoed": Removal(
         "host/bpf/src/trods.rs",
         "is_none_or(|now| now.phase != Phase::Echoed)",
         "is_none()",
-        ("bpf:trods::tests::stamped::what_is_not_as_it_was_is_not_recorded",),
+        ("bpf:trods::tests::stamped::changed_connection_is_not_recorded",),
     ),
     # Stamped connections of a process that died, and connections without limits.
     "ts-dying": bpf("st ? limits_of(&key, st) : bpf", "bpf", DYING, file="dying.c"),
@@ -87,12 +87,12 @@ REMOVALS: dict[str, Removal] = {
         file="ts_maps.h",
     ),
     "ts-nobodys": stamps("st->object = NOBODYS;", "", UNNAMED, file="ts_object.h"),
-    "ts-whole": stamps("if (asked.ends != length)", "if (!asked.ends)", UNNAMED, file="ts_object.h"),
-    "ts-fields": stamps("if (asked.has_fields || ", "if (", UNNAMED, file="ts_object.h"),
+    "ts-whole": stamps("if (p.ends != length)", "if (!p.ends)", UNNAMED, file="ts_object.h"),
+    "ts-fields": stamps("if (p.has_fields || ", "if (", UNNAMED, file="ts_object.h"),
     "ts-host": stamps("\t\thost->target = add_octet(host->target, octet);\n", "", UNNAMED, file="ts_object.h"),
     "ts-long-host": stamps("!host.ended || ", "", "host_that_is_too_long_is_no_other_host", file="ts_object.h"),
-    "ts-no-host": stamps("!asked.host || !host.begun || ", "", UNNAMED, file="ts_object.h"),
-    "ts-two-hosts": stamps("\t\tif (asked->host)\n\t\t\tasked->has_fields = true;\n", "", UNNAMED, file="ts_object.h"),
+    "ts-no-host": stamps("!p.host || !host.begun || ", "", UNNAMED, file="ts_object.h"),
+    "ts-two-hosts": stamps("\t\tif (p->host)\n\t\t\tp->has_fields = true;\n", "", UNNAMED, file="ts_object.h"),
     "ts-head": stamps(
         "if (sum_words(octets, length) != head->sum)", "if (0)", "another_head_is_not_named", file="ts_object.h"
     ),
@@ -102,7 +102,7 @@ REMOVALS: dict[str, Removal] = {
     "ts-echoed-late": stamps(
         "if (((index - st->echo) & (INDICES - 1)) <= ((st->index - st->echo) & (INDICES - 1)))",
         "",
-        "what_is_echoed_is_the_kernels_newest_of_that_index",
+        "echo_becomes_kernels_newest_timestamp_of_index",
     ),
     "ts-agreed": agent(
         "if is_made && in_force == table {",
@@ -154,19 +154,19 @@ REMOVALS: dict[str, Removal] = {
     "ts-request-told": stamps(
         "if (length <= REQUEST_MAX)\n\t\tbpf_ringbuf_output",
         "if (0)\n\t\tbpf_ringbuf_output",
-        "a_request_whose_response_has_another_head_is_told_before_that",
+        "request_with_unknown_response_head_makes_event_first",
         file="ts_object.h",
     ),
     "awaited-untouched": bpf(
         "if (limits && limits->flags & LIMITS_AWAITED)",
         "if (0)",
-        "stamped::a_client_whose_socket_is_not_there_yet_is_heard_later",
+        "stamped::segment_before_socket_exists_is_replayed",
         file="ts.h",
     ),
     "awaited": bpf(
         "if (limits->flags & LIMITS_AWAITED)",
         "if (0)",
-        "stamped::a_client_whose_socket_is_not_there_yet_is_heard_later",
+        "stamped::segment_before_socket_exists_is_replayed",
     ),
     "ts-taken-once": Removal(
         "host/bpf/src/bpf/ts.h",
@@ -282,14 +282,14 @@ REMOVALS: dict[str, Removal] = {
         "host/bpf/src/trods/presence.rs",
         "    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;\n    let from",
         "    let flags = SocketFlags::CLOEXEC;\n    let from",
-        ("bpf:trods::presence::tests::nobody_is_waited_for_who_takes_nobody",),
+        ("bpf:trods::presence::tests::listener_that_accepts_nothing_is_not_waited_for",),
     ),
     # A process that unloads the programs and loads new ones inherits nothing from a dead one.
     "ts-former-own": Removal(
         "host/bpf/src/linger.rs",
         "        let _ = self.0.read_exact(&mut [0]);\n",
         "",
-        ("bpf:linger::tests::what_it_has_is_free_when_it_is_taken_off",),
+        ("bpf:linger::tests::resources_are_free_after_programs_are_removed",),
     ),
     "ts-settles": trods(
         "replica/body.rs",
@@ -348,18 +348,18 @@ REMOVALS: dict[str, Removal] = {
         "host/bpf/src/trods/stamped.rs",
         "(1..GENERATIONS / 2).contains(&(self.0.wrapping_sub(other.0) % GENERATIONS))",
         "self.0 > other.0",
-        ("bpf:trods::stamped::tests::whoever_went_on_later_counts_however_often_that_was",),
+        ("bpf:trods::stamped::tests::later_adoption_wins_across_wraparound",),
     ),
     "dying-unaccepted": bpf(
         "if (!sk->sk_lock.owned && (after != TCP_CLOSE || sk->sk_socket))",
         "if (!sk->sk_lock.owned)",
-        "the_kernel_tells_whose_process_died",
+        "close_by_dying_process_is_distinguished",
         file="dying.c",
     ),
     "dying-unread": bpf(
         "&((const struct inet_sock *)sk)->inet_sport",
         "&common->skc_dport",
-        "the_kernel_tells_whose_process_died",
+        "close_by_dying_process_is_distinguished",
         file="dying.c",
     ),
     "ts-bound-asked": stamps(

@@ -44,15 +44,15 @@ OTHER_BYTES = "it:digests::other_bytes_under_the_same_tag_are_never_mixed"
 NOT_COMPARED = "it:digests::what_nobody_can_compare_is_reset_or_trusted_as_the_service_says"
 FIRST_FLIGHT = "it:digests::first_flight_is_compared_without_digests"
 BEYOND_GOES_ON = "it:survive::what_a_client_has_behind_holes_is_in_nobodys_way"
-BEYOND_ENDED = "beyond::who_had_its_end_behind_a_hole_is_not_over_before_it_was_said_here"
-BEYOND_FREED = "beyond::who_is_held_to_nothing_any_more_is_bound_all_the_same"
-BEYOND = "beyond::who_had_more_behind_holes_is_heard_to_have_what_was_sent"
-FIRST = "the_end_of_a_handshake_opens_a_connection_and_what_the_client_sends_is_copied"
-DEAD = "what_ends_since_a_process_dies_ends_only_where_the_server_said_that_it_would"
-ORPHAN = "an_orphan_is_heard_here_alone_until_it_begins_anew"
+BEYOND_ENDED = "beyond::fin_acked_early_does_not_end_connection"
+BEYOND_FREED = "beyond::ack_is_lowered_without_limits_too"
+BEYOND = "beyond::ack_beyond_sent_data_is_lowered_to_it"
+FIRST = "completed_handshake_opens_connection_and_copies_client_data"
+DEAD = "fin_of_dying_process_leaves_only_at_announced_end"
+ORPHAN = "segments_of_orphan_are_parked_until_new_handshake"
 RESET = "no_reset_leaves_a_connection_that_is_protected_or_looked_for"
-LEASE = "whose_lease_is_over_is_silent"
-HELD_BY_OTHERS = "what_another_holds_is_handed_on_once_and_nobody_here_speaks"
+LEASE = "nothing_leaves_after_lease_ends"
+HELD_BY_OTHERS = "pinned_connection_is_handed_on_once_and_kernel_is_muted"
 DAMAGED = "a_damaged_segment_is_the_kernels_to_drop"
 LINGERS = "bpf:linger::tests::programs_outlive_a_process_that_dies_and_go_with_one_that_takes_them_off"
 NEWER = "trods:hold::rescue::tests::what_another_left_behind_hides_nothing_that_is_newer"
@@ -60,7 +60,7 @@ READ_AGAIN = "trods:hold::rescue::tests::what_is_read_again_is_probed_by_whom_it
 RESETS_NOBODY = "trods:lease::tests::whoever_takes_none_or_does_not_know_what_others_hold_resets_nobody"
 HEARD = "trods:lease::tests::whoever_was_heard_speaks_until_it_may_be_excluded"
 KNOWN = "agent:second_chance::tests::what_was_handed_on_stays_here_once_it_is_adopted"
-WITHHELD = "what_was_withheld_goes_with_its_connection"
+WITHHELD = "withheld_segment_is_removed_with_its_connection"
 TAKES = "agent:agent::trods::tests::whenever_others_take_connections_it_is_asked_who_holds_those_that_come_here_now"
 FORMER = "agent:agent::trods::tests::what_the_agent_before_had_is_looked_for_like_what_another_had"
 NUMBER = "agent:agent::incarnation::tests::no_process_has_the_number_of_one_before"
@@ -121,7 +121,7 @@ REMOVALS: dict[str, Removal] = {
     "refused-told": bpf(
         "\tif (!is_pinned)\n\t\ttell_refusal(s, now);\n\treturn true;",
         "\treturn true;",
-        "what_is_unknown_here_is_reset_a_second_after_it_was_asked_first",
+        "unknown_connection_is_reset_one_second_after_first_segment",
         file="refusals.h",
     ),
     "refused-muted": bpf("if (s->flags & RST && !is_known)", "if (0)", LEASE, file="refusals.h"),
@@ -201,7 +201,7 @@ REMOVALS: dict[str, Removal] = {
     "dead-server": bpf(
         "if (!sk->sk_lock.owned && (after != TCP_CLOSE || sk->sk_socket))",
         "if (0)",
-        "the_kernel_tells_whose_process_died",
+        "close_by_dying_process_is_distinguished",
         file="dying.c",
     ),
     "fin-stripped": bpf("if (!strip_fin(skb, &s))", "if (0)", "a_fin_leaves_at_its_place_alone"),
@@ -215,7 +215,7 @@ REMOVALS: dict[str, Removal] = {
     "rst-unknown": bpf(
         " || refuses_early(s, lease, now, is_pinned)",
         "",
-        "what_is_unknown_here_is_reset_a_second_after_it_was_asked_first",
+        "unknown_connection_is_reset_one_second_after_first_segment",
     ),
     # Which replica may send on a connection.
     "lease": bpf("return mute(skb, &s, lease, now, true);", ";", LEASE),
@@ -235,15 +235,15 @@ REMOVALS: dict[str, Removal] = {
     ),
     "parked-first-hand": bpf("is_first_hand(skb, lease) && ", "", ORPHAN),
     "copied-or-lost": bpf(
-        "&& !copy_data(skb, &s))\n", "&& !copy_data(skb, &s) && 0)\n", "what_cannot_be_told_does_not_reach_the_server"
+        "&& !copy_data(skb, &s))\n", "&& !copy_data(skb, &s) && 0)\n", "segment_without_room_for_event_is_dropped"
     ),
     "opened-or-lost": bpf(
-        "if (!open_flow(&s))\n", "if (!open_flow(&s) && 0)\n", "what_cannot_be_told_does_not_reach_the_server"
+        "if (!open_flow(&s))\n", "if (!open_flow(&s) && 0)\n", "segment_without_room_for_event_is_dropped"
     ),
     "parked": bpf(
         "if (!hunts && !bpf_map_lookup_elem(&orphans, &s.key)) {",
         "if (s.tcp) {",
-        "an_orphan_is_heard_here_alone_until_it_begins_anew",
+        "segments_of_orphan_are_parked_until_new_handshake",
     ),
     # Without it, a flood of acknowledgements of unknown connections would reach the process.
     "unknown-untold": bpf("if (!hunts && !bpf_map_lookup_elem(&orphans, &s.key)) {", "if (0) {", FIRST),
@@ -255,7 +255,7 @@ REMOVALS: dict[str, Removal] = {
     "other-syn": bpf("if (s.seq + 1 != limits->first) {", "if (0) {",
                      "another_connection_between_the_same_ports_is_another"),
     "fragments": bpf(" || bpf_ntohs(ip.frag_off) & MORE_FRAGMENTS_OR_OFFSET", "",
-                     "what_is_not_a_segment_of_a_service_passes", file="segment.h"),
+                     "foreign_segments_pass", file="segment.h"),
     # Segments of a connection that is here are not passed on, whatever was recorded about it before.
     "known-mark": Removal("host/bpf/src/bpf/trods.c", "skb->mark = KNOWN;", "", (KNOWN,)),
     "known-rule": agent(

@@ -32,7 +32,7 @@ fn main() {
     }
 }
 
-/// What is undefined in C ends the program.
+/// Compiles a C file for this machine. A symbol that C leaves undefined fails the build.
 fn natively(source: &Path, object: &Path) -> Result<(), String> {
     println!("cargo:rerun-if-changed={}", source.display());
     let clang = env::var("CLANG").unwrap_or_else(|_| "clang".into());

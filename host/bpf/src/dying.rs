@@ -1,5 +1,5 @@
-//! The program that sees which connections end since their process dies (`src/bpf/dying.c`), beside those of
-//! [`trods`](crate::trods), whose maps it shares.
+//! The program that detects connections which end because their process dies (`src/bpf/dying.c`).
+//! It shares the maps of [`trods`](crate::trods).
 
 use std::os::fd::{AsFd, BorrowedFd};
 

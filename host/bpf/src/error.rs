@@ -23,7 +23,7 @@ pub enum Error {
     /// Another step failed.
     #[error("{operation}: {source}")]
     Os {
-        /// What was tried.
+        /// The operation that failed.
         operation: &'static str,
         /// Its error.
         source: io::Error,
@@ -46,7 +46,7 @@ impl Error {
     }
 }
 
-/// libbpf's error with all that it says, and the nearest kind.
+/// libbpf's error with its whole message, and the nearest kind.
 pub(crate) fn to_io(error: &libbpf_rs::Error) -> io::Error {
     use libbpf_rs::ErrorKind;
     let kind = match error.kind() {

@@ -1,7 +1,8 @@
 //! What the programs need of the kernel, asked for where they are first used.
 //!
-//! Asked, not concluded from a version: distributions take features into older kernels and leave others out. The
-//! versions say where mainline has them, for errors and for docs/hosts.md, whose table a test holds against this one.
+//! Features are probed and not derived from the version, because distributions add features to
+//! older kernels and leave others out. The versions are those of mainline, for errors and for the
+//! table in docs/hosts.md; a test compares both.
 
 use std::io;
 use std::path::Path;
@@ -12,7 +13,7 @@ use libbpf_rs::libbpf_sys::{
 };
 use libbpf_rs::{Btf, ErrorKind, MapHandle, MapType};
 
-/// Where the kernel tells its types.
+/// The kernel's BTF.
 const BTF: &str = "/sys/kernel/btf/vmlinux";
 /// Index of `lo` in every namespace.
 const LOOPBACK: i32 = 1;
@@ -126,11 +127,11 @@ impl Feature {
 enum Probe {
     Present,
     Absent,
-    /// It does not tell this process.
+    /// The process may not probe it.
     Denied,
 }
 
-/// What is missing, and what to do about it.
+/// A missing feature, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Missing {
     /// The kernel does not have it.
@@ -152,7 +153,7 @@ pub enum Missing {
     },
 }
 
-/// Says what is missing, if something is.
+/// Fails if a feature is missing.
 ///
 /// # Errors
 /// That.
@@ -171,8 +172,9 @@ fn judge(feature: Feature, probe: Probe) -> Result<(), Missing> {
     }
 }
 
-/// For tests: whether one that needs this is to be skipped, which standard error is told. Where the kernel tells its types
-/// it is one that must have all of it: there a test that would be skipped fails, unless a right is what is missing.
+/// For tests: whether to skip one that needs this feature, with a line on standard error. On a
+/// kernel with BTF all features are expected: a test that would be skipped fails there, unless only
+/// a privilege is missing.
 ///
 /// # Panics
 /// In that case.
@@ -187,7 +189,7 @@ pub fn skipped(feature: Feature) -> bool {
     true
 }
 
-/// Whether the kernel tells its types.
+/// Whether the kernel has BTF.
 #[must_use]
 pub fn has_btf() -> bool {
     Path::new(BTF).exists()
@@ -203,7 +205,8 @@ fn socket_map() -> Probe {
     }
 }
 
-/// Asks what is attached to the loopback device: older kernels do not know the question. That needs CAP_NET_ADMIN alone.
+/// Queries the programs on the loopback device: older kernels do not know the query. It needs only
+/// CAP_NET_ADMIN.
 fn tcx() -> Probe {
     if !has(CAP_BPF) || !has(CAP_PERFMON) {
         return Probe::Denied;
@@ -224,7 +227,7 @@ fn has(capability: u32) -> bool {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    // What cannot be known is found out by whoever tries.
+    // Where it is unknown, the attempt itself will show it.
     mask.is_none_or(|mask| mask & (1 << capability | 1 << CAP_SYS_ADMIN) != 0)
 }
 
@@ -263,7 +266,7 @@ mod tests {
 
     /// Where there is BTF there is all of it, on the kernels that we know.
     #[test]
-    fn this_kernel_has_it_all_or_says_what_is_missing() {
+    fn missing_kernel_feature_is_named() {
         for feature in FEATURES {
             if !skipped(feature) {
                 assert_eq!(feature.probe(), Probe::Present);
@@ -272,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_said() {
+    fn missing_feature_error_names_remedy() {
         for feature in FEATURES {
             let text = judge(feature, Probe::Absent).unwrap_err().to_string();
             let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();

@@ -1,5 +1,6 @@
-//! Links that stay for a moment when the process has died, so that what its kernel says at its end is held to limits too: the
-//! FINs of sockets that the process had. The programs are told, and the next process has what they knew of connections.
+//! Links that stay for a moment after the process has died, so that the limits also apply to
+//! segments that its kernel sends then: the FINs of the process's sockets. The programs know of the
+//! death by a map, and the next process inherits their connection state.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -8,7 +9,7 @@ use std::time::Duration;
 
 use libbpf_rs::libbpf_sys::bpf_map_update_elem;
 
-/// Longer than it takes until nobody listens to a host whose agent is gone, seconds.
+/// Seconds that the links stay: more than the ToR needs to exclude a host without an agent.
 const LINGER: u32 = 3;
 /// It ends at once, if the machine lets it.
 const END: Duration = Duration::from_secs(1);
@@ -18,8 +19,9 @@ const END: Duration = Duration::from_secs(1);
 pub(crate) struct Linger(UnixStream);
 
 impl Linger {
-    /// With whatever else is to stay as long; `dead` is a map of one number, which becomes 1 when this process has died. From then on
-    /// whoever of the same user connects to the listening socket of `legacy` is given the descriptor beside it.
+    /// With other descriptors that are to stay as long. `dead` is a map of one number, which
+    /// becomes 1 when this process has died. From then on a process of the same user that connects
+    /// to the listening socket of `legacy` gets the descriptor beside it.
     pub(crate) fn new(
         links: &[BorrowedFd<'_>],
         dead: BorrowedFd<'_>,
@@ -38,7 +40,8 @@ impl Linger {
             0 => stay(&kept, read_fd, dead, legacy),
             child => {
                 let mut status = 0;
-                // SAFETY: `status` is there. The child ends at once; its own child is nobody's to wait for.
+                // SAFETY: `status` is a local. The child exits at once; its own child is reaped by
+                // init.
                 while unsafe { libc::waitpid(child, &raw mut status, 0) } < 0
                     && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
                 {}
@@ -60,7 +63,8 @@ impl Drop for Linger {
     fn drop(&mut self) {
         // One that is gone has nothing to end.
         let _ = self.0.write_all(&[0]);
-        // What it has is nobody's when this returns: whoever is next in this process follows nobody who died.
+        // The socket closes when this returns, so the next user of the name in this process finds
+        // no predecessor.
         let _ = self.0.set_read_timeout(Some(END));
         // A socket with a timeout reports Interrupted also when the process was frozen or stopped: `read_exact` reads again.
         let _ = self.0.read_exact(&mut [0]);
@@ -69,7 +73,8 @@ impl Drop for Linger {
 
 /// The child: its own child waits, and it ends.
 fn stay(kept: &[RawFd], read: RawFd, dead: RawFd, legacy: Option<[RawFd; 2]>) -> ! {
-    // SAFETY: as above; all of these are system calls, the buffer is there, and descriptors that are closed are used by nobody.
+    // SAFETY: as above; all of these are system calls, the buffer is a local, and closed
+    // descriptors are not used again.
     unsafe {
         if libc::fork() != 0 {
             libc::_exit(0);
@@ -113,9 +118,10 @@ unsafe fn milliseconds() -> i64 {
     }
 }
 
-/// Waits so long for who connects, and gives it the descriptor if it is of the same user.
+/// Waits for a connection, for at most `longest`, and sends it the descriptor if it is of the same
+/// user.
 unsafe fn bequeath([name, map]: [RawFd; 2], longest: i64) {
-    // SAFETY: nothing but system calls, on memory that is there; the message's parts have room where the macros say.
+    // SAFETY: only system calls on valid memory; the macros give the sizes of the message's parts.
     unsafe {
         let mut on = libc::pollfd { fd: name, events: libc::POLLIN, revents: 0 };
         if libc::poll(&raw mut on, 1, longest.clamp(0, 1000) as libc::c_int) <= 0 {
@@ -205,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_has_is_free_when_it_is_taken_off() {
+    fn resources_are_free_after_programs_are_removed() {
         if skipped(Feature::Tcx) {
             return;
         }

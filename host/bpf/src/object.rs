@@ -78,7 +78,7 @@ pub(crate) fn attach(program: &Program<'_>, index: u32, kind: u32, flags: u32) -
     if rc < 0 {
         return Err(io::Error::from_raw_os_error(-rc));
     }
-    // SAFETY: a descriptor that was just made, nobody else's.
+    // SAFETY: a descriptor that was just created and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(rc) })
 }
 
@@ -90,7 +90,7 @@ pub(crate) fn get(path: &Path) -> io::Result<OwnedFd> {
     if rc < 0 {
         return Err(io::Error::from_raw_os_error(-rc));
     }
-    // SAFETY: a descriptor that was just made, nobody else's.
+    // SAFETY: a descriptor that was just created and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(rc) })
 }
 
@@ -102,7 +102,7 @@ pub(crate) fn run(program: BorrowedFd<'_>, arguments: &mut [u8]) -> io::Result<u
         ctx_size_in: arguments.len() as u32,
         ..bpf_test_run_opts::default()
     };
-    // SAFETY: the arguments are as long as it says, and live through the call.
+    // SAFETY: the arguments have the given sizes and live through the call.
     let rc = unsafe { bpf_prog_test_run_opts(program.as_raw_fd(), &raw mut options) };
     if rc < 0 { Err(io::Error::from_raw_os_error(-rc)) } else { Ok(options.retval) }
 }
@@ -117,7 +117,7 @@ pub(crate) fn missing(name: &'static str) -> Error {
     Error::Os { operation: name, source: io::Error::new(io::ErrorKind::NotFound, "not in the BPF object") }
 }
 
-/// Has libbpf speak to the log of this process and not to standard error.
+/// Sends libbpf's messages to the log of this process and not to standard error.
 fn listen() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -144,7 +144,7 @@ mod tests {
     use crate::kernel::{self, Feature};
 
     #[test]
-    fn a_refused_program_says_why() {
+    fn refused_program_error_has_verifier_log() {
         if kernel::skipped(Feature::Xdp) {
             return;
         }
@@ -171,7 +171,7 @@ mod tests {
             let object = load(name, open(name, octets).unwrap()).unwrap();
             for program in object.progs() {
                 let (mut info, mut size) = (bpf_prog_info::default(), size_of::<bpf_prog_info>() as u32);
-                // SAFETY: the kernel writes no more than the size says.
+                // SAFETY: the kernel writes at most the given number of bytes.
                 let rc = unsafe {
                     bpf_prog_get_info_by_fd(program.as_fd().as_raw_fd(), &raw mut info, &raw mut size)
                 };

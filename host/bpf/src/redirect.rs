@@ -29,7 +29,7 @@ pub enum Mode {
     Generic,
 }
 
-/// A loaded program and its maps. What is not said to be taken goes on to the kernel.
+/// A loaded program and its maps. The kernel gets all frames that are not selected.
 #[derive(Debug)]
 pub struct Redirect {
     object: Object,
@@ -43,7 +43,7 @@ impl Redirect {
     /// Loads it; nothing is taken yet. A set of ports that is given is followed as it changes.
     ///
     /// # Errors
-    /// What the kernel says, with its verifier's last lines.
+    /// Errors of the system call, with the verifier's last lines.
     pub fn load(local_ports: Option<&LocalPorts>) -> Result<Redirect, Error> {
         let mut open = open(NAME, object!("redirect"))?;
         if let Some(ports) = local_ports {
@@ -63,7 +63,7 @@ impl Redirect {
         self.object.progs().next().expect("redirect.c has a program")
     }
 
-    /// Has what is taken from queue 0 go to this AF_XDP socket.
+    /// Redirects the selected frames of queue 0 to this AF_XDP socket.
     ///
     /// # Errors
     /// `EOPNOTSUPP` for a socket without a receive ring.
@@ -72,7 +72,8 @@ impl Redirect {
         self.update("sockets", &0u32.to_ne_bytes(), &fd)
     }
 
-    /// What is to be taken from now on. A frame that is taken before and after is at every moment between.
+    /// Sets the frames to select. A frame that both the old and the new set select is selected
+    /// throughout.
     ///
     /// # Errors
     /// Memory. Then all is taken that was or is to be, and the next call mends it.

@@ -1,4 +1,5 @@
-//! The programs of TRODS (`src/bpf/trods.c`): what of a server's TCP leaves an interface, and what a process is told of it.
+//! The programs of TRODS (`src/bpf/trods.c`): they decide which segments of a server's TCP leave an
+//! interface, and send events to a process.
 
 mod layout;
 mod presence;
@@ -32,25 +33,26 @@ const NAME: &str = "trods";
 pub const MAX_SERVICES: usize = 16384;
 /// Leases that services can stand under.
 pub const MAX_LEASES: u32 = 16;
-/// The mark (`SO_MARK`) that what was held, or withheld, is sent with.
+/// Mark (`SO_MARK`) of frames that were held or withheld and are sent now.
 pub const RELEASED: u32 = 0x5452_4f44;
-/// The mark that clients' segments have whose connections are here, when they have passed the program.
+/// Mark of clients' segments with a connection here, after the program.
 pub const KNOWN: u32 = 0x5452_4f4b;
-/// The mark that clients' segments have of whose connections neither the program nor the kernel knows.
+/// Mark of clients' segments of connections that neither the program nor the kernel knows.
 pub const UNKNOWN: u32 = 0x5452_4f55;
-/// Octets of `struct lease`.
+/// Bytes of `struct lease`.
 const LEASE: usize = 24;
-/// Octets of `struct withheld`.
+/// Bytes of `struct withheld`.
 const WITHHELD: usize = 4 + 128;
 
 /// Until when something holds, nanoseconds of `CLOCK_MONOTONIC` (`struct lease`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lease {
-    /// What is protected may speak before it.
+    /// Until then the replica may send on protected connections.
     pub until: u64,
-    /// A connection that nobody knows is not reset before it.
+    /// Until then no RST is sent for unknown connections.
     pub settling: u64,
-    /// The ToR's Ethernet address: what is handed on by others does not show where a client is. 0: whatever comes does.
+    /// The ToR's Ethernet address. Segments from another source were handed on, so their source is
+    /// not the way to the client. 0: unknown.
     pub tor: [u8; 6],
 }
 
@@ -98,7 +100,7 @@ pub struct Counters {
     pub held: u64,
     /// Acknowledgements not let through.
     pub acks: u64,
-    /// Data whose acknowledgement was taken back.
+    /// Data with a lowered acknowledgement.
     pub clamped: u64,
     /// FINs not let through.
     pub fins: u64,
@@ -110,19 +112,21 @@ pub struct Counters {
     pub parked: u64,
     /// From clients, dropped since there was no room for their copy.
     pub lost: u64,
-    /// From clients, handed on to who holds their connections.
+    /// From clients, handed on to the holder.
     pub handed_on: u64,
-    /// Connections whose handshake the programs made.
+    /// Connections with a handshake that the programs answered.
     pub issued: u64,
-    /// Of these, whose response timestamps name.
+    /// Of these, connections with a response that timestamps name.
     pub named: u64,
     /// Those that go on unprotected, by cause.
     pub unnamed: Unnamed,
-    /// Acknowledgements of requests that were made of the client's, since nothing else was to come.
+    /// Acknowledgements of requests that were made from the client's segments, where no other
+    /// segment would carry them.
     pub reflected: u64,
     /// From clients, outside of what the server's window accepts: they change nothing.
     pub outside: u64,
-    /// Connections whose handshake the programs did not see, or have forgotten: they go on unprotected.
+    /// Connections with a handshake that the programs did not see, or with an evicted entry: they
+    /// are unprotected.
     pub handshake: u64,
 }
 
@@ -133,7 +137,7 @@ pub struct Unnamed {
     pub options: u64,
     /// The kernel still had one between the same ports.
     pub ports: u64,
-    /// It asked by no GET that is whole in one segment, or its server speaks first.
+    /// No GET in one whole segment, or the server sends first.
     pub asking: u64,
     /// With credentials, a cookie, for a part, or under a condition.
     pub fields: u64,
@@ -147,7 +151,7 @@ pub struct Unnamed {
     pub full: u64,
 }
 
-/// Events on their way from the ring to who asked for them.
+/// Events on their way from the ring to the caller.
 #[derive(Debug, Default)]
 struct Batch {
     octets: Vec<u8>,
@@ -187,7 +191,7 @@ impl Trods {
     /// Loads them; nothing is held to anything before [`Trods::attach`]. These make no handshakes ([`Trods::load_issuing`]).
     ///
     /// # Errors
-    /// What the kernel says, with its verifier's last lines.
+    /// Errors of the system call, with the verifier's last lines.
     pub fn load() -> Result<Trods, Error> {
         let mut object = open(NAME, object!("trods"))?;
         // There is nothing to remember of handshakes.
@@ -200,7 +204,7 @@ impl Trods {
     /// As [`Trods::load`], and they make handshakes and timestamps of services that are [issued](Trods::issue). They are larger.
     ///
     /// # Errors
-    /// And what [`can_issue`] says.
+    /// As [`can_issue`].
     pub fn load_issuing() -> Result<Trods, Error> {
         can_issue()?;
         Trods::of(open(NAME, object!("trods_ts"))?, true)
@@ -262,8 +266,9 @@ impl Trods {
         self.folder = folder.into();
     }
 
-    /// Attaches both programs to the interface of this index, in the namespace of the calling thread, in place of where they
-    /// were. What is put into [the TAP](Trods::set_tap) comes to that interface.
+    /// Attaches both programs to the interface of this index in the namespace of the calling
+    /// thread, and detaches them from the interface before. Frames that are written to [the
+    /// TAP](Trods::set_tap) are received on that interface.
     ///
     /// # Errors
     /// `ENODEV` if there is none.
@@ -297,7 +302,8 @@ impl Trods {
         self.follows
     }
 
-    /// The connections whose timestamps those of a process made that died, as they are while they are read. None where this was called before.
+    /// The connections with timestamps of a process that died, read while others may change. None
+    /// at a second call.
     #[must_use]
     pub fn formers(&mut self) -> HashMap<FlowKey, Stamped> {
         // Their maps are gone with this.
@@ -317,8 +323,9 @@ impl Trods {
         self.links.clear();
     }
 
-    /// Has connections whose process dies told from those that it ends itself ([`What::Fin`], [`What::Aborted`]), in the network
-    /// namespace of this inode number. Needs `CAP_PERFMON`.
+    /// Distinguishes connections that end because their process dies from those that it closes
+    /// ([`What::Fin`], [`What::Aborted`]), in the network namespace of this inode number. Needs
+    /// `CAP_PERFMON`.
     ///
     /// # Errors
     /// What the kernel lacks or refuses; then all pass for ended by their process.
@@ -358,7 +365,7 @@ impl Trods {
         self.issues
     }
 
-    /// What comes to and from this address passes from now on, whatever its limits.
+    /// Segments to and from this address pass from now on, without limits.
     ///
     /// # Errors
     /// The system's.
@@ -366,7 +373,8 @@ impl Trods {
         delete(&self.services, &layout::service_key(service))
     }
 
-    /// The leases, for whoever hears that they are prolonged. They are over until they are set.
+    /// The leases, for the part of the process that extends them. They have ended until they are
+    /// set.
     ///
     /// # Errors
     /// The system's.
@@ -468,7 +476,7 @@ impl Trods {
         Ok(frame.get(..length as usize).map(<[u8]>::to_vec))
     }
 
-    /// Segments of a connection that is looked for come here and are not reset.
+    /// Segments of a connection that is searched for become events and are not reset.
     ///
     /// # Errors
     /// The system's; if there is no room the oldest gives way.
@@ -484,8 +492,8 @@ impl Trods {
         delete(&self.orphans, key.octets())
     }
 
-    /// Another member of the pool holds a connection: what the client sends is handed on to it by the ToR, unless this host
-    /// has limits for it, and what the kernel here says on it does not leave.
+    /// Another member of the pool holds a connection: the ToR hands the client's segments on to it,
+    /// unless this host has limits for the connection. Segments of the kernel here do not leave.
     ///
     /// # Errors
     /// The system's; if there is no room the oldest gives way.
@@ -499,7 +507,7 @@ impl Trods {
         update(&self.happened, &what.to_ne_bytes(), &1u32.to_ne_bytes(), MapFlags::ANY)
     }
 
-    /// Who is known to hold a connection.
+    /// The pin of a connection.
     ///
     /// # Errors
     /// The system's.
@@ -509,7 +517,7 @@ impl Trods {
         Ok(octets.and_then(|octets| octets.first_chunk().map(Pin::decode)))
     }
 
-    /// Nobody is known to hold it any more.
+    /// Removes the pin of a connection.
     ///
     /// # Errors
     /// The system's.
@@ -524,8 +532,8 @@ impl Trods {
         unsafe { BorrowedFd::borrow_raw(self.ring.epoll_fd()) }
     }
 
-    /// Hands over up to `most` events, in the order in which they happened, those that a connection is [named](What::Stamped) last,
-    /// and says how many.
+    /// Passes on up to `most` events in their order, with those of [named](What::Stamped) responses
+    /// last, and returns their number.
     ///
     /// # Errors
     /// The system's.
@@ -552,7 +560,7 @@ impl Trods {
         }
     }
 
-    /// What was counted.
+    /// The counters.
     ///
     /// # Errors
     /// The system's.
@@ -601,7 +609,7 @@ fn update(map: &dyn MapCore, key: &[u8], value: &[u8], flags: MapFlags) -> Resul
     map.update(key, value, flags).map_err(Error::of("BPF_MAP_UPDATE_ELEM"))
 }
 
-/// What is not there needs no deletion.
+/// Deletes an entry. A missing entry is no error.
 fn delete(map: &dyn MapCore, key: &[u8]) -> Result<(), Error> {
     match map.delete(key) {
         Err(e) if e.kind() != libbpf_rs::ErrorKind::NotFound => Err(Error::of("BPF_MAP_DELETE_ELEM")(e)),

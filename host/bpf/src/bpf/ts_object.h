@@ -6,7 +6,7 @@
 #include "ts_maps.h"
 
 /* State of the request parser. */
-struct asked {
+struct parsed {
 	const __u8 *octets;
 	__u64 target; /* FNV-1a of the target, a space, and the host in lower case */
 	__u32 length; /* bytes of the request */
@@ -57,41 +57,41 @@ static long read_host(__u32 n, struct host *host)
 	return 0;
 }
 
-static long read_octet(__u32 n, struct asked *asked)
+static long read_octet(__u32 n, struct parsed *p)
 {
 	__u32 at = n + 4;
 
-	if (at >= asked->length || at >= REQUEST_MAX)
+	if (at >= p->length || at >= REQUEST_MAX)
 		return 1;
-	__u8 octet = asked->octets[at];
-	if (asked->in_target) {
+	__u8 octet = p->octets[at];
+	if (p->in_target) {
 		if (octet == ' ') {
-			asked->in_target = false;
+			p->in_target = false;
 		}
-		asked->target = add_octet(asked->target, octet);
+		p->target = add_octet(p->target, octet);
 		return 0;
 	}
 	if (octet >= 'A' && octet <= 'Z')
 		octet |= 0x20;
-	__u32 last = asked->last << 8 | octet;
-	asked->last = last;
+	__u32 last = p->last << 8 | octet;
+	p->last = last;
 	if (last == OF('\r', '\n', '\r', '\n')) {
-		asked->ends = at + 1;
+		p->ends = at + 1;
 		return 1;
 	}
 	/* Range, If-..., Cookie, Authorization, Content-..., Transfer-Encoding, Expect */
 	if (last == OF('\n', 'r', 'a', 'n') || last == OF('\n', 'i', 'f', '-') || last == OF('\n', 'c', 'o', 'o') ||
 	    last == OF('\n', 'a', 'u', 't') || last == OF('\n', 't', 'r', 'a') || last == OF('\n', 'e', 'x', 'p'))
-		asked->has_fields = true;
+		p->has_fields = true;
 	/* With two Host fields, servers may differ in the one that they take. */
 	if (last == OF('\n', 'h', 'o', 's')) {
-		if (asked->host)
-			asked->has_fields = true;
-		asked->host = at + 1;
+		if (p->host)
+			p->has_fields = true;
+		p->host = at + 1;
 	}
 	/* A folded line belongs to the field before it. */
 	if ((last & 0xffff) == ('\n' << 8 | ' ') || (last & 0xffff) == ('\n' << 8 | '\t'))
-		asked->has_fields = true;
+		p->has_fields = true;
 	return 0;
 }
 
@@ -190,22 +190,22 @@ static __always_inline enum next_words take_request(struct __sk_buff *skb, const
 						    struct scratch *at)
 {
 	__u32 length = s->length;
-	struct asked asked = { .octets = at->event.octets, .target = 0xcbf29ce484222325ULL, .in_target = true };
+	struct parsed p = { .octets = at->event.octets, .target = 0xcbf29ce484222325ULL, .in_target = true };
 
 	asm volatile("" : "+r"(length));
 	if (length < 5 || length > REQUEST_MAX ||
 	    bpf_skb_load_bytes(skb, s->tcp + s->header, at->event.octets, length) ||
 	    *(__u32 *)at->event.octets != bpf_htonl(OF('G', 'E', 'T', ' ')))
 		return go_unnamed(s, st, service, COUNT_ASKING, at);
-	asked.length = length;
-	bpf_loop(REQUEST_MAX, read_octet, &asked, 0);
-	if (asked.ends != length)
+	p.length = length;
+	bpf_loop(REQUEST_MAX, read_octet, &p, 0);
+	if (p.ends != length)
 		return go_unnamed(s, st, service, COUNT_ASKING, at);
 	/* The site of the server. */
-	struct host host = { .octets = at->event.octets, .target = asked.target, .at = asked.host, .length = length };
+	struct host host = { .octets = at->event.octets, .target = p.target, .at = p.host, .length = length };
 	bpf_loop(HOST_MAX, read_host, &host, 0);
 	/* A name longer than HOST_MAX could be of another site with the same beginning. */
-	if (asked.has_fields || !asked.host || !host.begun || !host.ended || host.bad)
+	if (p.has_fields || !p.host || !host.begun || !host.ended || host.bad)
 		return go_unnamed(s, st, service, COUNT_FIELDS, at);
 	struct head_key key = { .table = issuer->table, .target = host.target };
 	struct heads *found = bpf_map_lookup_elem(&heads, &key);

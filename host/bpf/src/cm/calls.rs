@@ -16,7 +16,7 @@ use crate::kernel::{Feature, require};
 use crate::object::{attach, get, load, missing, object, open, run};
 
 const NAME: &str = "calls";
-/// Of a folder in which this version's are pinned: another one begins anew.
+/// Folder of this version's pins: another version begins with an empty one.
 const FOLDER: &str = "calls-4";
 const PROGRAMS: [&str; 6] = ["cm_open", "cm_call", "cm_calls", "cm_open_for", "cm_calls_for", "cm_evict"];
 const MAPS: [&str; 5] = ["shares", "flows", "clients", "users", "rings"];
@@ -25,7 +25,7 @@ const LINK: &str = "egress";
 const MAX_CLIENTS: u32 = 4096;
 /// Bytes of a client's ring, `RING_OCTETS` of cm.h.
 pub const RING: u32 = 65_536;
-/// Octets of `struct cm_client`, and where the client is in `struct cm_flow`.
+/// Bytes of `struct cm_client`, and the client's offset in `struct cm_flow`.
 const CLIENT: usize = 32;
 const CLIENT_ACCOUNT: usize = 24;
 const FLOW_CLIENT: usize = 124;
@@ -38,12 +38,13 @@ pub const CGROUP: &str = "/sys/fs/cgroup";
 /// How the calls are loaded.
 #[derive(Clone, Debug)]
 pub struct CallOptions {
-    /// The cgroup (version 2) whose processes' datagrams are counted; the root has all.
+    /// The cgroup (version 2) in which processes' datagrams are counted; the root has all.
     pub cgroup: PathBuf,
     /// A grant that is neither used nor declined goes to others after this, or a round trip if that is longer, ns; or up to twice
     /// as late.
     pub grant_life: u64,
-    /// A flow of which something is outstanding and nothing is heard for so long, ns, and for two timeouts, has lost it all.
+    /// Nanoseconds without feedback, beyond two timeouts, after which a flow's outstanding packets
+    /// count as lost.
     pub silence: u64,
     /// First window of a macroflow, packets.
     pub initial_window: u32,
@@ -87,15 +88,16 @@ pub struct CallClient {
     pub id: u32,
     /// Its user.
     pub uid: u32,
-    /// The user whose quotas count it.
+    /// The user with the quota that counts it.
     pub account: u32,
-    /// Its process, whose end is its own.
+    /// Its process; the client ends with it.
     pub pid: u32,
     /// When that began, as /proc/PID/stat has it: another process may be given its number.
     pub started: u64,
 }
 
-/// The calls, loaded. What is not [pinned](Calls::pin) goes with this.
+/// The calls, loaded. Programs and maps that are not [pinned](Calls::pin) are unloaded when this is
+/// dropped.
 #[derive(Debug)]
 pub struct Calls {
     programs: [OwnedFd; 6],
@@ -174,8 +176,8 @@ impl Calls {
         Ok(Some(Calls { programs: array(programs), maps: array(maps), link }))
     }
 
-    /// Takes the pins of a folder away, and what was begun there and not ended. Clients keep what they have, but nothing that they
-    /// send is counted any more, so that their windows do not grow.
+    /// Removes the pins of a folder, also those of a start that did not finish. Clients keep their
+    /// descriptors, but their packets are no longer counted, so their windows do not grow.
     ///
     /// # Errors
     /// The system's.
@@ -196,7 +198,7 @@ impl Calls {
         [0, 1, 2].map(|n| self.programs[n].as_fd())
     }
 
-    /// `cm_open_for` and `cm_calls_for`, which name the user: nobody else's.
+    /// `cm_open_for` and `cm_calls_for`, which take the user as an argument: for the daemon only.
     #[must_use]
     pub fn programs_for_others(&self) -> [BorrowedFd<'_>; 2] {
         [3, 4].map(|n| self.programs[n].as_fd())
@@ -209,12 +211,12 @@ impl Calls {
     /// Most clients of all accounts together.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Errors of the system call.
     pub fn capacity(&self) -> Result<u32, Error> {
         self.map("clients").info().map(|i| i.info.max_entries).map_err(Error::of("asking for a map's size"))
     }
 
-    /// Lets a process in, counted as one of `account`'s; says its number and gives its ring.
+    /// Registers a process under the quota of `account`; returns its number and its ring.
     ///
     /// # Errors
     /// There are too many.
@@ -230,7 +232,7 @@ impl Calls {
             _ => Ok(()),
         };
         if count().is_err() {
-            // Those of whom nothing is left since their histories were forgotten.
+            // Accounts without clients and without kept histories.
             for key in users.keys() {
                 self.forget_user(key.first_chunk().map_or(0, |account| u32::from_ne_bytes(*account)))?;
             }
@@ -253,10 +255,10 @@ impl Calls {
         Ok((id, ring.map_err(|source| Error::Os { operation: "keeping a ring", source })?))
     }
 
-    /// Who is in, by their numbers.
+    /// The registered clients, in the order of their numbers.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Errors of the system call.
     pub fn clients(&self) -> Result<Vec<CallClient>, Error> {
         let map = self.map("clients");
         let mut found = vec![];
@@ -268,10 +270,10 @@ impl Calls {
         Ok(found)
     }
 
-    /// Closes the flows of a client that is gone, and forgets it; says how many flows.
+    /// Closes the flows of a client that has exited and deletes it; returns the number of flows.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Errors of the system call.
     pub fn evict(&self, id: u32) -> Result<usize, Error> {
         let fail = Error::of("forgetting a client");
         // First its number, so that nothing more is opened by it.
@@ -328,7 +330,7 @@ impl Calls {
     /// The macroflows of all users.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Errors of the system call.
     pub fn macroflows(&self) -> Result<Vec<Macroflow>, Error> {
         read(self.map("shares"), |value| Ok(Some(value)))
     }

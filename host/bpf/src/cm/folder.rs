@@ -68,7 +68,7 @@ pub fn require_own(folder: &Path) -> Result<(), Error> {
     }
 }
 
-/// Whether only root and this user can change what is in it.
+/// Whether only root and this user can change the folder's entries.
 fn is_own(meta: &fs::Metadata) -> bool {
     let owner = meta.uid();
     (owner == 0 || owner == rustix::process::geteuid().as_raw()) && meta.mode() & OTHERS_WRITE == 0

@@ -25,7 +25,7 @@ pub use state::{Macroflow, Numbers};
 const NAME: &str = "cm";
 /// The maps that are pinned, and read: the macroflows by number, and the numbers of the destinations.
 const MAPS: [&str; 2] = ["macroflows", "destinations"];
-/// The program that forgets what has no connections, and its pin.
+/// The program that deletes macroflows without connections, and its pin.
 const FORGET: &str = "cm_tcp_forget";
 /// linux/magic.h
 const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
@@ -35,7 +35,7 @@ const NAME_MAX: usize = 16;
 /// Where a BPF file system usually is.
 pub const BPF_FS: &str = "/sys/fs/bpf";
 
-/// What is loaded.
+/// The loaded parts.
 #[derive(Clone, Copy, Debug)]
 pub struct Options<'a> {
     /// What the congestion control is called: 1 to 15 letters, digits, `_` and `.`.
@@ -129,7 +129,7 @@ impl Cm {
     /// The macroflows as they are.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Errors of the system call.
     pub fn macroflows(&self) -> Result<Vec<Macroflow>, Error> {
         let [macroflows, destinations] = MAPS;
         numbered(&map(&self.object, macroflows)?, &map(&self.object, destinations)?)
@@ -178,10 +178,11 @@ pub fn pinned(folder: &Path) -> Result<Vec<Macroflow>, Error> {
     numbered(&macroflows.map_err(&fail)?, &destinations.map_err(&fail)?)
 }
 
-/// Forgets the macroflows without connections of what is pinned in this folder; says how many. Those with connections stay.
+/// Deletes the macroflows without connections of the program that is pinned in this folder; returns
+/// their number. Those with connections stay.
 ///
 /// # Errors
-/// There is none; what the kernel says.
+/// No program is pinned there, or the system call fails.
 pub fn forget(folder: &Path) -> Result<usize, Error> {
     let fail = |operation| move |source| Error::Os { operation, source };
     let program = get(&folder.join(FORGET)).map_err(fail("opening the pinned program that forgets"))?;
@@ -317,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_of_another_file_system_is_refused_with_what_to_do() {
+    fn foreign_file_system_is_refused_with_advice() {
         let text = require_bpf_fs(Path::new("/proc")).unwrap_err().to_string();
         assert!(text.contains("mount -t bpf"), "{text}");
         assert!(require_bpf_fs(Path::new("/nowhere/at/all")).is_err());

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// `struct cm_key`, octets, with which `struct cm_share_key` begins.
+/// Bytes of `struct cm_key`, the beginning of `struct cm_share_key`.
 const KEY: usize = 32;
 /// Where `struct macroflow` begins in `struct cm_entry` and `struct cm_shared`: after lock and generation.
 const OFFSET: usize = 16;
@@ -18,7 +18,7 @@ pub struct Macroflow {
     pub destination: IpAddr,
     /// Their differentiated services code point.
     pub dscp: u8,
-    /// Whose programs' flows these are; none: TCP connections.
+    /// The user of the programs' flows; none: TCP connections.
     pub user: Option<u32>,
     /// The number of one that was made for flows which left that of their destination.
     pub apart: Option<u64>,
@@ -26,7 +26,8 @@ pub struct Macroflow {
     pub numbers: Numbers,
 }
 
-/// `struct macroflow`, in its order. Bytes and nanoseconds; `host/cm/src/controller/aimd.rs` and `group.rs` say what they are.
+/// `struct macroflow`, in its order. Bytes and nanoseconds; `host/cm/src/controller/aimd.rs` and
+/// `group.rs` explain the fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Numbers {
@@ -70,7 +71,7 @@ impl Numbers {
         (self.srtt > 0).then(|| (rate / u128::from(self.srtt)) as u64)
     }
 
-    /// From `struct macroflow`'s octets; none if they are too few.
+    /// Parses `struct macroflow`; none if the slice is too short.
     #[must_use]
     pub fn parse(octets: &[u8]) -> Option<Numbers> {
         let octets = octets.get(..SIZE)?;
@@ -153,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_of_the_map_is_none() {
+    fn entry_of_wrong_size_parses_to_none() {
         let mut value = vec![0; OFFSET];
         value[8] = 1;
         value.extend(octets());

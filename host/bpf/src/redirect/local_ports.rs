@@ -1,4 +1,4 @@
-//! What is taken of each local port, shared between a program and this process.
+//! The selection for each local port, shared between a program and this process.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,10 +12,10 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::Error;
 
-/// An octet for each port (`struct local_ports`).
+/// A byte for each port (`struct local_ports`).
 const OCTETS: usize = 1 << 16;
 
-/// What is taken of what comes to a local port (`enum local_port`).
+/// Selection of segments to a local port (`enum local_port`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum State {
@@ -24,12 +24,12 @@ pub enum State {
     None = 0,
     /// Segments with our option: it has a connection.
     Open = 1,
-    /// All segments: the server of a connection may turn out to speak plain TCP.
+    /// All segments: the server of a connection may turn out to use plain TCP.
     Opening = 2,
 }
 
-/// A state for each port. A program that follows it does so at once and without a system call, which matters to a
-/// client whose connections come and go. Clones are the same.
+/// A state for each port. The program reads a change at once and without a system call, which
+/// matters to a client with many short connections. Clones share the memory.
 #[derive(Clone, Debug)]
 pub struct LocalPorts(Arc<Shared>);
 
@@ -67,16 +67,16 @@ impl LocalPorts {
     }
 
     fn octet(&self, port: u16) -> &AtomicU8 {
-        // SAFETY: the octet of any port lies in the mapping, which lives as long as `self`.
+        // SAFETY: the byte of any port lies in the mapping, which lives as long as `self`.
         unsafe { self.0.memory.add(usize::from(port)).as_ref() }
     }
 
-    /// What is taken of a port from now on.
+    /// Sets the selection of a port.
     pub fn set(&self, port: u16, state: State) {
         self.octet(port).store(state as u8, Ordering::Relaxed);
     }
 
-    /// What is taken of a port now.
+    /// The selection of a port.
     #[must_use]
     pub fn get(&self, port: u16) -> State {
         match self.octet(port).load(Ordering::Relaxed) {

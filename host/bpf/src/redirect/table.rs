@@ -34,7 +34,7 @@ pub enum Taking {
         /// The option's.
         exid: u16,
     },
-    /// As [`LocalPorts`](super::LocalPorts) says of the port.
+    /// As [`LocalPorts`](super::LocalPorts) has for the port.
     Local {
         /// The option's, where it asks for one.
         exid: u16,
@@ -84,7 +84,7 @@ impl Map {
 type Key = Vec<u8>;
 type Value = Vec<u8>;
 
-/// What is to be taken; nothing at first.
+/// The selected frames; none at first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
     everything: bool,

@@ -2,20 +2,20 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-/// Most octets of a TCP header.
+/// Most bytes of a TCP header.
 pub const TCP_HEADER_MAX: usize = 60;
-/// Most octets of a segment that one event carries.
+/// Most bytes of a segment that one event carries.
 pub const EVENT_OCTETS: usize = 2048;
 
-/// `struct event` without its octets.
+/// Bytes of `struct event` without its data.
 const EVENT_HEADER: usize = KEY + 4 + 4 + 2 + 1 + 1;
-/// Octets of `struct flow_key`.
+/// Bytes of `struct flow_key`.
 pub(super) const KEY: usize = 36;
 const EVENT_HAS_FIN: u8 = 1 << 0;
 const EVENT_OF_DEAD: u8 = 1 << 1;
 const HAS_FIN: u32 = 1 << 0;
 const HAS_FIN_OF_DEAD: u32 = 1 << 1;
-/// Octets of `struct limits`.
+/// Bytes of `struct limits`.
 pub(super) const LIMITS: usize = 28;
 const RECORDED: u32 = 1 << 0;
 const AWAITED: u32 = 1 << 1;
@@ -23,7 +23,7 @@ const ADOPTED: u32 = 1 << 2;
 /// Of `enum happened`.
 pub(super) const HAPPENED_PIN: u32 = 1;
 pub(super) const HAPPENED_FREED: u32 = 3;
-/// Octets of [`What::Unnamed`].
+/// Bytes of [`What::Unnamed`].
 const UNNAMED: usize = 16;
 
 /// The two ends of a connection as the maps have them (`struct flow_key`).
@@ -88,10 +88,11 @@ pub(super) fn service_key(service: SocketAddr) -> [u8; 20] {
     key
 }
 
-/// Who holds a connection for which clients may be sent here (`struct pin`).
+/// The replica that holds a connection of which segments may arrive here (`struct pin`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pin {
-    /// The Ethernet address from which the ToR sends: what comes from another is not handed on.
+    /// The Ethernet address from which the ToR sends. Segments from other addresses are not handed
+    /// on.
     pub tor: [u8; 6],
     /// Index of the holder in the pool.
     pub holder: u8,
@@ -109,7 +110,7 @@ impl Pin {
     }
 }
 
-/// How far a connection's server is heard (`struct limits`); sequence numbers.
+/// Limits of the segments that leave (`struct limits`); sequence numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// No acknowledgement beyond it.
@@ -122,12 +123,13 @@ pub struct Limits {
     pub closes: bool,
     /// Where the server's data begin.
     pub first: u32,
-    /// What the client acknowledged last. The program writes it; what is written here may be older than what it knows, and
-    /// is corrected by the client's next segment.
+    /// Highest acknowledgement of the client. The program writes it. A value written here may be
+    /// older, and the client's next segment corrects it.
     pub acked: u32,
-    /// A record of it is stored: where the programs make timestamps, these say that nobody can go on by them.
+    /// A record is stored. Timestamps of the programs then mark the connection as one that cannot
+    /// be resumed by them.
     pub recorded: bool,
-    /// The kernel is about to have its socket: what its client says until then is dropped.
+    /// The kernel's socket is being made: the client's segments are dropped until then.
     pub awaited: bool,
     /// Another replica had it before: its client may acknowledge more than was sent here.
     pub adopted: bool,
@@ -176,7 +178,7 @@ impl Limits {
     }
 }
 
-/// What a program tells of a connection.
+/// An event of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event<'a> {
     /// Which.
@@ -225,8 +227,8 @@ pub enum What<'a> {
         /// The connection was closed since its process died.
         of_dead: bool,
     },
-    /// A segment of an orphan, which nobody else got. Its checksum was right, or left to hardware that there is not. One that is
-    /// longer than [`EVENT_OCTETS`] is not told.
+    /// A segment of an orphan, which the kernel did not get. Its checksum was right or partial. A
+    /// segment longer than [`EVENT_OCTETS`] makes no event.
     Parked {
         /// The IP packet.
         packet: &'a [u8],
@@ -238,9 +240,9 @@ pub enum What<'a> {
     },
     /// Timestamps of the programs cannot name what follows on this connection: from here on it is held to limits as any other.
     Unnamed {
-        /// The next octet of the client's.
+        /// The client's next sequence number.
         seq: u32,
-        /// The next one of the server's: what is before it the client has.
+        /// The server's next sequence number: the client has everything before it.
         end: u32,
         /// The server's initial sequence number.
         isn: u32,
@@ -294,7 +296,7 @@ impl Event<'_> {
     }
 }
 
-/// As much as the header says that it is long.
+/// The header, as long as its data offset tells.
 fn header_of(octets: &[u8]) -> Option<&[u8]> {
     octets.get(..4 * usize::from(octets.get(12)? >> 4))
 }
@@ -326,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_program_writes_is_nothing() {
+    fn malformed_event_parses_to_none() {
         let key = FlowKey::new("192.0.2.7:1025".parse().unwrap(), "10.9.0.1:80".parse().unwrap());
         let event = |length: u16, kind: u8, octets: usize| {
             [&key.0[..], &[0; 8], &length.to_ne_bytes(), &[kind, 1], &vec![0x50; octets]].concat()
@@ -342,7 +344,7 @@ mod tests {
         }
         assert!(Event::parse(&event(120, 1, 120)).is_some());
         assert_eq!([15, 16].map(|n| Event::parse(&event(n, 9, n.into())).is_some()), [false, true]);
-        // The headers say that they are 20 octets long.
+        // Both headers have a data offset of 20 bytes.
         for short in 0..80 {
             assert_eq!(Event::parse(&event(short, 1, short.into())), None, "{short} octets of two headers");
         }

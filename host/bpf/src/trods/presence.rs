@@ -1,5 +1,6 @@
-//! Whether the programs of a process that died are still on an interface ([`crate::linger`]): a socket's name that only lives as long as
-//! they do shows it, and gives what they know. What programs they are the kernel tells nobody without `CAP_SYS_ADMIN`.
+//! Detects whether the programs of a process that died are still on an interface
+//! ([`crate::linger`]). A socket name that lives as long as the programs shows it, and the socket
+//! passes their state on. Without `CAP_SYS_ADMIN` the kernel does not list attached programs.
 //!
 //! The name is a path in a folder that only this user and root can write, so no other user can take it, and names the interface
 //! and its network namespace.
@@ -25,13 +26,13 @@ use rustix::process::geteuid;
 pub(super) const FOLDER: &str = "/run/rivulet-programs";
 /// Names that an interface's programs may have: one for those that are there, others for as many processes as die within seconds.
 const NAMES: u32 = 8;
-/// Whoever died gives at once what it had, if the machine lets it.
+/// A dead process's child passes its state on at once; this is the longest wait on a slow machine.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// What is on an interface.
+/// The state of an interface.
 #[derive(Debug, Default)]
 pub(super) struct Claim {
-    /// A name for programs, as long as what has it is open; none if all are taken.
+    /// A name for the programs, taken while the listener is open; none if all names are taken.
     pub own: Option<UnixListener>,
     /// Others have one.
     pub follows: bool,
@@ -70,7 +71,7 @@ pub(super) fn claim(folder: &Path, index: u32) -> io::Result<Claim> {
     Ok(claim)
 }
 
-/// The folder, if nobody else can put anything there.
+/// Opens the folder if only root and this user can write there.
 fn open(path: &Path) -> io::Result<File> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(e),
@@ -94,19 +95,20 @@ fn take(path: &Path) -> io::Result<UnixListener> {
         _ => {}
     }
     let socket = UnixListener::bind(path)?;
-    // Whoever keeps it waits for nobody in it.
+    // So that the owner never waits in accept().
     socket.set_nonblocking(true)?;
     Ok(socket)
 }
 
-/// Whose a name is.
+/// The owner of a name.
 enum Former {
     Strangers,
-    /// This user's, and what whoever died gives.
+    /// This user, with the descriptor that a dead process passed on.
     Own(Option<OwnedFd>),
 }
 
-/// What whoever died gives, until then, if it was of this user. Nobody is waited for who accepts nobody.
+/// Waits until `until` for the descriptor that a dead process of this user passes on. A listener of
+/// another user, or one that accepts nothing, is not waited for.
 fn inherit(path: &Path, until: Instant) -> io::Result<Former> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let from = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -148,7 +150,7 @@ mod tests {
     /// A user that has nothing.
     const STRANGER: libc::uid_t = 65_534;
 
-    /// Does this as another user, on a thread of its own.
+    /// Runs this as another user on a separate thread.
     fn as_user<T: Send>(user: libc::uid_t, run: impl FnOnce() -> T + Send) -> T {
         let run = move || {
             // SAFETY: of this thread alone.
@@ -169,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_had_that_died_its_own_user_is_given() {
+    fn state_of_dead_process_goes_to_same_user_only() {
         if skipped(Feature::Tcx) {
             return;
         }
@@ -197,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_there_is_seen_for_as_long_as_it_is() {
+    fn owner_of_name_is_found_while_it_lives() {
         let folder = tempfile::tempdir().unwrap();
         let of = || claim(folder.path(), 1).unwrap();
         let first = of();
@@ -205,7 +207,7 @@ mod tests {
         let second = of();
         assert!(second.own.is_some() && second.follows && second.former.is_empty(), "it lives");
         drop(first);
-        // It has the first name now, and sees who has the second.
+        // It has the first name now, and finds the owner of the second.
         let third = of();
         assert!(third.own.is_some() && third.follows);
         drop(second);
@@ -215,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_waited_for_who_takes_nobody() {
+    fn listener_that_accepts_nothing_is_not_waited_for() {
         let folder = tempfile::tempdir().unwrap();
         let address = SocketAddrUnix::new(name(folder.path(), 1, 5)).unwrap();
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

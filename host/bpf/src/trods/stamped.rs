@@ -1,5 +1,5 @@
-//! Connections whose handshakes and timestamps the programs make (`src/bpf/ts.h`): what the process tells of services and
-//! responses, and what it reads and writes of connections.
+//! Connections with handshakes and timestamps that the programs make (`src/bpf/ts.h`): services and
+//! responses that the process configures, and the state of connections.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -14,23 +14,23 @@ use crate::object::map;
 
 /// Services that make ISNs.
 pub const MAX_ISSUERS: u32 = 16;
-/// Octets of a head that is known, at most.
+/// Most bytes of a known head.
 pub const HEAD_MAX: usize = 1024;
-/// Octets of a date, which differ in heads that are the same.
+/// Bytes of a date, which may differ in equal heads.
 pub const DATE: usize = 29;
 /// Heads that a target may have.
 pub const HEADS: usize = 2;
-/// Octets of `struct stamped`, and where its limits begin.
+/// Bytes of `struct stamped`, and the offset of its limits.
 const STAMPED: usize = HEAD + LIMITS + 4 * 32 + 4;
 const HEAD: usize = 56;
 const CLIENT_FIN: u8 = 1 << 0;
 const ADOPTED: u8 = 1 << 2;
-/// Above the flags: how often a connection was gone on with.
+/// First bit of the number of adoptions, above the flags.
 const GENERATION: u8 = 3;
 const GENERATIONS: u8 = 1 << (8 - GENERATION);
 
-/// How often a connection was gone on with, modulo 32: of two who have it the one that went on with it later counts, with serial
-/// numbers' arithmetic (RFC 1982).
+/// Number of a connection's adoptions, modulo 32. Of two replicas that have a connection, the one
+/// that adopted it later keeps it, by serial number arithmetic (RFC 1982).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Generation(u8);
 
@@ -41,13 +41,13 @@ impl Generation {
         Generation(number % GENERATIONS)
     }
 
-    /// Of whoever goes on with it now.
+    /// The number after a further adoption.
     #[must_use]
     pub fn next(self) -> Generation {
         Generation::new(self.0 + 1)
     }
 
-    /// Whether it was gone on with since.
+    /// Whether it was adopted since.
     #[must_use]
     pub fn is_after(self, other: Generation) -> bool {
         (1..GENERATIONS / 2).contains(&(self.0.wrapping_sub(other.0) % GENERATIONS))
@@ -60,7 +60,7 @@ impl Generation {
     }
 }
 
-/// Who makes the ISNs of a service's connections (`struct issuer`).
+/// An issuer of the ISNs of a service's connections (`struct issuer`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Issuer {
     /// The key of the epoch.
@@ -89,22 +89,22 @@ impl Issuer {
     }
 }
 
-/// A response that can be told by its head (`struct head`).
+/// A response that its head identifies (`struct head`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KnownHead {
-    /// Of its octets without the date's ([`sum_words`]).
+    /// Sum of the head's bytes without the date ([`sum_words`]).
     pub sum: u64,
-    /// Octets of it.
+    /// Bytes of the head.
     pub length: u32,
     /// Where its date is; 0: it has none.
     pub date: u32,
-    /// Octets of head and body.
+    /// Bytes of head and body.
     pub total: u32,
     /// What timestamps call it.
     pub object: u32,
 }
 
-/// The sum of a head whose date, if it has one, stands there.
+/// The sum of a head with its date, if any, at this offset.
 #[must_use]
 pub fn head_sum(head: &[u8], date: usize) -> u64 {
     let mut octets = head.to_vec();
@@ -134,34 +134,35 @@ pub fn target_hash(host: &[u8], target: &[u8]) -> u64 {
 /// How far a connection is (`enum stamped_phase`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Nothing was asked.
+    /// No request yet.
     Setup,
-    /// For what is in the table.
+    /// A request for an object of the table.
     Asked,
     /// The response began, and timestamps name it.
     Named,
     /// The client has echoed one of these.
     Echoed,
-    /// Nobody can go on with it.
+    /// No replica can resume it.
     Free,
     /// The process records it: timestamps are made, and name nothing once a record is stored.
     Recorded,
 }
 
-/// A connection whose timestamps the programs make (`struct stamped`).
+/// A connection with timestamps of the programs (`struct stamped`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamped {
-    /// When the client was heard last, nanoseconds of `CLOCK_MONOTONIC`.
+    /// Time of the client's last segment, nanoseconds of `CLOCK_MONOTONIC`.
     pub heard: u64,
-    /// The number of the first octet of the response is one more.
+    /// One less than the number of the response's first byte.
     pub isn: u32,
     /// Behind what the client was, or may be, acknowledged.
     pub client_next: u32,
     /// What all its values have.
     pub base: u32,
-    /// What they name; before [`Phase::Named`] what they may only name, since the client has octets of it behind a hole, or 0.
+    /// The object that the timestamps name. Before [`Phase::Named`]: the only object that they may
+    /// name, because the client holds bytes of it behind a hole, or 0.
     pub object: u32,
-    /// Octets of the response.
+    /// Bytes of the response.
     pub total: u32,
     /// How far it is.
     pub phase: Phase,
@@ -169,7 +170,7 @@ pub struct Stamped {
     pub client_fin: bool,
     /// Another replica had it before.
     pub adopted: bool,
-    /// How often it was gone on with.
+    /// Number of adoptions.
     pub generation: Generation,
     /// The index of its values, and the newest that came back.
     pub index: u8,
@@ -281,7 +282,7 @@ impl Stamps {
         delete(&self.heads, &head_key(table, host, target))
     }
 
-    /// What is known of a connection.
+    /// The state of a connection.
     ///
     /// # Errors
     /// The system's.
@@ -307,7 +308,7 @@ impl Stamps {
         update(&self.stamped, key.octets(), &stamped.encode(), MapFlags::ANY)
     }
 
-    /// What is known of a connection is this now. False: it is over.
+    /// Replaces the state of a connection. False: the connection has ended.
     pub(super) fn replace(&self, key: &FlowKey, stamped: &Stamped) -> Result<bool, Error> {
         match self.stamped.update(key.octets(), &stamped.encode(), MapFlags::EXIST) {
             Ok(()) => Ok(true),
@@ -344,7 +345,7 @@ pub(super) fn all_of(map: BorrowedFd<'_>) -> Vec<(FlowKey, Stamped)> {
     }
     let map = map.as_raw_fd();
     let (mut before, mut key, mut value) = (None, [0; layout::KEY], [0; STAMPED]);
-    // Behind one that is gone by now it begins anew.
+    // After a key that was deleted meanwhile the iteration restarts.
     for _ in 0..info.max_entries {
         let last = before.as_ref().map_or(std::ptr::null(), |key: &[u8; layout::KEY]| key.as_ptr());
         // SAFETY: keys and values have the sizes of the map's; no key asks for the first one.
@@ -397,7 +398,7 @@ impl super::Trods {
         update(&self.services, &layout::service_key(service), &value, MapFlags::ANY)
     }
 
-    /// The maps of connections whose timestamps are made here.
+    /// The maps of connections with timestamps of the programs.
     #[must_use]
     pub fn stamps(&self) -> &Stamps {
         &self.stamps
@@ -409,7 +410,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_went_on_later_counts_however_often_that_was() {
+    fn later_adoption_wins_across_wraparound() {
         let mut generation = Generation::default();
         for _ in 0..100 {
             let (next, third) = (generation.next(), generation.next().next());

@@ -16,13 +16,13 @@ const DROP: i32 = 2;
 const REDIRECT: i32 = 7;
 /// What leaves for an interface that is not there.
 const SWALLOWED: i32 = REDIRECT;
-/// Octets of `struct __sk_buff`, and where `gso_segs` is.
+/// Bytes of `struct __sk_buff`, and the offset of `gso_segs`.
 const SKB: usize = 192;
 const GSO_SEGS: usize = 164;
 /// Of `enum happened`.
 const HAPPENED_DEATH: u32 = 0;
 
-/// So that all numbers wrap within the first octets.
+/// Chosen so that sequence numbers wrap within the first bytes.
 const CLIENT_ISN: u32 = u32::MAX - 2;
 const SERVER_ISN: u32 = u32::MAX - 1;
 const CLIENT: u32 = CLIENT_ISN.wrapping_add(1);
@@ -99,9 +99,9 @@ struct Rig {
     service: SocketAddr,
 }
 
-/// What happened, without borrowed octets.
+/// An event, with its data owned.
 #[derive(Debug, PartialEq)]
-enum Told {
+enum Seen {
     Opened(Vec<u8>, Vec<u8>),
     Request(u32, Vec<u8>, bool),
     Reset(u32),
@@ -154,7 +154,7 @@ impl Rig {
         (output.return_value as i32, output.data.unwrap().to_vec())
     }
 
-    /// Whether the process has died, as its [links](crate::linger) say.
+    /// Marks the process as dead, as its [links](crate::linger) would.
     fn set_dead(&self, is: bool) {
         let dead = map(&self.trods.object, ".data.dead").unwrap();
         update(&dead, &0u32.to_ne_bytes(), &u32::from(is).to_ne_bytes(), MapFlags::ANY).unwrap();
@@ -183,7 +183,7 @@ impl Rig {
             flags: tcp[13],
             ..segment.clone()
         };
-        // The checksum goes with every change, and nothing else changes.
+        // The checksum is valid after every change, and no other byte changes.
         let whole = Segment { ack: changed.ack.wrapping_add(CLIENT), ..changed.clone() };
         assert_eq!(out, whole.frame());
         (verdict, changed)
@@ -205,7 +205,7 @@ impl Rig {
         assert_eq!(self.syn(), NEXT);
         assert_eq!(self.syn_ack(SERVER_ISN), NEXT);
         assert_eq!(self.up(ACK, 0, 0, &[]), NEXT);
-        assert!(matches!(&self.told()[..], [Told::Opened(..)]));
+        assert!(matches!(&self.events()[..], [Seen::Opened(..)]));
     }
 
     fn syn(&self) -> i32 {
@@ -224,7 +224,7 @@ impl Rig {
         FlowKey::new(self.client, self.service)
     }
 
-    /// Limits in octets behind the SYNs.
+    /// Sets limits, in bytes after the SYNs.
     fn limit(&self, ack: u32, data: u32, fin_at: Option<u32>) {
         self.limit_closing(ack, data, fin_at, false);
     }
@@ -236,31 +236,31 @@ impl Rig {
         assert!(self.trods.set_limits(&self.key(), &limits).unwrap());
     }
 
-    fn told(&mut self) -> Vec<Told> {
+    fn events(&mut self) -> Vec<Seen> {
         let (mut told, key) = (Vec::new(), self.key());
         while self
             .trods
             .events(1, |event| {
                 assert_eq!(event.key, key);
                 told.push(match event.what {
-                    What::Opened { syn, syn_ack } => Told::Opened(syn.into(), syn_ack.into()),
+                    What::Opened { syn, syn_ack } => Seen::Opened(syn.into(), syn_ack.into()),
                     What::Request { seq, octets, fin } => {
-                        Told::Request(seq.wrapping_sub(CLIENT), octets.into(), fin)
+                        Seen::Request(seq.wrapping_sub(CLIENT), octets.into(), fin)
                     }
-                    What::Reset { seq } => Told::Reset(seq.wrapping_sub(CLIENT)),
-                    What::Ended => Told::Ended,
-                    What::Fin { seq, of_dead } => Told::Fin(seq.wrapping_sub(SERVER), of_dead),
-                    What::Aborted { of_dead } => Told::Aborted(of_dead),
-                    What::Parked { packet } => Told::Parked(packet.into()),
-                    What::Stamped { seq } => Told::Stamped(seq.wrapping_sub(CLIENT)),
-                    What::Unnamed { seq, end, isn, base, adopted } => Told::Unnamed {
+                    What::Reset { seq } => Seen::Reset(seq.wrapping_sub(CLIENT)),
+                    What::Ended => Seen::Ended,
+                    What::Fin { seq, of_dead } => Seen::Fin(seq.wrapping_sub(SERVER), of_dead),
+                    What::Aborted { of_dead } => Seen::Aborted(of_dead),
+                    What::Parked { packet } => Seen::Parked(packet.into()),
+                    What::Stamped { seq } => Seen::Stamped(seq.wrapping_sub(CLIENT)),
+                    What::Unnamed { seq, end, isn, base, adopted } => Seen::Unnamed {
                         seq: seq.wrapping_sub(CLIENT),
                         end: end.wrapping_sub(SERVER),
                         is_known: (isn, base) == (SERVER_ISN, stamped::BASE),
                         adopted,
                     },
-                    What::Replaced => Told::Replaced,
-                    What::Refused { seq } => Told::Refused(seq.wrapping_sub(SERVER)),
+                    What::Replaced => Seen::Replaced,
+                    What::Refused { seq } => Seen::Refused(seq.wrapping_sub(SERVER)),
                 });
             })
             .unwrap()
@@ -275,7 +275,7 @@ impl Rig {
 }
 
 #[test]
-fn the_end_of_a_handshake_opens_a_connection_and_what_the_client_sends_is_copied() {
+fn completed_handshake_opens_connection_and_copies_client_data() {
     for (client, service) in [("192.0.2.7:1025", "10.9.0.1:80"), ("[2001:db8::7]:1025", "[fd00:9::1]:80")] {
         let Some(mut rig) = Rig::new(client, service) else { return };
         assert_eq!((rig.syn(), rig.syn_ack(SERVER_ISN)), (NEXT, NEXT));
@@ -283,11 +283,11 @@ fn the_end_of_a_handshake_opens_a_connection_and_what_the_client_sends_is_copied
         for (seq, ack) in [(1, 0), (0, 1), (u32::MAX, 0)] {
             assert_eq!(rig.up(ACK, seq, ack, b"GET"), NEXT);
         }
-        assert_eq!((rig.told(), rig.counters().opened), (vec![], 0));
+        assert_eq!((rig.events(), rig.counters().opened), (vec![], 0));
         assert_eq!(rig.syn(), NEXT, "the same SYN again");
         assert_eq!(rig.up(ACK, 0, 0, b"GET"), NEXT);
-        let told = rig.told();
-        let [Told::Opened(syn, syn_ack), Told::Request(0, octets, false)] = &told[..] else {
+        let told = rig.events();
+        let [Seen::Opened(syn, syn_ack), Seen::Request(0, octets, false)] = &told[..] else {
             panic!("{told:?}")
         };
         for (header, flags, seq, ack) in [(syn, SYN, CLIENT_ISN, 0), (syn_ack, SYN | ACK, SERVER_ISN, CLIENT)]
@@ -308,14 +308,13 @@ fn the_end_of_a_handshake_opens_a_connection_and_what_the_client_sends_is_copied
         };
         assert_eq!(rig.trods.limits(&rig.key()).unwrap(), Some(limits));
         rig.limit(3, 9, None);
-        // More than one event carries, and what is left of it.
-        // (BPF_PROG_TEST_RUN takes no more than a page.)
+        // More data than one event carries. (BPF_PROG_TEST_RUN takes at most a page.)
         let data: Vec<u8> = (0..EVENT_OCTETS + 1200).map(|n| n as u8).collect();
         for (length, fin) in [(EVENT_OCTETS, FIN), (EVENT_OCTETS + 1, 0), (data.len(), FIN), (0, FIN)] {
             assert_eq!(rig.up(ACK | fin, 3, 9, &data[..length]), NEXT);
             let (mut got, mut last) = (Vec::new(), false);
-            for told in rig.told() {
-                let Told::Request(seq, octets, fin) = told else { panic!("{told:?}") };
+            for told in rig.events() {
+                let Seen::Request(seq, octets, fin) = told else { panic!("{told:?}") };
                 assert_eq!((seq, last), (3 + got.len() as u32, false));
                 (got, last) = ([&got[..], &octets].concat(), fin);
             }
@@ -349,15 +348,15 @@ fn a_damaged_segment_is_the_kernels_to_drop() {
                 damaged[at] ^= 4;
                 assert_eq!(rig.run("trods_ingress", &damaged).0, NEXT);
             }
-            assert_eq!(rig.told(), [], "{flags} {length}");
+            assert_eq!(rig.events(), [], "{flags} {length}");
             assert_eq!(rig.trods.limits(&rig.key()).unwrap().unwrap().acked, SERVER);
-            // One whose sender left the sum to hardware that there is not.
+            // A segment with a partial checksum.
             let mut partial = frame.clone();
             let pseudo = sum(&pseudo(from.ip(), to.ip(), 20 + length));
             partial[tcp + 16..tcp + 18].copy_from_slice(&pseudo.to_be_bytes());
             for whole in [partial, frame] {
                 assert_eq!(rig.run("trods_ingress", &whole).0, NEXT);
-                assert!(!rig.told().is_empty(), "{flags} {length}");
+                assert!(!rig.events().is_empty(), "{flags} {length}");
             }
             rig.limit(0, 9, Some(9));
         }
@@ -371,7 +370,7 @@ fn a_damaged_segment_is_the_kernels_to_drop() {
         syn[last] ^= 1;
         assert_eq!(rig.run("trods_ingress", &syn).0, NEXT);
         assert_eq!((rig.syn_ack(SERVER_ISN), rig.up(ACK, 0, 0, &[])), (NEXT, NEXT));
-        assert_eq!(rig.told(), []);
+        assert_eq!(rig.events(), []);
     }
 }
 
@@ -388,7 +387,7 @@ fn data_beyond_the_limit_does_not_leave() {
     {
         assert_eq!(rig.down(ACK, seq, 0, data).0, verdict, "{seq}");
     }
-    assert_eq!((rig.counters().held, rig.told()), (4, vec![]));
+    assert_eq!((rig.counters().held, rig.events()), (4, vec![]));
     rig.trods.free(&rig.key()).unwrap();
     assert_eq!(rig.down(ACK, 4, 0, b"/1.1").0, NEXT);
 }
@@ -418,27 +417,27 @@ fn a_fin_leaves_at_its_place_alone() {
     rig.open();
     rig.limit(0, 4, None);
     assert_eq!(rig.down(FIN | ACK, 4, 0, &[]).0, SWALLOWED);
-    assert_eq!(rig.told(), [Told::Fin(4, false)]);
+    assert_eq!(rig.events(), [Seen::Fin(4, false)]);
     assert!(rig.trods.take_withheld(&rig.key()).unwrap().is_some());
     let (verdict, sent) = rig.down(FIN | ACK, 0, 5, b"HTTP");
     assert_eq!((verdict, sent.flags, sent.ack), (NEXT, ACK, 0), "its data leave without it");
-    assert_eq!(rig.told(), [Told::Fin(4, false)]);
+    assert_eq!(rig.events(), [Seen::Fin(4, false)]);
     rig.limit(0, 4, Some(4));
     assert_eq!(rig.down(FIN | ACK, 3, 0, &[]).0, SWALLOWED);
     let (verdict, sent) = rig.down(FIN | ACK, 4, 5, &[]);
     assert_eq!((verdict, sent.flags, sent.ack), (NEXT, FIN | ACK, 0));
     assert_eq!(rig.down(FIN | ACK, 0, 0, b"HTTP").1.flags, FIN | ACK);
-    assert_eq!(rig.told(), [Told::Fin(3, false)]);
+    assert_eq!(rig.events(), [Seen::Fin(3, false)]);
     // Acknowledged: no earlier and no later number.
-    for (ack, told) in [(4, vec![]), (6, vec![]), (5, vec![Told::Ended])] {
+    for (ack, told) in [(4, vec![]), (6, vec![]), (5, vec![Seen::Ended])] {
         assert_eq!(rig.up(ACK, 0, ack, &[]), NEXT);
-        assert_eq!(rig.told(), told, "{ack}");
+        assert_eq!(rig.events(), told, "{ack}");
     }
     assert_eq!(rig.counters().fins, 3);
 }
 
 #[test]
-fn what_ends_since_a_process_dies_ends_only_where_the_server_said_that_it_would() {
+fn fin_of_dying_process_leaves_only_at_announced_end() {
     let Some(mut rig) = Rig::v4() else { return };
     rig.open();
     let dies = |rig: &Rig| {
@@ -450,27 +449,27 @@ fn what_ends_since_a_process_dies_ends_only_where_the_server_said_that_it_would(
     rig.limit(0, 4, Some(4));
     assert_eq!(rig.down(FIN | ACK, 4, 0, &[]).0, SWALLOWED);
     assert_eq!(rig.down(RST | ACK, 4, 0, &[]).0, SWALLOWED);
-    assert_eq!(rig.told(), [Told::Fin(4, true), Told::Aborted(true)]);
+    assert_eq!(rig.events(), [Seen::Fin(4, true), Seen::Aborted(true)]);
     rig.limit_closing(0, 4, Some(4), true);
     assert_eq!(rig.down(FIN | ACK, 4, 0, &[]).0, NEXT);
-    // The next connection between these ports has a process of its own.
+    // The next connection between these ports belongs to another process.
     rig.trods.free(&rig.key()).unwrap();
     rig.open();
     assert_eq!(rig.down(RST | ACK, 0, 0, &[]).0, SWALLOWED);
-    assert_eq!(rig.told(), [Told::Aborted(false)]);
-    // Nor does it share one where nobody freed the connection before.
+    assert_eq!(rig.events(), [Seen::Aborted(false)]);
+    // It does not inherit the death, also where the former connection was not removed.
     dies(&rig);
     assert_eq!((rig.syn(), rig.syn_ack(SERVER_ISN.wrapping_add(50))), (NEXT, NEXT));
     assert_eq!(rig.up(ACK, 0, 50, &[]), NEXT);
-    assert!(matches!(&rig.told()[..], [Told::Opened(..)]));
+    assert!(matches!(&rig.events()[..], [Seen::Opened(..)]));
     assert_eq!(rig.down(RST | ACK, 50, 0, &[]).0, SWALLOWED);
-    assert_eq!(rig.told(), [Told::Aborted(false)]);
+    assert_eq!(rig.events(), [Seen::Aborted(false)]);
 }
 
-/// A child that exits with a connection, one that closes it before, and one that exits with the client's end, on whose back the
-/// kernel takes its FIN in.
+/// Three children: one exits with a connection, one closes it before, and one exits with the
+/// client's end, so that the kernel handles the client's FIN in its context.
 #[test]
-fn the_kernel_tells_whose_process_died() {
+fn close_by_dying_process_is_distinguished() {
     let Some(mut rig) = Rig::v4() else { return };
     let inode = rustix::fs::stat("/proc/thread-self/ns/net").unwrap().st_ino;
     rig.trods.see_deaths(inode as u32).unwrap_or_else(|e| panic!("{e}"));
@@ -533,7 +532,7 @@ fn no_reset_leaves_a_connection_that_is_protected_or_looked_for() {
     rig.open();
     assert_eq!(rig.down(RST | ACK, 0, 0, &[]).0, SWALLOWED);
     assert_eq!(rig.up(RST, 7, 0, &[]), NEXT);
-    assert_eq!(rig.told(), [Told::Aborted(false), Told::Reset(7)]);
+    assert_eq!(rig.events(), [Seen::Aborted(false), Seen::Reset(7)]);
     rig.trods.free(&rig.key()).unwrap();
     assert_eq!(rig.down(RST | ACK, 0, 0, &[]).0, NEXT);
     rig.trods
@@ -541,7 +540,7 @@ fn no_reset_leaves_a_connection_that_is_protected_or_looked_for() {
         .unwrap()
         .set(3, Lease { until: u64::MAX, settling: u64::MAX, ..Lease::default() })
         .unwrap();
-    // Of a kernel that knows no such connection, however long it is asked.
+    // RSTs of a kernel that does not know the connection, however often the client retransmits.
     for _ in 0..2 {
         assert_eq!(rig.down(RST, 5, 0, &[]).0, SWALLOWED);
         rig.refused_before(1);
@@ -558,23 +557,23 @@ fn no_reset_leaves_a_connection_that_is_protected_or_looked_for() {
 
 /// Of a kernel without a socket for it, or without a server.
 #[test]
-fn what_is_unknown_here_is_reset_a_second_after_it_was_asked_first() {
+fn unknown_connection_is_reset_one_second_after_first_segment() {
     let Some(mut rig) = Rig::v4() else { return };
-    // In answer to an acknowledgement, and to a SYN, whose client sends another one by itself.
+    // RSTs that answer an acknowledgement, and a SYN, which its client retransmits by itself.
     for (flags, seq, told) in
-        [(RST, 5, vec![Told::Refused(5)]), (RST | ACK, 0u32.wrapping_sub(SERVER), vec![])]
+        [(RST, 5, vec![Seen::Refused(5)]), (RST | ACK, 0u32.wrapping_sub(SERVER), vec![])]
     {
         delete(&map(&rig.trods.object, "refused").unwrap(), rig.key().octets()).unwrap();
         assert_eq!(rig.down(flags, seq, 0, &[]).0, SWALLOWED);
         assert_eq!(rig.down(flags, seq, 0, &[]).0, SWALLOWED);
-        assert_eq!(rig.told(), told);
+        assert_eq!(rig.events(), told);
         rig.refused_before(1);
         assert_eq!(rig.down(flags, seq, 0, &[]).0, NEXT);
-        assert_eq!(rig.told(), vec![]);
+        assert_eq!(rig.events(), vec![]);
         // Of another time.
         rig.refused_before(129);
         assert_eq!(rig.down(flags, seq, 0, &[]).0, SWALLOWED);
-        assert_eq!(rig.told(), told);
+        assert_eq!(rig.events(), told);
     }
     assert_eq!(rig.counters().resets, 6);
 }
@@ -587,46 +586,46 @@ fn reset_waits_again_after_a_pause() {
         delete(&map(&rig.trods.object, "refused").unwrap(), rig.key().octets()).unwrap();
         for _ in 0..2 {
             assert_eq!(rig.down(RST, 5, 0, &[]).0, SWALLOWED, "{pause}");
-            assert_eq!(rig.told(), [Told::Refused(5)], "the process asks the client");
+            assert_eq!(rig.events(), [Seen::Refused(5)], "the process asks the client");
             rig.refused_before(pause);
         }
         assert_eq!(rig.down(RST, 5, 0, &[]).0, SWALLOWED, "{pause}");
         rig.refused_before(2);
         assert_eq!(rig.down(RST, 5, 0, &[]).0, NEXT, "{pause}: it has answered the process");
-        rig.told();
+        rig.events();
     }
 }
 
 #[test]
-fn an_orphan_is_heard_here_alone_until_it_begins_anew() {
+fn segments_of_orphan_are_parked_until_new_handshake() {
     let Some(mut rig) = Rig::v4() else { return };
     rig.trods.park(&rig.key()).unwrap();
     assert_eq!(rig.up(ACK, 5, 9, b"GET"), DROP);
     assert_eq!(rig.up(FIN | ACK, 5, 9, &vec![1; EVENT_OCTETS - 40]), DROP);
     assert_eq!(rig.up(ACK, 5, 9, &vec![1; EVENT_OCTETS - 39]), DROP);
-    let told = rig.told();
-    let [Told::Parked(one), Told::Parked(most)] = &told[..] else { panic!("{told:?}") };
+    let told = rig.events();
+    let [Seen::Parked(one), Seen::Parked(most)] = &told[..] else { panic!("{told:?}") };
     let (seq, ack) = (CLIENT.wrapping_add(5).to_be_bytes(), SERVER.wrapping_add(9).to_be_bytes());
     assert_eq!((one[0], &one[24..28], &one[28..32], &one[40..]), (0x45, &seq[..], &ack[..], &b"GET"[..]));
     assert_eq!(most.len(), EVENT_OCTETS);
     // Of another replica, which sent it on.
     let lease = |tor| Lease { until: u64::MAX, settling: 0, tor };
     rig.trods.leases().unwrap().set(3, lease([3; 6])).unwrap();
-    assert_eq!((rig.up(ACK, 5, 9, b"GET"), rig.told()), (DROP, vec![]));
+    assert_eq!((rig.up(ACK, 5, 9, b"GET"), rig.events()), (DROP, vec![]));
     rig.trods.leases().unwrap().set(3, lease([2; 6])).unwrap();
-    assert_eq!((rig.up(ACK, 5, 9, b"GET"), rig.told().len()), (DROP, 1));
+    assert_eq!((rig.up(ACK, 5, 9, b"GET"), rig.events().len()), (DROP, 1));
     let (from, to) = (rig.client, rig.service);
     let mut damaged =
         Segment { from, to, seq: 1, ack: 1, flags: ACK, options: vec![], data: vec![1] }.frame();
     damaged[54] = 0;
-    assert_eq!((rig.run("trods_ingress", &damaged).0, rig.told()), (DROP, vec![]));
+    assert_eq!((rig.run("trods_ingress", &damaged).0, rig.events()), (DROP, vec![]));
     rig.open();
     assert_eq!(rig.up(ACK, 0, 0, b"GET"), NEXT);
-    assert_eq!((rig.told(), rig.counters().parked), (vec![Told::Request(0, b"GET".into(), false)], 6));
+    assert_eq!((rig.events(), rig.counters().parked), (vec![Seen::Request(0, b"GET".into(), false)], 6));
 }
 
 #[test]
-fn what_another_holds_is_handed_on_once_and_nobody_here_speaks() {
+fn pinned_connection_is_handed_on_once_and_kernel_is_muted() {
     for (client, service) in [("192.0.2.7:1025", "10.9.0.1:80"), ("[2001:db8::7]:1025", "[fd00:9::1]:80")] {
         let Some(mut rig) = Rig::new(client, service) else { return };
         let (from, to, key) = (rig.client, rig.service, rig.key());
@@ -643,21 +642,21 @@ fn what_another_holds_is_handed_on_once_and_nobody_here_speaks() {
             );
             assert_eq!(out[12..], frame[12..]);
             assert_eq!(rig.down(flags, 0, 0, data).0, SWALLOWED, "a kernel that does not know yet");
-            // What it says is told, for when this replica goes on with it.
-            let told = if data.is_empty() { vec![] } else { vec![Told::Parked(frame[14..].into())] };
-            assert_eq!(rig.told(), told);
+            // Data becomes an event, for a later adoption by this replica.
+            let told = if data.is_empty() { vec![] } else { vec![Seen::Parked(frame[14..].into())] };
+            assert_eq!(rig.events(), told);
         }
         assert_eq!((rig.counters().handed_on, rig.counters().muted, rig.counters().parked), (4, 4, 0));
         // From another member: it does not go round.
         rig.trods.pin(&key, Pin { tor: [2, 2, 2, 2, 2, 3], holder: 5 }).unwrap();
-        assert_eq!((rig.up(ACK, 5, 9, b"GET"), rig.told()), (NEXT, vec![]));
+        assert_eq!((rig.up(ACK, 5, 9, b"GET"), rig.events()), (NEXT, vec![]));
         rig.trods.pin(&key, Pin { tor, holder: 5 }).unwrap();
         // Another connection between these ports is this host's.
         rig.open();
         assert_eq!(rig.up(ACK, 0, 0, b"GET"), NEXT);
         rig.limit(10, 10, None);
         assert_eq!(rig.down(ACK, 0, 3, b"HTTP").0, NEXT);
-        // Also when it is let go: the one that the other holds is over.
+        // Also without limits: the former connection of this replica has ended.
         rig.trods.free(&key).unwrap();
         assert_eq!((rig.up(ACK, 0, 0, b"GET"), rig.down(ACK, 0, 3, b"HTTP").0), (NEXT, NEXT));
         rig.trods.pin(&key, Pin { tor, holder: 5 }).unwrap();
@@ -668,9 +667,9 @@ fn what_another_holds_is_handed_on_once_and_nobody_here_speaks() {
     }
 }
 
-/// As at a replica that gets what another one holds, of which nobody has told it.
+/// As at a replica that gets segments of a connection which another holds, without a pin.
 #[test]
-fn what_nobody_knows_is_turned_around_at_once() {
+fn unknown_segment_is_returned_to_tor_at_once() {
     let (tor, own, another) = ([2; 6], [2, 0, 0, 0, 0, 9], [2, 0, 0, 0, 0, 7]);
     for (client, service) in [("192.0.2.7:1025", "10.9.0.1:80"), ("[2001:db8::7]:1025", "[fd00:9::1]:80")] {
         let Some(mut rig) = Rig::new(client, service) else { return };
@@ -688,8 +687,9 @@ fn what_nobody_knows_is_turned_around_at_once() {
             assert_eq!((verdict, &out[..6], &out[6..12]), (REDIRECT, &tor[..], &own[..]));
             assert_eq!(out[12..], frame[12..]);
         }
-        assert_eq!((rig.counters().handed_on, rig.told()), (3, vec![]));
-        // Nobody hears of a client's reset, and what another member handed on does not go round.
+        assert_eq!((rig.counters().handed_on, rig.events()), (3, vec![]));
+        // A client's RST is dropped, and a segment that another member handed on is not handed on
+        // again.
         for frame in [frame(tor, RST, b""), frame(another, ACK, b"GET")] {
             assert_eq!(rig.run("trods_ingress", &frame), (NEXT, frame));
         }
@@ -697,13 +697,13 @@ fn what_nobody_knows_is_turned_around_at_once() {
         let frame = frame(tor, ACK, b"GET");
         assert_eq!(rig.run("trods_ingress", &frame), (NEXT, frame), "the next process may know");
         rig.set_dead(false);
-        // What may end a handshake is the kernel's, also where it has no socket for it.
+        // The kernel gets segments that may complete a handshake, also without a socket.
         assert_eq!((rig.syn(), rig.up(ACK, 0, 7, b"GET")), (NEXT, NEXT));
     }
 }
 
 #[test]
-fn of_a_flood_of_what_nobody_knows_the_most_is_not_turned_around() {
+fn flood_of_unknown_segments_is_mostly_not_returned() {
     let Some(rig) = Rig::v4() else { return };
     // As all frames here come: from this address, to the same, so that one that was turned around comes again.
     rig.trods.leases().unwrap().set(3, Lease { tor: [2; 6], ..Lease::default() }).unwrap();
@@ -727,13 +727,13 @@ fn clock() -> u64 {
 }
 
 #[test]
-fn whose_lease_is_over_is_silent() {
+fn nothing_leaves_after_lease_ends() {
     let Some(mut rig) = Rig::v4() else { return };
     rig.open();
     rig.limit(10, 10, Some(10));
     for until in [0, 1] {
         rig.trods.leases().unwrap().set(3, Lease { until, settling: 0, ..Lease::default() }).unwrap();
-        // Of what its server's TCP sends again it is told that it is lost, so that it tries again soon.
+        // Segments with data are dropped, which the server's TCP notices, so that it retries soon.
         for (flags, data, verdict) in [
             (ACK, &b""[..], SWALLOWED),
             (ACK, b"HTTP", DROP),
@@ -748,20 +748,20 @@ fn whose_lease_is_over_is_silent() {
     // One that was over a moment ago may hold again before TCP would send the same again.
     rig.trods.leases().unwrap().set(3, Lease { until: clock(), settling: 0, ..Lease::default() }).unwrap();
     assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, SWALLOWED);
-    assert_eq!((rig.counters().muted, rig.told()), (10, vec![]));
+    assert_eq!((rig.counters().muted, rig.events()), (10, vec![]));
     rig.trods.leases().unwrap().set(3, Lease { until: 1, settling: 0, ..Lease::default() }).unwrap();
-    // Nor does one say anything of which nothing is known: another may go on with it.
+    // Unknown connections are mute as well: another replica may have adopted them.
     let limits = rig.trods.limits(&rig.key()).unwrap().unwrap();
     rig.trods.free(&rig.key()).unwrap();
     assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, DROP);
-    assert_eq!((rig.down(RST, 7, 0, b"").0, rig.told()), (SWALLOWED, vec![Told::Refused(7)]));
+    assert_eq!((rig.down(RST, 7, 0, b"").0, rig.events()), (SWALLOWED, vec![Seen::Refused(7)]));
     assert_eq!(rig.syn_ack(SERVER_ISN), NEXT, "a connection may begin");
     rig.trods.insert(&rig.key(), &limits).unwrap();
     rig.trods.leases().unwrap().set(3, Lease { until: u64::MAX, settling: 0, ..Lease::default() }).unwrap();
     assert_eq!(rig.down(ACK, 0, 0, b"HTTP").0, NEXT);
 }
 
-/// Its handshake would end here, and nobody would know.
+/// A handshake that completes here would be stored nowhere.
 #[test]
 fn nothing_begins_under_a_process_that_died() {
     let Some(mut rig) = Rig::v4() else { return };
@@ -785,7 +785,7 @@ fn another_connection_between_the_same_ports_is_another() {
     assert_eq!((rig.syn(), rig.syn_ack(SERVER_ISN.wrapping_add(50))), (NEXT, NEXT));
     assert_eq!(rig.trods.limits(&rig.key()).unwrap(), None);
     assert_eq!(rig.up(ACK, 0, 50, &[]), NEXT);
-    assert!(matches!(&rig.told()[..], [Told::Opened(..)]));
+    assert!(matches!(&rig.events()[..], [Seen::Opened(..)]));
     let limits = rig.trods.limits(&rig.key()).unwrap().unwrap();
     assert_eq!((limits.data, limits.first), (SERVER.wrapping_add(50), SERVER.wrapping_add(50)));
     let limits = Limits { ack: 0, ..limits };
@@ -797,13 +797,13 @@ fn another_connection_between_the_same_ports_is_another() {
 
 /// By the client, and by a replica that adopts what it had before.
 #[test]
-fn what_was_withheld_goes_with_its_connection() {
+fn withheld_segment_is_removed_with_its_connection() {
     let Some(mut rig) = Rig::v4() else { return };
     for adopts in [false, true] {
         rig.open();
         rig.limit(0, 4, None);
         assert_eq!(rig.down(FIN | ACK, 4, 0, &[]).0, SWALLOWED);
-        assert_eq!(rig.told(), [Told::Fin(4, false)]);
+        assert_eq!(rig.events(), [Seen::Fin(4, false)]);
         let limits = rig.trods.limits(&rig.key()).unwrap().unwrap();
         rig.trods.free(&rig.key()).unwrap();
         if adopts {
@@ -814,7 +814,7 @@ fn what_was_withheld_goes_with_its_connection() {
         assert_eq!(rig.trods.take_withheld(&rig.key()).unwrap(), None, "{adopts}");
         rig.trods.free(&rig.key()).unwrap();
     }
-    // What has limits has it still.
+    // Limits that are set are kept.
     rig.open();
     assert_eq!(rig.down(FIN | ACK, 4, 0, &[]).0, SWALLOWED);
     let limits = rig.trods.limits(&rig.key()).unwrap().unwrap();
@@ -830,11 +830,11 @@ fn a_syn_with_data_opens_nothing() {
         Segment { from, to, seq: CLIENT_ISN, ack: 0, flags: SYN, options: vec![], data: b"GET".to_vec() };
     assert_eq!(rig.run("trods_ingress", &syn.frame()).0, NEXT);
     assert_eq!((rig.syn_ack(SERVER_ISN), rig.up(ACK, 0, 0, &[])), (NEXT, NEXT));
-    assert_eq!((rig.told(), rig.down(ACK, 0, 0, b"HTTP").0), (vec![], NEXT));
+    assert_eq!((rig.events(), rig.down(ACK, 0, 0, b"HTTP").0), (vec![], NEXT));
 }
 
 #[test]
-fn what_cannot_be_told_does_not_reach_the_server() {
+fn segment_without_room_for_event_is_dropped() {
     let Some(mut rig) = Rig::v4() else { return };
     rig.open();
     let mut passed = 0;
@@ -845,21 +845,21 @@ fn what_cannot_be_told_does_not_reach_the_server() {
         }
     }
     assert_eq!(rig.counters().lost, 3);
-    // Nor is a connection opened of which nobody hears.
+    // No connection is opened without room for its event.
     let first = std::mem::replace(&mut rig.client, "192.0.2.8:1025".parse().unwrap());
     assert_eq!((rig.syn(), rig.syn_ack(SERVER_ISN), rig.up(ACK, 0, 0, &[])), (NEXT, NEXT, DROP));
     assert_eq!(rig.trods.limits(&rig.key()).unwrap(), None);
     rig.client = first;
-    assert_eq!(rig.told().len(), passed as usize);
+    assert_eq!(rig.events().len(), passed as usize);
     assert_eq!(rig.up(ACK, 0, 0, b"GET"), NEXT);
     rig.client = "192.0.2.8:1025".parse().unwrap();
     assert_eq!(rig.trods.events(9, |_| ()).unwrap(), 1);
     assert_eq!(rig.up(ACK, 0, 0, &[]), NEXT);
-    assert!(matches!(&rig.told()[..], [Told::Opened(..)]));
+    assert!(matches!(&rig.events()[..], [Seen::Opened(..)]));
 }
 
 #[test]
-fn what_is_not_a_segment_of_a_service_passes() {
+fn foreign_segments_pass() {
     for (client, service) in [("192.0.2.7:1025", "10.9.0.1:80"), ("[2001:db8::7]:1025", "[fd00:9::1]:80")] {
         let Some(mut rig) = Rig::new(client, service) else { return };
         rig.open();
@@ -876,7 +876,7 @@ fn what_is_not_a_segment_of_a_service_passes() {
         assert_eq!(rig.run("trods_egress", &frame).0, SWALLOWED);
         let port = SocketAddr::new(rig.service.ip(), 81);
         let mut others = vec![Segment { from: port, ..segment.clone() }.frame()];
-        // No frame that was cut, and none whose header lies.
+        // No truncated frame, and none with wrong lengths in its headers.
         let tcp = frame.len() - 44;
         others.extend((tcp..frame.len()).map(|length| frame[..length].to_vec()));
         for (at, octet) in
@@ -900,7 +900,7 @@ fn what_is_not_a_segment_of_a_service_passes() {
         assert_eq!(rig.run("trods_egress", &padded).0, NEXT, "no data");
         rig.trods.release(rig.service).unwrap();
         assert_eq!(rig.run("trods_egress", &frame).0, NEXT);
-        assert_eq!(rig.told(), []);
+        assert_eq!(rig.events(), []);
     }
 }
 
@@ -929,23 +929,24 @@ fn segments_outside_of_the_window_change_nothing() {
             assert_eq!(rig.up(flags, seq, ack, b"x"), NEXT, "the kernel answers it as it is");
         }
         assert_eq!(rig.up(ACK, seq, ack, b""), NEXT);
-        assert_eq!((rig.told(), acked(&rig)), (vec![], 0), "{seq} {ack}");
+        assert_eq!((rig.events(), acked(&rig)), (vec![], 0), "{seq} {ack}");
         assert_eq!(rig.counters().outside - before, 3);
     }
     assert_eq!(rig.up(RST, 100 + near, 0, b""), NEXT);
     assert_eq!(rig.up(ACK, 100 + near, 5001, b""), NEXT);
-    assert_eq!(rig.told(), [], "neither a reset nor the end");
+    assert_eq!(rig.events(), [], "neither a reset nor the end");
     for (seq, ack) in [(100 + near - 1, 10), (100u32.wrapping_sub(near), 20), (100, 5001)] {
         assert_eq!(rig.up(ACK, seq, ack, b"x"), NEXT);
-        let told = rig.told();
-        assert!(matches!(&told[told.len() - 1..], [Told::Request(at, ..)] if *at == seq), "{told:?}");
+        let told = rig.events();
+        assert!(matches!(&told[told.len() - 1..], [Seen::Request(at, ..)] if *at == seq), "{told:?}");
         assert_eq!(acked(&rig), ack);
     }
     assert_eq!(rig.up(RST, 100, 0, b""), NEXT);
-    assert_eq!(rig.told(), [Told::Reset(100)]);
+    assert_eq!(rig.events(), [Seen::Reset(100)]);
 }
 
-/// Whatever is looked for, and whoever is said to hold its connection: a client that asks for two seconds is answered.
+/// Also for pinned connections and while a search goes on, a client that retransmits for two
+/// seconds is reset.
 #[test]
 fn client_of_no_connection_is_reset_in_the_end() {
     let Some(rig) = Rig::v4() else { return };
@@ -956,14 +957,14 @@ fn client_of_no_connection_is_reset_in_the_end() {
         if pinned {
             rig.trods.pin(&rig.key(), pin).unwrap();
         }
-        // As a kernel says it that does not know the connection.
+        // As the kernel does for an unknown connection.
         let refuses = || rig.down(RST, 500, 0, &[]).0;
         assert_eq!([refuses(), refuses()], [SWALLOWED; 2], "{settling} {pinned}");
         rig.refused_before(1);
         assert_eq!(refuses(), SWALLOWED, "it may be looked for still");
         rig.refused_before(1);
         assert_eq!(refuses(), NEXT, "{settling} {pinned}");
-        // A socket's own RST is nobody's answer, and data is another's to send.
+        // A socket's own RST leaves unless the connection is pinned; so does data.
         assert_eq!(rig.down(RST | ACK, 500, 0, &[]).0, if pinned { SWALLOWED } else { NEXT });
         assert_eq!(rig.down(ACK, 500, 0, b"x").0, if pinned { SWALLOWED } else { NEXT });
     }

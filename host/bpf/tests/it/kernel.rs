@@ -1,4 +1,5 @@
-//! Kernel TCP with the Congestion Manager, on veth in namespaces of its own, under a name of its own a test.
+//! Kernel TCP with the Congestion Manager, on veth pairs in separate namespaces, under a different
+//! name for each test.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -66,7 +67,7 @@ fn choose(socket: &impl AsRawFd, name: &str) {
 fn info(socket: &impl AsRawFd, offset: usize) -> u32 {
     let mut octets = [0u8; 256];
     let mut length = octets.len() as libc::socklen_t;
-    // SAFETY: the buffer is as long as it says.
+    // SAFETY: the buffer has the given size.
     let rc = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -204,7 +205,7 @@ fn losses_reduce_the_window_and_all_arrives() {
 }
 
 #[test]
-fn what_does_not_belong_together_does_not_share() {
+fn different_destinations_do_not_share_macroflow() {
     let Some(hosts) = hosts() else { return };
     hosts.client.ip("addr add 192.0.2.3/24 dev v");
     let cm = load("rvcm_apart");
@@ -285,7 +286,7 @@ fn a_connection_without_a_macroflow_is_renos() {
     assert_eq!((found[0].destination.to_string().as_str(), found[0].numbers.joined), (CLIENT, 1));
 }
 
-/// A BPF file system of its own, gone with this.
+/// A separate BPF file system, unmounted on drop.
 struct BpfFs(tempfile::TempDir);
 
 impl BpfFs {
@@ -309,7 +310,7 @@ fn available(name: &str) -> bool {
 }
 
 #[test]
-fn what_is_pinned_outlives_its_loader() {
+fn pinned_program_outlives_loader() {
     let Some(hosts) = hosts() else { return };
     let bpf = BpfFs::new();
     let folder: PathBuf = bpf.0.path().join("rvcm_pin");
@@ -329,11 +330,11 @@ fn what_is_pinned_outlives_its_loader() {
     cm::unpin(&folder).unwrap();
     eventually("the name is gone", || !available("rvcm_pin"));
     assert!(cm::pinned(&folder).is_err() && cm::unpin(&folder).is_err());
-    // Who has it keeps it.
+    // The connection keeps it.
     Hosts::transfer(&mut pair, 100_000);
 }
 
-/// What is forgotten makes room for another destination, whose macroflow begins anew.
+/// A deleted macroflow leaves room for another destination, which starts with a fresh macroflow.
 #[test]
 fn a_forgotten_destination_makes_room_for_another() {
     let Some(hosts) = hosts() else { return };

@@ -87,7 +87,7 @@ int EXPORT(due)(struct cm_share *s, __u32 at)
 	return cm_slot(s, at)->due;
 }
 
-void EXPORT(told)(struct cm_share *s, __u32 at, const struct cm_status *status)
+void EXPORT(reported)(struct cm_share *s, __u32 at, const struct cm_status *status)
 {
 	cm_share_told(cm_slot(s, at), status);
 }

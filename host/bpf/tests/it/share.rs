@@ -23,7 +23,7 @@ unsafe extern "C" {
     fn rivulet_test_share_thresh(s: *mut Raw, at: u32, factors: *const [u32; 4]);
     fn rivulet_test_share_watch(s: *mut Raw, at: u32) -> i32;
     fn rivulet_test_share_due(s: *mut Raw, at: u32) -> i32;
-    fn rivulet_test_share_told(s: *mut Raw, at: u32, status: *const [u64; 4]);
+    fn rivulet_test_share_reported(s: *mut Raw, at: u32, status: *const [u64; 4]);
     fn rivulet_test_share_look(s: *const Raw, at: u32, out: *mut [u64; 6]);
 }
 
@@ -86,7 +86,7 @@ impl Pair {
         if self.manager.poll_timeout().is_some_and(|at| at <= now) {
             self.manager.handle_timeout(now);
             self.granted(now, true)?;
-            self.told(now, true)?;
+            self.check_no_event(now, true)?;
         }
         match *step {
             Step::Open(at, mtu) => {
@@ -145,7 +145,8 @@ impl Pair {
                 if let Some(flow) = self.flows[at] {
                     let [rate_down, rate_up, rtt_down, rtt_up] = factors.map(|f| f64::from(f) / 65_536.0);
                     let thresholds = Thresholds { rate_down, rate_up, rtt_down, rtt_up };
-                    // It is told what it has when it registers, and by other thresholds when that changes.
+                    // It gets the present status when it registers, and events of changes by other
+                    // thresholds.
                     watch = !std::mem::replace(&mut self.watches[at], true);
                     if watch {
                         self.manager.register_update(flow, Some(0)).unwrap();
@@ -158,10 +159,10 @@ impl Pair {
             Step::Pass => {}
         }
         self.granted(now, settles)?;
-        self.told(now, watch)
+        self.check_no_event(now, watch)
     }
 
-    /// Who may send: the same flows in the same order.
+    /// Grants: the same flows in the same order.
     fn granted(&mut self, now: Nanos, settles: bool) -> Result<(), TestCaseError> {
         let mut c = vec![];
         // A call that is about no room gives none, though a query may have aged the window.
@@ -197,18 +198,18 @@ impl Pair {
                 rivulet_test_share_due(self.c.as_mut_ptr(), at)
             };
             prop_assert_eq!(c, 1, "slot {} at {}", at, now);
-            // As it was when it was told; a query is of now.
+            // The status of the last event; a query gives the present one.
             let raw = self.query(at, 0);
             prop_assert_eq!(raw, Some(status));
             let raw = [status.rate, status.rtt, status.deviation, u64::from(status.loss)];
             // SAFETY: as above.
-            unsafe { rivulet_test_share_told(self.c.as_mut_ptr(), at, &raw const raw) };
+            unsafe { rivulet_test_share_reported(self.c.as_mut_ptr(), at, &raw const raw) };
         }
         Ok(())
     }
 
-    /// Nobody else is to be told.
-    fn told(&mut self, now: Nanos, watch: bool) -> Result<(), TestCaseError> {
+    /// No other flow has a due event.
+    fn check_no_event(&mut self, now: Nanos, watch: bool) -> Result<(), TestCaseError> {
         for at in 0..FLOWS {
             if watch && self.flows[at].is_some() {
                 // SAFETY: as above.
@@ -293,9 +294,9 @@ proptest! {
     }
 }
 
-/// Of grants that nobody uses those are ended that are older than a turn, of packets of which nothing is heard all.
+/// Unused grants expire when they are older than a tick, and packets without feedback expire all.
 #[test]
-fn what_nobody_uses_ends() {
+fn unused_grants_and_packets_expire() {
     let mut pair = Pair::new(SECOND, 4, 2, MTU);
     pair.apply(SECOND, &Step::Open(0, MTU)).unwrap();
     pair.apply(SECOND, &Step::Request(0, 3)).unwrap();

@@ -7,7 +7,7 @@ use rivulet_pktio::repair::{Connection, restore};
 use super::stamped::BASE;
 use super::*;
 
-/// Octets that were sent, and those beyond which nobody has any.
+/// Bytes that were sent, and the most bytes that a client may hold beyond them.
 const SENT: u32 = 100;
 const MOST: u32 = SENT + (1 << 26);
 
@@ -28,25 +28,25 @@ fn socket(rig: &Rig) -> TcpStream {
     restore(&connection, None).unwrap()
 }
 
-/// Behind which of the server's octets the kernel hears an acknowledgement of so many.
-fn heard(rig: &Rig, ack: u32) -> u32 {
-    rig.says(ACK, 0, ack, BASE, &[]).ack
+/// The acknowledgement that the kernel gets for this one, in bytes of the server's data.
+fn kernel_ack(rig: &Rig, ack: u32) -> u32 {
+    rig.client_sends(ACK, 0, ack, BASE, &[]).ack
 }
 
 fn bounds(rig: &Rig, is_adopted: bool) {
     let _socket = socket(rig);
     for ack in [0, SENT - 1, SENT, SENT + 1, SENT + 5000, MOST] {
-        assert_eq!(heard(rig, ack), if is_adopted { ack.min(SENT) } else { ack }, "{is_adopted}");
+        assert_eq!(kernel_ack(rig, ack), if is_adopted { ack.min(SENT) } else { ack }, "{is_adopted}");
     }
-    assert_eq!(heard(rig, MOST + 1), MOST + 1, "a word of whoever does not know the numbers");
+    assert_eq!(kernel_ack(rig, MOST + 1), MOST + 1, "a word of whoever does not know the numbers");
 }
 
 #[test]
-fn who_had_more_behind_holes_is_heard_to_have_what_was_sent() {
+fn ack_beyond_sent_data_is_lowered_to_it() {
     let Some(rig) = Rig::new("127.0.0.9:1025", "127.0.0.1:8193") else { return };
     let limits = Limits { ack: CLIENT, data: SERVER.wrapping_add(SENT), first: SERVER, ..Limits::default() };
     rig.trods.insert(&rig.key(), &limits).unwrap();
-    assert_eq!(heard(&rig, SENT + 1), SENT + 1, "there is no socket");
+    assert_eq!(kernel_ack(&rig, SENT + 1), SENT + 1, "there is no socket");
     for adopted in [false, true] {
         assert!(rig.trods.set_limits(&rig.key(), &Limits { adopted, ..limits }).unwrap());
         bounds(&rig, adopted);
@@ -54,7 +54,7 @@ fn who_had_more_behind_holes_is_heard_to_have_what_was_sent() {
 }
 
 #[test]
-fn who_is_held_to_nothing_any_more_is_bound_all_the_same() {
+fn ack_is_lowered_without_limits_too() {
     let Some(rig) = Rig::new("127.0.0.9:1027", "127.0.0.1:8195") else { return };
     let limits = Limits { ack: CLIENT, data: SERVER, first: SERVER, adopted: true, ..Limits::default() };
     for adopted in [false, true] {
@@ -69,21 +69,21 @@ fn who_is_held_to_nothing_any_more_is_bound_all_the_same() {
 }
 
 #[test]
-fn who_had_its_end_behind_a_hole_is_not_over_before_it_was_said_here() {
+fn fin_acked_early_does_not_end_connection() {
     let Some(mut rig) = Rig::new("127.0.0.9:1028", "127.0.0.1:8196") else { return };
     let (end, far) = (SENT + 50, SERVER.wrapping_add(SENT + 50));
     let limits = Limits { ack: CLIENT, data: far, fin_at: Some(far), first: SERVER, ..Limits::default() };
     rig.trods.insert(&rig.key(), &limits).unwrap();
     let _socket = socket(&rig);
-    for (adopted, told) in [(true, vec![]), (false, vec![Told::Ended])] {
+    for (adopted, told) in [(true, vec![]), (false, vec![Seen::Ended])] {
         assert!(rig.trods.set_limits(&rig.key(), &Limits { adopted, ..limits }).unwrap());
-        heard(&rig, end + 1);
-        assert_eq!(rig.told(), told, "{adopted}");
+        kernel_ack(&rig, end + 1);
+        assert_eq!(rig.events(), told, "{adopted}");
     }
 }
 
 #[test]
-fn so_is_whose_timestamps_are_made_here() {
+fn ack_of_stamped_connection_is_lowered_too() {
     let Some(rig) = Rig::stamped_at("127.0.0.9:1026", "127.0.0.1:8194") else { return };
     for phase in [Phase::Echoed, Phase::Free, Phase::Recorded] {
         for adopted in [false, true] {

@@ -10,7 +10,7 @@ use super::*;
 /// Class 3, key 1, scale 7.
 pub(super) const BASE: u32 = 3 << 25 | 1 << 24 | 3 << 22 | 4 << 19;
 const OBJECT: u32 = 0x5_4321;
-/// What nobody can go on with.
+/// The object number of connections that cannot be resumed.
 const NOBODYS: u32 = 0x7_ffff;
 const HEAD: &[u8] =
     b"HTTP/1.1 200 OK\r\nDate: Wed, 25 Nov 2026 07:14:08 GMT\r\nETag: \"a\"\r\nContent-Length: 1000\r\n\r\n";
@@ -41,7 +41,7 @@ fn issuing() -> Option<Trods> {
     (!missing).then(|| Trods::load_issuing().unwrap_or_else(|e| panic!("{e}")))
 }
 
-/// Nothing was asked.
+/// A connection without a request.
 fn begun() -> Stamped {
     Stamped {
         heard: 0,
@@ -74,7 +74,7 @@ impl Rig {
         Some(Rig::of(issuing()?, client, service).issuing())
     }
 
-    /// With a service whose connections are stamped, and one thing in its table.
+    /// A rig with a service of stamped connections, and one object in its table.
     fn issuing(self) -> Rig {
         self.trods.issue(self.service, 3, 2, false).unwrap();
         self.trods.stamps().set_issuer(2, &LISTED).unwrap();
@@ -137,7 +137,7 @@ impl Rig {
     }
 
     /// Of the client, that echoes this.
-    pub(super) fn says(&self, flags: u8, seq: u32, ack: u32, echo: u32, data: &[u8]) -> Passed {
+    pub(super) fn client_sends(&self, flags: u8, seq: u32, ack: u32, echo: u32, data: &[u8]) -> Passed {
         let (seq, ack) = (CLIENT.wrapping_add(seq), SERVER.wrapping_add(ack));
         let (from, to, options, data) = (self.client, self.service, stamps(5, echo), data.to_vec());
         self.through("trods_ingress", &Segment { from, to, seq, ack, flags, options, data }, 0)
@@ -227,7 +227,7 @@ fn a_syn_is_answered_with_the_hash_of_both_ends() {
         // The same each time, and another one's between other ports.
         let again = rig.run("trods_ingress", &syn(OPTIONS.to_vec()).frame()).1;
         assert_eq!(again, out);
-        // What it cannot go on with the kernel answers, and what nobody listens for.
+        // The kernel answers SYNs that lack options, and SYNs to ports without a listener.
         for lacks in [2, 6, 17] {
             let mut options = OPTIONS.to_vec();
             options[lacks] = 1;
@@ -257,31 +257,32 @@ fn the_response_is_named_and_the_request_acknowledged_where_the_name_arrives() {
     let Some(mut rig) = Rig::stamped() else { return };
     rig.put(|_| {});
     // Nothing is acknowledged before.
-    assert_eq!(rig.says(ACK, 0, 0, BASE, GET).verdict, NEXT);
+    assert_eq!(rig.client_sends(ACK, 0, 0, BASE, GET).verdict, NEXT);
     let end = GET.len() as u32;
-    assert_eq!(rig.told(), [], "a response of a segment needs no word");
+    assert_eq!(rig.events(), [], "a response of a segment needs no word");
     assert_eq!((rig.now().phase, rig.now().client_next.wrapping_sub(CLIENT)), (Phase::Asked, end));
     assert_eq!(rig.answers(ACK, 0, end, KERNEL, &[]).verdict, SWALLOWED);
     let first = rig.answers(ACK, 0, end, KERNEL, &response());
     assert_eq!((first.verdict, object_of(first.value), first.ack), (NEXT, OBJECT, end));
-    // What comes behind a hole would acknowledge and not be echoed.
+    // Data after a hole would acknowledge the request without an echo.
     let later = rig.answers(ACK, 500, end, KERNEL, &[b'x'; 9]);
     assert_eq!((object_of(later.value), later.ack), (OBJECT, 0));
     let total = response().len() as u32;
-    assert_eq!(rig.says(ACK, end, 500, first.value, &[]).verdict, NEXT);
+    assert_eq!(rig.client_sends(ACK, end, 500, first.value, &[]).verdict, NEXT);
     assert_eq!(rig.now().phase, Phase::Echoed);
     assert_eq!(rig.answers(ACK, 500, end, KERNEL, &[b'x'; 9]).ack, end);
     // A FIN leaves at the end alone.
     let fin = rig.answers(FIN | ACK, 500, end, KERNEL, &[b'x'; 9]);
     assert_eq!((fin.verdict, fin.flags), (NEXT, ACK));
-    assert_eq!(rig.told(), [Told::Fin(509, false)]);
+    assert_eq!(rig.events(), [Seen::Fin(509, false)]);
     assert_eq!(rig.answers(FIN | ACK, total, end, KERNEL, &[]).flags, FIN | ACK);
     assert_eq!((rig.counters().named, rig.unnamed()), (1, Unnamed::default()));
 }
 
-/// Of what begins to leave now nobody would tell the others. A client that has nothing of it asks again, and they hear that.
+/// A dead process announces no response that begins now. A client that has none of it retransmits,
+/// and another replica gets that.
 #[test]
-fn no_response_begins_whose_name_nobody_would_tell() {
+fn no_response_begins_under_dead_process() {
     for records in [false, true] {
         let Some(rig) = Rig::stamped() else { return };
         let end = GET.len() as u32;
@@ -289,10 +290,10 @@ fn no_response_begins_whose_name_nobody_would_tell() {
             rig.records();
         }
         rig.put(|_| {});
-        assert_eq!(rig.says(ACK, 0, 0, BASE, GET).verdict, NEXT);
+        assert_eq!(rig.client_sends(ACK, 0, 0, BASE, GET).verdict, NEXT);
         rig.set_dead(true);
         assert_eq!(rig.answers(ACK, 0, end, KERNEL, &response()).verdict, SWALLOWED);
-        // Nor what is behind it.
+        // Nor the data after it.
         assert_eq!(rig.answers(ACK, 500, end, KERNEL, &[b'x'; 9]).verdict, SWALLOWED);
         assert_eq!((rig.now().phase, rig.unnamed()), (Phase::Asked, Unnamed::default()));
         // What began before goes on.
@@ -303,12 +304,12 @@ fn no_response_begins_whose_name_nobody_would_tell() {
 
 /// A response of several segments has left before its name is echoed, and nothing that could acknowledge the request is to come.
 #[test]
-fn who_has_all_is_told_by_its_own_word_that_its_request_came() {
+fn final_ack_is_reflected_as_ack_of_request() {
     let Some(rig) = Rig::stamped() else { return };
     let (end, total) = (GET.len() as u32, response().len() as u32);
     let asks = |is_long| {
         rig.put(|_| {});
-        rig.says(ACK, 0, 0, BASE, GET);
+        rig.client_sends(ACK, 0, 0, BASE, GET);
         rig.answers(ACK, 0, end, KERNEL, &[]);
         // Of several the first one may not be the one that is taken up first.
         let first = rig.answers_cut(ACK, 0, end, KERNEL, &response(), if is_long { 2 } else { 1 });
@@ -318,7 +319,7 @@ fn who_has_all_is_told_by_its_own_word_that_its_request_came() {
         first.value
     };
     let has = |octets, echo| {
-        assert_eq!(rig.says(ACK, end, octets, echo, &[]).verdict, NEXT);
+        assert_eq!(rig.client_sends(ACK, end, octets, echo, &[]).verdict, NEXT);
         rig.counters().reflected
     };
     let value = asks(true);
@@ -331,12 +332,12 @@ fn who_has_all_is_told_by_its_own_word_that_its_request_came() {
     assert_eq!(has(total, value), 1, "it was told with the response");
     let value = asks(true);
     assert_eq!(rig.answers(ACK, 500, end, KERNEL, &[b'x'; 9]).ack, 0);
-    assert_eq!(rig.says(FIN | ACK, end, total, value, &[]).verdict, NEXT);
+    assert_eq!(rig.client_sends(FIN | ACK, end, total, value, &[]).verdict, NEXT);
     assert_eq!(rig.counters().reflected, 1, "the kernel answers that");
 }
 
 #[test]
-fn what_is_not_in_the_table_goes_on_unnamed() {
+fn unlisted_target_continues_unnamed() {
     let request = |text: &str| text.as_bytes().to_vec();
     let other = |from: &str, to: &str| request(&std::str::from_utf8(GET).unwrap().replace(from, to));
     let count = |pick: fn(&Unnamed) -> u64| pick;
@@ -350,7 +351,7 @@ fn what_is_not_in_the_table_goes_on_unnamed() {
         (other("Host: h", "Host: h\r\nIf-None-Match: x"), count(|u| u.fields)),
         (other("Host: h", "Host: h\r\ncookie: x"), count(|u| u.fields)),
         (other("Host: h", "Host: h\r\nAuthorization: x"), count(|u| u.fields)),
-        // Another site of the same server, or nobody knows which.
+        // Another site of the same server, or an ambiguous one.
         (other("Host: h", "Host: i"), count(|u| u.unlisted)),
         (other("Host: h", "Host: h:80"), count(|u| u.unlisted)),
         (other("Host: h", "Host: hh"), count(|u| u.unlisted)),
@@ -363,7 +364,7 @@ fn what_is_not_in_the_table_goes_on_unnamed() {
     ] {
         let Some(rig) = Rig::stamped() else { return };
         rig.put(|_| {});
-        assert_eq!(rig.says(ACK, 0, 0, BASE, &asked).verdict, NEXT);
+        assert_eq!(rig.client_sends(ACK, 0, 0, BASE, &asked).verdict, NEXT);
         let text = String::from_utf8_lossy(&asked);
         assert_eq!((rig.now().phase, counted(&rig.unnamed())), (Phase::Free, 1), "{text}");
         // It is as if nothing held it, but for its timestamps.
@@ -385,7 +386,7 @@ fn host_is_looked_up_as_it_is_and_without_case() {
         let Some(rig) = Rig::stamped() else { return };
         rig.put(|_| {});
         let asked = std::str::from_utf8(GET).unwrap().replace("Host: h", asked);
-        assert_eq!(rig.says(ACK, 0, 0, BASE, asked.as_bytes()).verdict, NEXT);
+        assert_eq!(rig.client_sends(ACK, 0, 0, BASE, asked.as_bytes()).verdict, NEXT);
         assert_eq!(rig.now().phase == Phase::Asked, is_named, "{asked}");
     }
 }
@@ -409,7 +410,7 @@ fn host_that_is_too_long_is_no_other_host() {
         }
         rig.put(|_| {});
         let asked = std::str::from_utf8(GET).unwrap().replace("Host: h", &format!("Host: {host}"));
-        assert_eq!(rig.says(ACK, 0, 0, BASE, asked.as_bytes()).verdict, NEXT);
+        assert_eq!(rig.client_sends(ACK, 0, 0, BASE, asked.as_bytes()).verdict, NEXT);
         assert_eq!(rig.now().phase == Phase::Asked, is_named, "{} bytes", host.len());
         assert_eq!(rig.unnamed().fields, u64::from(!is_named));
     }
@@ -431,41 +432,41 @@ fn another_head_is_not_named() {
     ] {
         let Some(rig) = Rig::stamped() else { return };
         rig.put(|_| {});
-        assert_eq!(rig.says(ACK, 0, 0, BASE, GET).verdict, NEXT);
+        assert_eq!(rig.client_sends(ACK, 0, 0, BASE, GET).verdict, NEXT);
         let sent = rig.answers(ACK, 0, GET.len() as u32, KERNEL, &answer);
         let text = String::from_utf8_lossy(&answer[..HEAD.len() - 1]);
         assert_eq!((sent.verdict, object_of(sent.value) == OBJECT), (NEXT, is_named), "{text}");
     }
 }
 
-/// Its client has octets of an object behind a hole, which another response would be mixed with.
+/// Its client holds bytes of an object behind a hole; another response would be mixed with them.
 #[test]
-fn who_is_bound_to_an_object_is_sent_that_or_nothing() {
+fn bound_client_gets_its_object_or_nothing() {
     let end = GET.len() as u32;
     for (object, is_sent) in [(OBJECT, true), (OBJECT + 1, false)] {
         let Some(mut rig) = Rig::stamped() else { return };
         rig.put(|st| st.object = object);
         let first = rig.answers(ACK, 0, 0, KERNEL, &[]);
         assert_eq!((first.verdict, object_of(first.value)), (NEXT, 0), "that is not said before");
-        assert_eq!(rig.says(ACK, 0, 0, BASE, b"GET /b HTTP/1.1\r\n\r\n").verdict, DROP);
+        assert_eq!(rig.client_sends(ACK, 0, 0, BASE, b"GET /b HTTP/1.1\r\n\r\n").verdict, DROP);
         assert_eq!(
             rig.answers(ACK, 0, 0, KERNEL, b"HTTP/1.1 500 No\r\n\r\n").verdict,
             SWALLOWED,
             "not asked for"
         );
-        assert_eq!(rig.says(ACK, 0, 0, BASE, GET).verdict, NEXT);
+        assert_eq!(rig.client_sends(ACK, 0, 0, BASE, GET).verdict, NEXT);
         assert_eq!(rig.answers(ACK, 9, end, KERNEL, &[b'x'; 9]).verdict, SWALLOWED);
         assert_eq!(rig.answers(ACK, 0, end, KERNEL, b"HTTP/1.1 500 No\r\n\r\n").verdict, SWALLOWED);
         let sent = rig.answers(ACK, 0, end, KERNEL, &response());
         assert_eq!(sent.verdict == NEXT, is_sent);
         assert_eq!(rig.now().phase, if is_sent { Phase::Named } else { Phase::Asked });
-        assert_eq!((rig.told(), rig.unnamed()), (vec![], Unnamed::default()));
+        assert_eq!((rig.events(), rig.unnamed()), (vec![], Unnamed::default()));
     }
 }
 
 /// What it is comes with the word of it, for a client that has all but its beginning.
 #[test]
-fn others_are_told_of_a_response_of_several_segments_when_it_is_named() {
+fn long_named_response_is_announced() {
     let Some(mut rig) = Rig::stamped() else { return };
     let long = String::from_utf8(HEAD.to_vec()).unwrap().replace("1000", "9000").into_bytes();
     let total = long.len() as u32 + 9000;
@@ -473,12 +474,12 @@ fn others_are_told_of_a_response_of_several_segments_when_it_is_named() {
     let head = KnownHead { sum: head_sum(&long, DATE_AT), length, date: DATE_AT as u32, total, object: 7 };
     rig.trods.stamps().add(9, b"h", b"/a", &[head, KnownHead::default()]).unwrap();
     rig.put(|_| {});
-    assert_eq!(rig.says(ACK, 0, 0, BASE, GET).verdict, NEXT);
-    assert_eq!(rig.told(), []);
+    assert_eq!(rig.client_sends(ACK, 0, 0, BASE, GET).verdict, NEXT);
+    assert_eq!(rig.events(), []);
     let end = GET.len() as u32;
     let sent = rig.answers(ACK, 0, end, KERNEL, &[&long[..], &[b'x'; 1000]].concat());
     assert_eq!((sent.verdict, object_of(sent.value), rig.now().object), (NEXT, 7, 7));
-    assert_eq!(rig.told(), [Told::Stamped(end)]);
+    assert_eq!(rig.events(), [Seen::Stamped(end)]);
 }
 
 #[test]
@@ -487,7 +488,7 @@ fn values_never_go_back_and_are_never_out_of_reach() {
     let (mut echo, mut last) = (0u8, BASE);
     let later = |a: u32, b: u32| a.wrapping_sub(b) as i32 >= 0;
     for n in 0..300u32 {
-        // Time has passed since the last one, and the client is heard for some time, then not.
+        // Time passes without segments; then the client sends for some time, and then not.
         let before = rig.trods.stamps().get(&rig.key()).unwrap();
         rig.put(|st| {
             (st.phase, st.object, st.total) = (Phase::Echoed, OBJECT, 1_000_000);
@@ -499,30 +500,30 @@ fn values_never_go_back_and_are_never_out_of_reach() {
         let ahead = (rig.now().index.wrapping_sub(echo)) & 31;
         assert!(ahead <= 15, "{n}: {ahead}");
         if n % 100 < 40 {
-            rig.says(ACK, 0, 0, sent.value, &[]);
+            rig.client_sends(ACK, 0, 0, sent.value, &[]);
             echo = rig.now().echo;
             assert_eq!(u32::from(echo), sent.value >> 27);
         }
     }
     // As far ahead as it goes, and then it is named no more.
-    assert_eq!(rig.says(ACK, 0, 0, last, GET).verdict, NEXT);
+    assert_eq!(rig.client_sends(ACK, 0, 0, last, GET).verdict, NEXT);
     let sent = rig.answers(ACK, 0, 0, KERNEL, &[b'x'; 9]);
     assert!(object_of(sent.value) == NOBODYS && later(sent.value, last));
     assert!(rig.now().index.wrapping_sub(rig.now().echo) & 31 <= 15);
 }
 
 #[test]
-fn what_is_echoed_is_the_kernels_newest_of_that_index() {
+fn echo_becomes_kernels_newest_timestamp_of_index() {
     let Some(rig) = Rig::stamped() else { return };
     rig.put(|st| (st.phase, st.object, st.total, st.index, st.echo) = (Phase::Named, OBJECT, 9000, 30, 29));
     // The first one begins an index, the others are of the same.
     let sent: Vec<u32> = (0..3).map(|n| rig.answers(ACK, n * 9, 0, KERNEL + n, &[b'x'; 9]).value).collect();
     assert!(sent.iter().all(|value| value >> 27 == 31 && *value == sent[0]));
-    assert_eq!(rig.says(ACK, 0, 9, sent[0], &[]).echo, KERNEL + 2);
+    assert_eq!(rig.client_sends(ACK, 0, 9, sent[0], &[]).echo, KERNEL + 2);
     assert_eq!((rig.now().echo, rig.now().phase), (31, Phase::Echoed));
-    // An older one that comes late, and one that was never sent: the kernel hears nothing of it.
-    assert_eq!(rig.says(ACK, 0, 9, BASE | OBJECT | 30 << 27, &[]).echo, 0);
-    assert_eq!(rig.says(ACK, 0, 9, BASE | OBJECT | 3 << 27, &[]).echo, 0);
+    // A late older timestamp, and one that was never sent: the kernel gets 0.
+    assert_eq!(rig.client_sends(ACK, 0, 9, BASE | OBJECT | 30 << 27, &[]).echo, 0);
+    assert_eq!(rig.client_sends(ACK, 0, 9, BASE | OBJECT | 3 << 27, &[]).echo, 0);
     assert_eq!(rig.now().echo, 31);
 }
 
@@ -531,11 +532,11 @@ fn a_second_request_is_named_no_more() {
     let Some(rig) = Rig::stamped() else { return };
     let total = response().len() as u32;
     rig.put(|st| (st.phase, st.object, st.total) = (Phase::Echoed, OBJECT, total));
-    assert_eq!(rig.says(ACK, 0, total, BASE | OBJECT, GET).verdict, NEXT);
+    assert_eq!(rig.client_sends(ACK, 0, total, BASE | OBJECT, GET).verdict, NEXT);
     let sent = rig.answers(ACK, total, GET.len() as u32, KERNEL, &response());
     assert_eq!((sent.verdict, sent.ack, object_of(sent.value)), (NEXT, GET.len() as u32, NOBODYS));
     assert_eq!((rig.unnamed().second, rig.now().phase), (1, Phase::Free));
-    // Nor is one whose server says more than was named.
+    // Nor a connection with more data than the named response.
     rig.put(|st| (st.phase, st.object, st.total) = (Phase::Echoed, OBJECT, total));
     let sent = rig.answers(ACK, total, 0, KERNEL, b"more");
     assert_eq!((sent.verdict, object_of(sent.value), rig.unnamed().second), (NEXT, NOBODYS, 2));
@@ -551,12 +552,12 @@ fn segments_outside_of_the_window_change_no_stamped_connection() {
         let named = BASE | 3 << 27 | OBJECT;
         for (seq, ack) in [(1 << 16, 10), (1 << 31, 1000), (0, 1002), (0, 0u32.wrapping_sub(1 << 27))] {
             for (flags, data) in [(ACK, &b"x"[..]), (ACK, b""), (ACK | FIN, b"")] {
-                assert_eq!(rig.says(flags, seq, ack, named, data).verdict, NEXT);
+                assert_eq!(rig.client_sends(flags, seq, ack, named, data).verdict, NEXT);
             }
         }
-        rig.says(RST, 1 << 16, 0, named, b"");
+        rig.client_sends(RST, 1 << 16, 0, named, b"");
         assert_eq!((now(&rig), rig.counters().outside - counted), (before, 13), "{phase:?}");
-        assert_eq!((rig.told(), rig.unnamed()), (vec![], Unnamed::default()));
+        assert_eq!((rig.events(), rig.unnamed()), (vec![], Unnamed::default()));
     }
 }
 
@@ -567,46 +568,46 @@ fn a_connection_is_forgotten_when_both_ends_are_done() {
     let whole = |st: &mut Stamped| (st.phase, st.object, st.total) = (Phase::Echoed, OBJECT, total);
     // The client ends it first.
     rig.put(whole);
-    rig.says(FIN | ACK, 0, total, BASE | OBJECT, &[]);
+    rig.client_sends(FIN | ACK, 0, total, BASE | OBJECT, &[]);
     assert_eq!(rig.now().phase, Phase::Free);
     assert_eq!(rig.answers(FIN | ACK, total, 1, KERNEL, &[]).ack, 1);
     assert!(there(&rig).is_some());
-    rig.says(ACK, 1, total + 1, BASE | OBJECT, &[]);
+    rig.client_sends(ACK, 1, total + 1, BASE | OBJECT, &[]);
     assert!(there(&rig).is_none());
     // The server does: its last word has our timestamp.
     rig.put(whole);
     rig.answers(FIN | ACK, total, 0, KERNEL, &[]);
-    rig.says(FIN | ACK, 0, total + 1, BASE | OBJECT, &[]);
+    rig.client_sends(FIN | ACK, 0, total + 1, BASE | OBJECT, &[]);
     assert!(there(&rig).is_some());
     assert_eq!(rig.answers(ACK, total + 1, 1, KERNEL, &[]).value & BASE, BASE);
     assert!(there(&rig).is_none());
 }
 
 #[test]
-fn a_client_of_another_replicas_is_told_of_while_one_is_gone() {
+fn unknown_client_makes_event_while_hunting() {
     let Some(mut rig) = Rig::stamped() else { return };
-    assert_eq!((rig.says(ACK, 0, 9, BASE, b"GET").verdict, rig.told()), (NEXT, vec![]));
+    assert_eq!((rig.client_sends(ACK, 0, 9, BASE, b"GET").verdict, rig.events()), (NEXT, vec![]));
     rig.trods.stamps().set_issuer(2, &Issuer { hunting: u64::MAX, ..LISTED }).unwrap();
-    assert_eq!(rig.says(ACK, 0, 9, BASE, b"GET").verdict, DROP);
-    assert!(matches!(&rig.told()[..], [Told::Parked(packet)] if packet.ends_with(b"GET")));
+    assert_eq!(rig.client_sends(ACK, 0, 9, BASE, b"GET").verdict, DROP);
+    assert!(matches!(&rig.events()[..], [Seen::Parked(packet)] if packet.ends_with(b"GET")));
 }
 
-/// What is told of a connection that is the process's from now on.
-fn unnamed(seq: u32, end: u32) -> Told {
-    Told::Unnamed { seq, end, is_known: true, adopted: false }
+/// The event that hands a connection to the process.
+fn unnamed(seq: u32, end: u32) -> Seen {
+    Seen::Unnamed { seq, end, is_known: true, adopted: false }
 }
 
-/// As [`what_is_not_in_the_table_goes_on_unnamed`], of a service with a store.
+/// As [`unlisted_target_continues_unnamed`], of a service with a store.
 #[test]
-fn what_is_not_in_the_table_is_held_where_it_can_be_recorded() {
+fn unlisted_response_is_held_for_recording() {
     let other = |from: &str, to: &str| std::str::from_utf8(GET).unwrap().replace(from, to).into_bytes();
     for asked in [other("/a", "/b"), other("GET", "PUT"), GET[..20].to_vec(), other("Host: h", "Cookie: x")] {
         let Some(mut rig) = Rig::stamped() else { return };
         rig.records();
         rig.put(|_| {});
-        assert_eq!(rig.says(ACK, 0, 0, BASE, &asked).verdict, NEXT);
+        assert_eq!(rig.client_sends(ACK, 0, 0, BASE, &asked).verdict, NEXT);
         let text = String::from_utf8_lossy(&asked);
-        assert_eq!(rig.told(), [unnamed(0, 0), Told::Request(0, asked.clone(), false)], "{text}");
+        assert_eq!(rig.events(), [unnamed(0, 0), Seen::Request(0, asked.clone(), false)], "{text}");
         assert_eq!((rig.now().phase, rig.unnamed()), (Phase::Recorded, Unnamed::default()));
         let end = asked.len() as u32;
         assert_eq!(rig.answers(ACK, 0, end, KERNEL, &[]).verdict, SWALLOWED, "nothing is acknowledged");
@@ -619,46 +620,46 @@ fn what_is_not_in_the_table_is_held_where_it_can_be_recorded() {
         rig.store(end, 1000);
         let sent = rig.answers(ACK, 0, end, KERNEL, &response()[..1000]);
         assert_eq!((sent.verdict, sent.ack, object_of(sent.value)), (NEXT, end, NOBODYS));
-        // What is echoed is the kernel's, and what is said is told.
-        let heard = rig.says(ACK, end, 900, sent.value, GET);
+        // The echo is the kernel's timestamp, and the data becomes an event.
+        let heard = rig.client_sends(ACK, end, 900, sent.value, GET);
         assert_eq!((heard.verdict, heard.echo), (NEXT, KERNEL));
-        assert_eq!(rig.told(), [Told::Request(end, GET.to_vec(), false)]);
-        // It is let go.
+        assert_eq!(rig.events(), [Seen::Request(end, GET.to_vec(), false)]);
+        // Its limits are removed.
         rig.trods.free(&rig.key()).unwrap();
         assert_eq!(object_of(rig.answers(ACK, 1000, end, KERNEL, &[b'x'; 9]).value), NOBODYS);
-        assert_eq!((rig.says(ACK, end, 900, sent.value, GET).echo, rig.told()), (KERNEL, vec![]));
+        assert_eq!((rig.client_sends(ACK, end, 900, sent.value, GET).echo, rig.events()), (KERNEL, vec![]));
     }
 }
 
 #[test]
-fn a_request_whose_response_has_another_head_is_told_before_that() {
+fn request_with_unknown_response_head_makes_event_first() {
     let Some(mut rig) = Rig::stamped() else { return };
     rig.records();
     rig.put(|_| {});
-    assert_eq!(rig.says(ACK, 0, 0, BASE, GET).verdict, NEXT);
-    assert_eq!(rig.told(), []);
+    assert_eq!(rig.client_sends(ACK, 0, 0, BASE, GET).verdict, NEXT);
+    assert_eq!(rig.events(), []);
     let end = GET.len() as u32;
     let sent = rig.answers(ACK, 0, end, KERNEL, b"HTTP/1.1 404 Not Found\r\n\r\n");
     assert_eq!(sent.verdict, SWALLOWED);
-    assert_eq!(rig.told(), [unnamed(0, 0), Told::Request(0, GET.to_vec(), false)]);
+    assert_eq!(rig.events(), [unnamed(0, 0), Seen::Request(0, GET.to_vec(), false)]);
     assert_eq!((rig.now().phase, rig.unnamed()), (Phase::Recorded, Unnamed::default()));
-    // Another one is asked for, before the first is answered.
+    // A second request before the first is answered.
     rig.put(|_| {});
-    rig.says(ACK, 0, 0, BASE, GET);
-    rig.says(ACK, end, 0, BASE, GET);
-    let second = Told::Request(end, GET.to_vec(), false);
-    assert_eq!(rig.told(), [unnamed(0, 0), Told::Request(0, GET.to_vec(), false), second]);
+    rig.client_sends(ACK, 0, 0, BASE, GET);
+    rig.client_sends(ACK, end, 0, BASE, GET);
+    let second = Seen::Request(end, GET.to_vec(), false);
+    assert_eq!(rig.events(), [unnamed(0, 0), Seen::Request(0, GET.to_vec(), false), second]);
 }
 
-/// The first response has a name as long as nothing else is stored of the connection.
+/// The first response is named until a record of the connection is stored.
 #[test]
 fn a_second_request_is_recorded_where_that_can_be() {
     let Some(mut rig) = Rig::stamped() else { return };
     rig.records();
     let total = response().len() as u32;
     rig.put(|st| (st.phase, st.object, st.total) = (Phase::Echoed, OBJECT, total));
-    assert_eq!(rig.says(ACK, 0, total, BASE | OBJECT, GET).verdict, NEXT);
-    assert_eq!(rig.told(), [unnamed(0, total), Told::Request(0, GET.to_vec(), false)]);
+    assert_eq!(rig.client_sends(ACK, 0, total, BASE | OBJECT, GET).verdict, NEXT);
+    assert_eq!(rig.events(), [unnamed(0, total), Seen::Request(0, GET.to_vec(), false)]);
     let end = GET.len() as u32;
     assert_eq!(rig.answers(ACK, total, end, KERNEL, &[]).verdict, SWALLOWED);
     assert_eq!(rig.answers(ACK, total, end, KERNEL, b"more").verdict, SWALLOWED);
@@ -666,19 +667,19 @@ fn a_second_request_is_recorded_where_that_can_be() {
     rig.store(end, total + 4);
     let sent = rig.answers(ACK, total, end, KERNEL, b"more");
     assert_eq!((sent.verdict, sent.ack, object_of(sent.value)), (NEXT, end, NOBODYS));
-    // Who ends one that another replica had is the process.
+    // The process ends a connection that another replica had.
     rig.put(|st| (st.phase, st.object, st.total, st.adopted) = (Phase::Echoed, OBJECT, total, true));
-    rig.says(ACK, 0, total, BASE | OBJECT, GET);
-    assert_eq!(rig.told()[0], Told::Unnamed { seq: 0, end: total, is_known: true, adopted: true });
-    // Without all of the first response nobody knows its head.
+    rig.client_sends(ACK, 0, total, BASE | OBJECT, GET);
+    assert_eq!(rig.events()[0], Seen::Unnamed { seq: 0, end: total, is_known: true, adopted: true });
+    // The head is unknown unless the whole first response was named here.
     rig.put(|st| (st.phase, st.object, st.total) = (Phase::Echoed, OBJECT, total));
-    assert_eq!(rig.says(ACK, 0, total - 1, BASE | OBJECT, GET).verdict, NEXT);
-    assert_eq!((rig.told(), rig.unnamed().second, rig.now().phase), (vec![], 1, Phase::Free));
+    assert_eq!(rig.client_sends(ACK, 0, total - 1, BASE | OBJECT, GET).verdict, NEXT);
+    assert_eq!((rig.events(), rig.unnamed().second, rig.now().phase), (vec![], 1, Phase::Free));
 }
 
 /// Its end was not seen, and the next one between its ports has a handshake of the kernel's.
 #[test]
-fn the_kernels_own_handshake_ends_what_was_between_its_ports() {
+fn kernel_handshake_removes_former_connection() {
     let Some(rig) = Rig::stamped() else { return };
     for records in [false, true] {
         rig.trods.issue(rig.service, 3, 2, records).unwrap();
@@ -689,7 +690,7 @@ fn the_kernels_own_handshake_ends_what_was_between_its_ports() {
 }
 
 #[test]
-fn what_is_not_as_it_was_is_not_recorded() {
+fn changed_connection_is_not_recorded() {
     let Some(rig) = Rig::stamped() else { return };
     for phase in [None, Some(Phase::Free), Some(Phase::Echoed)] {
         rig.put(|st| st.phase = phase.unwrap_or(Phase::Echoed));
@@ -706,7 +707,7 @@ fn what_is_not_as_it_was_is_not_recorded() {
 }
 
 #[test]
-fn a_client_whose_socket_is_not_there_yet_is_heard_later() {
+fn segment_before_socket_exists_is_replayed() {
     let Some(mut rig) = Rig::stamped() else { return };
     rig.records();
     for phase in [Phase::Recorded, Phase::Setup] {
@@ -719,14 +720,14 @@ fn a_client_whose_socket_is_not_there_yet_is_heard_later() {
         }
         for (awaited, verdict) in [(true, DROP), (false, NEXT)] {
             rig.trods.set_limits(&rig.key(), &Limits { awaited, ..limits }).unwrap();
-            assert_eq!(rig.says(ACK, 0, 0, BASE, GET).verdict, verdict);
-            match &rig.told()[..] {
+            assert_eq!(rig.client_sends(ACK, 0, 0, BASE, GET).verdict, verdict);
+            match &rig.events()[..] {
                 // As it came, its echo too: it comes in again.
-                [Told::Parked(packet)] if awaited => {
+                [Seen::Parked(packet)] if awaited => {
                     assert!(packet.ends_with(GET));
                     assert!(packet.windows(4).any(|word| word == BASE.to_be_bytes()));
                 }
-                [Told::Request(0, octets, false)] if !awaited => assert_eq!(octets, GET),
+                [Seen::Request(0, octets, false)] if !awaited => assert_eq!(octets, GET),
                 told => panic!("{awaited}: {told:?}"),
             }
         }
