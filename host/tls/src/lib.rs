@@ -1,0 +1,44 @@
+//! TLS 1.3 records (RFC 8446 section 5) that any replica can make again, byte for byte.
+//!
+//! The ciphertext of a record depends on the traffic key, the number of the record and its plaintext, and on nothing
+//! else. A replica that adopts a connection therefore needs to know where records begin, since the client may hold
+//! half of one. [`Response`] is the rule that gives this for any TCP sequence number of a response. [`TrafficSecret`]
+//! derives the keys, and [`RecordKey`] seals the records.
+//!
+//! Nothing here reads or writes a socket, and nothing here does a handshake. `docs/tls.md` describes the rule.
+
+#![forbid(unsafe_code)]
+
+mod response;
+mod seal;
+mod secret;
+
+pub use response::{MAX_RESPONSE_RECORD, Record, Response};
+pub use seal::{
+    CLOSE_NOTIFY, ContentType, KEY_UPDATE, MAX_PLAINTEXT_BYTES, MAX_RECORDS, OVERHEAD_BYTES, RecordKey,
+};
+pub use secret::{CipherSuite, TrafficSecret};
+
+/// A record cannot be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The response would need more records than the rest of its key may seal.
+    #[error(
+        "the response needs records beyond number {MAX_RESPONSE_RECORD} of its key: update the key before it"
+    )]
+    ResponseTooLong,
+    /// The key has sealed as many records as it may.
+    #[error("a key seals {MAX_RECORDS} records at most: update it")]
+    KeySpent,
+    /// The plaintext does not fit into one record.
+    #[error("a record holds {MAX_PLAINTEXT_BYTES} bytes of plaintext at most")]
+    PlaintextTooLong,
+    /// The secret does not have the length of its cipher suite's hash.
+    #[error("a traffic secret of this cipher suite has {expected} bytes, not {actual}")]
+    SecretLength {
+        /// Bytes that the cipher suite's hash has.
+        expected: usize,
+        /// Bytes that were given.
+        actual: usize,
+    },
+}

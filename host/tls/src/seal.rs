@@ -1,0 +1,105 @@
+//! Sealing of single records (RFC 8446 section 5.2).
+
+use std::fmt;
+
+use ring::aead::{Aad, LessSafeKey, NONCE_LEN, Nonce};
+
+use crate::Error;
+
+/// Plaintext bytes that a record holds at most (section 5.1).
+pub const MAX_PLAINTEXT_BYTES: usize = 1 << 14;
+
+/// Records that a key seals at most. AES-GCM is safe for 2^24.5 records of full size (section 5.5).
+pub const MAX_RECORDS: u64 = 1 << 24;
+
+/// Bytes of a record beside its plaintext: header, content type and tag.
+pub const OVERHEAD_BYTES: u64 = (HEADER_BYTES + 1 + TAG_BYTES) as u64;
+
+const HEADER_BYTES: usize = 5;
+
+/// All suites of TLS 1.3 that we have make tags of this length.
+const TAG_BYTES: usize = 16;
+
+/// The plaintext of a `close_notify` alert, sent with [`ContentType::Alert`].
+pub const CLOSE_NOTIFY: [u8; 2] = [1, 0];
+
+/// The plaintext of a KeyUpdate that asks for none in return, sent with [`ContentType::Handshake`]. The record after it
+/// is number 0 of the [next generation](crate::TrafficSecret::next_generation).
+pub const KEY_UPDATE: [u8; 5] = [24, 0, 0, 1, 0];
+
+/// What a record holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ContentType {
+    /// An alert.
+    Alert = 21,
+    /// A handshake message; after the handshake, a KeyUpdate.
+    Handshake = 22,
+    /// Data of the application.
+    ApplicationData = 23,
+}
+
+/// The key and initial vector of one generation and direction. `{:?}` hides both.
+pub struct RecordKey {
+    key: LessSafeKey,
+    iv: [u8; NONCE_LEN],
+}
+
+impl RecordKey {
+    pub(crate) fn new(key: LessSafeKey, iv: [u8; NONCE_LEN]) -> Self {
+        debug_assert_eq!(key.algorithm().tag_len(), TAG_BYTES);
+        Self { key, iv }
+    }
+
+    /// Appends a record to `out`: the plaintext's bytes and [`OVERHEAD_BYTES`]. Allocates only if `out` lacks room.
+    ///
+    /// The same arguments give the same bytes. Two different plaintexts under one number would reveal both and the key
+    /// of the tags, so the caller must know that the plaintext is the one that was sent before under this number, if
+    /// one was.
+    ///
+    /// # Errors
+    /// [`Error::PlaintextTooLong`], [`Error::KeySpent`]; `out` is then as it was.
+    pub fn seal(
+        &self,
+        number: u64,
+        content: ContentType,
+        plaintext: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<(), Error> {
+        if plaintext.len() > MAX_PLAINTEXT_BYTES {
+            return Err(Error::PlaintextTooLong);
+        }
+        if number >= MAX_RECORDS {
+            return Err(Error::KeySpent);
+        }
+        let [high, low] = ((plaintext.len() + 1 + TAG_BYTES) as u16).to_be_bytes();
+        // Every encrypted record claims to be application data of TLS 1.2.
+        let header = [ContentType::ApplicationData as u8, 3, 3, high, low];
+        out.reserve(plaintext.len() + OVERHEAD_BYTES as usize);
+        out.extend_from_slice(&header);
+        let start = out.len();
+        out.extend_from_slice(plaintext);
+        out.push(content as u8);
+        let tag = self
+            .key
+            .seal_in_place_separate_tag(self.nonce(number), Aad::from(header), &mut out[start..])
+            .expect("a record is far below the longest message of the algorithms");
+        out.extend_from_slice(tag.as_ref());
+        Ok(())
+    }
+
+    /// The initial vector, XOR the record's number in its last eight bytes (section 5.3).
+    fn nonce(&self, number: u64) -> Nonce {
+        let mut nonce = self.iv;
+        for (byte, number) in nonce[NONCE_LEN - 8..].iter_mut().zip(number.to_be_bytes()) {
+            *byte ^= number;
+        }
+        Nonce::assume_unique_for_key(nonce)
+    }
+}
+
+impl fmt::Debug for RecordKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RecordKey").field("algorithm", self.key.algorithm()).finish_non_exhaustive()
+    }
+}
