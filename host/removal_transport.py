@@ -40,11 +40,11 @@ def disk(old: str, new: str, test: str) -> Removal:
     return Removal("host/client/src/tokens.rs", old, new, (f"client:tokens::tests::{test}",))
 
 
-AGEING = "transport:retired::tests::a_window_is_halved_by_every_second_and_gone_after_the_horizon"
+AGEING = "transport:retired::tests::window_halves_each_second_and_ends_after_the_horizon"
 SIZES = "transport:retired::tests::larger_packets_are_fewer_and_smaller_ones_are_not_more"
 BYTES = "transport:retired::tests::no_byte_of_a_token_can_be_another"
-OVER = "what_gave_its_window_back_is_over"
-USED = "a_window_that_was_used_is_not_given_back"
+OVER = "generation_ends_when_its_window_is_returned"
+USED = "used_window_is_not_returned"
 LIES = "a_client_that_lies_gets_no_window"
 OTHERS = "file_open_to_other_users_is_refused"
 NOT_OURS = "foreign_file_is_reported_and_left_unchanged"
@@ -58,7 +58,7 @@ REMOVALS = {
     # Pauses of the client, and translators that change its address.
     "pause-noticed": pauses("timers.rs", "        self.notice_pause(now);\n", "", PATIENCE),
     "pause-silence": pauses(
-        "timers.rs", "        self.last_heard = now;\n        let awaits", "        let awaits", PATIENCE
+        "timers.rs", "        self.last_received = now;\n        let awaits", "        let awaits", PATIENCE
     ),
     "address-told": pauses("receive.rs", "self.sealed_for = seen;", "let _ = seen;", TRANSLATED),
     # The token.
@@ -66,7 +66,7 @@ REMOVALS = {
     "window-address": sealed(
         "&[&fields, &ip_bytes(ip)]",
         "&[&fields]",
-        "a_window_is_worth_nothing_from_another_address_or_at_another_service",
+        "window_token_is_bound_to_address_and_service",
     ),
     "window-horizon": sealed("if age > horizon {", "if false {", AGEING),
     "window-ageing": sealed("scaled(self.window) >> steps", "scaled(self.window)", AGEING),
@@ -77,32 +77,32 @@ REMOVALS = {
         "opening.rs",
         "return fresh(now, retired.time, TOKEN_LIFETIME);",
         "return true;",
-        "transport:opening::tests::a_token_proves_its_address_alone_and_not_for_ever",
+        "transport:opening::tests::token_proves_one_address_until_it_expires",
     ),
     "window-last-used": window(
         "server/step.rs",
         "time: c.time, tag: c.tag, window",
         "time: context.now, tag: c.tag, window",
-        "a_window_that_was_kept_is_smaller",
+        "window_kept_idle_is_smaller",
     ),
     "window-least": window(
         "server/step.rs",
         "known.remembers && window >= retired::LEAST",
         "known.remembers",
-        "a_small_window_is_not_given_back",
+        "small_window_is_not_returned",
     ),
     # A window exists once, wherever it is.
     "window-numbers": window(
         "opening.rs",
         "&[&ip_bytes(client.ip()), &to, &[3]",
         "&[&from, &to, &client_isn, &[3]",
-        "a_window_that_many_replicas_are_asked_for_exists_once",
+        "window_opened_at_many_replicas_exists_once",
     ),
     "window-once": window(
         "server/server.rs",
         "return [Some(ReplayKey { class: RequestClass::Syn, attempt: 1, tag: retired.tag, number: 0 }), None];",
         "return [None, None];",
-        "a_window_is_brought_back_once",
+        "window_is_restored_once",
     ),
     "window-split": window(
         "server/server.rs",
@@ -120,13 +120,13 @@ REMOVALS = {
         "server/server.rs",
         "Use::Forgotten if plan.moves_window() => known.remembers = false,",
         "",
-        "what_cannot_be_remembered_moves_no_window",
+        "full_replay_memory_moves_no_window",
     ),
     "window-room-left": window(
         "server/server.rs",
         "!memory.leave(tag, by, now) && plan.moves_window()",
         "!memory.leave(tag, by, now) && false",
-        "what_cannot_be_remembered_moves_no_window",
+        "full_replay_memory_moves_no_window",
     ),
     "window-over": window(
         "server/server.rs", "if plan.retires() { LeftBy::Retirement }", "if false { LeftBy::Rekey }", OVER
@@ -166,7 +166,7 @@ REMOVALS = {
         "cwnd.rs",
         "_ => halved(window.min(acked.max(u32::from(self.start_cwnd)))),",
         "_ => halved(window),",
-        "transport:cwnd::tests::a_loss_takes_back_what_nobody_acknowledged",
+        "transport:cwnd::tests::loss_discards_the_unacknowledged_part_of_a_window",
     ),
     "window-delayed": window(
         "verdict.rs",
@@ -179,13 +179,13 @@ REMOVALS = {
         "client/close.rs",
         "if self.is_drained(index) {",
         "if false {",
-        "a_fetch_begins_with_the_window_of_the_one_before",
+        "fetch_starts_with_the_previous_window",
     ),
     "window-tail": window(
         "client/close.rs",
         "if kept && awaiting { now + self.rtt.probe_timeout() }",
         "if false { now }",
-        "transports:retirement::the_last_answers_are_waited_for",
+        "transports:retirement::close_awaits_the_last_responses",
     ),
     # Tokens on disk.
     "disk-folder-mode": disk(" || of.st_mode & 0o022 != 0", "", OTHERS),
@@ -220,11 +220,11 @@ REMOVALS = {
         "request.rs",
         "later.chain(self.streams.range(..=last)).find(|(_, s)| holds(s))",
         "{ let _ = later; self.streams.iter().find(|(_, s)| holds(s)) }",
-        "streams_have_equal_parts_whoever_is_idle_between_them",
+        "active_streams_get_equal_shares_beside_idle_ones",
     ),
     "stream-input-turns": stream(
         "request.rs",
-        "self.turn_after(self.heard, ",
+        "self.turn_after(self.last_input_stream, ",
         "self.turn_after(u16::MAX, ",
         "an_upload_keeps_no_other_input_waiting",
     ),
@@ -250,6 +250,6 @@ REMOVALS = {
         "receive.rs",
         "handshake.stream = self.syn_input.as_ref().map_or(0, |(stream, ..)| *stream);",
         "",
-        "the_handshake_of_plain_tcp_is_the_streams_whose_input_the_syn_had",
+        "plain_tcp_handshake_belongs_to_the_stream_in_the_syn",
     ),
 }

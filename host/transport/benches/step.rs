@@ -1,5 +1,5 @@
-//! What a step costs: `cargo bench -p rivulet-transport`. The clock is the thread's CPU time, so that what else the machine does
-//! does not count.
+//! The cost of a step: `cargo bench -p rivulet-transport`. Measured in CPU time of the thread, so
+//! other load does not count.
 #![allow(missing_docs)]
 
 #[path = "../tests/it/support/mod.rs"]
@@ -73,7 +73,7 @@ fn server(c: &mut Criterion) {
     });
 }
 
-/// Moves a connection of a fixed window on, and counts the client's time alone.
+/// Runs a connection of a fixed window and measures only the client's time.
 fn client_rounds(connection: &mut Connection, keys: &KeyRing, now: &mut u64, responses: u64) -> Duration {
     let policy = Policy::default();
     let mut spent = Duration::ZERO;

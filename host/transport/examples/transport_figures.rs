@@ -1,6 +1,7 @@
-//! Figures that need no clock. `loop N` runs N server steps, to be counted by callgrind, `accept N` as many with the soft states of
-//! `rivulet serve` around them but the minisocket cache, and `cached N` with that too; `bytes` prints the header bytes of a response
-//! by field, with and without delta encoding, as JSON.
+//! Figures that need no clock. `loop N` runs N server steps for callgrind, `accept N` the same with
+//! the soft states of `rivulet serve` except the minisocket cache, `cached N` with that cache too.
+//! `bytes` prints the header bytes of a response by field, with and without delta encoding, as
+//! JSON.
 #![allow(missing_docs)]
 
 #[path = "../tests/it/support/mod.rs"]
@@ -26,7 +27,7 @@ fn steps(n: u64) {
     }
 }
 
-/// The memory against replay lets a number through once, so each request is of another connection.
+/// The replay memory accepts a number once, so each request belongs to another connection.
 fn accepts(n: u64, cached: bool) {
     let keys = support::keys();
     let replay = Some(ReplayMemory::new(1 << 18, 4_000_000, 99));

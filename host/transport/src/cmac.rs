@@ -1,26 +1,28 @@
-//! AES-128-CMAC (RFC 4493) over several parts, on the block cipher of the `aes` crate.
+//! AES-128-CMAC (RFC 4493) over several parts, with the block cipher of the `aes` crate.
 //!
-//! The `cmac` crate keeps a running state beside its key, of which a server that seals from one key for ever would clone a kilobyte for each MAC. Here
-//! the key is only read, and the whole chain of blocks runs in one call of the cipher's backend, so that it is detected once.
+//! The `cmac` crate keeps a running state beside the key. A server that seals with one key for a
+//! long time would clone a kilobyte for each MAC. Here the key is only read. The whole chain of
+//! blocks runs in one call of the cipher's backend, so the CPU's features are detected once.
 
 use aes::cipher::generic_array::typenum::U16;
 use aes::cipher::{Block, BlockBackend, BlockClosure, BlockEncrypt, BlockSizeUser, KeyInit};
 use aes::{Aes128Enc, cipher::generic_array::GenericArray};
 use zeroize::Zeroize;
 
-/// Bytes of a block, and of a whole MAC.
+/// Length in bytes of a block and of a whole MAC.
 const BLOCK: usize = 16;
 
-/// An expanded key: for any number of MACs.
+/// An expanded key, for any number of MACs.
 #[derive(Clone)]
 pub struct MacKey {
     cipher: Aes128Enc,
-    /// K1 and K2 of RFC 4493 section 2.3. Blocks are only XORed, so all are kept in the machine's own byte order.
+    /// K1 and K2 of RFC 4493 section 2.3. Blocks are only XORed, so all are kept in native byte
+    /// order.
     whole: u128,
     padded: u128,
 }
 
-/// Doubling in GF(2^128), as RFC 4493 makes its subkeys.
+/// Doubling in GF(2^128), from which RFC 4493 derives its subkeys.
 fn double(x: u128) -> u128 {
     x << 1 ^ if x >> 127 == 1 { 0x87 } else { 0 }
 }
@@ -52,7 +54,7 @@ impl MacKey {
     }
 }
 
-/// The cipher forgets its own.
+/// `aes` clears its own key on drop.
 impl Drop for MacKey {
     fn drop(&mut self) {
         self.whole.zeroize();
@@ -85,7 +87,7 @@ impl BlockClosure for Chain<'_> {
             backend.proc_block((&mut block).into());
             u128::from_ne_bytes(block.into())
         };
-        // `open` holds the block that may be the last, of which `fill` bytes are there.
+        // `open` holds the block that may be the last; `fill` bytes of it are valid.
         let (mut state, mut open, mut fill) = (0u128, 0u128, 0);
         for part in self.parts {
             let mut rest = *part;
@@ -146,7 +148,8 @@ mod tests {
     }
 
     proptest! {
-        /// However the message is cut, it is the MAC that the `cmac` crate makes of the whole.
+        /// For every split of the message into parts, the MAC equals that of the `cmac` crate for
+        /// the whole.
         #[test]
         fn is_that_of_the_cmac_crate_however_it_is_cut(
             key: [u8; 16],

@@ -1,13 +1,15 @@
-//! The window of a loss-free piece of a connection, in closed form (section 2.5 of the paper, Figure 5 corrected).
+//! The window of a loss-free piece of a connection in closed form (section 2.5 of the paper, Figure
+//! 5 corrected).
 //!
-//! TCP Reno's window after acknowledgement `k` depends on `k` alone as long as nothing is lost, so a server that
-//! remembers nothing can still know it. The printed formula of Figure 5 is wrong; this one equals the stepwise
-//! simulation (`docs/recovery.md`).
+//! Without a loss, TCP Reno's window after acknowledgement `k` depends only on `k`, so a server
+//! without connection state can compute it. The formula printed in Figure 5 is wrong; this one
+//! equals the stepwise simulation (`docs/recovery.md`).
 
-/// Largest window in packets. Offsets in a proof have 16 bits, and a window and the one before it must fit in half of them.
+/// Largest window in packets. Offsets in a proof have 16 bits, and a window and its predecessor
+/// must fit in half of that range.
 pub const MAX_CWND: u32 = 16_384;
 
-/// A piece of a connection in which nothing was lost: the parameters of `TCPCwnd`.
+/// A loss-free piece of a connection: the parameters of `TCPCwnd`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// TCPBase: the acknowledgement number at which the window was [`Piece::start_cwnd`].
@@ -16,17 +18,18 @@ pub struct Piece {
     pub start_cwnd: u16,
     /// Slow-start threshold, packets.
     pub ssthresh: u16,
-    /// The piece began with a window that was given back: each of its first [`Piece::start_cwnd`] acknowledgements adds so many
-    /// packets more than in slow start. 0 in every other.
+    /// For a piece that starts with a returned window: how many packets each of the first
+    /// [`Piece::start_cwnd`] acknowledgements adds beyond slow start. 0 in every other piece.
     pub gain: u8,
 }
 
 impl Piece {
-    /// `TCPCwnd(k)`: the window in packets once `k` and all before it are acknowledged. Numbers are serial (RFC 1982);
-    /// a `k` before TCPBase counts as TCPBase.
+    /// `TCPCwnd(k)`: the window in packets once `k` and all numbers before it are acknowledged.
+    /// Numbers are serial (RFC 1982); a `k` before TCPBase counts as TCPBase.
     ///
-    /// Each acknowledged packet adds one in slow start (RFC 3465 with L = 2, which a delayed acknowledgement of two never
-    /// exceeds), and one a window in congestion avoidance (RFC 5681 section 3.1).
+    /// Each acknowledged packet adds one in slow start (RFC 3465 with L = 2, which a delayed
+    /// acknowledgement of two never exceeds), and one per window in congestion avoidance (RFC 5681
+    /// section 3.1).
     pub fn cwnd(&self, k: u32) -> u32 {
         let (start, acked) = (u64::from(self.start_cwnd), u64::from(self.acked(k)));
         let (jumped, threshold) = (self.jumped(), u64::from(self.ssthresh));
@@ -37,9 +40,10 @@ impl Piece {
         }
     }
 
-    /// The window after a loss or a mark in what follows `k`, and the threshold with it: half of what was in flight, as
-    /// [`halved`]. A window that was given back is believed as far as it was acknowledged here: until all of it was, half of
-    /// that is left, or of the first window if that is more (the Safe Retreat of RFC 9959).
+    /// Window and threshold after a loss or mark in the numbers after `k`: half of the packets in
+    /// flight, as [`halved`]. A returned window counts only as far as it was acknowledged here.
+    /// Until all of it was, the result is half of that part, or half of the first window if that is
+    /// more (the Safe Retreat of RFC 9959).
     pub fn after_loss(&self, k: u32) -> u32 {
         let (window, acked) = (self.cwnd(k), self.acked(k));
         let proved = u64::from(acked) >= u64::from(self.start_cwnd) + self.jumped();
@@ -50,7 +54,7 @@ impl Piece {
         }
     }
 
-    /// Whether `k` is still among the acknowledgements that bring a window back.
+    /// Whether `k` is among the acknowledgements that restore a returned window.
     pub fn is_jumping(&self, k: u32) -> bool {
         self.gain > 0 && self.acked(k) <= u32::from(self.start_cwnd)
     }
@@ -60,19 +64,20 @@ impl Piece {
         if distance >= 1 << 31 { 0 } else { distance }
     }
 
-    /// The window when the first one is acknowledged.
+    /// The window when the first of them is acknowledged.
     fn jumped(&self) -> u64 {
         u64::from(self.start_cwnd) * (2 + u64::from(self.gain))
     }
 }
 
-/// The window after `acked` packets from `start_cwnd` with threshold `ssthresh`.
+/// The window after `acked` packets, from `start_cwnd` with threshold `ssthresh`.
 fn cwnd_after(start_cwnd: u64, ssthresh: u64, acked: u64) -> u32 {
     let slow = ssthresh.saturating_sub(start_cwnd);
     if acked < slow {
         return cap(start_cwnd + acked);
     }
-    // The largest c with c(c-1)/2 - s(s-1)/2 <= acked - slow: each window of c packets takes c acknowledgements.
+    // The largest c with c(c-1)/2 - s(s-1)/2 <= acked - slow: each window of c packets takes c
+    // acknowledgements.
     let s = start_cwnd.max(ssthresh);
     let triangle = acked - slow + s * s.saturating_sub(1) / 2;
     cap((1 + 8 * triangle).isqrt().div_ceil(2))
@@ -82,7 +87,7 @@ fn cap(cwnd: u64) -> u32 {
     cwnd.clamp(1, u64::from(MAX_CWND)) as u32
 }
 
-/// The window after a loss or a mark, and the threshold with it: `max(floor(cwndAtLoss / 2), 2)` (RFC 5681 eq. 4).
+/// Window and threshold after a loss or mark: `max(floor(cwndAtLoss / 2), 2)` (RFC 5681 eq. 4).
 pub fn halved(cwnd: u32) -> u32 {
     (cwnd / 2).max(2)
 }
@@ -93,12 +98,12 @@ mod tests {
     use proptest::prelude::*;
     use rivulet_packet::MAX_GAIN;
 
-    /// TCP Reno step by step, in packets: what the closed form must equal.
+    /// TCP Reno step by step, in packets; the closed form must give the same.
     struct Reno {
         cwnd: u32,
         ssthresh: u32,
         acked_in_window: u32,
-        /// Acknowledgements that still add so many packets more.
+        /// Acknowledgements left that add `gain` packets more.
         jump: (u32, u32),
     }
 
@@ -149,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_that_was_given_back_is_there_when_the_first_is_acknowledged() {
+    fn returned_window_is_restored_at_its_first_acknowledgement() {
         for (start, gain) in (1..=16).flat_map(|start| (1..=MAX_GAIN).map(move |gain| (start, gain))) {
             for ssthresh in [0, 9, 30, 100, 300, u16::MAX] {
                 check(start, ssthresh, gain, 2000);
@@ -159,9 +164,9 @@ mod tests {
         assert_eq!([99, 100, 109, 110].map(|k| piece.cwnd(k)), [10, 19, 100, 101]);
     }
 
-    /// Until a window that was given back is acknowledged whole, a loss leaves half of what was acknowledged.
+    /// Until a returned window is fully acknowledged, a loss leaves half of the acknowledged part.
     #[test]
-    fn a_loss_takes_back_what_nobody_acknowledged() {
+    fn loss_discards_the_unacknowledged_part_of_a_window() {
         let piece = Piece { tcp_base: 99, start_cwnd: 10, ssthresh: u16::MAX, gain: MAX_GAIN };
         let after = |k: u32| (piece.cwnd(k), piece.after_loss(k));
         assert_eq!(after(99), (10, 5), "as any first window");

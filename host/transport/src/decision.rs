@@ -1,14 +1,15 @@
-//! What a verdict says: which responses a request gets, under which numbers, and why one gets none (section 2.5).
+//! The result of a verdict: the responses to a request with their numbers, or the reason for none
+//! (section 2.5).
 
 use crate::cwnd::Piece;
 use crate::history::ProofError;
 
-/// Consecutive numbers.
+/// A run of consecutive response numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Numbers {
-    /// The first.
+    /// The first number.
     pub first: u32,
-    /// How many.
+    /// How many numbers.
     pub count: u32,
 }
 
@@ -18,86 +19,87 @@ impl Numbers {
         (0..self.count).map(move |i| self.first.wrapping_add(i))
     }
 
-    /// Whether a number is among both.
+    /// Whether the two runs share a number.
     pub fn overlaps(self, other: Self) -> bool {
         let within = |a: Self, b: Self| b.first.wrapping_sub(a.first) < a.count && b.count > 0;
         within(self, other) || within(other, self)
     }
 }
 
-/// What the server does with a request whose continuation and sums are right.
+/// The server's decision about a request with a valid seal and valid nonce sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Go on in this generation. All counts zero: the trickle is terminated.
+    /// Continue in this generation. All counts zero: the trickle terminates.
     Go(Go),
     /// Open a new generation.
     Fresh(Fresh),
-    /// The connection ends.
+    /// Close the connection.
     Close,
 }
 
-/// Going on in the same generation.
+/// How a connection continues in its generation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Go {
-    /// Lost numbers to be retransmitted under K', without continuation.
+    /// Lost numbers to be retransmitted under K', without a continuation.
     pub retransmit: Numbers,
-    /// Those of them whose continuations are regenerated (condition (b)).
+    /// Those of the lost numbers for which continuations are regenerated (condition (b)).
     pub group: Numbers,
-    /// New responses.
+    /// Numbers of the new responses.
     pub new: Numbers,
-    /// The new response is issued under K' (answer to a PROBE).
+    /// The new response is issued under K', because it answers a PROBE.
     pub prime: bool,
-    /// The answer carries data of the application.
+    /// The responses carry data of the application.
     pub data: bool,
-    /// Piece parameters of the new continuations.
+    /// The piece that goes into the new continuations.
     pub piece: Option<Piece>,
-    /// Base of the new continuations' proofs.
+    /// The base for the proofs of the new continuations.
     pub base: u32,
 }
 
 impl Go {
-    /// Whether nothing at all is answered.
+    /// Whether there is no response at all.
     pub fn is_termination(&self) -> bool {
         self.new.count == 0 && self.retransmit.count == 0
     }
 }
 
-/// Opening a new generation.
+/// How a new generation opens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fresh {
-    /// startCwnd of its first piece.
+    /// Window (startCwnd) of its first piece.
     pub start_cwnd: u16,
-    /// Its threshold.
+    /// Slow-start threshold of its first piece.
     pub ssthresh: u16,
-    /// Responses to send at once.
+    /// Number of responses to send now.
     pub count: u32,
-    /// The first response is issued under K' and flagged as the one that opens the generation.
+    /// The first response is issued under K' and marked as the opening one.
     pub prime: bool,
-    /// The answer carries data of the application.
+    /// The responses carry data of the application.
     pub data: bool,
-    /// By REKEY: another tag than by TIMEOUT and RESTART.
+    /// Opened by a REKEY, which derives another tag than a TIMEOUT or RESTART.
     pub rekey: bool,
 }
 
-/// Why an authentic continuation and a proof with right sums give no verdict.
+/// Why an authentic continuation with correct sums gets no decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VerdictError {
-    /// The proof does not fit the continuation.
+    /// The proof does not match the continuation.
     #[error(transparent)]
     Proof(#[from] ProofError),
-    /// A delayed acknowledgement where none is allowed: after a loss, at the opening, or of a number before the base.
-    #[error("a delayed acknowledgement of what cannot be delayed")]
+    /// A delayed acknowledgement where none is allowed: after a loss, at the opening, or for a
+    /// number before the base.
+    #[error("a delayed acknowledgement where none is allowed")]
     Covers,
-    /// The number lies beyond what was issued before the first loss; no honest history leads here.
+    /// The number is larger than any issued before the first loss; no correct history leads here.
     #[error("the number lies beyond the window of its loss")]
     BeyondWindow,
-    /// A REKEY that has not drained its window or reports losses.
+    /// A REKEY while numbers of its window are outstanding, or with losses.
     #[error("a REKEY needs the whole window and no loss")]
     NotDrained,
-    /// A probe of a request whose trickle ends.
-    #[error("a probe of a trickle that ends")]
+    /// A PROBE for a trickle that terminates.
+    #[error("a PROBE for a trickle that terminates")]
     NothingToProbe,
-    /// A class that has no continuation to judge.
-    #[error("a class without continuation")]
+    /// A request class without a continuation.
+    #[error("the request class has no continuation")]
     Class,
 }

@@ -1,17 +1,18 @@
-//! What a proof says about the numbers up to the one that is answered.
+//! What a proof shows about the numbers up to the answered one.
 //!
-//! A proof may reach beyond that number; only its prefix counts, so that every trickle sees what the trickles before it
-//! saw (the prefix property, section 2.4). The sums are checked elsewhere ([`crate::nonces`]): here they are taken as right.
+//! A proof may extend beyond that number, but only its prefix counts, so that every trickle sees
+//! the same history as the trickles before it (the prefix property, section 2.4). Nonce sums are
+//! checked in [`crate::nonces`]; this module assumes that they are right.
 
 use rivulet_packet::{EntryKind, ProofEntry};
 
-/// Why a proof cannot belong to the continuation that it came with.
+/// Why a proof cannot belong to its continuation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProofError {
-    /// The number lies before the base, or 65,536 or more behind it.
+    /// The number is before the base, or 65,536 or more after it.
     #[error("the number answered is outside of the proof's reach")]
     OutOfReach,
-    /// No range holds the number answered, so its holder is not known to have received it.
+    /// No range includes the answered number, so the proof does not show its receipt.
     #[error("the proof lacks the nonce of the number answered")]
     OwnNonceMissing,
 }
@@ -19,24 +20,26 @@ pub enum ProofError {
 /// Losses and marks among `base..=number`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct History {
-    /// The number answered, minus base.
+    /// The answered number minus base.
     pub own: u32,
-    /// The number answered was lost once and came under K'.
+    /// The answered number was lost once and received under K'.
     pub own_retransmitted: bool,
-    /// Offset of the first number not received as an original. Numbers that only came under K' count as lost.
+    /// Offset of the first number not received as an original. Numbers received only under K' count
+    /// as lost.
     pub first_loss: Option<u32>,
     /// Offset of the first number with an ECN mark.
     pub first_mark: Option<u32>,
-    /// How many numbers directly before the range of the one answered came in no form: its run of losses.
+    /// Length of the run of losses directly before the range of the answered number.
     pub run: u32,
-    /// How many numbers of that range come before the one answered: 0 directly follows the run.
+    /// Position of the answered number in its range; 0 directly follows the run of losses.
     pub place: u32,
 }
 
 impl History {
-    /// Reads the prefix up to `number`. The first `settled` offsets lie before the loss-free piece: what was lost there was answered
-    /// for in the recovery that began the piece, and counts for the run alone. `opens_generation`: the number answered is the first of a generation that was
-    /// opened under K', which is no loss.
+    /// Reads the prefix up to `number`. The first `settled` offsets precede the loss-free piece:
+    /// the recovery that began the piece already reduced the window for their losses, so they count
+    /// only for the run. `opens_generation`: the answered number is the first of a generation
+    /// opened under K', which is not a loss.
     ///
     /// # Errors
     /// [`ProofError`].
@@ -86,7 +89,7 @@ impl History {
         if reached { Ok(history) } else { Err(ProofError::OwnNonceMissing) }
     }
 
-    /// Offset of the loss or mark that ends the loss-free piece, if there is one.
+    /// Offset of the loss or mark that ends the loss-free piece, if any.
     pub fn first_event(&self) -> Option<u32> {
         match (self.first_loss, self.first_mark) {
             (Some(loss), Some(mark)) => Some(loss.min(mark)),
@@ -134,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_beyond_the_number_does_not_count() {
+    fn numbers_after_the_answered_one_do_not_count() {
         let h = read(102, &[o(0, 2), o(5, 5), ProofEntry::mark(4)]).unwrap();
         assert_eq!(h.first_event(), None);
     }
@@ -156,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn the_own_nonce_must_be_there() {
+    fn proof_must_include_the_answered_number() {
         assert_eq!(read(102, &[o(0, 1)]), Err(ProofError::OwnNonceMissing));
         assert_eq!(read(102, &[o(0, 1), o(3, 4)]), Err(ProofError::OwnNonceMissing));
         assert_eq!(read(102, &[]), Err(ProofError::OwnNonceMissing));

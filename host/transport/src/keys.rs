@@ -1,8 +1,8 @@
-//! Keys: one seal master and one nonce set an epoch, and what is derived from them.
+//! Keys: each epoch has one seal master or one nonce set, from which all other keys are derived.
 //!
-//! Seal keys are derived from a 16-byte master by the KDF in counter mode of NIST SP 800-108 with AES-CMAC as the
-//! PRF; no key is shared between HalfSipHash, CMAC and GCM-SIV. Several epochs are live at once; rotation never breaks a
-//! connection (`docs/wire-format.md`, "Keys and derived values").
+//! The KDF in counter mode of NIST SP 800-108, with AES-CMAC as the PRF, derives seal keys from a
+//! 16-byte master. HalfSipHash, CMAC and GCM-SIV never share a key. Several epochs are live at
+//! once, so rotation does not break connections (`docs/wire-format.md`, "Keys and derived values").
 
 use rivulet_packet::nonce::NonceKey;
 use subtle::ConstantTimeEq;
@@ -10,15 +10,15 @@ use zeroize::{Zeroize, Zeroizing};
 
 pub use crate::cmac::MacKey;
 
-/// Epochs of one kind that can be live at once.
+/// Maximum number of live epochs of one kind.
 pub const MAX_EPOCHS: usize = 64;
 
-/// Whether two byte strings are equal, in time that depends on their lengths alone.
+/// Whether two byte strings are equal, in time that depends only on their lengths.
 pub fn equal_in_constant_time(a: &[u8], b: &[u8]) -> bool {
     a.ct_eq(b).into()
 }
 
-/// What is derived from one seal master.
+/// The keys derived from one seal master.
 pub struct SealKeys {
     /// Seals transport continuations.
     pub transport: MacKey,
@@ -26,9 +26,9 @@ pub struct SealKeys {
     pub user: MacKey,
     /// Address tokens.
     pub token: MacKey,
-    /// Challenges to a changed address.
+    /// Challenges to a new address.
     pub challenge: MacKey,
-    /// New generations when the nonce epoch of the old one is gone.
+    /// Opens new generations when the nonce epoch of the old one is withdrawn.
     pub generation: MacKey,
 }
 
@@ -57,11 +57,11 @@ fn kdf(prf: &MacKey, label: &[u8], service: u32, epoch: u16) -> [u8; 16] {
 /// The keys of one nonce epoch, drawn independently.
 #[derive(Clone, Debug)]
 pub struct NonceKeys {
-    /// K: nonces of originals.
+    /// K: for nonces of originals.
     pub original: NonceKey,
-    /// K': nonces of retransmissions and of answers to PROBE and TIMEOUT.
+    /// K': for nonces of retransmissions and of answers to PROBE and TIMEOUT.
     pub retransmitted: NonceKey,
-    /// The opening key: tag, first number, ISN, and the generations that follow.
+    /// The opening key: derives tag, first number, ISN and later generations.
     pub opening: MacKey,
 }
 
@@ -84,7 +84,8 @@ pub struct KeyRing {
 }
 
 impl KeyRing {
-    /// A ring without keys for `service`: every step is refused until keys are added and made usable.
+    /// A ring without keys for `service`. It refuses every step until keys are added and made
+    /// usable.
     pub fn new(service: u32) -> Self {
         Self { service, seal: Vec::new(), nonce: Vec::new(), usable_seal: 0, usable_nonce: 0 }
     }
@@ -94,7 +95,8 @@ impl KeyRing {
         self.service
     }
 
-    /// Accepts a seal epoch (1 to 65,535). Replaces the epoch if it is there, drops the oldest when the ring is full.
+    /// Adds a seal epoch (1 to 65,535). Replaces the same epoch; drops the oldest one when the ring
+    /// is full.
     pub fn add_seal(&mut self, epoch: u16, master: &[u8; 16]) {
         let keys = SealKeys::derive(master, self.service, epoch);
         self.withdraw_seal(epoch);
@@ -104,7 +106,8 @@ impl KeyRing {
         self.seal.push((epoch, keys));
     }
 
-    /// Accepts a nonce epoch (1 to 65,535). Replaces the epoch if it is there, drops the oldest when the ring is full.
+    /// Adds a nonce epoch (1 to 65,535). Replaces the same epoch; drops the oldest one when the
+    /// ring is full.
     pub fn add_nonce(&mut self, epoch: u16, keys: NonceKeys) {
         self.withdraw_nonce(epoch);
         if self.nonce.len() >= MAX_EPOCHS {
@@ -113,22 +116,23 @@ impl KeyRing {
         self.nonce.push((epoch, keys));
     }
 
-    /// Seals are made with this epoch from now on, unless a trusted ToR names another usable one.
+    /// Seals with this epoch from now on, unless a trusted ToR names another usable one.
     pub fn use_seal(&mut self, epoch: u16) {
         self.usable_seal = epoch;
     }
 
-    /// Connections are opened in this nonce epoch from now on, unless a trusted ToR names another usable one.
+    /// Opens connections in this nonce epoch from now on, unless a trusted ToR names another usable
+    /// one.
     pub fn use_nonce(&mut self, epoch: u16) {
         self.usable_nonce = epoch;
     }
 
-    /// Forgets a seal epoch: what it sealed is refused from now on.
+    /// Removes a seal epoch: continuations sealed under it are refused from now on.
     pub fn withdraw_seal(&mut self, epoch: u16) {
         self.seal.retain(|(e, _)| *e != epoch);
     }
 
-    /// Forgets a nonce epoch: its connections can go on by RESTART alone.
+    /// Removes a nonce epoch: its connections can only continue by RESTART.
     pub fn withdraw_nonce(&mut self, epoch: u16) {
         self.nonce.retain(|(e, _)| *e != epoch);
     }
@@ -143,7 +147,8 @@ impl KeyRing {
         self.nonce.iter().rev().find(|(e, _)| *e == epoch).map(|(_, keys)| keys)
     }
 
-    /// The seal epoch to seal with: the ToR's (0: it named none) if this ring has it, else the newest usable one.
+    /// The seal epoch to use: the ToR's (0: none named) if this ring has it, else the newest usable
+    /// one.
     pub fn sealing_epoch(&self, named_by_tor: u16) -> u16 {
         if named_by_tor != 0 && self.seal(named_by_tor).is_some() { named_by_tor } else { self.usable_seal }
     }
@@ -185,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn ring_is_bounded_and_a_withdrawn_epoch_is_gone() {
+    fn ring_is_bounded_and_drops_withdrawn_epochs() {
         let mut ring = KeyRing::new(1);
         for epoch in 1..=MAX_EPOCHS as u16 + 12 {
             ring.add_seal(epoch, &[epoch as u8; 16]);

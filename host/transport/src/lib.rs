@@ -1,12 +1,13 @@
 //! The Trickles transport as sans-I/O state machines: the server step and the client.
 //!
-//! Nothing in this crate opens a socket, reads a clock, spawns a thread or awaits. Whoever drives it hands it
-//! packets (from the IP header on) and the time, and gets packets, events and the next timeout back.
+//! Nothing in this crate opens a socket, reads a clock, starts a thread or awaits. The caller hands
+//! it packets (from the IP header on) and the time, and gets packets, events and the next timeout.
 //!
 //! # Time
 //!
-//! [`Time`] is microseconds. The client's is any monotonic clock. The server's is the *common clock* of the
-//! service (48 bits, `docs/wire-format.md`, `tor_time`); it is used only where no trusted ToR stamped the request.
+//! [`Time`] is in microseconds. A client may use any monotonic clock. A server uses the *common
+//! clock* of the service (48 bits, `docs/wire-format.md`, `tor_time`), and only where no trusted
+//! ToR stamped the request.
 //!
 //! # The server
 //!
@@ -36,28 +37,30 @@
 //! }
 //! ```
 //!
-//! [`server::Server`] wraps the step with the two removable soft states, the replay defence per response number
-//! ([`server::ReplayMemory`]) and the minisocket cache ([`server::MinisocketCache`]): `accept` in place of `step`, `respond` in place of
-//! `plan.respond`. Every response of a plan is to be built, each once, in order; one that fails to build is a lost packet, no more. A
-//! reply without content (`Reply::default()`) is legal and keeps the trickle alive. User continuations are sealed by
-//! `plan.seal_ucont`.
+//! [`server::Server`] adds two optional soft states to the step: the replay defence per response
+//! number ([`server::ReplayMemory`]) and the minisocket cache ([`server::MinisocketCache`]). Call
+//! `accept` in place of `step`, and `respond` in place of `plan.respond`. Build every response of a
+//! plan once, in order; a response that cannot be built counts as a lost packet. A reply without
+//! content (`Reply::default()`) is legal and keeps the trickle alive. `plan.seal_ucont` seals user
+//! continuations.
 //!
 //! # Input and output spaces (the contract with server applications)
 //!
-//! A connection carries up to 65,536 **streams**. Stream `s` has an *input* (client to server) whose offsets start at 0, and
-//! an *output* region of the connection's one 64-bit output space: `[s << 48, (s + 1) << 48)`. Stream 0 is what an
-//! ordinary socket sees; streams 1.. are the parallel requests of section 5.2 (`Connection::request`). So **the client allots
-//! regions** (by numbering streams) and, **within a region, the server application allots**: the answers of a stream
-//! follow each other without a gap from the region's start.
+//! A connection carries up to 65,536 **streams**. Stream `s` has an *input* (client to server)
+//! whose offsets start at 0, and an *output* region of the connection's single 64-bit output space:
+//! `[s << 48, (s + 1) << 48)`. Stream 0 is the one that an ordinary socket uses; streams 1 and up
+//! are the parallel requests of section 5.2 (`Connection::request`). So **the client allots
+//! regions** by numbering streams, and **the server application allots offsets within a region**:
+//! the responses of a stream follow each other without a gap from the region's start.
 //!
 //! - A request's input arrives as `Input { stream, offset, data, fin, continuation }`. With `continuation: None` it is the start of the
 //!   stream (`offset == 0`): the next output offset is `stream << 48`. Otherwise `continuation` is an *input continuation* that the
 //!   application sealed before. A packet of input may start at any offset from its `valid_start` to its `valid_end`, both
-//!   included (the library refuses others): equal ones where input has to be read in order, far apart ones where it need not. Its opaque bytes say
-//!   whatever the application put there, among it **the next output offset**. Its `identity` is the stable id of the operation
+//!   included (the library refuses others): equal ones where input has to be read in order, far apart ones where it need not. Its opaque bytes are
+//!   the application's, and include **the next output offset**. Its `identity` is the stable id of the operation
 //!   ([`operation_id`] of connection, stream and the offset at which the operation began).
-//! - For input that it understood wholly, an application answers with `consumed` (the offset up to which it consumed; less
-//!   than what came is fine, the client sends the rest again), a new input continuation (`valid_start == consumed`,
+//! - For input that it understood wholly, an application answers with `consumed` (the offset up to which it consumed; it may be
+//!   less than was sent, and the client sends the rest again), a new input continuation (`valid_start == consumed`,
 //!   opaque: next output offset) and, per answer it promises, an *output continuation* with
 //!   `[valid_start, valid_end)` the output range of the answer (HTTP head and body together; head bytes must be
 //!   reproducible from the continuation), and already in the same response packet as much data as fits (`head.room(..)`), since
@@ -69,8 +72,8 @@
 //!   packet and the bytes fit in no continuation, answer `Answer::Error`. A continuation whose
 //!   `valid_end` lies far ahead (an upload body) lets the client send many packets with it in parallel; each is acknowledged by its own
 //!   `consumed`; they arrive at least once and in any order.
-//! - `consumed`, user continuations and tokens go into a head of kind `New` (the first one); a retransmission carries data alone. A request with input
-//!   always has one.
+//! - `consumed`, user continuations and tokens go into a head of kind `New` (the first one); a
+//!   retransmission carries only data. A request with input always has such a head.
 //! - Pipelining: the client sends input as soon as it has an input continuation for it. An application may consume several requests in one
 //!   event, and answer with several output continuations (at most 16 fit; stop consuming at that).
 //! - A want names an output range and carries the output continuation that covers it: `Head::want`. The application answers with data that
@@ -90,7 +93,7 @@
 //! use rivulet_transport::Time;
 //! use rivulet_transport::client::{Config, Connection};
 //!
-//! /// Hands over what came, sends what is to be sent, and gives the time at which to come back.
+//! /// Passes in a received packet, sends packets, and returns the time of the next call.
 //! fn drive(c: &mut Connection, now: Time, packet: Option<&[u8]>, mut send: impl FnMut(&[u8])) -> Option<Time> {
 //!     if let Some(packet) = packet {
 //!         let _ = c.handle_input(now, packet);                   // a whole IP packet; an error means it was ignored

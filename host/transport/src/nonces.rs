@@ -1,13 +1,14 @@
-//! Nonces and the sums of a proof (section 2.2): two hashes a range, whatever its length.
+//! Nonces and the sums of a proof (section 2.2): two hashes for a range of any length.
 
 use rivulet_packet::{EntryKind, ProofEntry};
 use subtle::ConstantTimeEq;
 
 use crate::keys::NonceKeys;
 
-/// Whether every range's sum is right. The time depends on the number and kinds of the entries, never on sums.
+/// Whether the sum of every range is right. The time depends on the number and kinds of the
+/// entries, never on the sums.
 ///
-/// A forged range passes once in 2^32 tries.
+/// A forged range passes once in 2^32 attempts.
 pub fn sums_are_right(
     keys: &NonceKeys,
     tag: u32,
@@ -28,7 +29,7 @@ pub fn sums_are_right(
     difference.ct_eq(&0).into()
 }
 
-/// The nonce of response `number`, under K' if `prime`.
+/// The nonce of response `number`, made with K' if `prime`.
 pub fn nonce(keys: &NonceKeys, tag: u32, number: u32, prime: bool) -> u32 {
     let key = if prime { keys.retransmitted } else { keys.original };
     key.tag(tag).nonce(number)

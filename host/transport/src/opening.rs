@@ -1,5 +1,6 @@
-//! What opens connections and generations: one PRF, so that every replica gives the same answer and a client can
-//! neither choose nor find it offline; and the tokens that prove an address.
+//! How connections and generations open. Tag and first number come from one PRF, so that every
+//! replica computes the same values, and a client can neither choose nor compute them. Also the
+//! tokens that prove a client's address.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -18,7 +19,7 @@ pub struct Opening {
     pub tag: u32,
     /// First response number.
     pub first: u32,
-    /// Server ISN, which is the cookie of a bare SYN.
+    /// Server ISN; for a bare SYN it is the cookie.
     pub isn: u32,
 }
 
@@ -26,20 +27,21 @@ fn words(mac: [u8; 16]) -> [u32; 4] {
     std::array::from_fn(|i| u32::from_be_bytes([mac[4 * i], mac[4 * i + 1], mac[4 * i + 2], mac[4 * i + 3]]))
 }
 
-/// What opens a connection. Each has numbers of its own: what one of them issued once, no other issues again.
+/// What a connection is opened with. Each kind derives different numbers, so that no number is
+/// issued by two of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenedBy<'a> {
-    /// A SYN that proves nothing: its repetition has the same numbers, one of which it shows.
+    /// A SYN without a token. Its retransmission gets the same numbers, of which it reveals one.
     Syn,
-    /// A SYN with this address token, good once.
+    /// A SYN with this address token, which is accepted once.
     Token(&'a [u8]),
-    /// A bare SYN, whose cookie is completed.
+    /// The completion of a bare SYN's cookie.
     Cookie,
-    /// A SYN with a token for the window that the generation of this tag gave back.
+    /// A SYN with a token for a window, which the generation with this tag returned.
     Window(u32),
 }
 
-/// The opening of a connection.
+/// Derives the opening of a connection.
 pub fn open_connection(
     keys: &NonceKeys,
     client: SocketAddr,
@@ -53,15 +55,18 @@ pub fn open_connection(
         OpenedBy::Syn => mac(0, &[]),
         OpenedBy::Token(token) => mac(1, token),
         OpenedBy::Cookie => mac(2, &[]),
-        // The same numbers from whichever port and with whichever ISN: the window exists once.
+        // Independent of port and ISN: however often the token is presented, the window exists
+        // once.
         OpenedBy::Window(tag) => keys.opening.mac(&[&ip_bytes(client.ip()), &to, &[3], &tag.to_be_bytes()]),
     });
-    // One ISN for all: a middlebox may have seen the answer to another SYN of the same connection.
+    // The ISN is the same for all kinds: a middlebox may have seen the answer to another SYN of
+    // this connection.
     let [_, _, isn, _] = words(keys.opening.mac(&[&from, &to, &client_isn]));
     Opening { tag, first, isn }
 }
 
-/// Tag and first number of the generation after `c`, the same whichever of its continuations was presented in this `slot` of time.
+/// Tag and first number of the generation after `c`. They are the same for every continuation of
+/// that generation that is presented in this `slot` of time.
 pub fn next_generation(key: &MacKey, c: &TransportContinuation, rekey: bool, slot: u64) -> (u32, u32) {
     let generation = c.generation.wrapping_add(1);
     let (connection, slot) = (c.connection.to_be_bytes(), slot.to_be_bytes());
@@ -70,9 +75,9 @@ pub fn next_generation(key: &MacKey, c: &TransportContinuation, rekey: bool, slo
     (tag, first)
 }
 
-/// Bytes of an address token and of a challenge: seal epoch 16, time 48, MAC 96.
+/// Length in bytes of an address token and of a challenge: seal epoch 16 bits, time 48, MAC 96.
 pub const TOKEN_LENGTH: usize = 20;
-/// How long an address token is good, by its own stamp.
+/// Lifetime of an address token, counted from its stamp.
 pub const TOKEN_LIFETIME: Micros = 24 * 3600 * 1_000_000;
 
 fn token(key: &MacKey, epoch: u16, now: u64, what: [&[u8]; 2]) -> [u8; TOKEN_LENGTH] {
@@ -85,21 +90,22 @@ fn token(key: &MacKey, epoch: u16, now: u64, what: [&[u8]; 2]) -> [u8; TOKEN_LEN
     out
 }
 
-/// Length of the address at which a client was seen, before a token.
+/// Length of the client's address in a token field; it precedes the token.
 pub const SEEN_LENGTH: usize = 18;
 
-/// What a token field holds that tells a client at which address it was seen: that address, and the token if there is one.
+/// Encodes a token field that informs the client of the address it was seen at: the address, then
+/// the token if there is one.
 pub fn tell_address(client: SocketAddr, token: Option<&[u8]>, out: &mut TokenField) {
     out.clear();
     let _ = out.try_extend_from_slice(&address_bytes(client));
     let _ = out.try_extend_from_slice(token.unwrap_or_default());
 }
 
-/// A token field with an address: both at their longest.
+/// A token field with an address and a token, both of maximum length.
 pub type TokenField = ArrayVec<u8, { SEEN_LENGTH + WINDOW_TOKEN_LENGTH }>;
 
-/// The address at which the server saw the client, if a token field tells it, and the token, if there is one. Their lengths say what
-/// is there.
+/// Decodes a token field into the address at which the server saw the client, and the token. Either
+/// may be missing; the length shows which are present.
 pub fn read_token_field(field: &[u8]) -> (Option<SocketAddr>, Option<&[u8]>) {
     const WITH_TOKEN: usize = SEEN_LENGTH + TOKEN_LENGTH;
     const WITH_WINDOW: usize = SEEN_LENGTH + WINDOW_TOKEN_LENGTH;
@@ -125,12 +131,13 @@ fn fresh(now: u64, stamp: u64, lifetime: Micros) -> bool {
     age >= -100_000 && age <= lifetime as i64
 }
 
-/// A token that proves `ip` in a later SYN. None: the epoch is not in the ring.
+/// Makes a token that proves `ip` in a later SYN. `None`: the epoch is not in the ring.
 pub fn address_token(keys: &KeyRing, epoch: u16, now: u64, ip: IpAddr) -> Option<[u8; TOKEN_LENGTH]> {
     Some(token(&keys.seal(epoch)?.token, epoch, now, [&ip_bytes(ip), &[]]))
 }
 
-/// Whether `presented` proves `ip`, as an address token or as one with a window. It does not say whether it was used before.
+/// Whether `presented` proves `ip`, as an address token or as a token with a window. Does not check
+/// whether it was used before.
 pub fn proves_address(keys: &KeyRing, now: u64, ip: IpAddr, presented: &[u8]) -> bool {
     if let Some(retired) = Retired::open(keys, ip, presented) {
         return fresh(now, retired.time, TOKEN_LIFETIME);
@@ -141,7 +148,8 @@ pub fn proves_address(keys: &KeyRing, now: u64, ip: IpAddr, presented: &[u8]) ->
     fresh(now, time, TOKEN_LIFETIME) && equal_in_constant_time(&right, presented)
 }
 
-/// The challenge to a connection that shows up from `client`. None: the epoch is not in the ring.
+/// The challenge to a connection that arrives from the new address `client`. `None`: the epoch is
+/// not in the ring.
 pub fn challenge(
     keys: &KeyRing,
     epoch: u16,
@@ -153,7 +161,7 @@ pub fn challenge(
     Some(token(&keys.seal(epoch)?.challenge, epoch, now, what))
 }
 
-/// Whether `presented` answers a challenge to `client`, within `horizon`.
+/// Whether `presented` answers a challenge to `client` that was made within `horizon`.
 pub fn answers_challenge(
     keys: &KeyRing,
     now: u64,
@@ -178,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_proves_its_address_alone_and_not_for_ever() {
+    fn token_proves_one_address_until_it_expires() {
         let ring = ring();
         let a: SocketAddr = "192.0.2.1:1000".parse().unwrap();
         let b: SocketAddr = "192.0.2.2:1000".parse().unwrap();
@@ -204,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn token_field_tells_address_and_token() {
+    fn token_field_carries_address_and_token() {
         let mut field = TokenField::new();
         for client in ["192.0.2.1:1000", "[2001:db8::1]:65535"] {
             let client: SocketAddr = client.parse().unwrap();

@@ -1,8 +1,10 @@
-//! A window that a connection gave back when it ended, sealed into the token with which the next opening from its address begins.
+//! A window that a connection returned when it ended, sealed into a token with which a later
+//! connection from the same address starts.
 //!
-//! It is moved, never copied. The tag of the generation that gave it back stands in the token, and what opens with it gets tag
-//! and numbers by a PRF of that tag alone: however many tokens are had for one window, wherever and from whichever port they
-//! are presented, they open the same numbers, each of which is good once.
+//! The window is moved, never copied. The token names the tag of the generation that returned it,
+//! and the new connection gets tag and numbers from a PRF of that tag only. However many tokens
+//! exist for a window, on whichever replica and port they are presented, they open the same
+//! numbers, and each number is accepted once.
 
 use std::net::IpAddr;
 
@@ -13,38 +15,40 @@ use crate::seal::ip_bytes;
 use crate::time::{CLOCK_MASK, Micros, SECOND, stamp_age};
 use crate::verdict::{INITIAL_SSTHRESH, INITIAL_WINDOW};
 
-/// Bytes of a token with a window: seal epoch 16, time 48, tag 32, window 16, ssthresh 16, mss 16, MAC 96.
+/// Length of a token with a window: seal epoch 16 bits, time 48, tag 32, window 16, ssthresh 16,
+/// mss 16, MAC 96.
 pub const WINDOW_TOKEN_LENGTH: usize = SEALED + 12;
 const SEALED: usize = 18;
-/// A window that was unused for so long is halved, and again for each such time more: the Congestion Manager's step (`host/cm`), which is
-/// the least timeout of RFC 6298 (2.4). The sealed round trip time is a client's word, so a longer one does not stretch it.
+/// A returned window is halved for each such period without use, microseconds: the Congestion
+/// Manager's step (`host/cm`), which is the minimum timeout of RFC 6298 (2.4). The sealed
+/// round-trip time is under the client's control, so a longer one does not stretch the period.
 const STEP: Micros = SECOND;
-/// Windows below this are not given back: any opening has two first windows after a round trip.
+/// Smaller windows are not returned: any opening reaches two initial windows after a round trip.
 pub const LEAST: u32 = 3 * INITIAL_WINDOW as u32;
 
-/// What a connection gave back.
+/// A returned window, as its token holds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retired {
-    /// Common clock when it was last used, microseconds, 48 bits.
+    /// Time of the last use by the common clock, microseconds, 48 bits.
     pub time: u64,
-    /// Connection tag of the generation that gave it back.
+    /// Connection tag of the generation that returned it.
     pub tag: u32,
-    /// Packets.
+    /// The window in packets.
     pub window: u16,
-    /// Packets.
+    /// The slow-start threshold in packets.
     pub ssthresh: u16,
-    /// Bytes of a packet's slot.
+    /// Slot of a packet in bytes.
     pub mss: u16,
 }
 
-/// What of it an opening begins with.
+/// The part of a returned window that a new connection starts with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seed {
-    /// Connection tag of the generation that gave it back.
+    /// Connection tag of the generation that returned it.
     pub tag: u32,
     /// [`crate::cwnd::Piece::gain`] of the first piece: 1 to [`MAX_GAIN`].
     pub gain: u8,
-    /// Threshold of the first piece, packets.
+    /// Slow-start threshold of the first piece in packets.
     pub ssthresh: u16,
 }
 
@@ -60,10 +64,11 @@ impl Retired {
         out
     }
 
-    /// The token for `ip`. None: the epoch is not in the ring.
+    /// Makes the token for `ip`. `None`: the epoch is not in the ring.
     pub fn seal(&self, keys: &KeyRing, epoch: u16, ip: IpAddr) -> Option<[u8; WINDOW_TOKEN_LENGTH]> {
         let fields = self.fields(epoch);
-        // An address token's MAC is over fewer bytes, so neither passes for the other.
+        // The MAC of an address token covers fewer bytes, so neither token is accepted as the
+        // other.
         let mac = keys.seal(epoch)?.token.mac12(&[&fields, &ip_bytes(ip)]);
         let mut out = [0; WINDOW_TOKEN_LENGTH];
         out[..SEALED].copy_from_slice(&fields);
@@ -71,7 +76,7 @@ impl Retired {
         Some(out)
     }
 
-    /// What a token of this length says, whoever made it; None: another length.
+    /// Decodes a token of this length without verification. `None`: another length.
     pub fn read(token: &[u8]) -> Option<(u16, Retired)> {
         let b: &[u8; WINDOW_TOKEN_LENGTH] = token.try_into().ok()?;
         let word = |at: usize| u16::from_be_bytes([b[at], b[at + 1]]);
@@ -85,22 +90,23 @@ impl Retired {
         Some((word(0), retired))
     }
 
-    /// The window in a token that was sealed here for `ip`.
+    /// Verifies a token for `ip` and returns its window.
     pub fn open(keys: &KeyRing, ip: IpAddr, token: &[u8]) -> Option<Retired> {
         let (epoch, retired) = Retired::read(token)?;
         let right = retired.seal(keys, epoch, ip)?;
         equal_in_constant_time(&right, token).then_some(retired)
     }
 
-    /// What is left of it now for a connection with slots of `mss` bytes; None: no more than any opening has. A server's memory of what was
-    /// used is as long as the `horizon`, so nothing lasts longer.
+    /// The window left now for a connection with slots of `mss` bytes. `None`: no more than any
+    /// opening has. The replay memory covers one `horizon`, so an older window is void.
     pub fn seed(&self, now: u64, horizon: Micros, mss: u16) -> Option<Seed> {
         let age = u64::try_from(stamp_age(now, self.time)).unwrap_or(0);
         if age > horizon {
             return None;
         }
         let steps = (age / STEP).min(16) as u32;
-        // Packets of another size are as many as carry the same bytes, and never more.
+        // With slots of another size, the number of packets that carry the same bytes, but never
+        // more packets.
         let scaled =
             |packets: u16| u32::from(packets) * u32::from(self.mss) / u32::from(mss.max(self.mss).max(1));
         let window = scaled(self.window) >> steps;
@@ -110,7 +116,8 @@ impl Retired {
         }
         let ssthresh = match self.ssthresh {
             INITIAL_SSTHRESH => INITIAL_SSTHRESH,
-            // What was idle is less known by each step: the Congestion Manager's rule for the threshold.
+            // Each period without use makes the estimate less reliable: the Congestion Manager's
+            // rule for the threshold.
             found => (scaled(found) << steps).min(u32::from(INITIAL_SSTHRESH)) as u16,
         };
         Some(Seed { tag: self.tag, gain, ssthresh })
@@ -136,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_the_bytes_that_the_wire_format_says() {
+    fn token_has_the_bytes_of_the_wire_format() {
         let token = WINDOW.seal(&ring(1), 3, IP).unwrap();
         assert_eq!(
             token[..SEALED],
@@ -160,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_is_halved_by_every_second_and_gone_after_the_horizon() {
+    fn window_halves_each_second_and_ends_after_the_horizon() {
         let of = |window, age| gain(Retired { window, ..WINDOW }, age, 1400);
         assert_eq!([29, 30, 39, 40, 75, 100, 101, u16::MAX].map(|w| of(w, 0)), [0, 1, 1, 2, 5, 8, 8, 8]);
         assert_eq!([SECOND - 1, SECOND, 2 * SECOND, 3 * SECOND].map(|age| of(100, age)), [8, 3, 0, 0]);

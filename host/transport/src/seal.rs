@@ -1,4 +1,5 @@
-//! The seal of a transport continuation: AES-CMAC over its 60 bytes, the client's address and its port.
+//! The seal of a transport continuation: AES-CMAC over its 60 bytes and the client's address and
+//! port.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,7 +8,7 @@ use rivulet_packet::{SealedContinuation, TransportContinuation};
 
 use crate::keys::{SealKeys, equal_in_constant_time};
 
-/// An address as the MACs cover it: 16 bytes with IPv4 mapped (RFC 4291 section 2.5.5.2).
+/// An address as the MACs cover it: 16 bytes, IPv4 mapped (RFC 4291 section 2.5.5.2).
 pub fn ip_bytes(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
@@ -25,7 +26,7 @@ pub fn address_bytes(address: SocketAddr) -> [u8; 18] {
 
 /// The MAC of `fields` for `client`.
 fn mac(keys: &SealKeys, fields: &TransportContinuation, client: SocketAddr) -> [u8; 12] {
-    // One piece, so that the MAC reads whole blocks.
+    // In one piece, so that the MAC reads whole blocks.
     let mut message = [0; LENGTH + 18];
     message[..LENGTH].copy_from_slice(&fields.to_bytes());
     message[LENGTH..].copy_from_slice(&address_bytes(client));

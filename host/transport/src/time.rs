@@ -1,8 +1,9 @@
-//! Time as a number: nothing here reads a clock.
+//! Time as a number; this crate reads no clock.
 
 use std::ops::{Add, Sub};
 
-/// Microseconds on a clock of the caller: monotonic on a client, the common clock of the service on a server.
+/// Microseconds on a clock of the caller: monotonic on a client, the service's common clock on a
+/// server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(pub u64);
 
@@ -35,10 +36,10 @@ impl Sub<Micros> for Time {
     }
 }
 
-/// 48 bits: the width of the common clock on the wire.
+/// The width of the common clock on the wire: 48 bits.
 pub const CLOCK_MASK: u64 = (1 << 48) - 1;
 
-/// Age of a stamp on the 48-bit common clock, microseconds; negative: it lies in the future.
+/// Age of a stamp on the 48-bit common clock in microseconds; negative if it lies in the future.
 pub fn stamp_age(now: u64, stamp: u64) -> i64 {
     let difference = now.wrapping_sub(stamp) & CLOCK_MASK;
     if difference < 1 << 47 { difference as i64 } else { difference as i64 - (1 << 48) }

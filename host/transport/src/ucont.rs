@@ -1,42 +1,42 @@
-//! User continuations (section 4.1): standard fields that clients read, and opaque bytes of the application, sealed by
-//! the library to one service and connection.
+//! User continuations (section 4.1): standard fields for the client, and opaque bytes of the
+//! application. The library seals both to one service and connection.
 
 use crate::keys::{KeyRing, SealKeys, equal_in_constant_time};
 
-/// Bytes before the application's.
+/// Length of the fields before the application's bytes.
 pub const HEADER: usize = 40;
-/// Longest opaque part, bytes: what fits a packet beside everything else.
+/// Maximum length of the opaque part in bytes; it fits a packet together with everything else.
 pub const MAX_OPAQUE: usize = 1024;
-/// Longest user continuation, bytes.
+/// Maximum length of a sealed user continuation in bytes.
 pub const MAX_UCONT: usize = HEADER + MAX_OPAQUE + MAC;
 
 const FLAG_INPUT: u8 = 0x01;
 const MAC: usize = 12;
 
-/// What a user continuation says.
+/// The content of a user continuation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UserContinuation<'a> {
-    /// An input continuation; otherwise an output continuation.
+    /// True for an input continuation, false for an output continuation.
     pub input: bool,
-    /// The stream it belongs to.
+    /// The stream that it belongs to.
     pub stream: u16,
-    /// First byte it is good for: output offset, or input offset at which input goes on.
+    /// First byte that it covers: an output offset, or the input offset at which input continues.
     pub valid_start: u64,
-    /// First byte it is no longer good for; `u64::MAX` for no end.
+    /// First byte that it no longer covers; `u64::MAX` for no end.
     pub valid_end: u64,
-    /// Identity of the content of an output continuation (a digest of name, size and content, or a deployment id); the
-    /// operation id of an input continuation ([`operation_id`]).
+    /// For an output continuation: a digest that identifies the content (of name, size and bytes,
+    /// or a deployment id). For an input continuation: the operation id ([`operation_id`]).
     pub identity: [u8; 16],
     /// The application's bytes.
     pub opaque: &'a [u8],
 }
 
-/// What a client reads of a sealed user continuation.
+/// The fields of a sealed user continuation that a client reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {
-    /// An input continuation; otherwise an output continuation.
+    /// True for an input continuation, false for an output continuation.
     pub input: bool,
-    /// The stream it belongs to.
+    /// The stream that it belongs to.
     pub stream: u16,
     /// See [`UserContinuation::valid_start`].
     pub valid_start: u64,
@@ -44,31 +44,31 @@ pub struct Validity {
     pub valid_end: u64,
 }
 
-/// Why a user continuation could not be sealed or opened.
+/// Why a user continuation cannot be sealed or opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UcontError {
     /// More opaque bytes than [`MAX_OPAQUE`].
     #[error("{0} opaque bytes, at most {MAX_OPAQUE} are allowed")]
     TooLong(usize),
     /// `valid_end` lies before `valid_start`.
-    #[error("a continuation that is valid nowhere")]
+    #[error("the valid range is empty")]
     EmptyRange,
     /// The buffer is too small.
     #[error("the buffer is too small")]
     Buffer,
-    /// Shorter than its fixed fields, or unknown flags.
+    /// It is shorter than its fixed fields, or has unknown flags.
     #[error("a malformed user continuation")]
     Malformed,
-    /// The ring does not have the epoch it was sealed under.
-    #[error("sealed under an epoch that is gone")]
+    /// The key ring does not have the epoch that it was sealed under.
+    #[error("sealed under an epoch that is not in the key ring")]
     Epoch,
-    /// The seal is wrong: changed, of another connection or of another service.
+    /// The seal is wrong: the bytes were changed, or belong to another connection or service.
     #[error("not sealed for this connection")]
     Forged,
 }
 
-/// The stable id of an operation: the connection, the stream and the input offset at which the operation began. Repeats of the
-/// same input have the same id, on every replica.
+/// The stable id of an operation, derived from the connection, the stream and the input offset
+/// where the operation began. A repeat of the same input has the same id on every replica.
 pub fn operation_id(connection: u64, stream: u16, start: u64) -> [u8; 16] {
     let mut id = [0; 16];
     id[..8].copy_from_slice(&connection.to_be_bytes());
@@ -77,7 +77,8 @@ pub fn operation_id(connection: u64, stream: u16, start: u64) -> [u8; 16] {
     id
 }
 
-/// Seals `what` into `out` and gives its length. `generation` is that of the connection now.
+/// Seals `what` into `out` and returns the length. `generation` is the current generation of the
+/// connection.
 ///
 /// # Errors
 /// [`UcontError::TooLong`], [`UcontError::EmptyRange`], [`UcontError::Buffer`], [`UcontError::Epoch`].
@@ -139,7 +140,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     bytes[at..at + 8].iter().fold(0, |v, b| v << 8 | u64::from(*b))
 }
 
-/// The standard fields, unverified: what a client chooses by. None: malformed.
+/// Reads the standard fields without verification, as a client does. `None`: malformed.
 pub fn validity(sealed: &[u8]) -> Option<Validity> {
     let (header, ..) = parts(sealed)?;
     let (valid_start, valid_end) = (u64_at(header, 8), u64_at(header, 16));
@@ -149,13 +150,14 @@ pub fn validity(sealed: &[u8]) -> Option<Validity> {
     Some(Validity { input: header[2] & FLAG_INPUT != 0, stream: u16_at(header, 4), valid_start, valid_end })
 }
 
-/// Whether a user continuation is sealed under an epoch before `newest`: who has it may want one that lasts.
+/// Whether a user continuation is sealed under an epoch older than `newest`, so that its holder may
+/// want a new one.
 pub fn ages(sealed: &[u8], newest: u16) -> bool {
-    // Epochs are compared as they go round.
+    // Epoch numbers wrap around.
     parts(sealed).is_some_and(|(header, ..)| (newest.wrapping_sub(u16_at(header, 0)) as i16) > 0)
 }
 
-/// Opens a user continuation of `connection`.
+/// Verifies and opens a user continuation of `connection`.
 ///
 /// # Errors
 /// [`UcontError::Malformed`], [`UcontError::Epoch`], [`UcontError::Forged`].
@@ -202,7 +204,7 @@ mod tests {
     };
 
     #[test]
-    fn opens_what_it_sealed_and_nothing_else() {
+    fn opens_only_its_own_seals() {
         let ring1 = ring(1);
         let mut out = [0; MAX_UCONT];
         let n = seal_user(&ring1, 1, 42, 5, &WHAT, &mut out).unwrap();
@@ -222,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_cannot_be_sealed() {
+    fn refuses_invalid_user_continuations() {
         let (ring, mut out) = (ring(1), [0; 2000]);
         let long = UserContinuation { opaque: &[0; MAX_OPAQUE + 1], ..WHAT };
         assert_eq!(seal_user(&ring, 1, 1, 0, &long, &mut out), Err(UcontError::TooLong(1025)));

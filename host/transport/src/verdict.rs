@@ -1,7 +1,9 @@
-//! The verdict on a request: terminate, continue or split, and which numbers the answers have (section 2.5).
+//! The verdict on a request: terminate, continue or split, and the numbers of the responses
+//! (section 2.5).
 //!
-//! One function, used by the server to decide and by the client to predict. It is pure arithmetic over the sealed
-//! continuation and the proof; nonces and MACs are not its business. `docs/recovery.md` derives the formulas.
+//! The server uses this function to decide, the client to predict. It is pure arithmetic over the
+//! sealed continuation and the proof; nonces and MACs are checked elsewhere. `docs/recovery.md`
+//! derives the formulas.
 
 use rivulet_packet::{ProofEntry, RequestClass, TransportContinuation};
 
@@ -15,17 +17,17 @@ pub const INITIAL_WINDOW: u16 = 10;
 pub const LOSS_WINDOW: u16 = 1;
 /// Slow-start threshold of a new connection: arbitrarily high (RFC 5681 section 3.1).
 pub const INITIAL_SSTHRESH: u16 = u16::MAX;
-/// burstLimit: numbers of one run of losses that a request can have retransmitted.
+/// burstLimit: the numbers of one run of losses that a single request can have retransmitted.
 pub const BURST_LIMIT: u32 = 10;
-/// Most responses of one request: a full burst, its group, and a window of two.
+/// Maximum number of responses to a request: a full burst, its group, and a window of two.
 pub const MAX_RESPONSES: usize = 16;
 
-/// The piece that a continuation carries.
+/// The piece in a continuation.
 pub fn piece_of(c: &TransportContinuation) -> Piece {
     Piece { tcp_base: c.tcp_base, start_cwnd: c.start_cwnd.max(1), ssthresh: c.ssthresh, gain: c.gain }
 }
 
-/// Decides. `entries` is the proof; `covers` is 1 or 2.
+/// Decides the verdict. `entries` is the proof; `covers` is 1 or 2.
 ///
 /// # Errors
 /// [`VerdictError`]: the request is refused.
@@ -37,14 +39,15 @@ pub fn decide(
 ) -> Result<Decision, VerdictError> {
     let piece = piece_of(c);
     if class == RequestClass::Restart {
-        // No ranges: the window that the continuation was issued in, halved.
+        // A proof without ranges: the window in which the continuation was issued, halved.
         let ssthresh = piece.after_loss(answered_before(c)) as u16;
         return Ok(fresh(LOSS_WINDOW, ssthresh, true, false, false));
     }
     let settled = settled(c);
     let mut history = History::read(c.base, c.number, settled, c.first, entries)?;
     if opens(c) {
-        // A window of which nothing was sent yet has none to take away. (What opens is not sent as ECN-capable.)
+        // A window of which nothing was sent yet is not reduced. (Opening responses are not sent as
+        // ECN-capable.)
         history.first_mark = None;
     }
     match class {
@@ -69,7 +72,7 @@ pub fn decide(
             if history.first_event().is_some() || c.number != top {
                 return Err(VerdictError::NotDrained);
             }
-            // RFC 5681 section 4.1: the restart window. Nothing was lost, so the threshold stands.
+            // RFC 5681 section 4.1: the restart window. There was no loss, so the threshold stays.
             let start = (window as u16).min(INITIAL_WINDOW);
             Ok(fresh(start, (window as u16).max(c.ssthresh), false, true, true))
         }
@@ -82,23 +85,26 @@ fn fresh(start_cwnd: u16, ssthresh: u16, prime: bool, data: bool, rekey: bool) -
     Decision::Fresh(Fresh { start_cwnd, ssthresh, count: u32::from(start_cwnd), prime, data, rekey })
 }
 
-/// Whether this is the answer to a SYN: its request proves the address and splits into the whole initial window.
+/// Whether this is the answer to a SYN; its request proves the address and splits into the initial
+/// window.
 fn opens(c: &TransportContinuation) -> bool {
     c.number == c.tcp_base && c.base == c.number
 }
 
-/// How many offsets of the proof lie before the piece: the surviving part of the window that the last recovery began in.
+/// How many offsets of the proof precede the piece: the surviving part of the window in which the
+/// last recovery began.
 pub(crate) fn settled(c: &TransportContinuation) -> u32 {
     let before = c.tcp_base.wrapping_add(1).wrapping_sub(c.base);
     if opens(c) || before >= 1 << 31 { 0 } else { before }
 }
 
-/// The last number known to be answered when this continuation was issued: all that its window depends on.
+/// The last number known to be answered when this continuation was issued. Its window depends on
+/// these numbers only.
 pub fn answered_before(c: &TransportContinuation) -> u32 {
     c.base.wrapping_add(settled(c)).wrapping_sub(1)
 }
 
-/// No loss: continue, and split where TCP's window grows.
+/// Without a loss: continue, and split where TCP's window grows.
 fn advance(c: &TransportContinuation, piece: &Piece, h: &History, covers: u8) -> Result<Go, VerdictError> {
     let k = c.number;
     let base = k.wrapping_add(1);
@@ -115,18 +121,20 @@ fn advance(c: &TransportContinuation, piece: &Piece, h: &History, covers: u8) ->
     }
     let delayed = u32::from(covers) - 1;
     let j = k.wrapping_sub(delayed);
-    // Two numbers that bring a window back have more answers than one request.
+    // Two numbers that restore a returned window have more responses than one request allows.
     if delayed > h.own - settled || (delayed > 0 && piece.is_jumping(j)) {
         return Err(VerdictError::Covers);
     }
     let before = piece.cwnd(j.wrapping_sub(1));
     let new = Numbers { first: j.wrapping_add(before), count: 1 + delayed + piece.cwnd(k) - before };
-    // A run of losses here is the tail of the window before: every lost trickle lives on.
+    // A run of losses here is the tail of the previous window, and every one of these trickles
+    // survives.
     let retransmit = share_of_run(k, h, before);
     Ok(Go { retransmit, group: retransmit, new, data: true, piece: Some(*piece), base, ..Go::default() })
 }
 
-/// A survivor of the last recovery that was lost as the tail of its window and regenerated in the next: it goes on as the others did.
+/// A survivor of the last recovery that was lost at the tail of its window and regenerated in the
+/// next one continues like the other survivors.
 fn survive_late(
     c: &TransportContinuation,
     piece: &Piece,
@@ -162,12 +170,12 @@ fn recover(c: &TransportContinuation, piece: &Piece, h: &History, event: u32) ->
     let top = event.wrapping_add(cwnd_at_loss); // the first number of the new window
     let new = match survives(k) {
         false => Numbers::default(),
-        // A window of one, whose only trickle has to become two.
+        // In a window of one, the only trickle has to split into two.
         true if new_cwnd > cwnd_at_loss => Numbers { first: top, count: new_cwnd },
         true => Numbers { first: k.wrapping_add(new_cwnd), count: 1 },
     };
     let retransmit = share_of_run(k, h, new_cwnd);
-    // Condition (b): lost trickles that would have survived. They are the last of the share.
+    // Condition (b): lost trickles that would have survived. They are the last ones of the share.
     let group =
         retransmit.iter().filter(|n| n.wrapping_sub(event) < cwnd_at_loss && survives(*n)).count() as u32;
     let behind = retransmit.first.wrapping_add(retransmit.count);
@@ -182,16 +190,18 @@ fn recover(c: &TransportContinuation, piece: &Piece, h: &History, event: u32) ->
             ssthresh: new_cwnd as u16,
             gain: 0,
         }),
-        // The proof goes on to cover the survivors: those of them that were lost as the tail of this window are regenerated by the
-        // first number of the new one, whose run they are.
+        // The proof continues to cover the survivors. Survivors lost at the tail of this window are
+        // regenerated by the first number of the new window, which follows their run of losses.
         base: top.wrapping_sub(new_cwnd.min(cwnd_at_loss)),
         ..Go::default()
     })
 }
 
-/// What of the run of losses before its range the request for `k` has retransmitted. The number directly behind the run takes the last
-/// burstLimit of it, the next one those before them, and so on: one number alone would mend a long run, as a slow start leaves it that
-/// overshot a queue, by burstLimit a round trip. Together they bring half a window at most: their answers come in one burst.
+/// The part of the run of losses before its range that the request for `k` has retransmitted. The
+/// number directly after the run takes the last burstLimit of it, the next number those before, and
+/// so on. A single number would repair a long run, as after an overshooting slow start, at only
+/// burstLimit per round trip. All shares together are half a window at most, because their
+/// responses arrive in one burst.
 fn share_of_run(k: u32, h: &History, window: u32) -> Numbers {
     let (taken, shares) = (h.place.saturating_mul(BURST_LIMIT), (window / (2 * BURST_LIMIT)).max(1));
     if h.place >= shares || taken >= h.run {
@@ -244,7 +254,7 @@ mod tests {
     #[test]
     fn the_answer_to_a_syn_splits_into_the_initial_window() {
         let piece = Piece { tcp_base: 7, start_cwnd: INITIAL_WINDOW, ssthresh: INITIAL_SSTHRESH, gain: 0 };
-        // A mark on it, which a broken router may make, is none of a window.
+        // A mark on it, which a broken router may set, does not reduce a window.
         for proof in [&[o(0, 0)][..], &[o(0, 0), ProofEntry::mark(0)]] {
             let go = go(&continuation(7, 7, piece), proof);
             assert_eq!((go.new, go.base), (Numbers { first: 8, count: 10 }, 8));
@@ -264,7 +274,8 @@ mod tests {
         }
     }
 
-    /// A window that was given back: ten numbers are answered by ten each, which are dense, and the window is there.
+    /// A returned window: ten numbers get ten responses each, numbered without gaps, and the window
+    /// is restored.
     #[test]
     fn ten_numbers_bring_a_window_back() {
         let piece = Piece { tcp_base: 999, start_cwnd: 10, ssthresh: u16::MAX, gain: 8 };
@@ -279,9 +290,10 @@ mod tests {
         assert_eq!(both, Err(VerdictError::Covers), "more answers than a request has");
     }
 
-    /// Number 1030 is lost, of a window of 100 that was brought back by 1000 to 1009: 30 were acknowledged, so 15 trickles are left.
+    /// Number 1030 of a window of 100 is lost, which 1000 to 1009 restored. 30 numbers were
+    /// acknowledged, so 15 trickles are left.
     #[test]
-    fn a_loss_in_a_window_that_was_given_back_leaves_half_of_what_was_acknowledged() {
+    fn loss_in_returned_window_leaves_half_of_its_acknowledged_part() {
         let piece = Piece { tcp_base: 999, start_cwnd: 10, ssthresh: u16::MAX, gain: 8 };
         let at_loss = piece.cwnd(1029);
         assert_eq!(at_loss, 120);
@@ -310,7 +322,8 @@ mod tests {
         assert_eq!(decide(RequestClass::Normal, &c, 2, [o(0, 0)].into_iter()), Err(VerdictError::Covers));
     }
 
-    /// Window of 10 from 100, number 100 lost: 101 retransmits it, 101 to 104 end, 105 to 109 become 110 to 114.
+    /// Window of 10 from 100, number 100 lost: 101 retransmits it, 101 to 104 terminate, 105 to 109
+    /// become 110 to 114.
     #[test]
     fn one_loss_ends_the_first_half_and_keeps_the_second() {
         for k in 101..110u32 {
@@ -360,7 +373,7 @@ mod tests {
             |k: u32| go(&continuation(k, 1000, small), &[o(0, 0), o(15, (k - 1000) as u16)]).retransmit;
         assert_eq!(share(1015), Numbers { first: 1005, count: 10 });
         assert_eq!(share(1016).count, 0);
-        // The last share is what is left of the run, and only those numbers of it are regenerated that live on.
+        // The last share is the rest of the run. Only its surviving numbers are regenerated.
         let got = go(&continuation(1211, 1000, piece), &[o(0, 99), o(210, 211)]);
         assert_eq!(got.retransmit, Numbers { first: 1190, count: 10 });
         assert_eq!(got.group, Numbers { first: 1200, count: 0 });

@@ -1,4 +1,4 @@
-//! How a connection ends: its window is given back, if it is worth it, and the server is told.
+//! How a connection closes: its window is returned if worth it, and a CLOSE is sent.
 
 use rivulet_packet::{MAX_ATTEMPT, RequestClass, SealedContinuation};
 
@@ -8,27 +8,27 @@ use crate::retired;
 use crate::time::Time;
 use crate::verdict::{answered_before, piece_of};
 
-/// CLOSEs that are sent.
+/// Maximum number of CLOSEs.
 const MAX_CLOSES: u32 = 3;
 
 impl Connection {
-    /// The phase of a connection that its user has just closed.
+    /// The phase of a connection that the application has just closed.
     pub(super) fn closing(&self, now: Time) -> Phase {
         let kept = self.revival == Revival::None && self.is_worth_keeping(now);
         let awaiting = self.generation.as_ref().is_some_and(|g| g.is_awaiting());
-        // The last answers may still be on their way: the window is given back whole.
+        // The last responses may still be in flight; only a complete window can be returned.
         let due = if kept && awaiting { now + self.rtt.probe_timeout() } else { now };
         Phase::Closing { attempts: 0, due, window: if kept { Window::Kept } else { Window::Gone } }
     }
 
-    /// Whether the window is larger than what another connection has soon anyway.
+    /// Whether the window is larger than one that a new connection soon has anyway.
     fn is_worth_keeping(&self, now: Time) -> bool {
         let window = |c: &SealedContinuation| piece_of(&c.fields).cwnd(answered_before(&c.fields));
         let latest = self.latest().filter(|(_, _, received_at)| self.is_usable(*received_at, now));
         latest.is_some_and(|(_, sealed, _)| window(&sealed) >= retired::LEAST)
     }
 
-    /// The last continuation: its index, itself, and when it came.
+    /// The last continuation: index, continuation, time of receipt.
     fn latest(&self) -> Option<(u32, SealedContinuation, Time)> {
         let generation = self.generation.as_ref()?;
         let index = generation.latest_continuation()?;
@@ -40,7 +40,8 @@ impl Connection {
         !self.must_restart && !self.is_expired(received_at, now)
     }
 
-    /// The window first, if all of it is here or was waited for long enough, and CLOSE right behind it.
+    /// Returns the window first, once all of it was received or the wait is over. CLOSE follows
+    /// directly.
     pub(super) fn send_close(&mut self, now: Time, packet: &mut [u8]) -> Option<usize> {
         let Phase::Closing { attempts, due, window } = self.phase else { return None };
         let latest = self.latest().filter(|_| attempts < MAX_CLOSES);
@@ -49,7 +50,7 @@ impl Connection {
             return None;
         };
         if !self.is_usable(received_at, now) {
-            // The server keeps nothing: there is nobody to tell.
+            // The server has no connection state to free, so a CLOSE is not needed.
             self.end(Event::Closed);
             return None;
         }

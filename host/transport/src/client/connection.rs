@@ -1,4 +1,4 @@
-//! A connection: its state, and what its user does with it.
+//! A connection: its state, and its interface for the application.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -14,88 +14,88 @@ pub use super::types::{
 use crate::time::{MILLISECOND, Micros, Time};
 use crate::verdict::Numbers;
 
-/// Where a connection stands.
+/// Phase of a connection.
 #[derive(Debug)]
 pub(super) enum Phase {
     /// Nothing was sent.
     Idle,
     /// SYNs were sent.
     Opening {
-        /// How many.
+        /// Number of SYNs sent.
         attempts: u32,
-        /// When the next is due.
+        /// When the next one is due.
         due: Time,
-        /// The last one was bare.
+        /// The last one had no data.
         bare: bool,
-        /// It is to be sent now.
+        /// The next one is to be sent now.
         send: bool,
     },
-    /// A bare SYN was answered; the cookie is to be completed.
+    /// A bare SYN was answered; its cookie is to be completed.
     Completing {
         /// Server ISN.
         cookie: u32,
-        /// When to ask again, or to start over.
+        /// When to send the completion again, or to start over.
         due: Time,
-        /// To be sent now.
+        /// The completion is to be sent now.
         send: bool,
-        /// How often it was sent.
+        /// Number of completions sent.
         attempts: u32,
     },
     /// Open.
     Open,
-    /// CLOSE is to be sent, or was.
+    /// CLOSE is to be sent, or was sent.
     Closing {
-        /// How often.
+        /// Number of CLOSEs sent.
         attempts: u32,
-        /// When to send it (again).
+        /// When to send the next one.
         due: Time,
-        /// What becomes of the window.
+        /// What happens to the window.
         window: Window,
     },
     /// Over.
     Over,
 }
 
-/// What becomes of the window of a connection that ends.
+/// What happens to the window of a closing connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Window {
-    /// It ends too, or was given back.
+    /// It ends with the connection, or was returned.
     Gone,
-    /// It is to be given back, once all of it is here.
+    /// To be returned once all of its responses have been received.
     Kept,
-    /// The server was asked to take it: a token may come.
+    /// A REKEY that returns it was sent; a token may arrive.
     Offered,
 }
 
-/// How the connection is being brought to life again.
+/// How an unresponsive connection is revived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Revival {
-    /// Not needed.
+    /// No revival in progress.
     None,
-    /// TIMEOUT: `attempts` were sent, the next is due.
+    /// By TIMEOUT: `attempts` were sent, the next one is due at `due`.
     Timeout {
-        /// Sent so far.
+        /// Number sent so far.
         attempts: u8,
         /// When the next one, or a RESTART, is due.
         due: Time,
     },
-    /// REKEY was sent: the window that it opened is asked for until it answers.
+    /// By REKEY, repeated until the window that it opens arrives.
     Rekey {
-        /// Sent so far.
+        /// Number sent so far.
         attempts: u8,
         /// When the next one, or a RESTART, is due.
         due: Time,
     },
-    /// RESTART.
+    /// By RESTART.
     Restart {
-        /// Sent so far.
+        /// Number sent so far.
         attempts: u32,
-        /// When the next is due.
+        /// When the next one is due.
         due: Time,
     },
 }
 
-/// Data asked for again under K', without a continuation to answer.
+/// Data requested again under K', without a continuation in the response.
 #[derive(Debug)]
 pub(super) struct Retransmission {
     pub number: u32,
@@ -104,13 +104,13 @@ pub(super) struct Retransmission {
     pub due: Time,
 }
 
-/// Pacing of requests that were held back behind a gap, or that a pause has left.
+/// Pacing of requests that were released by a decided gap, or that follow a pause.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     pub next: Option<Time>,
     pub interval: Micros,
     pub left: usize,
-    /// So many of them leave without a pause.
+    /// How many of them leave at once.
     pub at_once: usize,
 }
 
@@ -119,18 +119,19 @@ pub(super) struct Pace {
 pub(super) struct Stream {
     pub input: Input,
     pub output: Output,
-    /// The user was told that it may read, and has not yet read to the end.
-    pub told_readable: bool,
+    /// `Readable` was reported, and the application has not read to the end since.
+    pub reported_readable: bool,
     pub blocked_writer: bool,
-    pub told_consumed: bool,
+    pub reported_consumed: bool,
 }
 
 /// The client's side of one connection.
 ///
-/// Sans-I/O: it opens no socket and reads no clock. [`Connection::handle_input`] takes whole IP packets,
-/// [`Connection::poll_transmit`] gives them, [`Connection::poll_timeout`] says when [`Connection::handle_timeout`] wants to be called.
-/// After any call that changes something (these two, `write`, `read`, `finish`, `request`, `close`, `connect`): `poll_transmit` until it
-/// gives None, `poll` until it gives None, then `poll_timeout`.
+/// Sans-I/O: it opens no socket and reads no clock. [`Connection::handle_input`] takes whole IP
+/// packets, [`Connection::poll_transmit`] returns them, and [`Connection::poll_timeout`] returns
+/// the time for [`Connection::handle_timeout`]. After each call that changes something (these two,
+/// `write`, `read`, `finish`, `request`, `close`, `connect`), call `poll_transmit` until `None`,
+/// `poll` until `None`, then `poll_timeout`.
 #[derive(Debug)]
 pub struct Connection {
     pub(super) config: Config,
@@ -139,64 +140,68 @@ pub struct Connection {
     pub(super) phase: Phase,
     pub(super) isn: u32,
     pub(super) seq: u32,
-    /// Highest sequence end seen from the server.
+    /// Highest sequence end received from the server.
     pub(super) ack: u32,
-    /// The one continuation left is good for a RESTART alone.
+    /// The only continuation left is valid for nothing but a RESTART.
     pub(super) must_restart: bool,
     pub(super) generation: Option<Generation>,
-    /// The generation before: its late data is still welcome.
+    /// The previous generation; its late data is still accepted.
     pub(super) former: Option<Generation>,
-    /// The address that the kept continuations are sealed for.
+    /// The address for which the stored continuations are sealed.
     pub(super) sealed_for: SocketAddr,
     pub(super) challenge: Option<Vec<u8>>,
     pub(super) revival: Revival,
     pub(super) wanted_in_revival: Vec<Range<u64>>,
     pub(super) streams: BTreeMap<u16, Stream>,
     pub(super) next_stream: u16,
-    /// The stream that something was last asked for, and the one whose input was last sent: the next ones get their turn.
-    pub(super) served: u16,
-    pub(super) heard: u16,
+    /// Round robin: the stream whose output was requested last, and the stream whose input was sent
+    /// last.
+    pub(super) last_output_stream: u16,
+    pub(super) last_input_stream: u16,
     pub(super) rtt: Rtt,
     pub(super) retransmissions: Vec<Retransmission>,
-    /// Those given up not long ago, by number and time of their request: their data is still welcome, and says how slow a replica is.
+    /// Recently abandoned retransmissions, by number and time of the request. Their data is still
+    /// accepted, and shows how slow a replica is.
     pub(super) given_up: VecDeque<(u32, Time)>,
-    /// Numbers that requests under way have regenerated, and until when they are waited for.
+    /// Numbers regenerated by requests in flight, and how long to wait for each.
     pub(super) regenerating: Vec<(Numbers, Time)>,
-    /// When a declaration is due.
+    /// When the next loss is to be declared.
     pub(super) detection: Option<Time>,
-    /// Probes of the present tail.
+    /// Probes sent for the current tail.
     pub(super) probes: u8,
-    /// Probes that it may have.
+    /// Maximum number of probes for this tail.
     pub(super) most_probes: u8,
-    /// Originals that came since the last probe.
+    /// Originals received since the last probe.
     pub(super) calm: u32,
     pub(super) probe_now: bool,
     /// An acknowledgement is delayed until then.
     pub(super) delay_until: Option<Time>,
-    /// Requests held back leave paced: when the next may, how far apart, and how many are left.
+    /// Pacing of held requests: when the next one may leave, the interval, and how many are left.
     pub(super) pace: Pace,
-    /// The latest time that was told.
+    /// The latest time passed in.
     pub(super) clock: Time,
-    /// A newer nonce epoch is usable: from this time on the window is drained, to be handed over in a REKEY.
+    /// A newer nonce epoch is usable: from this time on, the window drains so that a REKEY can move
+    /// it.
     pub(super) drain_from: Option<Time>,
-    /// When the connection last sent a normal request or heard of one.
+    /// When the connection last sent a normal request or received a response to one.
     pub(super) last_progress: Time,
     pub(super) last_sent: Time,
-    pub(super) last_heard: Time,
-    /// When the oldest request that nothing was heard since was sent.
+    pub(super) last_received: Time,
+    /// When the oldest request without any response since was sent.
     pub(super) first_unanswered: Time,
     pub(super) events: VecDeque<Event>,
     pub(super) statistics: Statistics,
     pub(super) scratch: Vec<u8>,
     pub(super) syn_input: Option<(u16, Range<u64>, bool)>,
     pub(super) recovering_until: u32,
-    /// The server sends continuations whole where it could send differences: they leave less room for data.
+    /// The server sends whole continuations where it could send differences, so less room is left
+    /// for data.
     pub(super) whole: bool,
 }
 
 impl Connection {
-    /// A connection from `local` to `remote`. Nothing is sent before the first [`Connection::write`] or [`Connection::connect`], so
-    /// that the SYN can carry the request.
+    /// Makes a connection from `local` to `remote`. It sends nothing before the first
+    /// [`Connection::write`] or [`Connection::connect`], so that the SYN can carry the request.
     pub fn open(config: Config, local: SocketAddr, remote: SocketAddr, now: Time) -> Self {
         let isn = mix(config.seed ^ 0x7269_7675_6c65_7431) as u32;
         let mut connection = Self {
@@ -215,8 +220,8 @@ impl Connection {
             wanted_in_revival: Vec::new(),
             streams: BTreeMap::new(),
             next_stream: 1,
-            served: u16::MAX,
-            heard: u16::MAX,
+            last_output_stream: u16::MAX,
+            last_input_stream: u16::MAX,
             rtt: Rtt::new(config.max_backoff),
             retransmissions: Vec::new(),
             given_up: VecDeque::new(),
@@ -232,7 +237,7 @@ impl Connection {
             drain_from: None,
             last_progress: now,
             last_sent: now,
-            last_heard: now,
+            last_received: now,
             first_unanswered: now,
             events: VecDeque::new(),
             statistics: Statistics::default(),
@@ -250,9 +255,9 @@ impl Connection {
         let stream = Stream {
             input: Input::new(self.config.send_buffer),
             output: Output::new(id, self.config.receive_buffer),
-            told_readable: false,
+            reported_readable: false,
             blocked_writer: false,
-            told_consumed: true,
+            reported_consumed: true,
         };
         self.streams.insert(id, stream);
     }
@@ -260,19 +265,19 @@ impl Connection {
     /// Sends the SYN even without input.
     pub fn connect(&mut self, now: Time) {
         if matches!(self.phase, Phase::Idle) {
-            self.last_heard = now;
+            self.last_received = now;
             let bare = self.config.bare_syn;
             self.phase = Phase::Opening { attempts: 0, due: now, bare, send: true };
         }
     }
 
-    /// Writes input to a stream and gives how much was taken. [`Event::Writable`] says when there is room again. Sends the
-    /// SYN if nothing was sent yet.
+    /// Writes input to a stream and returns how many bytes were accepted. [`Event::Writable`]
+    /// reports that there is room again. Sends the SYN if nothing was sent yet.
     pub fn write(&mut self, stream: u16, data: &[u8], now: Time) -> usize {
         let Some(s) = self.streams.get_mut(&stream) else { return 0 };
         let taken = s.input.write(data);
         s.blocked_writer = taken < data.len();
-        s.told_consumed &= taken == 0;
+        s.reported_consumed &= taken == 0;
         if taken > 0 {
             self.connect(now);
         }
@@ -283,17 +288,17 @@ impl Connection {
     pub fn finish(&mut self, stream: u16) {
         if let Some(s) = self.streams.get_mut(&stream) {
             s.input.finish();
-            s.told_consumed = false;
+            s.reported_consumed = false;
         }
     }
 
-    /// Bytes of a stream's input that the server has not taken yet; one more while it has not taken the end of an input that was
-    /// finished.
+    /// Bytes of a stream's input that the server has not consumed yet, plus one for an end that it
+    /// has not consumed.
     pub fn unconsumed(&self, stream: u16) -> usize {
         self.streams.get(&stream).map_or(0, |s| s.input.unconsumed())
     }
 
-    /// A parallel request (section 5.2): a new stream with this input.
+    /// A parallel request (section 5.2): opens a new stream with this input.
     pub fn request(&mut self, data: &[u8], now: Time) -> Result<u16, RequestError> {
         if data.len() > self.config.send_buffer {
             return Err(RequestError::TooLong(self.config.send_buffer));
@@ -304,13 +309,13 @@ impl Connection {
         Ok(id)
     }
 
-    /// A new stream, both ways, beside those that there are: all share the window, in turn. Nothing is sent for it before something
-    /// is written.
+    /// Opens a further stream in both directions. All streams share the window, round robin.
+    /// Nothing is sent for the new one before the first write.
     ///
     /// # Errors
     /// [`RequestError::TooMany`], [`RequestError::UsedUp`].
     pub fn stream(&mut self) -> Result<u16, RequestError> {
-        // Stream 0 is there from the beginning.
+        // Stream 0 exists from the beginning.
         if self.streams.range(1..).count() >= MAX_REQUESTS {
             return Err(RequestError::TooMany);
         }
@@ -323,7 +328,7 @@ impl Connection {
         Ok(id)
     }
 
-    /// Forgets a stream: nothing more is asked for it. Its number is not used again.
+    /// Forgets a stream: nothing more is requested for it. Its number is not reused.
     pub fn forget(&mut self, stream: u16) {
         self.streams.remove(&stream);
     }
@@ -334,25 +339,26 @@ impl Connection {
         match s.output.read(buf) {
             0 if s.output.is_finished() => Read::End,
             0 => {
-                s.told_readable = false;
+                s.reported_readable = false;
                 Read::Blocked
             }
             n => Read::Bytes(n),
         }
     }
 
-    /// Bytes that can be read at once.
+    /// Bytes that can be read now.
     pub fn readable(&self, stream: u16) -> usize {
         self.streams.get(&stream).map_or(0, |s| s.output.readable())
     }
 
-    /// Whether the server ended the stream and all of it came, read or not.
+    /// Whether the server ended the stream and all of it was received, read or not.
     pub fn is_complete(&self, stream: u16) -> bool {
         self.streams.get(&stream).is_none_or(|s| s.output.is_complete())
     }
 
-    /// Ends the connection. The server keeps nothing, so this is courtesy towards middleboxes; [`Event::Closed`] follows. A window that
-    /// is worth it is given back first: an [`Event::Token`] with it may come before.
+    /// Closes the connection. The server has no state to free, so this is for middleboxes;
+    /// [`Event::Closed`] follows. A window that is worth it is returned first: an [`Event::Token`]
+    /// with it may precede.
     pub fn close(&mut self, now: Time) {
         match self.phase {
             Phase::Over | Phase::Closing { .. } => {}
@@ -361,17 +367,17 @@ impl Connection {
         }
     }
 
-    /// Whether a token is still expected of a connection that was closed.
+    /// Whether a closed connection still expects a token.
     pub fn awaits_token(&self) -> bool {
         matches!(self.phase, Phase::Closing { window: Window::Kept | Window::Offered, .. })
     }
 
-    /// What happened since the last call.
+    /// Returns the next event.
     pub fn poll(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// Whether the connection is over: it sends and takes nothing more.
+    /// Whether the connection is over and neither sends nor receives.
     pub fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Over)
     }
@@ -381,18 +387,19 @@ impl Connection {
         self.statistics
     }
 
-    /// Smoothed round trip time, if there is a sample.
+    /// Smoothed round-trip time, if there is a sample.
     pub fn smoothed_rtt(&self) -> Option<Micros> {
         self.rtt.smoothed()
     }
 
-    /// The present window: trickles in flight and held.
+    /// The current window: trickles in flight and held.
     pub fn window(&self) -> usize {
         self.generation.as_ref().map_or(0, Generation::population)
     }
 
-    /// Whether a further stream does better here than on a connection of its own: this one is being opened, or answers come and no
-    /// RESTART would be needed, which is slower than an opening and knows as little of the path.
+    /// Whether a further stream is better off here than on a new connection. It is while this one
+    /// is being opened, or while responses arrive and no RESTART is needed. A RESTART is slower
+    /// than an opening, and knows no more about the path.
     pub fn is_lively(&self, now: Time) -> bool {
         match self.phase {
             Phase::Idle | Phase::Opening { .. } | Phase::Completing { .. } => true,
@@ -408,13 +415,13 @@ impl Connection {
         }
     }
 
-    /// Until when the window can be used as it is, if nothing is sent any more. None: there is none.
+    /// How long the window stays usable if nothing more is sent. `None`: there is no window.
     pub fn window_lasts(&self) -> Option<Time> {
         let open = matches!(self.phase, Phase::Open) && self.revival == Revival::None;
-        open.then(|| self.last_sent.max(self.last_heard) + self.rtt.idle())
+        open.then(|| self.last_sent.max(self.last_received) + self.rtt.idle())
     }
 
-    /// Bytes that responses brought and nobody read yet, over all streams.
+    /// Received bytes not read yet, over all streams.
     pub fn buffered(&self) -> usize {
         self.streams.values().map(|s| s.output.buffered()).sum()
     }
@@ -440,9 +447,9 @@ impl Connection {
         self.end(Event::Failed(error));
     }
 
-    /// A stream cannot go on. The others do; without others the connection has failed.
+    /// Fails one stream while the others continue. If it is the only one, the connection fails.
     pub(super) fn fail_stream(&mut self, stream: u16, error: ConnectionError) {
-        // Of one that was forgotten meanwhile nobody wants to know.
+        // The application is not interested in a stream that it forgot meanwhile.
         if !self.streams.contains_key(&stream) {
             return;
         }
@@ -453,7 +460,7 @@ impl Connection {
         self.events.push_back(Event::StreamFailed(stream, error));
     }
 
-    /// Largest TCP payload of a request.
+    /// Maximum TCP payload of a request.
     pub(super) fn largest_payload(&self) -> usize {
         let ip = if self.local.is_ipv4() { 20 } else { 40 };
         usize::from(self.config.mtu).saturating_sub(ip + 28)
@@ -466,7 +473,7 @@ impl Connection {
     }
 }
 
-/// A 64-bit mix (the finalizer of MurmurHash3): spreads a seed, no secret.
+/// A 64-bit mix (the finalizer of MurmurHash3). It spreads a seed and is not cryptographic.
 pub(super) fn mix(mut x: u64) -> u64 {
     x ^= x >> 33;
     x = x.wrapping_mul(0xff51_afd7_ed55_8ccd);
@@ -475,8 +482,8 @@ pub(super) fn mix(mut x: u64) -> u64 {
     x ^ x >> 33
 }
 
-/// Retransmissions given up that are remembered.
+/// Number of abandoned retransmissions that are remembered.
 pub(super) const GIVEN_UP: usize = 64;
 
-/// Least pause before something is sent again without an estimate.
+/// Minimum pause before a retransmission, without an estimate.
 pub(super) const LEAST_PAUSE: Micros = 10 * MILLISECOND;

@@ -1,4 +1,5 @@
-//! The input of one stream: what the application wrote, until the server says that it consumed it (section 4.2).
+//! The input of one stream: bytes that the application wrote, until the server reports them
+//! consumed (section 4.2).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -7,20 +8,22 @@ use std::sync::Arc;
 use crate::time::Time;
 use crate::ucont::Validity;
 
-/// Input continuations kept per stream: the newest few.
+/// Input continuations kept for each stream: the newest ones.
 const MAX_CONTINUATIONS: usize = 8;
-/// How long the server may consume none of the input that it is sent before the stream fails. As long as a client
-/// has to send more for the server to go on, this time does not run.
+/// How long the server may consume none of the input sent to it before the stream fails,
+/// microseconds. The time does not run while the server only waits for further input.
 const MAX_FUTILE_US: u64 = 10_000_000;
-/// After a futile try the next one waits this part of the time since the first one, so that their number is bounded.
+/// After an unsuccessful attempt, the next one waits this fraction of the time since the first,
+/// which bounds their number.
 const FUTILE_PAUSE: u64 = 8;
-/// Input that the server took for too short goes again after this, though the application wrote nothing more: the server may have
-/// had another reason, and a packet no place for it. The pause doubles with each try, up to [`MAX_SHORT_PAUSE_US`].
+/// Input that was too short for the server is sent again after this time even if the application
+/// wrote no more: the server may have had another reason, and no room to report it. The pause
+/// doubles with each attempt, up to [`MAX_SHORT_PAUSE_US`].
 const SHORT_PAUSE_US: u64 = 1_000_000;
 const MAX_SHORT_PAUSE_US: u64 = 64 * SHORT_PAUSE_US;
 
-/// Packets of no bytes, at most, that ask for one new continuation. A server that refuses what it was asked with refuses
-/// the whole request, so there must be an end.
+/// Maximum number of empty packets sent to obtain one new continuation. A server that rejects the
+/// old continuation rejects the whole request, so the attempts must end.
 const MAX_RENEWALS: u8 = 8;
 
 /// One packet of input.
@@ -30,7 +33,7 @@ pub struct Packet {
     pub range: Range<u64>,
     /// The stream's input ends with it.
     pub fin: bool,
-    /// The input continuation that goes with it.
+    /// The input continuation to send with it.
     pub continuation: Option<Arc<[u8]>>,
 }
 
@@ -44,7 +47,7 @@ pub struct Input {
     base: u64,
     /// First byte never sent.
     sent: u64,
-    /// Ranges to be sent again.
+    /// Ranges to send again.
     again: BTreeMap<u64, u64>,
     /// Consumed ranges beyond `base`.
     consumed: BTreeMap<u64, u64>,
@@ -53,22 +56,22 @@ pub struct Input {
     fin_in_flight: bool,
     fin_consumed: bool,
     not_before: Time,
-    /// When the first of the tries came back that made no progress; none since the last progress.
+    /// When the first of the unsuccessful attempts was answered; `None` after progress.
     futile_since: Option<Time>,
-    /// The server has seen all input up to here and needs what follows: half a line of a request, for example. It goes again
-    /// when the application has written more, or at `short_until`.
+    /// The server has seen all input up to here and needs more, for example the rest of a request
+    /// line. The input is sent again when the application has written more, or at `short_until`.
     short_at: Option<u64>,
     short_until: Time,
     /// The pause that ends at `short_until`, microseconds.
     short_pause: u64,
-    /// Times that a packet of no bytes may still be sent to have the continuation anew.
+    /// Empty packets that may still be sent to renew the continuation.
     renew: u8,
-    /// One is on the way.
+    /// An empty packet is in flight.
     renewing: bool,
 }
 
 impl Input {
-    /// An input that buffers up to `limit` bytes.
+    /// Makes an input that buffers up to `limit` bytes.
     pub fn new(limit: usize) -> Self {
         Self {
             buffer: VecDeque::new(),
@@ -91,7 +94,7 @@ impl Input {
         }
     }
 
-    /// As it was when a connection was suspended.
+    /// Restores the input of a suspended connection.
     pub fn resumed(limit: usize, base: u64, unconsumed: &[u8], finished: bool) -> Self {
         let mut input = Self::new(limit);
         (input.base, input.sent, input.finished) = (base, base, finished);
@@ -99,24 +102,25 @@ impl Input {
         input
     }
 
-    /// Takes what fits of `data` and gives how much that was. Nothing after [`Input::finish`].
+    /// Buffers as much of `data` as fits and returns its length; 0 after [`Input::finish`].
     pub fn write(&mut self, data: &[u8]) -> usize {
         let n = if self.finished { 0 } else { data.len().min(self.limit.saturating_sub(self.buffer.len())) };
         self.buffer.extend(&data[..n]);
         n
     }
 
-    /// Bytes that [`Input::write`] would take.
+    /// Bytes that [`Input::write`] would accept.
     pub fn room(&self) -> usize {
         if self.finished { 0 } else { self.limit.saturating_sub(self.buffer.len()) }
     }
 
-    /// The input ends here.
+    /// Ends the input here.
     pub fn finish(&mut self) {
         self.finished = true;
     }
 
-    /// The input continuation is to be had anew: sealed long ago, it would not outlast what is being answered.
+    /// Requests a new input continuation, because the current one would expire before the response
+    /// is complete.
     pub fn renew(&mut self) {
         self.renew = MAX_RENEWALS;
     }
@@ -125,7 +129,7 @@ impl Input {
         self.base + self.buffer.len() as u64
     }
 
-    /// Holds an input continuation.
+    /// Stores an input continuation.
     pub fn hold(&mut self, validity: Validity, sealed: &[u8]) {
         if self.held.iter().any(|(v, _)| *v == validity) {
             self.held.retain(|(v, _)| *v != validity);
@@ -141,7 +145,8 @@ impl Input {
         self.held.iter().map(|(_, sealed)| &**sealed)
     }
 
-    /// The continuation with which a packet may start at `offset`; Some(None): it needs none.
+    /// The continuation for a packet that starts at `offset`. `Some(None)`: the packet needs none.
+    /// `None`: it cannot be sent.
     fn continuation_at(&self, offset: u64) -> Option<Option<Arc<[u8]>>> {
         let good = |v: &Validity| v.valid_start <= offset && offset <= v.valid_end;
         match self.held.iter().rev().find(|(v, _)| good(v)) {
@@ -163,13 +168,15 @@ impl Input {
         if is_short && !(ends && end == self.end()) {
             return None;
         }
-        // Nothing on the way that would bring a new continuation anyway, and one to be renewed.
+        // A renewal is needed only if no input is in flight, since input brings a new continuation
+        // anyway.
         let renews =
             self.renew > 0 && !self.renewing && self.sent == self.base && self.base > 0 && !self.finished;
         (start < end || renews || (ends && start == self.end())).then_some((start..end, ends))
     }
 
-    /// The end of the bytes from `start` on that are not on the way: what came back, and what was written behind it.
+    /// The end of the bytes from `start` on that are not in flight: those to send again, and those
+    /// not sent yet.
     fn sendable_until(&self, start: u64) -> u64 {
         let mut end = start;
         for (&from, &to) in &self.again {
@@ -186,7 +193,7 @@ impl Input {
         self.candidate(now).is_some_and(|(range, _)| self.continuation_at(range.start).is_some())
     }
 
-    /// The next packet, of at most `most` bytes.
+    /// Takes the next packet, at most `most` bytes.
     pub fn take_packet(&mut self, most: usize, now: Time) -> Option<Packet> {
         let (candidate, ends) = self.candidate(now)?;
         let continuation = self.continuation_at(candidate.start)?;
@@ -207,7 +214,7 @@ impl Input {
         }
         self.sent = self.sent.max(range.end);
         let fin = ends && range.end == self.end();
-        // Bytes bring a new continuation by themselves.
+        // Input itself brings a new continuation.
         self.renewing = range.is_empty() && !fin;
         self.renew = if self.renewing { self.renew.saturating_sub(1) } else { 0 };
         self.fin_in_flight |= fin;
@@ -222,7 +229,7 @@ impl Input {
         out.extend(self.buffer.range(from.min(to)..to));
     }
 
-    /// A packet was lost: it is sent again.
+    /// A packet was lost; send it again.
     pub fn lost(&mut self, range: Range<u64>, fin: bool) {
         self.fin_in_flight &= !fin;
         self.renewing &= !range.is_empty() || fin;
@@ -245,8 +252,8 @@ impl Input {
         }
     }
 
-    /// A packet was answered: the server took it up to `consumed`, or reported nothing about it. It may go again at `until`. Gives
-    /// false when the server has made no progress for too long.
+    /// A packet was answered: the server consumed it up to `consumed`, or reported nothing. It may
+    /// be sent again at `until`. Returns false if the server has made no progress for too long.
     pub fn answered(
         &mut self,
         range: Range<u64>,
@@ -256,7 +263,8 @@ impl Input {
         until: Time,
     ) -> bool {
         if range.is_empty() && !fin {
-            // For a new continuation, which came or is asked for again: the server may have had no place to say it.
+            // An empty packet. Without `consumed` it is repeated, because the server may have had
+            // no room to answer it.
             self.renewing = false;
             self.renew = if consumed.is_some() { 0 } else { self.renew };
             self.not_before = if consumed.is_some() { self.not_before } else { self.not_before.max(until) };
@@ -266,11 +274,11 @@ impl Input {
         if taken > range.start || (range.is_empty() && consumed.is_some()) {
             (self.futile_since, self.short_at) = (None, None);
         } else if consumed.is_some() && !fin && self.short_at.is_none_or(|short| range.end > short) {
-            // More than at any try before, so the next one may be the one that is enough.
+            // It was longer than all attempts before, so the next longer one may suffice.
             (self.futile_since, self.short_at) = (None, Some(range.end));
             (self.short_until, self.short_pause) = (Time(now.0 + SHORT_PAUSE_US), SHORT_PAUSE_US);
         } else if consumed.is_some() && !fin && range.end == self.end() {
-            // All that was written, once more: it is too short still.
+            // All written bytes were sent once more, and are still too short.
             self.short_pause = (2 * self.short_pause).min(MAX_SHORT_PAUSE_US);
             self.short_until = Time(now.0 + self.short_pause);
         } else {
@@ -306,14 +314,14 @@ impl Input {
         self.futile_since.is_none_or(|since| now.0.saturating_sub(since.0) < MAX_FUTILE_US)
     }
 
-    /// The server reported why the input came back: what it needs is not ready before `until`. However often it reports
-    /// that, it is no lack of progress.
+    /// The server reported that a resource it needs is not ready before `until`. Such reports do
+    /// not count as a lack of progress.
     pub fn wait_until(&mut self, until: Time) {
         (self.futile_since, self.short_at) = (None, None);
         self.not_before = self.not_before.max(until);
     }
 
-    /// When input that came back may be sent again.
+    /// When unconsumed input may be sent again.
     pub fn rests_until(&self, now: Time) -> Option<Time> {
         if self.candidate(now).is_some() {
             return None;
@@ -322,17 +330,18 @@ impl Input {
         ends.into_iter().find(|end| *end > now && self.candidate(*end).is_some())
     }
 
-    /// Everything written was consumed.
+    /// Whether everything written was consumed.
     pub fn is_consumed(&self) -> bool {
         self.unconsumed() == 0
     }
 
-    /// Bytes that were not consumed yet; the end of an input counts as one.
+    /// Bytes not consumed yet; the end of the input counts as one.
     pub fn unconsumed(&self) -> usize {
         self.buffer.len() + usize::from(self.finished && !self.fin_consumed)
     }
 
-    /// Unconsumed bytes, their offset, and whether the input ends behind them: what a suspended connection keeps.
+    /// State kept by a suspended connection: the unconsumed bytes, their offset, and whether the
+    /// input ends after them.
     pub fn position(&self) -> (u64, Vec<u8>, bool) {
         (self.base, self.buffer.iter().copied().collect(), self.finished)
     }
@@ -404,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn input_that_is_too_short_goes_again_with_what_is_written_behind_it() {
+    fn short_input_is_sent_again_with_later_writes() {
         let mut i = Input::new(10_000);
         for n in 0..5000 {
             i.write(&[7]);
@@ -414,7 +423,7 @@ mod tests {
             i.hold(valid(0, 0), b"c");
             assert!(!i.has_packet(Time(n + SHORT_PAUSE_US - 1)), "no try without another byte");
         }
-        // A packet that cannot grow any more is tried for a while only.
+        // A packet that cannot grow any more is only repeated for a limited time.
         i.write(&[7; 2000]);
         let (mut now, mut tries) = (5000, 0);
         loop {
@@ -465,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn a_continuation_is_had_anew_by_a_packet_of_no_bytes() {
+    fn empty_packet_renews_a_continuation() {
         let mut i = Input::new(1000);
         i.renew();
         assert!(!i.has_packet(Time(0)), "nothing was ever sent");
@@ -502,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_says_wait_is_waited_for() {
+    fn server_can_delay_input() {
         let mut i = Input::new(1000);
         i.write(b"abc");
         for n in 0..200 {

@@ -1,4 +1,4 @@
-//! The client: the side that keeps the state of the connection, and the server's too.
+//! The client: it keeps the state of the connection for both sides.
 
 mod close;
 mod connection;

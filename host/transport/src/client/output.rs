@@ -1,4 +1,5 @@
-//! The output of one stream: what to ask for, what came, and the bytes in order (sections 4.3 and 5.2).
+//! The output of one stream: the ranges to request, the bytes received, and their order (sections
+//! 4.3 and 5.2).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -7,18 +8,18 @@ use std::sync::Arc;
 use crate::time::{MILLISECOND, Time};
 use crate::ucont::Validity;
 
-/// Output continuations kept per stream.
+/// Output continuations kept for each stream.
 const MAX_CONTINUATIONS: usize = 64;
-/// Refusals ("not mine") of one continuation in a row before the application is told.
+/// Consecutive refusals ("not mine") of one continuation before the application gets an error.
 pub const MAX_REFUSALS: u8 = 16;
-/// How long a continuation rests after a replica refused it.
+/// Pause before a continuation is used again after a replica refused it.
 const REFUSAL_PAUSE: u64 = 10 * MILLISECOND;
-/// Room for data that came unasked beside an output continuation, beyond the receive buffer.
+/// Room beyond the receive buffer for data that arrives unrequested with an output continuation.
 const SLACK: usize = 64 << 10;
-/// Bits of an offset within the region of a stream.
+/// Bits of an offset within a stream's region.
 pub const REGION_BITS: u32 = 48;
 
-/// An output continuation that is held.
+/// A stored output continuation.
 #[derive(Debug)]
 struct Held {
     valid: Range<u64>,
@@ -27,7 +28,7 @@ struct Held {
     refusals: u8,
 }
 
-/// Something received ahead of order.
+/// Bytes received out of order.
 #[derive(Debug)]
 enum Ahead {
     Data(Vec<u8>),
@@ -53,9 +54,9 @@ pub struct Output {
     next: u64,
     ahead: BTreeMap<u64, Ahead>,
     ahead_bytes: usize,
-    /// First byte never asked for.
+    /// First byte never requested.
     asked: u64,
-    /// Ranges to be asked for again: start to end, disjoint.
+    /// Ranges to request again: start to end, disjoint.
     again: BTreeMap<u64, u64>,
     in_flight: usize,
     held: Vec<Held>,
@@ -81,7 +82,8 @@ impl Output {
         }
     }
 
-    /// As it was when a connection was suspended: unread bytes, and the first byte not received.
+    /// Restores the output of a suspended connection: unread bytes, and the first byte not
+    /// received.
     pub fn resumed(stream: u16, limit: usize, next: u64, unread: &[u8], end: Option<u64>) -> Self {
         let mut output = Self::new(stream, limit);
         output.next = next.clamp(output.region.start, output.region.end);
@@ -91,7 +93,8 @@ impl Output {
         output
     }
 
-    /// Holds a continuation. True: it takes the place of one for the same range, as one does that was sealed anew.
+    /// Stores a continuation. Returns true if it replaced one for the same range, which the server
+    /// sealed again.
     pub fn hold(&mut self, validity: Validity, sealed: &[u8]) -> bool {
         let valid = validity.valid_start.max(self.region.start)..validity.valid_end.min(self.region.end);
         if valid.end <= self.next || valid.is_empty() || self.held.iter().any(|h| *h.sealed == *sealed) {
@@ -105,7 +108,7 @@ impl Output {
         anew
     }
 
-    /// Every continuation that is still good for something.
+    /// All continuations that cover bytes not received yet.
     pub fn continuations(&self) -> impl Iterator<Item = &[u8]> {
         self.held.iter().map(|h| &*h.sealed)
     }
@@ -114,14 +117,14 @@ impl Output {
         self.held.iter().filter(|h| h.valid.contains(&offset)).max_by_key(|h| h.valid.start)
     }
 
-    /// The next range to ask for, of at most `most` bytes, and the continuation that covers it. `ahead`: skip over this many
-    /// bytes of ranges already taken in the same request is not needed, ranges are taken at once.
+    /// Takes the next range to request, at most `most` bytes, with the continuation that covers it.
     pub fn take_want(&mut self, most: usize, now: Time) -> Option<(Range<u64>, Arc<[u8]>)> {
         let (start, end, fresh) = match self.again.first_key_value() {
             Some((&start, &end)) => (start, end, false),
             None => (self.asked, self.end.unwrap_or(self.region.end), true),
         };
-        // What fills the next gap is always let through, so that a full buffer cannot block itself.
+        // The range that fills the next gap is always allowed, so a full buffer cannot block
+        // itself.
         let buffered = self.ready.len() + self.ahead_bytes + self.in_flight;
         let room = self.limit.saturating_sub(buffered);
         let urgent = start == self.next && self.ready.len() < self.limit;
@@ -140,7 +143,7 @@ impl Output {
         Some((start..end, sealed))
     }
 
-    /// Whether there is anything that [`Output::take_want`] would give now.
+    /// Whether [`Output::take_want`] would return a range now.
     pub fn wants(&self, most: usize, now: Time) -> bool {
         let (start, end) = match self.again.first_key_value() {
             Some((&start, &end)) => (start, end),
@@ -151,18 +154,18 @@ impl Output {
         start < end && (room >= most || urgent) && self.covering(start).is_some_and(|h| h.not_before <= now)
     }
 
-    /// When the first resting continuation may be used again.
+    /// When the first refused continuation may be used again.
     pub fn rests_until(&self, now: Time) -> Option<Time> {
         self.held.iter().map(|h| h.not_before).filter(|t| *t > now).min()
     }
 
-    /// A range that was asked for is no longer awaited: what of it did not come is asked for again.
+    /// A requested range is no longer awaited; the missing parts will be requested again.
     pub fn settle(&mut self, want: Range<u64>) {
         self.in_flight = self.in_flight.saturating_sub((want.end - want.start) as usize);
         let mut at = want.start.max(self.next);
         let stop = want.end.min(self.end.unwrap_or(u64::MAX));
         while at < stop {
-            // What covers `at` already?
+            // Find the received bytes that cover `at`.
             if let Some((&start, piece)) = self.ahead.range(..=at).next_back()
                 && start + piece.length() > at
             {
@@ -183,7 +186,7 @@ impl Output {
         }
     }
 
-    /// The replica asked for time.
+    /// The replica asked the client to wait.
     pub fn rest(&mut self, offset: u64, until: Time) {
         if let Some(held) =
             self.held.iter_mut().filter(|h| h.valid.contains(&offset)).max_by_key(|h| h.valid.start)
@@ -192,7 +195,8 @@ impl Output {
         }
     }
 
-    /// A replica does not have the content. Gives how often that was so for this continuation since data came with it.
+    /// A replica does not have the content. Returns the number of such refusals of this
+    /// continuation since it last brought data.
     pub fn refuse(&mut self, offset: u64, now: Time) -> u8 {
         let found = self.held.iter_mut().filter(|h| h.valid.contains(&offset)).max_by_key(|h| h.valid.start);
         let Some(held) = found else { return MAX_REFUSALS };
@@ -201,7 +205,7 @@ impl Output {
         held.refusals
     }
 
-    /// Data came. False: there is no room for it, or it lies outside of the stream.
+    /// Stores received data. Returns false if there is no room, or the data is outside the stream.
     pub fn receive(&mut self, offset: u64, data: &[u8], ends: bool) -> bool {
         let Some(end) = offset.checked_add(data.len() as u64) else { return false };
         if offset < self.region.start || end > self.region.end || self.end.is_some_and(|e| end > e) {
@@ -211,7 +215,7 @@ impl Output {
             self.end = Some(end);
             self.cut_at(end);
         }
-        // Somebody has the content.
+        // Some replica has the content.
         self.held.iter_mut().filter(|h| h.valid.contains(&offset)).for_each(|h| h.refusals = 0);
         if end <= self.next {
             return true;
@@ -246,7 +250,7 @@ impl Output {
         self.settle_again(offset_in..end);
     }
 
-    /// Nothing is asked for beyond the end of the stream.
+    /// Removes all requests behind the end of the stream.
     fn cut_at(&mut self, end: u64) {
         let last = self.again.range(..end).next_back().map(|(s, e)| (*s, *e));
         self.again.split_off(&end);
@@ -256,7 +260,7 @@ impl Output {
         }
     }
 
-    /// Inserts what is not there yet, piece by piece, and moves what is in order to the reader.
+    /// Inserts the missing parts of received data, and moves data in order to the reader's buffer.
     fn insert(&mut self, offset: u64, piece: Ahead) {
         let end = offset + piece.length();
         let mut at = offset;
@@ -288,7 +292,7 @@ impl Output {
         }
     }
 
-    /// What came need not be asked for again.
+    /// Received data need not be requested again.
     fn settle_again(&mut self, came: Range<u64>) {
         let overlapping: Vec<(u64, u64)> = self
             .again
@@ -319,27 +323,28 @@ impl Output {
         n
     }
 
-    /// Bytes to be read.
+    /// Bytes that can be read.
     pub fn readable(&self) -> usize {
         self.ready.len()
     }
 
-    /// Everything up to the end of the stream was read.
+    /// Whether the reader has read everything up to the end of the stream.
     pub fn is_finished(&self) -> bool {
         self.ready.is_empty() && self.is_complete()
     }
 
-    /// Everything up to the end of the stream came.
+    /// Whether everything up to the end of the stream has been received.
     pub fn is_complete(&self) -> bool {
         self.end.is_some_and(|end| self.next >= end)
     }
 
-    /// First byte not received in order, unread bytes, and the end if it is known: what a suspended connection keeps.
+    /// State kept by a suspended connection: first byte not received in order, unread bytes, and
+    /// the end if known.
     pub fn position(&self) -> (u64, Vec<u8>, Option<u64>) {
         (self.next, self.ready.iter().copied().collect(), self.end)
     }
 
-    /// Bytes held in memory: for tests of boundedness.
+    /// Bytes held in memory, for tests of the bound.
     pub fn buffered(&self) -> usize {
         self.ready.len() + self.ahead_bytes
     }
@@ -418,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_lies_outside_and_more_than_it_can_hold() {
+    fn refuses_data_out_of_range_or_over_capacity() {
         let mut o = Output::new(1, 1000);
         assert!(!o.receive(5, b"x", false), "of another stream");
         let start = 1u64 << 48;
@@ -430,7 +435,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever arrives in whatever pieces, order and number, the reader gets each byte once and in order.
+        /// In whatever pieces, order and repetition data arrives, the reader gets each byte once
+        /// and in order.
         #[test]
         fn any_pieces_make_the_whole(pieces in proptest::collection::vec((0u64..2000, 1usize..300), 1..60)) {
             let byte = |offset: u64| (offset * 31 % 251) as u8;
@@ -440,7 +446,7 @@ mod tests {
                 let data: Vec<u8> = (offset..offset + length as u64).map(byte).collect();
                 prop_assert!(o.receive(offset, &data, false));
             }
-            // The rest is asked for, and comes.
+            // The rest is requested and arrives.
             o.settle(0..2500);
             while let Some((want, _)) = o.take_want(97, Time(0)) {
                 let data: Vec<u8> = want.clone().map(byte).collect();

@@ -1,15 +1,16 @@
-//! The answer of a plain TCP server to our SYN (RFC 9293), and what a kernel socket needs to go on with it.
+//! The answer of a plain TCP server to our SYN (RFC 9293), and the values that a kernel socket
+//! needs to continue.
 
 use std::net::SocketAddr;
 
 use super::connection::TcpHandshake;
 
-/// What a plain server answered.
+/// Answers of a plain TCP server.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer {
     /// A SYN-ACK.
     Handshake(TcpHandshake),
-    /// A reset of our SYN.
+    /// An RST for our SYN.
     Reset,
 }
 
@@ -21,7 +22,8 @@ fn u32_at(b: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_be_bytes([*b.get(at)?, *b.get(at + 1)?, *b.get(at + 2)?, *b.get(at + 3)?]))
 }
 
-/// Reads an IP packet that answers our SYN with ISN `isn`, whose data ended at `sent`. None: it does not.
+/// Parses an IP packet that answers our SYN with ISN `isn` and data up to `sent`. `None`: it does
+/// not answer it.
 pub fn read(packet: &[u8], local: SocketAddr, remote: SocketAddr, isn: u32, sent: u32) -> Option<Answer> {
     let tcp = match packet.first()? >> 4 {
         4 => packet.get(20..usize::from(u16_at(packet, 2)?))?,
@@ -31,7 +33,7 @@ pub fn read(packet: &[u8], local: SocketAddr, remote: SocketAddr, isn: u32, sent
         return None;
     }
     let (seq, ack, flags, window) = (u32_at(tcp, 4)?, u32_at(tcp, 8)?, *tcp.get(13)?, u16_at(tcp, 14)?);
-    // What it acknowledges: our SYN, and none or all of its data.
+    // It must acknowledge our SYN, and none or all of its data.
     let covers = ack == isn.wrapping_add(1) || ack == sent;
     const SYN: u8 = 0x02;
     const RST: u8 = 0x04;

@@ -1,4 +1,4 @@
-//! What a connection does with what comes.
+//! How a connection handles received packets.
 
 use std::ops::Range;
 
@@ -15,17 +15,18 @@ use crate::opening::read_token_field;
 use crate::time::{MILLISECOND, Time};
 use crate::ucont;
 
-/// Requests that may leave at once when a gap is decided.
+/// Requests that leave at once when a gap is decided.
 const BURST: usize = 10;
-/// Numbers of one generation before a REKEY, well below the 2^31 that serial arithmetic bears.
+/// Numbers of one generation before a REKEY; well below 2^31, the limit of serial arithmetic.
 const MAX_NUMBERS: u32 = 1 << 30;
 
 impl Connection {
-    /// Takes an IP packet that this host received at `now`. That may be before the latest call: packets wait in a socket while the
-    /// process is stopped, and a continuation is as old as its packet.
+    /// Handles an IP packet that this host received at `now`. That may be earlier than the latest
+    /// call: packets wait in a socket while the process is stopped, and a continuation is as old as
+    /// its packet.
     ///
     /// # Errors
-    /// [`InputError`]: the packet was ignored, and nothing changed but a count.
+    /// [`InputError`]: the packet was ignored; only a counter changed.
     pub fn handle_input(&mut self, now: Time, packet: &[u8]) -> Result<(), InputError> {
         self.clock = self.clock.max(now);
         let held = self.generation.as_ref().map_or(0, Generation::ready_count);
@@ -37,7 +38,8 @@ impl Connection {
         result
     }
 
-    /// A gap was decided: what it held back leaves over a quarter of the RTT, not in one burst.
+    /// The decision of a gap released requests. They leave over a quarter of the RTT to avoid a
+    /// burst.
     pub(super) fn pace_released(&mut self, held: usize) {
         let ready = self.generation.as_ref().map_or(0, Generation::ready_count);
         if let Some(srtt) = self.rtt.smoothed().filter(|_| ready > held + BURST) {
@@ -63,7 +65,7 @@ impl Connection {
         let Class::Response(_) = segment.option.class else { return Err(InputError::Unexpected) };
         let response = segment.response()?;
         self.take_response(now, &segment, &response)?;
-        self.last_heard = now;
+        self.last_received = now;
         self.statistics.responses += 1;
         self.acknowledge(segment.seq.wrapping_add(segment.sequence_length()));
         self.settle_declared(now);
@@ -71,14 +73,15 @@ impl Connection {
         Ok(())
     }
 
-    /// Acknowledgements never go back.
+    /// The acknowledgement number never decreases.
     fn acknowledge(&mut self, end: u32) {
         if self.ack == 0 || (end.wrapping_sub(self.ack) as i32) > 0 {
             self.ack = end;
         }
     }
 
-    /// A segment without our option: only the answer of a plain TCP server to our SYN means anything.
+    /// Handles a segment without our option. Only the answer of a plain TCP server to our SYN has a
+    /// meaning.
     fn take_plain(&mut self, packet: &[u8], at: usize) -> Result<(), InputError> {
         if !matches!(self.phase, Phase::Opening { .. }) {
             return Err(WireError::OptionMissing(at).into());
@@ -99,7 +102,7 @@ impl Connection {
         if segment.ack != self.isn.wrapping_add(1) {
             return Err(InputError::Unexpected);
         }
-        self.last_heard = now;
+        self.last_received = now;
         self.phase = Phase::Completing { cookie: segment.seq, due: now, send: true, attempts: 0 };
         Ok(())
     }
@@ -127,7 +130,7 @@ impl Connection {
         if let (Phase::Closing { window, .. }, NewContinuation::None, Some(token)) =
             (&mut self.phase, &r.continuation, r.token)
         {
-            // The window, for another connection.
+            // The token with the returned window, for another connection.
             *window = Window::Gone;
             self.events.push_back(Event::Token(token.to_vec()));
             return Ok(());
@@ -166,7 +169,7 @@ impl Connection {
         }
     }
 
-    /// Whether a whole continuation begins the generation that is being waited for.
+    /// Whether a whole continuation starts the awaited generation.
     fn opens_generation(&self, sealed: &SealedContinuation) -> bool {
         let fields = &sealed.fields;
         match &self.generation {
@@ -185,7 +188,7 @@ impl Connection {
         }
     }
 
-    /// Begins a generation from any of its first responses.
+    /// Starts a generation from any of its first responses.
     fn begin(&mut self, now: Time, segment: &Segment<'_>, r: &Response<'_>, sealed: &SealedContinuation) {
         let fields = &sealed.fields;
         let sent_at = self.last_sent;
@@ -193,7 +196,7 @@ impl Connection {
         if r.prime && fields.first {
             fresh.open_prime(r.nonce, *sealed, now);
         } else {
-            // The answer to a SYN is one; else the whole first window is on its way.
+            // A SYN gets one response; otherwise the whole first window is in flight.
             let count = if fields.base == fields.tcp_base { 1 } else { fields.start_cwnd.min(16) };
             for index in 0..u32::from(count) {
                 fresh.expect(index, index, sent_at);
@@ -217,7 +220,7 @@ impl Connection {
         }
         let opened = self.generation.is_none();
         self.former = self.generation.replace(fresh);
-        // Unless the server tells another one, behind an address translator.
+        // Unless the server reports another address, because of an address translator.
         if opened || matches!(self.revival, Revival::Restart { .. }) {
             self.sealed_for = self.local;
         }
@@ -235,7 +238,8 @@ impl Connection {
         self.last_progress = now;
     }
 
-    /// A continuation that came under K': regenerated, or the answer to a PROBE, or the first of a generation.
+    /// Handles a continuation received under K': regenerated, the answer to a PROBE, or the first
+    /// of a generation.
     fn take_prime(&mut self, now: Time, r: &Response<'_>) -> Result<(), InputError> {
         let NewContinuation::Full(sealed) = r.continuation else { return Err(InputError::Unexpected) };
         let first = self.generation.as_ref().is_some_and(|g| g.index(r.number) == 0 && sealed.fields.first);
@@ -256,7 +260,7 @@ impl Connection {
             return false;
         }
         let index = generation.index(sealed.fields.number);
-        // A PROBE settles the tail only if this number is the tail: it was asked for.
+        // A PROBE decides the tail only if this number is the tail and was probed.
         let awaited = generation.classify(sealed.fields.number) != Arrival::Unknown;
         let taken = awaited && generation.receive_prime(index, nonce, sealed, settles, now);
         if taken && settles {
@@ -300,7 +304,7 @@ impl Connection {
                 Ok(())
             }
             Arrival::Unknown => {
-                // Late data of the generation before is as good as any.
+                // Late data of the previous generation is still valid.
                 let former = self.former.as_ref().map(|g| g.classify(r.number));
                 if !matches!(former, Some(Arrival::New | Arrival::Late)) {
                     return Err(InputError::Unexpected);
@@ -356,7 +360,7 @@ impl Connection {
             self.drain_from.get_or_insert(now);
         }
         let input = input.or_else(|| {
-            // The input of a request may be acknowledged by any of its responses.
+            // Any response to a request may acknowledge its input.
             r.consumed.and_then(|consumed| {
                 self.generation.as_mut().and_then(|g| g.take_sibling_input(index, parent, consumed.stream))
             })
@@ -364,7 +368,7 @@ impl Connection {
         self.take_content(now, r, want, input, None);
     }
 
-    /// Data, user continuations and what else a response says beside its continuation.
+    /// Handles data, user continuations and all other parts of a response except its continuation.
     fn take_content(
         &mut self,
         now: Time,
@@ -404,11 +408,12 @@ impl Connection {
             (Body::Error { code }, at) => {
                 let message = String::from_utf8_lossy(r.data).into_owned();
                 let error = ConnectionError::Refused { code: *code, message };
-                // What was asked for, or the input beside it, says whose error it is.
+                // The wants or the input of the request identify the stream that the error belongs
+                // to.
                 let told = input.as_ref().or(late_input.as_ref()).map(|(stream, ..)| *stream);
                 match at.map(|at| (at >> 48) as u16).or(told) {
                     Some(stream) => self.fail_stream(stream, error),
-                    // What was given up is asked for again, and answered again.
+                    // The abandoned parts are requested again, and the server answers again.
                     None if late.is_some() && self.streams.len() > 1 => {}
                     None => self.fail(error),
                 }
@@ -441,7 +446,8 @@ impl Connection {
         }
         if let Some(field) = r.token {
             let (seen, token) = read_token_field(field);
-            // Of the response that began this generation; one that was late may tell of an address before.
+            // Only from the response that started this generation: a late one may report an earlier
+            // address.
             let begins = self.generation.as_ref().is_some_and(|g| g.index(r.number) == 0);
             if let Some(seen) = seen.filter(|_| begins && matches!(r.continuation, NewContinuation::Full(_)))
             {
@@ -460,14 +466,15 @@ impl Connection {
                 s.input.hold(validity, sealed);
             }
         } else if let Some(s) = self.streams.get_mut(&((validity.valid_start >> 48) as u16)) {
-            // The server seals under a newer epoch: what input there will be is to come with a continuation that lasts too.
+            // The server seals under a newer epoch, so later input also needs a continuation that
+            // lasts.
             if s.output.hold(validity, sealed) {
                 s.input.renew();
             }
         }
     }
 
-    /// Input is to be sent again, unless nobody wants the stream any more.
+    /// Schedules input to be sent again, unless the stream was forgotten.
     pub(super) fn input_lost(&mut self, stream: u16, range: Range<u64>, fin: bool) {
         if let Some(s) = self.streams.get_mut(&stream) {
             s.input.lost(range, fin);
@@ -480,7 +487,7 @@ impl Connection {
         }
     }
 
-    /// Finds losses, and gives back what was asked for with them.
+    /// Detects losses, and requests again what was requested with the lost numbers.
     pub(super) fn settle_declared(&mut self, now: Time) {
         let Some(generation) = self.generation.as_mut() else { return };
         self.detection = generation.detect(now, &self.rtt);
@@ -506,19 +513,19 @@ impl Connection {
         }
     }
 
-    /// Tells the user what it can do now.
+    /// Emits events for what the application can do now.
     pub(super) fn announce(&mut self) {
         for (&id, s) in &mut self.streams {
-            if !s.told_readable && (s.output.readable() > 0 || s.output.is_finished()) {
-                s.told_readable = true;
+            if !s.reported_readable && (s.output.readable() > 0 || s.output.is_finished()) {
+                s.reported_readable = true;
                 self.events.push_back(Event::Readable(id));
             }
             if s.blocked_writer && s.input.room() > 0 {
                 s.blocked_writer = false;
                 self.events.push_back(Event::Writable(id));
             }
-            if !s.told_consumed && s.input.is_consumed() {
-                s.told_consumed = true;
+            if !s.reported_consumed && s.input.is_consumed() {
+                s.reported_consumed = true;
                 self.events.push_back(Event::InputConsumed(id));
             }
         }

@@ -1,4 +1,4 @@
-//! How a request is put together: what it asks for, within its size, and the headers around it.
+//! How a request is built: its wants, its size, and its headers.
 
 use std::ops::{Bound, Range};
 use std::sync::Arc;
@@ -15,14 +15,15 @@ use super::input::Packet;
 use crate::server::STEADY_OVERHEAD;
 use crate::time::Time;
 
-/// What a whole continuation takes more than a steady one, and what an answer to an opening may spend on user continuations.
+/// Bytes by which a whole continuation exceeds a steady one; user continuations in the answer to an
+/// opening may take as many.
 const FULL_OVERHEAD: usize = 96;
-/// Wants of one request at most.
+/// Maximum number of wants in a request.
 const MAX_WANTS: usize = rivulet_packet::MAX_WANTS;
 /// Bytes of an input header.
 const INPUT_HEADER: usize = 14;
 
-/// Everything a request asks for.
+/// Everything that a request asks for.
 #[derive(Default)]
 pub(super) struct Asked {
     pub(super) wants: ArrayVec<Want, MAX_WANTS>,
@@ -38,7 +39,7 @@ impl Asked {
         self.wants.is_empty() && self.input.is_none()
     }
 
-    /// Index of this user continuation, added if it is new.
+    /// Index of this user continuation in the request; adds it if it is new.
     fn ucont(&mut self, sealed: Arc<[u8]>) -> Option<u8> {
         if let Some(i) = self.uconts.iter().position(|u| Arc::ptr_eq(u, &sealed)) {
             return Some(i as u8);
@@ -60,7 +61,7 @@ pub(super) struct Shape<'c> {
 }
 
 impl Connection {
-    /// Data bytes to want in one response; `full`: the continuation in it will be whole.
+    /// Bytes of data to want in one response. `full`: its continuation will be whole.
     pub(super) fn want_size(&self, full: bool) -> usize {
         let mss = self
             .generation
@@ -70,13 +71,14 @@ impl Connection {
         mss.saturating_sub(if full || self.whole { FULL_OVERHEAD } else { STEADY_OVERHEAD }).max(1)
     }
 
-    /// Whether there is anything to ask the server for.
+    /// Whether there is anything to request from the server.
     pub(super) fn has_business(&self, now: Time) -> bool {
         let most = self.want_size(false);
         self.streams.values().any(|s| s.output.wants(most, now) || s.input.has_packet(now))
     }
 
-    /// Collects up to `again` wants for retransmissions and `fresh` for new responses, and a packet of input.
+    /// Collects up to `again` wants for retransmissions and `fresh` for new responses, and a packet
+    /// of input.
     pub(super) fn collect(
         &mut self,
         again: u32,
@@ -95,7 +97,9 @@ impl Connection {
             {
                 break;
             }
-            let Some(id) = self.turn_after(self.served, |s| s.output.wants(most, now)) else { break };
+            let Some(id) = self.turn_after(self.last_output_stream, |s| s.output.wants(most, now)) else {
+                break;
+            };
             let Some((range, sealed)) = self.streams.get_mut(&id).and_then(|s| s.output.take_want(most, now))
             else {
                 break;
@@ -107,7 +111,7 @@ impl Connection {
                 break;
             }
             let retransmit = asked.again.len() < again as usize;
-            self.served = id;
+            self.last_output_stream = id;
             asked.length += 16;
             let ucont = asked.ucont(sealed);
             let length = (range.end - range.start) as u32;
@@ -116,9 +120,9 @@ impl Connection {
         }
         if input && !asked.uconts.is_full() {
             let room = limit.saturating_sub(asked.length + INPUT_HEADER);
-            if let Some(id) = self.turn_after(self.heard, |s| s.input.has_packet(now)) {
-                // Also if there is no room for it: others may find theirs.
-                self.heard = id;
+            if let Some(id) = self.turn_after(self.last_input_stream, |s| s.input.has_packet(now)) {
+                // Also if this one did not fit, so that the next stream gets its chance.
+                self.last_input_stream = id;
                 if let Some(found) = self.streams.get_mut(&id).and_then(|s| s.input.take_packet(room, now)) {
                     asked.length += INPUT_HEADER + (found.range.end - found.range.start) as usize;
                     asked.input = Some((id, found));
@@ -128,14 +132,15 @@ impl Connection {
         asked
     }
 
-    /// The next stream of which this holds, in turn: each that has something gets as much as any other. (The scheduler of the
-    /// Congestion Manager queues who asked for a grant; here nobody asks, what there is to do is seen in the streams.)
+    /// The next stream for which the predicate holds, round robin, so that all active streams get
+    /// equal shares. (The Congestion Manager's scheduler queues flows that requested a grant. Here
+    /// the streams' state shows which have work.)
     fn turn_after(&self, last: u16, holds: impl Fn(&Stream) -> bool) -> Option<u16> {
         let later = self.streams.range((Bound::Excluded(last), Bound::Unbounded));
         later.chain(self.streams.range(..=last)).find(|(_, s)| holds(s)).map(|(id, _)| *id)
     }
 
-    /// Everything taken for a request that is not sent after all goes back.
+    /// Puts back everything collected for a request that is not sent.
     pub(super) fn put_back(&mut self, asked: Asked) {
         for range in asked.again.into_iter().chain(asked.fresh) {
             self.settle_want(range);
@@ -183,7 +188,8 @@ impl Connection {
             RequestClass::Restart => self.challenge.as_deref(),
             _ => None,
         };
-        // Behind an address translator always: whether it gave this connection another address shows at the server.
+        // Always behind an address translator: the server sees whether this connection's translated
+        // address changed.
         let moved = shape.class == RequestClass::Restart && self.sealed_for != self.local;
         let builder = RequestBuilder {
             class: shape.class,
@@ -230,7 +236,7 @@ impl Connection {
         }
     }
 
-    /// Puts headers around a payload that stands in place, and counts.
+    /// Adds headers around a payload that is already in place, and counts the request.
     pub(super) fn frame(
         &mut self,
         class: Class,
@@ -240,7 +246,7 @@ impl Connection {
         now: Time,
         packet: &mut [u8],
     ) -> Option<usize> {
-        if self.last_heard >= self.first_unanswered {
+        if self.last_received >= self.first_unanswered {
             self.first_unanswered = now + 1;
         }
         let header = self.header(class, number_low, ecn);

@@ -1,17 +1,19 @@
-//! Round trip time, retransmission timeout (RFC 6298) and the reordering window (RFC 8985 section 6.2), on the client's clock.
+//! Round-trip time, retransmission timeout (RFC 6298) and reordering window (RFC 8985 section 6.2),
+//! by the client's clock.
 
 use crate::time::{MILLISECOND, Micros, SECOND};
 
-/// Least retransmission timeout: what Linux uses, below the second of RFC 6298.
+/// Minimum retransmission timeout: Linux's value, below the second of RFC 6298.
 const MIN_RTO: Micros = 200 * MILLISECOND;
-/// Largest estimate of a timeout that is believed in (RFC 6298 section 2.5).
+/// Maximum timeout estimate (RFC 6298 section 2.5).
 const MAX_RTO: Micros = 60 * SECOND;
 /// Timeout without a sample (RFC 6298 section 2.1).
 const INITIAL_RTO: Micros = SECOND;
-/// After so many recoveries without a spurious declaration, the window goes back to its start (RFC 8985).
+/// After this many recoveries without a spurious loss, the reordering window returns to its initial
+/// size (RFC 8985).
 const REORDERING_PERSISTS: u8 = 16;
 
-/// Largest spread believed in: what is later than that is lost, or as good as.
+/// Maximum displacement between replicas; later packets count as lost.
 const MAX_SPREAD: Micros = 200 * MILLISECOND;
 
 /// Estimates of one connection.
@@ -22,17 +24,17 @@ pub struct Rtt {
     min: Micros,
     latest: Micros,
     backoff: u32,
-    /// Backing off ends here, unless the estimate itself is larger.
+    /// Limit for the back-off, unless the estimate itself is larger.
     largest_backoff: Micros,
-    /// Quarters of an RTT in the reordering window.
+    /// The reordering window in quarters of an RTT.
     quarters: u32,
     persists: u8,
-    /// Largest displacement seen between replicas, decaying.
+    /// Largest displacement seen between replicas; decays.
     spread: Micros,
 }
 
 impl Rtt {
-    /// No sample yet. Timeouts back off up to `largest_backoff`.
+    /// Starts without a sample. Timeouts back off up to `largest_backoff`.
     pub fn new(largest_backoff: Micros) -> Self {
         Self {
             srtt: 0,
@@ -47,7 +49,7 @@ impl Rtt {
         }
     }
 
-    /// A sample from a response to a normal request.
+    /// Adds a sample from the response to a normal request.
     pub fn sample(&mut self, rtt: Micros) {
         let rtt = rtt.max(1);
         self.latest = rtt;
@@ -61,7 +63,7 @@ impl Rtt {
         self.srtt = (7 * self.srtt + rtt) / 8;
     }
 
-    /// Smoothed RTT; None without a sample.
+    /// Smoothed RTT; `None` without a sample.
     pub fn smoothed(&self) -> Option<Micros> {
         (self.srtt > 0).then_some(self.srtt)
     }
@@ -71,8 +73,8 @@ impl Rtt {
         self.latest
     }
 
-    /// Retransmission timeout, backed off. What is capped is the backing off, never the estimate: a path slower than
-    /// the cap is still given its time.
+    /// Retransmission timeout with back-off. The cap limits the back-off, never the estimate, so a
+    /// path slower than the cap still gets its time.
     pub fn rto(&self) -> Micros {
         let base = if self.srtt == 0 {
             INITIAL_RTO
@@ -82,25 +84,26 @@ impl Rtt {
         (base << self.backoff.min(16)).min(self.largest_backoff.max(base))
     }
 
-    /// How long a window can be used again after it was last: a timeout, at least the second that RFC 6298 (2.4) has for it. The
-    /// Congestion Manager ages its windows by the same.
+    /// How long an unused window stays valid: the timeout, at least the 1 s of RFC 6298 (2.4). The
+    /// Congestion Manager ages its windows by the same rule.
     pub fn idle(&self) -> Micros {
         self.rto().max(SECOND)
     }
 
-    /// A TIMEOUT, RESTART or opening was answered: somebody serves again, so the backing off ends, as that of RFC 9002 section 6.2.1
-    /// does. It says nothing about the round trip time (which of the attempts was answered is not known).
+    /// A TIMEOUT, RESTART or opening was answered. The service responds again, so the back-off ends
+    /// (as in RFC 9002 section 6.2.1). This is no RTT sample, because it is unknown which attempt
+    /// was answered.
     pub fn answered(&mut self) {
         self.backoff = 0;
     }
 
-    /// A timeout went unanswered: double (RFC 6298 section 5.5).
+    /// A timeout passed without an answer: double it (RFC 6298 section 5.5).
     pub fn back_off(&mut self) {
         self.backoff = self.backoff.saturating_add(1);
     }
 
-    /// When a tail is probed (RFC 8985 section 7.2): two round trips, and what the slowest replica takes beyond the fastest; never
-    /// later than the timeout.
+    /// When the tail is probed (RFC 8985 section 7.2): after two round trips plus the largest
+    /// displacement between replicas, but never later than the timeout.
     pub fn probe_timeout(&self) -> Micros {
         match self.smoothed() {
             Some(srtt) => (2 * srtt + 2 * MILLISECOND + self.spread).min(self.rto().max(self.spread)),
@@ -114,13 +117,14 @@ impl Rtt {
         quarter.min(self.srtt).max(self.spread).max(MILLISECOND.min(self.srtt))
     }
 
-    /// A number that took `rtt` came after one that was asked for later: replicas differ by what it took beyond the fastest.
+    /// A number that took `rtt` was received after one requested later. Records its delay over the
+    /// fastest response as displacement between replicas.
     pub fn reordered(&mut self, rtt: Micros) {
         let spread = rtt.saturating_sub(self.min);
         self.spread = self.spread.max(spread + spread / 8).min(MAX_SPREAD.max(self.srtt));
     }
 
-    /// A number that was declared lost came after all.
+    /// A number declared lost was received after all.
     pub fn spurious(&mut self) {
         self.quarters = (self.quarters + 1).min(16);
         self.persists = REORDERING_PERSISTS;

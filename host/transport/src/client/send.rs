@@ -12,15 +12,16 @@ use crate::server::predict;
 use crate::time::{MILLISECOND, Micros, SECOND, Time};
 use crate::verdict::{Decision, Go, INITIAL_WINDOW, MAX_RESPONSES, answered_before, decide, piece_of};
 
-/// Smallest SYN: it must be no smaller than the answer without data that it allows.
+/// Smallest SYN: at least as large as the answer without data that it allows.
 const LEAST_SYN: usize = 128;
 
-/// How long an acknowledgement is delayed at most.
+/// Maximum delay of an acknowledgement.
 const ACK_DELAY: u64 = 25 * MILLISECOND;
-/// Windows up to this are not delayed.
+/// Windows up to this size are not delayed.
 const SMALL_WINDOW: u32 = 4;
 
-/// A verdict that no honest server's continuation leads to is none: it would have a hostile one fill our memory.
+/// Larger verdicts are rejected: no correct server's continuation leads to one, and a malicious one
+/// could fill our memory.
 fn within_capacity(decision: Decision) -> Decision {
     match decision {
         Decision::Go(go) if go.new.count as usize > MAX_RESPONSES => Decision::Close,
@@ -29,8 +30,8 @@ fn within_capacity(decision: Decision) -> Decision {
 }
 
 impl Connection {
-    /// Writes the next packet, from the IP header on, into `packet` (as large as the MTU) and gives its length. None: nothing is to be
-    /// sent now.
+    /// Writes the next packet, from the IP header on, into `packet` (of MTU size) and returns its
+    /// length. `None`: nothing to send now.
     pub fn poll_transmit(&mut self, now: Time, packet: &mut [u8]) -> Option<usize> {
         self.clock = self.clock.max(now);
         match self.phase {
@@ -43,11 +44,11 @@ impl Connection {
     }
 
     fn send_open(&mut self, now: Time, packet: &mut [u8]) -> Option<usize> {
-        // What has come is no reason to be called again.
+        // Events that are waiting do not need another timer call.
         self.delay_until = self.delay_until.filter(|t| *t > now);
         self.pace.next = self.pace.next.filter(|t| *t > now);
         self.regenerating.retain(|(_, until)| *until > now);
-        self.revive_the_dead(now);
+        self.revive_if_terminated(now);
         match self.revival {
             Revival::None => {}
             Revival::Timeout { due, .. } | Revival::Rekey { due, .. } | Revival::Restart { due, .. }
@@ -65,12 +66,12 @@ impl Connection {
         if let Some(n) = self.send_trickle(now, packet) {
             return Some(n);
         }
-        // The last trickle may just have ended.
-        self.revive_the_dead(now);
+        // The last trickle may just have terminated.
+        self.revive_if_terminated(now);
         if self.revival == Revival::None { None } else { self.send_revival(now, packet) }
     }
 
-    /// Sends from the lowest usable continuation, if there is something to ask for.
+    /// Sends from the lowest usable continuation, if there is something to request.
     fn send_trickle(&mut self, now: Time, packet: &mut [u8]) -> Option<usize> {
         loop {
             let generation = self.generation.as_ref()?;
@@ -90,7 +91,7 @@ impl Connection {
                     self.revive(now);
                     return self.send_revival(now, packet);
                 }
-                // Something was lost on the way: recover first, and try again.
+                // Losses were found on the way: recover first, then retry.
                 self.drain_from = Some(now + 8 * self.rtt.smoothed().unwrap_or(LEAST_PAUSE));
             }
             self.pace_after_pause(index, business, now);
@@ -124,14 +125,15 @@ impl Connection {
             if go.new.iter().any(|n| generation.is_open(generation.index(n))) {
                 return None;
             }
-            // It ends, and there is nothing to be retransmitted: the next one may go.
+            // It terminates and has nothing to retransmit, so the next one may be used.
             self.generation.as_mut()?.spend(index);
             self.statistics.terminated += 1;
         }
     }
 
-    /// Whether another request has some of the same numbers regenerated: those who share a long run of losses are answered one after
-    /// the other, and the first that come back directly follow the numbers that the next ones bring.
+    /// Whether another request in flight regenerates some of the same numbers. Requests that share
+    /// a long run of losses are answered one after the other: the first regenerated numbers
+    /// directly follow those that the next requests bring.
     fn awaits_regenerated(&self, go: &Go) -> bool {
         self.regenerating.iter().any(|(numbers, _)| numbers.overlaps(go.group))
     }
@@ -147,7 +149,8 @@ impl Connection {
     ) -> Option<usize> {
         let proof = self.generation.as_ref()?.proof(index);
         let fixed = FIXED + SealedContinuation::LENGTH + proof.len() * 8;
-        // A regenerated trickle may come too late: its number was declared lost, and so is what it would bring.
+        // A regenerated trickle may come too late: its number, and so all that its request would
+        // yield, was declared lost.
         let generation = self.generation.as_ref()?;
         let alive = go.new.iter().any(|n| generation.is_open(generation.index(n)));
         let fresh = if alive { go.new.count } else { 0 };
@@ -173,8 +176,8 @@ impl Connection {
             self.retransmissions.push(Retransmission { number, want, sent_at: now, due });
         }
         if go.group.count > 0 {
-            let patience = self.rtt.smoothed().unwrap_or(LEAST_PAUSE) + self.rtt.reordering_window();
-            self.regenerating.push((go.group, now + patience));
+            let give_up_at = self.rtt.smoothed().unwrap_or(LEAST_PAUSE) + self.rtt.reordering_window();
+            self.regenerating.push((go.group, now + give_up_at));
         }
         let predicted = predict(&sealed.fields, go);
         let mut input = asked.input.map(|(stream, found)| (stream, found.range, found.fin));
@@ -212,8 +215,9 @@ impl Connection {
         Some(length)
     }
 
-    /// Whether the lowest usable number waits for the next, so that one request covers both: never in slow start, after a
-    /// gap, or with a small window; for one number or 25 ms at most. None: wait.
+    /// Whether the lowest usable number should wait for the next one, so that one request covers
+    /// both. Never in slow start, after a gap, or with a small window; at most for one number or 25
+    /// ms. `None`: wait.
     fn pair(&mut self, index: u32, sealed: &SealedContinuation, now: Time) -> Option<(u32, u8)> {
         let alone = Some((index, 1));
         let generation = self.generation.as_ref()?;
@@ -243,7 +247,7 @@ impl Connection {
         }
     }
 
-    /// A PROBE of the highest request that is not answered wholly.
+    /// Sends a PROBE for the highest request without a full answer.
     fn send_probe(&mut self, now: Time, packet: &mut [u8]) -> Option<usize> {
         let generation = self.generation.as_ref()?;
         let parent = generation.highest_expected()?.1.parent;
@@ -261,8 +265,9 @@ impl Connection {
         Some(length)
     }
 
-    /// Whether the trickles were unused for so long that they are given up: a continuation near the end of its horizon, or a
-    /// connection idle for [`Rtt::idle`](super::rtt::Rtt::idle).
+    /// Whether the trickles were unused for so long that they must be given up: the continuation is
+    /// near the end of its horizon, or the connection was idle for
+    /// [`Rtt::idle`](super::rtt::Rtt::idle).
     fn is_stale(&self, index: u32, now: Time) -> bool {
         let Some(slot) = self.generation.as_ref().and_then(|g| g.slot(index)) else { return true };
         self.unused_for(slot.received_at, now) > self.rtt.idle() || self.is_expired(slot.received_at, now)
@@ -272,8 +277,9 @@ impl Connection {
         now.since(self.last_sent.max(received_at))
     }
 
-    /// A window that was unused for a timeout leaves over a round trip, as the Congestion Manager has it: the queue that it would
-    /// fill is not known to be empty any more. Its first requests leave at once, as those of any new connection (RFC 6928).
+    /// Paces a window that was unused for a timeout over one round trip, as the Congestion Manager
+    /// does, because the queue that it would fill may no longer be empty. Its first requests leave
+    /// at once, like those of a new connection (RFC 6928).
     fn pace_after_pause(&mut self, index: u32, business: bool, now: Time) {
         let Some(generation) = self.generation.as_ref().filter(|_| business) else { return };
         let (Some(slot), Some(srtt)) = (generation.slot(index), self.rtt.smoothed()) else { return };
@@ -284,14 +290,15 @@ impl Connection {
         }
     }
 
-    /// Whether a continuation that came then may be older than the horizon when it arrives. One that has just come is tried however
-    /// long the round trip seems to be: the estimate may be wrong, and RESTARTs alone bring no data and no sample to correct it.
+    /// Whether a continuation received at that time may be older than the horizon on arrival. A
+    /// continuation just received is tried however long the round trip seems: the estimate may be
+    /// wrong, and RESTARTs bring neither data nor a sample to correct it.
     pub(super) fn is_expired(&self, received_at: Time, now: Time) -> bool {
         let margin = 2 * self.rtt.smoothed().unwrap_or(SECOND / 4) + 200 * MILLISECOND;
         now.since(received_at) + margin.min(self.config.horizon / 8 * 7) > self.config.horizon
     }
 
-    /// Chooses the gentlest way to go on that still works, to be sent at once.
+    /// Chooses the mildest revival that can still work, to be sent at once.
     pub(super) fn revive(&mut self, now: Time) {
         let fresh = self.generation.as_ref().is_some_and(|g| {
             g.latest_continuation()
@@ -306,7 +313,7 @@ impl Connection {
         };
     }
 
-    /// Nothing that is outstanding is waited for any more; what was asked is asked for again.
+    /// Stops waiting for outstanding responses and schedules their requests again.
     pub(super) fn abandon_outstanding(&mut self) {
         self.regenerating.clear();
         let Some(generation) = self.generation.as_mut() else { return };
@@ -321,9 +328,9 @@ impl Connection {
         }
     }
 
-    /// REKEY, TIMEOUT or RESTART.
+    /// Sends a REKEY, TIMEOUT or RESTART.
     fn send_revival(&mut self, now: Time, packet: &mut [u8]) -> Option<usize> {
-        // What an unanswered attempt asked for is asked for again.
+        // Wants of an unanswered attempt are requested again.
         for want in std::mem::take(&mut self.wanted_in_revival) {
             self.settle_want(want);
         }
@@ -332,7 +339,7 @@ impl Connection {
         }
         let generation = self.generation.as_ref()?;
         let Some(index) = generation.latest_continuation() else {
-            // Nothing is left that a server would take.
+            // No continuation is left that a server would accept.
             self.fail(ConnectionError::TimedOut);
             return None;
         };
@@ -341,7 +348,8 @@ impl Connection {
             Revival::Timeout { attempts: 0, .. } if self.is_drained(index) => (RequestClass::Rekey, 0),
             Revival::Timeout { attempts, .. } => (RequestClass::Timeout, attempts),
             Revival::Rekey { attempts, .. } => (RequestClass::Rekey, attempts),
-            // Each is good for a horizon, and there is one in a quarter of it at most.
+            // An attempt number is refused for a horizon after its use, and at most one RESTART is
+            // sent in a quarter of a horizon.
             Revival::Restart { attempts, .. } => (RequestClass::Restart, (attempts % 4) as u8),
             Revival::None => return None,
         };
@@ -349,7 +357,7 @@ impl Connection {
         let fixed = FIXED + SealedContinuation::LENGTH + self.generation.as_ref()?.proof(index).len() * 8;
         let asked = match class {
             RequestClass::Restart => Asked::default(),
-            // What is asked for again brings no data.
+            // The answer to a repeated attempt carries no data.
             _ if attempt > 0 => Asked::default(),
             RequestClass::Rekey => self.collect(0, u32::from(INITIAL_WINDOW), true, true, fixed, now),
             _ => self.collect(0, 1, true, true, fixed, now),
@@ -384,7 +392,8 @@ impl Connection {
         Some(length)
     }
 
-    /// Whether the window of `index` came whole and unused, so that a REKEY may take it all.
+    /// Whether the window of `index` was received completely and is unused, so that a REKEY can
+    /// move all of it.
     pub(super) fn is_drained(&self, index: u32) -> bool {
         let Some(generation) = self.generation.as_ref() else { return false };
         let Some(sealed) = generation.slot(index).and_then(|s| s.sealed) else { return false };
@@ -406,8 +415,8 @@ impl Connection {
             self.input_lost(stream, range, fin);
         }
         self.seq = self.isn;
-        // A SYN that is repeated says the same.
-        self.heard = u16::MAX;
+        // A retransmitted SYN carries the same data.
+        self.last_input_stream = u16::MAX;
         let length = if bare {
             self.frame(Class::Request(RequestClass::Syn), 0, Ecn::NotEct, 0, now, packet)?
         } else {

@@ -1,5 +1,6 @@
-//! A connection as bytes (section 1: suspension and migration): one sealed continuation, the user continuations, and the stream
-//! positions. What was in flight is asked for again.
+//! A suspended connection in serialized form (section 1: suspension and migration): one sealed
+//! continuation, the user continuations, and the stream positions. Requests in flight are sent
+//! again after the resumption.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -15,7 +16,7 @@ use crate::ucont::{MAX_UCONT, validity};
 
 const MAGIC: &[u8; 4] = b"RVS1";
 
-/// Why bytes are no suspended connection.
+/// Why bytes are not a suspended connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a suspended connection, or a damaged one")]
 pub struct ResumeError;
@@ -74,8 +75,8 @@ fn put_list<'a>(out: &mut Vec<u8>, list: impl Iterator<Item = &'a [u8]>) {
 }
 
 impl Connection {
-    /// The connection as bytes, to go on later, from another process or another address. None: there is no continuation yet, or the
-    /// connection is over. The connection itself ends.
+    /// Serializes the connection, to be resumed by another process or from another address. `None`:
+    /// it has no continuation yet, or is over. The connection itself ends.
     pub fn suspend(mut self) -> Option<Vec<u8>> {
         if !matches!(self.phase, Phase::Open) {
             return None;
@@ -112,11 +113,12 @@ impl Connection {
         Some(out)
     }
 
-    /// Goes on with a suspended connection from `local`, which may be another address or port. It sends a RESTART as soon as there
-    /// is anything to ask for.
+    /// Resumes a suspended connection from `local`, which may be another address or port. It sends
+    /// a RESTART as soon as there is something to request.
     ///
     /// # Errors
-    /// [`ResumeError`]: the bytes are damaged. Bytes that were changed on purpose give a connection that the server refuses.
+    /// [`ResumeError`]: the bytes are damaged. Deliberately changed bytes yield a connection that
+    /// the server refuses.
     pub fn resume(bytes: &[u8], config: Config, local: SocketAddr, now: Time) -> Result<Self, ResumeError> {
         let mut r = Reader(bytes);
         if r.bytes(4)? != MAGIC {
@@ -153,8 +155,9 @@ impl Connection {
                     validity(sealed).filter(|v| !v.input && sealed.len() <= MAX_UCONT).ok_or(ResumeError)?;
                 output.hold(valid, sealed);
             }
-            let told_consumed = input.is_consumed();
-            let stream = Stream { input, output, told_readable: false, blocked_writer: false, told_consumed };
+            let reported_consumed = input.is_consumed();
+            let stream =
+                Stream { input, output, reported_readable: false, blocked_writer: false, reported_consumed };
             connection.streams.insert(id, stream);
         }
         if !r.0.is_empty() {

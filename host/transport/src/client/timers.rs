@@ -1,23 +1,26 @@
-//! When a connection acts without being spoken to.
+//! Timers of a connection.
 
 use super::connection::{Connection, ConnectionError, GIVEN_UP, Phase, Revival, mix};
 use super::generation::Generation;
 use crate::time::{Micros, Time};
 use rivulet_packet::MAX_ATTEMPT;
 
-/// Probes of one tail before the retransmission timeout is waited for: each is twice as late as the one before, so that where the round trip
-/// is shorter than the time in which the ToR finds a death, the last one comes after it. A number may be probed four times.
+/// Probes of one tail before the retransmission timeout counts. Each is twice as late as the one
+/// before, so that with short round trips the last one follows the ToR's detection of a replica's
+/// death. A number may be probed four times.
 const MAX_PROBES: u8 = 3;
-/// Originals that must have come since the last probed tail for more than one probe (RFC 8985, 7.3 allows one): on a path so crowded that
-/// a thousand windows of one packet share it, tails are lost all the time, and the answers to probes would fill it.
+/// Originals received since the last probed tail that allow more than one probe (RFC 8985, 7.3
+/// allows one). On a path so congested that a thousand windows of one packet share it, tails are
+/// lost all the time, and answers to probes would fill the path.
 const CALM: u32 = 32;
-/// TIMEOUTs before RESTART.
+/// TIMEOUTs before a RESTART.
 const MAX_TIMEOUTS: u8 = 3;
-/// Answers to a bare SYN that are asked for before the opening starts over.
+/// Attempts to complete a bare SYN before the opening starts over.
 const MAX_COMPLETIONS: u32 = 3;
 
 impl Connection {
-    /// When [`Connection::handle_timeout`] wants to be called. None: not until something comes or is asked for.
+    /// When [`Connection::handle_timeout`] must be called. `None`: only after a packet or another
+    /// call.
     pub fn poll_timeout(&self) -> Option<Time> {
         match self.phase {
             Phase::Idle | Phase::Over => None,
@@ -35,7 +38,7 @@ impl Connection {
                     self.detection,
                     self.revival_due(),
                     self.tail_due(),
-                    self.patience(),
+                    self.give_up_at(),
                     self.delay_until,
                     self.pace.next,
                 ]
@@ -58,7 +61,7 @@ impl Connection {
         }
     }
 
-    /// When the tail is probed or given up.
+    /// When the tail is probed, or given up by a timeout.
     fn tail_due(&self) -> Option<Time> {
         let awaiting = self.generation.as_ref().is_some_and(|g| g.is_awaiting());
         if !awaiting || self.revival != Revival::None {
@@ -72,14 +75,14 @@ impl Connection {
         Some(self.last_progress + pause)
     }
 
-    /// When nothing was heard for too long although something is awaited.
-    fn patience(&self) -> Option<Time> {
+    /// When the connection fails, because no response arrived for too long although one is awaited.
+    fn give_up_at(&self) -> Option<Time> {
         let awaited =
             self.revival != Revival::None || self.generation.as_ref().is_some_and(|g| g.is_awaiting());
-        awaited.then(|| self.last_heard.max(self.first_unanswered) + self.config.give_up_after)
+        awaited.then(|| self.last_received.max(self.first_unanswered) + self.config.give_up_after)
     }
 
-    /// Time has come to `now`.
+    /// Handles the timers that are due at `now`.
     pub fn handle_timeout(&mut self, now: Time) {
         self.clock = self.clock.max(now);
         self.notice_pause(now);
@@ -90,7 +93,7 @@ impl Connection {
                     if attempts >= self.config.syn_attempts {
                         return self.fail(ConnectionError::Unreachable);
                     }
-                    // Some paths drop data on a SYN.
+                    // Some paths drop SYNs with data.
                     self.phase = Phase::Opening { attempts, due, bare: true, send: true };
                 }
             }
@@ -99,10 +102,10 @@ impl Connection {
                     self.rtt.back_off();
                     self.phase = if attempts < MAX_COMPLETIONS {
                         Phase::Completing { cookie, attempts, due, send: true }
-                    } else if now.since(self.last_heard) > self.config.give_up_after {
+                    } else if now.since(self.last_received) > self.config.give_up_after {
                         return self.fail(ConnectionError::Unreachable);
                     } else {
-                        // The completion is good once: another ISN opens another connection.
+                        // A completion is accepted once, so another ISN opens another connection.
                         self.isn = self.isn.wrapping_add(mix(now.0) as u32 | 1);
                         Phase::Opening { attempts: 1, due: now, bare: false, send: true }
                     };
@@ -112,14 +115,15 @@ impl Connection {
         }
     }
 
-    /// The process, or the machine, stood still when a timer is late by more than a window stays usable. Nothing that was outstanding
-    /// is waited for any more, and the connection begins with one request. The silence was this host's, not the server's.
+    /// Detects that the process or machine was stopped: a timer is late by more than the time a
+    /// window stays valid. Outstanding requests are abandoned, and the connection resumes with one
+    /// request. The time without responses does not count against the server.
     fn notice_pause(&mut self, now: Time) {
         let late = self.poll_timeout().map_or(0, |due| now.since(due));
         if late <= self.rtt.idle() {
             return;
         }
-        self.last_heard = now;
+        self.last_received = now;
         let awaits =
             self.revival != Revival::None || self.generation.as_ref().is_some_and(|g| g.is_awaiting());
         if matches!(self.phase, Phase::Open) && awaits {
@@ -129,7 +133,7 @@ impl Connection {
     }
 
     fn open_timeout(&mut self, now: Time) {
-        if self.patience().is_some_and(|due| due <= now) {
+        if self.give_up_at().is_some_and(|due| due <= now) {
             return self.fail(ConnectionError::TimedOut);
         }
         while let Some(at) = self.retransmissions.iter().position(|r| r.due <= now) {
@@ -152,7 +156,8 @@ impl Connection {
                     self.revival = Revival::Restart { attempts: 0, due: now };
                 }
             }
-            // Never a TIMEOUT: where the REKEY was taken its generation is left, and the answers alone were lost.
+            // No TIMEOUT here: if the server accepted the REKEY, the old generation is left, and
+            // only its responses were lost.
             Revival::Rekey { attempts, due } if due <= now => {
                 self.rtt.back_off();
                 if attempts > MAX_ATTEMPT || !self.has_fresh_continuation(now) {
@@ -174,18 +179,19 @@ impl Connection {
             }
             _ => {}
         }
-        // A continuation too old for a TIMEOUT is still good for a RESTART.
+        // A continuation too old for a TIMEOUT is still valid for a RESTART.
         if let Revival::Timeout { due, .. } = self.revival
             && due <= now
             && !self.has_fresh_continuation(now)
         {
             self.revival = Revival::Restart { attempts: 0, due: now };
         }
-        self.revive_the_dead(now);
+        self.revive_if_terminated(now);
     }
 
-    /// A pause, and up to a quarter of it more, by the connection's seed: the clients of a server that died would else all come back to it
-    /// at the same instants, and one that is down periodically could be missed for ever.
+    /// Adds up to a quarter to a pause, derived from the connection's seed. Otherwise all clients
+    /// of a failed server would return at the same instants, and could always miss a server that is
+    /// up periodically.
     pub(super) fn spread_out(&self, pause: Micros) -> Micros {
         let random = mix(self.config.seed ^ self.statistics.requests.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         pause + (pause / 4 * (random & 0xff)) / 256
@@ -202,8 +208,8 @@ impl Connection {
         !self.must_restart && slot.is_some_and(|s| !self.is_expired(s.received_at, now))
     }
 
-    /// All trickles ended and there is still something to ask for.
-    pub(super) fn revive_the_dead(&mut self, now: Time) {
+    /// Starts a revival if all trickles terminated but there is something to request.
+    pub(super) fn revive_if_terminated(&mut self, now: Time) {
         let Some(g) = self.generation.as_ref() else { return };
         if self.revival == Revival::None
             && g.first_ready().is_none()

@@ -1,38 +1,40 @@
-//! What the user of a connection sees beside it: configuration, events, errors, counts.
+//! The public types around a connection: configuration, events, errors, counters.
 
 use rivulet_packet::WireError;
 
 use crate::time::{Micros, SECOND};
 
-/// What a connection may use.
+/// Configuration of a connection.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// MTU of the path, bytes: no packet is larger.
+    /// Path MTU in bytes; no packet is larger.
     pub mtu: u16,
-    /// Receive buffer of a stream, bytes.
+    /// Receive buffer of a stream in bytes.
     pub receive_buffer: usize,
-    /// Send buffer of a stream, bytes.
+    /// Send buffer of a stream in bytes.
     pub send_buffer: usize,
-    /// Delay acknowledgements where that is allowed: half the requests, two answers each. Only towards a service that is known to take
-    /// them; one behind a ToR does not.
+    /// Delay acknowledgements where that is allowed, which halves the requests. Use it only with a
+    /// service that accepts them; a service behind a ToR does not.
     pub delayed_acks: bool,
     /// Mark requests with input as ECN-capable.
     pub ecn: bool,
-    /// The service's horizon: ordinary requests are good so long.
+    /// The service's horizon: how long an ordinary request stays valid.
     pub horizon: Micros,
-    /// Seed of the client's ISN and timestamps; to be drawn at random for each connection.
+    /// Seed of the client's ISN and timestamps; must be random for each connection.
     pub seed: u64,
     /// An address token from an earlier connection to the service.
     pub token: Option<Vec<u8>>,
-    /// The path is known to drop SYNs with data: begin with a bare one.
+    /// The path is known to drop SYNs with data, so start with a bare SYN.
     pub bare_syn: bool,
-    /// SYNs before the connection is given up: the first three after 1, 2 and 4 seconds or `max_backoff`, which is less.
+    /// SYNs before the connection attempt fails. The first three retransmissions follow after 1, 2
+    /// and 4 s, or `max_backoff` if that is less.
     pub syn_attempts: u32,
-    /// Longest pause between two attempts to reach a server that does not answer, unless the estimated timeout of the path is longer. It
-    /// bounds how long a service that came back goes unnoticed, and with it what a client without answers sends: one packet in
-    /// this time. Less than `horizon / 4` would have more RESTARTs sent than a server takes.
+    /// Maximum pause between two attempts to reach an unresponsive server, unless the estimated
+    /// timeout of the path is longer. It bounds how long a recovered service goes unnoticed, and
+    /// the rate of a client without answers: one packet in this time. A value below `horizon / 4`
+    /// would send more RESTARTs than a server accepts.
     pub max_backoff: Micros,
-    /// Without any answer for so long, a connection that awaits one is given up.
+    /// A connection that awaits a response fails after this time without any.
     pub give_up_after: Micros,
 }
 
@@ -55,106 +57,110 @@ impl Default for Config {
     }
 }
 
-/// What a plain TCP server answered, for `TCP_REPAIR`: the handshake is complete but for its last ACK.
+/// The handshake of a plain TCP server for `TCP_REPAIR`, complete except for its last ACK.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpHandshake {
-    /// Our next sequence number: what the server acknowledged.
+    /// Our next sequence number, as acknowledged by the server.
     pub send_next: u32,
     /// The server's ISN plus 1.
     pub receive_next: u32,
-    /// The server acknowledged the data of our SYN (TCP Fast Open); else all input is still to be sent.
+    /// The server acknowledged the data of our SYN (TCP Fast Open); otherwise all input must still
+    /// be sent.
     pub syn_data_acknowledged: bool,
-    /// The stream whose input that was, or would be: the handshake is its own, and other streams have none.
+    /// The stream whose input the SYN carried, or would have carried. It owns the handshake; other
+    /// streams have none.
     pub stream: u16,
     /// The server's MSS.
     pub mss: u16,
-    /// Window scales (theirs, ours), if both sent one.
+    /// Window scales (the server's, ours), if both sent one.
     pub window_scale: Option<(u8, u8)>,
-    /// Whether they permit SACK.
+    /// Whether the server permits SACK.
     pub sack: bool,
-    /// Timestamps (theirs, and ours as they echo it), if they sent one.
+    /// Timestamps (the server's, and ours as echoed), if it sent one.
     pub timestamp: Option<(u32, u32)>,
-    /// Their window, unscaled.
+    /// The server's window, unscaled.
     pub window: u16,
 }
 
-/// Why a connection ended.
+/// Why a connection failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectionError {
-    /// No answer to any SYN.
+    /// No SYN was answered.
     #[error("no answer to the opening")]
     Unreachable,
-    /// Nothing came for [`Config::give_up_after`].
+    /// No response for [`Config::give_up_after`].
     #[error("no answer for too long")]
     TimedOut,
-    /// The server refused for good.
+    /// The server refused permanently.
     #[error("the server refused with code {code}: {message}")]
     Refused {
-        /// Its code.
+        /// Error code.
         code: u16,
-        /// For people.
+        /// A text for people.
         message: String,
     },
-    /// Every replica asked says that it does not have the content any more.
+    /// All replicas that were asked report that they do not have the content any more.
     #[error("no replica has the content")]
     NotMine,
-    /// Input keeps coming back unconsumed.
+    /// The server keeps returning input unconsumed.
     #[error("the server makes no progress with the input")]
     InputRefused,
-    /// The port is closed: a plain RST answered the SYN.
+    /// The port is closed: an RST answered the SYN.
     #[error("connection refused")]
     Reset,
 }
 
-/// Streams beside stream 0 that one connection has at the same time, requests or others: each until it is forgotten.
+/// Streams beside stream 0 that a connection has at the same time, each until it is forgotten.
 pub const MAX_REQUESTS: usize = 1024;
 
-/// Why there is no further stream.
+/// Why no further stream can be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// There are as many as there may be.
+    /// The connection has the maximum number of streams.
     #[error("{MAX_REQUESTS} requests or streams on one connection already: end one first")]
     TooMany,
-    /// Every number that a stream may have was given.
-    #[error("the connection has had all its {max} streams: open another", max = u16::MAX - 1)]
+    /// All stream numbers were used.
+    #[error("the connection has used all its {max} streams: open another connection", max = u16::MAX - 1)]
     UsedUp,
-    /// It is longer than the send buffer, of so many octets.
-    #[error("a request of more than {0} octets")]
+    /// The request is longer than the send buffer of this many bytes.
+    #[error("a request of more than {0} bytes")]
     TooLong(usize),
 }
 
-/// A packet that was ignored.
+/// Why a packet was ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InputError {
-    /// It does not parse.
+    /// It cannot be parsed.
     #[error(transparent)]
     Wire(#[from] WireError),
-    /// It is of another connection.
+    /// It belongs to another connection.
     #[error("a packet of another connection")]
     Elsewhere,
-    /// It answers nothing that was asked, or came twice.
-    #[error("a response to nothing that was asked")]
+    /// It answers no outstanding request, or was received before.
+    #[error("a response to no outstanding request")]
     Unexpected,
 }
 
-/// What happened.
+/// Events of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The server speaks Rivulet; the first response came.
+    /// The server supports Rivulet; the first response was received.
     Connected,
-    /// [`super::Connection::read`] on this stream gives bytes or the end.
+    /// [`super::Connection::read`] on this stream returns bytes or the end.
     Readable(u16),
-    /// [`super::Connection::write`] on this stream takes bytes again.
+    /// [`super::Connection::write`] on this stream accepts bytes again.
     Writable(u16),
     /// All input written to this stream was consumed.
     InputConsumed(u16),
-    /// An address token for a later connection came; after [`super::Connection::close`] one that has the window in it.
+    /// An address token for a later connection was received; after [`super::Connection::close`],
+    /// one with the window.
     Token(Vec<u8>),
-    /// The server speaks TCP: go on with a kernel socket. The connection is over for this crate.
+    /// The server supports only plain TCP: continue with a kernel socket. The connection is over
+    /// for this crate.
     FallbackToTcp(TcpHandshake),
-    /// The close was answered.
+    /// The CLOSE was answered.
     Closed,
-    /// This stream cannot go on and is forgotten; the others do.
+    /// This stream cannot continue and is forgotten; the others continue.
     StreamFailed(u16, ConnectionError),
     /// The connection failed.
     Failed(ConnectionError),
@@ -163,24 +169,24 @@ pub enum Event {
 /// Result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
-    /// So many bytes.
+    /// This many bytes.
     Bytes(usize),
-    /// Nothing now.
+    /// Nothing at present.
     Blocked,
     /// The end of the stream.
     End,
 }
 
-/// Counts of a connection, for tests and tools.
+/// Counters of a connection, for tests and tools.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// Requests sent, of every class.
+    /// Requests sent, of all classes.
     pub requests: u64,
-    /// Responses taken.
+    /// Responses accepted.
     pub responses: u64,
     /// Numbers declared lost.
     pub declared: u64,
-    /// Declared numbers that came after all.
+    /// Numbers declared lost but received later.
     pub spurious: u64,
     /// PROBEs sent.
     pub probes: u64,
@@ -190,11 +196,11 @@ pub struct Statistics {
     pub restarts: u64,
     /// REKEYs sent.
     pub rekeys: u64,
-    /// Windows that were offered to the server at the end.
+    /// Windows that were offered to the server on close.
     pub retired: u64,
-    /// Continuations whose difference did not match the prediction.
+    /// Continuations that differ from the prediction.
     pub mispredicted: u64,
-    /// Trickles that ended as predicted and were not sent.
+    /// Trickles that terminated as predicted, without a request.
     pub terminated: u64,
     /// Packets ignored.
     pub ignored: u64,

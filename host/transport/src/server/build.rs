@@ -1,4 +1,4 @@
-//! From a head and what the application says to the packet of a response.
+//! Builds the packet of a response from its head and the application's reply.
 
 use arrayvec::ArrayVec;
 use rivulet_packet::response::{GROUP_MEMBER, Group};
@@ -17,15 +17,15 @@ use crate::seal::seal_continuation;
 use crate::ucont::MAX_UCONT;
 use crate::verdict::BURST_LIMIT;
 
-/// Most bytes of user continuations in one response.
+/// Maximum bytes of user continuations in one response.
 const UCONTS: usize = 2 * MAX_UCONT;
 
 impl Plan<'_> {
-    /// Builds response `index` as an IP packet into `packet` (2,048 bytes suffice for payloads of 1,452). The reply to a head that is not
-    /// for the application is not looked at.
+    /// Builds response `index` as an IP packet in `packet` (2,048 bytes suffice for payloads of
+    /// 1,452). `reply` is ignored for a head that is not for the application.
     ///
     /// # Errors
-    /// [`RespondError`]. The application may try again with less.
+    /// [`RespondError`]. The application may retry with a shorter reply.
     pub fn respond(
         &self,
         index: usize,
@@ -46,7 +46,7 @@ impl Plan<'_> {
         self.build_with_buffers(head, reply, keys, packet)
     }
 
-    /// Apart from the steady path, which needs no buffers and need not clear them.
+    /// Separate from the steady path, which needs no buffers and so need not clear them.
     #[inline(never)]
     fn build_with_buffers(
         &self,
@@ -96,8 +96,9 @@ impl Plan<'_> {
             HeadKind::New => self.continuation(head.number, keys)?,
             _ => (NewContinuation::None, None),
         };
-        // A retransmission that was dropped because of what it cannot carry would be another loss. What is left out comes again: the
-        // client repeats input of which it is not told that it was consumed.
+        // Dropping a retransmission because of parts that it cannot carry would be another loss.
+        // The parts are omitted instead: the client repeats input that was not acknowledged with
+        // `consumed`.
         let carries = head.kind != HeadKind::Retransmission;
         let mut field = TokenField::new();
         let mut token = self.given.as_ref().map_or(reply.token, |token| Some(token)).filter(|_| carries);
@@ -152,8 +153,9 @@ impl Plan<'_> {
     }
 
     fn nonce(&self, head: &Head, keys: &KeyRing) -> Result<u32, RespondError> {
-        // The answer to a CLOSE shows none: its number may have come under K', and the nonce under K would say that it was not lost. One
-        // that a window was given back with has no number of its own either.
+        // The answer to a CLOSE reveals no nonce. Its number may have been received under K', and
+        // the nonce under K would then hide its loss. The answer that confirms a returned window
+        // has no new number either.
         if matches!(head.kind, HeadKind::Challenge | HeadKind::Farewell) {
             return Ok(0);
         }
@@ -189,7 +191,7 @@ impl Plan<'_> {
         if let Some(isn) = self.syn.filter(|_| head.kind == HeadKind::Cookie || head.number == self.next.base)
         {
             flags = TcpFlags(TcpFlags::SYN | TcpFlags::ACK);
-            // The SYN takes the number before its data's.
+            // The SYN occupies the sequence number before its data.
             seq = isn;
             let mss = self.next.mss.saturating_add(8);
             syn_options =

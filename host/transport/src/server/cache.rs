@@ -1,13 +1,15 @@
-//! The minisocket cache (section 5.1): continuations that this replica sealed a moment ago need no MAC again.
+//! The minisocket cache (section 5.1). A continuation that this replica sealed recently needs no
+//! MAC computation.
 //!
-//! Soft state: dropping any of it at any time costs one MAC. A hit needs the whole continuation, MAC included, and the client's
-//! address and port equal to what was sealed; anything less goes the long way.
+//! Soft state: dropping an entry costs one MAC. A hit requires that the whole continuation, MAC
+//! included, and the client's address and port equal what was sealed; everything else is verified
+//! by MAC.
 
 use std::net::SocketAddr;
 
 use rivulet_packet::SealedContinuation;
 
-/// The cache: a table of fixed size, the newest of equal places wins.
+/// The cache: a table of fixed size in which a new entry replaces the old one in its slot.
 pub struct MinisocketCache {
     slots: Box<[Option<(SealedContinuation, SocketAddr)>]>,
     hits: u64,
@@ -21,7 +23,7 @@ impl std::fmt::Debug for MinisocketCache {
 }
 
 impl MinisocketCache {
-    /// A cache of at least `continuations` places, about 140 bytes each.
+    /// Makes a cache of at least `continuations` slots, about 140 bytes each.
     pub fn new(continuations: usize) -> Self {
         let slots = continuations.next_power_of_two().max(2);
         Self { slots: vec![None; slots].into_boxed_slice(), hits: 0, misses: 0 }
@@ -29,12 +31,13 @@ impl MinisocketCache {
 
     fn place(&self, sealed: &SealedContinuation) -> usize {
         let c = &sealed.fields;
-        // Neighbouring numbers of a connection get neighbouring places.
+        // Consecutive numbers of a connection use consecutive slots.
         (c.tag.wrapping_mul(0x9e37_79b1).wrapping_add(c.number)) as usize & (self.slots.len() - 1)
     }
 
-    /// Whether this very continuation was sealed here for this client. The comparison is of public bytes the client holds itself.
-    pub fn knows(&mut self, sealed: &SealedContinuation, client: SocketAddr) -> bool {
+    /// Whether exactly this continuation was sealed here for this client. The client holds these
+    /// bytes itself, so the comparison need not take constant time.
+    pub fn contains(&mut self, sealed: &SealedContinuation, client: SocketAddr) -> bool {
         let known = self.slots[self.place(sealed)].as_ref().is_some_and(|(s, c)| s == sealed && *c == client);
         if known {
             self.hits += 1
@@ -44,13 +47,13 @@ impl MinisocketCache {
         known
     }
 
-    /// Remembers what was sealed.
+    /// Stores a continuation that was just sealed.
     pub fn insert(&mut self, sealed: &SealedContinuation, client: SocketAddr) {
         let place = self.place(sealed);
         self.slots[place] = Some((*sealed, client));
     }
 
-    /// Forgets everything, as when a key is withdrawn.
+    /// Clears the cache, for example when a key is withdrawn.
     pub fn clear(&mut self) {
         self.slots.fill(None);
     }
@@ -72,17 +75,17 @@ mod tests {
         let client: SocketAddr = "192.0.2.1:1".parse().unwrap();
         let fields = TransportContinuation { tag: 5, number: 6, ..TransportContinuation::default() };
         let sealed = SealedContinuation { fields, mac: [3; 12] };
-        assert!(!cache.knows(&sealed, client));
+        assert!(!cache.contains(&sealed, client));
         cache.insert(&sealed, client);
-        assert!(cache.knows(&sealed, client));
-        assert!(!cache.knows(&sealed, "192.0.2.1:2".parse().unwrap()));
+        assert!(cache.contains(&sealed, client));
+        assert!(!cache.contains(&sealed, "192.0.2.1:2".parse().unwrap()));
         let mut mac = sealed;
         mac.mac[11] ^= 1;
-        assert!(!cache.knows(&mac, client));
+        assert!(!cache.contains(&mac, client));
         let mut window = sealed;
         window.fields.start_cwnd = 1000;
-        assert!(!cache.knows(&window, client));
+        assert!(!cache.contains(&window, client));
         cache.clear();
-        assert!(!cache.knows(&sealed, client));
+        assert!(!cache.contains(&sealed, client));
     }
 }

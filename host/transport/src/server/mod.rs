@@ -1,4 +1,4 @@
-//! The server: the stateless step, the responses it yields, and the two removable soft states beside it.
+//! The server: the stateless step, the responses that it yields, and two optional soft states.
 
 mod build;
 mod cache;

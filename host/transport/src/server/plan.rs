@@ -1,4 +1,4 @@
-//! What is to be sent for one request: its responses, and what the application may know to answer them.
+//! The responses to one request, and what the application needs to fill them.
 
 use std::net::SocketAddr;
 
@@ -12,61 +12,66 @@ use crate::retired::WINDOW_TOKEN_LENGTH;
 use crate::ucont::{self, UserContinuation};
 use crate::verdict::MAX_RESPONSES;
 
-/// Capacity of a plan: a decision never yields more.
+/// Capacity of a plan; no decision yields more responses.
 const HEADS: usize = MAX_RESPONSES;
-/// Fixed fields of a response: number, nonce, content, answers, and the offset of its data.
+/// Length of the fixed fields of a response: number, nonce, content, answers, and the offset of its
+/// data.
 const FIXED: usize = 18;
-/// A whole sealed continuation.
+/// Length of a whole sealed continuation.
 const FULL: usize = SealedContinuation::LENGTH;
-/// A delta-encoded continuation at its longest without a whole SRTT or time: bitmap, time, ToR, epoch, SRTT, flags, check, MAC.
+/// Maximum length of a delta-encoded continuation without a whole SRTT or time: bitmap, time, ToR,
+/// epoch, SRTT, flags, check, MAC.
 const DELTA: usize = 1 + 6 + 2 + 2 + 4 + 1 + 2 + 12;
-/// What a steady response takes of its slot before data: a client that wants `mss - STEADY_OVERHEAD` bytes gets them all.
+/// Bytes of a steady response's slot that are not data. A client that wants `mss - STEADY_OVERHEAD`
+/// bytes gets them all.
 pub const STEADY_OVERHEAD: usize = FIXED + DELTA;
 
-/// What a response is.
+/// The kinds of response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadKind {
-    /// A new number with a continuation; the application answers it.
+    /// A new number with a continuation; the application fills it.
     New,
-    /// A lost number under K', data alone; the application answers it.
+    /// A lost number under K', with data only; the application fills it.
     Retransmission,
-    /// Regenerated continuations of lost numbers; the library answers it.
+    /// Regenerated continuations of lost numbers; the library fills it.
     Group {
-        /// How many.
+        /// How many continuations.
         count: u32,
     },
-    /// A challenge to a changed address; the library answers it.
+    /// A challenge to a new address; the library fills it.
     Challenge,
-    /// The cookie that answers a bare SYN; the library answers it.
+    /// The cookie that answers a bare SYN; the library fills it.
     Cookie,
-    /// The answer to a CLOSE, or to a REKEY that gives the window back; the library answers it.
+    /// The answer to a CLOSE, or to a REKEY that returns the window; the library fills it.
     Farewell,
 }
 
 /// One response to be built.
 #[derive(Clone, Copy, Debug)]
 pub struct Head {
-    /// What it is.
+    /// The kind of response.
     pub kind: HeadKind,
-    /// Its number.
+    /// The response number.
     pub number: u32,
-    /// Its nonce is of K'.
+    /// Its nonce is made with K' instead of K.
     pub prime: bool,
     /// The output range that the client wants in it.
     pub want: Option<Want>,
-    /// Bytes there are for data, user continuations (2 more for each, and 1), and, where the response
-    /// [carries them](Self::carries_input_and_token), `consumed` (10) and a token (1 more). 0: the application has nothing to say here.
+    /// Bytes available for data, user continuations (2 more for each, and 1) and, if the response
+    /// [carries them](Self::carries_input_and_token), `consumed` (10) and a token (1 more). 0: no
+    /// room for the application.
     pub room: usize,
     pub(super) overhead: usize,
 }
 
 impl Head {
-    /// Whether the application is asked for this response.
+    /// Whether the application fills this response.
     pub fn is_for_application(&self) -> bool {
         self.room > 0 && matches!(self.kind, HeadKind::New | HeadKind::Retransmission)
     }
 
-    /// Whether the response can carry `consumed` and a token: a retransmission carries data and user continuations alone.
+    /// Whether the response can carry `consumed` and a token. A retransmission carries only data
+    /// and user continuations.
     pub fn carries_input_and_token(&self) -> bool {
         self.kind == HeadKind::New
     }
@@ -75,19 +80,19 @@ impl Head {
 /// Input of a request, for the application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InputEvent<'a> {
-    /// Which stream.
+    /// The stream.
     pub stream: u16,
     /// Offset of the first byte in the stream's input.
     pub offset: u64,
     /// The bytes.
     pub data: &'a [u8],
-    /// The client ends the stream's input with them.
+    /// The client ends the stream's input after these bytes.
     pub fin: bool,
-    /// The input continuation; None at the start of a stream.
+    /// The input continuation; `None` at the start of a stream.
     pub continuation: Option<UserContinuation<'a>>,
 }
 
-/// The responses of one request.
+/// The responses to one request.
 #[derive(Clone, Debug)]
 pub struct Plan<'a> {
     pub(super) request: Option<Request<'a>>,
@@ -96,26 +101,27 @@ pub struct Plan<'a> {
     pub(super) ack: u32,
     pub(super) ecn: bool,
     pub(super) now: u64,
-    /// New continuations, but for their numbers.
+    /// The fields of the new continuations, except the number.
     pub(super) next: TransportContinuation,
-    /// What the client predicts them to be.
+    /// The fields that the client predicts for them.
     pub(super) predicted: Option<TransportContinuation>,
-    /// Regenerated continuations, but for their numbers.
+    /// The fields of the regenerated continuations, except the number.
     pub(super) regenerated: TransportContinuation,
     pub(super) heads: ArrayVec<Head, HEADS>,
-    /// Server ISN: the answer to a SYN.
+    /// Server ISN, set for the answer to a SYN.
     pub(super) syn: Option<u32>,
     pub(super) fin: bool,
     /// The address token that this SYN uses up.
     pub(super) spent: Option<&'a [u8]>,
-    /// This SYN begins with the window that its token brings.
+    /// This SYN starts with the window of its token.
     pub(super) seeded: bool,
-    /// The token for the window that this request gives back.
+    /// The token for the window that this request returns.
     pub(super) given: Option<[u8; WINDOW_TOKEN_LENGTH]>,
-    /// The first response tells the client at which address it was seen: behind an address translator it knows no other way, and what
-    /// is sealed for it names that address.
+    /// The first response reports the address at which the server saw the client. Behind an address
+    /// translator the client cannot know it otherwise, and its continuations are sealed for that
+    /// address.
     pub(super) tells_address: bool,
-    /// Largest TCP payload.
+    /// Maximum TCP payload in bytes.
     pub(super) largest: usize,
 }
 
@@ -141,31 +147,32 @@ impl<'a> Plan<'a> {
             HeadKind::New | HeadKind::Retransmission => self.largest.saturating_sub(overhead),
             _ => 0,
         };
-        // A decision never yields more than the capacity; one that did would lose responses, which is a loss like another.
+        // No decision yields more than the capacity. If one did, the rest would count as lost
+        // packets.
         let _ = self.heads.try_push(Head { kind, number, prime, want, room, overhead });
     }
 
-    /// The responses to be built, each once, in order.
+    /// The responses to build, each once, in order.
     pub fn heads(&self) -> &[Head] {
         &self.heads
     }
 
-    /// The request, as it came.
+    /// The request as received.
     pub fn request(&self) -> Option<&Request<'a>> {
         self.request.as_ref()
     }
 
-    /// Whether the application has a say in any response.
+    /// Whether any response is filled by the application.
     pub fn is_for_application(&self) -> bool {
         self.heads.iter().any(Head::is_for_application)
     }
 
-    /// The client ends the connection with this request.
+    /// Whether the client closes the connection with this request.
     pub fn is_close(&self) -> bool {
         self.fin
     }
 
-    /// The connection: what user continuations are bound to.
+    /// The connection id that user continuations are bound to.
     pub fn connection(&self) -> u64 {
         self.next.connection
     }
@@ -180,7 +187,7 @@ impl<'a> Plan<'a> {
         self.service
     }
 
-    /// The continuation that the request presents.
+    /// The continuation presented by the request.
     pub(super) fn presented(&self) -> Option<&TransportContinuation> {
         self.request.as_ref()?.continuation.as_ref().map(|c| &c.fields)
     }
@@ -190,17 +197,17 @@ impl<'a> Plan<'a> {
         self.spent
     }
 
-    /// Whether a window is moved by this request: given back, or begun with.
+    /// Whether this request moves a window: returns one, or starts with one.
     pub(super) fn moves_window(&self) -> bool {
         self.seeded || self.given.is_some()
     }
 
-    /// Whether the client gives its window back with this request.
+    /// Whether the client returns its window with this request.
     pub(super) fn retires(&self) -> bool {
         self.request.as_ref().is_some_and(|r| r.retire)
     }
 
-    /// Whether this is the completion of a bare opening.
+    /// Whether this completes a bare SYN.
     pub(super) fn completes(&self) -> bool {
         let blank = |sealed: SealedContinuation| sealed.mac == [0; 12] && sealed.fields.tag == 0;
         self.class() == Some(RequestClass::Restart)
@@ -225,11 +232,12 @@ impl<'a> Plan<'a> {
         ucont::seal_user(keys, self.next.seal_epoch, self.next.connection, self.next.generation, what, out)
     }
 
-    /// The output continuation that a want names, opened.
+    /// Opens the output continuation that a want names.
     ///
     /// # Errors
-    /// [`Refusal::User`]: it names none, one of another connection, an input continuation, or one that does not cover the range.
-    /// [`Refusal::SealEpoch`]: this ring has not the key that sealed it; another replica may. [`Refusal::answer`] is what to say.
+    /// [`Refusal::User`]: it names none, one of another connection, an input continuation, or one
+    /// that does not cover the range. [`Refusal::SealEpoch`]: this ring lacks the key that sealed
+    /// it; another replica may have it. [`Refusal::answer`] gives the answer to send.
     pub fn output_continuation(&self, want: &Want, keys: &KeyRing) -> Result<UserContinuation<'a>, Refusal> {
         let sealed = want.ucont.and_then(|i| self.request.as_ref()?.ucont(i)).ok_or(Refusal::User)?;
         let opened = ucont::open(keys, self.next.connection, sealed)?;
@@ -237,26 +245,28 @@ impl<'a> Plan<'a> {
         if opened.input || !covers { Err(Refusal::User) } else { Ok(opened) }
     }
 
-    /// Whether the output continuation of a want is sealed under an older epoch than what is sealed now. It ends with its
-    /// epoch: an application that answers for longer seals it anew, and the client takes the new one in its place.
+    /// Whether the output continuation of a want is sealed under an older epoch than the current
+    /// one. A continuation expires with its epoch, so an application that needs it for longer seals
+    /// it again, and the client replaces the old one.
     pub fn output_ages(&self, want: &Want) -> bool {
         let sealed = want.ucont.and_then(|i| self.request.as_ref()?.ucont(i));
         sealed.is_some_and(|sealed| ucont::ages(sealed, self.next.seal_epoch))
     }
 
-    /// The same of the continuation that the request's input came with.
+    /// The same for the input continuation of this request.
     pub fn input_ages(&self) -> bool {
         let request = self.request.as_ref();
         let sealed = request.and_then(|r| r.ucont(r.input?.ucont?));
         sealed.is_some_and(|sealed| ucont::ages(sealed, self.next.seal_epoch))
     }
 
-    /// The request's input, its continuation opened. None: it has none, or this request
-    /// is not for the application.
+    /// The input of the request with its continuation opened. `None`: it has no input, or is not
+    /// for the application.
     ///
     /// # Errors
-    /// [`Refusal::User`]: input in the middle of a stream without an input continuation, or one that is of another connection or
-    /// stream, or not good for this offset. [`Refusal::SealEpoch`]: this ring has not the key that sealed it.
+    /// [`Refusal::User`]: input in the middle of a stream without an input continuation, or with
+    /// one of another connection or stream, or one that does not cover this offset.
+    /// [`Refusal::SealEpoch`]: this ring lacks the key that sealed it.
     pub fn input(&self, keys: &KeyRing) -> Result<Option<InputEvent<'a>>, Refusal> {
         let Some(request) = self.request.as_ref().filter(|_| self.is_for_application()) else {
             return Ok(None);
@@ -284,8 +294,9 @@ impl<'a> Plan<'a> {
         }))
     }
 
-    /// No response has more than `payload` bytes of TCP payload, whatever the connection agreed on: the
-    /// interface, or the path to this client, takes no more. What is wanted and does not fit is asked for again.
+    /// Limits the TCP payload of each response to `payload` bytes, whatever the connection agreed
+    /// on, because the interface or the path to this client takes no more. The client repeats wants
+    /// for the rest.
     pub fn limit(&mut self, payload: usize) {
         if payload >= self.largest {
             return;
@@ -296,12 +307,12 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// An address token for the client's later connections.
+    /// Makes an address token for the client's later connections.
     pub fn address_token(&self, keys: &KeyRing) -> Option<[u8; TOKEN_LENGTH]> {
         opening::address_token(keys, self.next.seal_epoch, self.now, self.client.ip())
     }
 
-    /// The class of the request; None for a bare SYN.
+    /// The class of the request; `None` for a bare SYN.
     pub fn class(&self) -> Option<RequestClass> {
         self.request.as_ref().map(|r| r.class)
     }

@@ -1,4 +1,4 @@
-//! Why a request is refused: each reason has a name to be counted by.
+//! Why a request is refused. Each reason has a name for the counters.
 
 use rivulet_packet::WireError;
 
@@ -9,46 +9,46 @@ use crate::verdict::VerdictError;
 /// A request that is dropped without an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// It does not parse.
+    /// It cannot be parsed.
     #[error("malformed: {0}")]
     Wire(#[from] WireError),
-    /// The ring has no usable key, or not the one that sealed the continuation.
+    /// The ring has no usable key, or lacks the one that sealed the continuation.
     #[error("no key of the seal epoch")]
     SealEpoch,
-    /// The nonce epoch of the connection is gone; RESTART is the way out.
+    /// The nonce epoch of the connection is withdrawn; the client must send a RESTART.
     #[error("no key of the nonce epoch")]
     NonceEpoch,
-    /// The continuation was changed, or is another client's, address's or service's.
+    /// The continuation was changed, or belongs to another client, address or service.
     #[error("the continuation is not sealed for this client")]
     Forged,
-    /// Older than the horizon, or from the future; RESTART is the way out.
+    /// It is older than the horizon, or from the future; the client must send a RESTART.
     #[error("the continuation is not fresh")]
     Stale,
-    /// A sum of the proof is wrong.
+    /// A nonce sum of the proof is wrong.
     #[error("a sum of the proof is wrong")]
     Sum,
-    /// The proof gives no verdict.
+    /// The proof leads to no decision.
     #[error("{0}")]
     Verdict(#[from] VerdictError),
     /// Delayed acknowledgements are switched off here.
     #[error("delayed acknowledgements are not accepted")]
     Delayed,
-    /// A SYN that is too small for any answer of at most its size.
+    /// The SYN is smaller than the smallest answer; answering would amplify it.
     #[error("a SYN too small to be answered")]
     TooSmall,
     /// The number, or this use of it, was used before within the horizon.
-    #[error("used before")]
+    #[error("the request was used before")]
     Replayed,
-    /// The cookie that completes a bare opening is wrong.
+    /// The cookie that completes a bare SYN is wrong.
     #[error("the cookie is wrong")]
     Cookie,
-    /// A user continuation, or input that does not belong to its input continuation.
-    #[error("a user continuation of another connection, or input at an offset it is not good for")]
+    /// A user continuation is invalid, or input does not match its input continuation.
+    #[error("a user continuation of another connection, or input at an offset that it does not cover")]
     User,
 }
 
 impl Refusal {
-    /// Every name, for counters.
+    /// All names, for counters.
     pub const NAMES: [&'static str; 13] = [
         "malformed",
         "seal_epoch",
@@ -65,8 +65,9 @@ impl Refusal {
         "verdict",
     ];
 
-    /// What an application says to a want whose continuation was refused. A key that is not here may have reached the other
-    /// replicas before: the client asks them. Nothing else gets better by asking again.
+    /// How an application answers a want with a refused continuation. Another replica may already
+    /// have a key that is missing here, so the client asks the others. For every other reason a
+    /// retry is useless.
     #[must_use]
     pub fn answer(&self) -> Answer<'static> {
         match self {
@@ -75,7 +76,7 @@ impl Refusal {
         }
     }
 
-    /// The name to count it under.
+    /// The name to count this reason under.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Wire(_) => "malformed",

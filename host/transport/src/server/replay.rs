@@ -1,48 +1,51 @@
-//! The replay defence: one use of each request, and none of a generation that was left, with bounded memory (section 2.2).
+//! The replay defence: each request is used once, and none after its generation was left (section
+//! 2.2). Memory is bounded.
 //!
-//! Two banks of fingerprints: one being written, one of the horizon before. A bank that is full lets packets through and counts
-//! them: the memory fails open, as the ToR's does. Only authentic requests are remembered, so nobody can fill it with garbage.
+//! Two banks of fingerprints: one for the current horizon, one for the previous. When a bank is
+//! full, packets pass and are counted, so the memory fails open like the ToR's. Only authentic
+//! requests are stored, so a flood of forged packets cannot fill it.
 
 use rivulet_packet::RequestClass;
 
 use crate::time::{Micros, Time};
 
-/// What one use of a request is remembered by.
+/// The key under which one use of a request is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplayKey {
-    /// Class of the request; SYN for an address token and for what completes a cookie.
+    /// Class of the request; SYN for an address token and for the completion of a cookie.
     pub class: RequestClass,
-    /// Which repetition it is.
+    /// Number of the attempt, for requests that may be repeated.
     pub attempt: u8,
-    /// Connection tag, or half a digest of what opens.
+    /// Connection tag, or half of a digest of the token.
     pub tag: u32,
-    /// Response number; 0 for what opens the next generation, which counts for the generation.
+    /// Response number; 0 for requests that open the next generation, which are stored for the
+    /// whole generation.
     pub number: u32,
 }
 
 /// How a generation was left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeftBy {
-    /// By a TIMEOUT or a RESTART, which lead to one next generation.
+    /// By a TIMEOUT or RESTART; both lead to the same next generation.
     Timeout,
-    /// By a REKEY, which leads to another.
+    /// By a REKEY, which leads to a different one.
     Rekey,
-    /// By a REKEY that gave the window back, to another connection.
+    /// By a REKEY that returned the window to the service, for another connection.
     Retirement,
 }
 
-/// The answer of the memory.
+/// Result of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// Allowed, and remembered.
+    /// First use: allowed and stored.
     First,
     /// Used before.
     Spent,
-    /// Allowed, but there was no room to remember it.
+    /// Allowed, but there was no room to store it.
     Forgotten,
 }
 
-/// Counts.
+/// Counters of the replay memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReplayStatistics {
     /// Uses allowed.
@@ -53,12 +56,12 @@ pub struct ReplayStatistics {
     pub overflowed: u64,
 }
 
-/// How far a key may lie from where it belongs: the work of one look-up is bounded by it.
-const REACH: usize = 16;
-/// One generation in so many uses may be left and remembered: most end with their connection.
+/// Maximum distance of a key from its home slot; bounds the work of a lookup.
+const MAX_DISPLACEMENT: usize = 16;
+/// Ratio of uses to generations left. Most generations end with their connection and need no entry.
 const USES_A_GENERATION: usize = 16;
 
-/// Fingerprints of this horizon and the one before, with a value of 1 to 7 each.
+/// Fingerprints of the current horizon and the previous one, each with a value of 1 to 7.
 struct Banks {
     banks: [Box<[u64]>; 2],
     current: usize,
@@ -66,8 +69,8 @@ struct Banks {
 
 impl Banks {
     fn new(keys: usize) -> Self {
-        // Half full at most, so that a key nearly always finds a place within reach.
-        let slots = keys.saturating_mul(2).next_power_of_two().max(REACH * 2);
+        // At most half full, so that a key nearly always finds a slot within MAX_DISPLACEMENT.
+        let slots = keys.saturating_mul(2).next_power_of_two().max(MAX_DISPLACEMENT * 2);
         let bank = || vec![0u64; slots].into_boxed_slice();
         Self { banks: [bank(), bank()], current: 0 }
     }
@@ -76,8 +79,8 @@ impl Banks {
         2 * self.banks[0].len() * size_of::<u64>()
     }
 
-    /// A new horizon forgets the one before the last, or both.
-    fn turn(&mut self, both: bool) {
+    /// Starts a new horizon: clears the bank of the one before the last, or both.
+    fn rotate(&mut self, both: bool) {
         if both {
             self.banks[self.current].fill(0);
         }
@@ -88,10 +91,10 @@ impl Banks {
     fn slots(&self, fingerprint: u64) -> impl Iterator<Item = usize> + use<> {
         let mask = self.banks[0].len() - 1;
         let home = (fingerprint >> 20) as usize;
-        (0..REACH).map(move |i| home.wrapping_add(i) & mask)
+        (0..MAX_DISPLACEMENT).map(move |i| home.wrapping_add(i) & mask)
     }
 
-    /// The value that a key was last put in with; 0: it is not there.
+    /// The value that a key was last stored with; 0: not stored.
     fn value(&self, fingerprint: u64) -> u64 {
         let find = |bank: &[u64]| {
             let mut there = self.slots(fingerprint).map(|at| bank[at]).take_while(|word| *word != 0);
@@ -100,7 +103,7 @@ impl Banks {
         find(&self.banks[self.current]).or_else(|| find(&self.banks[1 - self.current])).unwrap_or(0)
     }
 
-    /// Puts a key in; false: there is no room.
+    /// Stores a key. Returns false if there is no room.
     fn put(&mut self, fingerprint: u64, value: u64) -> bool {
         let mut slots = self.slots(fingerprint);
         let bank = &mut self.banks[self.current];
@@ -112,12 +115,12 @@ impl Banks {
     }
 }
 
-/// The memory. Its size never changes.
+/// The replay memory. Its size never changes.
 pub struct ReplayMemory {
     uses: Banks,
     left: Banks,
     turned: Time,
-    /// When it began to remember.
+    /// When it started to record uses.
     since: Option<Time>,
     horizon: Micros,
     secret: u64,
@@ -134,8 +137,8 @@ impl std::fmt::Debug for ReplayMemory {
 }
 
 impl ReplayMemory {
-    /// A memory of at least `uses` uses a horizon (some 34 bytes each). `secret` is drawn at random, so that nobody can
-    /// choose keys that collide.
+    /// A memory for at least `uses` uses in a horizon (some 34 bytes each). `secret` must be
+    /// random, so that clients cannot choose keys that collide.
     pub fn new(uses: usize, horizon: Micros, secret: u64) -> Self {
         Self {
             uses: Banks::new(uses),
@@ -148,19 +151,19 @@ impl ReplayMemory {
         }
     }
 
-    /// Counts so far.
+    /// Counters so far.
     pub fn statistics(&self) -> ReplayStatistics {
         self.statistics
     }
 
-    /// Bytes it takes, for ever.
+    /// Bytes that it occupies; constant.
     pub fn bytes(&self) -> usize {
         self.uses.bytes() + self.left.bytes()
     }
 
-    /// Asks for the use of `key` at `now`, and remembers it.
+    /// Records the use of `key` at `now` and returns whether it was the first.
     pub fn take(&mut self, key: ReplayKey, now: Time) -> Use {
-        self.turn(now);
+        self.rotate(now);
         let fingerprint = self.fingerprint(key);
         let result = if self.uses.value(fingerprint) != 0 {
             Use::Spent
@@ -178,27 +181,27 @@ impl ReplayMemory {
     }
 
     /// Whether `key` was used.
-    pub fn knows(&mut self, key: ReplayKey, now: Time) -> bool {
-        self.turn(now);
+    pub fn contains(&mut self, key: ReplayKey, now: Time) -> bool {
+        self.rotate(now);
         self.uses.value(self.fingerprint(key)) != 0
     }
 
-    /// It began to remember then. Not told, it begins when it is first asked.
+    /// Sets the time from which uses were recorded. Without it, that is the first call.
     #[must_use]
     pub fn since(self, began: Time) -> Self {
         Self { since: Some(began), ..self }
     }
 
-    /// Whether everything that was used within a horizon is remembered but for what there was no room for: the memory is that old. One that
-    /// has just begun, as after a restart, knows nothing of what another knew.
+    /// Whether the memory covers a whole horizon, apart from uses that found no room. After a
+    /// restart it does not: it has no record of what an earlier process allowed.
     pub fn is_whole(&mut self, now: Time) -> bool {
         now.since(*self.since.get_or_insert(now)) >= self.horizon
     }
 
-    /// Remembers that the generation of `tag` was left: what of it is still about is stale within a horizon, and good for nothing before.
-    /// False: there is no room for that.
+    /// Records that the generation of `tag` was left. Its requests are stale after a horizon, and
+    /// refused until then. Returns false if there is no room.
     pub fn leave(&mut self, tag: u32, by: LeftBy, now: Time) -> bool {
-        self.turn(now);
+        self.rotate(now);
         let fingerprint = self.fingerprint(generation(tag));
         let value = match by {
             LeftBy::Timeout => 1,
@@ -210,9 +213,9 @@ impl ReplayMemory {
         remembered
     }
 
-    /// How the generation of `tag` was left; None: it was not, or a horizon ago.
+    /// How the generation of `tag` was left; `None` if it was not, or more than a horizon ago.
     pub fn left(&mut self, tag: u32, now: Time) -> Option<LeftBy> {
-        self.turn(now);
+        self.rotate(now);
         match self.left.value(self.fingerprint(generation(tag))) {
             0 => None,
             1 => Some(LeftBy::Timeout),
@@ -221,16 +224,16 @@ impl ReplayMemory {
         }
     }
 
-    fn turn(&mut self, now: Time) {
+    fn rotate(&mut self, now: Time) {
         let since = now.since(self.turned);
         if since >= self.horizon {
-            self.uses.turn(since >= 2 * self.horizon);
-            self.left.turn(since >= 2 * self.horizon);
+            self.uses.rotate(since >= 2 * self.horizon);
+            self.left.rotate(since >= 2 * self.horizon);
             self.turned = now;
         }
     }
 
-    /// A keyed 61-bit fingerprint, never zero, its low three bits clear.
+    /// A keyed 61-bit fingerprint, never zero; the low three bits are clear.
     fn fingerprint(&self, key: ReplayKey) -> u64 {
         let a = u64::from(key.tag) << 32 | u64::from(key.number);
         let b = u64::from(key.attempt) << 8 | key.class as u64;
@@ -246,7 +249,7 @@ impl ReplayMemory {
     }
 }
 
-/// What a generation is remembered by.
+/// The key of a generation.
 fn generation(tag: u32) -> ReplayKey {
     ReplayKey { class: RequestClass::Close, attempt: 0, tag, number: 0 }
 }

@@ -1,63 +1,63 @@
-//! What the application says in a response.
+//! The application's part of a response.
 
 use rivulet_packet::{BuildError, Consumed};
 
-/// What the application says in a response.
+/// The application's answer to a want.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Answer<'a> {
-    /// No output; the trickle goes on.
+    /// No output; the trickle continues.
     #[default]
     None,
     /// Output.
     Data {
-        /// Its offset in the output space.
+        /// Offset in the output space.
         offset: u64,
-        /// At most [`super::Head::room`] bytes less what else the reply holds.
+        /// At most [`super::Head::room`] bytes, less the other parts of the reply.
         data: &'a [u8],
         /// The stream's output ends with this data.
         end: bool,
     },
-    /// The output space has no bytes from `offset` for `length` bytes.
+    /// The output space has no content in this region.
     Skip {
         /// First byte of the region.
         offset: u64,
-        /// Its length, at least 1.
+        /// Length of the region, at least 1.
         length: u64,
     },
-    /// Not ready; the client asks again.
+    /// Not ready; the client repeats the want.
     Wait {
-        /// After so many milliseconds.
+        /// Milliseconds until the client repeats it.
         milliseconds: u16,
     },
-    /// This replica does not have the content; the client asks elsewhere.
+    /// This replica does not have the content; the client repeats the want to reach another one.
     NotMine {
         /// Why.
         code: u16,
     },
-    /// Refused for good.
+    /// Refused permanently.
     Error {
         /// Why.
         code: u16,
-        /// For people.
+        /// A text for people.
         message: &'a str,
     },
 }
 
-/// A whole reply of the application to one head. The default keeps the trickle alive and says nothing.
+/// The application's reply to one head. The default keeps the trickle alive without content.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reply<'a> {
     /// Output, or why there is none.
     pub answer: Answer<'a>,
     /// Sealed user continuations ([`crate::seal_user`]).
     pub uconts: &'a [&'a [u8]],
-    /// How far the request's input was consumed.
+    /// Offset up to which the request's input was consumed.
     pub consumed: Option<Consumed>,
     /// An address token for a later connection ([`super::Plan::address_token`]).
     pub token: Option<&'a [u8]>,
 }
 
 impl Reply<'_> {
-    /// Bytes of [`super::Head::room`] that it takes apart from data.
+    /// Bytes of [`super::Head::room`] that the reply takes, apart from data.
     pub fn overhead(&self) -> usize {
         let uconts: usize = self.uconts.iter().map(|u| 2 + u.len()).sum();
         let uconts = if self.uconts.is_empty() { 0 } else { 1 + uconts };
@@ -71,24 +71,24 @@ impl Reply<'_> {
     }
 }
 
-/// Why a response could not be built. The other responses of the plan are not touched by it.
+/// Why a response cannot be built. The plan's other responses are unaffected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RespondError {
-    /// There is no such head.
-    #[error("no head of this index")]
+    /// The plan has no such head.
+    #[error("the plan has no head with this index")]
     Index,
-    /// The reply takes more than [`super::Head::room`].
-    #[error("the reply takes {need} bytes of the {room} there are")]
+    /// The reply is larger than [`super::Head::room`].
+    #[error("the reply takes {need} bytes, {room} are available")]
     Room {
-        /// Bytes it takes.
+        /// Bytes needed.
         need: usize,
-        /// Bytes there are.
+        /// Bytes available.
         room: usize,
     },
-    /// A key went since the step.
-    #[error("a key is gone")]
+    /// A key was withdrawn after the step.
+    #[error("a key was withdrawn")]
     Key,
-    /// The format cannot say it.
+    /// A value is outside the range of its field in the wire format.
     #[error(transparent)]
     Build(#[from] BuildError),
 }

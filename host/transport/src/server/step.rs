@@ -1,4 +1,5 @@
-//! The server step: from (request, keys, now) to a verdict. Pure, bounded, without allocation, and nothing is kept.
+//! The server step: computes a verdict from the request, the keys and the time. It is pure and
+//! bounded, allocates nothing and stores nothing.
 
 use arrayvec::ArrayVec;
 use rivulet_packet::{Ecn, Request, RequestClass, SealedContinuation, Segment, TransportContinuation, Want};
@@ -16,28 +17,29 @@ use crate::verdict::{
     Decision, Fresh, Go, INITIAL_SSTHRESH, INITIAL_WINDOW, LOSS_WINDOW, answered_before, decide, piece_of,
 };
 
-/// What a service allows. The defaults are those of the contracts page.
+/// What a service allows. The defaults are those of docs/contracts.md.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy {
-    /// Largest TCP payload of a response, bytes; the client's MSS lowers it.
+    /// Maximum TCP payload of a response in bytes; the client's MSS may lower it.
     pub payload: u16,
-    /// How long an ordinary request is good.
+    /// How long an ordinary request stays valid.
     pub horizon: Micros,
-    /// How far stamps of the common clock may lie in the future: ToRs agree to this.
+    /// Tolerated lead of time stamps: clocks of ToRs agree to within this.
     pub clock_skew: Micros,
-    /// Frames come through one's own ToR alone, so its block is believed.
+    /// All frames arrive through our own ToR, so its block is trusted.
     pub trust_tor: bool,
-    /// The ToR's CHECKED mark saves the check of the sums.
+    /// The ToR's CHECKED mark replaces the check of the nonce sums.
     pub trust_checked: bool,
-    /// Accept requests that cover two numbers, where the memory against replay is this server's own. With `trust_tor` none is accepted: the
-    /// ToR's memory counts the number answered alone, and the other could be answered once more by itself.
+    /// Accept requests that cover two numbers, where this server has its own replay memory. With
+    /// `trust_tor` none is accepted: the ToR records only the answered number, so the other one
+    /// could be used again.
     pub delayed_acks: bool,
     /// Send data as ECN-capable (RFC 3168).
     pub ecn: bool,
-    /// Seal into an answer what the client can predict as a difference (section 5.3).
+    /// Send continuations as the difference to the client's prediction (section 5.3).
     pub delta: bool,
-    /// This request waited long at the server itself: it counts as marked (RFC 3168), unless its connection's window is
-    /// small already.
+    /// The request waited long in the server's own queue, so it counts as ECN-marked (RFC 3168),
+    /// unless the window is small already.
     pub congested: bool,
 }
 
@@ -57,27 +59,28 @@ impl Default for Policy {
     }
 }
 
-/// What is sent for a request.
+/// The responses to a request.
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant)] // a box would allocate
 pub enum Verdict<'a> {
-    /// Nothing: the trickle is terminated.
+    /// None: the trickle terminates.
     Terminate,
     /// These responses.
     Respond(Plan<'a>),
 }
 
-/// Smallest and largest slot that a SYN can ask for, bytes of TCP payload.
+/// Smallest and largest slot that a SYN can ask for, in bytes of TCP payload.
 const SLOT: std::ops::RangeInclusive<u16> = 300..=8952;
-/// Windows below this many packets are not made smaller because of a queue at the server: half of this still mends a
-/// loss without a timeout.
+/// Windows below this many packets are not reduced because of a queue at the server: half of it is
+/// the least with which a loss is recovered without a timeout.
 const LEAST_MARKED: u32 = 6;
-/// Slots of 4.19 s, as the ToR's memory has them: RESTARTs of stale continuations within one lead to one generation.
+/// log2 of the slot length in microseconds (4.19 s, as in the ToR's memory). RESTARTs of stale
+/// continuations within one slot open the same generation.
 const SLOT_SHIFT: u32 = 22;
-/// Bytes by which our TCP header exceeds the 20 that an MSS counts with.
+/// Bytes of TCP options that the MSS does not account for: it assumes a TCP header of 20.
 const OPTION: u16 = 8;
 
-/// The facts about a request that the rest of the step needs.
+/// Facts about a request that the rest of the step needs.
 struct Context<'s, 'a> {
     segment: &'s Segment<'a>,
     keys: &'s KeyRing,
@@ -89,37 +92,38 @@ struct Context<'s, 'a> {
     checked: bool,
 }
 
-/// Judges the segment. `now` is the common clock, used where no trusted ToR stamped the request.
+/// Judges the segment. `now` is the common clock; it is used where no trusted ToR stamped the
+/// request.
 ///
 /// # Errors
-/// [`Refusal`]: the packet is to be dropped, unanswered.
+/// [`Refusal`]: drop the packet without an answer.
 pub fn step<'a>(
     segment: &Segment<'a>,
     keys: &KeyRing,
     now: Time,
     policy: &Policy,
 ) -> Result<Verdict<'a>, Refusal> {
-    step_knowing(segment, keys, now, policy, Known::default())
+    step_with_facts(segment, keys, now, policy, SoftStateFacts::default())
 }
 
-/// What soft state beside the step knows about the request.
+/// Facts about the request from soft state outside of the step.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Known {
-    /// This replica sealed exactly this continuation: its MAC need not be computed again.
+pub(super) struct SoftStateFacts {
+    /// This replica sealed exactly this continuation, so its MAC need not be verified.
     pub genuine: bool,
-    /// The address token was used before: the SYN is as one without.
+    /// The address token was used before, so the SYN counts as one without.
     pub token_spent: bool,
-    /// What was used within the horizon is remembered, all of it: a window can be moved. Where it is not, nobody could tell one that is
-    /// copied.
+    /// The replay memory covers the whole horizon, so a window can be moved. Otherwise a copied
+    /// window could not be detected.
     pub remembers: bool,
 }
 
-pub(super) fn step_knowing<'a>(
+pub(super) fn step_with_facts<'a>(
     segment: &Segment<'a>,
     keys: &KeyRing,
     now: Time,
     policy: &Policy,
-    known: Known,
+    known: SoftStateFacts,
 ) -> Result<Verdict<'a>, Refusal> {
     if segment.is_bare_syn() {
         let context = Context::new(segment, keys, now, policy, None);
@@ -151,7 +155,7 @@ pub(super) fn step_knowing<'a>(
         return Err(Refusal::Delayed);
     }
     match decide(request.class, c, request.covers, request.proof.iter())? {
-        Decision::Go(go) => go_on(&context, &request, c, &go),
+        Decision::Go(go) => continue_trickle(&context, &request, c, &go),
         Decision::Fresh(fresh) if request.retire => {
             Ok(Verdict::Respond(retire(&context, request, c, &fresh, known)))
         }
@@ -181,13 +185,13 @@ impl<'s, 'a> Context<'s, 'a> {
         }
     }
 
-    /// Section 2.2: a stamp of the common clock within the horizon.
+    /// Whether a stamp of the common clock is within the horizon (section 2.2).
     fn is_fresh(&self, stamp: u64) -> bool {
         let age = stamp_age(self.now, stamp);
         age >= -(self.policy.clock_skew as i64) && age <= self.policy.horizon as i64
     }
 
-    /// A continuation of `c`'s connection, stamped now: number, base and piece are still those of `c`.
+    /// A continuation of `c`'s connection, stamped now. Number, base and piece remain those of `c`.
     fn restamp(&self, c: &TransportContinuation) -> TransportContinuation {
         TransportContinuation {
             time: self.now,
@@ -200,7 +204,7 @@ impl<'s, 'a> Context<'s, 'a> {
         }
     }
 
-    /// Inlined, so that the room for heads, most of a plan and not filled yet, is not copied.
+    /// Inlined so that the array of heads, which is most of a plan and still empty, is not copied.
     #[inline(always)]
     fn plan(&self, request: Option<Request<'a>>, next: TransportContinuation) -> Plan<'a> {
         Plan {
@@ -225,12 +229,12 @@ impl<'s, 'a> Context<'s, 'a> {
     }
 }
 
-/// Whether a usable epoch supersedes another (serial numbers, RFC 1982).
+/// Whether a usable epoch is newer than another (serial number arithmetic, RFC 1982).
 fn is_newer(usable: u16, used: u16) -> bool {
     usable != 0 && (usable.wrapping_sub(used) as i16) > 0
 }
 
-/// Smoothed round trip time from the ToR's clock (RFC 6298 with alpha 1/8): advisory.
+/// Smoothed round-trip time from the ToR's clock (RFC 6298 with alpha 1/8). It is advisory.
 fn smoothed(context: &Context<'_, '_>, request: &Request<'_>, c: &TransportContinuation) -> u32 {
     let sample = stamp_age(context.now, c.time) - request.hold_micros() as i64;
     let usable =
@@ -247,7 +251,7 @@ fn smoothed(context: &Context<'_, '_>, request: &Request<'_>, c: &TransportConti
     }
 }
 
-fn go_on<'a>(
+fn continue_trickle<'a>(
     context: &Context<'_, 'a>,
     request: &Request<'a>,
     c: &TransportContinuation,
@@ -278,7 +282,8 @@ fn go_on<'a>(
     Ok(if plan.heads.is_empty() { Verdict::Terminate } else { Verdict::Respond(plan) })
 }
 
-/// The continuation that a client expects of an answer, before number and the fields that a difference carries.
+/// The continuation that a client predicts, except the number and the fields that a difference
+/// carries.
 pub(crate) fn predict(c: &TransportContinuation, go: &Go) -> TransportContinuation {
     let piece = go.piece.unwrap_or(piece_of(c));
     with_piece(&TransportContinuation { base: go.base, first: false, ..*c }, piece)
@@ -301,11 +306,12 @@ fn new_generation<'a>(
     fresh: &Fresh,
     key: &MacKey,
 ) -> Result<Verdict<'a>, Refusal> {
-    // One next generation, from whichever continuation; from one that is too old for anything else another in each slot of time, since
-    // the memory has forgotten by then which of its numbers were issued.
+    // All continuations of a generation lead to the same next generation. One too old for anything
+    // but a RESTART leads to another in each time slot, because the replay memory no longer holds
+    // which of its numbers were issued.
     let slot = if context.is_fresh(c.time) { 0 } else { 1 + (context.now >> SLOT_SHIFT) };
     let (tag, first) = opening::next_generation(key, c, fresh.rekey, slot);
-    // The wire space goes on behind the window that the old generation could have filled.
+    // TCP sequence numbers continue after the window that the old generation could have filled.
     let answered = answered_before(c);
     let end = c.wire_sequence(answered.wrapping_add(1 + piece_of(c).cwnd(answered)));
     let next = TransportContinuation {
@@ -321,7 +327,8 @@ fn new_generation<'a>(
         wire_base: end.wrapping_sub(first.wrapping_mul(u32::from(c.mss))),
         ..context.restamp(c)
     };
-    // A generation whose nonce epoch is withdrawn opens in the usable one (RESTART).
+    // If the generation's nonce epoch is withdrawn, a RESTART opens the next one in the usable
+    // epoch.
     let next = match context.keys.nonce(next.nonce_epoch) {
         Some(_) => next,
         None => TransportContinuation { nonce_epoch: context.nonce_epoch, ..next },
@@ -336,8 +343,9 @@ fn new_generation<'a>(
     Ok(Verdict::Respond(plan))
 }
 
-/// The first window of a generation or connection. When it is asked for again, its last number comes alone, under K' and without
-/// data, as by a PROBE: the others are lost, and their nonces stay hidden.
+/// Pushes the first window of a generation or connection. A repeated request gets only the last
+/// number, under K' and without data, like a PROBE. The other numbers count as lost, and their
+/// nonces are not revealed.
 fn push_window(plan: &mut Plan<'_>, request: &Request<'_>, first: u32, count: u32, prime: bool, data: bool) {
     let again = request.attempt > 0;
     let data = data && !again;
@@ -357,18 +365,20 @@ fn close<'a>(context: &Context<'_, 'a>, request: Request<'a>, c: &TransportConti
     plan
 }
 
-/// A window of which nothing was used is given back: the answer has a token for it, no continuation, and the generation is over.
+/// Answers a REKEY that returns an unused window. The response has a token for the window and no
+/// continuation, and the generation is over.
 fn retire<'a>(
     context: &Context<'_, 'a>,
     request: Request<'a>,
     c: &TransportContinuation,
     fresh: &Fresh,
-    known: Known,
+    known: SoftStateFacts,
 ) -> Plan<'a> {
     let window = piece_of(c).cwnd(answered_before(c));
     let mut plan = context.plan(Some(request), context.restamp(c));
     if known.remembers && window >= retired::LEAST {
-        // It ages from when it was last used: the client may have kept it for as long as the continuation is fresh.
+        // The window ages from its last use: the client may have kept it for as long as the
+        // continuation is fresh.
         let retired =
             Retired { time: c.time, tag: c.tag, window: window as u16, ssthresh: fresh.ssthresh, mss: c.mss };
         plan.given = retired.seal(context.keys, context.seal_epoch, context.segment.src.ip());
@@ -377,13 +387,13 @@ fn retire<'a>(
     plan
 }
 
-/// The slot of a connection: what both sides can take.
+/// The slot of a connection: the largest payload that both sides accept.
 fn slot(context: &Context<'_, '_>) -> u16 {
     let client = context.segment.syn_options.map_or(536, |o| o.mss).saturating_sub(OPTION);
     client.min(context.policy.payload).clamp(*SLOT.start(), *SLOT.end())
 }
 
-/// The first continuation of a connection, and its ISN.
+/// Makes the first continuation of a connection, and the ISN.
 fn opening_continuation(
     context: &Context<'_, '_>,
     client_isn: u32,
@@ -401,7 +411,8 @@ fn opening_continuation(
         number: o.first,
         base: o.first,
         nonce_epoch: context.nonce_epoch,
-        // Split at once, the window stands before the first number; else the first number's request splits.
+        // With an immediate split the window is issued before the first number; otherwise the
+        // request for the first number splits.
         tcp_base: if split { o.first.wrapping_sub(1) } else { o.first },
         start_cwnd: INITIAL_WINDOW,
         ssthresh: seed.map_or(INITIAL_SSTHRESH, |seed| seed.ssthresh),
@@ -415,9 +426,13 @@ fn opening_continuation(
     Ok((next, o.isn))
 }
 
-/// RTT 1: one response no larger than the SYN, or, with a good address token, the initial window at once; where the token has a window, their
-/// requests bring that back.
-fn syn<'a>(context: &Context<'_, 'a>, request: Request<'a>, known: Known) -> Result<Verdict<'a>, Refusal> {
+/// Answers a SYN: one response no larger than the SYN, or with a valid address token the initial
+/// window at once. If the token has a window, the requests for the initial window restore it.
+fn syn<'a>(
+    context: &Context<'_, 'a>,
+    request: Request<'a>,
+    known: SoftStateFacts,
+) -> Result<Verdict<'a>, Refusal> {
     let segment = context.segment;
     let token = request.token.filter(|token| {
         !known.token_spent && opening::proves_address(context.keys, context.now, segment.src.ip(), token)
@@ -449,7 +464,7 @@ fn syn<'a>(context: &Context<'_, 'a>, request: Request<'a>, known: Known) -> Res
     Ok(Verdict::Respond(plan))
 }
 
-/// A SYN without payload is answered by one without payload, whose ISN is the cookie.
+/// Answers a SYN without payload with a SYN-ACK without payload, whose ISN is the cookie.
 fn bare_syn<'a>(context: &Context<'_, 'a>) -> Result<Verdict<'a>, Refusal> {
     let (next, isn) =
         opening_continuation(context, context.segment.seq, slot(context), OpenedBy::Cookie, None)?;
@@ -475,7 +490,7 @@ fn restart<'a>(
         return Err(Refusal::Forged);
     }
     if sealed_for != segment.src && !is_challenge_answered(context, &request, c) {
-        // RFC 9000 section 8: no more bytes than came to an address that is not validated.
+        // RFC 9000 section 8: an unvalidated address gets no more bytes than arrived from it.
         let mut plan = context.plan(Some(request), context.restamp(c));
         plan.largest = segment.payload.len();
         plan.push(HeadKind::Challenge, c.number, true, None);
@@ -489,7 +504,7 @@ fn restart<'a>(
     let mut verdict = new_generation(context, request, c, &fresh, key)?;
     if let Verdict::Respond(plan) = &mut verdict {
         plan.largest = plan.largest.min(segment.payload.len());
-        // Its address is another one now, or it did not know which.
+        // The client's address changed, or the client did not know it.
         plan.tells_address = request.former.is_some();
     }
     Ok(verdict)
@@ -506,7 +521,8 @@ fn is_challenge_answered(
     })
 }
 
-/// A RESTART whose continuation is all zero except for mss answers the cookie of a bare SYN.
+/// Answers a RESTART that completes the cookie of a bare SYN; its continuation is all zero except
+/// for `mss`.
 fn completes_a_cookie(sealed: &SealedContinuation) -> bool {
     let blank = TransportContinuation { mss: sealed.fields.mss, ..TransportContinuation::default() };
     sealed.fields == blank && sealed.mac == [0; 12]
@@ -516,7 +532,7 @@ fn complete<'a>(context: &Context<'_, 'a>, request: Request<'a>, mss: u16) -> Re
     let segment = context.segment;
     let client_isn = segment.seq.wrapping_sub(1);
     let mss = mss.min(context.policy.payload).clamp(*SLOT.start(), *SLOT.end());
-    // The SYN may have been answered in the epoch before.
+    // The SYN may have been answered in the previous epoch.
     let (next, isn) = opening_continuation(context, client_isn, mss, OpenedBy::Cookie, None)?;
     if segment.ack.wrapping_sub(1) != isn {
         return Err(Refusal::Cookie);

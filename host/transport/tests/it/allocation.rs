@@ -1,4 +1,4 @@
-//! The server step allocates nothing: an allocator that counts.
+//! The server step does not allocate, which a counting allocator shows.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -16,7 +16,8 @@ thread_local! {
 
 struct Counting;
 
-// SAFETY: every call goes to the system allocator unchanged; counting touches a const-initialised thread-local alone.
+// SAFETY: every call goes to the system allocator unchanged; counting uses only a const-initialised
+// thread-local.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.with(|c| c.set(c.get() + 1));

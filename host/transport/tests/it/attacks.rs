@@ -1,4 +1,4 @@
-//! What a hostile client tries, and what stops it. Each test names the defence that it fails without.
+//! Attacks by a malicious client. Each test names the defence without which it fails.
 
 use std::collections::BTreeSet;
 
@@ -53,7 +53,7 @@ fn a_changed_continuation_is_refused_in_every_field() {
         changed[i / 8] ^= 1 << (i % 8);
         let Ok(fields) = TransportContinuation::from_bytes(&changed) else { continue };
         let forged = SealedContinuation { fields, mac: genuine.mac };
-        // The attacker keeps his proof right for what he claims, as far as the switch can see.
+        // The attacker keeps the proof consistent with the claim as far as the switch can check.
         let last = fields.number.wrapping_sub(fields.base);
         let last = if last < 65536 { last as u16 } else { 0 };
         let proof = match keys.nonce(fields.nonce_epoch) {
@@ -103,9 +103,10 @@ fn ranges_of_one_connection_do_not_serve_another() {
     assert_eq!(judge(&keys, &normal(&keys, &sealed(&keys, &c), &[proof])), Err(Refusal::Sum));
 }
 
-/// Defence: every range's sum is checked, the kind chooses the key, the own nonce must be there.
+/// Defence: the sum of every range is checked, the kind of a range selects the key, and the
+/// answered number's nonce must be included.
 #[test]
-fn empty_wrapped_lied_and_guessed_proofs_are_refused() {
+fn empty_wrapped_false_and_guessed_proofs_are_refused() {
     let keys = support::keys();
     let c = steady::fields();
     let genuine = sealed(&keys, &c);
@@ -133,7 +134,7 @@ fn empty_wrapped_lied_and_guessed_proofs_are_refused() {
         Err(Refusal::Sum),
         "as retransmissions"
     );
-    // Acknowledging what was never sent.
+    // Acknowledging numbers that were never sent.
     assert_eq!(ask(&[ProofEntry { last: 45, ..whole }]), Err(Refusal::Sum), "the unsent");
     let mut random = Random(7);
     for _ in 0..100_000 {
@@ -144,7 +145,8 @@ fn empty_wrapped_lied_and_guessed_proofs_are_refused() {
     }
 }
 
-/// Defence: a declared loss halves; inventing one only costs. No proof gives more responses than the whole one.
+/// Defence: a declared loss halves the window, so an invented loss only costs. No proof yields more
+/// responses than the complete one.
 #[test]
 fn no_lie_about_losses_gains_anything() {
     let keys = support::keys();
@@ -173,7 +175,8 @@ fn guarded() -> Server {
     server
 }
 
-/// Bytes that a connection of a greedy client gets for 40 continuations: each used `times` times with each of `proofs`.
+/// Bytes that a connection of a greedy client gets for 40 continuations, each used `times` times
+/// with each of `proofs`.
 fn greed(server: &mut Server, keys: &KeyRing, times: u32, proofs: u32) -> usize {
     let mut bytes = 0;
     let mut out = [0u8; 2048];
@@ -200,7 +203,7 @@ fn greed(server: &mut Server, keys: &KeyRing, times: u32, proofs: u32) -> usize 
     bytes
 }
 
-/// Defence: the replay memory, keyed by response number and not by MAC or proof.
+/// Defence: the replay memory is keyed by response number, not by MAC or proof.
 #[test]
 fn using_each_continuation_often_or_with_two_proofs_gains_nothing() {
     let keys = support::keys();
@@ -212,7 +215,7 @@ fn using_each_continuation_often_or_with_two_proofs_gains_nothing() {
     }
 }
 
-/// Defence: the memory within the horizon, freshness beyond it; both together leave no moment.
+/// Defence: the replay memory within the horizon, freshness after it, without a gap between them.
 #[test]
 fn a_replay_is_refused_at_any_later_time() {
     let keys = support::keys();
@@ -228,7 +231,7 @@ fn a_replay_is_refused_at_any_later_time() {
     assert_eq!(judge_at(&keys, &packet, steady::NOW - 5_000_000), Err(Refusal::Stale), "from the future");
 }
 
-/// Defence: only authentic requests are remembered, and the memory has one size.
+/// Defence: only authentic requests are stored, and the memory has a fixed size.
 #[test]
 fn the_replay_memory_cannot_be_polluted() {
     let keys = support::keys();
@@ -265,7 +268,7 @@ fn answer_bytes(server: &mut Server, keys: &KeyRing, packet: &[u8]) -> usize {
 
 /// Defence: the answer to a SYN is one packet, no larger than the SYN.
 #[test]
-fn a_syn_is_not_amplified_whatever_its_size() {
+fn syn_of_any_size_is_not_amplified() {
     let keys = support::keys();
     for pad_to in 0..1432 {
         let packet = syn(None, pad_to, "203.0.113.66:1");
@@ -274,7 +277,7 @@ fn a_syn_is_not_amplified_whatever_its_size() {
     }
 }
 
-/// Defence: a token proves one address, once a horizon.
+/// Defence: a token proves one address, and is accepted once.
 #[test]
 fn a_token_works_for_its_address_and_once() {
     let keys = support::keys();
@@ -288,7 +291,8 @@ fn a_token_works_for_its_address_and_once() {
     assert!(answer_bytes(&mut server, &keys, &own) <= own.len(), "the second time");
 }
 
-/// Defence: a RESTART from an address that the MAC does not cover is challenged, with no more bytes than it brought.
+/// Defence: a RESTART from an address that the MAC does not cover gets a challenge that is no
+/// larger than the RESTART.
 #[test]
 fn a_stolen_or_moved_continuation_cannot_be_used_for_reflection() {
     let keys = support::keys();
@@ -317,7 +321,7 @@ fn a_stolen_or_moved_continuation_cannot_be_used_for_reflection() {
     assert!(sent.length <= spoofed.len() && sent.sealed.is_none());
     let answer = Segment::parse_packet(&out[..sent.length]).unwrap();
     let rivulet_packet::Body::Challenge { token } = answer.response().unwrap().body else { panic!() };
-    // The challenge serves its address alone.
+    // The challenge is valid for its address only.
     let elsewhere = restart(Some(token), "203.0.113.67:1");
     let segment = Segment::parse_packet(&elsewhere).unwrap();
     let Ok(Verdict::Respond(plan)) = step(&segment, &keys, Time(steady::NOW), &Policy::default()) else {
@@ -333,8 +337,9 @@ fn a_stolen_or_moved_continuation_cannot_be_used_for_reflection() {
     assert!(!plan.is_for_application(), "no user data");
 }
 
-/// Defence: TIMEOUT, RESTART and REKEY lead to one next generation each, whichever continuation is presented, and begin with the loss
-/// window and half the threshold; a REKEY needs the whole window and no loss.
+/// Defence: TIMEOUT, RESTART and REKEY open one next generation each, whichever continuation is
+/// presented. A TIMEOUT or RESTART starts with the loss window and half the threshold; a REKEY
+/// needs the whole window and no loss.
 #[test]
 fn a_hidden_restart_gains_no_window() {
     let keys = support::keys();
@@ -374,7 +379,8 @@ fn a_hidden_restart_gains_no_window() {
     assert_eq!(generations.len(), 1, "every continuation opens the same generation");
 }
 
-/// Defence: the memory takes each attempt once: of a number in a PROBE, of a generation in a TIMEOUT or RESTART.
+/// Defence: the memory accepts each attempt once: per number for a PROBE, per generation for a
+/// TIMEOUT or RESTART.
 #[test]
 fn restarts_and_timeouts_are_counted() {
     let keys = support::keys();
@@ -397,7 +403,7 @@ fn restarts_and_timeouts_are_counted() {
     }
 }
 
-/// Defence: a PROBE brings no data, so its four uses bring none either.
+/// Defence: the answer to a PROBE has no data, in any of its four attempts.
 #[test]
 fn probes_bring_no_data() {
     let keys = support::keys();
@@ -416,8 +422,9 @@ fn probes_bring_no_data() {
     assert!(plan.respond(0, &Reply::default(), &keys, &mut out).unwrap().length <= packet.len());
 }
 
-/// Not an attack, but refused as one without telling epochs from forgeries: a replica that was cut off from its controller
-/// meets a user continuation which another sealed under a newer key. The client is to ask elsewhere, not to give up.
+/// Not an attack, but refused like one if epochs are not told apart from forgeries. A replica that
+/// was cut off from its controller gets a user continuation sealed by another replica under a newer
+/// key. The client must retry elsewhere instead of failing.
 #[test]
 fn a_continuation_of_a_newer_epoch_is_another_replicas() {
     let behind = support::keys();
@@ -458,7 +465,8 @@ fn a_guessed_cookie_opens_nothing() {
     assert_eq!(judge(&keys, &steady::packet_with(&builder, CLIENT)), Err(Refusal::Cookie));
 }
 
-/// Defence: user continuations are bound to the connection, and the library opens them before the application sees them.
+/// Defence: user continuations are bound to the connection; the library verifies them before the
+/// application sees them.
 #[test]
 fn a_user_continuation_of_another_connection_is_refused() {
     let keys = support::keys();
@@ -472,16 +480,16 @@ fn a_user_continuation_of_another_connection_is_refused() {
     assert_eq!(plan.output_continuation(&want, &keys), Err(Refusal::User));
 }
 
-/// An input whose continuation is not good can be refused by itself: what the request acknowledges, and the data that it wants,
-/// are answered as without it.
+/// Input with an invalid continuation can be refused alone. The acknowledgement and the wants of
+/// the request are handled as if it had no input.
 #[test]
-fn a_refused_input_refuses_nothing_else() {
+fn refused_input_leaves_the_rest_of_the_request() {
     let keys = support::keys();
     let c = steady::fields();
     let genuine = sealed(&keys, &c);
     let proof = [steady::original(&keys, &c, 0, 39)];
     let output = steady::output_continuation(&keys);
-    // A continuation for output is none for input.
+    // An output continuation is not accepted for input.
     let input = Input { stream: 0, end: false, ucont: Some(0), offset: 3, data: b"more" };
     let [without, with] = [None, Some(input)].map(|input| {
         let builder = RequestBuilder {
@@ -507,7 +515,8 @@ fn a_refused_input_refuses_nothing_else() {
     assert_eq!(with, without, "the same continuation goes on");
 }
 
-/// Defence: bounded fields. Whatever an authentic continuation says, nothing panics and no more than the capacity is sent.
+/// Defence: bounded fields. No authentic continuation causes a panic, or more responses than the
+/// capacity.
 #[test]
 fn extreme_but_authentic_continuations_are_survived() {
     let keys = support::keys();
@@ -545,12 +554,13 @@ fn extreme_but_authentic_continuations_are_survived() {
     }
 }
 
-/// Defence: the answer to a CLOSE shows no nonce. A number that came under K' was lost under K, and its nonce under K would hide that.
+/// Defence: the answer to a CLOSE reveals no nonce. A number received under K' was lost under K,
+/// and its nonce under K would hide that.
 #[test]
 fn a_close_shows_no_nonce() {
     let keys = support::keys();
     let c = steady::fields();
-    // The client has the last number under K' alone, as a PROBE brings it.
+    // The client has the last number only under K', from a PROBE.
     let primes = keys.nonce(1).unwrap().retransmitted.tag(c.tag);
     let last = ProofEntry::range(EntryKind::Retransmitted, 39, 39, primes.nonce(c.number));
     let proof = [steady::original(&keys, &c, 0, 38), last];
@@ -584,16 +594,17 @@ fn opened(
         .collect()
 }
 
-/// Defence: what opens a connection (a SYN, each address token, a completed cookie) has numbers of its own under one PRF, and only the first
-/// completion shows nonces under K.
+/// Defence: each kind of opening (a SYN, an address token, a completed cookie) derives distinct
+/// numbers from one PRF. Only the first completion reveals nonces under K.
 #[test]
-fn what_opens_a_connection_has_numbers_of_its_own() {
+fn each_kind_of_opening_derives_distinct_numbers() {
     let keys = support::keys();
     let token = |time| rivulet_transport::address_token(&keys, 1, time, "192.0.2.1".parse().unwrap());
     let tokens = [token(steady::NOW).unwrap(), token(steady::NOW - 1).unwrap()];
     let syn = RequestBuilder { class: RequestClass::Syn, pad_to: 300, ..RequestBuilder::default() };
     let with = |token| RequestBuilder { token: Some(token), ..syn };
-    // All of one client, port and ISN. The cookie, too: a bare SYN has sequence number 0 here, and its completion 1.
+    // All openings of one client, port and ISN. A bare SYN has sequence number 0 here, and its
+    // completion 1.
     let mut server = guarded();
     let mut numbers: Vec<_> = opened(&mut server, &keys, &syn, 0);
     numbers.extend(opened(&mut server, &keys, &with(&tokens[0]), 0));
@@ -616,9 +627,10 @@ fn what_opens_a_connection_has_numbers_of_its_own() {
     assert_eq!(under_k.iter().collect::<BTreeSet<_>>().len(), 31, "a number is issued twice under K");
 }
 
-/// Defence: a server that trusts its ToR remembers what the ToR did not judge: the mark is clear, as with more ranges than a switch sees.
+/// Defence: a server that trusts its ToR checks what the ToR did not: the CHECKED mark is clear,
+/// for example with more ranges than a switch parses.
 #[test]
-fn what_the_tor_did_not_judge_the_host_does() {
+fn host_checks_requests_that_the_tor_did_not() {
     let keys = support::keys();
     let packet = steady::request(&keys);
     let segment = Segment::parse_packet(&packet).unwrap();

@@ -1,4 +1,4 @@
-//! Delayed acknowledgements: what they save, and that nobody uses a number twice with them.
+//! Delayed acknowledgements: what they save, and that no number is used twice with them.
 
 use crate::support::{self, CLIENT, Random, World, expected, steady};
 use rivulet_packet::{RequestBuilder, RequestClass, Segment, TransportContinuation, Want};
@@ -16,7 +16,7 @@ fn delayed_acknowledgements_save_requests_and_change_nothing_else() {
         let size = 3_000_000;
         w.write(0, format!("{size}\n").as_bytes());
         let mut random = Random(21);
-        // A loss early on ends slow start.
+        // An early loss ends slow start.
         let mut n = 0;
         let fate = |_, _: &[u8]| {
             n += 1;
@@ -35,7 +35,7 @@ fn delayed_acknowledgements_save_requests_and_change_nothing_else() {
     transfer(true, 0.01);
 }
 
-/// A request for `number` and, if it covers two, the one before.
+/// A request for `number`, and for the one before if it covers two.
 fn request(keys: &KeyRing, number: u32, covers: u8) -> Vec<u8> {
     let c = TransportContinuation { number, ..steady::fields() };
     let sealed = seal_continuation(keys.seal(1).unwrap(), &c, CLIENT.parse().unwrap());
@@ -60,7 +60,7 @@ fn responses(server: &mut Server, keys: &KeyRing, packet: &[u8]) -> Result<usize
     }
 }
 
-/// Defence: both numbers are remembered.
+/// Defence: both numbers are stored.
 #[test]
 fn a_pair_uses_up_both_numbers_in_either_order() {
     let keys = support::keys();
@@ -77,7 +77,7 @@ fn a_pair_uses_up_both_numbers_in_either_order() {
     }
 }
 
-/// Defence: where the ToR is the memory, which counts one number of a request, no request covers two.
+/// Defence: behind a ToR, whose memory counts one number of a request, no request may cover two.
 #[test]
 fn behind_a_tor_no_request_covers_two() {
     let keys = support::keys();

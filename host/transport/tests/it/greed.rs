@@ -1,9 +1,10 @@
-//! Whatever the class, one window is one window: what a client can draw and learn that asks for everything.
+//! How much a client can draw from one window, and learn about it, by requests of every class.
 //!
-//! A client holds a window and asks, for each continuation of it, with every class and every attempt, each twice, in every order of the
-//! classes; then the same with all that it was sent, in whichever generation. It draws no more data than a client that answers
-//! each number once, but for the one packet of a TIMEOUT, and no number's nonce under K is ever shown twice: one that was lost
-//! stays hidden. Nobody lies here in what was received; `attacks.rs` has those who do.
+//! A client holds a window. For each of its continuations it sends every class and attempt twice,
+//! in every order of the classes; then the same for everything received, in any generation. It must
+//! draw no more data than a client that answers each number once, except for the single packet of a
+//! TIMEOUT. The nonce of a number under K must never be revealed twice, so a loss cannot be hidden.
+//! These clients send correct proofs; `attacks.rs` tests false ones.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +22,7 @@ use crate::support::{self, CLIENT, steady};
 const BASE: u32 = 1000;
 const ROUNDS: usize = 3;
 
-/// What a client knows of one number: its nonces under K and K'.
+/// A client's knowledge of one number: its nonces under K and K'.
 type Nonces = [Option<u32>; 2];
 
 struct Greedy<'k> {
@@ -30,18 +31,18 @@ struct Greedy<'k> {
     /// By tag and number.
     held: BTreeMap<(u32, u32), SealedContinuation>,
     known: BTreeMap<(u32, u32), Nonces>,
-    /// How often the nonce under K was shown, to whoever looked.
+    /// How often the nonce under K was revealed.
     shown: BTreeMap<(u32, u32), u32>,
     /// Packets with data.
     drawn: usize,
-    /// Answers under K so far, and which of them are lost.
+    /// Responses under K so far, and which of them are lost.
     answers: u32,
     lost: u32,
     now: u64,
 }
 
 impl<'k> Greedy<'k> {
-    /// A client that received a whole window of `window` numbers and has answered none of it.
+    /// A client that received a whole window of `window` numbers and has not answered any.
     fn new(keys: &'k KeyRing, window: u16, ssthresh: u16, lost: u32) -> Self {
         let mut server = Server::new(Policy::default());
         server.replay = Some(ReplayMemory::new(100_000, 4_000_000, 99));
@@ -73,12 +74,12 @@ impl<'k> Greedy<'k> {
         greedy
     }
 
-    /// The nonce under K, which the client does not have.
+    /// The nonce under K, which the client does not know.
     fn nonce(&self, c: &TransportContinuation, number: u32) -> u32 {
         self.keys.nonce(c.nonce_epoch).unwrap().original.tag(c.tag).nonce(number)
     }
 
-    /// The proof of all that was received from the base on.
+    /// The proof of everything received from the base on.
     fn proof(&self, c: &TransportContinuation) -> Vec<ProofEntry> {
         let mut out: Vec<ProofEntry> = vec![];
         for offset in 0..=c.number.wrapping_sub(c.base) as u16 {
@@ -140,7 +141,7 @@ impl<'k> Greedy<'k> {
         }
     }
 
-    /// One round trip: everything that is held is tried in every way, class by class in this order.
+    /// One round trip: sends every class for every held continuation, class by class in this order.
     fn round(&mut self, order: &[RequestClass]) {
         self.now += 20_000;
         let held: Vec<_> = self.held.values().copied().collect();
@@ -154,7 +155,7 @@ impl<'k> Greedy<'k> {
     }
 }
 
-/// Every order of these.
+/// Every order of these classes.
 fn orders(classes: &[RequestClass]) -> Vec<Vec<RequestClass>> {
     let Some((first, rest)) = classes.split_first() else { return vec![vec![]] };
     let with = |order: Vec<RequestClass>| {
@@ -167,7 +168,7 @@ fn orders(classes: &[RequestClass]) -> Vec<Vec<RequestClass>> {
     orders(rest).into_iter().flat_map(with).collect()
 }
 
-/// Packets of data that a client has drawn after each round trip that answers each number once and loses nothing.
+/// Packets of data that a correct client draws after each round trip, without loss.
 fn honest(keys: &KeyRing, window: u16, ssthresh: u16) -> Vec<usize> {
     let mut client = Greedy::new(keys, window, ssthresh, 0);
     let mut draw = || {
@@ -178,16 +179,17 @@ fn honest(keys: &KeyRing, window: u16, ssthresh: u16) -> Vec<usize> {
     (0..ROUNDS).map(|_| draw()).collect()
 }
 
-/// Defence: one use of each number, attempt and generation; none of a generation that was left; data and nonces under K for the first
-/// attempt alone, a REKEY for a window that was not used, no nonce in the answer to a CLOSE.
+/// Defence: one use of each number, attempt and generation; none of a generation that was left;
+/// data and nonces under K only for the first attempt; a REKEY only for an unused window; no nonce
+/// in the answer to a CLOSE.
 #[test]
-fn one_window_is_one_window_whatever_is_asked() {
+fn no_combination_of_requests_exceeds_one_window() {
     let keys = support::keys();
     let all = orders(&[Normal, Probe, Timeout, Restart, Rekey, Close]);
     assert_eq!(all.len(), 720);
     for (window, ssthresh) in [(3, 3), (3, 64)] {
         let fair = honest(&keys, window, ssthresh);
-        // Nothing is lost, the second answer, or every second one.
+        // No loss, loss of the second response, or loss of every second one.
         for lost in [0, 4, 0xaaaa_aaaa] {
             for order in &all {
                 let mut client = Greedy::new(&keys, window, ssthresh, lost);

@@ -1,5 +1,5 @@
-//! All integration tests of this crate in one program: it is linked once. `cargo test -p rivulet-transport --test it MODULE::`
-//! runs a module of them.
+//! All integration tests of this crate in one program, which saves linking. `cargo test -p
+//! rivulet-transport --test it MODULE::` runs one module.
 
 mod allocation;
 mod attacks;

@@ -1,4 +1,5 @@
-//! A client that stands still for a while, as by SIGSTOP, a closed lid or a paused machine, and goes on.
+//! A client that is stopped for a while (SIGSTOP, a closed laptop lid, a paused virtual machine)
+//! and resumes.
 
 use rivulet_transport::client::Config;
 
@@ -7,8 +8,8 @@ use crate::support::{Way, World, expected};
 const ROUND: u64 = 40_000;
 const SECOND: u64 = 1_000_000;
 
-/// A transfer whose client stands still in the middle: requests of the first round trip after that, bytes that came within two, and
-/// the statistics.
+/// A transfer with a client that is stopped in the middle. Returns the requests of the first round
+/// trip afterwards, the bytes received within two, and the world.
 fn freeze(length: u64) -> (usize, usize, World) {
     let mut w = World::new(Config { seed: length, ..Config::default() });
     w.write(0, b"3000000\n");
@@ -22,7 +23,7 @@ fn freeze(length: u64) -> (usize, usize, World) {
         requests += usize::from(way == Way::Up && clock.get() < thaw + ROUND);
         vec![ROUND / 2]
     };
-    // What had come is read first.
+    // Packets received before the stop are read first.
     assert!(!w.run(thaw, &mut fate, |_| false));
     before = before.max(w.got(0).len());
     assert!(!w.run(thaw + 2 * ROUND, &mut fate, |_| false));
@@ -37,7 +38,7 @@ fn freeze(length: u64) -> (usize, usize, World) {
 }
 
 #[test]
-fn frozen_client_goes_on_within_two_round_trips() {
+fn frozen_client_resumes_within_two_round_trips() {
     for seconds in [1, 2, 5, 60] {
         let (requests, came, w) = freeze(seconds * SECOND + 100_000);
         assert_eq!(requests, 1, "requests of the first round trip after {seconds} s");
@@ -48,15 +49,15 @@ fn frozen_client_goes_on_within_two_round_trips() {
     }
 }
 
-/// Fails where the silence of this host is taken for the server's.
+/// Fails if the time in which this host was stopped counts against the server.
 #[test]
 fn pause_longer_than_the_patience_ends_no_connection() {
-    let patience = 10 * SECOND;
-    let mut w = World::new(Config { give_up_after: patience, ..Config::default() });
+    let give_up_at = 10 * SECOND;
+    let mut w = World::new(Config { give_up_after: give_up_at, ..Config::default() });
     w.write(0, b"3000000\n");
     assert!(w.run(60 * SECOND, |_, _| vec![ROUND / 2], |w| w.got(0).len() > 500_000));
-    // Nothing comes while it stands still either, as with a lid that is closed.
-    w.freeze(2 * patience, true, |_, _| vec![]);
+    // Nothing arrives during the stop either, as with a closed lid.
+    w.freeze(2 * give_up_at, true, |_, _| vec![]);
     assert!(
         w.run(w.now + 60 * SECOND, |_, _| vec![ROUND / 2], |w| w.got(0).len() == 3_000_000),
         "{:?}",
@@ -75,7 +76,7 @@ fn set_port(packet: &mut [u8], at: usize, port: u16) {
     packet[at..at + 2].copy_from_slice(&port.to_be_bytes());
 }
 
-/// Fails where a client behind an address translator does not know at which address it was seen.
+/// Fails if a client behind an address translator does not learn the address that the server sees.
 #[test]
 fn translator_that_changes_the_port_ends_no_connection() {
     const INSIDE: u16 = 40_000;

@@ -1,8 +1,8 @@
-//! Recovery, exhaustively: every pattern of losses of a small window, against SACK-Reno step by step.
+//! Exhaustive tests of recovery: every loss pattern of a small window against stepwise SACK-Reno.
 
 use crate::support::laboratory::{Experiment, Fate, Outcome, RTT, Start, run};
 
-/// TCP Reno in packets, one acknowledgement after the other: windows after `acks` acknowledgements.
+/// TCP Reno in packets, one acknowledgement at a time: the window after `acks` acknowledgements.
 fn reno(start: Start, acks: u32) -> u32 {
     let (mut cwnd, ssthresh, mut counted) = (u32::from(start.cwnd), u32::from(start.ssthresh), 0);
     for _ in 0..acks {
@@ -18,7 +18,8 @@ fn reno(start: Start, acks: u32) -> u32 {
     cwnd
 }
 
-/// Starts whose requests of the first window yield at least `window` numbers, from slow start and congestion avoidance.
+/// Starts in slow start and in congestion avoidance, with first-window requests that yield at least
+/// `window` numbers.
 fn starts(window: u16) -> Vec<Start> {
     let mut out = vec![Start { cwnd: window, ssthresh: window }];
     let half = window.div_ceil(2);
@@ -41,7 +42,8 @@ fn patterns(window: u16) -> impl Iterator<Item = Vec<Fate>> {
     })
 }
 
-/// The numbers of the window that do not arrive, as indices: a lost request takes all of its responses along.
+/// The numbers of the window that do not arrive, as indices. A lost request loses all of its
+/// responses.
 fn lost(e: &Experiment) -> Vec<bool> {
     let mut out: Vec<bool> = e.fates.iter().map(|f| *f != Fate::Arrives).collect();
     // Request j (1 is the first) yields the numbers from j - 1 + W(j-1) + 1 to j + W(j), counted from the first window's start.
@@ -73,19 +75,21 @@ fn check(e: &Experiment) -> Outcome {
     let lost = lost(e);
     let Some(event) = lost.iter().position(|l| *l) else { return o };
     let all_lost_behind = lost.iter().skip(event).take(e.fates.len()).all(|l| *l);
-    // Reno's window when everything before the first loss is acknowledged: requests 1..=start, then window numbers up to event.
+    // Reno's window when everything before the first loss is acknowledged: requests 1..=start, then
+    // window numbers up to event.
     let window = reno(e.start, u32::from(e.start.cwnd) + event as u32);
     let new = (window / 2).max(2);
     let first_new = o.window + event as u32 + window;
     if o.timeouts == 0 && e.primes_lost == 0 {
-        // None skipped: what is issued is dense, from the first to the last.
+        // The issued numbers have no gap.
         let (low, high) = (o.issued.first_key_value().unwrap().0, o.issued.last_key_value().unwrap().0);
         assert_eq!(high - low + 1, o.issued.len() as u32, "numbers skipped: {}", context());
         // The survivors are the new window.
         for number in first_new..first_new + new {
             assert!(o.issued.contains_key(&number), "survivor {number} missing: {}", context());
         }
-        // Every trickle computes the same, and it is what SACK-Reno has at the end of recovery: cwnd, ssthresh, recovery point.
+        // Every trickle computes the same cwnd, ssthresh and recovery point, and they equal
+        // SACK-Reno's at the end of recovery.
         for (_, pieces) in o.pieces.range(first_new..first_new + new) {
             let want = (first_new - 1, new as u16, new as u16);
             assert!(
@@ -112,7 +116,7 @@ fn exhaust(window: u16, delays: bool) -> usize {
             let e = Experiment { start, fates, delayed: None, primes_lost: 0 };
             let o = check(&e);
             runs += 1;
-            // A lost request and lost responses are the same to everybody.
+            // A lost request has the same effect as the loss of all of its responses.
             if e.fates.contains(&Fate::RequestLost) {
                 let mask = lost(&e);
                 let fates =
@@ -195,7 +199,8 @@ fn a_single_loss_costs_one_round_trip_and_a_reordering_window_at_most() {
     }
 }
 
-/// For a look at one experiment: `TRACE=1 cargo test -p rivulet-transport --test it one_pattern -- --ignored --nocapture`.
+/// To trace one experiment: `TRACE=1 cargo test -p rivulet-transport --test it one_pattern --
+/// --ignored --nocapture`.
 #[test]
 #[ignore = "a tool"]
 fn one_pattern() {

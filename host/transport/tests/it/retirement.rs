@@ -1,5 +1,6 @@
-//! A window that a connection gave back opens the next one from its address: moved, never copied. Each test of an attack names the
-//! defence that it fails without; the table is in `docs/congestion-manager.md`.
+//! A window returned by a connection opens the next connection from its address; it is moved, never
+//! copied. Each test of an attack names the defence without which it fails; the table is in
+//! `docs/congestion-manager.md`.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +15,7 @@ use crate::support::{self, CLIENT, World, expected, steady};
 
 const HORIZON: u64 = 4_000_000;
 const WINDOW: u16 = 100;
-/// Gives a window back.
+/// A REKEY that returns a window.
 fn retirement<'a>(continuation: &'a SealedContinuation, proof: &'a [ProofEntry]) -> RequestBuilder<'a> {
     let class = RequestClass::Rekey;
     RequestBuilder {
@@ -26,14 +27,14 @@ fn retirement<'a>(continuation: &'a SealedContinuation, proof: &'a [ProofEntry])
     }
 }
 
-/// A replica that has been up for a horizon.
+/// A replica that has been running for a horizon.
 fn replica() -> Server {
     let mut server = Server::new(Policy::default());
     server.replay = Some(ReplayMemory::new(1000, HORIZON, 99).since(Time(steady::NOW - 2 * HORIZON)));
     server
 }
 
-/// The last continuation of a window of 100 that was received and not used.
+/// The last continuation of a window of 100 that was received and is unused.
 fn drained() -> TransportContinuation {
     TransportContinuation {
         number: 960 + u32::from(WINDOW),
@@ -48,7 +49,7 @@ fn sealed(keys: &KeyRing, c: &TransportContinuation) -> SealedContinuation {
     seal_continuation(keys.seal(c.seal_epoch).unwrap(), c, CLIENT.parse().unwrap())
 }
 
-/// One response: its number, the continuation and the token in it.
+/// One response: its number, its continuation and its token.
 #[derive(Debug, PartialEq)]
 struct Answer {
     number: u32,
@@ -81,7 +82,7 @@ fn ask(server: &mut Server, keys: &KeyRing, builder: &RequestBuilder<'_>) -> Res
     ask_at(server, keys, builder, CLIENT, steady::NOW)
 }
 
-/// Offers the window of `c` and gives the token that came for it.
+/// Offers the window of `c` and returns the token received for it.
 fn retire(
     server: &mut Server,
     keys: &KeyRing,
@@ -103,7 +104,7 @@ fn syn(token: &[u8]) -> RequestBuilder<'_> {
     RequestBuilder { class: RequestClass::Syn, pad_to: 300, token: Some(token), ..RequestBuilder::default() }
 }
 
-/// Answers to a SYN with this token, and the gain that they begin with.
+/// Number of responses to a SYN with this token, and the gain of their piece.
 fn open_at(server: &mut Server, keys: &KeyRing, token: &[u8], from: &str, now: u64) -> (usize, u8) {
     let answers = ask_at(server, keys, &syn(token), from, now).unwrap();
     (answers.len(), answers[0].sealed.unwrap().fields.gain)
@@ -114,16 +115,17 @@ fn open(server: &mut Server, keys: &KeyRing, token: &[u8]) -> (usize, u8) {
 }
 
 const WITH_WINDOW: (usize, u8) = (10, 8);
-/// As with any address token.
+/// The responses that any valid address token gets.
 const ADDRESS_ALONE: (usize, u8) = (10, 0);
-/// As with no token.
+/// The responses without a token.
 const PLAIN: (usize, u8) = (1, 0);
 
-/// Bytes of a fetch of Figure 7.
+/// Bytes of a fetch in Figure 7.
 const SIZE: u64 = 128_000;
 const RTT: u64 = 75_000;
 
-/// Fetches over a connection of its own, with `loss` of one packet, and gives how long that took and the token that came at the end.
+/// Fetches over a new connection, with `loss` of one packet. Returns the time it took, and the
+/// token received at the end.
 fn fetch(
     server: &mut Option<Server>,
     now: &mut u64,
@@ -156,9 +158,9 @@ fn fetch(
     (took, tokens.next_back())
 }
 
-/// Figure 7: nine fetches of 128 kB, each on a connection of its own, 500 ms apart.
+/// Figure 7: nine fetches of 128 kB, 500 ms apart, each on a new connection.
 #[test]
-fn a_fetch_begins_with_the_window_of_the_one_before() {
+fn fetch_starts_with_the_previous_window() {
     let (mut server, mut now) = (Some(replica()), steady::NOW);
     let (mut token, mut took) = (None, vec![]);
     for seed in 0..9 {
@@ -171,9 +173,10 @@ fn a_fetch_begins_with_the_window_of_the_one_before() {
     assert_eq!(took, [5, 3, 3, 3, 3, 3, 3, 3, 3], "round trips");
 }
 
-/// Who closes while answers are on their way gives the window back when they are here, and does not wait for ever.
+/// A client that closes while responses are in flight returns the window after their receipt, and
+/// does not wait forever.
 #[test]
-fn the_last_answers_are_waited_for() {
+fn close_awaits_the_last_responses() {
     for lost in [false, true] {
         let mut world = World::new(Config::default());
         world.server = Some(replica());
@@ -189,7 +192,8 @@ fn the_last_answers_are_waited_for() {
             down += u32::from(way == support::Way::Down);
             if lost && down == 1 { vec![] } else { vec![RTT / 2] }
         };
-        // All that is sent from now on is the token, and the answer to the CLOSE: without the first the connection ends all the same.
+        // From here on only the token and the answer to the CLOSE are in flight. The connection
+        // ends even without the token.
         assert!(world.run(world.now + 10_000_000, fate, |w| w.client.is_over()));
         let tokens = world.events.iter().filter(|e| matches!(e, Event::Token(_))).count();
         assert_eq!((tokens, world.client.statistics().retired), (usize::from(!lost), 1));
@@ -198,7 +202,7 @@ fn the_last_answers_are_waited_for() {
 }
 
 #[test]
-fn a_loss_in_a_window_that_was_brought_back_is_mended() {
+fn loss_in_a_restored_window_is_recovered() {
     for lost in 1..=95 {
         let (mut server, mut now) = (Some(replica()), steady::NOW);
         let (_, token) = fetch(&mut server, &mut now, 1, None, None);
@@ -206,9 +210,9 @@ fn a_loss_in_a_window_that_was_brought_back_is_mended() {
     }
 }
 
-/// Defence: a memory of windows that were begun with.
+/// Defence: a memory of the windows that connections started with.
 #[test]
-fn a_window_is_brought_back_once() {
+fn window_is_restored_once() {
     let (keys, mut server) = (support::keys(), replica());
     let token = token(&mut server, &keys);
     assert_eq!(open(&mut server, &keys, &token), WITH_WINDOW);
@@ -217,10 +221,10 @@ fn a_window_is_brought_back_once() {
     }
 }
 
-/// Defence: tag and numbers of what opens are a PRF of the tag that gave the window back: at many replicas, from many ports, the same ten numbers
-/// are opened, each of which the ToR takes once.
+/// Defence: tag and numbers of the new connection are a PRF of the tag that returned the window.
+/// Many replicas and ports open the same ten numbers, and the ToR accepts each of them once.
 #[test]
-fn a_window_that_many_replicas_are_asked_for_exists_once() {
+fn window_opened_at_many_replicas_exists_once() {
     let keys = support::keys();
     let mut servers: Vec<Server> = (0..4).map(|_| replica()).collect();
     let token = token(&mut servers[0], &keys);
@@ -246,9 +250,9 @@ fn a_window_that_many_replicas_are_asked_for_exists_once() {
     assert_eq!(drawn, usize::from(WINDOW), "packets for one window");
 }
 
-/// Defence: a generation that gave its window back is over, in every class.
+/// Defence: a generation that returned its window is over for every class of request.
 #[test]
-fn what_gave_its_window_back_is_over() {
+fn generation_ends_when_its_window_is_returned() {
     let keys = support::keys();
     let c = drained();
     for class in [
@@ -282,9 +286,10 @@ fn what_gave_its_window_back_is_over() {
     }
 }
 
-/// Defence: a window is given back only if nothing of it was used, and the generation was not left for another.
+/// Defence: only an unused window can be returned, by a generation that was not left in another
+/// way.
 #[test]
-fn a_window_that_was_used_is_not_given_back() {
+fn used_window_is_not_returned() {
     let keys = support::keys();
     let c = drained();
     for class in [RequestClass::Normal, RequestClass::Timeout, RequestClass::Restart, RequestClass::Rekey] {
@@ -317,7 +322,8 @@ fn a_window_that_was_used_is_not_given_back() {
     }
 }
 
-/// Defence: the tag of the generation stands in the token: however many are had for its window, one is good.
+/// Defence: the token names the tag of the generation, so of all tokens for its window one is
+/// accepted.
 #[test]
 fn a_window_cannot_be_split_into_tokens() {
     let keys = support::keys();
@@ -330,7 +336,7 @@ fn a_window_cannot_be_split_into_tokens() {
         let answers = ask(&mut server, &keys, &request).unwrap();
         tokens.extend(answers.into_iter().filter_map(|a| a.token));
         tokens.extend(retire(&mut replica(), &keys, &drained()).unwrap());
-        // One that another replica gives for what the connection goes on to do with the rest of the generation.
+        // A token that another replica issues for the rest of the generation.
         let more = TransportContinuation { base: 1061, number: 1161, ..drained() };
         tokens.extend(retire(&mut replica(), &keys, &more).unwrap());
     }
@@ -339,7 +345,8 @@ fn a_window_cannot_be_split_into_tokens() {
     assert_eq!(with_window, 1);
 }
 
-/// Defence: the proof, as of a REKEY: every number of the window came, and it is the window's last that is presented.
+/// Defence: the proof of a REKEY must show that every number of the window was received, and the
+/// last one is presented.
 #[test]
 fn a_client_that_lies_gets_no_window() {
     let (keys, c) = (support::keys(), drained());
@@ -374,7 +381,8 @@ fn a_client_that_lies_gets_no_window() {
     assert!(offer(&continuation, &[whole]).unwrap()[0].token.is_some(), "the truth");
 }
 
-/// Defence: what opens with a window proves none of it before its first ten numbers are answered.
+/// Defence: a new connection proves nothing of the window before its first ten numbers are
+/// answered.
 #[test]
 fn a_window_is_not_earned_by_opening_with_it() {
     let (keys, mut server) = (support::keys(), replica());
@@ -386,7 +394,7 @@ fn a_window_is_not_earned_by_opening_with_it() {
 
 /// Defence: the MAC over the client's address, under a key of the service.
 #[test]
-fn a_window_is_worth_nothing_from_another_address_or_at_another_service() {
+fn window_token_is_bound_to_address_and_service() {
     let (keys, mut server) = (support::keys(), replica());
     let token = token(&mut server, &keys);
     assert_eq!(open_at(&mut server, &keys, &token, "192.0.2.2:40000", steady::NOW), PLAIN);
@@ -399,9 +407,10 @@ fn a_window_is_worth_nothing_from_another_address_or_at_another_service() {
     assert_eq!(open(&mut server, &keys, &token), WITH_WINDOW, "whose it is");
 }
 
-/// Defence: a window ages from when it was last used, whenever it is given back, and lasts no longer than the memory of its use.
+/// Defence: a window ages from its last use, whenever it is returned, and lasts no longer than the
+/// memory of its use.
 #[test]
-fn a_window_that_was_kept_is_smaller() {
+fn window_kept_idle_is_smaller() {
     let keys = support::keys();
     let gains = [0, 1, 2, 4, 5].map(|seconds| {
         let mut server = replica();
@@ -409,14 +418,15 @@ fn a_window_that_was_kept_is_smaller() {
         open_at(&mut server, &keys, &token, CLIENT, steady::NOW + seconds * 1_000_000).1
     });
     assert_eq!(gains, [8, 3, 0, 0, 0]);
-    // Kept for two seconds before it was given back.
+    // Kept for two seconds before it was returned.
     let old = TransportContinuation { time: steady::NOW - 2_000_000, ..drained() };
     let mut server = replica();
     let token = retire(&mut server, &keys, &old).unwrap().unwrap();
     assert_eq!(open(&mut server, &keys, &token), ADDRESS_ALONE);
 }
 
-/// Defence: a memory that is younger than a horizon moves no window: it cannot know what the process before it saw.
+/// Defence: a memory younger than a horizon moves no window, because it has no record of the
+/// previous process's requests.
 #[test]
 fn a_replica_that_has_just_started_moves_no_window() {
     let keys = support::keys();
@@ -431,9 +441,9 @@ fn a_replica_that_has_just_started_moves_no_window() {
     assert_eq!(open(&mut server, &keys, &token), ADDRESS_ALONE, "nor does one without memory");
 }
 
-/// Defence: where there is no room to remember a use, no window is moved by it.
+/// Defence: a window is not moved if its use cannot be stored.
 #[test]
-fn what_cannot_be_remembered_moves_no_window() {
+fn full_replay_memory_moves_no_window() {
     let keys = support::keys();
     let token = token(&mut replica(), &keys);
     let mut server = replica();
@@ -446,7 +456,7 @@ fn what_cannot_be_remembered_moves_no_window() {
     server.replay = Some(memory);
     assert_eq!(open(&mut server, &keys, &token), ADDRESS_ALONE);
     assert_eq!(retire(&mut server, &keys, &drained()), Ok(None));
-    // Nor where there is room for uses, and none for the generation that is over.
+    // Nor if there is room for the use but none for the generation that is over.
     let mut server = replica();
     let memory = server.replay.as_mut().unwrap();
     let forgotten = (0..10_000).filter(|tag| !memory.leave(*tag, LeftBy::Rekey, Time(steady::NOW)));
@@ -454,7 +464,7 @@ fn what_cannot_be_remembered_moves_no_window() {
     assert_eq!(retire(&mut server, &keys, &drained()), Ok(None));
 }
 
-/// Defence: a token names its seal epoch; it is good while that key is kept, and no longer.
+/// Defence: a token names its seal epoch; it is valid while that key is kept.
 #[test]
 fn a_window_outlives_a_rotation_and_ends_with_its_key() {
     let mut keys = support::keys();
@@ -471,7 +481,7 @@ fn a_window_outlives_a_rotation_and_ends_with_its_key() {
 }
 
 #[test]
-fn a_small_window_is_not_given_back() {
+fn small_window_is_not_returned() {
     let (keys, mut server) = (support::keys(), replica());
     let of = |window: u16| TransportContinuation {
         tag: u32::from(window),

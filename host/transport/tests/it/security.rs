@@ -1,4 +1,5 @@
-//! `docs/security.md` is executable: each row of its attacks names the tests that fail without the defence, and they exist.
+//! Checks `docs/security.md`: each row names tests that fail without the defence, and these tests
+//! exist.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -25,7 +26,7 @@ fn collect(folder: &Path, names: &mut BTreeSet<String>) {
 }
 
 #[test]
-fn every_attack_names_tests_that_there_are() {
+fn every_attack_names_existing_tests() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut names = BTreeSet::new();
     for folder in ["host", "switch", "ptf-tests", "controller/tests", "p4src/tests"] {

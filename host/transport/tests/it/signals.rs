@@ -1,4 +1,5 @@
-//! What network and application say beside data: ECN marks, WAIT, NOT_MINE. Each test names what it fails without.
+//! Signals of network and application beside data: ECN marks, WAIT, NOT_MINE. Each test names the
+//! defect that makes it fail.
 
 use crate::support::{Way, World, expected};
 use rivulet_packet::{Ecn, RequestClass, Segment, checksum};
@@ -23,7 +24,8 @@ fn mark(packet: &mut [u8]) -> bool {
     capable
 }
 
-/// Windows (startCwnd) of the continuations that come, in order, each once; `marked` says which data packets get a mark.
+/// Windows (startCwnd) of the received continuations, in order and without repeats. `marked`
+/// selects the data packets that get a mark.
 fn windows(policy: Policy, mut marked: impl FnMut(u32) -> bool) -> (Vec<u16>, u64) {
     let mut w = World::new(Config { receive_buffer: 120_000, ..Config::default() });
     w.policy = policy;
@@ -39,7 +41,7 @@ fn windows(policy: Policy, mut marked: impl FnMut(u32) -> bool) -> (Vec<u16>, u6
                     mark(packet);
                 }
             } else {
-                // What the client presents says in which piece it is.
+                // The presented continuation shows its piece.
                 let segment = Segment::parse_packet(packet).unwrap();
                 let request = segment.request().unwrap();
                 let start = request.continuation.map(|c| c.fields.start_cwnd);
@@ -60,24 +62,25 @@ fn windows(policy: Policy, mut marked: impl FnMut(u32) -> bool) -> (Vec<u16>, u6
     (seen, s.requests)
 }
 
-/// Fails without the mark entry in the proof, or with a reaction to each mark: RFC 3168 section 6.1.2 reduces once a window.
+/// Fails without the mark entry in the proof, or with a reaction to every mark: RFC 3168 section
+/// 6.1.2 reduces the window once per window.
 #[test]
 fn marks_halve_the_window_once_a_window() {
     let (unmarked, _) = windows(Policy::default(), |_| false);
     assert_eq!(unmarked, [10], "without a mark slow start goes on");
     let (once, _) = windows(Policy::default(), |n| n == 200);
     assert_eq!(once.len(), 2, "{once:?}");
-    // Ten marks in the window of the first.
+    // Ten marks in the window of the first one.
     let (often, _) = windows(Policy::default(), |n| (200..210).contains(&n));
     assert_eq!(often, once);
-    // A second one some windows later halves again, from what the window has grown to.
+    // A second mark some windows later halves the window again, from its grown size.
     let (twice, _) = windows(Policy::default(), |n| n == 200 || n == 800);
     assert_eq!((twice.len(), twice[1]), (3, once[1]), "{twice:?}");
     assert!(twice[2] < twice[1] && twice[2] > twice[1] / 3, "{twice:?}");
 }
 
-/// Fails where a mark that was answered for hides one of the next window, so that some of its trickles react and others do
-/// not, or where the answer to a SYN can be taken for a congested window.
+/// Fails if an old mark hides a mark of the next window, so that only some of its trickles react,
+/// or if the answer to a SYN can count as a congested window.
 #[test]
 fn marks_of_window_after_window() {
     for first in 1..20 {
@@ -92,25 +95,26 @@ fn marks_of_window_after_window() {
     }
 }
 
-/// Fails if what waits long at the server is not told of it, if this needs ECN on the way, or if windows that are small
-/// already are made smaller.
+/// Fails if requests that wait long at the server are not marked, if this requires ECN on the path,
+/// or if small windows are reduced.
 #[test]
 fn a_queue_at_the_server_halves_large_windows() {
     for ecn in [true, false] {
         let (windows, _) = windows(Policy { ecn, congested: true, ..Policy::default() }, |_| false);
-        // 6 and 7 become 3 again and again.
+        // 6 and 7 become 3 repeatedly.
         assert_eq!(windows, [10, 5, 3]);
     }
 }
 
-/// Fails where a server sends data as ECN-capable though the service has ECN off.
+/// Fails if a server sends ECN-capable data although ECN is off for the service.
 #[test]
 fn without_ecn_nothing_can_be_marked() {
     let (seen, _) = windows(Policy { ecn: false, ..Policy::default() }, |n| (200..210).contains(&n));
     assert_eq!(seen, [10]);
 }
 
-/// Fails without the seal of a mark on a request: input is ECN-capable, and the answer tells of the mark.
+/// Fails without the seal of a mark on a request: input is ECN-capable, and the response must
+/// report the mark.
 #[test]
 fn a_mark_on_a_request_with_input_is_answered_with_a_smaller_window() {
     let mut w = World::new(Config::default());
@@ -146,9 +150,10 @@ fn a_mark_on_a_request_with_input_is_answered_with_a_smaller_window() {
     assert!(halved);
 }
 
-/// Fails where WAIT does not make its continuation rest (a flood of requests), or is taken for an answer (missing bytes).
+/// Fails if WAIT does not pause its continuation (a flood of requests), or counts as data (missing
+/// bytes).
 #[test]
-fn an_answer_that_is_not_ready_is_asked_for_again_in_its_time() {
+fn want_is_repeated_after_the_wait() {
     let mut w = World::new(Config::default());
     let size = 200_000;
     let ready = w.now + 2_000_000;
@@ -165,19 +170,21 @@ fn an_answer_that_is_not_ready_is_asked_for_again_in_its_time() {
         w.run(ready - 100_000, fate, complete(size)) || w.got(0).len() < 2000,
         "nothing but the first bytes"
     );
-    // Twenty times a tenth of a second, each time for the 140 packets of it at most; without a rest it would be each round trip.
+    // Twenty pauses of 0.1 s, with at most 140 packets each; without a pause there would be as many
+    // in each round trip.
     assert!((10..=20 * 140).contains(&asked), "{asked} requests with wants while it was not ready");
     assert!(w.run(ready + 2_000_000, |_, _| vec![RTT / 2], complete(size)), "{:?}", w.client.statistics());
     assert!(w.got(0) == expected(size));
 }
 
-/// Fails where NOT_MINE is not asked again, or where refusals count although others bring data: another replica has the content.
+/// Fails if a want is not repeated after NOT_MINE, or if refusals count although other replicas
+/// send data.
 #[test]
 fn a_replica_without_the_content_sends_the_client_elsewhere() {
     let mut w = World::new(Config::default());
     let size = 300_000;
     let mut n = 0;
-    // Every third want comes to a replica without it.
+    // Every third want reaches a replica without the content.
     w.instead = Some(Box::new(move |_, _| {
         n += 1;
         (n % 3 == 0).then_some(Answer::NotMine { code: 7 })
@@ -187,9 +194,10 @@ fn a_replica_without_the_content_sends_the_client_elsewhere() {
     assert!(w.got(0) == expected(size));
 }
 
-/// Fails without the count of refusals: nobody has the content, and the application is to hear of it, and get no other bytes.
+/// Fails without the count of refusals: no replica has the content, so the application must get an
+/// error, and no wrong bytes.
 #[test]
-fn content_that_nobody_has_is_an_error() {
+fn content_missing_at_all_replicas_is_an_error() {
     let mut w = World::new(Config::default());
     w.instead = Some(Box::new(|_, _| Some(Answer::NotMine { code: 7 })));
     w.write(0, b"300000\n");

@@ -1,5 +1,5 @@
-//! Streams of one connection, as connections of one stack to one service are: one window, fair parts of it, and nobody waits for
-//! or ends with another.
+//! Streams of one connection, which replace separate connections to one service: they share one
+//! window fairly, and no stream waits for another or ends with it.
 
 use crate::support::{self, Random, Way, World, expected};
 use rivulet_packet::{RequestClass, Segment};
@@ -9,14 +9,14 @@ use rivulet_transport::server::Answer;
 
 const RTT: u64 = 20_000;
 
-/// Opens a stream and asks on it for so many bytes.
+/// Opens a stream and requests this many bytes on it.
 fn ask(w: &mut World, size: u64) -> u16 {
     let stream = w.client.stream().unwrap();
     w.write(stream, format!("{size}\n").as_bytes());
     stream
 }
 
-/// The class of a request, and the stream whose input it has.
+/// The class of a request, and the stream that its input belongs to.
 fn request(packet: &[u8]) -> (RequestClass, Option<u16>) {
     let segment = Segment::parse_packet(packet).unwrap();
     let request = segment.request().unwrap();
@@ -33,7 +33,7 @@ fn any_number_of_streams_come_whole_both_ways_at_any_loss() {
         let streams: Vec<u16> = sizes[1..].iter().map(|size| ask(&mut w, *size)).collect();
         let mut fate =
             |_, _: &[u8]| if random.chance(loss) { vec![] } else { vec![RTT / 2 + random.below(2000)] };
-        // More is asked for on each when the connection has long been open.
+        // Each stream requests more later, when the connection has long been open.
         let first =
             |w: &World| streams.iter().zip(&sizes[1..]).all(|(s, size)| w.got(*s).len() as u64 == *size);
         assert!(w.run(120_000_000, &mut fate, first), "{:?}", w.client.statistics());
@@ -51,9 +51,9 @@ fn any_number_of_streams_come_whole_both_ways_at_any_loss() {
     }
 }
 
-/// Fails where turns are given out by place: those of streams that want nothing would be their neighbour's.
+/// Fails if turns are assigned by position: the turns of idle streams would go to their neighbour.
 #[test]
-fn streams_have_equal_parts_whoever_is_idle_between_them() {
+fn active_streams_get_equal_shares_beside_idle_ones() {
     let mut w = World::new(Config::default());
     w.write(0, b"10\n");
     let size = 2_000_000;
@@ -69,7 +69,7 @@ fn streams_have_equal_parts_whoever_is_idle_between_them() {
     assert!(most - least < 60_000, "{got:?}");
 }
 
-/// Fails where the first stream that has input goes first.
+/// Fails if the first stream with input always goes first.
 #[test]
 fn an_upload_keeps_no_other_input_waiting() {
     let mut w = World::new(Config::default());
@@ -83,13 +83,14 @@ fn an_upload_keeps_no_other_input_waiting() {
         vec![RTT / 2]
     };
     assert!(w.run(60_000_000, fate, |w| w.got(stream).len() == 500));
-    // The upload's continuation is one for each round trip: two may leave before the answer is here.
+    // The upload gets one continuation per round trip, so two packets may leave before the first
+    // response.
     assert!(uploads <= 3 && w.client.unconsumed(0) > 100_000, "{uploads} {}", w.client.unconsumed(0));
     assert!(w.run(600_000_000, |_, _| vec![RTT / 2], |w| w.got(0).len() == 3000));
 }
 
 #[test]
-fn a_stream_that_nobody_reads_holds_back_no_other_and_is_bounded() {
+fn unread_stream_is_bounded_and_blocks_no_other() {
     let mut w = World::new(Config { receive_buffer: 50_000, ..Config::default() });
     w.write(0, b"10\n");
     let stuck = ask(&mut w, 3_000_000);
@@ -105,7 +106,7 @@ fn a_stream_that_nobody_reads_holds_back_no_other_and_is_bounded() {
     assert!(w.got(stuck) == expected(3_000_000));
 }
 
-/// Fails where what a stream gets for an answer is the connection's end.
+/// Fails if an error on one stream ends the connection.
 #[test]
 fn a_stream_that_fails_ends_no_other() {
     let error = Answer::Error { code: 400, message: "no" };
@@ -146,7 +147,7 @@ fn streams_that_are_forgotten_leave_their_part_to_the_others() {
     let stream = ask(&mut w, 1_000_000);
     let begun = |w: &World| w.got(stream).len() > 200_000 && w.got(0).len() > 200_000;
     assert!(w.run(60_000_000, |_, _| vec![RTT / 2], begun));
-    // What is on its way for it is nobody's; its trickles are everybody's.
+    // Data in flight for the forgotten stream is discarded; its trickles serve the other streams.
     w.client.forget(0);
     let before = w.got(0).len();
     assert!(w.run(60_000_000, |_, _| vec![RTT / 2], |w| w.got(stream).len() == 1_000_000));
@@ -154,7 +155,8 @@ fn streams_that_are_forgotten_leave_their_part_to_the_others() {
     assert_eq!((w.got(0).len(), s.timeouts, s.declared), (before, 0, 0));
 }
 
-/// Nine fetches of 128 kB, half a second apart, as in Figure 7 of the Congestion Manager's paper: round trips of each.
+/// Nine fetches of 128 kB, half a second apart, as in Figure 7 of the Congestion Manager's paper;
+/// returns the round trips of each.
 fn fetches(pause: u64) -> (Vec<u64>, World) {
     const ROUND: u64 = 75_000;
     let mut w = World::new(Config::default());
@@ -174,7 +176,7 @@ fn fetches(pause: u64) -> (Vec<u64>, World) {
     (took, w)
 }
 
-/// Fails where a window is given up after a timeout of 200 ms.
+/// Fails if a window is discarded after a timeout of 200 ms.
 #[test]
 fn later_fetches_take_three_round_trips() {
     let (took, w) = fetches(500_000);
@@ -192,8 +194,8 @@ fn a_window_unused_for_longer_than_a_second_begins_anew() {
     assert!(took[1..].iter().all(|n| *n == 4), "the restart window, and the threshold: {took:?}");
 }
 
-/// A request carries one packet of input, and an opening has one request in its first round trip: who begins together with others waits
-/// for continuations.
+/// A request carries one packet of input, and an opening has one request in its first round trip.
+/// Requests that start together wait for continuations.
 #[test]
 fn requests_that_begin_together_are_answered_as_there_are_continuations() {
     const ROUND: u64 = 75_000;
@@ -223,7 +225,7 @@ fn requests_that_begin_together_are_answered_as_there_are_continuations() {
     assert_eq!(rounds(Some(token.to_vec())), [1, 2, 2, 2, 2, 2]);
 }
 
-/// Fails where a window that was unused for a timeout is sent at once.
+/// Fails if a window that was unused for a timeout is sent at once.
 #[test]
 fn the_first_window_after_a_pause_takes_a_round_trip() {
     const ROUND: u64 = 75_000;
@@ -247,7 +249,7 @@ fn the_first_window_after_a_pause_takes_a_round_trip() {
     };
     assert!(w.run(60_000_000, fate, |w| w.got(stream).len() > 400_000));
     assert_eq!(sent.iter().filter(|at| **at < start + ROUND).count(), 1, "the request, alone");
-    // Behind its answer: ten at once, no more, and the window within a round trip, evenly.
+    // After its response: ten requests at once, and the window within a round trip, evenly spaced.
     let second: Vec<u64> =
         sent.iter().filter(|at| (start + ROUND..start + 2 * ROUND).contains(*at)).copied().collect();
     let at_once = second.iter().filter(|at| **at < start + ROUND + 200).count();
@@ -259,9 +261,10 @@ fn the_first_window_after_a_pause_takes_a_round_trip() {
     }
 }
 
-/// A server of plain TCP that took the SYN's data has one stream's: that one goes on with the handshake.
+/// A plain TCP server that accepted the SYN's data has input of one stream, which takes over the
+/// handshake.
 #[test]
-fn the_handshake_of_plain_tcp_is_the_streams_whose_input_the_syn_had() {
+fn plain_tcp_handshake_belongs_to_the_stream_in_the_syn() {
     for written in [0, 2] {
         let mut w = World::new(Config::default());
         let other = [w.client.stream().unwrap(), w.client.stream().unwrap()];

@@ -45,7 +45,8 @@ fn where_continuations_come_whole_no_request_asks_for_more_than_fits_beside_them
         w.client.statistics().responses as f64
     };
     let (with, without) = (responses(true), responses(false));
-    // 53 bytes of some 1,400 are more; what they push out of one response must not need one of its own.
+    // Whole continuations take 53 of some 1,400 bytes; data displaced from one response must not
+    // need another one.
     assert!(without < 1.08 * with, "{without} responses against {with}");
 }
 
@@ -149,7 +150,7 @@ fn one_corrupted_nonce_is_left_behind_by_a_restart() {
 }
 
 #[test]
-fn a_suspended_connection_goes_on_from_another_address() {
+fn suspended_connection_resumes_from_another_address() {
     let mut w = World::new(Config::default());
     let size = 2_000_000;
     w.write(0, format!("{size}\n").as_bytes());
@@ -163,7 +164,7 @@ fn a_suspended_connection_goes_on_from_another_address() {
 }
 
 #[test]
-fn a_persistent_connection_idles_and_goes_on() {
+fn persistent_connection_survives_idling() {
     let mut w = World::new(Config::default());
     let mut fate = |_, _: &[u8]| vec![RTT / 2];
     let mut all = Vec::new();
@@ -200,7 +201,8 @@ fn parallel_requests_share_one_connection() {
     }
 }
 
-/// All up to the limit are answered, and then there is nothing more to do; above it an error says so.
+/// Parallel requests up to the limit are answered, with nothing left to do afterwards; above it
+/// there is an error.
 #[test]
 fn any_number_of_parallel_requests_up_to_the_limit() {
     use rivulet_transport::client::{MAX_REQUESTS, RequestError};
@@ -282,10 +284,11 @@ fn an_address_token_brings_the_initial_window_at_once() {
     assert_eq!(w.got(0), expected(300));
 }
 
-/// A proof has room for a dozen gaps; a client with more declares lost what it has, and keeps the data. It gives up the single numbers between
-/// the gaps, not the long rest of the window behind them.
+/// A proof has room for a dozen gaps. A client with more declares received numbers lost and keeps
+/// their data. It gives up single numbers between the gaps, not the long rest of the window after
+/// them.
 #[test]
-fn a_window_with_thirty_gaps_loses_what_lies_between_them_and_no_more() {
+fn window_with_thirty_gaps_loses_only_numbers_between_them() {
     let mut w = World::new(Config::default());
     let size = 2_000_000;
     w.write(0, format!("{size}\n").as_bytes());
@@ -305,6 +308,6 @@ fn a_window_with_thirty_gaps_loses_what_lies_between_them_and_no_more() {
     let s = w.client.statistics();
     assert!(w.refusals.is_empty(), "{:?}", w.refusals);
     assert!((8..=16).contains(&longest), "{longest} entries");
-    // 30 were lost, and 20 more lie between them without a place in the proof.
+    // 30 were lost, and 20 more between them have no room in the proof.
     assert!((30..=55).contains(&s.declared) && s.timeouts == 0, "{s:?}");
 }

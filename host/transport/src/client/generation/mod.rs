@@ -1,7 +1,7 @@
-//! The numbers of one generation: what was expected, received and declared, and the proofs that follow from it.
+//! The numbers of one generation: expected, received or declared lost, and the proofs that follow.
 //!
-//! Numbers are kept as indices from the generation's first number. Everything below `decided` is final: received or declared
-//! lost, never both (the prefix property, section 2.4).
+//! Numbers are stored as indices from the generation's first number. All below `decided` are final,
+//! either received or declared lost (the prefix property, section 2.4).
 
 mod proof;
 
@@ -13,16 +13,16 @@ use rivulet_packet::{SealedContinuation, TransportContinuation};
 use super::rtt::Rtt;
 use crate::time::Time;
 
-/// What became of a number.
+/// State of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// No request was sent that yields it.
+    /// No request that yields it was sent.
     Unissued,
-    /// Its request was sent.
+    /// A request that yields it was sent.
     Expected,
-    /// It came as an original.
+    /// It was received as an original.
     Received,
-    /// Declared lost, finally; it may have come under K' since.
+    /// Declared lost, finally. It may have been received under K' since.
     Lost,
 }
 
@@ -31,29 +31,29 @@ pub enum State {
 pub struct Slot {
     /// What became of it.
     pub state: State,
-    /// Index of the number whose request yields it.
+    /// Index of the number for which that request was sent.
     pub parent: u32,
     /// When that request was sent.
     pub sent_at: Time,
-    /// When the response came.
+    /// When the response was received.
     pub received_at: Time,
     /// Its nonce under K.
     nonce: u32,
     /// Its nonce under K'.
     prime: Option<u32>,
-    /// XOR of all original nonces up to here; set when decided.
+    /// XOR of all original nonces up to this number; set when the number is decided.
     sum: u32,
-    /// The response or the request it answers carried an ECN mark.
+    /// The response, or the request that it answers, carried an ECN mark.
     pub marked: bool,
-    /// The output range asked for in it.
+    /// The output range requested in it.
     pub want: Option<Range<u64>>,
     /// Input sent with the request that yields it: stream and range.
     pub input: Option<(u16, Range<u64>, bool)>,
-    /// The continuation it brought.
+    /// The continuation in the response.
     pub sealed: Option<SealedContinuation>,
-    /// What the continuation is predicted to be.
+    /// The predicted continuation.
     pub predicted: Option<TransportContinuation>,
-    /// The continuation was used, or given up.
+    /// The continuation was used, or the client gave it up.
     pub used: bool,
 }
 
@@ -77,20 +77,20 @@ impl Slot {
     }
 }
 
-/// What a response number turned out to be.
+/// Classes of received response numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
-    /// Awaited: it counts.
+    /// Awaited: the response counts.
     New,
-    /// Declared lost before: its data counts, nothing else.
+    /// Declared lost before: only its data counts.
     Late,
-    /// Seen before, or never asked for.
+    /// Received before, or never requested.
     Unknown,
 }
 
 /// The most recently sent request that was answered (RFC 8985 section 6.1).
 #[derive(Clone, Copy, Debug, Default)]
-struct Newest {
+struct NewestAnswered {
     sent_at: Time,
     index: u32,
     arrived_at: Time,
@@ -101,7 +101,7 @@ struct Newest {
 pub struct Generation {
     /// Tag of the generation.
     pub tag: u32,
-    /// Its count.
+    /// Its generation count.
     pub generation: u16,
     origin: u32,
     /// Index of `slots[0]`.
@@ -111,15 +111,15 @@ pub struct Generation {
     runs: VecDeque<(u32, u32)>,
     marks: VecDeque<u32>,
     ready: BTreeSet<u32>,
-    newest: Newest,
-    /// Index of the first number not expected yet.
+    newest: NewestAnswered,
+    /// Index after the highest expected number.
     top: u32,
-    /// Events found since the last look: numbers declared lost.
+    /// Numbers declared lost since the last call that took them.
     pub declared: Vec<u32>,
 }
 
 impl Generation {
-    /// A generation whose first number is `first`.
+    /// Makes a generation with first number `first`.
     pub fn new(tag: u32, generation: u16, first: u32) -> Self {
         Self {
             tag,
@@ -131,13 +131,13 @@ impl Generation {
             runs: VecDeque::new(),
             marks: VecDeque::new(),
             ready: BTreeSet::new(),
-            newest: Newest::default(),
+            newest: NewestAnswered::default(),
             top: 0,
             declared: Vec::new(),
         }
     }
 
-    /// A generation of which one continuation is left.
+    /// Restores a generation of which only one continuation was kept.
     pub fn resumed(sealed: SealedContinuation) -> Self {
         let fields = &sealed.fields;
         let mut generation = Self::new(fields.tag, fields.generation, fields.number);
@@ -152,19 +152,19 @@ impl Generation {
         number.wrapping_sub(self.origin)
     }
 
-    /// The slot at an index, if it is kept.
+    /// The slot at an index, if it is still stored.
     pub fn slot(&self, index: u32) -> Option<&Slot> {
         self.slots.get(index.checked_sub(self.start)? as usize)
     }
 
-    /// As [`Generation::slot`], to be changed.
+    /// As [`Generation::slot`], mutable.
     pub fn slot_mut(&mut self, index: u32) -> Option<&mut Slot> {
         self.slots.get_mut(index.checked_sub(self.start)? as usize)
     }
 
-    /// A request was sent at `now` from `parent` that yields the number at `index`.
+    /// A request sent at `now` from `parent` yields the number at `index`.
     pub fn expect(&mut self, index: u32, parent: u32, now: Time) -> Option<&mut Slot> {
-        // A window never has 65,536 numbers: anything farther away is no answer to anything.
+        // A window is smaller than 65,536 numbers, so a larger index cannot belong to any request.
         if index.wrapping_sub(self.start) > 1 << 17 {
             return None;
         }
@@ -181,12 +181,13 @@ impl Generation {
         Some(slot)
     }
 
-    /// Whether a response with this index would still count: it was not declared lost before it was asked for.
+    /// Whether a response with this index would still count: its number is neither received nor
+    /// declared lost.
     pub fn is_open(&self, index: u32) -> bool {
         index >= self.decided && self.slot(index).is_none_or(|s| s.state == State::Unissued)
     }
 
-    /// What a response with this number is.
+    /// Classifies a response with this index.
     pub fn classify(&self, number: u32) -> Arrival {
         match self.slot(self.index(number)).map(|s| s.state) {
             Some(State::Expected) => Arrival::New,
@@ -195,7 +196,8 @@ impl Generation {
         }
     }
 
-    /// The awaited original at `index` came. `sealed`: its continuation, if it could be read.
+    /// The awaited original at `index` was received. `sealed` is its continuation, if it could be
+    /// read.
     pub fn receive(
         &mut self,
         index: u32,
@@ -210,19 +212,21 @@ impl Generation {
         slot.marked = marked || sealed.is_some_and(|s| s.fields.marked);
         let sent_at = slot.sent_at;
         if (sent_at, index) >= (self.newest.sent_at, self.newest.index) || self.newest.arrived_at == Time(0) {
-            self.newest = Newest { sent_at, index, arrived_at: now };
+            self.newest = NewestAnswered { sent_at, index, arrived_at: now };
         }
     }
 
-    /// How long the number at `index` took, if it came after one that was asked for later.
+    /// The time that the number at `index` took, if a number requested later was received first.
     pub fn overtaken(&self, index: u32, now: Time) -> Option<u64> {
         let slot = self.slot(index)?;
         let after = (slot.sent_at, index) < (self.newest.sent_at, self.newest.index);
         after.then(|| now.since(slot.sent_at))
     }
 
-    /// A number came under K', by a GROUP or as the answer to a PROBE. All that is missing below it is lost (a tail probe
-    /// settles the tail), and it is lost as an original itself, unless it came as one.
+    /// A number was received under K', through a GROUP or as the answer to a PROBE. If it
+    /// `settles`, all missing numbers up to it are lost (a tail probe decides the tail), and so is
+    /// its own original unless that was received. Returns whether the number's continuation can be
+    /// used.
     pub fn receive_prime(
         &mut self,
         index: u32,
@@ -256,7 +260,7 @@ impl Generation {
         true
     }
 
-    /// The first number of a generation opened under K'.
+    /// Stores the first number of a generation opened under K'.
     pub fn open_prime(&mut self, nonce: u32, sealed: SealedContinuation, now: Time) {
         let Some(slot) = self.expect(0, 0, now) else { return };
         (slot.state, slot.prime, slot.sealed, slot.received_at) =
@@ -273,7 +277,7 @@ impl Generation {
         }
     }
 
-    /// Moves `decided` on over everything that is final.
+    /// Advances `decided` over all final numbers.
     pub fn advance(&mut self) {
         while matches!(self.slot(self.decided).map(|s| s.state), Some(State::Received | State::Lost)) {
             self.decide_one();
@@ -287,7 +291,8 @@ impl Generation {
         let Some(slot) = self.slot(index) else { return };
         let received = slot.state == State::Received && self.may_hold(index);
         if slot.state == State::Received && !received {
-            // One range too many: declared lost, which harms nobody else. The data stays.
+            // One range too many for the proof: declare it lost, which harms only this connection.
+            // The data is kept.
             self.declare(index);
         }
         let Some(slot) = self.slot_mut(index) else { return };
@@ -308,7 +313,7 @@ impl Generation {
         self.decided += 1;
     }
 
-    /// Declares what RFC 8985 declares, and gives the time at which the next declaration is due.
+    /// Declares losses by RFC 8985 and returns the time at which the next one is due.
     pub fn detect(&mut self, now: Time, rtt: &Rtt) -> Option<Time> {
         let (Some(srtt), true) = (rtt.smoothed(), self.newest.arrived_at != Time(0)) else { return None };
         let window = rtt.reordering_window();
@@ -316,7 +321,7 @@ impl Generation {
         let highest = (self.decided..self.top)
             .rev()
             .find(|i| self.slot(*i).is_some_and(|s| s.state == State::Received));
-        // What lies beyond the highest received waits for the tail's probe.
+        // Numbers above the highest received one wait for the tail probe.
         let highest = highest?;
         let mut above = self.newest.sent_at; // when the next issued number above was asked for
         for index in (self.decided..highest).rev() {
@@ -326,7 +331,7 @@ impl Generation {
                 State::Expected if (slot.sent_at, index) < newest => {
                     slot.sent_at + rtt.latest().max(srtt) + window
                 }
-                // Numbers above it came, but nothing that was sent after it.
+                // Higher numbers were received, but none of a request sent after this one.
                 State::Expected => slot.sent_at + 2 * srtt + window,
                 State::Unissued => above + rtt.latest().max(srtt) + window,
                 State::Received | State::Lost => {
@@ -357,12 +362,12 @@ impl Generation {
         self.ready.contains(&index)
     }
 
-    /// How many usable continuations there are.
+    /// The number of usable continuations.
     pub fn ready_count(&self) -> usize {
         self.ready.len()
     }
 
-    /// The continuation at `index` is used up.
+    /// Marks the continuation at `index` as used.
     pub fn spend(&mut self, index: u32) {
         self.ready.remove(&index);
         if let Some(slot) = self.slot_mut(index) {
@@ -370,7 +375,7 @@ impl Generation {
         }
     }
 
-    /// The highest expected number, and its slot.
+    /// The highest expected number, with its slot.
     pub fn highest_expected(&self) -> Option<(u32, &Slot)> {
         (self.decided..self.top)
             .rev()
@@ -378,7 +383,7 @@ impl Generation {
             .find(|(_, s)| s.state == State::Expected)
     }
 
-    /// Whether anything is awaited.
+    /// Whether any number is awaited.
     pub fn is_awaiting(&self) -> bool {
         self.highest_expected().is_some()
     }
@@ -388,12 +393,12 @@ impl Generation {
         self.decided >= self.top
     }
 
-    /// The highest decided number whose continuation is kept, used or not.
+    /// The highest decided number with a continuation, used or not.
     pub fn latest_continuation(&self) -> Option<u32> {
         (self.start..self.decided).rev().find(|i| self.slot(*i).is_some_and(|s| s.sealed.is_some()))
     }
 
-    /// Forgets numbers that no proof and no response will need again.
+    /// Drops numbers that no proof and no response needs any more.
     pub fn prune(&mut self) {
         let base = |i: u32| self.slot(i).and_then(|s| s.sealed.as_ref()).map(|s| self.index(s.fields.base));
         let oldest_expected = (self.decided..self.top)
@@ -402,7 +407,8 @@ impl Generation {
         let newest = self.latest_continuation();
         let needed = [self.first_ready(), oldest_expected, newest].into_iter().flatten();
         let keep = needed.map(|i| base(i).unwrap_or(i).min(i)).min().unwrap_or(self.decided);
-        // A regenerated continuation goes back to the base of the request that had it regenerated: one window more.
+        // A regenerated continuation has the base of the request that had it regenerated, up to one
+        // window earlier.
         let keep = keep.min(self.decided).saturating_sub(1);
         let keep = keep.saturating_sub(self.decided - keep);
         while self.start < keep && self.slots.len() > 1 {
@@ -424,14 +430,14 @@ impl Generation {
             .map(|s| usize::from(s.fields.mss))
     }
 
-    /// Trickles alive: awaited ones and usable continuations.
+    /// Live trickles: awaited numbers and usable continuations.
     pub fn population(&self) -> usize {
         let awaited =
             (self.decided..self.top).filter(|i| self.slot(*i).is_some_and(|s| s.state == State::Expected));
         awaited.count() + self.ready.len()
     }
 
-    /// Gives back everything that was asked for with numbers that have not come.
+    /// Returns everything that was requested with numbers not received.
     #[allow(clippy::type_complexity)]
     pub fn abandon(&mut self) -> (Vec<Range<u64>>, Vec<(u16, Range<u64>, bool)>) {
         let waiting = self.slots.iter_mut().filter(|s| matches!(s.state, State::Expected | State::Lost));
@@ -443,7 +449,8 @@ impl Generation {
         (wants, inputs)
     }
 
-    /// The input sent with the request from `parent`, which stands at the first number that it yields.
+    /// The input sent with the request from `parent`; it is stored at the first number that the
+    /// request yields.
     pub fn take_sibling_input(
         &mut self,
         index: u32,

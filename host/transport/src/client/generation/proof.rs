@@ -1,4 +1,4 @@
-//! The proofs of a generation: what of it goes into sixteen entries (section 2.4).
+//! The proofs of a generation: how its history fits into sixteen entries (section 2.4).
 
 use arrayvec::ArrayVec;
 use rivulet_packet::{EntryKind, MAX_ENTRIES, ProofEntry};
@@ -6,15 +6,15 @@ use rivulet_packet::{EntryKind, MAX_ENTRIES, ProofEntry};
 use super::{Generation, State};
 use crate::verdict::{piece_of, settled};
 
-/// Ranges of originals that a proof may have: one entry is left for a mark, one for regenerated numbers.
+/// Ranges of originals in a proof. One entry is reserved for a mark, one for regenerated numbers.
 const MAX_RUNS: usize = MAX_ENTRIES - 2;
-/// Of them so many are left for what has not come yet.
+/// Ranges reserved for numbers not received yet.
 const SPARE: usize = 3;
-/// Ranges among the trickles that end, where there are more gaps than ranges.
+/// Ranges spent on trickles that terminate, where there are more gaps than ranges.
 const FEW: usize = 3;
 
 impl Generation {
-    /// The proof of a request that answers the number at `index`.
+    /// Makes the proof for the request that answers the number at `index`.
     pub fn proof(&self, index: u32) -> ArrayVec<ProofEntry, MAX_ENTRIES> {
         let mut out = ArrayVec::new();
         let Some(slot) = self.slot(index) else { return out };
@@ -34,7 +34,8 @@ impl Generation {
         if slot.state == State::Lost {
             self.push_prime_run(&mut out, base, Some(index));
         }
-        // The first that the verdict looks at: one before the piece was answered for, and must not hide another behind it.
+        // The first mark in the piece. The window was reduced for marks before the piece already;
+        // such a mark would hide a later one.
         let piece = base.wrapping_add(settled(&sealed.fields));
         if let Some(mark) = self.marks.iter().find(|m| **m >= piece && **m <= index) {
             let _ = out.try_push(ProofEntry::mark(offset(*mark)));
@@ -42,7 +43,8 @@ impl Generation {
         out
     }
 
-    /// Regenerated numbers that end at `last`: the run before them is settled by the request that had them regenerated.
+    /// Adds the run of regenerated numbers that ends at `last`. The request that had them
+    /// regenerated accounts for the losses before them.
     fn push_prime_run(&self, out: &mut ArrayVec<ProofEntry, MAX_ENTRIES>, base: u32, last: Option<u32>) {
         let Some(last) = last else { return };
         let prime = |i: u32| self.slot(i).and_then(|s| s.prime.filter(|_| s.state == State::Lost));
@@ -57,9 +59,11 @@ impl Generation {
         }
     }
 
-    /// Whether a proof that starts at this number's base has room for the range that it would begin. Where more gaps came than ranges are
-    /// left, those are spread over the rest of the window: each received number behind a run of losses has a share of it regenerated, so a
-    /// window of which every second packet was lost is mended from many places at once, and its end is never without a range.
+    /// Whether a proof that starts at this number's base has room for the range that the number
+    /// would begin. If there are more gaps than ranges, the remaining ranges are spread over the
+    /// rest of the window. Each received number after a run of losses has a share of the run
+    /// regenerated, so a window that lost every second packet recovers in many places at once, and
+    /// its end always has a range.
     pub(super) fn may_hold(&self, index: u32) -> bool {
         let Some(&(_, last)) = self.runs.back() else { return true };
         if last + 1 == index {
@@ -74,7 +78,7 @@ impl Generation {
         if free == 0 {
             return false;
         }
-        // What came: a gap before it was decided, so it had its time to come.
+        // Received numbers. The gap before them was declared lost, so they are not just reordered.
         let came = |i: u32| self.slot(i).is_some_and(|s| s.state == State::Received);
         let begins = (index..self.top).filter(|i| came(*i) && (*i == index || !came(i - 1)));
         if begins.take(free).count() + SPARE <= free {
@@ -86,7 +90,8 @@ impl Generation {
         let (piece, before) = (piece_of(fields), self.origin.wrapping_add(loss).wrapping_sub(1));
         let end = loss.saturating_add(piece.cwnd(before));
         if index < end.saturating_sub(piece.after_loss(before)) {
-            // These trickles end. The first few have the first losses retransmitted, others are not worth a range.
+            // These trickles terminate. The first few have the first losses retransmitted; the
+            // others do not deserve a range.
             return self.runs.iter().rev().take_while(|(first, _)| *first > loss).count() < FEW;
         }
         let distance = end.saturating_sub(index) / free as u32;

@@ -1,4 +1,5 @@
-//! One window of a connection under a microscope: every packet of it has a fate, everything after it goes well.
+//! Experiments on one window of a connection: each of its packets has a given fate, and all later
+//! packets arrive.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +14,7 @@ use rivulet_transport::{KeyRing, Time};
 
 use super::{Way, World, expected, keys};
 
-/// What happens to the packet with a number.
+/// What happens to the packet with this number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Arrives,
@@ -21,7 +22,7 @@ pub enum Fate {
     ResponseLost,
 }
 
-/// The window before the one under the microscope.
+/// The window before the examined one.
 #[derive(Clone, Copy, Debug)]
 pub struct Start {
     pub cwnd: u16,
@@ -34,23 +35,23 @@ pub struct Experiment {
     pub start: Start,
     /// Fates of the numbers that the requests of the first window yield.
     pub fates: Vec<Fate>,
-    /// This one is late by an eighth of an RTT.
+    /// The packet that is late by an eighth of an RTT.
     pub delayed: Option<usize>,
     /// Bit i: the i-th packet under K' is lost.
     pub primes_lost: u32,
 }
 
-/// What came of it.
+/// Result of an experiment.
 #[derive(Debug, Default)]
 pub struct Outcome {
     pub done: bool,
     pub whole: bool,
     pub time: u64,
-    /// Numbers issued under K in generation 0, with how often.
+    /// Numbers issued under K in generation 0, with their counts.
     pub issued: BTreeMap<u32, u32>,
-    /// Pieces of continuations issued, by number.
+    /// Pieces of issued continuations, by number.
     pub pieces: BTreeMap<u32, BTreeSet<(u32, u16, u16)>>,
-    /// First number of the window under the microscope.
+    /// First number of the examined window.
     pub window: u32,
     pub statistics: Statistics,
     pub primes: u32,
@@ -62,7 +63,7 @@ pub struct Outcome {
 pub const RTT: u64 = 40_000;
 const SIZE: u64 = 15_000;
 
-/// The answer to the SYN, with another window in its continuation.
+/// The answer to the SYN, changed to another window in its continuation.
 fn with_window(packet: &mut Vec<u8>, start: Start, keys: &KeyRing) -> u32 {
     let segment = Segment::parse_packet(packet).unwrap();
     let mut response = segment.response().unwrap();
@@ -134,7 +135,7 @@ pub fn run(experiment: &Experiment) -> Outcome {
                 };
             }
             let Ok(request) = segment.request() else { return vec![RTT / 2] };
-            // What the server will say, or would have said.
+            // The server's verdict, also for requests that are lost.
             let verdict = step(&segment, &ring, Time(world_time(packet, clock)), &policy);
             let mut dies = false;
             if let (Ok(Verdict::Respond(plan)), Some(c)) = (&verdict, request.continuation) {
@@ -168,7 +169,7 @@ pub fn run(experiment: &Experiment) -> Outcome {
     out
 }
 
-/// A time at which the continuation of this request is fresh: the shadow step looks at numbers alone.
+/// A time at which this request's continuation is fresh; the shadow step examines only numbers.
 fn world_time(packet: &[u8], fallback: u64) -> u64 {
     Segment::parse_packet(packet)
         .ok()

@@ -1,4 +1,4 @@
-//! A client and stateless servers in virtual time, with a network that does what a test says.
+//! A client and stateless servers in virtual time, with a network that each test controls.
 #![allow(dead_code)]
 
 pub mod laboratory;
@@ -34,18 +34,18 @@ pub fn nonce_keys(epoch: u32) -> NonceKeys {
     }
 }
 
-/// The byte at an offset of the answer of `size` bytes.
+/// The byte at an offset of the response of `size` bytes.
 pub fn content(size: u64, offset: u64) -> u8 {
     ((offset ^ size).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
-/// A stateless application: each line of input is the size of an answer. The next output offset and the part of a line that came
-/// are sealed into the input continuation.
+/// A stateless application: each line of input is the size of a response. The next output offset
+/// and the incomplete line are sealed into the input continuation.
 pub fn answer(plan: &Plan<'_>, keys: &KeyRing, send: impl FnMut(&[u8])) {
     answer_or(plan, keys, |_| None, send);
 }
 
-/// As [`answer`], but for wants to which `instead` has another answer.
+/// As [`answer`], but `instead` may replace the data for a want.
 pub fn answer_or(
     plan: &Plan<'_>,
     keys: &KeyRing,
@@ -137,14 +137,14 @@ fn range_of(opaque: &[u8]) -> (u64, u64) {
     (word(0), word(8))
 }
 
-/// Which way a packet goes.
+/// Direction of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     Up,
     Down,
 }
 
-/// What the network does with a packet: the delays after which copies of it arrive.
+/// The fate of a packet: the delays after which copies of it arrive.
 pub type Fate = Vec<u64>;
 
 pub struct World {
@@ -152,7 +152,7 @@ pub struct World {
     pub keys: KeyRing,
     pub policy: Policy,
     pub now: u64,
-    /// The same, for those who see packets on their way.
+    /// All packets, for tests that inspect them in flight.
     pub clock: std::rc::Rc<std::cell::Cell<u64>>,
     queue: BTreeMap<(u64, u64), (Way, Vec<u8>)>,
     serial: u64,
@@ -160,17 +160,17 @@ pub struct World {
     pub received: BTreeMap<u16, Vec<u8>>,
     pub refusals: Vec<Refusal>,
     pub reading: bool,
-    /// A stream that nobody reads.
+    /// A stream that the test does not read.
     pub unread: Option<u16>,
     pub sent_packets: u64,
-    /// What the application says to a want in place of its data, by time.
+    /// The application's reply to a want in place of its data, by time.
     pub instead: Option<Instead>,
     damage: bool,
-    /// A server with memory in place of the bare step.
+    /// A server with soft state in place of the bare step.
     pub server: Option<Server>,
 }
 
-/// What an application says in place of data: by time (microseconds).
+/// The application's reply in place of data, by time in microseconds.
 pub type Instead = Box<dyn FnMut(u64, &Want) -> Option<Answer<'static>>>;
 
 thread_local! {
@@ -251,7 +251,7 @@ impl World {
         }
     }
 
-    /// Runs until `done` or until `until` (virtual microseconds). Gives whether it was done.
+    /// Runs until `done` or until `until` (virtual microseconds). Returns whether it was done.
     pub fn run(
         &mut self,
         until: u64,
@@ -268,7 +268,7 @@ impl World {
             assert!(steps < 20_000_000, "the world spins");
             let next_packet = self.queue.first_key_value().map(|((at, _), _)| *at);
             if self.client.poll_timeout().is_some_and(|t| t.0 <= self.now) {
-                // A timer that has come must be done with once it was handled, or a real driver would spin.
+                // After its handling a timer must not be due any more, or a real driver would spin.
                 self.client.handle_timeout(Time(self.now));
                 self.pump(&mut fate);
                 let again = self.client.poll_timeout();
@@ -295,7 +295,7 @@ impl World {
         }
     }
 
-    /// The client stands still for so long: what comes waits for it, with the times at which it came if `stamped`.
+    /// Stops the client for `length`. Packets wait for it, with their arrival times if `stamped`.
     pub fn freeze(&mut self, length: u64, stamped: bool, mut fate: impl FnMut(Way, &[u8]) -> Fate) {
         let thaw = self.now + length;
         let mut waiting = Vec::new();
@@ -315,7 +315,7 @@ impl World {
         }
     }
 
-    /// As [`World::run`], with packets that may be changed on their way.
+    /// As [`World::run`], but packets may be changed in flight.
     pub fn run_damaging(
         &mut self,
         until: u64,

@@ -1,4 +1,5 @@
-//! A request in the steady state: one range, one want, one response; made by hand, so that every run has the same.
+//! A steady-state request with one range, one want and one response; built by hand so that every
+//! run is equal.
 
 use std::net::SocketAddr;
 
@@ -35,7 +36,7 @@ pub fn fields() -> TransportContinuation {
     }
 }
 
-/// The sum of the originals between two offsets of the base.
+/// The sum of the original nonces between two offsets from the base.
 pub fn original(keys: &KeyRing, c: &TransportContinuation, first: u16, last: u16) -> ProofEntry {
     let nonces = keys.nonce(c.nonce_epoch).unwrap().original.tag(c.tag);
     let at = |offset: u16| c.base.wrapping_add(u32::from(offset));
@@ -82,12 +83,12 @@ pub fn packet(
     )
 }
 
-/// Any request, from any address.
+/// A request from any address.
 pub fn packet_with(builder: &RequestBuilder<'_>, from: &str) -> Vec<u8> {
     packet_acknowledging(builder, from, if builder.class == RequestClass::Syn { 0 } else { 2 })
 }
 
-/// The same with an acknowledgement number of one's own. A SYN has sequence number 0, all else 1.
+/// The same with an explicit acknowledgement number. A SYN has sequence number 0, other segments 1.
 pub fn packet_acknowledging(builder: &RequestBuilder<'_>, from: &str, ack: u32) -> Vec<u8> {
     let src: SocketAddr = from.parse().unwrap();
     let dst: SocketAddr = SERVICE.parse().unwrap();
@@ -115,7 +116,7 @@ pub fn packet_acknowledging(builder: &RequestBuilder<'_>, from: &str, ack: u32) 
     out
 }
 
-/// Its continuation, in a connection of this tag.
+/// The steady continuation, in a connection with this tag.
 pub fn sealed_as(keys: &KeyRing, tag: u32) -> SealedContinuation {
     seal_continuation(
         keys.seal(1).unwrap(),
@@ -124,12 +125,12 @@ pub fn sealed_as(keys: &KeyRing, tag: u32) -> SealedContinuation {
     )
 }
 
-/// Its continuation.
+/// The steady continuation.
 pub fn sealed(keys: &KeyRing) -> SealedContinuation {
     sealed_as(keys, fields().tag)
 }
 
-/// The steady request of such a continuation.
+/// The steady request for such a continuation.
 pub fn request_with(keys: &KeyRing, sealed: &SealedContinuation) -> Vec<u8> {
     let proof = [original(keys, &sealed.fields, 0, 39)];
     packet(RequestClass::Normal, sealed, &proof, &output_continuation(keys))
