@@ -2,7 +2,8 @@
 
 use crate::flow::Reason;
 
-/// Digits of the size of a chunk, leading zeros included: as many as other readers take. What they say has to fit into 32 bits.
+/// Most digits of a chunk's size, leading zeros included: as many as other parsers accept. The
+/// value must fit into 32 bits.
 const MAX_DIGITS: u8 = 16;
 
 /// Where in a chunked body a reader is.
@@ -12,26 +13,26 @@ pub enum Chunked {
     Size {
         /// Their number.
         digits: u8,
-        /// What they say.
+        /// Their value.
         size: u32,
     },
     /// Behind it, before an extension or the end of the line.
     Behind(u32),
     /// In an extension.
     Extension(u32),
-    /// The line is ended by one octet more.
+    /// One more byte ends the line.
     SizeEnd(u32),
-    /// So many octets of a chunk are to come, more than none.
+    /// Bytes left of a chunk, at least one.
     Data(u32),
     /// Behind a chunk.
     DataReturn,
-    /// And one octet further.
+    /// One byte more.
     DataEnd,
     /// Before a line of trailers, or the last line, which is empty.
     Trailer,
     /// In such a line.
     Field,
-    /// The line is ended by one octet more.
+    /// One more byte ends the line.
     FieldEnd,
     /// The body is.
     LastEnd,
@@ -46,7 +47,8 @@ impl Default for Chunked {
 }
 
 impl Chunked {
-    /// Reads on, and says how many of these octets are the body's, trailers included: all, unless it is over.
+    /// Parses further bytes and returns how many belong to the body, trailers included: all, unless
+    /// it ends.
     ///
     /// # Errors
     /// [`Reason::Malformed`].
@@ -68,7 +70,7 @@ impl Chunked {
         Ok(at)
     }
 
-    /// What comes behind one octet that is no data.
+    /// The state after a byte that is not data.
     fn after(self, octet: u8) -> Option<Chunked> {
         Some(match (self, octet) {
             (Chunked::Size { digits, size }, _) if octet.is_ascii_hexdigit() && digits < MAX_DIGITS => {
@@ -116,11 +118,11 @@ impl Chunked {
         }
     }
 
-    /// What [`encode`](Self::encode) gives, and nothing else.
+    /// Decodes exactly the results of [`encode`](Self::encode).
     #[must_use]
     pub fn decode(place: u8, digits: u8, size: u32) -> Option<Chunked> {
         let read = match place {
-            // Digits that were not there say nothing.
+            // Unused digits must be zero.
             0 if digits <= MAX_DIGITS && u64::from(size) < 1 << (4 * u64::from(digits.min(8))) => {
                 Chunked::Size { digits, size }
             }
@@ -141,7 +143,7 @@ impl Chunked {
     }
 }
 
-/// Octets of the whole body, trailers included; `None` if more are needed.
+/// Bytes of the whole body, trailers included; `None` if more are needed.
 ///
 /// # Errors
 /// [`Reason::Malformed`].
@@ -169,7 +171,7 @@ mod tests {
             }
             let more = format!("{body}HTTP");
             assert_eq!(end(more.as_bytes()), Ok(Some(body.len())));
-            // In two pieces, and what is known between them told as numbers.
+            // In two pieces, with the state between them encoded and decoded.
             for n in 0..body.len() {
                 let (one, two) = more.as_bytes().split_at(n);
                 let mut first = Chunked::default();

@@ -1,4 +1,5 @@
-//! Heads of HTTP/1 (RFC 9112) as far as they tell where messages end and whether a response can be had again.
+//! Heads of HTTP/1 (RFC 9112), parsed as far as they show where messages end and whether a response
+//! can be requested again.
 //!
 //! [`rivulet_http`] reads the lines. What it accepts and another reader could understand differently is refused here: the
 //! server must see the same requests as this agent does.
@@ -13,12 +14,12 @@ mod repeat;
 
 pub use repeat::{is_bound, range_request, repeated_request};
 
-/// Octets of the longest head that is looked at, of requests and of responses.
+/// Bytes of the longest head of a request or response.
 pub const MAX_HEAD: usize = 2048;
 /// Fields of a head.
 const MAX_FIELDS: usize = 64;
 
-/// What is asked.
+/// Method of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     /// GET
@@ -30,7 +31,7 @@ pub enum Method {
 /// The head of a request without a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestHead {
-    /// Octets, empty lines in front of it included.
+    /// Bytes, including empty lines before it.
     pub length: usize,
     /// Its method.
     pub method: Method,
@@ -41,9 +42,9 @@ pub struct RequestHead {
 /// Where the body of a response ends (RFC 9112 section 6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {
-    /// So many octets behind the head.
+    /// A fixed number of bytes.
     Length(u64),
-    /// It says so itself.
+    /// Chunked coding.
     Chunked,
     /// With the connection.
     Close,
@@ -56,36 +57,36 @@ pub struct Object<'a> {
     pub etag: &'a [u8],
     /// `Content-Encoding`.
     pub encoding: Option<&'a [u8]>,
-    /// First octet of the object.
+    /// First byte of the object.
     pub first: u64,
-    /// Octets of it that are in the response.
+    /// Bytes of it in the response.
     pub length: u64,
-    /// Octets of the object.
+    /// Bytes of the object.
     pub total: u64,
 }
 
 /// The head of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResponseHead<'a> {
-    /// Octets.
+    /// Bytes of the head.
     pub length: usize,
     /// The status code, 200 or above.
     pub status: u16,
     /// Where its body ends.
     pub framing: Framing,
-    /// What part of which object the body is, if that can be told.
+    /// The object and part that the body is, if known.
     pub object: Option<Object<'a>>,
-    /// It tells the inputs from which it was generated ([`INPUTS`]).
+    /// It lists the inputs from which it was generated ([`INPUTS`]).
     pub inputs: bool,
     /// The server closes behind it.
     pub close: bool,
 }
 
-/// The field in which a server tells the inputs from which it generated an answer, and is told them when it is to generate the
-/// same again (Lloyd and Freedman, section 7).
+/// The field in which a server lists the inputs from which it generated an answer, and in which it
+/// gets them when it is to generate the answer again (Lloyd and Freedman, section 7).
 pub const INPUTS: &str = "X-TRODS";
 
-/// Reads what octets from a client begin with; `None` if more are needed.
+/// Parses the head at the beginning of a client's bytes; `None` if more are needed.
 ///
 /// # Errors
 /// Why this is no request that can be protected.
@@ -129,14 +130,15 @@ pub fn request(octets: &[u8]) -> Result<Option<RequestHead>, Reason> {
     waits(octets)
 }
 
-/// Reads what octets from a server begin with, which answer a request of this method; `None` if more are needed.
+/// Parses the head at the beginning of a server's bytes, for a request of this method; `None` if
+/// more are needed.
 ///
 /// # Errors
 /// Why this is no response that can be protected.
 pub fn response(octets: &[u8], method: Method) -> Result<Option<ResponseHead<'_>>, Reason> {
     let mut lines = Lines::of(octets);
     let Some(line) = lines.first() else {
-        // What is no HTTP may never end its line.
+        // A stream that is not HTTP may never end its line.
         let rest = &octets[lines.at..];
         let begins = VERSION.starts_with(rest) || rest.starts_with(VERSION) || rest == b"\r";
         return if begins { waits(octets) } else { Err(Reason::Malformed) };
@@ -162,7 +164,7 @@ pub fn response(octets: &[u8], method: Method) -> Result<Option<ResponseHead<'_>
                 return Err(Reason::Malformed);
             }
         } else if field.is("transfer-encoding") {
-            // Codings below chunked are seen by the client alone; twice chunked is nobody's.
+            // Codings under chunked concern only the client. Chunked twice is an error.
             if chunked || !value.eq_ignore_ascii_case(b"chunked") {
                 return Err(Reason::Dynamic);
             }
@@ -213,13 +215,13 @@ pub fn response(octets: &[u8], method: Method) -> Result<Option<ResponseHead<'_>
     Ok(Some(ResponseHead { length, status, framing, object, inputs, close }))
 }
 
-/// The target of a request whose head was read.
+/// The target of a request from its parsed head.
 pub(crate) fn target(head: &[u8]) -> Option<&[u8]> {
     let (_, line) = fields(head).next()?;
     line.split(|&b| b == b' ').nth(1)
 }
 
-/// What the fields of this name in a head that was read say.
+/// The values of all fields of this name in a parsed head.
 pub(crate) fn values<'a>(head: &'a [u8], name: &str) -> impl Iterator<Item = &'a [u8]> {
     fields(head)
         .filter(move |(field, _)| field.eq_ignore_ascii_case(name.as_bytes()))

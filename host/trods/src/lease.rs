@@ -1,18 +1,20 @@
-//! How long a replica may speak on protected connections: until it must reckon that the ToR has excluded it, and that another
-//! one goes on with them.
+//! The lease: until when a replica may send on protected connections. After that the ToR may have
+//! excluded it, and other replicas may have adopted its connections.
 //!
-//! The ToR excludes a replica when it has not heard it for the bound. So whoever was heard may speak until the bound has passed
-//! since it sent the last heartbeat of which it knows, by an answer, that it came: never later than the ToR excludes it, since
-//! the ToR heard that heartbeat after it was sent. Silence mutes and destroys nothing; what is answered next ends it, unless the
-//! replica was excluded, or may have been: then others look for its connections until it takes plain TCP again.
+//! The ToR excludes a replica when no heartbeat has arrived for the bound. An answer shows that a
+//! heartbeat arrived, so the replica may send until the bound has passed since it sent that
+//! heartbeat. The ToR cannot exclude it earlier, because the heartbeat arrived after it was sent. A
+//! lease that ends mutes the replica and destroys nothing. The next answer ends that, unless the
+//! replica was or may have been excluded: then others search for its connections until it takes
+//! plain TCP again.
 
 use std::time::{Duration, Instant};
 
 use rivulet_bpf::trods::Lease;
 use rustix::time::{ClockId, clock_gettime};
 
-/// For so long after a member of the pool was excluded, or this one was not to take plain TCP or did not know what others hold,
-/// a connection that nobody knows here is not reset: its record is being looked for.
+/// After a member of the pool was excluded, or while this one takes no plain TCP or lacks the pins:
+/// no RST is sent for an unknown connection for this long, because its record is searched for.
 const SETTLING: Duration = Duration::from_secs(1);
 
 /// `CLOCK_MONOTONIC`, as BPF programs read it, in nanoseconds.
@@ -28,8 +30,8 @@ pub struct Term {
     own: u8,
     bound: Duration,
     alive: u64,
-    /// Whether it was among those that take plain TCP when last heard of, and whether since it did others may have gone on with
-    /// its connections.
+    /// Whether it took plain TCP in the last answer, and whether others may have adopted its
+    /// connections since it did.
     taking: bool,
     out: bool,
     /// Until when the ToR has not excluded it, of [`clock`].
@@ -41,21 +43,23 @@ pub struct Term {
 }
 
 impl Term {
-    /// Replica `own`, which is excluded after `bound`. Not answered yet, it is silent.
+    /// The lease of replica `own` with this bound; it may not send before the first answer.
     #[must_use]
     pub fn new(own: u8, bound: Duration) -> Term {
         let (alive, taking, out, sure, absences, known) = (0, false, true, 0, 1, 0);
         Term { own, bound, alive, taking, out, sure, absences, known, lease: Lease::default() }
     }
 
-    /// The ToR answered, to a heartbeat that was sent at this time of [`clock`], who is alive (bit r is replica r), and who of
-    /// these takes plain TCP. Gives who is not alive any more.
+    /// The ToR's answer to a heartbeat that was sent at this time of [`clock`]: the sets of live
+    /// members (bit r is replica r), and of those that take plain TCP. Returns the members that are
+    /// no longer alive.
     pub fn answered(&mut self, sent: u64, alive: u64, plain: u64, now: u64) -> u64 {
         let own = 1 << (self.own & 63);
         let gone = self.alive & !alive & !own;
-        // Who was excluded, for however short a time, takes none before the controller has it do so. Until then others may go on
-        // with its connections, so it has to ask again when it takes them, and says nothing before. Who only takes none, since it
-        // is drained, was sure all the time that it is not excluded.
+        // A replica that was excluded, even briefly, takes no plain TCP before the controller
+        // readmits it. Until then others may adopt its connections, so it has to read the pins when
+        // it takes plain TCP again, and sends nothing before. A drained replica only takes no new
+        // plain TCP and knows that it was not excluded.
         let (here, taking) = (alive & own != 0, plain & own != 0);
         let was_here = self.alive & own != 0;
         self.absences += u64::from(self.taking != taking || was_here != here);
@@ -67,15 +71,16 @@ impl Term {
         if here && !self.out && self.away().is_none() {
             self.lease.until = self.sure;
         }
-        // Whoever takes none gets clients before it hears of it, and does not know yet what others hold.
+        // A replica that takes no plain TCP may get clients before it learns of the change, and
+        // lacks the pins.
         if gone != 0 || !taking || self.away().is_some() {
             self.lease.settling = now.saturating_add(SETTLING.as_nanos() as u64);
         }
         gone
     }
 
-    /// The number of the absence, if others may have gone on with connections of this replica and it does not know yet with
-    /// which: until it does it is silent.
+    /// The number of the absence, if others may have adopted connections of this replica and it
+    /// lacks the pins: until it has them it sends nothing.
     #[must_use]
     pub fn away(&self) -> Option<u64> {
         (self.known != self.absences).then_some(self.absences)
@@ -173,7 +178,8 @@ mod tests {
         term.back(2);
         term.answered(3_000, own | others, own | others, 4_000);
         assert_eq!((term.away(), term.lease().until), (None, 3_000 + BOUND));
-        // Drained: it takes none, and goes on with what it has, however long it takes to learn what others hold.
+        // Drained: it takes no new connections and serves those that it has, however long the pins
+        // take.
         term.answered(4_000, own | others, others, 4_500);
         assert_eq!((term.away(), term.lease().until), (Some(3), 3_000 + BOUND));
         assert!(!term.is_taking());
@@ -199,7 +205,8 @@ mod tests {
     #[test]
     fn whoever_may_have_been_excluded_is_silent_until_it_takes_plain_tcp_again() {
         let (own, others) = (0b100, 0b011);
-        // It hears that it is excluded, whatever else is said of it; or nothing, for longer than the bound, and only that it takes none.
+        // The answer excludes it, whatever else it has; or no answer for longer than the bound, and
+        // then one without plain TCP.
         for plain in [Some(others), Some(own | others), None] {
             let mut term = Term::new(2, Duration::from_nanos(BOUND));
             term.answered(1_000, own | others, own | others, 2_000);
@@ -213,7 +220,7 @@ mod tests {
                 assert_eq!(term.away(), Some(3));
                 term.back(3);
             }
-            // What was asked before is asked again.
+            // A former query is repeated.
             for now in [until + 1, until + 2, 9 * BOUND, 9 * BOUND + 1] {
                 term.answered(now, own | others, others, now);
                 assert_eq!(term.lease().until, until, "{plain:?} {now}");

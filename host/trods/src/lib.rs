@@ -1,10 +1,11 @@
 //! TRODS: a plain HTTP connection to an unmodified server outlives its replica (`docs/trods.md`; Lloyd and Freedman, "Coercing
 //! Clients into Facilitating Failover for Object Delivery", DSN 2011).
 //!
-//! - [`Flow`] reads what client and server say on one connection and tells what may pass: nothing is acknowledged to the
-//!   client, and nothing of the server's is let out, before a [`Record`] of what it means is stored. No sockets, no clock.
-//! - [`hold`] is what has them pass on a real interface, and what does as flows say.
-//! - [`Record`] is what another replica needs to go on with the connection.
+//! - [`Flow`] reads what client and server send on one connection and decides which bytes may pass: nothing is
+//!   acknowledged to the client, and no byte of the server leaves, before a [`Record`] with its meaning is stored. It
+//!   has neither sockets nor a clock.
+//! - [`hold`] carries out these decisions on a real interface.
+//! - [`Record`] has everything that another replica needs to resume the connection.
 
 pub mod adopt;
 mod chunked;

@@ -1,4 +1,4 @@
-//! What another replica needs to go on with a connection.
+//! The state that another replica needs to resume a connection.
 
 use std::net::SocketAddr;
 
@@ -14,15 +14,16 @@ pub use seen::{Rest, Seen};
 
 /// Responses of a record.
 pub const MAX_RESPONSES: usize = 8;
-/// Octets of requests that are not answered.
+/// Most bytes of requests without a response.
 pub const MAX_REQUESTS: usize = 4096;
-/// Octets of a response that is stored whole.
+/// Most bytes of a response that is stored whole.
 pub const MAX_WHOLE: usize = 4096;
-/// Bytes of an object's body whose checksum a record has at most: a first flight of ten segments (RFC 6928).
+/// Most bytes of an object's body that the checksum of a record covers: a first flight of ten
+/// segments (RFC 6928).
 pub const MAX_CHECK: usize = 14_600;
 /// [`Response::length`] while the end of a chunked body has not been seen.
 pub const UNKNOWN: u64 = u64::MAX;
-/// Octets that a sender lets go before it hears anything: ten segments (RFC 6928).
+/// Bytes that a sender sends before the first acknowledgement: ten segments (RFC 6928).
 const INITIAL_WINDOW: u64 = 14_600;
 
 /// The two ends of a connection.
@@ -47,20 +48,21 @@ pub struct Handshake {
     pub scales: Option<(u8, u8)>,
     /// Whether both take SACK blocks.
     pub sack: bool,
-    /// TSval at `at_ms`, if both have timestamps: of the SYN-ACK, or of the socket that goes on with the connection.
+    /// TSval at `at_ms`, if both ends use timestamps: of the SYN-ACK, or of the socket of the
+    /// adopter.
     pub timestamp: Option<u32>,
     /// TSval of the SYN-ACK where that is another one: a client echoes no newer one before something new comes from the socket
     /// that goes on.
     pub first_timestamp: Option<u32>,
-    /// What all timestamps have that the programs make (`docs/trods-stamps.md`), if they do: then what is said above of them is
-    /// the kernel's own, which no client sees.
+    /// The bits that all timestamps of the programs share (`docs/trods-stamps.md`), if they write
+    /// them: then the fields above are the kernel's, which no client sees.
     pub stamps: Option<u32>,
-    /// When the SYN-ACK was seen, or the connection was gone on with, milliseconds of Unix time: TSval grows by one each from
-    /// then on.
+    /// Time of the SYN-ACK or of the adoption, milliseconds of Unix time: TSval grows by one each
+    /// millisecond from then on.
     pub at_ms: u64,
 }
 
-/// How the octets of a response are to be had.
+/// Source of a response's bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
     /// From an object, by `Range`, of a server that has the same object: by strong entity tag, length and digest.
@@ -69,13 +71,13 @@ pub enum Body {
         request: Vec<u8>,
         /// The head of the response, which the client may have in part.
         head: Vec<u8>,
-        /// How many octets of the body were seen, and their CRC-32C: another object has another one.
+        /// Bytes of the body that were seen, and their CRC-32C, which differs for another object.
         check: (u32, u32),
         /// Of all of the object, as the server has it; none while that is not known.
         digest: Option<Digest>,
     },
-    /// From a server that generates the same again. None of it was let pass that was not seen, so whoever has got the same
-    /// up to there has what the client has, and may go on.
+    /// From a server that generates the same bytes again. Only bytes that were seen were let pass,
+    /// so a replica that gets the same bytes up to there has everything that the client has.
     Generated {
         /// The head of the request.
         request: Vec<u8>,
@@ -91,13 +93,14 @@ pub enum Body {
 /// A response that the client is not known to have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
-    /// Octets of head and body, or [`UNKNOWN`].
+    /// Bytes of head and body, or [`UNKNOWN`].
     pub length: u64,
-    /// Octets that were let pass at most. What the client acknowledges is no further, and less than 2^32 behind.
+    /// Most bytes that were let pass. The client's acknowledgement lies at most 2^32 - 1 bytes
+    /// before it.
     pub passed: u64,
     /// The server closes behind it.
     pub close: bool,
-    /// Where its octets come from.
+    /// Source of its bytes.
     pub body: Body,
 }
 
@@ -121,15 +124,16 @@ pub struct Record {
     pub handshake: Handshake,
     /// Grows with each record of a connection: the highest is the one that counts.
     pub version: u32,
-    /// The limits were lifted after this: nobody can go on.
+    /// The limits were removed after this record: no replica can resume the connection.
     pub unprotected: bool,
-    /// Sequence number of the first octet of `responses`, or, without any, of the next one: the client has what is before.
+    /// Sequence number of the first byte of `responses`, or, without any, of the next response: the
+    /// client has everything before.
     pub response_at: u32,
     /// Responses that the client is not known to have, one behind the other.
     pub responses: Vec<Response>,
-    /// Sequence number of the first octet of `requests`: what came before is answered.
+    /// Sequence number of the first byte of `requests`: everything before is answered.
     pub request_at: u32,
-    /// What the client was or may have been told that it arrived, and is not answered yet.
+    /// Data of the client that was or may have been acknowledged and is not answered yet.
     pub requests: Vec<u8>,
     /// Behind it the client ended its half of the connection.
     pub client_fin: bool,
@@ -144,8 +148,9 @@ pub struct Age {
 }
 
 impl Age {
-    /// Whether this one counts: of the same connection the higher version does, whoever stored it, since each replica goes on
-    /// from what it found; else, and between two that went on from the same, the later handshake or adoption.
+    /// Whether this record takes precedence over another one. Of the same connection the higher
+    /// version does, because each replica counts on from the version that it found. Otherwise, and
+    /// between two adoptions of one version, the later handshake or adoption does.
     #[must_use]
     pub fn is_after(&self, other: &Age) -> bool {
         if self.isns == other.isns && self.version != other.version {
@@ -205,10 +210,12 @@ impl Record {
         !self.requests.is_empty() || self.responses.iter().any(|response| response.length > INITIAL_WINDOW)
     }
 
-    /// Leaves out the responses that end at or before `ack`, if that is a place between here and what was let pass.
+    /// Removes responses that end at or before `ack`, if that lies between the beginning and the
+    /// end of the data that was let pass.
     pub fn drop_acknowledged(&mut self, ack: u32) {
         while let Some(first) = self.responses.first() {
-            // From the end of what was let pass, since a response may be longer than the numbers are.
+            // Counted back from the end of the data that was let pass, because a response may be
+            // longer than the sequence space.
             let later: u32 =
                 self.responses[1..].iter().fold(0, |n, response| n.wrapping_add(response.passed as u32));
             let first_end = self.passed().wrapping_sub(later);

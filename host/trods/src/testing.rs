@@ -9,8 +9,7 @@ pub fn keys() -> RecordKeys {
     RecordKeys::new(5, 1, &[(1, [7; 16])])
 }
 
-/// A connection on which nothing is under way: the next octets are the service's at `response_at` and the client's at
-/// `request_at`.
+/// An idle connection: the service's next number is `response_at`, the client's `request_at`.
 #[must_use]
 pub fn idle(tuple: Tuple, response_at: u32, request_at: u32) -> Record {
     let handshake = Handshake {

@@ -1,7 +1,8 @@
-//! The first word to a client whose replica is gone: a client that only receives would never speak by itself.
+//! Probes to clients of dead replicas: a client that only receives sends nothing by itself.
 //!
-//! A segment that is no longer awaited has to be answered by an acknowledgement (RFC 9293 section 3.10.7.4), which says where the client
-//! is. Its timestamp must be a new one, or PAWS has it dropped without a word (RFC 7323 section 5.2).
+//! A segment outside the window has to be answered by an acknowledgement (RFC 9293 section
+//! 3.10.7.4), which shows the client's state. Its timestamp must be new, or PAWS drops the segment
+//! without an answer (RFC 7323 section 5.2).
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,7 +18,7 @@ use crate::record::{Body, Record};
 
 /// Milliseconds that are added to the TSval that the other replica should have now, for what clocks of two hosts differ.
 const MARGIN: u32 = 2000;
-/// What a client may have sent that nobody stored: a window.
+/// Most data of the client that was never stored: a window.
 pub(crate) const MAX_UNKNOWN: u32 = 1 << 16;
 /// Further back than the client can be, and still behind it as numbers go.
 const MAX_BACK: u64 = (1 << 31) - 2;
@@ -33,18 +34,19 @@ const WINDOW: u16 = 1024;
 /// Where a client is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// It answers a probe, and so has all that was on its way to it before: else more may come, and it is somewhere else
-    /// then. Clients that send no duplicate SACK (RFC 2883) never say so.
+    /// The segment answers a probe, so the client has everything that was on its way before.
+    /// Otherwise more data may arrive and change its state. Clients without duplicate SACK (RFC
+    /// 2883) never show this.
     pub fresh: bool,
-    /// The next octet that it awaits.
+    /// The next number that it expects.
     pub ack: u32,
-    /// Octets from there that it takes.
+    /// Its window, bytes from there.
     pub window: u32,
-    /// Its next octet: beyond what was stored, if it sent something that nobody acknowledged.
+    /// Its next number: beyond the stored data if it sent data that was never acknowledged.
     pub seq: u32,
 }
 
-/// What a segment from a client tells.
+/// The result of reading a client's segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
     /// It waits here.
@@ -62,8 +64,9 @@ pub fn timestamp(record: &Record, now_ms: u64) -> Option<u32> {
     record.handshake.timestamp.map(|value| value.wrapping_add(passed).wrapping_add(MARGIN))
 }
 
-/// The probe: an IP packet with one octet that the client had long ago. Stacks limit how often they answer a segment without
-/// data, and name this octet in a duplicate SACK, which tells the answer from other acknowledgements.
+/// The probe: an IP packet with one byte that the client has had for long. Stacks limit their
+/// answers to segments without data, and report this byte in a duplicate SACK, which distinguishes
+/// the answer from other acknowledgements.
 ///
 /// # Errors
 /// [`BuildError`]: the record's addresses are of two families.
@@ -71,7 +74,7 @@ pub fn probe(record: &Record, now_ms: u64) -> Result<Vec<u8>, BuildError> {
     packet(record, timestamp(record, now_ms))
 }
 
-/// What is sent at once: a probe, or several, where nobody knows what the client heard last.
+/// The segments of one probe: several where the client's last timestamp is unknown.
 fn probes(record: &Record, now_ms: u64) -> Result<Vec<Vec<u8>>, BuildError> {
     match record.handshake.stamps.and_then(ObjectStamp::parse) {
         Some(base) => {
@@ -97,9 +100,10 @@ fn packet(record: &Record, timestamp: Option<u32>) -> Result<Vec<u8>, BuildError
     Ok(packet)
 }
 
-/// A segment that has a client say on which connection it is, of which nothing is known but what it acknowledged: one octet behind its
-/// window, which every TCP answers with an acknowledgement, whatever the segment acknowledges (RFC 9293 section 3.10.7.4). It has no timestamp, since
-/// none is known; TCPs that want one (RFC 7323 section 3.2) are left to their own timer.
+/// A segment that makes a client answer on a connection of which only the acknowledged number is
+/// known: one byte after its window, which every TCP answers with an acknowledgement (RFC 9293
+/// section 3.10.7.4). It has no timestamp, because none is known; a TCP that demands one (RFC 7323
+/// section 3.2) is left to its timer.
 pub(crate) fn question(service: SocketAddr, client: SocketAddr, acked: u32) -> Result<Vec<u8>, BuildError> {
     let (src, dst, flags) = (service, client, TcpFlags(TcpFlags::ACK));
     // Its end lies before what the client awaits: else the acknowledgement would be looked at.
@@ -124,7 +128,8 @@ impl Prober {
     /// # Errors
     /// The system's.
     pub fn open() -> io::Result<Prober> {
-        // This protocol number says that headers are written here (raw(7), ipv6(7)), and nothing is ever received.
+        // With this protocol number the headers are written here (raw(7), ipv6(7)), and the socket
+        // never receives.
         let raw = |family| socket_with(family, SocketType::RAW, SocketFlags::CLOEXEC, Some(ipproto::RAW));
         Ok(Prober { v4: raw(AddressFamily::INET)?, v6: raw(AddressFamily::INET6).ok() })
     }
@@ -151,13 +156,13 @@ impl Prober {
     }
 }
 
-/// What a segment tells, whose checksum holds ([`Segment::is_intact`]).
+/// Reads a segment with a valid checksum ([`Segment::is_intact`]).
 #[must_use]
 pub fn read(record: &Record, segment: &Segment<'_>, now_ms: u64) -> Told {
     let header = &segment.header;
     let is_theirs = (header.src, header.dst) == (record.tuple.client, record.tuple.service);
     let is_near = header.seq.wrapping_sub(record.acknowledged()) <= MAX_UNKNOWN;
-    // What was stored and never acknowledged it sends again.
+    // Stored data that was never acknowledged is retransmitted.
     let is_again = record.acknowledged().wrapping_sub(header.seq) <= asked(record);
     if !is_theirs || !(is_near || is_again) || segment.has(TcpFlags::SYN) {
         return Told::Nothing;
@@ -166,7 +171,7 @@ pub fn read(record: &Record, segment: &Segment<'_>, now_ms: u64) -> Told {
         if !is_near {
             return Told::Nothing;
         }
-        // Of a client that lives it would be answered by a challenge (RFC 5961); nobody is there to make one.
+        // A live client's RST would draw a challenge (RFC 5961); no socket exists to send one.
         return Told::Gone;
     }
     let first = record.handshake.first_timestamp.or(record.handshake.timestamp);
@@ -268,7 +273,7 @@ fn halves(window: u32) -> u16 {
     }
 }
 
-/// Octets of the client's that the record knows, FIN counted.
+/// Bytes of the client that the record has, FIN counted.
 fn asked(record: &Record) -> u32 {
     let answered = record.responses.iter().map(|response| match &response.body {
         Body::Object { request, .. } | Body::Generated { request, .. } => request.len(),
@@ -277,25 +282,27 @@ fn asked(record: &Record) -> u32 {
     (answered.sum::<usize>() + record.requests.len()) as u32 + u32::from(record.client_fin)
 }
 
-/// Where a probe is. Of several with timestamps that may be anywhere none is to be what the client echoes from then on: so they are
-/// an octet further back, where it has had something longer ago than it acknowledged last.
+/// The number of a probe. Several probes with different timestamps must not change the one that the
+/// client echoes, so they are one byte further back, at a byte that the client had before its last
+/// acknowledgement.
 fn probed(record: &Record) -> u32 {
     old(record).wrapping_sub(u32::from(record.handshake.stamps.is_some()))
 }
 
-/// The sequence number of an octet that the client has had.
+/// The number of a byte that the client has had.
 fn old(record: &Record) -> u32 {
     record.passed().wrapping_sub((reach(record) + 1).min(MAX_BACK) as u32)
 }
 
-/// Octets before the end of what was let pass at which the client can be.
+/// Bytes before the end of the passed data within which the client can be.
 fn reach(record: &Record) -> u64 {
     record.responses.iter().map(|response| response.passed).sum::<u64>().min(MAX_BACK - 1)
 }
 
 impl Record {
-    /// The record of the connection as this replica goes on with it: timestamps count from its own socket's. Its versions are all
-    /// higher than those that the replica before may have stored since, which was silent by then and tried again and again.
+    /// The record of the connection as this replica resumes it: timestamps count from its new
+    /// socket. Its version exceeds all that the former replica may have stored since, which was
+    /// muted by then and kept retrying.
     #[must_use]
     pub fn taken_over(mut self, connection: &Connection, now_ms: u64) -> Record {
         self.version = (self.version | (VERSIONS - 1)).saturating_add(1);

@@ -1,5 +1,6 @@
-//! A response that the server is asked to generate again: what the client may have of it is compared with what was seen of the
-//! first one, and none of it is sent before it is found to be the same.
+//! A response that the server is asked to generate again. The bytes that the client may already
+//! have are compared with those of the first response, and none of the new ones is sent before they
+//! are found equal.
 
 use std::time::Instant;
 
@@ -13,7 +14,7 @@ use crate::record::{Body, Response, Seen};
 #[derive(Debug)]
 pub(super) struct Again {
     seen: Seen,
-    /// Octets of it that came, head included.
+    /// Bytes of it that have arrived, head included.
     at: u64,
     /// Those of them that the client lacks, until they are known to be the right ones: no more than the first server's kernel
     /// kept until they were acknowledged.
@@ -22,8 +23,8 @@ pub(super) struct Again {
 }
 
 impl Again {
-    /// Takes octets of the body in: how many are, and in `out` what the client, which has the first `offset` octets of the
-    /// response, is to be sent of them.
+    /// Takes in bytes of the body. Returns how many belong to it, and appends to `out` those that
+    /// the client lacks; it has the first `offset` bytes of the response.
     fn read(
         &mut self,
         response: &Response,
@@ -48,7 +49,7 @@ impl Again {
         }
         self.kept.extend_from_slice(octets[..count].get(had..).unwrap_or_default());
         if self.at == response.passed {
-            // The same octets, framing included, so the rest of it fits behind them.
+            // The bytes are equal, framing included, so the rest fits behind them.
             if self.seen != *first {
                 return Err(Refusal::Content);
             }
@@ -72,7 +73,7 @@ impl Adoption {
         self.again = None;
     }
 
-    /// Goes on with a response that comes again.
+    /// Continues with a response that the server generates again.
     pub(super) fn go_on_again(&mut self, now: Instant) -> Result<(), Stop> {
         self.write_origin(now)?;
         let response = &self.record.responses[self.at];
@@ -114,7 +115,8 @@ impl Adoption {
         if count > 0 || !was_same { Ok(()) } else { silence(self.origin.as_ref().ok_or(Stop::Origin)?) }
     }
 
-    /// So many octets of the response are the client's now: whoever is asked for more must have the same up to there.
+    /// The client now has this many bytes of the response: a further server must generate the same
+    /// up to there.
     fn hand_on(&mut self, at: u64, now: Seen) {
         let response = &mut self.record.responses[self.at];
         if let Body::Generated { seen, .. } = &mut response.body {

@@ -19,7 +19,7 @@ use super::{AdoptConfig, Adoption, Refusal, Turn};
 use crate::flow::AdoptAs;
 use crate::record::{Record, Tuple};
 
-/// Between looks at who waited long enough.
+/// Interval of the checks for timeouts.
 const LOOK: Duration = Duration::from_millis(50);
 /// What the descriptor that wakes the thread is called among those of connections.
 const WAKE: u64 = u64::MAX;
@@ -27,9 +27,9 @@ const WAKE: u64 = u64::MAX;
 /// What became of a connection.
 #[derive(Debug)]
 pub enum Outcome {
-    /// It was gone on with to its end.
+    /// It was served to its end.
     Over,
-    /// Nothing was said on it for too long, and it was closed.
+    /// It was idle for too long and was closed.
     Idle,
     /// Its client was reset.
     Refused(Refusal),
@@ -40,9 +40,9 @@ pub enum Outcome {
 pub struct Counts {
     /// Sockets that the kernel made.
     pub adopted: u64,
-    /// Those of them whose clients were reset.
+    /// Those of them that ended with a reset of the client.
     pub refused: u64,
-    /// Those that were gone on with in the middle of an object that nobody has compared (`unknown: trust`).
+    /// Those that were resumed in the middle of an object of unknown digest (`unknown: trust`).
     pub trusted: u64,
     /// Answers with all of an object, of servers without ranges, that were read through to the place.
     pub read_through: u64,
@@ -68,7 +68,8 @@ pub struct Adopters {
 }
 
 impl Adopters {
-    /// Starts the thread, which works in the calling thread's network namespace. It tells of each connection when it has ended.
+    /// Starts the thread, which works in the calling thread's network namespace. It reports each
+    /// connection when it has ended.
     ///
     /// # Errors
     /// The system's.
@@ -99,10 +100,11 @@ impl Adopters {
         Ok(Adopters { send, wake, shared, thread: Some(thread) })
     }
 
-    /// Has the kernel take a connection over, in the calling thread's network namespace, and goes on with it. The record is
-    /// one that is not unprotected, and must be stored under this replica's name before; `connection` is what
-    /// [`wake::connection`](crate::wake::connection) makes of it. What its client has behind holes is sent once more: the programs
-    /// bound what it acknowledges to that (`host/bpf/src/bpf/beyond.h`).
+    /// Makes the kernel take over a connection, in the calling thread's network namespace, and
+    /// serves it. The record must not be unprotected, and must have been stored under this
+    /// replica's name; `connection` is the result of [`wake::connection`](crate::wake::connection).
+    /// Bytes that the client holds behind holes are sent again: the programs bound its
+    /// acknowledgements accordingly (`host/bpf/src/bpf/beyond.h`).
     ///
     /// # Errors
     /// [`RepairError`]: the kernel does not.
@@ -169,7 +171,7 @@ struct Engine {
     shared: Arc<Shared>,
     count: u64,
     connections: HashMap<u64, Entry>,
-    /// A pipe with nothing in it, for whoever has a turn.
+    /// An empty pipe, shared by the connections as each gets its turn.
     spare: Option<Ends>,
 }
 
@@ -182,7 +184,7 @@ impl Engine {
             events.clear();
             let wait = look_at.saturating_duration_since(Instant::now());
             let wait = Timespec { tv_sec: 0, tv_nsec: wait.as_nanos() as _ };
-            // Nobody to look after: nothing to look at.
+            // Without connections there are no timeouts to check.
             let wait = if self.connections.is_empty() { None } else { Some(&wait) };
             match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), wait) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -249,10 +251,11 @@ impl Engine {
             }
         };
         if let Some(Entry { adoption, tuple, .. }) = self.connections.remove(&n) {
-            // A reset of this process's is announced before the kernel sends it: one that nobody announced does not leave, and its
-            // client would wait for ever. Of any other end the kernel's segments come first.
+            // A reset by this process is announced before the kernel sends it: the programs hold
+            // back a RST that was not announced, and the client would wait forever. At any other
+            // end the kernel's segments come first.
             let adoption = Some(adoption).filter(|_| matches!(outcome, Outcome::Refused(_)));
-            // Whoever does not listen any more has no use for it.
+            // A receiver that was dropped needs no report.
             let _ = self.ended.send((tuple, outcome));
             drop(adoption);
         }

@@ -1,35 +1,38 @@
-//! Whether a server has the object that a client was being sent: strong entity tag, coding, length and place. Or whether it
-//! generates the same again: by all that the heads say of the bodies.
+//! Whether a server has the object that the client was receiving: strong entity tag, coding, length
+//! and place. Or, for a generated response, whether all fields that describe the body are equal.
 
 use super::Stop;
 use crate::head::{self, Method};
 use crate::record::{Body, Response, Seen};
 
-/// Why a connection was not gone on with: its client gets a reset.
+/// Why a connection was not resumed; its client gets a reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Refusal {
     /// The server has no such object, or not by ranges: its status.
     #[error("the server says {0}")]
     Status(u16),
-    /// Another entity tag, or none that is strong; of what is generated again also another date of change.
+    /// The entity tag differs or is not strong; for a generated response also: the date of change
+    /// differs.
     #[error("another entity tag or date of change")]
     Tag,
-    /// Another length, or not the part that was asked for.
+    /// The length differs, or the part is not the requested one.
     #[error("another length")]
     Length,
-    /// Another content coding; of what is generated again also another type.
+    /// The content coding differs; for a generated response also: the type differs.
     #[error("another coding or type")]
     Coding,
-    /// The same by all its head says, with other octets.
+    /// Equal by its head, but with other bytes.
     #[error("other octets")]
     Content,
-    /// Whether the server has the same bytes is not known, and the service does not say that it is to be trusted.
+    /// It is unknown whether the server has the same bytes, and the service is not configured to
+    /// trust it.
     #[error("nobody has compared the bytes")]
     Unknown,
     /// The server knows no ranges, and what the client lacks is too far from the beginning.
     #[error("no ranges, and too far to read through")]
     Far,
-    /// The server cannot be asked from the client's address, and must not be asked from another one.
+    /// The server cannot be asked from the client's address, and must not be asked from another
+    /// one.
     #[error("the client's address cannot be carried to the server")]
     Address,
     /// The server died while it was sent a request that must not be sent twice.
@@ -38,7 +41,7 @@ pub enum Refusal {
     /// The server reset its connection in the middle of an answer.
     #[error("an answer was cut")]
     Cut,
-    /// What the server says is no HTTP.
+    /// The server's answer is not HTTP.
     #[error("no HTTP")]
     Malformed,
     /// The server is not there.
@@ -46,16 +49,16 @@ pub enum Refusal {
     Unreachable,
 }
 
-/// Bytes of an answer that are read through at most, to come to what is wanted: at a gigabyte a second, which loopback has, the
-/// stall that a client bears.
+/// Most bytes of an answer that are read and dropped before the wanted ones: at a gigabyte a
+/// second, which loopback reaches, this bounds the client's stall.
 const MAX_THROUGH: u64 = 1 << 30;
 
-/// An answer that has what was asked for.
+/// An answer that has the requested bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Answer {
     /// Bytes of its head.
     pub head: usize,
-    /// Bytes of its body that precede what was asked for.
+    /// Bytes of its body before the requested ones.
     pub before: u64,
     /// It has all that the client asked for, so that no other answer is needed.
     pub is_whole: bool,
@@ -113,7 +116,7 @@ impl Refusal {
     }
 }
 
-/// What two heads say of a body that is the same, and what it is called where they do not.
+/// Fields that describe a body and must be equal in both heads, and the refusal where they differ.
 const SAID: [(&str, Refusal); 7] = [
     ("content-length", Refusal::Length),
     ("transfer-encoding", Refusal::Length),
@@ -124,7 +127,8 @@ const SAID: [(&str, Refusal); 7] = [
     ("last-modified", Refusal::Tag),
 ];
 
-/// Whether the head at the beginning of these octets says of its body what the first one said; its length, and the body.
+/// Whether these bytes begin with a head that describes its body as the first one did; returns its
+/// length and the state of the body.
 pub(super) fn same_again(first: &[u8], octets: &[u8]) -> Result<(usize, Seen), Stop> {
     let read = |octets| match head::response(octets, Method::Get) {
         Ok(Some(head)) => Ok(head),
@@ -141,7 +145,7 @@ pub(super) fn same_again(first: &[u8], octets: &[u8]) -> Result<(usize, Seen), S
             return Err(Stop::Refused(refusal));
         }
     }
-    // Lengths are the same, so is how they are told.
+    // Equal lengths come with equal framing.
     let seen = Seen::nothing(got.framing).ok_or(Stop::Refused(Refusal::Length))?;
     Ok((got.length, seen))
 }
@@ -155,7 +159,7 @@ mod tests {
     const REST: &str = "HTTP/1.1 206 Partial Content\r\nETag: \"x\"\r\nContent-Encoding: br\r\n\
                         Content-Length: 600\r\nContent-Range: bytes 400-999/1000\r\n\r\n";
 
-    /// What is said of an answer to the request for octets 400 to 999.
+    /// The judgement of an answer to the request for bytes 400 to 999.
     fn judged(answer: &str) -> Result<Answer, Stop> {
         let request = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n".to_vec();
         let body = Body::Object { request, head: HEAD.into(), check: (0, 0), digest: None };

@@ -1,10 +1,11 @@
-//! A connection of a replica that is gone, gone on with: a socket of the kernel's where the client is, and an unmodified server
-//! beside it that is asked, over loopback, for what the client lacks.
+//! A connection of a dead replica that is resumed here: a kernel socket towards the client, and an
+//! unmodified local server that is asked over loopback for the bytes that the client lacks.
 //!
-//! What the record has as octets comes from there. The rest of an object is asked for by `Range`, and none of it is sent before
-//! the answer says that it is the same: strong entity tag, length, coding, place, and the checksum of what was seen of it.
-//! What can only be generated again is asked for as it was, and all that the client may have of it is compared.
-//! Behind the responses of the record client and server speak with each other.
+//! Bytes that the record holds are sent from it. The rest of an object is requested by `Range`, and
+//! none of it is sent before the answer is known to be of the same object: strong entity tag,
+//! length, coding, place, and the checksum of the body's first bytes. A response that can only be
+//! generated again is requested with the original request, and all bytes that the client may have
+//! are compared. After the responses of the record this process relays between client and server.
 
 mod again;
 mod engine;
@@ -32,14 +33,14 @@ use crate::record::{Body, Record, Tuple};
 pub use engine::{Adopters, Counts, Outcome};
 pub use identity::Refusal;
 
-/// Octets that wait to be sent on, in either direction.
+/// Most bytes that wait to be sent, in either direction.
 const MAX_WAITING: usize = 16_384;
 /// Pieces of a body, a pipe's worth each, that one connection moves before others have their turn.
 const MAX_PIECES: usize = 16;
 /// After an attempt that did not reach the server the next one waits so long.
 const RETRY: Duration = Duration::from_millis(50);
 
-/// How connections are gone on with.
+/// How connections are resumed.
 #[derive(Clone, Debug)]
 pub struct AdoptConfig {
     /// The server of this replica.
@@ -48,7 +49,7 @@ pub struct AdoptConfig {
     pub patience: Duration,
     /// After this a connection on which nothing happens is closed, as servers do.
     pub idle: Duration,
-    /// Whose address the server sees.
+    /// The client address that the server gets.
     pub adopt_as: AdoptAs,
     /// The client's address can be carried to it, as far as is known.
     pub carries: bool,
@@ -65,7 +66,7 @@ pub(crate) enum Turn {
     Waits,
     /// Client and server are done with it, or the client is gone.
     Over,
-    /// Nothing was said on it for too long, and it was closed.
+    /// It was idle for too long and was closed.
     Idle,
     /// The client was reset.
     Refused(Refusal),
@@ -75,21 +76,21 @@ pub(crate) enum Turn {
 enum Step {
     /// The next response of the record.
     Next,
-    /// The head of the server's answer to the request for what was seen of the body before.
+    /// Reads the head of the server's answer to the request for the body's known beginning.
     Check,
     /// The head of the server's answer to the request for the rest.
     Head,
-    /// So many bytes of the server's answer are read and dropped: they precede what is wanted.
+    /// Reads and drops this many bytes of the server's answer, which precede the wanted ones.
     Through(u64, Part),
-    /// What was seen of the body before, once more; whether the answer has all of the object.
+    /// Compares the body's known beginning; `is_whole`: the answer has the whole object.
     Compare { is_whole: bool },
-    /// The rest; so many octets were not read yet.
+    /// Passes on the rest, of which this many bytes were not read yet.
     Body(u64),
     /// The whole response, generated again.
     Again,
-    /// Whatever client and server say.
+    /// Relays between client and server.
     Relay,
-    /// All is said, the client's FIN is awaited.
+    /// Everything is sent; waits for the client's FIN.
     Drain,
     /// The server reset its connection in an answer: the client is reset once it has acknowledged all earlier bytes.
     Cut,
@@ -99,7 +100,7 @@ enum Step {
 #[derive(Debug)]
 pub(crate) struct Adoption {
     record: Record,
-    /// The response that is being sent, and octets of it that were.
+    /// Index of the response that is being sent, and its bytes that were sent.
     at: usize,
     offset: u64,
     client: TcpStream,
@@ -108,21 +109,22 @@ pub(crate) struct Adoption {
     origins: u32,
     pipe: Pipe,
     step: Step,
-    /// The response whose object is the own server's too, or is taken for that; since when it is being compared.
+    /// The response with an object that the local server has, too, or is trusted to have; and the
+    /// start of its comparison.
     compared: Option<usize>,
     comparing_since: Option<Instant>,
     is_trusted: bool,
-    /// The server answered with all of an object, so many bytes in front of what was wanted.
+    /// The server answered with the whole object: bytes before the wanted ones.
     read_through: Option<u64>,
-    /// What comes of [`Step::Again`], once its head was there.
+    /// State of [`Step::Again`] after its head.
     again: Option<Again>,
-    /// Octets to the client that go before those of the pipe.
+    /// Bytes to the client that precede those of the pipe.
     out: Vec<u8>,
     to_origin: Vec<u8>,
     /// What this server was sent in [`Step::Relay`] and has not answered.
     unanswered: Unanswered,
     client_ended: bool,
-    /// When something happened last, and when the server is asked again.
+    /// Time of the last event, and of the next request to the server.
     active: Instant,
     retry_at: Option<Instant>,
     failing_since: Option<Instant>,
@@ -144,7 +146,8 @@ impl Adoption {
         let of = |step| move |source| RepairError { step, source };
         client.set_nonblocking(true).map_err(of("O_NONBLOCK"))?;
         client.set_nodelay(true).map_err(of("TCP_NODELAY"))?;
-        // From the last octet that was let pass, since a response may be longer than the numbers are.
+        // Counted back from the last byte that was let pass, because a response may be longer than
+        // the sequence space.
         let mut left = u64::from(record.passed().wrapping_sub(connection.send_next));
         let (mut at, mut offset) = (record.responses.len(), 0);
         for (n, response) in record.responses.iter().enumerate().rev() {
@@ -198,7 +201,7 @@ impl Adoption {
         self.retry_at = None;
         let mut pieces = 0;
         loop {
-            // Others have their turn too; the server's descriptor says at once that there is more.
+            // Other connections get their turn; the server's descriptor stays readable.
             let is_all_read = self.origin.as_ref().is_none_or(|origin| origin.input().is_empty());
             if matches!(self.step, Step::Through(1.., _))
                 || matches!(self.step, Step::Body(1..)) && self.pipe.filled() == 0
@@ -219,7 +222,8 @@ impl Adoption {
                     self.refuse(Refusal::Unreachable)
                 }
                 Stop::Waits if self.waited(now) >= config.idle => {
-                    // As a server does to a client that says nothing; one that reads nothing has been kept long enough.
+                    // As a server closes an idle connection. A client that reads nothing was kept
+                    // long enough.
                     if self.step == Step::Cut { self.refuse(Refusal::Cut) } else { Turn::Idle }
                 }
                 Stop::Waits => Turn::Waits,
@@ -274,7 +278,7 @@ impl Adoption {
         now.saturating_duration_since(self.active)
     }
 
-    /// Takes one step, or says why that cannot be.
+    /// Takes one step, or returns why it cannot.
     fn step(&mut self, config: &AdoptConfig, now: Instant) -> Result<(), Stop> {
         self.flush_client(now)?;
         match self.step {
@@ -311,7 +315,7 @@ impl Adoption {
         }
     }
 
-    /// The next response, or what comes behind all of them.
+    /// Starts the next response, or the relay after all of them.
     fn next(&mut self, config: &AdoptConfig) -> Result<(), Stop> {
         let Some(response) = self.record.responses.get(self.at) else {
             self.to_origin.extend_from_slice(&self.record.requests);
@@ -416,7 +420,7 @@ impl Adoption {
     }
 
     fn refuse(&mut self, refusal: Refusal) -> Turn {
-        // The kernel says it, where the client is, when the socket is closed.
+        // The kernel sends the RST with the right number when the socket is closed.
         if let Err(e) = sockopt::set_socket_linger(&self.client, Some(Duration::ZERO)) {
             tracing::debug!("a client that is to be reset: {e}");
         }

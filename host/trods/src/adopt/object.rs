@@ -11,20 +11,20 @@ use crate::flow::Unknown;
 use crate::head::{self, MAX_HEAD};
 use crate::record::{Body, MAX_CHECK};
 
-/// While the own server is asked for all of an object.
+/// Polling interval while the local server is asked for the whole object.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// What comes behind bytes that are read through.
+/// What follows the bytes that are dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
-    /// What was seen of the body before.
+    /// The body's known beginning.
     Seen,
     /// The rest, so many bytes.
     Rest(u64),
 }
 
 impl Adoption {
-    /// Asks for what was seen of the body, and behind it for the rest.
+    /// Requests the known beginning of the body, and after it the rest.
     pub(super) fn ask_object(&mut self, config: &AdoptConfig) -> Result<(), Stop> {
         self.compare_digests(config)?;
         let response = &self.record.responses[self.at];
@@ -81,7 +81,7 @@ impl Adoption {
         Ok(())
     }
 
-    /// Reads the head of an answer, or what is to be compared.
+    /// Reads the head of an answer, or the bytes to compare.
     pub(super) fn read_object(&mut self, now: Instant) -> Result<(), Stop> {
         self.write_origin(now)?;
         let origin = self.origin.as_mut().ok_or(Stop::Origin)?;
@@ -99,7 +99,7 @@ impl Adoption {
         }
     }
 
-    /// The head of the answer with what was seen of the body before.
+    /// Reads the head of the answer with the body's known beginning.
     fn check_head(&mut self) -> Result<(), Stop> {
         let response = &self.record.responses[self.at];
         let (Body::Object { check: (count, _), .. }, Some(origin)) = (&response.body, &mut self.origin)
@@ -113,7 +113,7 @@ impl Adoption {
         Ok(())
     }
 
-    /// Compares what was seen of the body before with what the server has.
+    /// Compares the body's known beginning with the server's bytes.
     fn compare(&mut self, is_whole: bool) -> Result<(), Stop> {
         let response = &self.record.responses[self.at];
         let (Body::Object { head, check: (count, sum), .. }, Some(origin)) =
@@ -161,7 +161,8 @@ impl Adoption {
         }
     }
 
-    /// Drops so many bytes of the answer, then takes what is wanted; of the stored head the client gets first what it lacks.
+    /// Drops bytes of the answer until the wanted ones. The client first gets the bytes of the
+    /// stored head that it lacks.
     pub(super) fn read_through(&mut self, left: u64, wanted: Part, now: Instant) -> Result<(), Stop> {
         let origin = self.origin.as_mut().ok_or(Stop::Origin)?;
         if left > 0 {

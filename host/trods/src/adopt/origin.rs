@@ -1,4 +1,5 @@
-//! The server beside a connection that was taken over, and the pipe through which its octets go to the client.
+//! The local server of a connection that was taken over, and the pipe through which its bytes go to
+//! the client.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
@@ -9,7 +10,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, ipproto, socket_with, sockopt};
 use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
 
-/// Octets that a pipe of Linux takes unless told otherwise.
+/// Bytes that a pipe of Linux holds by default.
 const PIPE: usize = 65_536;
 
 /// A connection to the server, perhaps one that is being made.
@@ -48,7 +49,7 @@ impl Origin {
         self.stream.as_fd()
     }
 
-    /// What was read and not consumed.
+    /// Bytes that were read and not consumed.
     pub fn input(&self) -> &[u8] {
         &self.input
     }
@@ -71,7 +72,7 @@ impl Origin {
         self.input.drain(..count);
     }
 
-    /// Reads what is there until there are so many octets.
+    /// Reads what is available, up to this many bytes.
     pub fn fill(&mut self, most: usize) -> io::Result<()> {
         let mut chunk = [0; 4096];
         while self.input.len() < most && !self.ended {
@@ -90,7 +91,8 @@ impl Origin {
         Ok(())
     }
 
-    /// Drops at most so many bytes of what is to be read, and says how many: none of them is an error, as is its end.
+    /// Drops at most this many bytes and returns their number. Both end of stream and no available
+    /// byte are errors.
     pub fn discard(&mut self, most: u64) -> io::Result<u64> {
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         if !self.input.is_empty() {
@@ -112,7 +114,7 @@ impl Origin {
         Ok(count)
     }
 
-    /// Nothing more will be asked.
+    /// Ends the sending direction.
     pub fn end(&mut self) {
         // One that has gone meanwhile is noticed when it is read from.
         let _ = self.stream.shutdown(Shutdown::Write);
@@ -122,7 +124,7 @@ impl Origin {
 /// Where a pipe is read, and where it is written.
 pub(super) type Ends = (OwnedFd, OwnedFd);
 
-/// A pipe that octets go through without being copied. It is made when it is needed.
+/// A pipe that moves bytes without a copy. It is created when it is needed.
 #[derive(Debug, Default)]
 pub(super) struct Pipe {
     ends: Option<Ends>,
@@ -135,7 +137,7 @@ impl Pipe {
         self.ends = self.ends.take().or_else(|| spare.take());
     }
 
-    /// Keeps no ends while nothing is between them: thousands of connections on which nothing is said would have two
+    /// Returns the pipe while it is empty: otherwise thousands of idle connections would hold two
     /// descriptors each.
     pub fn give_back(&mut self, spare: &mut Option<Ends>) {
         if self.filled == 0
@@ -149,7 +151,8 @@ impl Pipe {
         self.filled
     }
 
-    /// Takes at most so many octets of the server's: none of them is an error, as is its end.
+    /// Takes at most this many bytes from the server. Both end of stream and no available byte are
+    /// errors.
     pub fn read(&mut self, from: &mut Origin, most: u64) -> io::Result<u64> {
         let (_, to) = match &mut self.ends {
             Some(ends) => ends,

@@ -1,4 +1,4 @@
-//! Behind the responses of the record: client and server speak with each other through this process.
+//! After the responses of the record, this process relays between client and server.
 //!
 //! A server that dies before it answered is replaced by the next one, which gets the same requests from their first byte. That is
 //! done for GET and HEAD without a body alone. Any other message is sent once: what belongs to a message never begins another
@@ -77,7 +77,7 @@ impl Adoption {
         }
         if self.origin.is_none() {
             if self.to_origin.is_empty() {
-                // Nothing was asked that is not answered.
+                // Every request is answered.
                 return if self.client_ended { self.say_all() } else { waits(progress) };
             }
             self.connect(config)?;
@@ -120,7 +120,7 @@ impl Adoption {
                 };
                 again.append(&mut self.to_origin);
                 self.to_origin = again;
-                // One that was asked nothing ends where its client did.
+                // A server without a pending request ends where its client did.
                 return if self.to_origin.is_empty() { self.say_all() } else { Err(Stop::Origin) };
             }
         }

@@ -68,7 +68,8 @@ impl Pace {
     }
 }
 
-/// What the bytes of an object come to as the own server has it, asked for from this host's address. `goes_on` is asked between the parts.
+/// Computes the digest of an object as the local server has it, requested from this host's address.
+/// `goes_on` is called between the parts.
 ///
 /// # Errors
 /// The server brings something else, or ends early; `TimedOut`: it takes too long; `Interrupted`: it is not to go on.

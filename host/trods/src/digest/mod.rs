@@ -1,10 +1,12 @@
 //! Digests of objects: whether two servers have the same bytes under one name.
 //!
-//! An entity tag and a length are what a server says of an object, and two servers may say the same of different bytes: `cp -p`,
-//! `rsync` behind an edit, and reproducible builds leave files of equal time and length. So a replica asks its own server for each
-//! object of which it protects a response, once and slowly, and keeps a digest of all of it. The digest stands in the record of
-//! the connection, and a replica that adopts the connection compares it with its own ([`Digests::look_up`]). Replicas list the
-//! objects that they have digests of in the store ([`share`]), so that others have their own before they need them.
+//! A server describes an object by entity tag and length, and two servers may give both for
+//! different bytes: `cp -p`, `rsync` after an edit, and reproducible builds leave files of equal
+//! time and length. So a replica requests each object that it protects from its own server, once
+//! and slowly, and keeps a digest of all bytes. The record of a connection has this digest, and a
+//! replica that adopts the connection compares it with its own ([`Digests::look_up`]). Replicas
+//! list the objects with known digests in the store ([`share`]), so that others compute theirs
+//! before they need them.
 
 mod ask;
 pub mod share;
@@ -61,7 +63,7 @@ impl Default for Content {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Name([u8; 16]);
 
-/// An object as it is asked for.
+/// An object, as it is requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
     name: Name,
@@ -180,7 +182,7 @@ fn shorten(hash: &blake3::Hasher) -> [u8; 16] {
     digest
 }
 
-/// What is known of an object.
+/// State of an object's digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Knowledge {
     /// Its digest.
@@ -327,7 +329,7 @@ impl Digests {
         self.ask(wanted, false, None)
     }
 
-    /// What is known of the bytes of an object; nobody is asked.
+    /// The state of an object's digest, without a request.
     #[must_use]
     pub fn content(&self, wanted: &Wanted) -> Option<Content> {
         self.state().known.get(&wanted.name)?.content
@@ -341,13 +343,13 @@ impl Digests {
         }
     }
 
-    /// Whether a digest is known; nobody is asked.
+    /// Whether a digest is known, without a request.
     #[must_use]
     pub fn knows(&self, wanted: &Wanted) -> bool {
         self.content(wanted).is_some()
     }
 
-    /// The own server of these may be another one now: what it has is asked for anew.
+    /// The local server may have been replaced: these objects are requested again.
     pub fn forget(&self, service: SocketAddr, responses: &[Response]) {
         let mut state = self.state();
         for wanted in responses.iter().filter_map(|response| Wanted::of(service, response)) {
@@ -432,7 +434,7 @@ impl Digests {
 
     fn make(&self, wanted: &Wanted, is_urgent: bool, client: Option<IpAddr>) {
         let content = ask::content(wanted, is_urgent, || {
-            // What a client waits for is not to wait for what nobody does.
+            // Objects that a client waits for must not wait behind others.
             let urgent = || if is_urgent { None } else { self.state().urgent.pop_front() };
             while let Some(urgent) = urgent() {
                 self.make(&urgent, true, None);

@@ -1,5 +1,6 @@
-//! The list by which replicas tell each other, through the store, which objects they protect: each asks its own server for what
-//! others list. Digests are not in it: they stand in the records of connections.
+//! Lists of protected objects, which replicas exchange through the store: each requests the objects
+//! that others list from its own server. The lists have no digests; those are in the records of
+//! connections.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -30,18 +31,18 @@ pub struct Sharing {
     pub with: Peers,
 }
 
-/// Whose lists are read, and under which name the own one is.
+/// The replicas to read lists of, and the name of the own list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peers {
     /// The servers of the store.
     pub servers: Vec<SocketAddr>,
-    /// Of the keys that seal what is in it ([`RecordKeys::epochs`]).
+    /// Epochs of the keys that seal the lists ([`RecordKeys::epochs`]).
     pub epochs: (u16, Vec<u16>),
     /// The first part of the own keys.
     pub own: String,
     /// The first parts of others' keys.
     pub others: Vec<String>,
-    /// Services whose objects these are.
+    /// Services of these objects.
     pub services: Vec<SocketAddr>,
 }
 

@@ -1,24 +1,25 @@
-//! What a [`Flow`](super::Flow) is told and says.
+//! Inputs and outputs of a [`Flow`](super::Flow).
 
 use crate::record::Record;
 
 /// What holds for all connections of a service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// What is not stored stays held (`failure: closed`); else it is let pass unprotected (`open`).
+    /// Bytes that cannot be stored stay held (`failure: closed`) or pass unprotected (`open`).
     pub closed: bool,
-    /// The server generates the same octets for the same request anywhere and at any time (`deterministic: true`): what has no
-    /// entity tag is protected too. Else that is so where a response tells its [inputs](crate::head::INPUTS).
+    /// The server generates the same bytes for the same request anywhere and at any time
+    /// (`deterministic: true`), so responses without an entity tag are protected, too. Otherwise
+    /// only responses that list their [inputs](crate::head::INPUTS) are.
     pub deterministic: bool,
-    /// Who speaks first.
+    /// Which end sends first after a death.
     pub wake: Wake,
-    /// Whose address the own server sees behind an adopted connection.
+    /// The client address that the local server gets behind an adopted connection.
     pub adopt_as: AdoptAs,
-    /// What becomes of a connection whose object nobody has compared.
+    /// How to treat a connection with an object of unknown digest.
     pub unknown: Unknown,
 }
 
-/// Whose address the own server sees behind an adopted connection (`adopt_as`).
+/// The client address that the local server gets behind an adopted connection (`adopt_as`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AdoptAs {
     /// The client's: what the server allows, limits and logs by address stays right. Where it cannot be carried the client is reset.
@@ -38,21 +39,21 @@ pub enum Unknown {
     Trust,
 }
 
-/// Who speaks first when a replica is gone.
+/// Which end sends first after the death of a replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wake {
     /// A survivor asks the client where it is.
     #[default]
     Server,
-    /// The client, as in the paper: no request is acknowledged before all of its response is, so that the client sends it again
-    /// and again, ever more seldom, and gives up a download that takes long.
+    /// The client, as in the paper: a request is not acknowledged before its whole response is, so
+    /// the client retransmits it at growing intervals, and gives up a long download.
     Client,
 }
 
 /// Why a connection is not, or no longer, protected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Reason {
-    /// The client speaks TLS.
+    /// The client uses TLS.
     Tls,
     /// HTTP/2 without TLS.
     Http2,
@@ -69,7 +70,7 @@ pub enum Reason {
     /// A response without strong entity tag that is too long to be stored whole, or came too slowly for that, and cannot be
     /// generated again, or ends with the connection.
     Dynamic,
-    /// A response that nobody asked for.
+    /// A response without a request.
     Unasked,
     /// The store failed, and `failure: open`.
     Store,
@@ -121,22 +122,22 @@ impl Reason {
 pub struct Limits {
     /// Acknowledgements to the client up to this one.
     pub ack: u32,
-    /// Octets to the client below this one.
+    /// End of the bytes to the client that may pass.
     pub data: u32,
     /// The one place where FIN may stand.
     pub fin_at: Option<u32>,
 }
 
-/// What is to be done.
+/// An action for the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// These hold from now on.
     Limits(Limits),
-    /// To be stored; [`Flow::stored`] is to be told. There is one ticket at a time.
+    /// Store a record and then call [`Flow::stored`]. At most one ticket is outstanding.
     Store {
         /// What `stored` is to be called with.
         ticket: u64,
-        /// What to store, in place of what was stored before.
+        /// The record, in place of the former one.
         record: Box<Record>,
     },
     /// The record is to be deleted.

@@ -1,9 +1,11 @@
-//! One connection as the replica's interface sees it: what may pass, and what has to be stored before.
+//! One connection, as the replica's interface sees it: which bytes may pass, and what has to be
+//! stored before.
 //!
-//! The one rule: no octet of the client's is acknowledged, and no octet of the server's let pass, whose meaning is not stored.
-//! Requests are stored with the response that answers them, or alone if that does not come; a response when its head is
-//! there, since the rest can be had again, or as far as it is there, if that can only be generated again. Behind a response
-//! the next one is held again, so a connection may go on for ever.
+//! The rule: no byte of the client's is acknowledged, and no byte of the server's passes, before
+//! its meaning is stored. Requests are stored with the response that answers them, or alone if the
+//! response is late. A response is stored when its head is there, because the rest can be requested
+//! again; if it can only be generated again, it is stored as far as it has come. The data after a
+//! response is held again, so a connection may last forever.
 
 mod action;
 mod stream;
@@ -41,15 +43,15 @@ enum State {
 }
 
 impl Flow {
-    /// A connection whose SYN is coming.
+    /// A connection before its SYN.
     #[must_use]
     pub fn new(tuple: Tuple, settings: &Settings) -> Flow {
         Flow { tuple, settings: *settings, now: 0, syn: None, state: State::Opening }
     }
 
-    /// A connection that this replica takes over at this time, a record that is not unprotected: its record under this
-    /// replica's name is the first thing in `out`, and nothing of a response may pass before that is stored
-    /// ([`Flow::limits`] says so).
+    /// A connection that this replica adopts at this time, from a record that is not unprotected.
+    /// The first action in `out` stores the record under this replica's name; nothing of a response
+    /// may pass before ([`Flow::limits`] has that).
     #[must_use]
     pub fn resume(record: Record, settings: &Settings, now_ms: u64, out: &mut Vec<Action>) -> Flow {
         let (tuple, mut watched) = (record.tuple, Box::new(Watched::resume(record, settings)));
@@ -132,8 +134,8 @@ impl Flow {
         matches!(&self.state, State::Watched(watched) if watched.awaits_flight)
     }
 
-    /// From where the server's octets are read, of which no more is kept than is stored of one response. Where this moves on, what
-    /// lay beyond that is to be given again.
+    /// Sequence number from which the server's bytes are read; at most as many are kept as are
+    /// stored of one response. When it advances, later bytes have to be passed in again.
     #[must_use]
     pub fn reads(&self) -> u32 {
         match &self.state {
@@ -142,20 +144,20 @@ impl Flow {
         }
     }
 
-    /// Octets from the client at `seq` (may repeat, come in any order, overlap); `fin` behind them. The segment's checksum
-    /// has been verified.
+    /// Bytes of the client at `seq`, in any order, with repetitions and overlaps; `fin` follows
+    /// them. The segment's checksum has been verified.
     pub fn request(&mut self, seq: u32, octets: &[u8], fin: bool, out: &mut Vec<Action>) {
         self.is_seen(out);
         self.drive(out, |watched| watched.request(seq, octets, fin));
     }
 
-    /// Octets from the server at `seq`, held until released; `fin` behind them.
+    /// Bytes of the server at `seq`, held until released; `fin` follows them.
     pub fn response(&mut self, seq: u32, octets: &[u8], fin: bool, out: &mut Vec<Action>) {
         self.is_seen(out);
         self.drive(out, |watched| watched.response(seq, octets, fin));
     }
 
-    /// The store kept, or failed to keep, what was handed out under this ticket.
+    /// The store kept the record of this ticket, or failed to.
     pub fn stored(&mut self, ticket: u64, kept: bool, out: &mut Vec<Action>) {
         if let State::Watched(watched) = &mut self.state
             && (watched.stored(ticket, kept, out) || watched.settle(out))
@@ -164,14 +166,16 @@ impl Flow {
         }
     }
 
-    /// The time, milliseconds of Unix time; to be told once behind [`Flow::new`] and every few milliseconds from then on. A
-    /// request whose response has not come for 50 ms is stored alone and acknowledged.
+    /// The time, milliseconds of Unix time: call it once after [`Flow::new`] and every few
+    /// milliseconds from then on. A request without a response for 50 ms is stored alone and
+    /// acknowledged.
     pub fn tick(&mut self, now_ms: u64, out: &mut Vec<Action>) {
         self.now = now_ms;
         self.drive(out, |watched| watched.tick());
     }
 
-    /// What is stored is to be stored again: its server died, or its time runs out. Where that fails it is as before.
+    /// Stores the record again, because its server died or its lifetime ends. If that fails, the
+    /// former record stays.
     pub fn renew(&mut self, out: &mut Vec<Action>) {
         self.drive(out, |watched| {
             watched.renew();
@@ -179,7 +183,8 @@ impl Flow {
         });
     }
 
-    /// Whether a record of another replica's says more than is known here: that one has gone on with the connection.
+    /// Whether a record of another replica is newer than this flow: that replica has resumed the
+    /// connection.
     #[must_use]
     pub fn is_behind(&self, other: &Age) -> bool {
         match &self.state {
@@ -195,8 +200,8 @@ impl Flow {
         matches!(&self.state, State::Watched(watched) if watched.closes())
     }
 
-    /// The record from which the connection can be gone on with on this host: what it was last stored as. None while that is
-    /// not settled.
+    /// The record with which this host can resume the connection: the last one stored. None while a
+    /// store is in progress.
     #[must_use]
     pub fn settled(&self) -> Option<Record> {
         match &self.state {
@@ -205,7 +210,8 @@ impl Flow {
         }
     }
 
-    /// The record from which another host can go on with the connection now, if all that the client said is in it.
+    /// The record with which another host can resume the connection now, if it has all data of the
+    /// client.
     #[must_use]
     pub fn movable(&self) -> Option<Record> {
         match &self.state {
@@ -221,7 +227,7 @@ impl Flow {
         matches!(&self.state, State::Watched(watched) if watched.ends_early())
     }
 
-    /// Gives the connection up: what was stored is stored as unprotected, then the limits are lifted.
+    /// Gives the connection up: stores it as unprotected, then lifts the limits.
     pub fn let_go(&mut self, reason: Reason, out: &mut Vec<Action>) {
         self.drive(out, |_| Err(reason));
     }
@@ -236,7 +242,7 @@ impl Flow {
         self.state = State::Over;
     }
 
-    /// A connection whose handshake was not seen is nobody's.
+    /// A connection with a handshake that was not seen is not protected.
     fn is_seen(&mut self, out: &mut Vec<Action>) {
         if matches!(self.state, State::Opening) {
             out.push(Action::Unprotected(Reason::Unseen));

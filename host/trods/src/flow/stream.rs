@@ -1,12 +1,12 @@
-//! Octets of one direction, brought into order, of which no more is kept than a limit.
+//! Reassembles the bytes of one direction and keeps at most a given number of them.
 
-/// Pieces that may wait for what is in front of them.
+/// Most pieces that wait for earlier bytes.
 const MAX_AHEAD: usize = 8;
 
-/// Octets from a sequence number on.
+/// Bytes from a sequence number on.
 #[derive(Debug)]
 pub(super) struct Stream {
-    /// Sequence number of the first octet of `have`.
+    /// Sequence number of the first byte of `have`.
     start: u32,
     have: Vec<u8>,
     /// Pieces behind a hole, by their distance from `start`; between any two there is a hole.
@@ -20,22 +20,22 @@ impl Stream {
         Stream { start, have: Vec::new(), ahead: Vec::new(), limit, fin: None }
     }
 
-    /// Sequence number of the first octet.
+    /// Sequence number of the first byte.
     pub fn start(&self) -> u32 {
         self.start
     }
 
-    /// What is there without a hole.
+    /// The bytes before the first hole.
     pub fn octets(&self) -> &[u8] {
         &self.have
     }
 
-    /// Sequence number behind [`octets`](Self::octets).
+    /// Sequence number after [`octets`](Self::octets).
     pub fn end(&self) -> u32 {
         self.start.wrapping_add(self.have.len() as u32)
     }
 
-    /// Whether FIN stands right behind what is there.
+    /// Whether a FIN follows these bytes.
     pub fn is_ended(&self) -> bool {
         self.fin == Some(self.end())
     }
@@ -45,7 +45,7 @@ impl Stream {
         self.have.len() >= self.limit
     }
 
-    /// Takes up what is new within the limit. What was there first stays.
+    /// Adds new bytes within the limit. Bytes that arrived first are kept.
     pub fn insert(&mut self, seq: u32, octets: &[u8], fin: bool) {
         let distance = seq.wrapping_sub(self.start) as i32;
         let end = i64::from(distance) + octets.len() as i64;
@@ -65,7 +65,7 @@ impl Stream {
         }
     }
 
-    /// Gives up the first so many octets, which may be more than are there.
+    /// Drops the first `count` bytes, which may be more than have arrived.
     pub fn advance(&mut self, count: u64) {
         self.start = self.start.wrapping_add(count as u32);
         let count = usize::try_from(count).unwrap_or(usize::MAX);

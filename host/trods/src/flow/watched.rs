@@ -1,4 +1,4 @@
-//! The machine behind a [`Flow`](super::Flow) whose handshake is over.
+//! The state machine of a [`Flow`](super::Flow) after the handshake.
 
 use std::collections::VecDeque;
 
@@ -11,8 +11,8 @@ use crate::record::{
     Seen, Tuple, UNKNOWN,
 };
 
-/// Octets of a response that are let pass at a time: an acknowledgement says which of them the client has, and the program
-/// that compares sequence numbers has half of them to each side.
+/// Most bytes of a response that are let pass ahead of the acknowledgement: the program compares
+/// sequence numbers, which works within half of their range.
 pub const GATE: u64 = 1 << 30;
 /// Milliseconds after which a request is stored without its response, and a response that can be generated again as far as it
 /// is there.
@@ -22,14 +22,15 @@ pub const RESPONSE_PATIENCE: u64 = 250;
 /// Milliseconds for which the rest of an object's first flight is awaited: it comes with the head, unless the server is slow or the
 /// client's window small.
 pub const FLIGHT_PATIENCE: u64 = 10;
-/// Segments of a first flight that are awaited: a server that sends the head in a segment of its own has not ten for the body.
+/// Segments of a first flight to wait for: a server that sends the head in a separate segment has
+/// fewer than ten for the body.
 const FLIGHT: usize = 8;
 /// Bytes of a TCP header's options beside data.
 const OPTIONS: u16 = 12;
 /// Milliseconds between attempts to store (`failure: closed`).
 const RETRY: u64 = 100;
 
-/// What was handed to the store.
+/// A record on its way to the store.
 #[derive(Debug)]
 struct Storing {
     ticket: u64,
@@ -52,9 +53,9 @@ pub(super) struct Watched {
     record: Record,
     /// From the first request that is not answered.
     client: Stream,
-    /// From the first octet that may not pass.
+    /// From the first byte that may not pass.
     server: Stream,
-    /// Whole heads of requests in `client`, and how many octets they are.
+    /// Whole heads of requests in `client`, with their lengths.
     asked: VecDeque<RequestHead>,
     parsed: usize,
     /// Where the requests of the record's responses begin ([`Wake::Client`]).
@@ -66,13 +67,13 @@ pub(super) struct Watched {
     tickets: u64,
     /// Something waits to be stored.
     changed: bool,
-    /// What is stored is to be stored again.
+    /// The record is to be stored again.
     renews: bool,
-    /// Up to here the client's octets, FIN among them, were handed to the store.
+    /// End of the client's bytes, FIN included, that were passed to the store.
     covered: u32,
-    /// Since when there are octets beyond.
+    /// Since when there are bytes after that.
     uncovered: Option<u64>,
-    /// Since when the server's octets wait for more of them, or for a request.
+    /// Since when bytes of the server wait for further ones, or for a request.
     incomplete: Option<u64>,
     /// Not before this.
     retry_at: u64,
@@ -102,7 +103,7 @@ impl Watched {
         };
         let begun = record.handshake.at_ms;
         let limits = Limits { ack: client, data: service, fin_at: Some(service) };
-        // A client that has nothing to say yet is to find somebody when it has.
+        // An idle client must find a replica with its state when it sends.
         Watched { uncovered: Some(begun), ..Watched::of(record, settings, limits) }
     }
 
@@ -174,8 +175,8 @@ impl Watched {
         settled.then(|| self.record.clone())
     }
 
-    /// What arrived and is not stored nobody acknowledged: its client would have to find that out by itself. One that ends soon
-    /// ends here.
+    /// Data that has arrived and is not stored was not acknowledged, so the client would only
+    /// notice the move by its timer. A connection that is about to end stays here.
     pub fn movable(&self) -> Option<Record> {
         let ends = self.client.is_ended() || self.server_fin.is_some();
         let is_whole = self.arrived() == self.covered && self.is_known_to_store();
@@ -211,7 +212,7 @@ impl Watched {
         }
         // Nothing will answer it.
         self.changed |= self.client.is_ended() && self.asked.is_empty() && self.arrived() != self.covered;
-        // What was held may answer this.
+        // Held bytes may be the answer.
         self.read_responses()
     }
 
@@ -223,7 +224,7 @@ impl Watched {
             let start = self.server.start();
             self.server.insert(seq, octets, fin);
             self.read_responses()?;
-            // Behind what is understood now there may be more of them.
+            // After the parsed bytes there may be a further response.
             if self.server.start() == start {
                 return Ok(());
             }
@@ -249,7 +250,7 @@ impl Watched {
     pub fn stored(&mut self, ticket: u64, kept: bool, out: &mut Vec<Action>) -> bool {
         let Some(storing) = self.storing.take_if(|storing| storing.ticket == ticket) else { return false };
         if !kept && storing.renewal {
-            // Whoever said that it is stale says so again.
+            // The check for staleness will ask again.
             return false;
         }
         if !kept && self.settings.closed {
@@ -268,7 +269,7 @@ impl Watched {
         false
     }
 
-    /// Says what follows from what was learnt. True if it is over.
+    /// Emits the actions that follow from new input. True if the connection is over.
     pub fn settle(&mut self, out: &mut Vec<Action>) -> bool {
         if let Some(reason) = self.giving_up
             && !self.is_known_to_store()
@@ -317,13 +318,13 @@ impl Watched {
             fin_at: Some(passed).filter(|_| whole && self.may_end()),
         };
         let unprotected = self.record.unprotected;
-        // What came meanwhile is in it, too.
+        // Input that arrived meanwhile is included.
         let renewal = renewal && !unprotected && limits == self.limits;
         self.storing = Some(Storing { ticket: self.tickets, limits, unprotected, renewal });
         out.push(Action::Store { ticket: self.tickets, record: Box::new(self.record.clone()) });
     }
 
-    /// What may be acknowledged of what is stored.
+    /// Highest acknowledgement that the stored record allows.
     fn acknowledges(&mut self) -> u32 {
         if self.settings.wake == Wake::Server {
             return self.covered;
@@ -462,7 +463,8 @@ impl Watched {
     }
 }
 
-/// Lets more of a response pass, of which these are the next octets: as far as they go where that must be seen.
+/// Lets further bytes of a response pass: all of these, or as many as the flow has read where it
+/// must read them.
 fn pass(response: &mut Response, octets: &[u8]) -> Result<u64, Reason> {
     let next = if let Body::Generated { seen, .. } = &mut response.body {
         let count = seen.read(octets)? as u64;

@@ -14,7 +14,8 @@ const REPLACED: [&str; 7] = [
     "if-unmodified-since",
 ];
 
-/// The request for octets `first` to `last`, both included, of the object that answered `head`, a head that [`request`] has read.
+/// The request for bytes `first` to `last`, inclusive, of the object that answered `head`, a head
+/// that [`request`] has parsed.
 #[must_use]
 pub fn range_request(head: &[u8], etag: &[u8], first: u64, last: u64) -> Vec<u8> {
     let mut out = Vec::with_capacity(head.len() + etag.len() + 100);
@@ -54,8 +55,8 @@ fn behind<'a>(text: &'a [u8], marker: &[u8]) -> Option<&'a [u8]> {
     Some(&text[at + marker.len()..])
 }
 
-/// The request with this head once more, to generate again what the head of its response begins: with the inputs that this
-/// tells, in place of such as the client sent.
+/// The request with this head, to generate again the response with the other head: with the inputs
+/// that the response lists, in place of those that the client sent.
 #[must_use]
 pub fn repeated_request(head: &[u8], response: &[u8]) -> Vec<u8> {
     let is_input = |name: &[u8]| name.eq_ignore_ascii_case(INPUTS.as_bytes());

@@ -17,14 +17,14 @@ pub(super) struct Connection {
     pub limits: Limits,
     /// Where the server's data begin.
     pub first: u32,
-    /// What may not leave yet, in the order in which it came.
+    /// Frames that may not leave yet, in their order.
     pub held: VecDeque<Frame>,
-    /// From where the flow read when it was given what is held.
+    /// Sequence number from which the flow read when it got the held frames.
     read: u32,
     /// What the client sent: its end without a gap, and at all.
     next: u32,
     most: u32,
-    /// When it is to be asked again, milliseconds of Unix time; 0: not at all.
+    /// Time of the next tick, milliseconds of Unix time; 0: none.
     pub due: u64,
     /// A FIN of the server's was withheld.
     pub fin: bool,
@@ -36,18 +36,18 @@ pub(super) struct Connection {
     pub awaited: bool,
     /// Its process died, and did not end it.
     pub died: bool,
-    /// Another replica had it before: who ends it is this process, and for its server alone.
+    /// Another replica held it before: only this process ends it, for its server.
     pub adopted: bool,
     /// This process ends it.
     pub leaves: bool,
-    /// It was told of by [`Watch::ended_early`](super::Watch::ended_early).
+    /// [`Watch::ended_early`](super::Watch::ended_early) has reported it.
     pub judged: bool,
     /// What the client had acknowledged and sent when that was looked at last, and when it was something new, milliseconds.
     said: (u32, u32, u64),
 }
 
 impl Connection {
-    /// One whose handshake is over.
+    /// A connection after its handshake.
     pub fn new(
         tuple: Tuple,
         settings: &Settings,
@@ -69,7 +69,8 @@ impl Connection {
         Connection::of(flow, limits, first, next, now)
     }
 
-    /// One whose timestamps are made here, and which they name no more: both go on at these numbers.
+    /// A connection with timestamps of the programs that no longer name its response: client and
+    /// server continue at these numbers.
     pub fn unnamed(
         tuple: Tuple,
         settings: &Settings,
@@ -93,7 +94,8 @@ impl Connection {
         Connection { adopted: true, awaited: true, ..Connection::of(flow, limits, first, next, now) }
     }
 
-    /// One whose server's data begin at `first`, and whose client sends `next`.
+    /// A connection with `first` as the first number of the server's data, and `next` as the
+    /// client's next.
     fn of(flow: Flow, limits: Limits, first: u32, next: u32, now: u64) -> Connection {
         let read = flow.reads();
         Connection {
@@ -117,11 +119,12 @@ impl Connection {
         }
     }
 
-    /// What the programs are to hold it to, whose client has everything below `acked`.
+    /// The limits for the programs; the client has everything below `acked`.
     pub fn limits(&self, acked: u32) -> rivulet_bpf::trods::Limits {
         let Limits { ack, data, fin_at } = self.limits;
         let closes = self.flow.closes() || self.leaves;
-        // An end of the server's may be its death; it is asked again for what the client lacks.
+        // A FIN of the server may mean its death; then it is asked again for the bytes that the
+        // client lacks.
         let fin_at = fin_at.filter(|_| closes || !self.adopted);
         let Connection { first, stored: recorded, awaited, adopted, .. } = *self;
         rivulet_bpf::trods::Limits { ack, data, fin_at, closes, first, acked, recorded, awaited, adopted }
@@ -137,7 +140,7 @@ impl Connection {
         }
     }
 
-    /// What the programs tell, with what the client acknowledged.
+    /// Takes in an event, with the client's acknowledgement.
     pub fn hear(&mut self, ack: u32, what: &What<'_>, out: &mut Vec<Action>) {
         match *what {
             What::Request { seq, octets, fin } => {
@@ -154,7 +157,7 @@ impl Connection {
         }
     }
 
-    /// A frame of the server's that may not leave is read, as is what is held.
+    /// Passes a held frame of the server to the flow, with the frames before it.
     pub fn answer(&mut self, frame: &Frame, out: &mut Vec<Action>) {
         self.flow.response(frame.seq(), frame.data(), frame.fin(), out);
         self.read_held(Some(frame), out);
@@ -166,7 +169,8 @@ impl Connection {
         self.read_held(None, out);
     }
 
-    /// What is held, or is about to be, is read again as far as the flow went on, which keeps no more than a response.
+    /// Passes held frames to the flow again when it has advanced, because it keeps at most one
+    /// response.
     fn read_held(&mut self, more: Option<&Frame>, out: &mut Vec<Action>) {
         while self.read != self.flow.reads() {
             self.read = self.flow.reads();
@@ -178,14 +182,14 @@ impl Connection {
         }
     }
 
-    /// Its server ended it where it should not: that is told once, until it is judged.
+    /// Notes that its server ended it too early. It is reported once until it is judged.
     pub fn note_early(&mut self, key: &FlowKey, early: &mut Vec<FlowKey>) {
         if !std::mem::replace(&mut self.judged, true) {
             early.push(*key);
         }
     }
 
-    /// Has it asked again when it may have waited long enough, unless it is to be asked before.
+    /// Schedules a tick, unless an earlier one is due.
     pub fn ask_later(&mut self, key: &FlowKey, now: u64, due: &mut BinaryHeap<Reverse<(u64, FlowKey)>>) {
         let at = now
             + if self.flow.wants_acknowledgement() {
@@ -209,7 +213,7 @@ impl Connection {
         self.said.2
     }
 
-    /// The client sent what lies between.
+    /// The client sent the bytes in between.
     fn came(&mut self, seq: u32, end: u32) {
         if !after(seq, self.next) && after(end, self.next) {
             self.next = end;
@@ -219,7 +223,7 @@ impl Connection {
         }
     }
 
-    /// Keeps a frame, or what of it may not leave, unless it says what another one says.
+    /// Holds a frame, or the part that may not leave, unless another held frame has the same bytes.
     pub fn keep(&mut self, mut frame: Frame, hold: &mut Hold) {
         self.send_part(&mut frame, hold);
         if self.held.iter().any(|held| frame.is_within(held)) {
@@ -229,7 +233,7 @@ impl Connection {
         }
     }
 
-    /// Sends what may leave, and says how many frames.
+    /// Sends the frames that may leave now and returns their number.
     pub fn release(&mut self, hold: &mut Hold) -> usize {
         let before = self.held.len();
         for _ in 0..before {
@@ -245,8 +249,8 @@ impl Connection {
         before - self.held.len()
     }
 
-    /// Sends what may leave of a frame that may not leave as a whole. A client that lacked the end of a response would never make
-    /// room for the next one in the record.
+    /// Sends the part of a frame that may leave. Otherwise a client that lacks the end of a
+    /// response would never make room for the next one in the record.
     fn send_part(&self, frame: &mut Frame, hold: &mut Hold) {
         let data = self.limits.data;
         if after(data, frame.seq()) && after(frame.end(), data) {
@@ -337,7 +341,7 @@ mod tests {
         assert!(connection.held.is_empty());
     }
 
-    /// A frame comes when the client has made room for what is held before it.
+    /// A frame arrives after the client has made room for the held one before it.
     #[test]
     fn what_comes_when_there_is_room_is_read_behind_what_is_held() {
         let (client, service) = ("192.0.2.7:1025".parse().unwrap(), "10.9.0.1:80".parse().unwrap());
@@ -348,10 +352,10 @@ mod tests {
         let request = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
         connection.hear(500, &What::Request { seq: 1, octets: &request.repeat(24), fin: false }, &mut out);
         out.clear();
-        // Stored whole, 900 octets each: a flow keeps less than five, a record has eight.
+        // Stored whole, 900 bytes each: a flow keeps fewer than five, a record has eight.
         let response = [&b"HTTP/1.1 200 OK\r\nContent-Length: 861\r\n\r\n"[..], &[b'x'; 861]].concat();
         let all = response.repeat(24);
-        // Keeps what is handed to the store, until nothing more is.
+        // Keeps every record that is passed to the store, until there are no more.
         let kept = |connection: &mut Connection, out: &mut Vec<Action>| {
             let mut last = None;
             while !out.is_empty() {

@@ -1,6 +1,6 @@
-//! What clients say on connections that nobody hears for a moment: those that are looked for, and those that another replica holds,
-//! which may have said its last word on them. Whoever goes on with one hears that first: the client's TCP would send it again, but
-//! not before a retransmission timeout.
+//! Copies of clients' segments on connections without a replica for a moment: those that are
+//! searched for, and those with a holder that may be dead. An adopter replays them first: the
+//! client's TCP would retransmit them only after a timeout.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ impl Copies {
         }
     }
 
-    /// What is kept of a connection.
+    /// Takes the copies of a connection.
     pub fn take(&mut self, key: &FlowKey) -> VecDeque<Vec<u8>> {
         let packets = self.of.remove(key).unwrap_or_default();
         if !packets.is_empty() {

@@ -8,7 +8,7 @@ use rivulet_pktio::tap::TapFrame;
 use rivulet_pktio::{Checksum, Segmentation, TxFrame};
 use rivulet_plain::Segment;
 
-/// Octets of an Ethernet header. There is no tag in a frame that a local sender made.
+/// Bytes of an Ethernet header. Frames of a local sender have no VLAN tag.
 const ETHERNET: usize = 14;
 /// Where flags and checksum stand in a TCP header, and a flag (RFC 3168 section 6.1.2).
 const TCP_FLAGS: usize = 13;
@@ -42,13 +42,13 @@ impl Frame {
         Some(Frame { octets: buffer, checksum, segmentation, key, seq, data, fin })
     }
 
-    /// Whose.
+    /// The connection of the frame.
     #[must_use]
     pub fn key(&self) -> &FlowKey {
         &self.key
     }
 
-    /// Sequence number of its first octet.
+    /// Sequence number of its first byte.
     #[must_use]
     pub fn seq(&self) -> u32 {
         self.seq
@@ -79,7 +79,8 @@ impl Frame {
         not_before(self.seq, other.seq) && not_before(other.end(), self.end()) && (other.fin || !self.fin)
     }
 
-    /// Cuts off what lies before a sequence number, which is within the data; what is left stays. `buffer` becomes memory.
+    /// Cuts off the part before a sequence number within the data and keeps the rest. `buffer`
+    /// provides memory.
     pub(super) fn cut(&mut self, at: u32, mut buffer: Vec<u8>) -> Frame {
         let cut = self.data + at.wrapping_sub(self.seq) as usize;
         buffer.clear();
@@ -89,7 +90,7 @@ impl Frame {
         self.octets.drain(data..cut);
         self.seq = at;
         front.seal(TcpFlags::FIN);
-        // That the window was reduced the first part says.
+        // The first part carries the CWR flag.
         self.seal(CWR);
         front
     }
@@ -129,7 +130,7 @@ impl Frame {
     }
 }
 
-/// Writes the TCP checksum of a frame whose sender may have left it to the hardware. False: it is no segment.
+/// Writes the TCP checksum of a frame that may have a partial one. False: it is not a segment.
 #[must_use]
 pub(super) fn complete(frame: &mut [u8]) -> bool {
     sum(frame, Checksum::Unknown)
@@ -177,7 +178,8 @@ pub(super) mod tests {
         Frame::new(&octets("10.9.0.1:80", "192.0.2.7:1025", seq, flags, data), &known, vec![9; 3]).unwrap()
     }
 
-    /// As the hardware finishes what is left to it: it sums all, the field too.
+    /// Completes a partial checksum as hardware does: the sum covers everything, the field
+    /// included.
     fn finished(frame: &Frame, service: &str) -> Vec<u8> {
         let mut octets = frame.octets().to_vec();
         let tcp = ETHERNET + ip::length(service.parse::<std::net::SocketAddr>().unwrap().ip());

@@ -1,5 +1,6 @@
-//! What stands between a server's TCP and the wire: the BPF programs ([`rivulet_bpf::trods`]), the TAP into which they put
-//! what may not leave yet, and the socket by which it leaves when it may.
+//! Access to the segments between a server's TCP and the wire: the BPF programs
+//! ([`rivulet_bpf::trods`]), the TAP that gets held frames, and the socket that sends them when
+//! they may leave.
 //!
 //! A released frame passes the programs like any other, so nothing but the limits in their map decides what leaves.
 
@@ -189,7 +190,7 @@ impl Hold {
         Ok(self.programs.events(most, take)?)
     }
 
-    /// Takes the next frame that the programs did not let leave. What is no segment is passed over.
+    /// Takes the next held frame. Frames that are not segments are skipped.
     ///
     /// # Errors
     /// The system's.
@@ -272,7 +273,8 @@ impl Hold {
         Ok(())
     }
 
-    /// Has the kernel forget what an agent before this one had adopted: its sockets try to end what others go on with.
+    /// Makes the kernel forget the connections that the previous agent had adopted: its sockets try
+    /// to end connections that other replicas have.
     fn abort_closing(&self, service: SocketAddr) -> Result<(), HoldError> {
         let count = self.sockets.abort_closing(service)?;
         tracing::debug!(%service, count, "connections of another process");

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 /// So many are probed at a time, of each kind.
 const AT_A_TIME: u32 = 16;
-/// And the next ones so much later: those that a client waits for, as fast as one processor adopts them; the others at a pace at
-/// which the web server beside it gets on. Whoever of them speaks is not waited for any longer.
+/// Spacing of the following probes. Connections with a waiting client go as fast as one processor
+/// adopts them; the others at the pace of the local web server. A client that sends something is
+/// served at once.
 const STEP: Duration = Duration::from_millis(2);
 const OTHERS_STEP: Duration = Duration::from_millis(8);
 
@@ -17,7 +18,7 @@ struct Lane {
     taken: u32,
 }
 
-/// Who is probed when. Those that a client waits for do not stand behind the others.
+/// Times of the probes. Connections with a waiting client do not queue behind the others.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     waited_for: Lane,
@@ -63,7 +64,7 @@ mod tests {
         assert_eq!(steps(&mut pace, 3 * AT_A_TIME + 1, false, now), [AT_A_TIME, AT_A_TIME, AT_A_TIME, 1]);
         assert_eq!(pace.next(true, now), now);
         assert_eq!(steps(&mut pace, AT_A_TIME, true, now), [AT_A_TIME - 1, 1]);
-        // Those of the next replica stand behind them, and much later nobody stands behind anybody.
+        // Connections of the next replica queue behind them; much later the queue is empty.
         assert_eq!(pace.next(false, now), now + 3 * OTHERS_STEP);
         let later = now + 10 * OTHERS_STEP;
         assert_eq!(pace.next(false, later), later);

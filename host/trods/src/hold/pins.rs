@@ -1,5 +1,6 @@
-//! Connections that others hold though what their clients send may come here: those that were adopted while this replica was
-//! gone. It learns of them from the others' records before it gets connections again, and hands on what comes of them.
+//! Connections that other replicas hold although their segments may arrive here: those adopted
+//! while this replica was away. It reads them from the others' records before it gets connections
+//! again, and hands their segments on.
 
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -10,17 +11,18 @@ use super::{HoldError, PATIENCE};
 use crate::record::{Age, Record};
 use crate::store::{self, RecordKeys};
 
-/// A replica that was away, and who was there meanwhile; or one that was not, and may get connections of others.
+/// An absence of this replica, with the replicas that were alive meanwhile; or a time without one,
+/// after which it may get connections of others.
 pub struct Absence {
-    /// Which one it is, by lease and in order; it is told when it is over.
+    /// Number of the absence, by lease and in order; used when it ends.
     pub number: (u32, u64),
     /// The other members that are alive: index in the pool, what the keys of their records begin with, and what these are sealed with.
     pub others: Vec<(u8, String, RecordKeys)>,
     /// The servers of their store.
     pub servers: Vec<SocketAddr>,
-    /// Services whose connections timestamps name.
+    /// Services with connections that timestamps name.
     pub named: Vec<SocketAddr>,
-    /// Who is alive: bit r is replica r.
+    /// Set of live replicas: bit r is replica r.
     pub alive: u64,
     /// The ToR's Ethernet address.
     pub tor: [u8; 6],
@@ -54,11 +56,11 @@ impl std::fmt::Debug for Absence {
 pub struct Known {
     /// Which.
     pub number: (u32, u64),
-    /// Who holds what, and how old what it says is.
+    /// Connections with their holders, and the age of that information.
     pub held: Vec<(FlowKey, Pin, Age)>,
 }
 
-/// What others hold, while it is asked for.
+/// The search for connections that others hold.
 #[derive(Debug)]
 pub struct Pins {
     load: Sender<Known>,
@@ -73,8 +75,8 @@ impl Default for Pins {
 }
 
 impl Pins {
-    /// Asks for what the others hold. `wake` is called when that is known, or the store did not tell it in time, on another
-    /// thread.
+    /// Reads which connections the others hold. `wake` is called on another thread when that is
+    /// known, or when the store did not answer in time.
     ///
     /// # Errors
     /// No thread.
@@ -103,14 +105,14 @@ impl Pins {
                      adopted where clocks are 2 s apart; set it, by NTP or chrony"
                 );
             }
-            // Whoever has ended has no use for them.
+            // A receiver that was dropped needs no result.
             let _ = load.send(Known { number: absence.number, held });
             wake();
         })?;
         Ok(())
     }
 
-    /// What has become known.
+    /// The result, when it is there.
     pub fn known(&self) -> Option<Known> {
         self.loaded.try_recv().ok()
     }

@@ -1,5 +1,5 @@
-//! The places that connections have in stores: a number each, the lowest that is free, since whoever looks for the records of
-//! a dead replica asks for all numbers up to the highest.
+//! The numbers of connections in stores. Each gets the lowest free one, because a replica that
+//! searches for the records of a dead one asks for all numbers up to the highest.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -26,7 +26,8 @@ struct Places {
     free: BinaryHeap<Reverse<u32>>,
 }
 
-/// Whose a number is, and what was stored there last: as the store knows it, as the flow does, and under the key of which epoch.
+/// The owner of a number, and its last record: as the store and as the flow have it, and the epoch
+/// of its key.
 #[derive(Clone, Copy, Debug)]
 struct Taken {
     key: FlowKey,
@@ -57,11 +58,12 @@ impl Places {
 pub struct Stores {
     all: Vec<Places>,
     services: HashMap<SocketAddr, usize>,
-    /// What was handed to stores, counted: what one says of a place is of its last record or of none.
+    /// Number of records passed to stores: an answer for a number refers to its last record or to
+    /// none.
     handed: u64,
     done: Vec<Done>,
     digests: Digests,
-    /// Connections in whose records digests are missing, and of what.
+    /// Connections with records that lack digests, and of which objects.
     undigested: HashMap<FlowKey, Vec<Wanted>>,
 }
 
@@ -86,7 +88,7 @@ impl Stores {
             self.undigested.remove(key);
         }
         if record.size() > MAX_RECORD {
-            // Then nobody knows.
+            // Then the digest is unknown.
             return Cow::Borrowed(whole);
         }
         Cow::Owned(record)
@@ -164,7 +166,7 @@ impl Keeper for Stores {
     }
 
     fn is_stale(&self, key: &FlowKey) -> bool {
-        // What has become known since is stored with the rest.
+        // Digests that became known since are stored with the rest.
         if self.undigested.get(key).is_some_and(|lacks| lacks.iter().any(|wanted| self.digests.knows(wanted)))
         {
             return true;

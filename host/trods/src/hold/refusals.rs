@@ -1,8 +1,9 @@
-//! Clients of connections that this host's kernel does not know. The kernel's first RST to such a client is held back, since a record
-//! of the connection may be on its way; the next one leaves. The client's own timer doubles each time, so the next segment
-//! may take minutes, and by then this process may have been restarted, or the ToR sends the client elsewhere. So the client is asked
-//! for a segment by one that lies behind its window (RFC 9293 section 3.10.7.4). Its answer reaches the connection's holder, or
-//! brings the RST that leaves.
+//! Clients of connections that this host's kernel does not know. The kernel's first RST to such a
+//! client is held back, because a record of the connection may be on its way; the next RST leaves.
+//! The client's timer doubles each time, so its next segment may take minutes, and by then this
+//! process may have been restarted, or the ToR sends the client elsewhere. So this process probes
+//! the client with a segment behind its window (RFC 9293 section 3.10.7.4). The answer reaches the
+//! connection's holder, or draws the RST that leaves.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -10,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use rivulet_bpf::trods::FlowKey;
 
-/// When a client is asked, milliseconds after the refusal: a little later than RSTs may leave (`REFUSED_AFTER`,
-/// `REFUSED_AT_LAST` in `refusals.h`), and once more in case that was lost.
+/// Probes of a client, milliseconds after the refusal: shortly after RSTs may leave
+/// (`REFUSED_AFTER`, `REFUSED_AT_LAST` in `refusals.h`), and one more in case that was lost.
 const QUESTIONS: [u64; 3] = [1050, 2100, 4000];
-/// Clients that are remembered at a time: more than one replica has. What is beyond it is a flood.
+/// Most clients at a time: more than one replica has. More than that is a flood.
 const MOST: usize = 16_384;
 /// Between two looks whether this replica may send, and for how long it is waited for.
 const RETRY: Duration = Duration::from_millis(250);
@@ -28,7 +29,7 @@ struct Refusal {
     asked: usize,
 }
 
-/// Clients that are to be asked.
+/// Clients to probe.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals {
     of: HashMap<FlowKey, Refusal>,
@@ -36,7 +37,7 @@ pub(crate) struct Refusals {
 }
 
 impl Refusals {
-    /// A RST was held back whose number is what the client acknowledged.
+    /// A RST with this number, the client's acknowledgement, was held back.
     pub(crate) fn note(&mut self, key: FlowKey, seq: u32, now: Instant) {
         if self.of.len() >= MOST || self.of.contains_key(&key) {
             return;
@@ -45,7 +46,7 @@ impl Refusals {
         self.due.push(Reverse((now + Duration::from_millis(QUESTIONS[0]), key)));
     }
 
-    /// When a client is to be asked.
+    /// Time of the next probe.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.due.peek().map(|Reverse((at, _))| *at)
     }
@@ -123,7 +124,8 @@ mod tests {
         let late = 3 * QUESTIONS[2];
         assert_eq!(refusals.due(at(QUESTIONS[0]), |_| false, |_| true), [(key(1), 5)]);
         assert_eq!(refusals.due(at(late), |_| false, |_| false), []);
-        // All questions are asked once it may send: the answer to the first one may be the first that is refused since.
+        // All probes are repeated when the replica may send: the answer to the first may be the
+        // first that is refused since then.
         let retry = late + RETRY.as_millis() as u64;
         for ms in [retry, late + QUESTIONS[1], late + QUESTIONS[2]] {
             assert_eq!(refusals.due(at(ms - 1), |_| false, |_| true), []);

@@ -1,7 +1,8 @@
 //! The connections of dead replicas: their records, the probes to their clients, and what these answer.
 //!
-//! Every survivor has all records and parks all connections, since the ToR decides who gets what a client sends; who is expected
-//! to get it sends the probe. Whoever gets an answer goes on with the connection.
+//! Every survivor loads all records of a dead replica and parks all its connections, because only
+//! the ToR decides where a client's segments go. The replica that should get them sends the probe,
+//! and the replica that gets the answer adopts the connection.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -25,24 +26,29 @@ use crate::store::{self, RecordKeys, Stored};
 use crate::ts;
 use crate::wake::{self, MAX_UNKNOWN, Prober, Told};
 
-/// When a probe is sent, milliseconds after the first one: each second for a while, since whoever gets the answer may not speak yet.
+/// Probes, milliseconds after the first one: one each second for a while, because the replica that
+/// gets the answer may not be allowed to send yet.
 const PROBES: [u64; 13] = [0, 30, 100, 300, 1000, 2000, 3000, 4000, 5000, 6000, 8000, 15_000, 30_000];
-/// After so long a connection that goes on here has a record of its own here, or has been let go.
+/// After this time an adopted connection has a record of this replica, or its limits were removed.
 const STORED: Duration = Duration::from_secs(1);
-/// Connections that are looked for at a time.
+/// Most connections that are searched for at a time.
 const MAX_ORPHANS: usize = 65_536;
-/// For so long an answer is awaited that shows that nothing else is on its way to the client; then any will do.
+/// For this long an answer is awaited that shows that no other data is on its way to the client;
+/// after that any answer will do.
 const FRESH: Duration = Duration::from_millis(200);
 /// After this a connection is not looked for any more: its client is gone.
 const GIVE_UP: Duration = Duration::from_secs(60);
-/// A client that speaks on a connection that is looked for, and whose words fit no record, is reset after so long.
+/// A client that sends on a connection that is searched for, with numbers that fit no record, is
+/// reset after this time.
 const UNKNOWN: Duration = Duration::from_secs(2);
-/// What a living replica stored under another incarnation, and is still there after so long, no other replica has gone on with: that one
-/// would have deleted it ([`STORED`]).
+/// Records that a living replica stored under another incarnation, and that are still there after
+/// this time, belong to connections that no other replica has adopted: an adopter would have
+/// deleted them ([`STORED`]).
 const LEFT: Duration = Duration::from_millis(1500);
-/// For so long it is remembered when that was seen first.
+/// For this long the time of the first sight of such a record is kept.
 const REMEMBERED: Duration = Duration::from_secs(60);
-/// Nor is one that another is expected to go on with: what comes of it is handed on from then on.
+/// The same time for connections that another replica should adopt: their segments are handed on
+/// from then on.
 const LEAVE: Duration = Duration::from_secs(5);
 
 /// Whether records are read that a replica stored under other incarnations.
@@ -54,7 +60,8 @@ pub enum Reads {
     All,
     /// They alone are: it is this replica itself.
     OwnFormers,
-    /// They alone are: it lives, and may be about to go on with them itself.
+    /// Only records of former incarnations: the replica lives and may be about to adopt these
+    /// connections itself.
     LivingFormers,
 }
 
@@ -66,11 +73,12 @@ pub struct Departed {
     pub servers: Vec<SocketAddr>,
     /// What its records are sealed with.
     pub keys: RecordKeys,
-    /// Who is expected to get what the client sends to the service; `None` is this replica itself.
+    /// The replica that should get the client's segments to the service; `None` is this one.
     pub other: Box<dyn Fn(SocketAddr, SocketAddr) -> Option<Pin> + Send>,
-    /// Whether this replica gets no connections for now: then what is another's is never looked for here.
+    /// Whether this replica gets no connections for now: then connections of others are not
+    /// searched for here.
     pub waits: bool,
-    /// What is read.
+    /// The records to read.
     pub reads: Reads,
 }
 
@@ -125,32 +133,33 @@ impl std::fmt::Debug for Departed {
     }
 }
 
-/// A record, and who else is expected to go on with the connection.
+/// A record, and the replica that should adopt the connection.
 #[derive(Debug)]
 pub(super) struct Found {
     pub record: Record,
-    /// What the keys of the replica's records begin with that had it; none: this host's own, whose server died alone.
+    /// Prefix of the keys of the dead replica's records; none: a connection of this host after the
+    /// death of its server.
     pub origin: Option<Arc<str>>,
-    /// What is to be deleted once it is another's: whoever looks for it later must not find it there.
+    /// Records to delete after the adoption, so that a later search does not find them.
     pub stored: Vec<Stored>,
-    /// When it was asked for, in order: what came of a later question says who goes on.
+    /// Serial number of the query: the result of a later one determines the adopter.
     pub asked: u64,
     pub other: Option<Pin>,
     pub waits: bool,
 }
 
-/// A connection that can be gone on with.
+/// A connection that can be resumed.
 #[derive(Debug)]
 pub struct Heard {
     /// Its record, as it is to be stored.
     pub record: Record,
-    /// The socket that goes on with it.
+    /// The state of its new socket.
     pub connection: Connection,
     /// What the programs make of its timestamps, if they do.
     pub stamped: Option<Stamped>,
 }
 
-/// A connection that is looked for.
+/// A connection that is searched for.
 #[derive(Debug)]
 struct Orphan {
     found: Found,
@@ -179,7 +188,7 @@ impl Drop for Loading {
     }
 }
 
-/// All connections that are looked for.
+/// All connections that are searched for.
 #[derive(Debug)]
 pub struct Rescue {
     orphans: HashMap<FlowKey, Orphan>,
@@ -203,7 +212,7 @@ pub struct Rescue {
 }
 
 impl Rescue {
-    /// Nobody is looked for.
+    /// An empty search.
     ///
     /// # Errors
     /// Without `CAP_NET_RAW`.
@@ -250,7 +259,7 @@ impl Rescue {
             let (read, mut any) = (|prefix: String| departed.read(prefix, asked, &seen), false);
             let mut hand_over = |found: Vec<Found>| {
                 any |= !found.is_empty();
-                // Whoever has ended has no use for them.
+                // A receiver that was dropped needs no result.
                 let _ = load.send(found);
             };
             if !alone {
@@ -273,19 +282,20 @@ impl Rescue {
         Ok(())
     }
 
-    /// Whether a store was asked for records, and has not told yet.
+    /// Whether a query for records is without an answer.
     #[must_use]
     pub fn is_loading(&self) -> bool {
         self.loading.load(Ordering::Acquire) > 0
     }
 
-    /// Whether a connection is looked for.
+    /// Whether a connection is searched for.
     #[must_use]
     pub fn looks_for(&self, key: &FlowKey) -> bool {
         self.orphans.contains_key(key)
     }
 
-    /// Whether one is looked for whose client goes on near there: another one between the same ends does elsewhere.
+    /// Whether a connection with a client near this number is searched for: another connection
+    /// between the same ports has other numbers.
     #[must_use]
     pub fn looks_for_near(&self, key: &FlowKey, next: u32) -> bool {
         self.orphans.get(key).is_some_and(|orphan| {
@@ -330,7 +340,7 @@ impl Rescue {
             self.due.pop();
             let Some(orphan) = self.orphans.get_mut(&key) else { continue };
             if now >= orphan.began + if orphan.found.other.is_some() { LEAVE } else { GIVE_UP } {
-                // What comes here later than its holder's return is the holder's.
+                // Segments that arrive here after the holder's return belong to the holder.
                 let programs = watch.hold().programs();
                 if let Some(pin) = orphan.found.other {
                     programs.pin(&key, pin)?;
@@ -356,8 +366,8 @@ impl Rescue {
         Ok(())
     }
 
-    /// Another replica has a record of a connection ([`Watch::hand_over`]). If one is looked for here of which more is known, that
-    /// one counts; else it is found.
+    /// Another replica has a record of a connection ([`Watch::hand_over`]). A newer state in the
+    /// search here takes precedence; otherwise the connection counts as found.
     ///
     /// # Errors
     /// The system's.
@@ -383,7 +393,7 @@ impl Rescue {
         Ok(())
     }
 
-    /// A connection of this host's, which is parked, goes on here as soon as its client says where it is.
+    /// A parked connection of this host is resumed here as soon as its client answers a probe.
     pub fn here(&mut self, key: FlowKey, record: Record, now: Instant) {
         let (origin, stored, asked) = (None, Vec::new(), self.asked);
         let found = Found { record, origin, stored, asked, other: None, waits: false };
@@ -410,7 +420,8 @@ impl Rescue {
         if let Some(pin) = found.other.filter(|_| found.waits) {
             return self.hand_over(&key, pin, &age, watch);
         }
-        // It may be read again when another replica dies: then somebody else may be expected to go on with it.
+        // A record may be read again after a further death: then another replica may be the
+        // adopter.
         let known = self.orphans.get(&key).map(|orphan| &orphan.found);
         if known.is_some_and(|known| {
             let other = known.record.age();
@@ -423,7 +434,8 @@ impl Rescue {
             return Ok(());
         }
         watch.hold().programs().park(&key)?;
-        // Whoever was known to hold it is the one that is gone, and so is what this replica had of it before that one did.
+        // The pinned holder is the dead replica, and the state of this replica is older than the
+        // holder's.
         watch.hold().programs().unpin(&key)?;
         if watch.has(&key) {
             watch.abandon(&key)?;
@@ -440,8 +452,8 @@ impl Rescue {
         Ok(())
     }
 
-    /// Whether a connection can go on here by its record: one whose timestamps programs made needs such programs, and what is here
-    /// by timestamps alone may be further than the record.
+    /// Whether a record suffices to resume a connection here: with timestamps of the programs it
+    /// needs such programs, and the state by timestamps alone may be newer than the record.
     fn can_go_on<K: Keeper>(
         &self,
         record: &Record,
@@ -460,8 +472,8 @@ impl Rescue {
         Ok(own.is_none_or(|own| record.acknowledged().wrapping_sub(own.client_next) as i32 > 0))
     }
 
-    /// A packet of a connection that is looked for. If it says where its client is, the connection is not looked for any more.
-    /// Its packets stay parked until who adopts it says otherwise.
+    /// A packet of a connection that is searched for. If it shows the client's state, the search
+    /// ends. Its packets stay parked until the adopter changes that.
     pub fn heard(&mut self, key: &FlowKey, packet: &[u8], now_ms: u64) -> Option<Heard> {
         let segment = Segment::parse(packet).ok()?;
         self.copies.keep(key, packet, &segment, Instant::now());
@@ -476,7 +488,7 @@ impl Rescue {
                 let record = record.taken_over(&connection, now_ms);
                 Some(Heard { record, connection, stamped })
             }
-            // Parked until it is given up: nobody is there to be reset.
+            // Parked until the search is given up, because there is no client to reset.
             Told::Gone => None,
             // A replica that has a newer record would have been found by now.
             Told::Nothing => {
@@ -496,7 +508,7 @@ impl Rescue {
         self.copies.take(key)
     }
 
-    /// Has a client send a segment, of whose connection nothing is known but what it acknowledged.
+    /// Probes a client; of its connection only the acknowledged number is known.
     pub(crate) fn ask(&self, key: &FlowKey, acked: u32) {
         let packet = wake::question(key.service(), key.client(), acked).map_err(std::io::Error::other);
         if let Err(e) = packet.and_then(|packet| self.prober.send_packet(key.client(), &packet)) {
@@ -517,7 +529,7 @@ impl Rescue {
         }
     }
 
-    /// Deletes the records of others' whose connections go on here under an own name by now.
+    /// Deletes records of other replicas for connections that now have a record of this one.
     fn erase(&mut self, now: Instant) -> Result<(), HoldError> {
         if self.outdated.first().is_none_or(|(since, ..)| now < *since + STORED) {
             return Ok(());
@@ -533,7 +545,7 @@ impl Rescue {
         Ok(())
     }
 
-    /// Connections that are looked for.
+    /// The connections that are searched for.
     #[must_use]
     pub fn count(&self) -> usize {
         self.orphans.len()
@@ -558,7 +570,7 @@ mod tests {
     const SERVICE: &str = "10.9.0.1:80";
     const PIN: Pin = Pin { tor: [2; 6], holder: 1 };
 
-    /// Nobody is looked for, on an interface of its own.
+    /// An empty search on a separate interface.
     struct Rig {
         rescue: Rescue,
         watch: Watch<Stores>,
@@ -615,7 +627,7 @@ mod tests {
         }
     }
 
-    /// Whose client has everything.
+    /// The record of a client that has all data.
     fn record(client: SocketAddr) -> Record {
         idle(Tuple { client, service: SERVICE.parse().unwrap() }, 900, 30)
     }
@@ -676,7 +688,7 @@ mod tests {
     fn an_answer_shows_where_a_client_is() {
         let Some(mut rig) = Rig::new() else { return };
         let (record, key) = one();
-        // Looked for since now, and for so long that no better answer is awaited.
+        // The search begins now and is old enough that any answer will do.
         let now = Instant::now();
         for (began, fresh, heard) in
             [(now + GIVE_UP, false, false), (now + GIVE_UP, true, true), (now - FRESH, false, true)]
@@ -758,7 +770,7 @@ mod tests {
         rig.found(std::iter::once(newer(1)), None, false, Instant::now());
         rig.rescue.hand_over(&key, PIN, &left.age(), &mut rig.watch).unwrap();
         assert_eq!((rig.rescue.count(), pinned(&rig)), (1, None), "it is looked for");
-        // The one that is looked for has returned.
+        // The dead replica has returned.
         rig.rescue.hand_over(&key, third, &newer(1).age(), &mut rig.watch).unwrap();
         assert_eq!((rig.rescue.count(), pinned(&rig)), (0, Some(third)));
         rig.rescue.turn(Instant::now() + LEAVE, 0, &mut rig.watch).unwrap();
@@ -778,7 +790,7 @@ mod tests {
         assert_eq!(rig.rescue.count(), 0);
     }
 
-    /// As when the replica that was to go on with it is the next one that is gone, or is back.
+    /// As when the expected adopter dies or returns.
     #[test]
     fn what_is_read_again_is_probed_by_whom_it_is_for_now() {
         let Some(mut rig) = Rig::new() else { return };
@@ -796,7 +808,7 @@ mod tests {
         assert_eq!(rig.rescue.orphans[&key].found.other, None);
         rig.rescue.asked += 2;
         rig.found(std::iter::once(record), Some(PIN), false, now);
-        // Whoever is not told of again what it looked for gives it up after a while.
+        // A search without a further record of the connection ends after a while.
         rig.rescue.turn(now + LEAVE, 0, &mut rig.watch).unwrap();
         assert_eq!(rig.rescue.count(), 0);
     }

@@ -9,12 +9,12 @@ const PER_ADDRESS: usize = 4;
 /// That of one network, 24 bits of IPv4 or 48 of IPv6: half.
 const PER_NETWORK: usize = 2;
 
-/// What is held, by whose it is.
+/// Bytes of held frames, by client.
 #[derive(Debug)]
 pub(crate) struct Room {
     most: usize,
     held: usize,
-    /// By the first bits of addresses; only of those of whom something is held.
+    /// By address prefix, for prefixes with held frames only.
     clients: HashMap<(bool, u128), usize>,
 }
 

@@ -1,4 +1,5 @@
-//! A record as octets: numbers in network order, lengths in front of what varies, a CRC-32C behind everything.
+//! The encoding of a record: numbers in network order, lengths before variable parts, a CRC-32C at
+//! the end.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,15 +12,15 @@ use super::{
 use crate::digest::Digest;
 use crate::head::{self, Framing, MAX_HEAD, Method, ResponseHead};
 
-/// Octets of the longest record. One of curl and nginx has less than 500, one of a browser less than 1,000; what is beyond are
-/// long cookies, pipelines and responses that are stored whole.
+/// Bytes of the longest record. Records of curl and nginx have fewer than 500, those of a browser
+/// fewer than 1,000; long cookies, pipelines and responses that are stored whole need more.
 pub const MAX_RECORD: usize = 8192;
-/// What a record begins with; the last octet is the format's version.
+/// The first bytes of a record; the last of them is the version of the format.
 const MAGIC: [u8; 4] = *b"TRK\x01";
 /// RFC 7323 section 2.3.
 const MAX_SCALE: u8 = 14;
 
-/// Why octets are no record.
+/// Why bytes are not a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     /// It begins otherwise: something else, or of another version.
@@ -48,7 +49,7 @@ const GENERATED: u8 = 4;
 const DIGEST: u8 = 8;
 
 impl Record {
-    /// Octets of [`encode`](Self::encode).
+    /// Bytes of [`encode`](Self::encode).
     #[must_use]
     pub fn size(&self) -> usize {
         let address = if self.tuple.client.is_ipv6() { 18 } else { 6 };
@@ -61,7 +62,7 @@ impl Record {
             + self.requests.len()
     }
 
-    /// Its octets, at most [`MAX_RECORD`] of a record that [`decode`](Self::decode) takes.
+    /// The encoded record: at most [`MAX_RECORD`] bytes if [`decode`](Self::decode) accepts it.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.size());
@@ -126,7 +127,7 @@ impl Record {
                 }
                 Body::Generated { request, head, seen } => {
                     out.extend_from_slice(&seen.sum.to_be_bytes());
-                    // Of a body whose length is known the rest is, too.
+                    // Where the length of the body is known, so is the rest.
                     let (place, digits, size) = match seen.rest {
                         Rest::Octets(_) => (0, 0, 0),
                         Rest::Chunks(at) => at.encode(),
@@ -145,7 +146,8 @@ impl Record {
         out.extend_from_slice(&sum.to_be_bytes());
     }
 
-    /// Reads a record. What it says has been looked at: lengths add up, heads are heads, objects have a strong entity tag.
+    /// Decodes a record and checks it: lengths add up, heads are heads, objects have a strong
+    /// entity tag.
     ///
     /// # Errors
     /// The first rule broken.
@@ -212,7 +214,7 @@ impl Record {
 }
 
 impl Response {
-    /// Octets of it in a record.
+    /// Bytes of it in a record.
     pub(crate) fn size(&self) -> usize {
         17 + match &self.body {
             Body::Object { request, head, digest, .. } => {
@@ -327,7 +329,7 @@ impl Reader<'_> {
             _ => return Err(odd),
         };
         let seen = Seen { sum, rest };
-        // What is generated again is what GET asks for; of nothing the sum is nothing.
+        // Only GET responses are generated again; the sum of no bytes is zero.
         let is_first = passed == before;
         let is_odd = is_first && Some(seen) != Seen::nothing(framing);
         if method != Method::Get || passed < before || is_odd {
@@ -347,7 +349,7 @@ impl Reader<'_> {
     }
 }
 
-/// Octets that are the head of a response, and nothing else.
+/// Bytes that are exactly the head of a response.
 fn read(head: &[u8], method: Method) -> Result<ResponseHead<'_>, RecordError> {
     let said = head::response(head, method).ok().flatten().filter(|said| said.length == head.len());
     said.ok_or(RecordError::Field("the head of a response"))

@@ -4,10 +4,10 @@ use crate::chunked::Chunked;
 use crate::flow::Reason;
 use crate::head::Framing;
 
-/// What is to come of a body.
+/// The part of a body that is still to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
-    /// So many octets.
+    /// A number of bytes.
     Octets(u64),
     /// Chunks, of which this is the place in them.
     Chunks(Chunked),
@@ -16,14 +16,14 @@ pub enum Rest {
 /// A body as far as it was seen, its framing included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// CRC-32C of its octets.
+    /// CRC-32C of its bytes.
     pub sum: u32,
-    /// What is to come.
+    /// The part still to come.
     pub rest: Rest,
 }
 
 impl Seen {
-    /// Nothing of it; `None` if it does not say where it ends.
+    /// The state before the first byte; `None` if the body has no known end.
     #[must_use]
     pub fn nothing(framing: Framing) -> Option<Seen> {
         let rest = match framing {
@@ -34,7 +34,7 @@ impl Seen {
         Some(Seen { sum: 0, rest })
     }
 
-    /// Takes octets in, and says how many of them are the body's: all, unless it is over.
+    /// Takes in bytes and returns how many belong to the body: all, unless it ends.
     ///
     /// # Errors
     /// [`Reason::Malformed`]: they are no chunks.

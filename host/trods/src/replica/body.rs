@@ -25,23 +25,23 @@ use crate::ts::{self, Absences, Found, Names};
 
 /// Between two looks at everything that does not make itself heard.
 const LOOK: Duration = Duration::from_millis(100);
-/// After the end of a connection where there should be none its server is asked whether it lives: as long as a process takes
-/// that is killed.
+/// Delay after an unexpected end of a connection before its server is probed: the time in which a
+/// killed process exits.
 const DEATH: Duration = Duration::from_millis(20);
 /// And has so long to accept.
 const ACCEPT: Duration = Duration::from_millis(20);
 /// For how long a server that should serve the rest of a response is asked again.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// A connection that could not be adopted is looked for again after this time: what stood in its way may be gone then.
+/// Delay after which a connection that could not be adopted is searched for again.
 const AGAIN: Duration = Duration::from_millis(250);
 /// An adopted connection on which nothing happens is closed, as nginx does.
 const IDLE: Duration = Duration::from_secs(75);
 
 /// What the thread has.
 pub(super) struct Body {
-    /// Services whose connections are named by timestamps.
+    /// Services with connections that timestamps name.
     names: Option<Names>,
-    /// Replicas whose named connections are not looked for yet: records come first.
+    /// Dead replicas with named connections that are not searched for yet: records come first.
     gone: Vec<Gone>,
     netns: Option<String>,
     absences: Absences,
@@ -54,12 +54,12 @@ pub(super) struct Body {
     sharing: Vec<Sharing>,
     /// How connections of services are protected.
     settings: HashMap<SocketAddr, Settings>,
-    /// Who goes on with connections, by service.
+    /// Threads that serve adopted connections, by service.
     adopters: HashMap<(SocketAddr, AdoptAs, Unknown), Adopters>,
     /// What became of adopted connections.
     ended: Sender<(Tuple, Outcome)>,
     ends: Receiver<(Tuple, Outcome)>,
-    /// Connections whose server ended them, and since when.
+    /// Connections that their server ended, and when.
     early: VecDeque<(Instant, FlowKey)>,
     leaving: Leaving,
     followers: Followers,
@@ -152,7 +152,7 @@ impl Body {
             }
         }
         let now = Instant::now();
-        // Before anything is made of it: whoever has just gone on with a connection has told of it.
+        // First of all, because a new adopter may have announced the connection.
         if let Some(names) = &mut self.names {
             names.hear(now, &mut self.watch)?;
         }
@@ -177,7 +177,7 @@ impl Body {
         let mut spoke = Vec::new();
         self.watch.turn(|key, packet| {
             spoke.push(*key);
-            // What there is a record of is gone on with by that, or may be; its client says it again.
+            // A connection with a record is, or may be, resumed by that; its client retransmits.
             let is_recorded = rescue.is_loading() || rescue.looks_for(key);
             let heard = rescue.heard(key, packet, now);
             if let Some(names) = names {
@@ -196,7 +196,7 @@ impl Body {
                     names.look_again(&key, &found, &mut self.watch)?;
                 }
             } else if found.record.responses.is_empty() {
-                // What it asked it would say again after twice as long as the last time.
+                // The client would repeat its request only after twice the last interval.
                 self.watch.hear_again(&key, &packet);
             }
         }
@@ -210,7 +210,7 @@ impl Body {
                 self.rescue.here(key, heard.record, Instant::now() + AGAIN);
             }
         }
-        // What came before they went on here, and what was told of since.
+        // Drops packets from before the adoption, and reports of other replicas since.
         spoke.retain(|key| self.watch.has(key));
         for key in &spoke {
             for packet in self.rescue.said(key) {
@@ -243,10 +243,10 @@ impl Body {
         self.judge()
     }
 
-    /// A connection goes on here, whose client said where it is.
+    /// Adopts a connection; its client has answered.
     fn go_on(&mut self, key: &FlowKey, heard: &Heard) -> Result<(), HoldError> {
         let Heard { record, connection, stamped } = heard;
-        // Parked as it is, what the kernel says at this does not leave.
+        // While it is parked, segments of the kernel do not leave.
         self.watch.abandon(key)?;
         if let Some(stamped) = stamped {
             self.watch.hold().programs().stamps().put(key, stamped)?;
@@ -257,7 +257,7 @@ impl Body {
         self.watch.adopt(record, connection.send_next)?;
         // The store answers while the kernel makes the socket.
         self.watch.settle()?;
-        // What it says has the kernel's timestamps, as all that the programs translate.
+        // The new socket uses the kernel's timestamps, which the programs translate.
         let handshake = Handshake { stamps: None, ..record.handshake };
         let record = Record { handshake, ..record.clone() };
         self.adopters(record.tuple.service)?.adopt(record, connection)?;
@@ -281,7 +281,8 @@ impl Body {
         Ok(())
     }
 
-    /// Connections of replicas that are gone, of which others told; what there are records of is looked for by these.
+    /// Searches for announced connections of dead replicas; those with records are searched for by
+    /// records.
     fn look_for_named(&mut self) -> Result<(), HoldError> {
         let Some(names) = &mut self.names else {
             self.gone.clear();
@@ -297,7 +298,7 @@ impl Body {
         Ok(())
     }
 
-    /// Clients whose connections are not known here are to send another segment soon: the kernel's first RST to them was held back.
+    /// Probes clients of unknown connections: the kernel's first RST to them was held back.
     fn ask_refused(&mut self, now: Instant) {
         for (key, seq) in self.watch.refused() {
             self.refusals.note(key, seq, now);
@@ -320,7 +321,7 @@ impl Body {
         self.shared.back.lock().unwrap_or_else(PoisonError::into_inner).push(absence);
     }
 
-    /// Whose server ended a connection where it should not: whether it lives.
+    /// Checks whether the servers of connections that ended too early live.
     fn judge(&mut self) -> Result<(), HoldError> {
         let mut lives: HashMap<SocketAddr, bool> = HashMap::new();
         while self.early.front().is_some_and(|(at, _)| at.elapsed() >= DEATH)
@@ -404,7 +405,8 @@ impl Body {
         Ok(())
     }
 
-    /// Connections that go on here already go on as they began, so each way has adopters of its own.
+    /// Adopted connections keep their settings, so each combination of settings has a thread of its
+    /// own.
     fn adopters(&mut self, service: SocketAddr) -> Result<&Adopters, HoldError> {
         let Settings { adopt_as, unknown, .. } = self.settings.get(&service).copied().unwrap_or_default();
         Ok(match self.adopters.entry((service, adopt_as, unknown)) {

@@ -1,5 +1,5 @@
-//! A replica's part in TRODS as one thread: it protects connections of the services that it is given, and goes on with those of
-//! replicas that it hears are gone.
+//! A replica's part in TRODS as one thread: it protects connections of the configured services and
+//! adopts those of dead replicas.
 
 mod body;
 
@@ -24,7 +24,7 @@ use crate::store::{RecordKeys, StoreConfig};
 use crate::ts::{LeaveNamed, Named};
 use body::Body;
 
-/// What is protected.
+/// A protected service.
 #[derive(Clone, Debug)]
 pub struct Protected {
     /// Addresses and port of the service.
@@ -33,23 +33,23 @@ pub struct Protected {
     pub lease: u32,
     /// How.
     pub settings: Settings,
-    /// Where records are of what is needed to go on, of all connections or of those that timestamps do not name.
+    /// The store of records, of all connections or of those that timestamps do not name.
     pub store: Option<StoreConfig>,
     /// What records are sealed with.
     pub keys: RecordKeys,
-    /// The first parts of the keys of the other replicas' records, whose objects this one compares.
+    /// Prefixes of the other replicas' records; their protected objects are digested here, too.
     pub others: Vec<String>,
     /// How timestamps name it.
     pub named: Option<Named>,
 }
 
-/// A replica that is dead, or was excluded, of whose connections others told.
+/// A dead or excluded replica that announced its connections.
 pub struct Gone {
     /// Its number.
     pub replica: u8,
     /// The services.
     pub services: Vec<SocketAddr>,
-    /// Who is expected to get what the client sends to the service; `None` is this replica itself.
+    /// The replica that should get the client's segments to the service; `None` is this one.
     pub other: Box<dyn Fn(SocketAddr, SocketAddr) -> Option<Pin> + Send>,
     /// Whether this replica gets no connections for now.
     pub waits: bool,
@@ -64,11 +64,11 @@ pub struct Counts {
     pub unprotected: BTreeMap<&'static str, u64>,
     /// Connections of other replicas that go on here.
     pub adopted: u64,
-    /// Of these, those whose clients were reset, and why.
+    /// Of these, connections that ended with a reset of the client.
     pub refused: u64,
     /// Why, by [reason](crate::adopt::Refusal::name).
     pub refusals: BTreeMap<&'static str, u64>,
-    /// Connections that went on in the middle of an object that nobody has compared.
+    /// Connections that were resumed in the middle of an object of unknown digest.
     pub trusted: u64,
     /// Segments from clients that the server's window does not accept: they changed nothing.
     pub outside: u64,
@@ -80,7 +80,8 @@ pub struct Counts {
     pub moved: u64,
     /// Connections that are watched now: a record of each is in the store, or will be.
     pub watched: u64,
-    /// Connections that timestamps name now, and those of them that have left and that nobody has gone on with yet.
+    /// Connections that timestamps name now, and those of them that have left without an adopter so
+    /// far.
     pub named: u64,
 }
 
@@ -108,17 +109,19 @@ struct Shared {
     wake: OwnedFd,
     stop: AtomicBool,
     counts: Mutex<Counts>,
-    /// Versions of the tables of services whose connections are named.
+    /// Versions of the tables of services with named connections.
     tables: Mutex<HashMap<SocketAddr, u32>>,
     /// Absences that are over.
     back: Mutex<Vec<(u32, u64)>>,
-    /// Until when others go on with what there was here before this process.
+    /// Until when others adopt connections of the previous process.
     settles: Mutex<Option<Instant>>,
 }
 
 impl Replica {
-    /// Loads the programs onto an interface; nothing is protected yet. `wake`: of connections of others; of its own the
-    /// [`Settings`] say it; `issues`: there may be services that are [named](Protected::named). Needs root, or `CAP_BPF`, `CAP_NET_ADMIN` and `CAP_NET_RAW`.
+    /// Loads the programs onto an interface, without any protected service. `wake` is for
+    /// connections of others; [`Settings`] has it for the own ones. `issues`: there may be
+    /// [named](Protected::named) services. Needs root, or `CAP_BPF`, `CAP_NET_ADMIN` and
+    /// `CAP_NET_RAW`.
     ///
     /// # Errors
     /// What the kernel lacks, in words for the operator.
@@ -183,12 +186,12 @@ impl Replica {
         self.command(Command::Succeed);
     }
 
-    /// A replica is gone: its connections are looked for.
+    /// A replica died: searches for its connections.
     pub fn departed(&self, departed: Departed) {
         self.command(Command::Departed(departed));
     }
 
-    /// A replica is gone of whose connections others told: they are looked for.
+    /// A replica died that announced its connections: searches for them.
     pub fn gone(&self, gone: Gone) {
         self.command(Command::Gone(gone));
     }
@@ -200,8 +203,8 @@ impl Replica {
         tables.get(service).copied().unwrap_or(0)
     }
 
-    /// This replica was away, and others may have gone on with its connections: these are handed on from now on, and given up
-    /// where they are still here. [`Replica::back`] tells when that is done.
+    /// This replica was away, and others may have adopted its connections: these are handed on from
+    /// now on and dropped here. [`Replica::back`] reports when the pins are complete.
     pub fn away(&self, absence: Absence) {
         self.command(Command::Away(absence));
     }
@@ -212,27 +215,27 @@ impl Replica {
         self.command(Command::Leave(all, named));
     }
 
-    /// These replicas live and are left by their connections: who is named beside each (this replica's index in the pool) goes
-    /// on with those that it is expected to get.
+    /// These live replicas leave their connections. Each comes with this replica's index in the
+    /// pool, under which it adopts those that it should get.
     pub fn follow(&self, all: Vec<(u8, Departed)>) {
         self.command(Command::Follow(all));
     }
 
-    /// Absences after which it is known who holds what, since this was called last.
+    /// Absences with complete pins, since the last call.
     #[must_use]
     pub fn back(&self) -> Vec<(u32, u64)> {
         std::mem::take(&mut *self.shared.back.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Whether others have to go on first with connections whose timestamps the process before this one made: from here its clients would
-    /// hear of the kernel, which knows nothing of those. They ask again within seconds.
+    /// Whether others have to adopt the previous process's connections first, whose timestamps the
+    /// kernel does not know. Their clients retransmit within seconds.
     #[must_use]
     pub fn is_settling(&self) -> bool {
         let settles = self.shared.settles.lock().unwrap_or_else(PoisonError::into_inner);
         settles.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Sets a lease: until when what stands under it may speak.
+    /// Sets a lease: until when services under it may send.
     pub fn set_lease(&self, number: u32, lease: Lease) {
         if let Err(e) = self.leases.set(number, lease) {
             tracing::error!(error = %e, "a lease cannot be set");

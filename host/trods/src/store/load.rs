@@ -11,14 +11,15 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use super::{MAX_NUMBER, RecordKeys, SEALED};
 use crate::record::{MAX_RECORD, Record, Tuple};
 
-/// Records that are asked for at first, however many there are, and at a time then.
+/// Records of the first query, and of each further one.
 const FIRST: u32 = 64;
 const BATCH: u32 = 256;
-/// Seconds that a host's clock may be apart from another's, whole ones, as memcached tells the time: probes have as much to spare.
+/// Most whole seconds by which the clocks of two hosts may differ, in memcached's resolution;
+/// probes allow as much.
 const MOST_APART: u64 = 2;
 /// Lines of a server's statistics that are read for its time.
 const MOST_STATS: usize = 64;
-/// Octets of a line.
+/// Bytes of the longest line.
 const MAX_LINE: u64 = 512;
 
 /// A value as it was found: its number may be another connection's by the time that it is to be deleted.
@@ -28,11 +29,11 @@ pub struct Stored {
     pub server: SocketAddr,
     /// Under which number.
     pub number: u32,
-    /// What the server tells it by from whatever is stored there later.
+    /// memcached's unique number of this value, which a later value at the same key does not have.
     pub cas: u64,
 }
 
-/// What was found.
+/// The result of a search.
 #[derive(Debug, Default)]
 pub struct Loaded {
     /// The newest record of each connection, with all that is stored of it; unprotected ones are among them.
@@ -180,8 +181,9 @@ pub fn load_all(servers: &[SocketAddr], prefixes: &[(&str, &RecordKeys)], patien
     })
 }
 
-/// Deletes records of another replica, which are now stored under an own name, where they still are what was found; those on
-/// servers that cannot be reached expire. Blocks. How many servers did so.
+/// Deletes records of another replica that are now stored under this one's name, unless they
+/// changed. Those on unreachable servers expire. Blocks. Returns the number of servers that
+/// answered.
 pub fn erase(prefix: &str, mut outdated: Vec<Stored>, patience: Duration) -> usize {
     let until = Instant::now() + patience;
     outdated.sort_by_key(|stored| stored.server);
@@ -192,7 +194,7 @@ pub fn erase(prefix: &str, mut outdated: Vec<Stored>, patience: Duration) -> usi
     done.count()
 }
 
-/// A connection to a server on which whoever asks waits for the answer, until then at most.
+/// A blocking connection to a server, with a deadline.
 #[derive(Debug)]
 pub(super) struct Reader {
     server: SocketAddr,

@@ -29,12 +29,12 @@ pub use sealed::{RecordKeys, SEALED};
 
 /// Seconds after which a record that was not stored again is gone.
 pub const LIFETIME: u32 = 3600;
-/// After this a server's silence makes one ask the next, unless [`StoreConfig::patience`] says otherwise.
+/// Default timeout of a server, after which the next one is asked ([`StoreConfig::patience`]).
 pub const PATIENCE: Duration = Duration::from_millis(2);
 /// So many patiences after its beginning an attempt has failed; so many if a server goes on answering others before it.
 const GIVE_UP: u32 = 100;
 const GIVE_UP_BUSY: u32 = 1000;
-/// A server that was late is the last choice for so long.
+/// For this long a server that was late is the last choice.
 const SUSPECT: Duration = Duration::from_secs(1);
 /// The numbers in use are announced in such steps, and again after a third of their lifetime.
 const STEP: u32 = 256;
@@ -45,7 +45,7 @@ pub const RENEWAL: Duration = Duration::from_secs(LIFETIME as u64 / 3);
 const AGAIN: Duration = Duration::from_secs(10);
 /// Connections that may have records.
 pub const MAX_NUMBER: u32 = 1 << 20;
-/// Incarnations of a replica that are looked for.
+/// Most incarnations of a replica that are searched for.
 const MAX_INCARNATIONS: usize = 16;
 /// Buffers of records that are kept for records to come.
 const SPARE: usize = 256;
@@ -102,7 +102,7 @@ pub struct Done {
 /// What the keys of a replica begin with.
 ///
 /// # Errors
-/// [`StoreError::Name`]: names are printable ASCII without spaces and dots, 64 octets at most.
+/// [`StoreError::Name`]: names are printable ASCII without spaces and dots, at most 64 bytes.
 pub fn prefix(pool: &str, replica: &str, incarnation: u64) -> Result<String, StoreError> {
     for name in [pool, replica] {
         let good = name.bytes().all(|b| b.is_ascii_graphic() && b != b'.');
@@ -129,7 +129,7 @@ struct Job {
     ticket: u64,
     /// Sealed.
     record: Vec<u8>,
-    /// Servers that were asked, a bit each; how many have not answered, and how many keep it.
+    /// Servers that were asked, one bit each; those without an answer; those that keep it.
     asked: u16,
     waiting: u32,
     kept: u32,
@@ -155,7 +155,7 @@ pub struct Store {
     /// When jobs are to be looked at.
     timers: BinaryHeap<Reverse<(Instant, u64)>>,
     renewal: Duration,
-    /// What is known of each connection, by its number.
+    /// The state of each connection, by its number.
     current: Vec<Entry>,
     /// Above all numbers in use.
     announced: u32,
@@ -264,7 +264,7 @@ impl Store {
         self.judge(serial, false);
     }
 
-    /// Deletes the record of connection `n`, whose number may be used again from now on.
+    /// Deletes the record of connection `n`; the number may be used again.
     pub fn forget(&mut self, n: u32) {
         if n >= self.current.len() as u32 {
             return;
@@ -314,7 +314,7 @@ impl Store {
                 self.answered(at, answer, now);
             }
             if self.servers[at].take_lost() {
-                // What has no memory but its own has forgotten all that it kept.
+                // A restarted server has lost everything that it kept.
                 self.current.iter_mut().for_each(|entry| entry.keep &= !(1 << at));
             }
         }

@@ -1,4 +1,5 @@
-//! Values beside the records, by which replicas that share a store tell each other something (`moves`); sealed as records are.
+//! Values beside the records, which replicas with a common store exchange (`moves`); sealed like
+//! records.
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -18,7 +19,7 @@ struct Server {
     retry_at: Option<Instant>,
 }
 
-/// The servers of a store, each with a connection on which whoever asks waits.
+/// The servers of a store, each with a blocking connection.
 #[derive(Debug)]
 pub(crate) struct Notices {
     servers: Vec<Server>,
@@ -31,7 +32,7 @@ impl Notices {
         Notices { servers: servers.iter().map(server).collect(), keys: keys.clone() }
     }
 
-    /// What is sealed with from now on.
+    /// Sets the sealing keys.
     pub fn set_keys(&mut self, keys: &RecordKeys) {
         self.keys = keys.clone();
     }
@@ -52,7 +53,8 @@ impl Notices {
         }
     }
 
-    /// Puts a value under a key for so many seconds, and says how many servers keep it.
+    /// Stores a value under a key for a number of seconds; returns the number of servers that keep
+    /// it.
     pub fn put(&mut self, key: &str, seconds: u32, value: &[u8]) -> usize {
         let Some(value) = self.keys.seal(key, value) else { return 0 };
         let mut command = Vec::with_capacity(key.len() + value.len() + 32);
@@ -66,7 +68,7 @@ impl Notices {
                 reader.ask(&command)?;
                 match reader.line()?.starts_with(b"HD") {
                     true => kept += 1,
-                    // Whatever it says of the rest of the command.
+                    // The rest of the answer does not matter.
                     false => return Err(rubbish()),
                 }
                 Ok(())

@@ -1,10 +1,11 @@
-//! How what is stored is sealed: whoever reaches a store's servers, and is no replica of the service, can neither read it, nor change it, nor
-//! give it another place.
+//! Seals stored values: an attacker who reaches the servers of a store, and is no replica of the
+//! service, can neither read a value, nor change it, nor move it to another key.
 //!
-//! AES-256-GCM-SIV (RFC 8452) under a key of the service's ring of seals, with the value's key in the store as associated data: that names
-//! the pool, the service, the replica, its incarnation and the number, so a value is good in its own place alone. What was there before
-//! it can be put back: [`Record::age`](crate::record::Record::age) and the client's own numbers have to agree with a record before anything
-//! is made of it.
+//! AES-256-GCM-SIV (RFC 8452) under a key of the service's ring of seals. The associated data is
+//! the value's key in the store, which names pool, service, replica, incarnation and number, so a
+//! value is valid at its own key only. An attacker can restore an older value:
+//! [`Record::age`](crate::record::Record::age) and the client's sequence numbers have to fit a
+//! record before it is used.
 
 use std::sync::Arc;
 
@@ -72,7 +73,7 @@ impl RecordKeys {
         Some(out)
     }
 
-    /// What was sealed for this place by a replica of the service; None of anything else.
+    /// Opens a value that a replica of the service sealed for this key; `None` for any other.
     #[must_use]
     pub fn open(&self, place: &str, sealed: &[u8]) -> Option<Vec<u8>> {
         let rest = sealed.strip_prefix(&[FORM])?;

@@ -14,14 +14,15 @@ use super::put_command;
 
 /// Between attempts to connect.
 const RETRY: Duration = Duration::from_millis(200);
-/// A connection on which nothing is answered for so long is broken.
+/// A connection without an answer for this long is broken.
 const SILENCE: Duration = Duration::from_secs(1);
-/// Octets that may wait to be sent, and commands whose answer may be missing: beyond, a server takes no more.
+/// Most bytes that wait to be sent, and most commands without an answer: a server gets no further
+/// ones.
 const MAX_OUT: usize = 4 << 20;
 const MAX_WAITING: usize = 65_536;
-/// Octets of an answer's line.
+/// Bytes of an answer's longest line.
 const MAX_LINE: usize = 2048;
-/// Deletions that wait for a server that is away; what is beyond expires.
+/// Most deletions that wait for an unreachable server; further records expire.
 const MAX_STALE: usize = 65_536;
 
 /// What a command was.
@@ -54,11 +55,11 @@ pub(super) struct Server {
     answered: Option<Instant>,
     /// Opaque numbers of commands that are no records count down from the top.
     others: u64,
-    /// Numbers whose records are to be deleted there.
+    /// Numbers of records to delete there.
     stale: HashSet<u32>,
     /// Of records that broke with the connection.
     broken: Vec<Answer>,
-    /// That broke, which nobody has asked about yet.
+    /// The connection broke since the last call of `take_lost`.
     lost: bool,
 }
 
@@ -126,7 +127,7 @@ impl Server {
     pub fn put(&mut self, prefix: &str, n: u32, serial: u64, record: &[u8], now: Instant) {
         put_command(format_args!("{prefix}.{n}"), serial, record, &mut self.out);
         self.waiting.push_back((serial, Kind::Put, now));
-        // A deletion that waits is of what was before.
+        // A waiting deletion was for the former record.
         self.stale.remove(&n);
     }
 
@@ -150,7 +151,7 @@ impl Server {
         }
     }
 
-    /// Whether the connection broke since this was asked last.
+    /// Whether the connection broke since the last call.
     pub fn take_lost(&mut self) -> bool {
         std::mem::take(&mut self.lost)
     }
@@ -170,7 +171,7 @@ impl Server {
         self.stream.is_some() || !self.broken.is_empty()
     }
 
-    /// Sends what waits, takes what came.
+    /// Sends waiting commands and reads answers.
     pub fn turn(&mut self, prefix: &str, answers: &mut Vec<Answer>, now: Instant) {
         if self.takes() {
             for n in self.stale.drain() {
@@ -199,7 +200,7 @@ impl Server {
             match stream.write(&self.out[self.sent..]) {
                 Ok(count) => self.sent += count,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                // A connection that is being made says so too.
+                // Also while the connection is being established.
                 Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::NotConnected) => {
                     break;
                 }
@@ -229,7 +230,7 @@ impl Server {
             };
             self.input.extend_from_slice(&chunk[..count]);
             self.read_answers(answers)?;
-            // There was no more; of what came since, or of the end, the descriptor tells.
+            // The socket is drained; the descriptor becomes readable for further data or the end.
             if count < chunk.len() {
                 break;
             }

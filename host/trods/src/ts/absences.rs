@@ -1,4 +1,5 @@
-//! When it is known what others hold who only tell of it: as soon as all have told since, and one word may have been lost.
+//! Decides when the pins of replicas that only announce their connections are complete: when all
+//! have announced since the absence, with time for one lost datagram.
 
 use std::time::{Duration, Instant};
 
@@ -6,12 +7,12 @@ use crate::hold::Absence;
 
 /// After this others have told of all connections that they have, though one word was lost: they do every second.
 const TOLD: Duration = Duration::from_millis(1200);
-/// After this what they tell at once has come.
+/// Time after which immediate announcements have arrived.
 const SOON: Duration = Duration::from_millis(50);
-/// Who has not listened for so long may have missed what there was no room for.
+/// A replica that has not read for this long may have missed datagrams for lack of room.
 const DEAF: Duration = Duration::from_millis(500);
 
-/// Absences of which others are still to tell what they hold.
+/// Absences that wait for announcements of others.
 #[derive(Debug)]
 pub(crate) struct Absences {
     waiting: Vec<(Instant, Absence)>,
@@ -31,8 +32,9 @@ impl Absences {
         self.listens = (if now.saturating_duration_since(last) > DEAF { now } else { since }, now);
     }
 
-    /// One more. What changed while this replica was there was told to it, and so was all else if it has listened for long enough, as
-    /// one that was readmitted has since it was back.
+    /// Adds an absence. Changes during the presence of this replica were announced to it, and so
+    /// was everything else if it has read for long enough, as a readmitted replica has since its
+    /// return.
     pub fn push(&mut self, absence: Absence, now: Instant) {
         if absence.number.1 == 0 {
             self.waiting.push((now, absence));
@@ -70,7 +72,7 @@ mod tests {
         }
     }
 
-    /// What is due at which of these times, milliseconds after the first word.
+    /// The absences that are due at each of these times, milliseconds after the first announcement.
     fn due(absences: &mut Absences, began: Instant, times: &[u64]) -> Vec<(u64, u64)> {
         let mut found = Vec::new();
         for &ms in times {
@@ -91,7 +93,7 @@ mod tests {
         assert_eq!(due(&mut absences, began, &[2500, 3000]), []);
     }
 
-    /// What is due then of an absence at the last of the times at which this replica listened before.
+    /// The absences that are due at the times `then`, if the replica read at the times `listened`.
     fn due_after(listened: &[u64], then: &[u64]) -> Vec<(u64, u64)> {
         let began = Instant::now();
         let mut absences = Absences::new(began);

@@ -10,11 +10,11 @@ use crate::digest::{Digests, Knowledge, Wanted};
 
 /// How long the server may take.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Octets of the longest list.
+/// Bytes of the longest list.
 const MAX_LIST: u64 = 64 << 20;
-/// Octets of the longest host.
+/// Bytes of the longest host name.
 const MAX_HOST: usize = 255;
-/// Octets of a head that is read at most.
+/// Most bytes of a head.
 const MAX_HEAD: u64 = 8192;
 
 /// Between two looks whether objects have digests.
@@ -24,7 +24,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// of is not in it.
 ///
 /// # Errors
-/// The server is not there, or says nothing of use; `Interrupted`: it is not to go on.
+/// The server is not there, or its answers are of no use; `Interrupted`: `stop` was set.
 pub fn table(sockets: &[SocketAddr], list: &str, digests: &Digests, stop: &AtomicBool) -> io::Result<Table> {
     let Some(&first) = sockets.first() else { return Err(io::ErrorKind::InvalidInput.into()) };
     let mut server = connect(first)?;
@@ -67,7 +67,7 @@ pub fn table(sockets: &[SocketAddr], list: &str, digests: &Digests, stop: &Atomi
     Ok(Table::new(compared.collect()))
 }
 
-/// A target of a host, and where it is asked for.
+/// A target of a host, and the address where it is requested.
 struct Place<'l> {
     socket: SocketAddr,
     host: String,
@@ -104,7 +104,7 @@ fn host_of(socket: SocketAddr) -> String {
     }
 }
 
-/// The rows of what is asked for at one address.
+/// The rows of the objects that are requested at one address.
 fn rows_of(origin: SocketAddr, places: &[&Place<'_>], rows: &mut Vec<(SocketAddr, Row)>) -> io::Result<()> {
     let mut server = connect(origin)?;
     let mut closing = None;
@@ -114,7 +114,7 @@ fn rows_of(origin: SocketAddr, places: &[&Place<'_>], rows: &mut Vec<(SocketAddr
             ask(&mut server, "HEAD", target, host, false)?;
         }
         let keep = self::head(&mut server)?;
-        // What a server says that closes is looked at once, and concluded from then on.
+        // The head with which the server closes is requested once and then derived.
         let close = match closing {
             Some(closes) => Some(closed(&keep)).filter(|_| closes),
             None => {
@@ -167,7 +167,7 @@ fn ask(
     to.get_mut().write_all(&[method.as_bytes(), b" ", target, rest.as_bytes()].concat())
 }
 
-/// Octets up to the empty line, which is among them.
+/// Reads up to and including the empty line.
 fn head(from: &mut BufReader<TcpStream>) -> io::Result<Vec<u8>> {
     let mut head = Vec::new();
     loop {

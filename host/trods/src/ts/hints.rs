@@ -1,5 +1,6 @@
-//! What replicas tell one another of their connections, for when one is gone: a client that only receives would never speak by
-//! itself. Nobody waits for it; what is lost costs a stall until it is told again.
+//! Announcements of connections between replicas, for the case of a death: a client that only
+//! receives sends nothing by itself. No connection waits for them; a lost one costs a stall until
+//! the next.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,27 +15,28 @@ use super::read::is_near;
 
 /// The port.
 pub const PORT: u16 = 7113;
-/// What was told is forgotten after this, unless it is told again.
+/// Lifetime of an announcement.
 const LIFETIME: Duration = Duration::from_millis(3500);
-/// Connections that are known at a time; what comes beyond is not.
+/// Most known connections; further ones are dropped.
 const MAX_KNOWN: usize = 1 << 18;
-/// Of a batch: who it is from, how many connections it has, whose, and its number.
+/// Head of a datagram: sender, number of connections, service, serial number.
 const HEAD: usize = 4 + 2 + 2 + 18 + 8;
-/// A sender that was not heard for so long may begin anew: its clock may have been set back.
+/// A sender that was silent for this long may restart its numbers: its clock may have been set
+/// back.
 const NUMBERED: Duration = Duration::from_secs(60);
 const ENTRY: usize = 32;
 const TAG: usize = 8;
 /// Entries that a frame of Ethernet has room for.
 const MAX_ENTRIES: usize = 44;
 const MAGIC: [u8; 4] = *b"RvT\x03";
-/// Flags of an entry; above them whom it is left to.
+/// Flags of an entry; the upper bits are the member that it is left to.
 const NAMED: u8 = 1 << 0;
 const LEFT: u8 = 1 << 1;
 const HEIR: u8 = 2;
 /// Above an entry's generation: how quiet its client is.
 const QUIET: u8 = 5;
 
-/// What is told of a connection.
+/// The announcement of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hint {
     /// Behind what its client was acknowledged.
@@ -43,13 +45,13 @@ pub struct Hint {
     pub base: u32,
     /// What it is being sent; 0: nothing yet.
     pub object: u32,
-    /// Somebody can go on with it; else it is only told who has it.
+    /// The connection can be resumed; otherwise only its holder is announced.
     pub is_named: bool,
-    /// How often somebody went on with it: whoever had it before may tell of it still.
+    /// Number of adoptions: the former holder may still announce the connection.
     pub generation: Generation,
-    /// Who had it says nothing on it any more: this one is to go on with it.
+    /// The former holder sends nothing on it any more: this member is to adopt it.
     pub left_to: Option<u8>,
-    /// How long nothing was heard of its client ([`quiet`]).
+    /// Time since the client's last segment ([`quiet`]).
     pub quiet: u8,
 }
 
@@ -61,9 +63,9 @@ pub fn quiet(nanoseconds: u64) -> u8 {
 }
 
 impl Hint {
-    /// Of two words of one connection that of whoever went on with it later counts; of two connections between the same ports that
-    /// on which their client spoke last, or the later one, since its numbers grow with time (RFC 6528), Linux' so fast that they come
-    /// round every 275 seconds.
+    /// Of two announcements of one connection, that of the later adopter takes precedence. Of two
+    /// connections between the same ports, the one with the more recent segment of its client does,
+    /// or the later one: ISNs grow with time (RFC 6528), with Linux once around in 275 seconds.
     #[must_use]
     pub fn is_after(&self, other: &Hint) -> bool {
         if is_near(self.client_next, other.client_next) {
@@ -76,7 +78,7 @@ impl Hint {
     }
 }
 
-/// Who may tell of a service's connections, and is told.
+/// The replicas that announce a service's connections to each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peers {
     /// This replica's number.
@@ -95,12 +97,13 @@ pub struct Hints {
     known: HashMap<FlowKey, (u8, Hint, Instant)>,
     /// Those that another replica told of than before.
     moved: Vec<FlowKey>,
-    /// Those that are left to somebody.
+    /// Connections that are left to a member.
     left: Vec<FlowKey>,
     waiting: HashMap<SocketAddr, Vec<(FlowKey, Hint)>>,
     /// The number of the next batch.
     next: u64,
-    /// The highest number of each sender of a service, and when it was heard: what is not above it was recorded, or comes late.
+    /// The highest number of each sender of a service, and its time: a lower number is a replay, or
+    /// late.
     heard: HashMap<(SocketAddr, u8), (u64, Instant)>,
 }
 
@@ -121,14 +124,14 @@ impl Hints {
         Ok(Hints { socket, peers, known, moved, left, waiting, next, heard })
     }
 
-    /// Who tells of the connections of these services.
+    /// Sets the senders and receivers for these services.
     pub fn set_peers(&mut self, peers: HashMap<SocketAddr, Peers>) {
         self.known.retain(|key, _| peers.contains_key(&key.service()));
         self.heard.retain(|(service, _), _| peers.contains_key(service));
         self.peers = peers;
     }
 
-    /// Readable when something was told.
+    /// Readable when an announcement has arrived.
     #[must_use]
     pub fn readable(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
@@ -164,7 +167,7 @@ impl Hints {
         }
     }
 
-    /// Takes in what was told.
+    /// Reads announcements.
     pub fn hear(&mut self, now: Instant) {
         let mut octets = [0; 2048];
         while let Ok((length, from)) = self.socket.recv_from(&mut octets) {
@@ -201,12 +204,12 @@ impl Hints {
         }
     }
 
-    /// Forgets what was not told again.
+    /// Drops announcements that were not repeated.
     pub fn age(&mut self, now: Instant) {
         self.known.retain(|_, (.., at)| now.saturating_duration_since(*at) < LIFETIME);
     }
 
-    /// What a replica had of a service when it was heard last.
+    /// The connections of a service in a replica's last announcements.
     pub fn of(&self, service: SocketAddr, member: u8) -> impl Iterator<Item = (FlowKey, Hint)> {
         let is_its = move |key: &FlowKey, sender: u8| sender == member && key.service() == service;
         self.known
@@ -215,7 +218,7 @@ impl Hints {
             .map(|(key, (_, hint, _))| (*key, *hint))
     }
 
-    /// Who has a connection, and what of it was told.
+    /// The holder of a connection, and its announcement.
     pub fn holder(&self, key: &FlowKey) -> Option<(u8, &Hint)> {
         self.known.get(key).map(|(sender, hint, _)| (*sender, hint))
     }
@@ -225,12 +228,12 @@ impl Hints {
         std::mem::take(&mut self.moved)
     }
 
-    /// Since this was called last, connections of which somebody told to have left them.
+    /// Connections that were announced as left since the last call.
     pub fn left(&mut self) -> Vec<FlowKey> {
         std::mem::take(&mut self.left)
     }
 
-    /// All connections of others, who has them, and what of them was told last, and when.
+    /// All connections of others: holder, last announcement and its time.
     pub fn all(&self) -> impl Iterator<Item = (FlowKey, u8, Hint, Instant)> {
         self.known.iter().map(|(key, (sender, hint, told))| (*key, *sender, *hint, *told))
     }
@@ -418,7 +421,8 @@ mod tests {
         assert_eq!(told, [0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7]);
     }
 
-    /// Who is excluded with its agent alive goes on telling of what others went on with.
+    /// An excluded replica with a live agent continues to announce connections that others have
+    /// adopted.
     #[test]
     fn whoever_had_a_connection_before_hides_nobody_who_goes_on_with_it() {
         let service: SocketAddr = "10.9.0.1:80".parse().unwrap();
@@ -445,9 +449,11 @@ mod tests {
         assert_eq!(told(&mut hints, 1, 0, now + LIFETIME / 2), [(2, 1)]);
         assert_eq!(told(&mut hints, 1, 1, now), [(1, 1)], "of two that went on with it whoever told last");
         assert_eq!(told(&mut hints, 1, 0, now), [(1, 0)], "its next one between the same ports");
-        // What comes later between the same ports counts, however often somebody went on with the former one.
+        // A later connection between the same ports takes precedence, for any number of adoptions
+        // of the former.
         let begins = 7 + (1 << 30);
-        // Unless its client was heard on the former one since, or not for long: then its numbers have come round.
+        // Unless the client has sent on the former one since, or recently: then the ISN has
+        // wrapped.
         let cases = [
             (begins, 0, 1),
             (7, 0, 2),
@@ -472,7 +478,7 @@ mod tests {
             }
             assert_eq!(hints.holder(&key).unwrap().0, holder, "{before}");
         }
-        // What is refused keeps nothing alive.
+        // A rejected datagram does not extend any lifetime.
         assert_eq!(told(&mut hints, 2, 1, now), [(2, 1)]);
         assert_eq!(told(&mut hints, 1, 0, now + LIFETIME / 2), [(2, 1)]);
         hints.age(now + LIFETIME);

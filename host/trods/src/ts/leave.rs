@@ -1,8 +1,10 @@
-//! What timestamps name when a replica drains (`docs/moves.md`). Where there is a store it is recorded, and moves by its record; where
-//! there is none this replica falls silent and tells who is to go on with it, which asks the client, as behind a death.
+//! Named connections of a replica that drains (`docs/moves.md`). With a store they are recorded and
+//! move by their records. Without one this replica mutes them and announces the adopter, which
+//! probes the client as after a death.
 //!
-//! What a process had that died here a moment ago the next one leaves in the same words: of what was named last nobody else may know, and
-//! a client that only receives would never speak by itself.
+//! Connections of a process that died here a moment ago are left by its successor in the same way:
+//! the last named ones may be unknown to other replicas, and a client that only receives sends
+//! nothing by itself.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -16,18 +18,18 @@ use crate::hold::{AT_A_TIME, HoldError, Keeper, Rounds, Watch, now_ms};
 
 /// Connections that are recorded at once: the store has others to keep.
 const AT_ONCE: usize = 256;
-/// So often it is said again what was left, until somebody says to have gone on with it, and less and less often, after an eighth of the time
-/// since; for so long at most.
+/// First interval of repeated announcements, until an adopter announces the connection; the
+/// interval grows to an eighth of the elapsed time, up to the limit.
 const AGAIN: Duration = Duration::from_millis(20);
 const GIVE_UP: Duration = Duration::from_secs(60);
 
-/// Services whose connections timestamps name, and who goes on with them elsewhere.
+/// Services with named connections, and the adopters of those at other replicas.
 pub struct LeaveNamed {
-    /// Whose connections.
+    /// Services of the connections that leave.
     pub services: Vec<SocketAddr>,
     /// They have no store, and this replica is to be left by all. Else it is by what the process before it had.
     pub drains: bool,
-    /// Who goes on with a connection, by client and service.
+    /// The adopter of a connection, by client and service.
     pub to: Box<dyn Fn(SocketAddr, SocketAddr) -> Option<Pin> + Send>,
 }
 
@@ -37,7 +39,7 @@ impl std::fmt::Debug for LeaveNamed {
     }
 }
 
-/// What leaves, and what has left.
+/// Connections that leave or have left.
 #[derive(Debug, Default)]
 pub(super) struct Leaving {
     leaves: Vec<LeaveNamed>,
@@ -53,21 +55,21 @@ pub(super) struct Leaving {
 #[derive(Debug)]
 struct Left {
     hint: Hint,
-    /// None as long as it is not known who gets what its client sends.
+    /// None while it is unknown which replica gets the client's segments.
     to: Option<Pin>,
     since: Instant,
     again_at: Instant,
 }
 
 impl Leaving {
-    /// Who goes on with a connection, if it is left.
+    /// The adopter of a connection, if it is left.
     fn heir(&self, key: &FlowKey) -> Option<Pin> {
         let leave = self.leaves.iter().find(|leave| leave.services.contains(&key.service()))?;
         (leave.to)(key.client(), key.service())
     }
 }
 
-/// Whether timestamps name it, or will: then another replica can go on with it.
+/// Whether timestamps name it, or will: then another replica can resume it.
 pub(super) fn is_movable(stamped: &Stamped) -> bool {
     matches!(stamped.phase, Phase::Asked | Phase::Named | Phase::Echoed)
 }
@@ -81,13 +83,13 @@ impl Names {
         leaving.leaves = leaves;
     }
 
-    /// Connections that were left, and those that are still to leave if these services are, or of which nobody has said yet to have
-    /// gone on with them.
+    /// Numbers of connections that were left, and of those that are still to leave or have no
+    /// adopter yet.
     pub fn moves(&self) -> (u64, u64) {
         (self.leaving.moved, self.leaving.movable + self.leaving.left.len() as u64)
     }
 
-    /// What a process knew of connections that died here, and whose sockets were ended.
+    /// Leaves the connections of a process that died here; their sockets are closed.
     pub fn leave_formers(&mut self, formers: Vec<(FlowKey, Stamped)>, now: Instant) {
         for (key, stamped) in formers.into_iter().filter(|(_, stamped)| is_movable(stamped)) {
             self.leaving.left.insert(key, Left { hint: hint(&stamped), to: None, since: now, again_at: now });
@@ -137,13 +139,14 @@ impl Names {
             self.hints.tell(key, Hint { left_to: Some(to.holder), ..hint });
             self.leaving.left.insert(key, Left { hint, to: Some(to), since: now, again_at: now + AGAIN });
             self.leaving.moved += 1;
-            // It was counted a moment ago, and is among those now of which nobody has said to go on.
+            // It was counted as movable and is now among those without an adopter.
             self.leaving.movable = self.leaving.movable.saturating_sub(1);
         }
         Ok(())
     }
 
-    /// Says again what was left. Who was to go on with it may be gone: then it is another one, or this one itself.
+    /// Repeats the announcements. The expected adopter may have died: then another replica, or this
+    /// one, takes its place.
     fn leave_again<K: Keeper>(&mut self, now: Instant, watch: &mut Watch<K>) -> Result<(), HoldError> {
         let programs = watch.hold().programs();
         let keys: Vec<FlowKey> = self.leaving.left.keys().copied().collect();
@@ -160,7 +163,7 @@ impl Names {
             }
             let Left { hint, to: before, since, .. } = *left;
             let Some(to) = self.leaving.heir(&key) else {
-                // Who may not speak knows nobody, or is not whom its client speaks to.
+                // A replica that may not send has no segments of the client.
                 if watch.speaks(&key.service()) {
                     self.lost.look_for(key, Some(hint), None, now, programs)?;
                     self.leaving.left.remove(&key);

@@ -1,4 +1,5 @@
-//! Connections of replicas that are gone, of which others told, or whose clients speak by themselves.
+//! The search for announced connections of dead replicas, and for connections with a client that
+//! sends by itself.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -18,9 +19,10 @@ use crate::wake::{PROBED, Prober};
 /// When a client is probed, milliseconds after the first time.
 const PROBES: [u64; 16] =
     [0, 30, 70, 120, 180, 250, 330, 420, 520, 640, 780, 1000, 1500, 3000, 10_000, 30_000];
-/// For so long an answer to a probe is awaited; then anything will do.
+/// For this long the answer to a probe is awaited; after that any segment will do.
 const FRESH: Duration = Duration::from_millis(200);
-/// After this a connection is not looked for any more, and one that another is expected to go on with.
+/// After this time the search for a connection ends, also for one that another replica should
+/// adopt.
 const GIVE_UP: Duration = Duration::from_secs(60);
 const LEAVE: Duration = Duration::from_secs(5);
 /// Clients that are probed at once, and between two such times.
@@ -28,25 +30,25 @@ const BURST: u32 = 16;
 const PACE: Duration = Duration::from_millis(2);
 /// What no client has sent so far ahead: an acknowledgement that it takes for an old one.
 const OLD: u32 = 4096;
-/// Connections that are looked for at a time.
+/// Most connections that are searched for at a time.
 const MAX_LOST: usize = 65_536;
 
 #[derive(Debug)]
 struct Lost {
     hint: Option<Hint>,
-    /// Who else is expected to go on with it.
+    /// The other replica that should adopt it.
     other: Option<Pin>,
     began: Instant,
     first: Instant,
     probes: usize,
 }
 
-/// All that are looked for.
+/// All connections that are searched for.
 #[derive(Debug, Default)]
 pub(super) struct LostOnes {
     all: HashMap<FlowKey, Lost>,
     due: BinaryHeap<Reverse<(Instant, FlowKey)>>,
-    /// Those whose clients know nothing of them.
+    /// Those that their clients do not know.
     gone: Vec<FlowKey>,
     /// Probes that began at this time.
     pace: Option<(Instant, u32)>,
@@ -76,22 +78,22 @@ impl LostOnes {
         Ok(())
     }
 
-    /// Whether a connection is looked for.
+    /// Whether a connection is searched for.
     pub fn has(&self, key: &FlowKey) -> bool {
         self.all.contains_key(key)
     }
 
-    /// Whether the client of one is asked from here.
+    /// Whether this replica probes the client.
     pub fn is_probed(&self, key: &FlowKey) -> bool {
         self.all.get(key).is_some_and(|lost| lost.other.is_none())
     }
 
-    /// Whether a connection is looked for since then, or later.
+    /// Whether the search for a connection began at `then` or later.
     pub fn is_since(&self, key: &FlowKey, then: Instant) -> bool {
         self.all.get(key).is_some_and(|lost| lost.began >= then)
     }
 
-    /// Whether one is looked for by an older word than this.
+    /// Whether the search uses an older announcement than this.
     pub fn is_behind(&self, key: &FlowKey, hint: &Hint) -> bool {
         let known = self.all.get(key).and_then(|lost| lost.hint.as_ref());
         known.is_some_and(|known| hint.is_after(known))
@@ -152,7 +154,7 @@ impl LostOnes {
         Ok(())
     }
 
-    /// A client's packet: what can be gone on with where it says.
+    /// A client's packet; returns the connection if it can be resumed at its numbers.
     pub fn heard(
         &mut self,
         key: &FlowKey,
@@ -168,7 +170,7 @@ impl LostOnes {
         }
         let Told::Found(found) = told else { return None };
         let began = lost.map_or(Duration::ZERO, |lost| lost.began.elapsed());
-        // What has nothing of its response has nothing else on its way, or has by now.
+        // A client that has nothing of its response cannot have other data on its way.
         let waits = !found.fresh && began < FRESH && !found.record.responses.is_empty();
         if waits && lost.is_none() {
             let stamped = Stamped { generation: Generation::default(), ..found.stamped };
@@ -193,8 +195,8 @@ impl LostOnes {
     }
 }
 
-/// Asks a client of which others told: one octet that it had with the SYN-ACK, under each key, with timestamps of which one is not too old
-/// for it.
+/// Probes the client of an announced connection with one byte that it had with the SYN-ACK, under
+/// each key, with timestamps of which at least one is new enough.
 fn probe(key: &FlowKey, hint: &Hint, with: Reading<'_>, prober: &Prober) -> io::Result<()> {
     let odd = hint.base >> 24 & 1 != 0;
     for (isn_key, _) in with.keys.iter().filter(|(_, of)| *of == odd) {

@@ -1,8 +1,9 @@
 //! Connections that outlive their replica without a store: the timestamp that a client echoes names what it is being sent, and its
 //! acknowledgement how far it has that (`docs/trods-stamps.md`).
 //!
-//! The programs do it (`host/bpf/src/bpf/ts.h`). Here is what they look up, the [`Table`] of what the own server has; what
-//! replicas tell one another, [`hints`]; and what becomes of connections whose replica, or whose server's process, is gone.
+//! The programs do the work on segments (`host/bpf/src/bpf/ts.h`). This module has the [`Table`] of
+//! the local server's objects, which they look up; the announcements between replicas, [`hints`];
+//! and the treatment of connections after the death of a replica or of a server's process.
 
 mod absences;
 mod ask;
@@ -42,16 +43,17 @@ pub use table::{Known, MAX_TARGETS, Row, Table};
 
 /// Between two questions what the own server has.
 const ASK: Duration = Duration::from_secs(5);
-/// Others are told of all connections so often, and of a new one after this at most.
+/// Interval of announcements of all connections, and the longest delay for a new one.
 const TELL: Duration = Duration::from_secs(1);
 const BATCH: Duration = Duration::from_millis(2);
-/// After the end of a connection where there should be none its server is asked whether it lives, for so long if it does not.
+/// Delay after an unexpected end of a connection before its server is probed, and the interval
+/// while it is down.
 const DEATH: Duration = Duration::from_millis(20);
 const ACCEPT: Duration = Duration::from_millis(20);
 const REVIVAL: Duration = Duration::from_secs(60);
-/// For so long after a replica is gone clients of unknown connections are listened to.
+/// For this long after a death segments of unknown clients are examined.
 pub(crate) const HUNT: Duration = Duration::from_secs(5);
-/// A connection of which nothing is heard is over, nanoseconds.
+/// A connection without segments for this long is over, nanoseconds.
 const IDLE: u64 = 15 * 60 * 1_000_000_000;
 /// Data that are let pass at a time, as the programs do.
 const DATA_AHEAD: u32 = 1 << 30;
@@ -65,7 +67,7 @@ pub struct Named {
     pub keys: Vec<(CookieKey, bool)>,
     /// The version of the table that is in force; none: the own.
     pub in_force: Option<u32>,
-    /// Who is told of connections.
+    /// The receivers of announcements.
     pub peers: Peers,
     /// The ToR's Ethernet address.
     pub tor: [u8; 6],
@@ -88,7 +90,7 @@ struct Service {
 /// A table that a server has.
 type Asked = (SocketAddr, Table);
 
-/// All services of a replica whose connections are named.
+/// All services of a replica with named connections.
 #[derive(Debug)]
 pub(crate) struct Names {
     netns: Option<String>,
@@ -97,7 +99,7 @@ pub(crate) struct Names {
     at: HashMap<SocketAddr, usize>,
     hints: Hints,
     lost: LostOnes,
-    /// What was found of them and goes on here: what was parked before tells nothing.
+    /// Connections that were found and are resumed here: older parked segments are of no use.
     found: HashSet<FlowKey>,
     prober: Prober,
     /// Connections that their server ended, first at this time, looked at next at that.
@@ -183,12 +185,13 @@ impl Names {
         (self.hints.readable(), pause.map_or(BATCH, |pause| pause.min(BATCH)))
     }
 
-    /// Whether a connection is looked for of which others told.
+    /// Whether an announced connection is searched for.
     pub fn looks_for(&self, key: &FlowKey) -> bool {
         self.lost.has(key)
     }
 
-    /// A packet of a connection that nobody here has; what can be gone on with.
+    /// A packet of a connection that this replica does not have; returns the connection if it can
+    /// be resumed.
     pub fn heard(&mut self, key: &FlowKey, packet: &[u8], now_ms: u64) -> Option<Box<Found>> {
         if self.found.contains(key) || self.is_others(key, packet) {
             return None;
@@ -199,7 +202,8 @@ impl Names {
         Some(found)
     }
 
-    /// It goes on here, from now on with these timestamps. What the kernel says at that does not leave: it is parked.
+    /// Adopts the connection with these timestamps. It is parked, so segments of the kernel do not
+    /// leave meanwhile.
     pub fn adopt(&mut self, key: &FlowKey, found: &Found, programs: &Trods) -> Result<(), HoldError> {
         let stamped = found.stamped;
         let first = stamped.isn.wrapping_add(1);
@@ -209,7 +213,8 @@ impl Names {
         let limits = Limits {
             ack: stamped.client_next,
             data: first.wrapping_add(reach),
-            // An end of the server's may be its death: it is asked again for what the client lacks.
+            // A FIN of the server may mean its death; then it is asked again for the bytes that the
+            // client lacks.
             fin_at: (closes && reach == stamped.total).then(|| first.wrapping_add(stamped.total)),
             closes,
             first,
@@ -225,7 +230,7 @@ impl Names {
         Ok(())
     }
 
-    /// A connection goes on here by its record: what was parked before tells nothing.
+    /// A connection is resumed by its record: older parked segments are of no use.
     pub fn is_found(&mut self, key: &FlowKey) {
         self.found.insert(*key);
     }
@@ -249,7 +254,8 @@ impl Names {
         drop_here(key, watch)
     }
 
-    /// Nobody goes on with a connection, and what was withheld of it may leave; one that is recorded is the watch's.
+    /// Gives a connection up: no replica resumes it, and withheld segments may leave. The watch
+    /// handles recorded ones.
     pub fn give_up<K: Keeper>(&mut self, key: &FlowKey, watch: &mut Watch<K>) -> Result<(), HoldError> {
         let programs = watch.hold().programs();
         let Some(stamped) = programs.stamps().named(key)? else { return Ok(()) };
@@ -260,7 +266,7 @@ impl Names {
         watch.hold_mut().send_withheld(key)
     }
 
-    /// Takes in what was asked, tells, probes, judges.
+    /// Reads answers, announces, probes and judges.
     pub fn turn<K: Keeper>(&mut self, now: Instant, watch: &mut Watch<K>) -> Result<(), HoldError> {
         while let Ok((socket, table)) = self.asked.try_recv() {
             self.take_table(socket, table, watch.hold().programs())?;
@@ -275,7 +281,7 @@ impl Names {
         }
         if now.saturating_duration_since(self.told_at) >= TELL {
             self.told_at = now;
-            // Whoever may not speak has nothing that others have not: they go on with it.
+            // A replica that may not send announces nothing: others have adopted its connections.
             let speaks: Vec<_> = self.at.keys().filter(|service| watch.speaks(service)).copied().collect();
             self.look(now, &speaks, watch.hold().programs())?;
         }
@@ -283,14 +289,15 @@ impl Names {
         self.hints.flush();
         for Ended { key, of_dead, is_reset } in ended {
             if of_dead {
-                // Its kernel says so again and again.
+                // The kernel repeats its FIN.
                 if self.ending.insert(key) {
                     self.early.push_back((now, now + DEATH, key));
                 }
                 continue;
             }
-            // An adopted one this process resets, and says so itself. The kernel does where a second answer to probes comes before
-            // it has the socket: that never leaves, whatever becomes of the connection.
+            // This process resets adopted connections itself and announces that. The kernel resets
+            // them where a second answer to probes arrives before the socket exists: such a RST
+            // never leaves.
             let programs = watch.hold().programs();
             if is_reset && programs.stamps().get(&key)?.is_some_and(|stamped| stamped.adopted) {
                 programs.take_withheld(&key)?;
@@ -303,7 +310,8 @@ impl Names {
         self.lost.turn(now, watch.hold().programs(), &self.prober, |key| reading(services, at, key))
     }
 
-    /// Connections whose server's process died alone are looked for as soon as there is another.
+    /// Connections of a server's process that died alone are searched for as soon as it has a
+    /// successor.
     fn judge<K: Keeper>(&mut self, now: Instant, watch: &mut Watch<K>) -> Result<(), HoldError> {
         let mut lives: HashMap<SocketAddr, bool> = HashMap::new();
         while let Some(&(since, at, key)) = self.early.front()
@@ -333,7 +341,7 @@ impl Names {
         Ok(())
     }
 
-    /// Tells others of all connections, and forgets those that are over.
+    /// Announces all connections, and drops those that are over.
     fn look(&mut self, now: Instant, speaks: &[SocketAddr], programs: &Trods) -> Result<(), HoldError> {
         self.hints.age(now);
         let (clock, mut over) = (clock(), Vec::new());
@@ -418,7 +426,7 @@ fn reading<'r>(
     is_in_force.then(|| Reading { keys: &service.named.keys, table: &service.table })
 }
 
-/// Nothing is left of a connection here, and nothing is said on it: it is pinned, or looked for.
+/// Drops a pinned or searched connection here, without a segment that leaves.
 fn drop_here<K: Keeper>(key: &FlowKey, watch: &mut Watch<K>) -> Result<(), HoldError> {
     let programs = watch.hold().programs();
     programs.free(key)?;
@@ -437,7 +445,7 @@ fn remove(programs: &Trods, table: &Table, number: u32) -> Result<(), HoldError>
     table.rows().iter().try_for_each(|row| Ok(programs.stamps().remove(number, &row.host, &row.target)?))
 }
 
-/// Asks the server again and again, and hands on what is new.
+/// Requests the table from the server at intervals and passes new versions on.
 fn ask_again(sockets: &[SocketAddr], list: &str, digests: &Digests, to: &Sender<Asked>, stop: &AtomicBool) {
     let Some(&origin) = sockets.first() else { return };
     let (mut version, mut trouble) = (0, io::ErrorKind::Other);
@@ -456,7 +464,7 @@ fn ask_again(sockets: &[SocketAddr], list: &str, digests: &Digests, to: &Sender<
             }
             Err(_) => {}
         }
-        // Looked at often, so that who waits for the end does not wait.
+        // Short waits, so that the end is not delayed.
         let until = Instant::now() + if version == 0 { ASK / 20 } else { ASK };
         while Instant::now() < until && !stop.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(50));

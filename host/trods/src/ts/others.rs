@@ -1,4 +1,4 @@
-//! Whose a connection is: what others told that they have, and who is gone.
+//! Holders of connections by their announcements, and dead replicas.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -14,8 +14,8 @@ use crate::lease::clock;
 use crate::replica::Gone;
 
 impl Names {
-    /// A replica is gone, or who is expected to go on with its connections is another one now; `is_known` says that there is a
-    /// record of a connection whose client goes on near there: that one counts.
+    /// A replica died, or the expected adopter of its connections changed. `is_known`: there is a
+    /// record of a connection with a client near these numbers, which takes precedence.
     pub fn depart(
         &mut self,
         service: SocketAddr,
@@ -47,22 +47,24 @@ impl Names {
     /// What others hold of the connections that this replica gets is theirs, also where it is still here.
     pub fn yield_to<K: Keeper>(&mut self, absence: &Absence, watch: &mut Watch<K>) -> Result<(), HoldError> {
         let Absence { named, tor, alive, gets, .. } = absence;
-        // Who is gone may have told a moment ago, and does still while its lease lasts: its connections are looked for.
+        // A dead replica may have announced the connection a moment ago, and does so until its
+        // lease ends: the connection is searched for.
         let is_theirs =
             |key: &FlowKey, holder: u8| named.contains(&key.service()) && alive >> (holder & 63) & 1 == 1;
         let theirs: Vec<_> = self.hints.all().filter(|(key, holder, ..)| is_theirs(key, *holder)).collect();
         let theirs = theirs.into_iter().filter(|(key, ..)| gets(key.client(), key.service()));
         for (key, holder, theirs, told) in theirs {
             let own = watch.hold().programs().stamps().get(&key)?;
-            // Whom this one went on for may not know yet.
+            // The replica that this one adopted from may not know yet.
             if own.is_some_and(|own| hint(&own).is_after(&theirs)) {
                 continue;
             }
-            // Its holder was gone, maybe since the absence, and tells of it again when it may speak.
+            // Its holder was away, maybe since the absence, and announces it again when it may
+            // send.
             if self.lost.is_since(&key, told) {
                 continue;
             }
-            // Who is to go on with it has it, or will: that one may be this.
+            // The adopter has it, or will; it may be this replica.
             let holder = theirs.left_to.unwrap_or(holder);
             if self.own(&key) != Some(holder) {
                 self.leave_to(&key, Pin { tor: *tor, holder }, watch)?;
@@ -76,7 +78,8 @@ impl Names {
         self.at.get(&key.service()).map(|n| self.services[*n].named.peers.own)
     }
 
-    /// What others leave to this replica is looked for here: its client is asked, and it goes on.
+    /// Searches for connections that others leave to this replica: probes their clients and adopts
+    /// them.
     fn follow<K: Keeper>(&mut self, now: Instant, watch: &mut Watch<K>) -> Result<(), HoldError> {
         for key in self.hints.left() {
             let Some((_, hint)) = self.hints.holder(&key) else { continue };
@@ -115,15 +118,16 @@ impl Names {
         Ok(())
     }
 
-    /// Whether a packet is of a connection that somebody has who is not gone: of whom that is looked for here.
+    /// Whether a packet is of a connection that a live replica holds.
     pub(super) fn is_others(&self, key: &FlowKey, packet: &[u8]) -> bool {
         let Some((_, hint)) = self.hints.holder(key).filter(|_| !self.lost.has(key)) else { return false };
         // Else it is the next one between these ports.
         Segment::parse(packet).is_ok_and(|segment| is_near(segment.header.seq, hint.client_next))
     }
 
-    /// Takes in what was told. What others went on with is not looked for any more, nor kept where somebody had it before: who gets what its client sends
-    /// may have changed meanwhile, two would have it, and neither hear of the other.
+    /// Reads announcements. Connections that others have adopted are no longer searched for, and
+    /// are dropped if this replica had them: the choice of the ToR may have changed meanwhile, and
+    /// two replicas would have the connection.
     pub(crate) fn hear<K: Keeper>(&mut self, now: Instant, watch: &mut Watch<K>) -> Result<(), HoldError> {
         self.hints.hear(now);
         for key in self.hints.moved() {

@@ -1,5 +1,6 @@
-//! What a client's segment alone tells of a connection that another replica had: the object from the timestamp that it echoes,
-//! how far it has that from what it acknowledges, and where it goes on.
+//! Reads a single client's segment of a connection that another replica had: the echoed timestamp
+//! gives the object, the acknowledgement the bytes that the client has, and the sequence number its
+//! next byte.
 
 use rivulet_bpf::trods::{FlowKey, Generation, Limits, Phase, Stamped};
 use rivulet_packet::segment::TcpFlags;
@@ -15,14 +16,15 @@ use crate::lease::clock;
 use crate::record::{Body, Handshake, Record, Response, Tuple};
 use crate::wake::{self, Place};
 
-/// The shift of our own windows, as the programs say in a SYN-ACK (`src/bpf/ts.h`).
+/// Window scale of our SYN-ACKs, as in the programs (`src/bpf/ts.h`).
 const OUR_SCALE: u8 = 7;
-/// How far a value of whoever goes on is ahead of the one that came back: beyond what is under way, and within PAWS' reach.
+/// Index of the adopter's first timestamp, ahead of the echoed one: beyond timestamps in flight,
+/// and within the range of PAWS.
 const AHEAD: u8 = 8;
-/// What a client may send that nobody acknowledged: a window.
+/// Most data that a client may have sent without an acknowledgement: a window.
 const MAX_UNKNOWN: u32 = 1 << 16;
 
-/// Whether a client that says this may be the one that goes on there.
+/// Whether a client's segment at `seq` may be of the connection with this next number.
 pub(crate) fn is_near(seq: u32, next: u32) -> bool {
     seq.wrapping_sub(next) <= MAX_UNKNOWN || next.wrapping_sub(seq) <= MAX_UNKNOWN
 }
@@ -35,21 +37,21 @@ pub(crate) struct Reading<'a> {
     pub table: &'a Table,
 }
 
-/// A connection that can be gone on with.
+/// A connection that can be resumed.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub record: Record,
     pub connection: Connection,
     pub stamped: Stamped,
-    /// It answers a probe: nothing else is on its way to the client.
+    /// The segment answers a probe: no other data is on its way to the client.
     pub fresh: bool,
 }
 
-/// What a segment tells.
+/// The result of reading a segment.
 #[derive(Debug)]
 pub(crate) enum Told {
     Found(Box<Found>),
-    /// Something can be gone on with there, when the client says what it has said before.
+    /// The connection can be resumed when the client repeats its last segment.
     Waits,
     /// Its client knows nothing of the connection any more.
     Gone,
@@ -57,7 +59,7 @@ pub(crate) enum Told {
     Nothing,
 }
 
-/// Reads a segment whose checksum holds; `hint` is what others told of its connection.
+/// Reads a segment with a valid checksum; `hint` is the announcement of its connection.
 pub(crate) fn read(
     key: &FlowKey,
     segment: &Segment<'_>,
@@ -88,7 +90,7 @@ pub(crate) fn read(
     let Some((isn, offset)) = place else { return Told::Nothing };
     let payload = segment.payload;
     let response = match known {
-        // Nothing of a response has arrived. Where the request begins its own repetition says.
+        // The client has nothing of the response. The retransmitted request shows where it begins.
         None if stamp.object == 0 && offset == 0 => None,
         // A head's date is the first server's.
         Some((_, known)) if offset >= known.head.length => known_response(with.table, stamp.object),
@@ -98,14 +100,16 @@ pub(crate) fn read(
         (None, _) if payload.starts_with(b"GET ") => header.seq,
         (None, _) => return Told::Waits,
         (Some(_), Some(hint)) if is_near(header.seq, hint.client_next) => hint.client_next,
-        // Nobody told of it: what it says again is the request, while the response is not all there.
+        // Without an announcement: while the response is incomplete, the client retransmits only
+        // the request.
         (Some(_), None) if offset < reach && payload.is_empty() => header.seq,
         (Some(response), None) if offset < reach && asks_for(payload, response) => {
             header.seq.wrapping_add(payload.len() as u32)
         }
         _ => return Told::Nothing,
     };
-    // It has all, and has ended its half, which somebody has acknowledged: nothing will ever be said. Else it says so again.
+    // The client has everything and has closed its half, which was acknowledged: it will send
+    // nothing more. Otherwise it retransmits.
     let is_over = offset == reach && payload.is_empty() && !has(TcpFlags::FIN);
     if is_over && header.seq == next.wrapping_add(1) {
         return Told::Nothing;
@@ -131,7 +135,7 @@ pub(crate) fn read(
         asks_for(payload, &response).then_some((hint.object, known.head))
     });
     let (behind, left) = bound.map_or((0, reach - offset), |(_, head)| (head.length, head.total));
-    // Behind its own octets nobody knows what it has.
+    // After the client's own data its state is unknown.
     let is_within = |(from, to): &(u32, u32)| {
         let (from, to) = (from.wrapping_sub(header.ack), to.wrapping_sub(header.ack));
         to <= left && from >= behind || from as i32 <= 0 && to as i32 <= 0
@@ -164,8 +168,9 @@ pub(crate) fn read(
     Told::Found(Box::new(Found { record, connection, stamped, fresh: place.fresh }))
 }
 
-/// The record of a connection whose response timestamps name, and whose client has acknowledged this: what it lacks of the
-/// response, which is no part of the head, and the server does not end the connection behind it.
+/// The record of a connection with a named response and this acknowledgement of the client. The
+/// missing part of the response does not include its head, and the server does not close the
+/// connection after it.
 pub(crate) fn named(
     key: &FlowKey,
     stamped: &Stamped,
@@ -203,7 +208,7 @@ pub(crate) fn named(
     })
 }
 
-/// What was agreed with a client that goes on at `next`.
+/// The handshake of a client that continues at `next`.
 fn agreed(stamp: &ObjectStamp, isn: u32, next: u32, now_ms: u64) -> Handshake {
     Handshake {
         client_isn: next.wrapping_sub(1),
@@ -219,12 +224,13 @@ fn agreed(stamp: &ObjectStamp, isn: u32, next: u32, now_ms: u64) -> Handshake {
     }
 }
 
-/// The same of a connection whose timestamps all have this.
+/// The same for a connection with these bits in all timestamps.
 pub(crate) fn handshake(base: u32, isn: u32, next: u32, now_ms: u64) -> Option<Handshake> {
     Some(agreed(&ObjectStamp::parse(base)?, isn, next, now_ms))
 }
 
-/// What the programs make of timestamps of a connection that goes on by its record, whose client said this.
+/// The programs' state of a connection that is resumed by its record, with this segment of its
+/// client.
 pub(crate) fn recorded(record: &Record, segment: &Segment<'_>) -> Option<Stamped> {
     let stamp = wake::stamp(record, segment.header.options.stamps?.echo)?;
     Some(Stamped {
@@ -252,7 +258,7 @@ fn known_response(table: &Table, object: u32) -> Option<Response> {
     Some(Response { length, passed: length, close: known.close, body })
 }
 
-/// Whether octets are a request for what a response is of.
+/// Whether bytes are a request for the object of a response.
 fn asks_for(octets: &[u8], response: &Response) -> bool {
     let Body::Object { request, .. } = &response.body else { return false };
     let line = |octets: &[u8]| octets.split(|&b| b == b'\r').next().map(<[u8]>::to_vec);
@@ -280,7 +286,7 @@ mod tests {
         payload: Vec<u8>,
     }
 
-    /// It has half of what was named.
+    /// A client that has half of the named object.
     fn client() -> Client {
         let row = Row::new("h", b"/a", [Some(HEAD.as_bytes()), None]).unwrap();
         let (src, dst) = ("192.0.2.7:1025".parse().unwrap(), "10.9.0.1:80".parse().unwrap());

@@ -9,9 +9,9 @@ use crate::head::{self, Method};
 
 /// Targets of a table: each has [`HEADS`] numbers.
 pub const MAX_TARGETS: usize = MAX_OBJECT as usize / HEADS;
-/// Octets of the longest target.
+/// Bytes of the longest target.
 pub const MAX_TARGET: usize = 1024;
-/// Octets of head and body at most: what numbers tell apart, less the longest window.
+/// Most bytes of head and body: the range of sequence numbers without the largest window.
 const MAX_TOTAL: u64 = u32::MAX as u64 - (1 << 30);
 
 /// The head of a response, and whether its server closes behind it.
@@ -34,7 +34,7 @@ pub struct Row {
     pub etag: Vec<u8>,
     /// `Content-Encoding`.
     pub encoding: Option<Vec<u8>>,
-    /// Octets of the object.
+    /// Bytes of the object.
     pub length: u64,
     /// Each head, where connections go on and where they do not.
     pub known: [Option<Known>; HEADS],
@@ -81,7 +81,7 @@ impl Row {
     }
 }
 
-/// Where the octets of the date are in a head; 0 if it has none.
+/// Offset of the date's bytes in a head; 0 without one.
 fn date(octets: &[u8]) -> usize {
     let mut at = 0;
     for line in octets.split_inclusive(|&b| b == b'\n') {
@@ -150,7 +150,8 @@ impl Table {
         Some((row, row.known[n % HEADS].as_ref()?))
     }
 
-    /// The request for an object, and a head that says the same of it and is as long as the one that answered it.
+    /// The request for an object, and a head that has the same fields and length as the head of the
+    /// answer.
     #[must_use]
     pub fn exchange(&self, row: &Row, known: &Known) -> (Vec<u8>, Vec<u8>) {
         let mut head = b"HTTP/1.1 200 OK\r\nETag: ".to_vec();
@@ -159,7 +160,8 @@ impl Table {
         if let Some(encoding) = &row.encoding {
             head.extend_from_slice(&[b"Content-Encoding: ", &encoding[..], b"\r\n"].concat());
         }
-        // Names are at least one octet, so is their colon; whatever is missing goes into its value.
+        // A field has at least one byte of name and a colon; the missing length goes into its
+        // value.
         let missing = (known.head.length as usize).saturating_sub(head.len() + 2 + 4);
         head.extend_from_slice(&[b"x:", &vec![b'x'; missing][..], b"\r\n\r\n"].concat());
         (row.request(), head)

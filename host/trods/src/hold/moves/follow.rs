@@ -1,4 +1,4 @@
-//! Those that go on with what a replica leaves.
+//! Members that adopt the connections which a replica leaves.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -12,18 +12,19 @@ use crate::hold::HoldError;
 use crate::hold::rescue::{Departed, Found, Rescue};
 use crate::store::{Notices, RecordKeys, load_some};
 
-/// How far a member has read is said again after this, and counts for so many seconds.
+/// Interval after which a member repeats how far it has read; each announcement is valid for a few
+/// seconds.
 const SAID: Duration = Duration::from_millis(500);
 const COUNTS: u32 = 3;
-/// A server that has not told a record in this time is asked again, and so long a record is looked for.
+/// Timeout of a store server, and of the search for a record.
 const PATIENCE: Duration = Duration::from_millis(100);
 const WANTED: Duration = Duration::from_secs(2);
-/// For so long it is asked again who goes on with a connection when that may be another one.
+/// For this long the expected adopter of a connection is computed again, because it may change.
 const RECENT: Duration = Duration::from_secs(5);
 /// And so long a list is read of a replica that is not left any more: the last connections may be on their way.
 const AFTER: Duration = Duration::from_secs(3);
 
-/// Whose lists are read.
+/// The replicas with lists to read.
 #[derive(Debug, Default)]
 pub struct Followers(Vec<Follower>);
 
@@ -34,7 +35,7 @@ struct Follower {
     shared: Arc<Shared>,
 }
 
-/// Who is expected to get what the client sends, and how often that became another.
+/// The member that will get the client's segments, and the number of changes so far.
 #[derive(Debug)]
 struct Shared {
     departed: Mutex<Departed>,
@@ -105,7 +106,7 @@ struct Reader {
     shared: Arc<Shared>,
     /// Up to which place of the list.
     read: Option<u64>,
-    /// Connections whose records are still to be read, and since when.
+    /// Connections with records to read, and since when.
     wanted: VecDeque<(Instant, Left)>,
     recent: VecDeque<(Instant, Left)>,
 }
@@ -128,7 +129,7 @@ impl Reader {
             if !self.wanted.is_empty() && self.find() {
                 wake();
             }
-            // Who stops reading soon is left nothing more.
+            // A member that stops reading soon gets no further connections.
             let is_due = said_at.is_none_or(|at| at.elapsed() >= SAID) || self.read != before;
             if let Some(read) = self.read
                 && is_due
@@ -141,7 +142,7 @@ impl Reader {
         }
     }
 
-    /// What is sealed with now.
+    /// The present sealing keys.
     fn keys(&self) -> RecordKeys {
         self.shared.departed.lock().unwrap_or_else(PoisonError::into_inner).keys.clone()
     }
@@ -154,7 +155,7 @@ impl Reader {
             newest = newest.take().into_iter().chain(list).max_by_key(List::end);
         });
         let Some(list) = newest else { return };
-        // What was named before anybody could know that this one reads is others'.
+        // Entries from before this member announced that it reads are for others.
         let Some(read) = self.read.replace(list.end()) else { return };
         let now = Instant::now();
         self.wanted.extend(list.from(read).map(|left| (now, left)));
@@ -183,7 +184,7 @@ impl Reader {
         }
         self.wanted.retain(|(since, _)| since.elapsed() < WANTED);
         let any = !found.is_empty();
-        // Whoever has ended has no use for them.
+        // A receiver that was dropped needs no result.
         let _ = self.load.send(found);
         any
     }

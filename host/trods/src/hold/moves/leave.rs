@@ -15,7 +15,8 @@ use crate::store::{LIFETIME, Notices, RecordKeys};
 
 /// So many may be left that the one that is to go on has not read of.
 const AHEAD: u64 = LISTED as u64 / 2;
-/// After this nobody looks for a connection any more that was left: its record is no more than a number.
+/// After this time no member searches for a connection that was left; its record is only a number
+/// then.
 const KEPT: Duration = Duration::from_secs(90);
 /// As the mark of a member that does not read.
 const NOT_READING: u64 = u64::MAX;
@@ -28,11 +29,11 @@ pub struct Leave {
     pub prefix: String,
     /// The servers of its store.
     pub servers: Vec<SocketAddr>,
-    /// What is sealed there with.
+    /// Keys that seal the list.
     pub keys: RecordKeys,
-    /// Whose connections.
+    /// Services of the connections that leave.
     pub services: Vec<SocketAddr>,
-    /// Who goes on with a connection, by client and service.
+    /// The adopter of a connection, by client and service.
     pub to: Box<dyn Fn(SocketAddr, SocketAddr) -> Option<Pin> + Send>,
 }
 
@@ -46,7 +47,7 @@ impl std::fmt::Debug for Leave {
 #[derive(Debug, Default)]
 pub struct Leaving {
     places: Vec<Place>,
-    /// What was left, and when: its number is not another's before nobody looks for it.
+    /// Connections that were left, and when: their numbers are reused after [`KEPT`].
     left: VecDeque<(Instant, FlowKey)>,
     moved: u64,
 }
@@ -61,7 +62,7 @@ struct Place {
 }
 
 impl Leaving {
-    /// These services are left from now on, and no others: what was left of them stays so.
+    /// Starts to leave exactly these services. Connections of others that were left stay so.
     ///
     /// # Errors
     /// No thread.
@@ -107,7 +108,7 @@ impl Leaving {
     /// Leaves some connections.
     ///
     /// # Errors
-    /// The system's; what was not muted goes on here.
+    /// A system call failed; connections that were not muted stay here.
     pub fn turn(&mut self, now: Instant, watch: &mut Watch<Stores>) -> Result<(), HoldError> {
         while self.left.front().is_some_and(|(at, _)| now >= *at + KEPT)
             && let Some((_, key)) = self.left.pop_front()
@@ -160,7 +161,7 @@ impl Place {
     }
 }
 
-/// Writes the list, and reads how far others have read it, on a thread of its own.
+/// Writes the list and reads how far other members have read it, on a separate thread.
 #[derive(Debug)]
 struct Desk {
     send: Sender<Left>,
@@ -186,7 +187,7 @@ impl Desk {
         (mark != NOT_READING).then_some(mark)
     }
 
-    /// Names a connection, which says nothing here any more.
+    /// Adds a muted connection to the list.
     fn name(&self, left: Left) {
         // A thread that could not be had was an error before.
         let _ = self.send.send(left);
@@ -217,7 +218,7 @@ fn write(
                 true
             }
         };
-        // What nobody keeps is written again.
+        // A list that no store kept is written again.
         is_new = is_new && notices.put(&list_key, LIFETIME, &list.encode()) == 0;
         if ends && !is_new {
             return;

@@ -6,7 +6,7 @@ use crate::record::Age;
 
 /// Connections of a list: those that were left last.
 pub const LISTED: usize = 256;
-/// Octets of an entry.
+/// Bytes of an entry.
 const ENTRY: usize = 24;
 
 /// A connection that was left.
@@ -18,7 +18,7 @@ pub struct Left {
     pub age: Age,
 }
 
-/// What was left, in order, as much of it as is remembered.
+/// The latest entries of connections that were left, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct List {
     /// The place of the first entry among all that there ever were.
@@ -27,7 +27,7 @@ pub struct List {
 }
 
 impl List {
-    /// An empty one, whose first entry will have this place.
+    /// An empty list; its first entry will have this place.
     #[must_use]
     pub fn new(first: u64) -> List {
         List { first, entries: VecDeque::new() }

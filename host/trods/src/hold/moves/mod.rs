@@ -1,9 +1,10 @@
 //! Planned moves: connections leave a replica that is drained, one after the other, while it lives (`docs/moves.md`).
 //!
-//! The record of a protected connection says at any moment how another replica goes on with it. So a move needs no more than
-//! that this one is silent from now on, which only itself can know, and that the other one hears of it: this one mutes the
-//! connection, has its kernel forget it, and only then names it in a list beside its records ([`List`]). The others read that
-//! list while they know that it drains, and say how far they have read: nothing is left to who does not read.
+//! The record of a protected connection always has what another replica needs to resume it. So a
+//! move needs only two things: this replica stops sending, and the other one learns of it. This
+//! replica mutes the connection, makes its kernel forget it, and then adds it to a list beside its
+//! records ([`List`]). The others read that list while they know that this replica drains, and
+//! announce how far they have read: a connection is left only to a member that reads.
 
 mod follow;
 mod leave;
@@ -25,7 +26,7 @@ fn list_key(prefix: &str) -> String {
     format!("{prefix}.left")
 }
 
-/// The key under which a member says how far it has read.
+/// The key under which a member announces how far it has read.
 fn mark_key(prefix: &str, reader: u8) -> String {
     format!("{prefix}.left.{reader}")
 }

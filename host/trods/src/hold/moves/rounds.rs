@@ -1,4 +1,4 @@
-//! Connections that leave a replica, a few at a time: as fast as others go on with them.
+//! Rounds in which connections leave a replica, a few at a time, at the pace of their adopters.
 
 use std::time::{Duration, Instant};
 
@@ -10,8 +10,9 @@ const STEP: Duration = Duration::from_millis(4);
 /// So many are looked at meanwhile, and all of them again after this.
 const LOOKED: usize = 512;
 const ROUND: Duration = Duration::from_millis(20);
-/// By then the ToR sends what clients say to who goes on with it, and that one knows who holds what until it is left: what comes
-/// earlier would be lost, and come again much later.
+/// After this time the ToR sends clients' segments to the adopter, and the adopter has the pins of
+/// connections that are not left yet. Segments that reach it earlier would be lost until the
+/// client's timer.
 const SETTLE: Duration = Duration::from_millis(200);
 /// A response that is over so soon is not moved.
 const GRACE: Duration = Duration::from_secs(1);
@@ -20,7 +21,7 @@ const GRACE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Rounds {
     since: Instant,
-    /// What is still to be looked at in this round, and when the next one begins.
+    /// Connections left in this round, and the start of the next one.
     todo: Vec<FlowKey>,
     round_at: Instant,
     step_at: Instant,
@@ -37,7 +38,7 @@ impl Rounds {
         if self.todo.is_empty() { self.step_at.max(self.round_at) } else { self.step_at }
     }
 
-    /// Those to be looked at now; `all` of them are asked for when a round begins.
+    /// The connections to handle now; `all` is called for the whole list when a round begins.
     pub fn step(&mut self, now: Instant, all: impl FnOnce() -> Vec<FlowKey>) -> Vec<FlowKey> {
         if now < self.step_at {
             return Vec::new();

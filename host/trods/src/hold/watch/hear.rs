@@ -1,4 +1,4 @@
-//! What the programs tell, and what they hold, taken in.
+//! Takes in the programs' events and held frames.
 
 use rivulet_bpf::trods::{Event, FlowKey, What};
 
@@ -13,7 +13,7 @@ use crate::ts;
 const MAX_WAITING: usize = 4096;
 
 impl<K: Keeper> Watch<K> {
-    /// Takes in all that has been told by now.
+    /// Takes in all events that are there now.
     pub(super) fn hear_all(&mut self, parked: &mut impl FnMut(&FlowKey, &[u8])) -> Result<(), HoldError> {
         // As often as it takes to read a full ring of the shortest events.
         for _ in 0..MOST_BATCHES {
@@ -24,7 +24,7 @@ impl<K: Keeper> Watch<K> {
         Ok(())
     }
 
-    /// Takes events in, and says how many.
+    /// Takes in events and returns their number.
     fn hear(&mut self, parked: &mut impl FnMut(&FlowKey, &[u8])) -> Result<usize, HoldError> {
         let now = now_ms();
         let Watch {
@@ -57,7 +57,7 @@ impl<K: Keeper> Watch<K> {
                     stale.append(&mut connection.held.into());
                 };
             match what {
-                // Whoever may not speak goes on with nothing: another one does.
+                // A replica that may not send adopts nothing: another one does.
                 What::Parked { packet } => {
                     let service = services.get(&key.service());
                     if service.is_some_and(|service| service.speaks(leases)) {
@@ -83,7 +83,7 @@ impl<K: Keeper> Watch<K> {
                     if let Some(before) = connections.remove(&key) {
                         end(before, actions, said);
                     }
-                    // What the programs never write is nobody's, and stays held.
+                    // Malformed timestamps match no connection, and the data stays held.
                     let Some(handshake) = ts::handshake(base, isn, seq, now) else { return };
                     let mut connection = Connection::unnamed(tuple, &settings, handshake, seq, next, said);
                     connection.adopted = adopted;
@@ -103,7 +103,7 @@ impl<K: Keeper> Watch<K> {
                 _ => {
                     let Some(connection) = connections.get_mut(&key) else {
                         match what {
-                            // Nobody asks for it.
+                            // No issuer of this process made it.
                             _ if !issuers.contains_key(&key.service()) => {}
                             What::Stamped { .. } => asked.push(key),
                             What::Fin { of_dead, .. } => ends.push(Ended { key, of_dead, is_reset: false }),
@@ -122,7 +122,7 @@ impl<K: Keeper> Watch<K> {
                     connection.flow.tick(now, said);
                     connection.hear(ack, &what, said);
                     let (ended, died) = match what {
-                        // An adopted one this process resets, and says so itself.
+                        // This process resets adopted connections itself, and announces that.
                         What::Aborted { of_dead } => (!connection.adopted, of_dead),
                         What::Fin { of_dead, .. } => (connection.adopted, of_dead),
                         _ => (false, false),
@@ -137,7 +137,7 @@ impl<K: Keeper> Watch<K> {
             actions.extend(said.drain(..).map(|action| (key, action)));
         })?;
         for (key, is_reset) in over.drain(..) {
-            // Another one may have begun since, with limits of its own.
+            // A new connection with other limits may have begun since.
             let stamps = hold.programs.stamps();
             let is_named = issuers.contains_key(&key.service()) && stamps.named(&key)?.is_some();
             if connections.contains_key(&key) || is_named {
@@ -155,11 +155,12 @@ impl<K: Keeper> Watch<K> {
         Ok(count)
     }
 
-    /// Takes in what was told since the last turn, where something depends on it. Packets of orphans wait for [`Watch::turn`].
+    /// Takes in the events since the last turn where an action depends on them. Packets of orphans
+    /// wait for [`Watch::turn`].
     pub(super) fn catch_up(&mut self) -> Result<(), HoldError> {
         let mut waiting = std::mem::take(&mut self.waiting);
         let heard = self.hear_all(&mut |key, packet| {
-            // What has no room its client says again.
+            // The client retransmits packets without room here.
             if waiting.len() < MAX_WAITING {
                 waiting.push((*key, packet.to_vec()));
             }

@@ -1,5 +1,5 @@
-//! All connections of a replica's protected services: what the programs tell goes to their [`Flow`]s, and what these say is
-//! done. Nothing here waits, but for [`Watch::wait`].
+//! All connections of a replica's protected services: passes the programs' events to their
+//! [`Flow`]s and carries out the resulting actions. Only [`Watch::wait`] blocks.
 
 mod hear;
 mod parting;
@@ -23,9 +23,9 @@ use crate::record::{Age, Record, Tuple};
 /// Events and frames that are taken at once.
 const BATCH: usize = 256;
 const MOST_BATCHES: usize = 512;
-/// A connection on which nobody says anything for so long is over: servers have given up long before.
+/// A connection that is idle for this long is over: servers close idle connections long before.
 const IDLE: Duration = Duration::from_secs(15 * 60);
-/// After this time a connection on which something happened is asked whether it still waits, milliseconds.
+/// Time after an event on a connection at which its flow gets a tick, milliseconds.
 pub(super) const ASK: u64 = REQUEST_PATIENCE + 1;
 /// Between two looks at what a client acknowledged, for a connection that needs to know, milliseconds.
 pub(super) const LOOK: u64 = 2;
@@ -35,14 +35,14 @@ pub trait Keeper {
     /// Stores a record in place of the connection's last.
     fn store(&mut self, key: &FlowKey, ticket: u64, record: &Record);
 
-    /// Deletes the connection's record. What is under way for it is not told of any more: the next connection may be another
-    /// one between the same ports.
+    /// Deletes the connection's record. Results of operations in progress are dropped, because the
+    /// next connection between the same ports may be a different one.
     fn forget(&mut self, key: &FlowKey);
 
     /// Whether the connection's record is to be stored again: what keeps it is lost, or its lifetime runs.
     fn is_stale(&self, key: &FlowKey) -> bool;
 
-    /// Goes on with what is under way, and tells what was kept (`true`) or given up since.
+    /// Continues operations in progress and reports those that ended: kept (`true`) or failed.
     fn turn(&mut self, settled: &mut dyn FnMut(&FlowKey, u64, bool));
 
     /// When `turn` is to be called though nothing is readable.
@@ -63,7 +63,7 @@ pub struct Status {
     pub unprotected: HashMap<Reason, u64>,
 }
 
-/// A connection whose timestamps the programs make, which was to end here.
+/// A connection with timestamps of the programs that was about to end here.
 #[derive(Clone, Copy, Debug)]
 pub struct Ended {
     /// Which.
@@ -74,16 +74,17 @@ pub struct Ended {
     pub is_reset: bool,
 }
 
-/// Connections that the process before this one had: the kernel alone cannot go on with timestamps, and numbers, of programs.
+/// Connections of the previous process: the kernel cannot continue with the timestamps and numbers
+/// of programs.
 #[derive(Debug, Default)]
 pub struct Formers {
-    /// There are some: others have to go on with them first.
+    /// There are some: other replicas have to adopt them first.
     pub any: bool,
     /// What it knew of those that were ended without a word, since it died.
     pub ended: Vec<(FlowKey, Stamped)>,
 }
 
-/// A service whose connections are watched.
+/// A watched service.
 #[derive(Clone, Copy, Debug)]
 struct Served {
     lease: u32,
@@ -105,26 +106,28 @@ pub struct Watch<K> {
     keeper: K,
     services: HashMap<SocketAddr, Served>,
     connections: HashMap<FlowKey, Connection>,
-    /// When connections are to be asked whether they still wait; what does not agree with [`Connection::due`] is outdated.
+    /// Times of ticks; entries that differ from [`Connection::due`] are outdated.
     due: BinaryHeap<Reverse<(u64, FlowKey)>>,
-    /// What is to be done, by whom.
+    /// Actions to carry out, with their connections.
     actions: Vec<(FlowKey, Action)>,
     said: Vec<Action>,
     /// Frames that were read.
     fresh: Vec<Frame>,
-    /// Frames that nobody waits for any more.
+    /// Frames of connections that are over.
     stale: Vec<Frame>,
     /// Connections that ended, and whether by a reset.
     over: Vec<(FlowKey, bool)>,
-    /// Connections whose server ended them where it should not.
+    /// Connections that their server ended too early.
     early: Vec<FlowKey>,
     /// Connections that the kernel was ending when this began, and since when their clients could be reset.
     closing: HashMap<FlowKey, Option<Instant>>,
     /// Clients to which the kernel's RST was held back, and its number.
     refused: Vec<(FlowKey, u32)>,
-    /// Who makes handshakes of services ([`Watch::set_issuers`]), and whether what they cannot name is watched.
+    /// Issuers of services' handshakes ([`Watch::set_issuers`]), and whether unnamed responses are
+    /// watched.
     issuers: HashMap<SocketAddr, (u32, bool)>,
-    /// Connections whose timestamps the programs make: for what was asked on one, and which their server ended.
+    /// Connections with timestamps of the programs: those with a request, and those that their
+    /// server ended.
     asked: Vec<FlowKey>,
     ended: Vec<Ended>,
     /// How much others knew of connections that they were seen to hold.
@@ -134,7 +137,7 @@ pub struct Watch<K> {
     /// Connections that are still to be looked at in this round.
     swept: Vec<FlowKey>,
     idle: Duration,
-    /// The process before had no connections of its own.
+    /// The previous process had no sockets of its own.
     succeeds: bool,
     /// It died a moment ago, and no services were set yet.
     follows: bool,
@@ -195,12 +198,13 @@ impl<K: Keeper> Watch<K> {
         Status { watched: self.connections.len() as u64, ..self.status.clone() }
     }
 
-    /// After so long a connection on which nobody says anything is over: fifteen minutes, unless this was called.
+    /// Sets the idle time after which a connection is over: fifteen minutes by default.
     pub fn set_idle(&mut self, idle: Duration) {
         self.idle = idle;
     }
 
-    /// The process before this one had no connections of its own: what its kernel is about to end a server ended.
+    /// The previous process had no sockets of its own: connections that the kernel is closing were
+    /// closed by a server.
     pub fn succeed(&mut self) {
         self.succeeds = true;
     }
@@ -245,7 +249,8 @@ impl<K: Keeper> Watch<K> {
                 for client in clients.filter(|client| client.ip() != service.ip()) {
                     formers.any |= are_formers;
                     if are_formers && follows {
-                        // The kernel would go on with timestamps of its own, and acknowledge what nobody names.
+                        // The kernel would send timestamps of its own, and acknowledge unnamed
+                        // data.
                         tracing::debug!(%client, "left to others: its process died");
                         let key = FlowKey::new(client, *service);
                         self.hold.silence(&key)?;
@@ -273,13 +278,13 @@ impl<K: Keeper> Watch<K> {
         self.services.get(service).is_some_and(|service| service.speaks(&self.leases))
     }
 
-    /// Since this was called last, of connections whose timestamps the programs make: those on which something long was asked for, and
-    /// those that were ended here where they should not be.
+    /// Connections with timestamps of the programs, since the last call: those with a request for a
+    /// long object, and those that were ended here too early.
     pub fn stamped(&mut self) -> (Vec<FlowKey>, Vec<Ended>) {
         (std::mem::take(&mut self.asked), std::mem::take(&mut self.ended))
     }
 
-    /// Waits until something happens, or one of `wakes` is readable, for so long at most.
+    /// Waits for an event, or until one of `wakes` is readable, for at most `longest`.
     pub fn wait(&self, longest: Duration, wakes: &[BorrowedFd<'_>]) {
         let asked =
             self.due.peek().map(|Reverse((due, _))| Duration::from_millis(due.saturating_sub(now_ms())));
@@ -304,12 +309,13 @@ impl<K: Keeper> Watch<K> {
     /// # Errors
     /// The system's; the next call goes on.
     pub fn turn(&mut self, mut parked: impl FnMut(&FlowKey, &[u8])) -> Result<(), HoldError> {
-        // What waits for the store waits for nothing else.
+        // Connections that wait for the store wait for nothing further.
         self.settle()?;
         for (key, packet) in self.waiting.drain(..) {
             parked(&key, &packet);
         }
-        // Whatever a frame answers was told before it was made: so what is told is read after the frames, and looked at before.
+        // Events that precede a frame are in the ring before it. So events are read after the
+        // frames and handled before them.
         while self.fresh.len() < BATCH
             && let Some(frame) = self.hold.take()?
         {
@@ -327,8 +333,9 @@ impl<K: Keeper> Watch<K> {
         self.ask_again()
     }
 
-    /// A connection of another replica's goes on here, whose client has everything below `acked`: its limits stand before the
-    /// kernel has it, and its record is stored under this replica's name before an octet leaves.
+    /// Resumes a connection of another replica here. Its client has everything below `acked`. The
+    /// limits are set before the kernel has the socket, and the record is stored under this
+    /// replica's name before any byte leaves.
     ///
     /// # Errors
     /// No room for it.
@@ -343,7 +350,8 @@ impl<K: Keeper> Watch<K> {
         self.act()
     }
 
-    /// A connection whose response timestamps named is recorded from now on, before anything else is acknowledged or leaves.
+    /// Records a connection with a named response from now on, before further data is acknowledged
+    /// or leaves.
     ///
     /// # Errors
     /// The system's.
@@ -367,7 +375,8 @@ impl<K: Keeper> Watch<K> {
         self.act()
     }
 
-    /// The kernel has the socket of a connection that was [adopted](Watch::adopt): its client is heard from now on.
+    /// The kernel has the socket of an [adopted](Watch::adopt) connection: its client's segments
+    /// are passed on from now on.
     ///
     /// # Errors
     /// The system's.
@@ -379,7 +388,7 @@ impl<K: Keeper> Watch<K> {
         Ok(())
     }
 
-    /// What the store says, and what is said to it.
+    /// Exchanges records and results with the store.
     ///
     /// # Errors
     /// The system's.
@@ -398,7 +407,7 @@ impl<K: Keeper> Watch<K> {
         self.act()
     }
 
-    /// Connections whose time has come.
+    /// Gives connections their due ticks.
     fn ask_again(&mut self) -> Result<(), HoldError> {
         let now = now_ms();
         while let Some(&Reverse((at, key))) = self.due.peek().filter(|Reverse((at, _))| *at <= now) {
@@ -451,7 +460,7 @@ impl<K: Keeper> Watch<K> {
                 connection.limits = limits;
                 let acked = self.hold.programs.limits(key)?.map_or(connection.first, |l| l.acked);
                 if !self.hold.programs.set_limits(key, &connection.limits(acked))? {
-                    // Another connection of these ports took its place, and will be told of.
+                    // Another connection between these ports took its place and will be reported.
                     return Ok(());
                 }
                 let sent = connection.release(&mut self.hold);

@@ -1,5 +1,5 @@
-//! Connections that are not to stay: that their server ended where it should not, that move, that another replica holds, and on which nobody
-//! says anything.
+//! Connections that leave the watch: ended too early by their server, moved, held by another
+//! replica, or idle.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::record::{Age, Record};
 
 /// Connections of others that are remembered; beyond it all are forgotten, as if they had not been seen.
 const MAX_ELSEWHERE: usize = 65_536;
-/// Connections that the kernel was ending when the process began; what is beyond it ends without a word.
+/// Most connections that the kernel was closing when the process began; further ones end silently.
 const MAX_CLOSING: usize = 8192;
 /// The kernel ends these when their records must have been read, if there are any.
 const CLOSING: Duration = Duration::from_secs(1);
@@ -21,7 +21,8 @@ const CLOSING: Duration = Duration::from_secs(1);
 const SWEPT: usize = 256;
 
 impl<K: Keeper> Watch<K> {
-    /// Connections whose server sent FIN or RST where it should not, since this was called last, to be [judged](Watch::judge).
+    /// Connections with a FIN or RST of their server at the wrong place, since the last call, to be
+    /// [judged](Watch::judge).
     pub fn ended_early(&mut self) -> Vec<FlowKey> {
         std::mem::take(&mut self.early)
     }
@@ -31,8 +32,10 @@ impl<K: Keeper> Watch<K> {
         std::mem::take(&mut self.refused)
     }
 
-    /// Keeps what the kernel was ending when this process began. A record may tell how to go on with it: then its FIN must not leave. Of what has
-    /// none the kernel alone knows, and its client may only be waiting: forgotten at once it would be reset by no replica.
+    /// Notes the connections that the kernel was closing when this process began. A record may
+    /// exist for one of them: then its FIN must not leave. Without a record only the kernel knows
+    /// the connection, and its client may be waiting: if the kernel forgot it at once, no replica
+    /// would reset the client.
     ///
     /// # Errors
     /// The system's.
@@ -50,8 +53,8 @@ impl<K: Keeper> Watch<K> {
         Ok(())
     }
 
-    /// Has the kernel reset the clients of connections that it was ending when this process began, which no record tells of. To be called ten
-    /// times a second or so.
+    /// Makes the kernel reset the clients of connections that it was closing when this process
+    /// began and that have no record. To be called about ten times a second.
     ///
     /// # Errors
     /// The system's.
@@ -61,7 +64,7 @@ impl<K: Keeper> Watch<K> {
         looks_for: impl Fn(&FlowKey) -> bool,
     ) -> Result<(), HoldError> {
         for (key, mut since) in std::mem::take(&mut self.closing) {
-            // Whichever replica goes on with it has had its socket forgotten.
+            // The adopter has made this kernel forget the socket.
             if self.connections.contains_key(&key) {
                 continue;
             }
@@ -94,7 +97,7 @@ impl<K: Keeper> Watch<K> {
         self.let_go(key, Reason::Closed)
     }
 
-    /// A connection that was adopted, and on which nothing is said, was closed.
+    /// Closes an adopted connection that is idle.
     ///
     /// # Errors
     /// The system's.
@@ -108,10 +111,11 @@ impl<K: Keeper> Watch<K> {
         Ok(())
     }
 
-    /// Says of a connection that ended early whether its server accepts others. One that lives meant it, and the connection is let
-    /// go. If its process died, or it was adopted, and there is a server now, the connection is to be adopted on this host: then this gives its
-    /// record. It is parked, and nothing else is left of it here but its place in the store. Elsewhere it waits for whoever
-    /// adopts it, or to be told of again.
+    /// Reports for a connection that ended early whether its server accepts others. A living server
+    /// meant the end, and the limits are removed. If its process died, or the connection was
+    /// adopted, and there is a server now, the connection can be adopted on this host: this returns
+    /// its record. It is parked then, and only its number in the store is left here. Otherwise it
+    /// waits for an adopter or the next report.
     ///
     /// # Errors
     /// The system's.
@@ -121,7 +125,7 @@ impl<K: Keeper> Watch<K> {
         tracing::debug!(client = %key.client(), accepts, died, adopted, "ended early");
         connection.judged = false;
         if !accepts {
-            // A server that is started again at once is missed by nobody else.
+            // A server that restarts at once is not detected otherwise.
             connection.note_early(key, &mut self.early);
             return Ok(None);
         }
@@ -144,7 +148,8 @@ impl<K: Keeper> Watch<K> {
         Ok(Some(record))
     }
 
-    /// Parks a connection that is to be adopted on this host: nothing else is left of it here but its place in the store.
+    /// Parks a connection that will be adopted on this host: only its number in the store is left
+    /// here.
     ///
     /// # Errors
     /// The system's.
@@ -153,7 +158,7 @@ impl<K: Keeper> Watch<K> {
         self.drop_socket(key)
     }
 
-    /// Has a client's packet come in that nobody heard.
+    /// Replays a client's packet that was parked.
     pub fn hear_again(&mut self, key: &FlowKey, packet: &[u8]) {
         self.hold.hear_again(key, packet);
     }
@@ -164,12 +169,13 @@ impl<K: Keeper> Watch<K> {
         self.connections.keys().filter(|key| services.contains(&key.service())).copied().collect()
     }
 
-    /// The record from which another replica can go on with a connection as it is now, while this one may speak on it.
+    /// The record with which another replica can resume a connection as it is now, while this one
+    /// may send on it.
     ///
     /// # Errors
     /// The system's.
     pub fn movable(&mut self, key: &FlowKey) -> Result<Option<Record>, HoldError> {
-        // What its client said since the last turn nobody else would hear.
+        // Includes the client's data since the last turn, which no other replica has.
         self.catch_up()?;
         let Some(connection) = self.connections.get_mut(key) else { return Ok(None) };
         let served = self.services.get(&key.service());
@@ -182,8 +188,8 @@ impl<K: Keeper> Watch<K> {
         Ok(connection.flow.movable())
     }
 
-    /// A connection is another replica's from now on: nothing is said on it here any more, and nothing is left of it but its
-    /// place in the store.
+    /// Leaves a connection to another replica: nothing more is sent on it here, and only its number
+    /// in the store is left.
     ///
     /// # Errors
     /// The system's.
@@ -193,7 +199,8 @@ impl<K: Keeper> Watch<K> {
         self.drop_socket(key)
     }
 
-    /// Leaves of a connection that is parked or pinned what others, or it itself later, go on with: its place in the store.
+    /// Drops a parked or pinned connection here, except for its number in the store, which the next
+    /// adopter needs.
     fn drop_socket(&mut self, key: &FlowKey) -> Result<(), HoldError> {
         self.hold.clear(key)?;
         if let Some(connection) = self.connections.remove(key) {
@@ -209,9 +216,9 @@ impl<K: Keeper> Watch<K> {
         self.keeper.forget(key);
     }
 
-    /// Looks at some connections, others each time: one on which nothing was said for [so long](Self::set_idle) is over, since
-    /// its server, or the server's kernel, has given it up; a record that is [stale](Keeper::is_stale) is stored again. To be
-    /// called ten times a second or so.
+    /// Checks some connections, different ones each time. A connection that was idle for the [idle
+    /// time](Self::set_idle) is over, because its server, or the server's kernel, has given it up;
+    /// a [stale](Keeper::is_stale) record is stored again. To be called about ten times a second.
     ///
     /// # Errors
     /// The system's.
@@ -243,9 +250,10 @@ impl<K: Keeper> Watch<K> {
         self.act()
     }
 
-    /// Another replica has a record of a connection: if this one knows nothing newer, that one went on with it, and nothing is
-    /// said on it here any more. False if it does, of its own or of a third one's: what one that died meanwhile had read lies
-    /// where it was until somebody deletes it.
+    /// Another replica has a record of a connection. Unless this one has a newer state, the other
+    /// has resumed it, and nothing more is sent on it here. False if this one, or a third replica,
+    /// has a newer state: records that a dead adopter had read stay in place until they are
+    /// deleted.
     ///
     /// # Errors
     /// The system's.
@@ -265,7 +273,8 @@ impl<K: Keeper> Watch<K> {
         Ok(true)
     }
 
-    /// Whether another replica was seen to know more of a connection than a record says that was left behind: that one goes on.
+    /// Whether another replica was seen to have a newer state of a connection than a record that
+    /// was left behind.
     #[must_use]
     pub fn is_elsewhere(&self, key: &FlowKey, left: &Age) -> bool {
         self.elsewhere.get(key).is_some_and(|theirs| theirs.is_after(left))
@@ -283,8 +292,9 @@ impl<K: Keeper> Watch<K> {
         self.connections.get(key).is_some_and(|connection| !connection.flow.is_behind(theirs))
     }
 
-    /// Gives up what is here of a connection, in the kernel too: it is gone on with at another place of its sequence numbers. What
-    /// the kernel says at that does not leave, since the connection is pinned or parked.
+    /// Drops all state of a connection, in the kernel too: it is resumed at another sequence
+    /// number. Segments that the kernel sends meanwhile do not leave, because the connection is
+    /// pinned or parked.
     ///
     /// # Errors
     /// The system's.
