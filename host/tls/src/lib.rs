@@ -3,23 +3,26 @@
 //! The ciphertext of a record depends on the traffic key, the number of the record and its plaintext, and on nothing
 //! else. A replica that adopts a connection therefore needs to know where records begin, since the client may hold
 //! half of one. [`Response`] is the rule that gives this for any TCP sequence number of a response. [`TrafficSecret`]
-//! derives the keys, and [`RecordKey`] seals the records.
+//! derives the keys, [`RecordKey`] seals the records, and
+//! [`Receiver`] opens the client's.
 //!
 //! Nothing here reads or writes a socket, and nothing here does a handshake. `docs/tls.md` describes the rule.
 
 #![forbid(unsafe_code)]
 
+mod receive;
 mod response;
 mod seal;
 mod secret;
 
+pub use receive::{MAX_RECORD_BYTES, Message, Receiver, record_bytes};
 pub use response::{MAX_RESPONSE_RECORD, Record, Response};
 pub use seal::{
     CLOSE_NOTIFY, ContentType, KEY_UPDATE, MAX_PLAINTEXT_BYTES, MAX_RECORDS, OVERHEAD_BYTES, RecordKey,
 };
 pub use secret::{CipherSuite, TrafficSecret};
 
-/// A record cannot be made.
+/// A record cannot be made, or cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The response would need more records than the rest of its key may seal.
@@ -33,6 +36,15 @@ pub enum Error {
     /// The plaintext does not fit into one record.
     #[error("a record holds {MAX_PLAINTEXT_BYTES} bytes of plaintext at most")]
     PlaintextTooLong,
+    /// The record is not authentic: another key or number, or changed on its way (alert 20).
+    #[error("the record was not sealed with this key under this number")]
+    BadRecord,
+    /// The record is longer than the largest that is allowed (alert 22).
+    #[error("the record is longer than TLS 1.3 allows")]
+    RecordTooLong,
+    /// The record is authentic, and holds what a client may not send after the handshake (alert 10).
+    #[error("the record holds no data, alert or KeyUpdate")]
+    UnexpectedMessage,
     /// The secret does not have the length of its cipher suite's hash.
     #[error("a traffic secret of this cipher suite has {expected} bytes, not {actual}")]
     SecretLength {

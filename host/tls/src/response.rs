@@ -7,7 +7,7 @@
 //! - The body begins a record. Its first 64 kB fill records of 4,096 bytes, and the rest records of
 //!   [`MAX_PLAINTEXT_BYTES`]. A client can use nothing of a record before it has all of it, so the small ones bring
 //!   the first bytes of a page sooner on a slow path. They cost 264 bytes more for each response.
-//! - The last record of the head, and of the body, is as short as what is left.
+//! - The last record of the head, and the last of the body, hold the remaining bytes.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! Sealing of single records (RFC 8446 section 5.2).
+//! Sealing and opening of single records (RFC 8446 section 5.2).
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub const MAX_RECORDS: u64 = 1 << 24;
 /// Bytes of a record beside its plaintext: header, content type and tag.
 pub const OVERHEAD_BYTES: u64 = (HEADER_BYTES + 1 + TAG_BYTES) as u64;
 
-const HEADER_BYTES: usize = 5;
+pub(crate) const HEADER_BYTES: usize = 5;
 
 /// All suites of TLS 1.3 that we have make tags of this length.
 const TAG_BYTES: usize = 16;
@@ -86,6 +86,40 @@ impl RecordKey {
             .expect("a record is far below the longest message of the algorithms");
         out.extend_from_slice(tag.as_ref());
         Ok(())
+    }
+
+    /// Opens a record with its header in its place. Gives its content type, and its plaintext without padding.
+    pub(crate) fn open<'a>(
+        &self,
+        number: u64,
+        record: &'a mut [u8],
+    ) -> Result<(ContentType, &'a [u8]), Error> {
+        let Some((header, ciphertext)) = record.split_first_chunk_mut::<HEADER_BYTES>() else {
+            return Err(Error::BadRecord);
+        };
+        // The version has no meaning (section 5.1), and is authenticated like the rest of the header.
+        if header[0] != ContentType::ApplicationData as u8 {
+            return Err(Error::UnexpectedMessage);
+        }
+        if usize::from(u16::from_be_bytes([header[3], header[4]])) != ciphertext.len() {
+            return Err(Error::BadRecord);
+        }
+        let padded: &[u8] = self
+            .key
+            .open_in_place(self.nonce(number), Aad::from(*header), ciphertext)
+            .map_err(|_| Error::BadRecord)?;
+        // One byte more for the content type (section 5.4).
+        if padded.len() > MAX_PLAINTEXT_BYTES + 1 {
+            return Err(Error::RecordTooLong);
+        }
+        let end = padded.iter().rposition(|&byte| byte != 0).ok_or(Error::UnexpectedMessage)?;
+        let content = match padded[end] {
+            21 => ContentType::Alert,
+            22 => ContentType::Handshake,
+            23 => ContentType::ApplicationData,
+            _ => return Err(Error::UnexpectedMessage),
+        };
+        Ok((content, &padded[..end]))
     }
 
     /// The initial vector, XOR the record's number in its last eight bytes (section 5.3).

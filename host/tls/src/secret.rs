@@ -10,7 +10,7 @@ use crate::{Error, seal::RecordKey};
 /// Bytes of the longest secret, which is that of SHA-384.
 const MAX_SECRET_BYTES: usize = 48;
 
-/// The cipher suites of TLS 1.3 whose records we make.
+/// The cipher suites of TLS 1.3 that this crate supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CipherSuite {
     /// `TLS_AES_128_GCM_SHA256`

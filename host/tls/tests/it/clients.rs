@@ -2,16 +2,20 @@
 //! connection, and a second writer makes the rest of the second response from the middle of a record.
 
 use std::{
+    collections::HashMap,
     fs,
     io::{self, Read, Write},
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
-    process::Command,
-    sync::{Arc, Mutex},
+    process::{Command, Stdio},
+    sync::{Arc, Mutex, mpsc},
     thread,
     time::Duration,
 };
 
-use rivulet_tls::{CLOSE_NOTIFY, CipherSuite, ContentType, KEY_UPDATE, Response, TrafficSecret};
+use rivulet_tls::{
+    CLOSE_NOTIFY, CipherSuite, ContentType, KEY_UPDATE, Message, Receiver, Response, TrafficSecret,
+    record_bytes,
+};
 use rustls::{
     ClientConfig, ClientConnection, KeyLog, RootCertStore, ServerConfig, ServerConnection, StreamOwned,
     SupportedCipherSuite,
@@ -36,13 +40,17 @@ const SUITES: [(CipherSuite, SupportedCipherSuite); 3] = [
 ];
 
 #[derive(Debug, Default)]
-struct ServerSecret(Mutex<Vec<u8>>);
+struct Secrets(Mutex<HashMap<String, Vec<u8>>>);
 
-impl KeyLog for ServerSecret {
+impl KeyLog for Secrets {
     fn log(&self, label: &str, _client_random: &[u8], secret: &[u8]) {
-        if label == "SERVER_TRAFFIC_SECRET_0" {
-            *self.0.lock().unwrap() = secret.to_vec();
-        }
+        self.0.lock().unwrap().insert(label.to_owned(), secret.to_vec());
+    }
+}
+
+impl Secrets {
+    fn get(&self, label: &str, suite: CipherSuite) -> TrafficSecret {
+        TrafficSecret::new(suite, &self.0.lock().unwrap()[label]).unwrap()
     }
 }
 
@@ -74,23 +82,30 @@ impl Server {
         self.listener.local_addr().unwrap()
     }
 
-    /// Serves one connection with two requests; application data begins at record `first_record`.
-    fn serve(mut self, first_record: u64) {
-        let log = Arc::new(ServerSecret::default());
+    /// Serves one connection with two requests; application data begins at record `first_record`. Calls
+    /// `on_key_update` after each KeyUpdate of the client, and returns how many of them asked for one of ours.
+    fn serve(mut self, first_record: u64, mut on_key_update: impl FnMut()) -> usize {
+        let log = Arc::new(Secrets::default());
         self.config.key_log = log.clone();
         let (mut socket, _) = self.listener.accept().unwrap();
         socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let mut tls = ServerConnection::new(Arc::new(self.config)).unwrap();
-        while tls.is_handshaking() || tls.wants_write() {
-            tls.complete_io(&mut socket).unwrap();
+        // One record at a time, so that rustls reads nothing behind the client's Finished.
+        while tls.is_handshaking() {
+            tls.read_tls(&mut &read_record(&mut socket)[..]).unwrap();
+            tls.process_new_packets().unwrap();
+            while tls.wants_write() {
+                tls.write_tls(&mut socket).unwrap();
+            }
         }
-        let secret = TrafficSecret::new(self.suite, &log.0.lock().unwrap()).unwrap();
+        let secret = log.get("SERVER_TRAFFIC_SECRET_0", self.suite);
+        let mut receiver = Receiver::new(log.get("CLIENT_TRAFFIC_SECRET_0", self.suite), 0);
 
-        read_head(&mut tls, &mut socket);
+        let mut requests = read_head(&mut receiver, &mut socket, &mut on_key_update);
         let first = Content::new(1, first_record);
         socket.write_all(&first.ciphertext(&secret, 0..first.response.ciphertext_bytes())).unwrap();
 
-        read_head(&mut tls, &mut socket);
+        requests += read_head(&mut receiver, &mut socket, &mut on_key_update);
         // Right before a response: wget takes a kept connection that has bytes to read for a closed one.
         let key = secret.record_key();
         let mut update = Vec::new();
@@ -107,6 +122,7 @@ impl Server {
         socket.write_all(&close).unwrap();
         // The client closes first, so that its last segments meet no reset.
         let _ = io::copy(&mut socket, &mut io::sink());
+        requests
     }
 }
 
@@ -144,20 +160,29 @@ fn bodies() -> Vec<u8> {
     body(1).chain(body(2)).collect()
 }
 
-/// Reads a request's head.
-fn read_head(tls: &mut ServerConnection, socket: &mut TcpStream) {
-    let mut head = Vec::new();
+/// Reads one record from the socket.
+fn read_record(socket: &mut TcpStream) -> Vec<u8> {
+    let mut record = vec![0; 5];
+    socket.read_exact(&mut record).unwrap();
+    record.resize(record_bytes(&record).unwrap().unwrap(), 0);
+    socket.read_exact(&mut record[5..]).unwrap();
+    record
+}
+
+/// Reads records until a request's head is complete. Returns the number of updates that the client asked for.
+fn read_head(receiver: &mut Receiver, socket: &mut TcpStream, mut on_key_update: impl FnMut()) -> usize {
+    let (mut head, mut requests) = (Vec::new(), 0);
     while !head.ends_with(b"\r\n\r\n") {
-        let mut byte = [0];
-        match tls.reader().read(&mut byte) {
-            Ok(1) => head.push(byte[0]),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                assert_ne!(tls.read_tls(socket).unwrap(), 0, "the client closed early");
-                tls.process_new_packets().unwrap();
+        match receiver.receive(&mut read_record(socket)).unwrap() {
+            Message::Data(data) => head.extend_from_slice(data),
+            Message::KeyUpdate { requested } => {
+                requests += usize::from(requested);
+                on_key_update();
             }
             other => panic!("no request: {other:?}"),
         }
     }
+    requests
 }
 
 /// Has a program fetch both responses with each cipher suite; `{ca}` and `{url}` in its arguments are replaced.
@@ -176,7 +201,7 @@ fn fetch_with(program: &str, arguments: &[&str]) {
             arguments.iter().map(|a| a.replace("{ca}", ca.to_str().unwrap()).replace("{url}", &url));
         let mut command = Command::new(program);
         command.args(arguments).env("NO_PROXY", "*").env("no_proxy", "*");
-        let serving = thread::spawn(move || server.serve(0));
+        let serving = thread::spawn(move || server.serve(0, || ()));
         let output = command.output().unwrap();
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{program} with {:?}: {errors}", suite.0);
@@ -211,6 +236,44 @@ for path in '/1', '/2':
     fetch_with("python3", &["-c", SCRIPT, "{ca}", "{url}"]);
 }
 
+#[test]
+fn openssl_updates_its_key_and_gets_an_update() {
+    let Ok(version) = Command::new("openssl").arg("version").output() else {
+        eprintln!("SKIPPED: there is no openssl");
+        return;
+    };
+    for suite in SUITES {
+        let server = Server::new(suite, 0);
+        let mut client = Command::new("openssl")
+            // Commands are read only without `-ign_eof`, which `-quiet` switches on. Requests are padded.
+            .args(["s_client", "-quiet", "-no_ign_eof", "-record_padding", "512"])
+            .args(["-connect", &server.address().to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let (mut input, mut output) = (client.stdin.take().unwrap(), client.stdout.take().unwrap());
+        let (updated, updates) = mpsc::channel();
+        let serving = thread::spawn(move || server.serve(0, || updated.send(()).unwrap()));
+        for seed in [1, 2] {
+            input.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+            let expected = Content::new(seed, 0).plaintext;
+            let mut plaintext = vec![0; expected.len()];
+            output.read_exact(&mut plaintext).unwrap();
+            assert!(plaintext == expected, "{:?}: response {seed} of {version:?}", suite.0);
+            if seed == 1 {
+                // s_client's command to send a KeyUpdate that asks for one.
+                input.write_all(b"K\n").unwrap();
+                updates.recv_timeout(Duration::from_secs(60)).unwrap();
+            }
+        }
+        drop(input);
+        assert!(client.wait().unwrap().success());
+        assert_eq!(serving.join().unwrap(), 1);
+    }
+}
+
 /// Fetches both responses with rustls's client, from a server that sends this many session tickets.
 fn fetch_with_rustls(tickets: usize, first_record: u64) {
     for suite in SUITES {
@@ -226,7 +289,7 @@ fn fetch_with_rustls(tickets: usize, first_record: u64) {
         let tls = ClientConnection::new(Arc::new(config), name).unwrap();
         let socket = TcpStream::connect(server.address()).unwrap();
         socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        let serving = thread::spawn(move || server.serve(first_record));
+        let serving = thread::spawn(move || server.serve(first_record, || ()));
         let mut stream = StreamOwned::new(tls, socket);
         for seed in [1, 2] {
             stream.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();

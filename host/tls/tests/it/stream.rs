@@ -31,7 +31,7 @@ fn cut(first: u64, head: u64, body: u64) -> Vec<Record> {
     records
 }
 
-/// What a replica sends from `offset` on, with a key of its own.
+/// The ciphertext that a replica sends from `offset` on.
 fn ciphertext_from(response: Response, offset: u64, key: &RecordKey, content: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     let Some(first) = response.record_at(offset) else { return out };

@@ -1,0 +1,100 @@
+//! The client's records after the handshake: their length, their opening, and what is in them.
+
+use crate::{
+    ContentType, Error, RecordKey, TrafficSecret,
+    seal::{HEADER_BYTES, MAX_PLAINTEXT_BYTES},
+};
+
+/// Bytes that follow the header at most (RFC 8446 section 5.2).
+const MAX_CIPHERTEXT_BYTES: usize = MAX_PLAINTEXT_BYTES + 256;
+
+/// A buffer of this many bytes holds any record.
+pub const MAX_RECORD_BYTES: usize = HEADER_BYTES + MAX_CIPHERTEXT_BYTES;
+
+/// Bytes of the record at the beginning of `stream`, with its header; `None` while the header is incomplete. Holds for
+/// the records of the handshake too.
+///
+/// # Errors
+/// [`Error::RecordTooLong`] if it has more than [`MAX_RECORD_BYTES`].
+pub fn record_bytes(stream: &[u8]) -> Result<Option<usize>, Error> {
+    let Some(header) = stream.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+    let length = usize::from(u16::from_be_bytes([header[3], header[4]]));
+    if length > MAX_CIPHERTEXT_BYTES {
+        return Err(Error::RecordTooLong);
+    }
+    Ok(Some(HEADER_BYTES + length))
+}
+
+/// What a record brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Message<'a> {
+    /// Data of the application, perhaps none.
+    Data(&'a [u8]),
+    /// The next record is number 0 of the next generation. If the client asks for it, the server must update its own
+    /// key before its next data.
+    KeyUpdate {
+        /// The client asks for an update.
+        requested: bool,
+    },
+    /// The client sends no more data.
+    CloseNotify,
+    /// Another alert, by its description. All but `user_canceled` (90) end the connection.
+    Alert(u8),
+}
+
+/// Opens one client's records in their order.
+#[derive(Debug)]
+pub struct Receiver {
+    secret: TrafficSecret,
+    key: RecordKey,
+    next_record: u64,
+}
+
+impl Receiver {
+    /// The next record is the one with this number under the client's traffic secret. After the handshake that is number
+    /// 0 of `client_application_traffic_secret_0`.
+    #[must_use]
+    pub fn new(secret: TrafficSecret, next_record: u64) -> Self {
+        Self { key: secret.record_key(), secret, next_record }
+    }
+
+    /// The secret of the current generation.
+    #[must_use]
+    pub fn secret(&self) -> &TrafficSecret {
+        &self.secret
+    }
+
+    /// The number of the record that comes next.
+    #[must_use]
+    pub fn next_record(&self) -> u64 {
+        self.next_record
+    }
+
+    /// Opens a record in its place; `record` has exactly [`record_bytes`].
+    ///
+    /// A KeyUpdate must be alone in its record, as all clients send it. No other message of the handshake is expected:
+    /// we request no authentication after the handshake.
+    ///
+    /// # Errors
+    /// [`Error::BadRecord`], [`Error::UnexpectedMessage`], [`Error::RecordTooLong`], [`Error::KeySpent`]. The connection
+    /// must then end: `record` holds rubbish, and the receiver is as it was.
+    pub fn receive<'a>(&mut self, record: &'a mut [u8]) -> Result<Message<'a>, Error> {
+        let next_record = self.next_record.checked_add(1).ok_or(Error::KeySpent)?;
+        let (content, plaintext) = self.key.open(self.next_record, record)?;
+        let message = match (content, plaintext) {
+            (ContentType::ApplicationData, data) => Message::Data(data),
+            (ContentType::Handshake, [24, 0, 0, 1, requested @ (0 | 1)]) => {
+                Message::KeyUpdate { requested: *requested == 1 }
+            }
+            // The level has no meaning in TLS 1.3 (section 6).
+            (ContentType::Alert, [_level, 0]) => Message::CloseNotify,
+            (ContentType::Alert, [_level, description]) => Message::Alert(*description),
+            _ => return Err(Error::UnexpectedMessage),
+        };
+        self.next_record = next_record;
+        if let Message::KeyUpdate { .. } = message {
+            *self = Self::new(self.secret.next_generation(), 0);
+        }
+        Ok(message)
+    }
+}
