@@ -196,27 +196,45 @@ REMOVALS = {
     # Which flow a segment belongs to, and its position.
     "large-check": large(
         "stamp.rs",
-        " && seal.put(flow, self.bare()) == value;",
-        ";",
+        "(stamp.value(flow, seal) == value).then_some(stamp)",
+        "Some(stamp)",
         "plain:large::stamp::tests::a_forged_one_draws_less_than_it_costs",
     ),
     "large-check-of-all": large(
         "stamp.rs",
-        "[DOMAIN ^ (bare & !CHECK), self.version]",
-        "[DOMAIN ^ (bare & 0x7fff & !CHECK), self.version]",
+        "[DOMAIN ^ bare, self.version]",
+        "[DOMAIN ^ bare & 0x7fff, self.version]",
         "plain:large::stamp::tests::a_check_is_of_all_the_other_bits",
     ),
     "large-near": large(
         "stamp.rs",
         "near: ahead <= NEAR",
         "near: true",
-        "plains:liars::acknowledgements_out_of_place_draw_ten_segments",
+        "plains:liars::acknowledgements_out_of_place_draw_probes_alone",
+    ),
+    "large-far": large(
+        "sender.rs",
+        "(false, _) => 0,",
+        "(false, _) => UNPROVEN_SEGMENTS,",
+        "plains:liars::acknowledgements_out_of_place_draw_probes_alone",
+    ),
+    "large-far-asked": large(
+        "sender.rs",
+        "if !heard.near {\n            // Behind",
+        "if false {\n            // Behind",
+        "plain:large::sender::tests::a_client_far_from_its_timestamp_answers_a_probe",
+    ),
+    "large-pad": large(
+        "stamp.rs",
+        "flow.seal(key, [PAD_DOMAIN, version]) & OBJECT",
+        "0",
+        "plain:large::stamp::tests::a_forger_has_to_guess_an_object",
     ),
     "large-unproven": large(
         "sender.rs",
-        "sender.credit = if heard.full",
-        "sender.credit = u32::MAX - if heard.full",
-        "plains:liars::acknowledgements_out_of_place_draw_ten_segments",
+        "(true, true) => UNPROVEN_SEGMENTS,",
+        "(true, true) => 1000,",
+        "plain:large::sender::tests::each_acknowledgement_releases_ten_segments",
     ),
     "large-reset": large(
         "entry.rs",

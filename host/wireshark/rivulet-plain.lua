@@ -40,7 +40,7 @@ field("scale", "uint8", "Client's window scale, rounded down", base.DEC)
 field("slot", "uint8", "Slot", base.DEC)
 field("window", "uint32", "Congestion window when it was sent, octets", base.DEC)
 field("all", "uint8", "All that the client said is acknowledged", base.DEC)
-field("object", "uint16", "Number of the large object", base.DEC)
+field("object", "uint16", "Number of the large object, encrypted with a pad of the connection", base.HEX)
 field("large_check", "uint8", "Hash of connection, table and the other bits, 2 bits", base.DEC)
 field("clock", "uint32", "Clock of the kernel's socket, 22 bits", base.DEC)
 
@@ -120,13 +120,13 @@ local function stamp(tree, range, value, now, back_end)
       sub:add(f.clock, range, bits(value, 0, 22))
       return KINDS[kind]
     end
-    local window, object = math.floor(2048 * 2 ^ (bits(value, 16, 6) / 7) + 0.5), bits(value, 5, 10)
+    local window = math.floor(2048 * 2 ^ (bits(value, 16, 6) / 7) + 0.5)
     sub:add(f.window, range, window)
     sub:add(f.all, range, bits(value, 15, 1))
-    sub:add(f.object, range, object)
+    sub:add(f.object, range, bits(value, 5, 10))
     sub:add(f.large_check, range, bits(value, 3, 2))
     sub:add(f.scale, range, SCALES[bits(value, 0, 3)])
-    return string.format("%s, object %d, window %d", KINDS[kind], object, window)
+    return string.format("%s, window %d", KINDS[kind], window)
   end
   local start = bits(value, 24, 8) * 32 + bits(value, 17, 5)
   local words

@@ -219,21 +219,19 @@ impl<W: Copy> Downloads<W> {
         let header = &segment.header;
         let flow = &Flow::new(header.src, header.dst);
         let Some(stamps) = header.options.stamps else { return Some(Reason::Stamp) };
-        let Some(stamp) = LargeStamp::parse(stamps.echo) else { return self.hear_first(segment, now) };
+        if !LargeStamp::is_one(stamps.echo) {
+            return self.hear_first(segment, now);
+        }
         let known = self.find(flow);
-        let known_one = known.and_then(|n| self.places[n].as_ref()).filter(|entry| entry.of == stamp.of);
-        let (answer, head, length) = match known_one {
-            Some(entry) => (entry.answer, entry.head, entry.length),
-            None => match answer(site, &stamp) {
-                Some(found) => found,
-                None => return Some(Reason::Stamp),
-            },
+        let known_one = known.and_then(|n| self.places[n].as_ref());
+        let find = |of: Download| match known_one.filter(|entry| entry.of == of) {
+            Some(entry) => Some(((entry.answer, entry.head, entry.length), entry.length)),
+            None => answer(site, of),
         };
         let what = (header.ack, stamps.echo);
-        let placed = stamp.place((flow, &site.keys), site.table.version(), what, length);
-        let Some(Placed { class, at, fin, cell, near, full, seal }) = placed else {
-            return Some(Reason::Cookie);
-        };
+        let placed = LargeStamp::place((flow, &site.keys), site.table.version(), what, find);
+        let Some((stamp, (answer, head, length), placed)) = placed else { return Some(Reason::Cookie) };
+        let Placed { class, at, fin, cell, near, full, seal } = placed;
         if at == length {
             return self.ended(segment, known, fin, way);
         }
@@ -523,11 +521,14 @@ impl<W: Copy> Downloads<W> {
     }
 }
 
-/// The large answer that a timestamp names, octets of its head, and of all.
-fn answer(site: &Site, stamp: &LargeStamp) -> Option<(Answer, u32, u32)> {
-    let answer = Answer::large(stamp.of.object, &site.table)?;
+/// An answer, bytes of its head, and of all.
+type Found = (Answer, u32, u32);
+
+/// The large answer that a timestamp names, bytes of its head, and of all.
+fn answer(site: &Site, of: Download) -> Option<(Found, u32)> {
+    let answer = Answer::large(of.object, &site.table)?;
     let (head, length) = answer.lengths(&site.table);
-    Some((answer, head, length))
+    Some(((answer, head, length), length))
 }
 
 /// Whether echo and acknowledgement of a segment are such as the client of a large answer has, which others have by chance only.
@@ -536,12 +537,9 @@ pub fn is_placed(site: &Site, segment: &Segment<'_>) -> bool {
     let header = &segment.header;
     let flow = Flow::new(header.src, header.dst);
     header.options.stamps.is_some_and(|Stamps { echo, .. }| {
-        LargeStamp::parse(echo).is_some_and(|stamp| {
-            answer(site, &stamp).is_some_and(|(_, _, length)| {
-                let version = site.table.version();
-                stamp.place((&flow, &site.keys), version, (header.ack, echo), length).is_some()
-            })
-        })
+        let find = |of| answer(site, of);
+        let version = site.table.version();
+        LargeStamp::place((&flow, &site.keys), version, (header.ack, echo), find).is_some()
     })
 }
 

@@ -129,6 +129,8 @@ pub(crate) struct Sender {
     earned: u32,
     /// The cell of the timestamp that this sender was made of.
     began: u32,
+    /// An acknowledgement came that is next to the cell of its timestamp. Until then only probes are sent.
+    placed: bool,
 }
 
 impl Sender {
@@ -160,6 +162,7 @@ impl Sender {
             own: 0,
             earned: 0,
             began: 0,
+            placed: true,
         }
     }
 
@@ -197,8 +200,18 @@ impl Sender {
         // What is under way may be more than that, and its values are others.
         sender.repaired = sender.repaired.max(sender.nxt + sender.window.threshold().min(CELL * CELLS) / 2);
         (sender.own, sender.earned, sender.began) = (sender.nxt, sender.nxt, heard.cell);
-        sender.credit = if heard.full { UNPROVEN_SEGMENTS } else { UNPROVEN_NARROW_SEGMENTS } * sender.full();
+        sender.placed = heard.near;
+        sender.credit = match (heard.near, heard.full) {
+            (true, true) => UNPROVEN_SEGMENTS,
+            (true, false) => UNPROVEN_NARROW_SEGMENTS,
+            (false, _) => 0,
+        } * sender.full();
         sender.arm(now);
+        if !heard.near {
+            // Behind a repair an acknowledgement is far from its timestamp's cell, and nothing else shows whether it is a client's. The
+            // answer to a probe echoes the probe's own timestamp.
+            sender.send_probe();
+        }
         sender
     }
 
@@ -209,9 +222,10 @@ impl Sender {
             return;
         }
         let full = self.full();
+        let first = !core::mem::replace(&mut self.placed, true);
         if heard.at > self.own && heard.cell > self.began {
             self.credit = u32::MAX;
-        } else if heard.full && news {
+        } else if heard.full && (news || first) {
             let more = (UNPROVEN_SEGMENTS * full).max(2 * acked.min(MAX_STRETCH_BYTES));
             self.credit = self.credit.saturating_add(more).min(self.cwnd().max(2 * MAX_STRETCH_BYTES));
         } else {
@@ -468,11 +482,16 @@ impl Sender {
                 self.board.clear();
             }
         }
+        self.send_probe();
+        self.arm(now);
+        Some(self.backoff)
+    }
+
+    /// Has a segment sent next that draws an answer.
+    fn send_probe(&mut self) {
         let (from, to) = if self.is_spent() { self.question() } else { self.probing(u32::MAX) };
         self.probe = Some(Probe { before: self.nxt, from, reach: self.board.hole(to), over: None });
         self.urgent = true;
-        self.arm(now);
-        Some(self.backoff)
     }
 
     /// Where the segment ends that begins at `at`: the last one has FIN.

@@ -113,10 +113,10 @@ fn a_reset_with_the_expected_number_ends_a_download() {
     assert!(node.say(60_000_000).is_empty(), "it is asked for");
 }
 
-/// A replica that meets an acknowledgement far from the cell of its timestamp sends ten segments and then probes of eight bytes; one that goes
-/// with its timestamp lets it go on.
+/// A replica that meets an acknowledgement far from the cell of its timestamp sends probes of eight bytes alone; one that goes with its
+/// timestamp lets it go on.
 #[test]
-fn acknowledgements_out_of_place_draw_ten_segments() {
+fn acknowledgements_out_of_place_draw_probes_alone() {
     let size = 40_000_000;
     let (mut first, mut node) = (Node::new(site_of(&[size])), Node::new(site_of(&[size])));
     let lie = Lie::new(&mut first, size, 5000);
@@ -127,7 +127,7 @@ fn acknowledgements_out_of_place_draw_ten_segments() {
         drawn += octets(&node.take(&far(500 + n), time));
         drawn += octets(&node.say(time));
     }
-    assert!((14_480..14_480 + 20 * 8).contains(&drawn), "{drawn}");
+    assert!((8..=30 * 8).contains(&drawn), "{drawn}");
     let gone_on = octets(&node.take(&far(1), 4_000_000));
     assert!(gone_on > 0, "nothing to a client that goes on");
 }

@@ -63,11 +63,11 @@ fn render() -> String {
                 (0x2a5, 7, 0x1234_5678, 0x00ab_cdef, false, 100_000, false),
             ] {
                 let (cell, scale) = (at >> 16, Scale::of(shift));
-                let (of, seal) = (Download { object, scale }, Seal { key: ring.current, version });
+                let (of, seal) = (Download { object, scale }, Seal::new(&flow, ring.current, version));
                 let (slot, window) = (cell as u8, window_number(cwnd, cell));
                 let stamp = LargeStamp { slot, repair, window, all, of };
                 let (value, window) = (stamp.value(&flow, &seal), window_of(stamp.window));
-                assert_eq!(LargeStamp::parse(value), Some(stamp));
+                assert_eq!(LargeStamp::read(value, &flow, &seal), Some(stamp));
                 large.push(format!(
                     "{{{lead}, \"object\": {object}, \"shift\": {shift}, \"version\": {version}, \"at\": {at}, \
                      \"repair\": {repair}, \"cwnd\": {cwnd}, \"all\": {all}, \"window\": {window}, \"value\": {value}}}"

@@ -45,7 +45,7 @@ fn large(client: SocketAddr) -> (u32, u32) {
     let flow = Flow::new(client, SERVICE.parse().unwrap());
     let keys = CookieKeys { current: CookieKey::new([1; 8]), others: [None; 2] };
     let of = Download { object: 0, scale: Scale::of(8) };
-    let seal = Seal { key: keys.current, version: table().version() };
+    let seal = Seal::new(&flow, keys.current, table().version());
     let stamp = LargeStamp { slot: 0, repair: false, window: 20, all: false, of };
     (flow.stamped(keys.current, Class::of(1460).unwrap()).wrapping_add(1 + AT), stamp.value(&flow, &seal))
 }

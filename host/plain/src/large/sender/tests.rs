@@ -73,6 +73,23 @@ fn each_acknowledgement_releases_ten_segments() {
     assert!(sent(&mut sender, 4000).len() > 200, "what it sent is acknowledged");
 }
 
+/// Behind a repair a client acknowledges many cells at once, maybe to a replica that does not know it. That replica sends a probe at once, and
+/// the answer, which echoes the probe's own timestamp, releases ten segments.
+#[test]
+fn a_client_far_from_its_timestamp_answers_a_probe() {
+    let full = resumed(0).full();
+    let at = 1000 * full;
+    let far = Heard { told: 1 << 20, near: false, repair: true, ..heard(at, &[]) };
+    let mut sender = Sender::resume(Class::of(1460).unwrap(), 100_000_000, &far, 0);
+    let probe = sent(&mut sender, 0);
+    assert_eq!(probe.iter().map(|due| (due.from, due.to)).collect::<Vec<_>>(), [(at - 8, at)]);
+    // Another far one shows nothing.
+    sender.hear(&Heard { near: false, ..heard(at + full, &[]) }, 1000);
+    assert!(sent(&mut sender, 1000).is_empty());
+    sender.hear(&heard(at + full, &[]), 2000);
+    assert_eq!(sent(&mut sender, 2000).len(), 10);
+}
+
 /// Bytes that the client reports by SACK above all that this sender sent came from other replicas: their acknowledgement earns nothing.
 #[test]
 fn sacked_bytes_of_others_earn_nothing() {
