@@ -17,12 +17,12 @@ def moves(file: str, old: str, new: str, *tests: str) -> Removal:
 
 
 LEAVE, FOLLOW = "trods/src/hold/moves/leave.rs", "trods/src/hold/moves/follow.rs"
-STAYS = "what_is_not_ones_own_to_go_on_with_stays_where_it_is"
-IDLE = "idle_connections_move_once_somebody_follows_and_go_on_where_they_are"
+STAYS = "connection_for_another_member_is_not_adopted"
+IDLE = "idle_connections_move_to_a_reading_member"
 MEMBERS = "bpf/src/bpf/members.h"
 TURNED = "bpf:trods::tests::unknown_segment_is_returned_to_tor_at_once"
 COPIES, KEPT = "trods/src/hold/copies.rs", "trods:hold::copies::tests::the_last_is_kept_for_a_while"
-HEARD_AGAIN = "what_nobody_heard_is_heard_where_its_connection_goes_on"
+HEARD_AGAIN = "parked_data_reaches_the_adopter"
 HEARD = "agents:upgrade::a_drained_replica_is_heard_while_its_agent_is_restarted"
 
 REMOVALS = {
@@ -45,7 +45,7 @@ REMOVALS = {
         "trods/src/hold/watch/parting.rs",
         "        self.catch_up()?;\n",
         "",
-        "it:leaving::what_a_client_has_just_said_keeps_its_connection_here",
+        "it:leaving::unread_client_data_keeps_connection_here",
     ),
     "moves-ends": moves(
         "trods/src/flow/watched.rs",

@@ -27,12 +27,12 @@ UNNAMED = "unlisted_target_continues_unnamed"
 HELD_UNNAMED = "unlisted_response_is_held_for_recording"
 BOUND = "bound_client_gets_its_object_or_nothing"
 REFLECTED = "final_ack_is_reflected_as_ack_of_request"
-NOT_THIS = "what_is_not_of_this_connection_tells_nothing"
-DONE = "whoever_is_done_with_it_is_not_gone_on_with"
-NOT_ASKED = "who_is_gone_is_not_asked_again"
+NOT_THIS = "segment_of_other_connection_gives_nothing"
+DONE = "finished_client_is_not_resumed"
+NOT_ASKED = "departed_client_is_not_probed_again"
 GIVEN = "state_of_dead_process_goes_to_same_user_only"
 DYING = "close_by_dying_process_is_distinguished"
-FORMER = "it:stamps::what_a_process_had_that_died_is_left_to_others"
+FORMER = "it:stamps::connections_of_dead_process_are_left_to_others"
 
 REMOVALS: dict[str, Removal] = {
     # Bytes that a client holds behind holes, and acknowledges before the new replica has sent them.
@@ -42,7 +42,7 @@ REMOVALS: dict[str, Removal] = {
         "if (0)",
         (
             "bpf:trods::tests::beyond::ack_of_stamped_connection_is_lowered_too",
-            "it:stamps::what_a_client_has_behind_holes_is_in_nobodys_way",
+            "it:stamps::data_behind_holes_does_not_stall_the_adopter",
         ),
     ),
     "ts-acknowledged-first": stamps("\tif (!is_first)\n\t\treturn limits->ack;\n", "", NAMED),
@@ -116,7 +116,7 @@ REMOVALS: dict[str, Removal] = {
     "ts-asked-again": named(
         "offset < reach && asks_for(payload, response)",
         "asks_for(payload, response)",
-        "a_client_of_which_nobody_told_says_where_its_request_ends",
+        "unannounced_client_shows_end_of_its_request",
     ),
     "ts-request-again": named(
         '(None, _) if payload.starts_with(b"GET ")',
@@ -128,7 +128,7 @@ REMOVALS: dict[str, Removal] = {
         "ts/others.rs",
         "named.contains(&key.service()) && alive >> (holder & 63) & 1 == 1;",
         "named.contains(&key.service()) && (holder < 64 || *alive > 0);",
-        "it:stamps::a_download_goes_on_from_another_replica_that_nobody_told_what_it_is",
+        "it:stamps::unannounced_download_resumes_at_another_replica",
     ),
     "ts-early-reset": trods(
         "ts/mod.rs",
@@ -175,62 +175,62 @@ REMOVALS: dict[str, Removal] = {
         ("it:both::a_handshake_that_ends_twice_begins_one_connection",),
     ),
     "ts-listened": named(
-        "(self.listens.0 + TOLD).max(soon)", "soon", "who_has_just_come_waits_until_all_have_told", file="absences.rs"
+        "(self.listens.0 + TOLD).max(soon)", "soon", "new_replica_waits_for_all_announcements", file="absences.rs"
     ),
     "ts-deaf": named(
         "if now.saturating_duration_since(last) > DEAF {",
         "if now < last {",
-        "who_stood_still_has_missed_something",
+        "paused_replica_waits_for_all_announcements",
         file="absences.rs",
     ),
     "ts-once-more": named(
-        "if at < last {", "if last < at {", "who_has_listened_knows_soon_and_looks_once_more", file="absences.rs"
+        "if at < last {", "if last < at {", "reading_replica_has_pins_soon_and_checks_again", file="absences.rs"
     ),
     "ts-behind-the-object": named(
         "if !blocks.iter().all(is_within) {",
         "if false {",
-        "whoever_has_octets_behind_the_object_is_not_gone_on_with",
+        "client_with_bytes_after_the_object_is_not_resumed",
     ),
     "ts-record-stamps": trods(
         "ts/read.rs",
         "index: (stamp.index + AHEAD) % 32,\n        echo: stamp.index,\n        limits: Limits::default(),\n    })",
         "index: 0,\n        echo: 0,\n        limits: Limits::default(),\n    })",
-        "it:both::what_timestamps_cannot_name_goes_on_by_its_record_beside_what_they_can",
+        "it:both::unnamed_connections_resume_by_records_beside_named_ones",
     ),
     "ts-record-key": named(
         "if !with.keys.iter().any(|(of, _)| object_isn(*of, key.client(), key.service()) == stamped.isn) {",
         "if false {",
-        "what_is_named_is_recorded_with_what_its_client_lacks",
+        "named_response_is_recorded_with_missing_bytes",
     ),
     "ts-record-head": named(
         "!(known.head.length..=total).contains(&offset)",
         "!(0..=total).contains(&offset)",
-        "what_is_named_is_recorded_with_what_its_client_lacks",
+        "named_response_is_recorded_with_missing_bytes",
     ),
     "ts-base": field("handshake.stamps.is_some_and(|base| !is_base(base))"),
     "ts-hint-tag": named(
         "half_sip_hash_64(p.secret, octets) == u64::from_be_bytes(*tag)",
         "true",
-        "what_is_told_is_believed_of_who_is_asked_alone",
+        "only_configured_peers_are_believed",
         file="hints.rs",
     ),
     "ts-hint-generation": named(
         "*holder == sender || !known.is_after(&hint)",
         "true",
-        "whoever_had_a_connection_before_hides_nobody_who_goes_on_with_it",
+        "former_holder_does_not_hide_the_adopter",
         file="hints.rs",
     ),
     "ts-elsewhere": trods(
         "ts/others.rs",
         " || self.lost.is_behind(&key, theirs)",
         "",
-        "it:stamps::what_another_went_on_with_is_not_gone_on_with_here",
+        "it:stamps::connection_adopted_elsewhere_is_not_adopted_here",
     ),
     "withheld-silently": Removal(
         "host/bpf/src/bpf/refusals.h",
         "return bpf_redirect(NOWHERE, 0);",
         "return DROP;",
-        ("it:stamps::what_is_withheld_halves_no_window",),
+        ("it:stamps::withheld_segments_do_not_halve_the_window",),
     ),
     # Connections of a process that has just died: this replica ends them silently, and others continue them.
     "ts-former": trods("hold/watch/mod.rs", "if are_formers && follows {", "if false {", FORMER),
@@ -242,7 +242,7 @@ REMOVALS: dict[str, Removal] = {
     "ts-quiet": named(
         "if self.quiet != other.quiet {",
         "if false {",
-        "whoever_had_a_connection_before_hides_nobody_who_goes_on_with_it",
+        "former_holder_does_not_hide_the_adopter",
         "hints.rs",
     ),
     # Connections that the client has ended are not searched for, and replicas are queried once.
@@ -256,7 +256,7 @@ REMOVALS: dict[str, Removal] = {
         "replica/body.rs",
         "self.watch.hear_again(&key, &packet);",
         "let _ = &packet;",
-        "it:stamps::what_a_client_asked_is_heard_by_who_goes_on_with_it",
+        "it:stamps::clients_request_reaches_the_adopter",
     ),
     # A new process inherits the names that the one before it knew, if it has the same user.
     "ts-former-told": trods(
@@ -295,49 +295,49 @@ REMOVALS: dict[str, Removal] = {
         "replica/body.rs",
         "if formers.any {",
         "if false {",
-        "it:stamps::clients_stay_away_from_a_new_process_until_others_have_what_the_one_before_had",
+        "it:stamps::new_process_gets_no_clients_before_others_adopted",
     ),
     "ts-left-again": trods(
         "ts/leave.rs",
         "self.hints.tell(key, Hint { left_to: Some(to.holder), ..hint });\n        }",
         "}",
-        "it:stamps::what_a_drained_replica_has_goes_on_elsewhere",
+        "it:stamps::connections_of_drained_replica_resume_elsewhere",
     ),
     "ts-left-to-one": trods(
         "ts/others.rs",
         "hint.left_to.is_none() || ",
         "hint.left_to.is_some() || ",
-        "it:stamps::what_a_drained_replica_has_goes_on_elsewhere",
+        "it:stamps::connections_of_drained_replica_resume_elsewhere",
     ),
     "ts-comes-back": trods(
         "ts/leave.rs",
         "self.lost.look_for(key, Some(hint), None, now, programs)?;",
         "",
-        "it:stamps::what_nobody_went_on_with_comes_back",
+        "it:stamps::connection_without_adopter_returns",
     ),
     "ts-handed-back": trods(
         "ts/others.rs",
         "if self.lost.is_since(&key, told) {",
         "if self.lost.is_since(&key, told) && holder > 63 {",
-        "it:stamps::who_was_gone_is_handed_nothing_before_it_tells_again",
+        "it:stamps::returning_replica_gets_no_segments_before_announcing",
     ),
     "ts-others": trods(
         "ts/others.rs",
         "is_near(segment.header.seq, hint.client_next)",
         "segment.payload.len() > 65_535 && is_near(segment.header.seq, hint.client_next)",
-        "it:stamps::what_somebody_has_who_lives_is_not_begun_anew_here",
+        "it:stamps::connection_of_live_holder_is_not_started_here",
     ),
     "ts-later-connection": named(
         "self.client_next.wrapping_sub(other.client_next) as i32 > 0",
         "self.generation.is_after(other.generation)",
-        "whoever_had_a_connection_before_hides_nobody_who_goes_on_with_it",
+        "former_holder_does_not_hide_the_adopter",
         file="hints.rs",
     ),
     "ts-had-before": trods(
         "ts/others.rs",
         "own.is_some_and(|own| theirs.is_after(&own)) || ",
         "",
-        "it:stamps::who_had_it_before_somebody_went_on_with_it_has_it_no_more",
+        "it:stamps::former_holder_drops_an_adopted_connection",
     ),
     "ts-told-again": agent(
         "if gone != 0 || is_moved {",
@@ -376,7 +376,7 @@ REMOVALS: dict[str, Removal] = {
     "ts-hint-sender": named(
         "*n == sender && address.ip() == from",
         "*n == sender",
-        "what_is_told_is_believed_of_who_is_asked_alone",
+        "only_configured_peers_are_believed",
         file="hints.rs",
     ),
 }

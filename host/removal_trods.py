@@ -27,7 +27,7 @@ def agent(old: str, new: str, *tests: str, file: str = "agent/trods.rs") -> Remo
 
 def field(old: str, new: str = "false") -> Removal:
     """A rule that every stored record obeys."""
-    return trods("record/codec.rs", old, new, "it:records::what_no_flow_writes_is_refused")
+    return trods("record/codec.rs", old, new, "it:records::inconsistent_record_is_refused")
 
 
 def identity(old: str, new: str) -> Removal:
@@ -37,13 +37,13 @@ def identity(old: str, new: str) -> Removal:
 
 def answer(old: str, new: str = "") -> Removal:
     """A field by which a client's answer to a probe is recognised."""
-    return trods("wake.rs", old, new, "it:waking::what_is_not_the_clients_tells_nothing")
+    return trods("wake.rs", old, new, "it:waking::foreign_segment_gives_no_state")
 
 
 OTHER_BYTES = "it:digests::other_bytes_under_the_same_tag_are_never_mixed"
-NOT_COMPARED = "it:digests::what_nobody_can_compare_is_reset_or_trusted_as_the_service_says"
+NOT_COMPARED = "it:digests::object_of_unknown_digest_is_reset_or_trusted"
 FIRST_FLIGHT = "it:digests::first_flight_is_compared_without_digests"
-BEYOND_GOES_ON = "it:survive::what_a_client_has_behind_holes_is_in_nobodys_way"
+BEYOND_GOES_ON = "it:survive::data_behind_holes_does_not_stall_the_adopter"
 BEYOND_ENDED = "beyond::fin_acked_early_does_not_end_connection"
 BEYOND_FREED = "beyond::ack_is_lowered_without_limits_too"
 BEYOND = "beyond::ack_beyond_sent_data_is_lowered_to_it"
@@ -55,10 +55,10 @@ LEASE = "nothing_leaves_after_lease_ends"
 HELD_BY_OTHERS = "pinned_connection_is_handed_on_once_and_kernel_is_muted"
 DAMAGED = "a_damaged_segment_is_the_kernels_to_drop"
 LINGERS = "bpf:linger::tests::programs_outlive_a_process_that_dies_and_go_with_one_that_takes_them_off"
-NEWER = "trods:hold::rescue::tests::what_another_left_behind_hides_nothing_that_is_newer"
-READ_AGAIN = "trods:hold::rescue::tests::what_is_read_again_is_probed_by_whom_it_is_for_now"
-RESETS_NOBODY = "trods:lease::tests::whoever_takes_none_or_does_not_know_what_others_hold_resets_nobody"
-HEARD = "trods:lease::tests::whoever_was_heard_speaks_until_it_may_be_excluded"
+NEWER = "trods:hold::rescue::tests::stale_record_hides_no_newer_one"
+READ_AGAIN = "trods:hold::rescue::tests::record_read_again_is_probed_by_the_present_adopter"
+RESETS_NOBODY = "trods:lease::tests::no_rst_without_plain_tcp_or_pins"
+HEARD = "trods:lease::tests::lease_lasts_until_replica_may_be_excluded"
 KNOWN = "agent:second_chance::tests::what_was_handed_on_stays_here_once_it_is_adopted"
 WITHHELD = "withheld_segment_is_removed_with_its_connection"
 TAKES = "agent:agent::trods::tests::whenever_others_take_connections_it_is_asked_who_holds_those_that_come_here_now"
@@ -68,11 +68,11 @@ OUTLIVES = "agents:trods::what_an_agent_had_adopted_outlives_it"
 ADOPTED_ENDS = "it:leaving::an_adopted_connection_ends_when_this_process_meant_it"
 ADOPTED_STAYS = "it:leaving::a_server_dies_that_an_adopted_connection_has"
 PART = "it:watch::a_segment_of_two_responses_leaves_as_far_as_it_may"
-PART_AGAIN = "trods:hold::connection::tests::what_comes_again_leaves_again_as_far_as_it_may"
-PART_CUT = "trods:hold::frame::tests::what_is_cut_is_two_segments_of_their_own"
-PART_MORE = "trods:hold::connection::tests::what_comes_when_there_is_room_is_read_behind_what_is_held"
-OUT = "trods:lease::tests::whoever_may_have_been_excluded_is_silent_until_it_takes_plain_tcp_again"
-AWAY = "trods:lease::tests::whoever_was_away_is_silent_until_it_knows_what_others_hold"
+PART_AGAIN = "trods:hold::connection::tests::retransmission_leaves_up_to_the_limit"
+PART_CUT = "trods:hold::frame::tests::cut_frame_gives_two_valid_segments"
+PART_MORE = "trods:hold::connection::tests::frame_after_room_is_read_after_held_ones"
+OUT = "trods:lease::tests::possibly_excluded_replica_is_mute_until_readmitted"
+AWAY = "trods:lease::tests::returning_replica_sends_nothing_before_it_has_the_pins"
 
 REMOVALS: dict[str, Removal] = {
     # Bytes that a client holds behind holes, and acknowledges before the new replica has sent them.
@@ -129,13 +129,13 @@ REMOVALS: dict[str, Removal] = {
         "replica/body.rs",
         "            rescue.ask(&key, seq);\n",
         "",
-        "it:unknown::client_of_no_connection_is_asked_for_a_segment",
+        "it:unknown::client_of_unknown_connection_is_probed",
     ),
     "closing-reset": trods(
         "hold/watch/mod.rs",
         "if !self.succeeds && issuer == 0 {",
         "if false {",
-        "it:unknown::client_whose_server_and_agent_died_is_reset",
+        "it:unknown::client_of_dead_server_and_agent_is_reset",
     ),
     "muted-lost": bpf("now - lease->until >= MUTED_LONG &&", "0 &&", LEASE, file="refusals.h"),
     "muted-unsent": Removal(
@@ -149,7 +149,7 @@ REMOVALS: dict[str, Removal] = {
         "store/load.rs",
         "let value = keys.open(&super::place(prefix, stored.number), &value);",
         "let value = keys.open(&super::place(prefix, stored.number), &value).or(Some(value));",
-        "it:forged::no_connection_is_adopted_by_what_no_replica_stored",
+        "it:forged::forged_record_adopts_no_connection",
     ),
     "sealed-incarnations": trods(
         "store/load.rs",
@@ -297,7 +297,7 @@ REMOVALS: dict[str, Removal] = {
         "hold/watch/parting.rs",
         "if !connection.died && connection.flow.closes()",
         "if false && connection.flow.closes()",
-        "it:survive::what_its_client_ended_ends_once",
+        "it:survive::connection_closed_by_client_ends_once",
     ),
     "store-before": trods(
         "flow/watched.rs",
@@ -331,11 +331,11 @@ REMOVALS: dict[str, Removal] = {
         "head.rs",
         "[b, ..] if b.is_ascii_alphabetic() => return Err(Reason::Method),",
         "[b, ..] if b.is_ascii_alphabetic() => Method::Get,",
-        "it:cases::what_cannot_be_protected_is_let_pass_and_says_why",
-        "it:watch::what_cannot_be_protected_goes_on_unprotected",
+        "it:cases::unprotectable_connection_passes_with_reason",
+        "it:watch::unprotectable_connection_continues_unprotected",
     ),
     "body": trods(
-        "head.rs", "return Err(Reason::Body);", "", "it:cases::what_cannot_be_protected_is_let_pass_and_says_why"
+        "head.rs", "return Err(Reason::Body);", "", "it:cases::unprotectable_connection_passes_with_reason"
     ),
     # No response mixes two objects.
     "identity-status": identity("if !is_whole && head.status != 206 {", "if false {"),
@@ -389,7 +389,7 @@ REMOVALS: dict[str, Removal] = {
         "digest/mod.rs",
         "head::fields(&self.request).skip(1).all(|(field, _)| is_common(field))",
         "head::fields(&self.request).skip(1).all(|(field, _)| is_common(field) || !is_credential(field))",
-        "trods:digest::share::tests::objects_of_users_and_what_is_no_request_are_not_taken",
+        "trods:digest::share::tests::objects_with_credentials_and_malformed_requests_are_skipped",
     ),
     "orphan-forged": trods(
         "hold/rescue.rs",
@@ -427,14 +427,14 @@ REMOVALS: dict[str, Removal] = {
     "answer-reach": answer(" || !is_in_object"),
     "going-on-counts": trods(
         "wake.rs", "(self.version | (VERSIONS - 1)).saturating_add(1)", "self.version",
-        "it:waking::whoever_goes_on_counts_more_than_whoever_it_goes_on_from",
+        "it:waking::adopters_record_takes_precedence",
     ),
     "answer-echo-since": trods("wake.rs", "record.handshake.first_timestamp.or(record.handshake.timestamp)",
                                "record.handshake.timestamp",
                                "it:adoption::a_client_that_nothing_new_reaches_is_found_when_the_next_replica_dies_too"),
     "erased-as-found": trods(
         "store/load.rs", "{} C{}\\r\\n\", of.number, of.cas)", "{}\\r\\n\", of.number)",
-        "it:store::what_was_stored_since_it_was_found_is_not_deleted",
+        "it:store::newer_record_is_not_deleted",
     ),
     "probes-paced": trods(
         "hold/pace.rs", "lane.taken < AT_A_TIME", "true",
@@ -442,11 +442,11 @@ REMOVALS: dict[str, Removal] = {
     ),
     "waited-for-first": trods(
         "hold/rescue.rs", "found.record.is_waited_for()", "false",
-        "trods:hold::rescue::tests::whose_client_waits_is_probed_before_all_others",
+        "trods:hold::rescue::tests::waiting_clients_are_probed_first",
     ),
     "small-windows": trods(
         "wake.rs", "handshake.mss.min(halves(place.window))", "handshake.mss",
-        "it:waking::whoever_takes_less_than_two_segments_gets_shorter_ones",
+        "it:waking::small_window_gets_shorter_segments",
     ),
     "pipe-kept": trods(
         "adopt/origin.rs", "if self.filled == 0\n            && let", "if let",
@@ -457,7 +457,7 @@ REMOVALS: dict[str, Removal] = {
         "trods:hold::rescue::tests::an_answer_shows_where_a_client_is",
     ),
     "reset-near": trods(
-        "wake.rs", "if !is_near {", "if false {", "it:waking::a_client_that_knows_nothing_of_it_says_so"
+        "wake.rs", "if !is_near {", "if false {", "it:waking::client_without_connection_answers_with_rst"
     ),
     "orphans-bound": trods(
         "hold/rescue.rs",
@@ -479,19 +479,19 @@ REMOVALS: dict[str, Removal] = {
     ),
     "newer-here": trods(
         "hold/rescue.rs", "watch.is_ahead(&key, &age) || ", "",
-        "trods:hold::rescue::tests::what_is_newer_here_stays_here",
+        "trods:hold::rescue::tests::newer_connection_here_is_kept",
     ),
     "newer-elsewhere": trods(
         "hold/rescue.rs", " || watch.is_elsewhere(&key, &age)", "",
-        "trods:hold::rescue::tests::what_another_was_seen_to_know_better_is_not_looked_for",
+        "trods:hold::rescue::tests::connection_with_newer_state_elsewhere_is_not_searched",
     ),
     "newer-here-pinned": trods(
         "hold/watch/parting.rs", "self.is_ahead(key, theirs) || ", "",
-        "trods:hold::rescue::tests::what_is_newer_here_stays_here",
+        "trods:hold::rescue::tests::newer_connection_here_is_kept",
     ),
     "mute-deaf": trods(
         "hold/watch/hear.rs", "if service.is_some_and(|service| service.speaks(leases)) {", "if service.is_some() {",
-        "trods:hold::rescue::tests::whoever_may_not_speak_hears_no_client",
+        "trods:hold::rescue::tests::muted_replica_takes_no_client",
     ),
     "reset-place": trods(
         "hold/connection.rs",
@@ -525,7 +525,7 @@ REMOVALS: dict[str, Removal] = {
     ),
     "gets-filter": trods(
         "hold/pins.rs", " && (absence.gets)(record.tuple.client, record.tuple.service)", "",
-        "it:pins::whoever_asks_learns_who_holds_what_it_may_get",
+        "it:pins::query_returns_pins_of_possible_connections",
     ),
     "incarnation-last": agent(
         "second.max(last.saturating_add(1))", "second.max(last)", NUMBER, file="agent/incarnation.rs"
@@ -546,7 +546,7 @@ REMOVALS: dict[str, Removal] = {
     "former-own": agent("(told != incarnation).then(||", "true.then(||", FORMER),
     "former-sockets": trods(
         "hold/watch/mod.rs", "self.keep_closing(*service)?;", "",
-        "it:leaving::what_the_process_before_closed_is_nobodys",
+        "it:leaving::connection_closed_by_former_process_is_not_kept",
     ),
     # The end of an adopted connection.
     "adopted-leaves": trods("hold/connection.rs", " || self.leaves", "", ADOPTED_ENDS),
@@ -572,7 +572,7 @@ REMOVALS: dict[str, Removal] = {
     "term-lapsed": trods("lease.rs", " || now > self.sure", "", OUT),
     "term-settling": trods(
         "lease.rs", "if gone != 0 || ", "if ",
-        "trods:lease::tests::who_is_gone_is_told_once_and_its_clients_are_not_reset",
+        "trods:lease::tests::departure_is_reported_once_and_sends_no_rst",
     ),
     "term-takes": trods("lease.rs", " || !taking || self.away()", " || self.away()", RESETS_NOBODY),
     "term-knows": trods("lease.rs", " || !taking || self.away().is_some()", " || !taking", RESETS_NOBODY),
@@ -607,7 +607,7 @@ REMOVALS: dict[str, Removal] = {
         "flow/watched.rs",
         "        if self.record.responses.len() >= MAX_RESPONSES {\n            self.is_full = true;\n",
         "        if self.record.responses.len() >= MAX_RESPONSES {\n",
-        "it:cases::as_many_responses_as_a_record_has_wait_for_the_client_whatever_is_there_of_the_next",
+        "it:cases::full_record_holds_the_next_response",
     ),
     "part-read": trods("hold/connection.rs", "while self.read != self.flow.reads() {", "while false {", PART),
     # Records that no connection writes.
@@ -630,6 +630,6 @@ REMOVALS: dict[str, Removal] = {
         "it:records::a_record_is_damaged_wherever_it_is_touched",
     ),
     "record-end": trods(
-        "record/codec.rs", "if !from.0.is_empty() {", "if false {", "it:records::a_record_ends_where_it_says"
+        "record/codec.rs", "if !from.0.is_empty() {", "if false {", "it:records::record_with_trailing_bytes_is_refused"
     ),
 }  # fmt: skip

@@ -94,7 +94,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(index in 0u8..32, class in 0u32..4, odd: bool, shift in 0u8..15, object in 0..=NOBODYS) {
+        fn encoding_round_trips(index in 0u8..32, class in 0u32..4, odd: bool, shift in 0u8..15, object in 0..=NOBODYS) {
             let (class, scale) = (Class::numbered(class), Scale::of(shift));
             let stamp = ObjectStamp { index, class, odd, scale, object };
             prop_assert_eq!(ObjectStamp::parse(stamp.value()), Some(stamp));

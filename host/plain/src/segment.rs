@@ -348,7 +348,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(
+        fn encoding_round_trips(
             (v6, seq, ack, flags, window) in any::<(bool, u32, u32, u8, u16)>(),
             (mss, scale, sack_permitted) in (any::<Option<u16>>(), prop::option::of(0u8..15), any::<bool>()),
             stamps in any::<Option<(u32, u32)>>(),

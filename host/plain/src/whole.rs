@@ -72,7 +72,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(length in 0..=MAX_ANSWER, class in 0u32..4, shift in 0u8..15) {
+        fn encoding_round_trips(length in 0..=MAX_ANSWER, class in 0u32..4, shift in 0u8..15) {
             let octets = vec![7; length as usize];
             let whole = Whole::of(&octets, Class::numbered(class), Scale::of(shift));
             prop_assert_eq!(Whole::parse(whole.value()), Some(whole));

@@ -315,7 +315,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn encoding_round_trips() {
         let set = KeySet::generate(7).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("keys.toml");

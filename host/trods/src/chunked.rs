@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_chunked_is_refused() {
+    fn malformed_chunks_are_refused() {
         for body in [
             "\r\n",
             "x\r\n",

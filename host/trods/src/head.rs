@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_says_why() {
+    fn malformed_request_gives_reason() {
         let long = format!("GET /{} HTTP/1.1\r\n", "a".repeat(MAX_HEAD));
         let many = format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(MAX_FIELDS + 1));
         for (text, want) in [
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_had_again_is_no_object() {
+    fn response_without_validator_is_no_object() {
         for fields in [
             "Content-Length: 10\r\n",
             "ETag: W/\"x\"\r\nContent-Length: 10\r\n",
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_response_says_why() {
+    fn malformed_response_gives_reason() {
         for (text, want) in [
             ("HTTP/1.1 100 Continue\r\n\r\n".to_owned(), Reason::Interim),
             ("HTTP/1.1 101 Switching\r\n\r\n".to_owned(), Reason::Interim),

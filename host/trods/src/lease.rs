@@ -120,7 +120,7 @@ mod tests {
     const SETTLED: u64 = SETTLING.as_nanos() as u64;
 
     #[test]
-    fn whoever_was_heard_speaks_until_it_may_be_excluded() {
+    fn lease_lasts_until_replica_may_be_excluded() {
         let mut term = Term::new(2, Duration::from_nanos(BOUND));
         assert_eq!(term.lease(), Lease::default(), "nobody has heard it");
         term.answered(100, 0b110, 0b110, 200);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_gone_is_told_once_and_its_clients_are_not_reset() {
+    fn departure_is_reported_once_and_sends_no_rst() {
         let mut term = Term::new(0, Duration::from_nanos(BOUND));
         assert_eq!(term.answered(1, 0b1111, 1, 2), 0, "nobody was known before");
         term.back(2);
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_takes_none_or_does_not_know_what_others_hold_resets_nobody() {
+    fn no_rst_without_plain_tcp_or_pins() {
         let mut term = Term::new(0, Duration::from_nanos(BOUND));
         let mut settling = |now, plain, back: u64| {
             term.answered(now, 0b11, plain, now);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_was_away_is_silent_until_it_knows_what_others_hold() {
+    fn returning_replica_sends_nothing_before_it_has_the_pins() {
         let (own, others) = (0b100, 0b011);
         let mut term = Term::new(2, Duration::from_nanos(BOUND));
         term.answered(1_000, own | others, own | others, 2_000);
@@ -203,7 +203,7 @@ mod tests {
 
     /// Others look for its connections, and what it knows of what they hold is old.
     #[test]
-    fn whoever_may_have_been_excluded_is_silent_until_it_takes_plain_tcp_again() {
+    fn possibly_excluded_replica_is_mute_until_readmitted() {
         let (own, others) = (0b100, 0b011);
         // The answer excludes it, whatever else it has; or no answer for longer than the bound, and
         // then one without plain TCP.

@@ -258,7 +258,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(slot: u8, repair: bool, window in 0u8..64, all: bool, object in 0u16..1024, shift in 0u8..15, port: u16) {
+        fn encoding_round_trips(slot: u8, repair: bool, window in 0u8..64, all: bool, object in 0u16..1024, shift in 0u8..15, port: u16) {
             let of = Download { object, scale: Scale::of(shift) };
             let (flow, seal) = (flow(port), seal(&flow(port)));
             let value = |stamp: LargeStamp| stamp.value(&flow, &seal);

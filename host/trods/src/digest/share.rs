@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_of_users_and_what_is_no_request_are_not_taken() {
+    fn objects_with_credentials_and_malformed_requests_are_skipped() {
         let with = |field: &str| {
             let request = format!("GET /a HTTP/1.1\r\nHost: h\r\n{field}\r\n");
             decode(&encode(&[wanted(request.as_bytes())])[0]).len()

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_up_may_lie_ahead() {
+    fn dropped_bytes_may_lie_ahead() {
         let mut stream = Stream::new(0, 100);
         stream.insert(10, b"abcdef", false);
         stream.insert(0, b"x", false);

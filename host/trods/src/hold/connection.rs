@@ -299,7 +299,7 @@ mod tests {
 
     /// What leaves of a frame may be lost, and its server's TCP sends all of it again.
     #[test]
-    fn what_comes_again_leaves_again_as_far_as_it_may() {
+    fn retransmission_leaves_up_to_the_limit() {
         if skipped(Feature::Tcx) {
             return;
         }
@@ -343,7 +343,7 @@ mod tests {
 
     /// A frame arrives after the client has made room for the held one before it.
     #[test]
-    fn what_comes_when_there_is_room_is_read_behind_what_is_held() {
+    fn frame_after_room_is_read_after_held_ones() {
         let (client, service) = ("192.0.2.7:1025".parse().unwrap(), "10.9.0.1:80".parse().unwrap());
         let (settings, mut out) = (Settings::default(), Vec::new());
         let (syn, syn_ack) = (header(0, 0x02), header(499, 0x12));

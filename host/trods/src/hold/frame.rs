@@ -189,7 +189,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_cut_is_two_segments_of_their_own() {
+    fn cut_frame_gives_two_valid_segments() {
         for (service, client) in [("10.9.0.1:80", "192.0.2.7:1025"), ("[fd00:9::1]:80", "[2001:db8::7]:1025")]
         {
             // `Header` writes no CWR.
@@ -227,7 +227,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_frame_says_what_it_holds() {
+    fn frame_reports_its_contents() {
         for (service, client) in [("10.9.0.1:80", "192.0.2.7:1025"), ("[fd00:9::1]:80", "[2001:db8::7]:1025")]
         {
             let mut octets = octets(service, client, u32::MAX, 0x11, b"HTTP");
@@ -251,7 +251,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_frame_that_says_nothing_new_is_within_another() {
+    fn repeated_frame_lies_within_another() {
         let held = frame(u32::MAX, 0x11, b"HTTP");
         for (seq, flags, data, within) in [
             (u32::MAX, 0x11, &b"HTTP"[..], true),

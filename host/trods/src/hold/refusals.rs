@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_client_is_asked_until_it_is_known() {
+    fn refused_client_is_probed_until_known() {
         let (mut refusals, now) = (Refusals::default(), Instant::now());
         refusals.note(key(1), 5, now);
         refusals.note(key(1), 9, now + Duration::from_millis(1));

@@ -661,7 +661,7 @@ mod tests {
 
     /// However many there are that wait for nothing, and whatever comes first.
     #[test]
-    fn whose_client_waits_is_probed_before_all_others() {
+    fn waiting_clients_are_probed_first() {
         let Some(mut rig) = Rig::new() else { return };
         let clients = |from: u16| (from..).map(|port| SocketAddr::from(([192, 0, 2, 7], port)));
         let idle: Vec<_> = clients(2000).take(500).map(record).collect();
@@ -725,7 +725,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_newer_here_stays_here() {
+    fn newer_connection_here_is_kept() {
         let Some(mut rig) = Rig::new() else { return };
         let (mut record, key) = one();
         record.version = 5;
@@ -747,7 +747,7 @@ mod tests {
 
     /// What a dead replica left behind is older than what another one knows that went on before.
     #[test]
-    fn what_another_was_seen_to_know_better_is_not_looked_for() {
+    fn connection_with_newer_state_elsewhere_is_not_searched() {
         let Some(mut rig) = Rig::new() else { return };
         let (left, key) = one();
         let known = Record { version: left.version + 1, ..left.clone() };
@@ -761,7 +761,7 @@ mod tests {
 
     /// It is read again when this replica asks what others hold.
     #[test]
-    fn what_another_left_behind_hides_nothing_that_is_newer() {
+    fn stale_record_hides_no_newer_one() {
         let Some(mut rig) = Rig::new() else { return };
         let (left, key) = one();
         let newer = |by| Record { version: left.version + by, ..left.clone() };
@@ -779,7 +779,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_to_go_on_here_and_is_held_elsewhere_is_forgotten() {
+    fn search_ends_when_another_replica_holds_it() {
         let Some(mut rig) = Rig::new() else { return };
         let (record, key) = one();
         rig.watch.adopt(&record, record.response_at).unwrap();
@@ -792,7 +792,7 @@ mod tests {
 
     /// As when the expected adopter dies or returns.
     #[test]
-    fn what_is_read_again_is_probed_by_whom_it_is_for_now() {
+    fn record_read_again_is_probed_by_the_present_adopter() {
         let Some(mut rig) = Rig::new() else { return };
         let (record, key) = one();
         let now = Instant::now();
@@ -814,7 +814,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_may_not_speak_hears_no_client() {
+    fn muted_replica_takes_no_client() {
         let Some(mut rig) = Rig::new() else { return };
         let (record, key) = one();
         rig.found(std::iter::once(record.clone()), Some(PIN), false, Instant::now());

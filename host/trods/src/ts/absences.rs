@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_just_come_waits_until_all_have_told() {
+    fn new_replica_waits_for_all_announcements() {
         let began = Instant::now();
         let mut absences = Absences::new(began);
         absences.push(absence(1), began);
@@ -103,13 +103,13 @@ mod tests {
     }
 
     #[test]
-    fn who_has_listened_knows_soon_and_looks_once_more() {
+    fn reading_replica_has_pins_soon_and_checks_again() {
         let at = due_after(&[400, 800, 1200, 1600], &[1600, 1649, 1650, 2100, 2600, 2799, 2800]);
         assert_eq!(at, [(1600, 0), (1650, 2), (2800, 0)]);
     }
 
     #[test]
-    fn who_stood_still_has_missed_something() {
+    fn paused_replica_waits_for_all_announcements() {
         let at = due_after(&[400, 800, 1200, 1701], &[1751, 2200, 2700, 2900, 2901]);
         assert_eq!(at, [(2901, 2)]);
     }

@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_is_believed_of_who_is_asked_alone() {
+    fn only_configured_peers_are_believed() {
         for (client, service) in [("192.0.2.7:1025", "10.9.0.1:80"), ("[2001:db8::7]:1025", "[fd00:9::1]:80")]
         {
             let (client, service): (SocketAddr, SocketAddr) =
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn quiet_is_told_roughly() {
+    fn quiet_time_is_encoded_roughly() {
         let seconds =
             [0, 1, 3, 4, 15, 16, 63, 64, 255, 256, 1023, 1024, 4095, 4096, u64::MAX / 1_000_000_000];
         let told = seconds.map(|seconds| quiet(seconds * 1_000_000_000));
@@ -424,7 +424,7 @@ mod tests {
     /// An excluded replica with a live agent continues to announce connections that others have
     /// adopted.
     #[test]
-    fn whoever_had_a_connection_before_hides_nobody_who_goes_on_with_it() {
+    fn former_holder_does_not_hide_the_adopter() {
         let service: SocketAddr = "10.9.0.1:80".parse().unwrap();
         let key = FlowKey::new("192.0.2.7:1025".parse().unwrap(), service);
         let mut hints = Hints::open(0).unwrap();

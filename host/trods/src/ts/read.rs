@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn an_acknowledgement_tells_what_and_how_far() {
+    fn acknowledgement_gives_object_and_offset() {
         let client = client();
         let found = found(&client);
         let total = HEAD.len() as u32 + 100_000;
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_of_this_connection_tells_nothing() {
+    fn segment_of_other_connection_gives_nothing() {
         type Change<'f> = &'f dyn Fn(&mut Client);
         let other = |change: Change<'_>| {
             let mut client = client();
@@ -391,7 +391,7 @@ mod tests {
 
     /// Of another response, which this one's replica does not have.
     #[test]
-    fn whoever_has_octets_behind_the_object_is_not_gone_on_with() {
+    fn client_with_bytes_after_the_object_is_not_resumed() {
         let mut client = client();
         let end = client.header.ack.wrapping_add(50_000 + HEAD.len() as u32);
         let probe = object_isn(client.keys[0].0, client.key.client(), client.key.service());
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_done_with_it_is_not_gone_on_with() {
+    fn finished_client_is_not_resumed() {
         let mut client = client();
         let end = client.header.ack.wrapping_add(50_000 + HEAD.len() as u32);
         client.header.seq = ASKED + 1;
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_of_which_nobody_told_says_where_its_request_ends() {
+    fn unannounced_client_shows_end_of_its_request() {
         let mut client = client();
         client.hint = None;
         assert_eq!(found(&client).connection.receive_next, ASKED, "it has no more to say");
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_named_is_recorded_with_what_its_client_lacks() {
+    fn named_response_is_recorded_with_missing_bytes() {
         let client = client();
         let (end, head) = (HEAD.len() as u32 + 100_000, HEAD.len() as u32);
         let isn = object_isn(client.keys[0].0, client.key.client(), client.key.service());

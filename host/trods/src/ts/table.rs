@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_is_known_whatever_its_date() {
+    fn head_is_known_with_any_date() {
         let known = |keep: &str| row("/a", keep).map(|row| row.known[0].clone().unwrap().head);
         let head = known(KEEP).unwrap();
         assert_eq!((head.length as usize, head.total as usize), (KEEP.len(), KEEP.len() + 1000));
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_of_a_row_says_the_same() {
+    fn head_made_from_row_has_same_sum() {
         let table = Table::new(vec![row("/a", KEEP).unwrap()]);
         let (found, known) = table.get(2).unwrap();
         let (request, head) = table.exchange(found, known);

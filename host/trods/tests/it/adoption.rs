@@ -110,7 +110,7 @@ fn rest(client: &mut TcpStream, length: usize) -> Vec<u8> {
 }
 
 #[test]
-fn curl_goes_on_byte_for_byte() {
+fn curl_download_resumes_byte_for_byte() {
     let Some(rack) = Rack::new().filter(|_| !skipped(Feature::Tcx)) else { return };
     let size = 12 << 20;
     std::fs::write(rack.www.path().join("big.bin"), object("big", size)).unwrap();
@@ -137,7 +137,7 @@ fn curl_goes_on_byte_for_byte() {
 }
 
 #[test]
-fn whatever_the_client_has_it_gets_the_rest_and_the_next_answers() {
+fn client_gets_the_rest_from_any_place_and_further_answers() {
     let Some(rack) = Rack::new() else { return };
     std::fs::write(rack.www.path().join("a.bin"), object("a", SIZE)).unwrap();
     std::fs::write(rack.www.path().join("b.bin"), object("b", 300)).unwrap();
@@ -189,7 +189,7 @@ fn a_client_that_nothing_new_reaches_is_found_when_the_next_replica_dies_too() {
 }
 
 #[test]
-fn what_else_was_asked_is_answered_too() {
+fn pipelined_requests_of_the_record_are_answered() {
     let Some(rack) = Rack::new() else { return };
     std::fs::write(rack.www.path().join("a.bin"), object("a", SIZE)).unwrap();
     std::fs::write(rack.www.path().join("b.bin"), object("b", 300)).unwrap();
@@ -319,7 +319,7 @@ fn an_object_may_be_longer_than_sequence_numbers_are() {
 }
 
 #[test]
-fn a_server_that_starts_again_is_asked_for_the_rest() {
+fn restarted_server_is_asked_for_the_rest() {
     let Some(rack) = Rack::new() else { return };
     let size = 30 << 20;
     std::fs::write(rack.www.path().join("a.bin"), object("a", size)).unwrap();
@@ -359,7 +359,7 @@ fn inputs(octets: usize, how: &str) -> String {
 }
 
 #[test]
-fn what_is_generated_again_is_the_rest_of_what_the_client_has() {
+fn response_generated_again_continues_the_clients() {
     let Some(rack) = Rack::new() else { return };
     let _server = generate(&rack.r2, "0.0.0.0:80");
     let (adopters, _ends) = rack.adopters(PATIENCE);
@@ -394,7 +394,7 @@ fn what_is_generated_again_is_the_rest_of_what_the_client_has() {
 }
 
 #[test]
-fn what_is_generated_otherwise_is_refused() {
+fn response_generated_differently_is_refused() {
     let Some(rack) = Rack::new() else { return };
     let _server = generate(&rack.r2, "0.0.0.0:80");
     let (adopters, ends) = rack.adopters(PATIENCE);
@@ -457,7 +457,7 @@ fn serve_one(rack: &Rack, serve: impl FnOnce(TcpStream) + Send + 'static) -> std
 /// The body of a request holds a whole request line; the server dies after it has read some of it. What comes behind must not
 /// reach the next server, where it would be a request.
 #[test]
-fn a_request_whose_server_dies_in_its_body_reaches_no_other_server() {
+fn post_with_dead_server_reaches_no_other_server() {
     let Some(rack) = Rack::new() else { return };
     std::fs::write(rack.www.path().join("a.bin"), object("a", SIZE)).unwrap();
     let nginx = rack.nginx();
@@ -490,7 +490,7 @@ fn a_request_whose_server_dies_in_its_body_reaches_no_other_server() {
 
 /// Nothing was executed of what no server answered, where it is GET.
 #[test]
-fn get_whose_server_dies_is_asked_of_the_next_one() {
+fn get_with_dead_server_is_sent_to_the_next() {
     let Some(rack) = Rack::new() else { return };
     std::fs::write(rack.www.path().join("a.bin"), object("a", SIZE)).unwrap();
     let nginx = rack.nginx();
@@ -510,7 +510,7 @@ fn get_whose_server_dies_is_asked_of_the_next_one() {
 
 /// nginx answers `gzip_static` with a strong tag and knows no ranges of it.
 #[test]
-fn what_a_server_has_no_ranges_of_is_read_through_to_the_place() {
+fn answer_without_ranges_is_read_through_to_the_place() {
     let Some(rack) = Rack::new() else { return };
     let (size, asks) = (12 << 20, "Host: h\r\nAccept-Encoding: gzip\r\n\r\n");
     let get = GET.replace("Host: h\r\n\r\n", asks);

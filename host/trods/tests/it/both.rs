@@ -72,7 +72,7 @@ fn dies(rig: &Rig) {
 }
 
 #[test]
-fn what_timestamps_cannot_name_goes_on_by_its_record_beside_what_they_can() {
+fn unnamed_connections_resume_by_records_beside_named_ones() {
     for service in [SERVICE, SERVICE6] {
         let Some(rig) = rig(service) else { return };
         // After the server was asked what it has.
@@ -105,7 +105,7 @@ fn what_timestamps_cannot_name_goes_on_by_its_record_beside_what_they_can() {
 
 /// With kernels that make the handshake, and with one that has no socket any more.
 #[test]
-fn whose_syn_has_no_timestamps_is_recorded_from_its_handshake_on() {
+fn connection_without_timestamps_is_recorded_from_handshake() {
     let Some(rig) = rig(SERVICE) else { return };
     rig.client.run("sysctl -qw net.ipv4.tcp_timestamps=0");
     let downloads = Downloads::begin(&rig, &[("bare", format!("http://{SERVICE}/large"))]);
@@ -146,7 +146,7 @@ fn nginx_dies_on_both_replicas_one_after_the_other() {
 
 /// The client has heard nothing of that yet, and echoes what it was sent before.
 #[test]
-fn a_record_counts_for_more_than_what_others_told() {
+fn record_takes_precedence_over_announcement() {
     let Some(rig) = rig(SERVICE) else { return };
     let to: SocketAddr = SERVICE.parse().unwrap();
     let mut stream = in_netns(Some(rig.client.name()), || TcpStream::connect(to)).unwrap().unwrap();
@@ -175,7 +175,7 @@ fn a_record_counts_for_more_than_what_others_told() {
 
 /// Idle, and in the middle of a response.
 #[test]
-fn what_timestamps_name_moves_by_its_record_when_its_replica_drains() {
+fn named_connection_of_draining_replica_moves_by_record() {
     let Some(rig) = rig(SERVICE) else { return };
     let (small, large) = (content(&rig, "small"), content(&rig, "large"));
     let mut idle = connect(&rig);

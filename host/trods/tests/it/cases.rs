@@ -192,7 +192,7 @@ fn a_full_record_waits_for_the_client_though_the_server_was_late_before() {
 
 /// The server can say no more than its window lets it, which the client has to acknowledge.
 #[test]
-fn as_many_responses_as_a_record_has_wait_for_the_client_whatever_is_there_of_the_next() {
+fn full_record_holds_the_next_response() {
     let mut flow = flow(&OPEN);
     after(|out| flow.request(CLIENT, &GET.repeat(9), false, out));
     let one = [head(10), vec![7; 10]].concat();
@@ -282,7 +282,7 @@ fn a_body_without_length_ends_with_the_connection() {
 
 /// Limits are lifted at once where nothing is stored yet.
 #[test]
-fn what_cannot_be_protected_is_let_pass_and_says_why() {
+fn unprotectable_connection_passes_with_reason() {
     let huge = GET.repeat(200);
     let long = [b"GET / HTTP/1.1\r\nCookie: ".to_vec(), vec![b'x'; 2100]].concat();
     let requests: [(&[u8], Reason); 7] = [
@@ -321,7 +321,7 @@ fn what_cannot_be_protected_is_let_pass_and_says_why() {
 }
 
 #[test]
-fn what_does_not_come_is_not_awaited_for_ever() {
+fn late_input_is_not_awaited_forever() {
     let half = b"HTTP/1.1 404 Not Found\r\nContent-Length: 10\r\n\r\n12345";
     for (asked, octets, reason) in [(true, &half[..], Reason::Dynamic), (false, &half[..], Reason::Unasked)] {
         let mut flow = flow(&OPEN);
@@ -381,7 +381,7 @@ fn a_store_that_fails_lets_pass_or_holds() {
 }
 
 #[test]
-fn what_comes_while_something_is_being_stored_is_stored_behind_it() {
+fn input_during_a_store_is_stored_after_it() {
     let mut flow = flow(&OPEN);
     after(|out| flow.request(CLIENT, GET, false, out));
     let [(first, _)] = stores(&after(|out| flow.tick(REQUEST_PATIENCE, out))).try_into().unwrap();
@@ -396,7 +396,7 @@ fn what_comes_while_something_is_being_stored_is_stored_behind_it() {
 }
 
 #[test]
-fn a_connection_that_is_taken_over_is_stored_before_it_speaks() {
+fn adopted_connection_is_stored_before_it_sends() {
     let mut first = flow(&OPEN);
     after(|out| first.request(CLIENT, &[GET, GET, b"GET /x"].concat(), false, out));
     let (record, _) = kept(&mut first, |flow, out| come(flow, SERVICE, &head(5000), out));

@@ -114,7 +114,7 @@ fn denied_and_limited_client_stays_so_after_adoption_and_drain() {
 }
 
 #[test]
-fn rest_of_a_download_is_asked_for_from_the_clients_address() {
+fn rest_is_requested_from_the_clients_address() {
     let Some(rig) = rig(SERVICE, AdoptAs::Client) else { return };
     let content = fs::read(rig.files.path().join("www/large")).unwrap();
     let mut curl = rig.curl(&format!("http://{SERVICE}/large"));
@@ -128,7 +128,7 @@ fn rest_of_a_download_is_asked_for_from_the_clients_address() {
 
 /// The operator said so.
 #[test]
-fn server_sees_its_own_address_where_the_service_says_so() {
+fn server_gets_its_own_address_if_configured() {
     let Some(rig) = rig(SERVICE, AdoptAs::Server) else { return };
     let mut stream = connect(&rig, SERVICE);
     assert_eq!(get(&mut stream, "small"), 200);

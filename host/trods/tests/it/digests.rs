@@ -122,7 +122,7 @@ fn other_bytes_under_the_same_tag_are_never_mixed() {
 
 /// S3 clients sign `Range` with the rest of their request: a server refuses any other range that the same signature comes with.
 #[test]
-fn a_download_whose_range_is_signed_goes_on() {
+fn download_with_signed_range_resumes() {
     let files = |n: u8, folder: &Path| write(folder, "large", &content(n, SIZE));
     let signed = |ns: &Netns, service: &str, root: &Path, dir: &Path| {
         let (shared, own) = (root.join("www").display().to_string(), dir.join("www").display().to_string());
@@ -181,7 +181,7 @@ fn secretive(ns: &Netns, service: &str, root: &Path, dir: &Path) -> Process {
 }
 
 #[test]
-fn what_nobody_can_compare_is_reset_or_trusted_as_the_service_says() {
+fn object_of_unknown_digest_is_reset_or_trusted() {
     for unknown in [Unknown::Reset, Unknown::Trust] {
         let files = |_: u8, folder: &Path| write(folder, "large", &content(0, 0));
         let (server, settings) = (with_files(&secretive, &files), Settings { unknown, ..CLOSED });
@@ -205,7 +205,7 @@ fn what_nobody_can_compare_is_reset_or_trusted_as_the_service_says() {
 }
 
 #[test]
-fn same_bytes_are_compared_and_gone_on_with() {
+fn download_resumes_after_equal_digests() {
     let files = |_: u8, folder: &Path| write(folder, "large", &content(0, 0));
     let server = with_files(&nginx, &files);
     let Some(rig) = Rig::new(&Plan { settings: COMPARES, server: &server, ..Plan::default() }) else {

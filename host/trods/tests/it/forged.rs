@@ -35,7 +35,7 @@ fn records(rig: &Rig) -> Vec<Record> {
 }
 
 #[test]
-fn no_connection_is_adopted_by_what_no_replica_stored() {
+fn forged_record_adopts_no_connection() {
     let Some(rig) = Rig::new(&Plan::default()) else { return };
     let content = rig.file("large", 20_000_000);
     let mut stream = connect(&rig);

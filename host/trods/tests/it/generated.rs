@@ -69,7 +69,7 @@ fn no_more_passes_than_was_seen() {
 }
 
 #[test]
-fn the_end_of_chunks_is_found_and_what_is_behind_them_waits() {
+fn end_of_chunks_is_found_and_later_bytes_wait() {
     let head = head("Transfer-Encoding: chunked\r\nX-TRODS: 5\r\n");
     let chunks =
         [b"1388\r\n".to_vec(), body(5000), b"\r\n1388\r\n".to_vec(), body(5000), b"\r\n0\r\n\r\n".to_vec()];
@@ -122,7 +122,7 @@ fn a_small_answer_is_stored_whole_unless_it_comes_slowly() {
 }
 
 #[test]
-fn what_cannot_be_generated_again_goes_on_unprotected() {
+fn response_without_inputs_is_unprotected() {
     let large = body(5000);
     // Without an end of its own it could be cut short; nobody said that it is the same; and no chunks are no answer.
     for (settings, fields, reason) in [
@@ -170,7 +170,7 @@ fn whole(rig: &Rig, path: &str, inputs: &str) -> Vec<u8> {
 }
 
 #[test]
-fn what_tells_its_inputs_goes_on_with_them() {
+fn response_with_inputs_resumes_with_them() {
     for path in ["inputs", "inputs?chunked"] {
         let Some(rig) = rig(CLOSED) else { return };
         let (status, got) = download(&rig, path);
@@ -185,7 +185,7 @@ fn what_tells_its_inputs_goes_on_with_them() {
 }
 
 #[test]
-fn what_is_the_same_anywhere_goes_on_and_what_is_not_is_refused() {
+fn deterministic_response_resumes_and_other_is_refused() {
     for path in ["same", "same?chunked"] {
         let Some(rig) = rig(Settings { closed: true, ..DETERMINISTIC }) else { return };
         let (status, got) = download(&rig, path);
@@ -213,7 +213,7 @@ fn without_a_word_of_it_it_is_not_protected() {
 }
 
 #[test]
-fn a_server_that_is_started_again_goes_on_with_it_on_the_same_host() {
+fn restarted_server_resumes_generated_response() {
     for path in ["inputs", "inputs?chunked"] {
         let Some(mut rig) = rig(CLOSED) else { return };
         let head = rig.files.path().join("head");

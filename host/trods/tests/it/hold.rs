@@ -139,7 +139,7 @@ fn body(octets: usize) -> Vec<u8> {
 }
 
 #[test]
-fn nothing_is_acknowledged_and_nothing_is_said_before_it_may_be() {
+fn nothing_is_acknowledged_or_sent_beyond_limits() {
     for ipv6 in [false, true] {
         let Some(mut rig) = Rig::new(ipv6) else { return };
         let (mut client, mut server, key) = rig.connect();
@@ -235,7 +235,7 @@ fn frames_are_held_as_large_as_they_were_made() {
 }
 
 #[test]
-fn what_may_leave_of_a_frame_leaves_and_the_rest_follows() {
+fn allowed_part_of_frame_leaves_first() {
     for ipv6 in [false, true] {
         let Some(mut rig) = Rig::new(ipv6) else { return };
         let (mut client, mut server, key) = rig.connect();
@@ -318,7 +318,7 @@ fn a_client_fills_its_share_of_the_room_and_no_more() {
 }
 
 #[test]
-fn a_server_that_dies_is_not_heard() {
+fn fin_of_dead_server_does_not_leave() {
     let Some(mut rig) = Rig::new(false) else { return };
     let (mut client, server, _) = rig.connect();
     client.write_all(REQUEST).unwrap();

@@ -141,7 +141,7 @@ fn an_adopted_connection_ends_when_this_process_meant_it() {
 
 /// What nobody has acknowledged its client would say again, but after a retransmission timeout.
 #[test]
-fn what_a_client_has_just_said_keeps_its_connection_here() {
+fn unread_client_data_keeps_connection_here() {
     let Some(mut idle) = Idle::new() else { return };
     let key = idle.key;
     assert!(idle.watch.movable(&key).unwrap().is_some());
@@ -208,7 +208,7 @@ fn a_server_dies_that_an_adopted_connection_has() {
 
 /// What a process that had adopted connections leaves in the kernel is reset once the next one may send.
 #[test]
-fn what_the_process_before_closed_is_nobodys() {
+fn connection_closed_by_former_process_is_not_kept() {
     let Some(mut idle) = Idle::new() else { return };
     idle.socket.shutdown(Shutdown::Both).unwrap();
     eventually("its FIN is held", || idle.told());

@@ -132,7 +132,7 @@ fn a_download_moves_in_the_middle() {
 }
 
 #[test]
-fn idle_connections_move_once_somebody_follows_and_go_on_where_they_are() {
+fn idle_connections_move_to_a_reading_member() {
     let Some(rig) = Rig::new(&Plan::default()) else { return };
     let small = rig.file("small", 700);
     let mut streams: Vec<TcpStream> = (0..40).map(|_| connect(&rig)).collect();
@@ -168,7 +168,7 @@ fn idle_connections_move_once_somebody_follows_and_go_on_where_they_are() {
 
 /// As what comes between its replica's last word and the other one's first look.
 #[test]
-fn what_nobody_heard_is_heard_where_its_connection_goes_on() {
+fn parked_data_reaches_the_adopter() {
     let Some(rig) = Rig::new(&Plan::default()) else { return };
     let small = rig.file("small", 700);
     // Its client sends nothing again.
@@ -198,7 +198,7 @@ fn what_nobody_heard_is_heard_where_its_connection_goes_on() {
 
 /// A list names a connection of before, and one whose number is another's by now.
 #[test]
-fn what_is_not_ones_own_to_go_on_with_stays_where_it_is() {
+fn connection_for_another_member_is_not_adopted() {
     let Some(rig) = Rig::new(&Plan::default()) else { return };
     let small = rig.file("small", 700);
     let mut stream = connect(&rig);

@@ -68,7 +68,7 @@ fn ask(server: &Memcached, others: &[u8], number: (u32, u64), gets: fn(u16) -> b
 }
 
 #[test]
-fn whoever_asks_learns_who_holds_what_it_may_get() {
+fn query_returns_pins_of_possible_connections() {
     let Some(server) = Memcached::start() else { return };
     hold(&server, 2, &[of(1000, false), of(1001, false), of(1002, true)]);
     hold(&server, 3, &[of(2000, false), of(2001, false)]);

@@ -55,7 +55,7 @@ pub fn record() -> Record {
 }
 
 #[test]
-fn what_is_written_is_read() {
+fn encoding_round_trips() {
     let whole = Response { length: 3, passed: 3, close: true, body: Body::Whole(b"abc".to_vec()) };
     let part = Response { passed: 7, ..object() };
     let mut v6 = record();
@@ -102,7 +102,7 @@ fn a_record_is_damaged_wherever_it_is_touched() {
 }
 
 #[test]
-fn a_record_ends_where_it_says() {
+fn record_with_trailing_bytes_is_refused() {
     let mut octets = record().encode();
     octets.truncate(octets.len() - 4);
     for more in [&b""[..], b"x"] {
@@ -113,7 +113,7 @@ fn a_record_ends_where_it_says() {
 }
 
 #[test]
-fn what_no_flow_writes_is_refused() {
+fn inconsistent_record_is_refused() {
     let with = |change: &dyn Fn(&mut Record)| {
         let mut record = record();
         change(&mut record);

@@ -44,7 +44,7 @@ fn records(rig: &Rig, server: SocketAddr) -> Vec<Record> {
 }
 
 #[test]
-fn what_is_idle_is_stored_again_as_it_was() {
+fn idle_record_is_renewed_unchanged() {
     let Some(rig) = Rig::new(&Plan { renewal: Duration::from_millis(500), ..Plan::default() }) else {
         return;
     };
@@ -71,7 +71,7 @@ fn what_is_idle_is_stored_again_as_it_was() {
 }
 
 #[test]
-fn what_was_on_a_server_that_died_is_on_the_other_and_good_there() {
+fn records_of_dead_store_server_move_to_the_other() {
     let Some(mut rig) = Rig::new(&Plan { stores: 2, ..Plan::default() }) else { return };
     let mut streams = idle(&rig, 20);
     let mut servers = rig.servers();

@@ -59,7 +59,7 @@ fn got(rig: &Rig) -> Vec<u8> {
 }
 
 #[test]
-fn a_download_goes_on_from_another_replica_that_nobody_told_what_it_is() {
+fn unannounced_download_resumes_at_another_replica() {
     for service in [SERVICE, SERVICE6] {
         let Some(rig) = rig(&Plan { service, ..Plan::default() }, &[("large", 20_000_000)]) else { return };
         let mut curl = rig.curl(&format!("-g http://{service}/large"));
@@ -80,7 +80,7 @@ fn a_download_goes_on_from_another_replica_that_nobody_told_what_it_is() {
 }
 
 #[test]
-fn nginx_dies_and_the_download_goes_on_when_there_is_another() {
+fn download_resumes_after_restart_of_nginx() {
     let Some(mut rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
     let mut curl = rig.curl(&format!("http://{SERVICE}/large"));
     eventually("a third of it", || rig.got() > 7_000_000);
@@ -93,7 +93,7 @@ fn nginx_dies_and_the_download_goes_on_when_there_is_another() {
 
 /// The others were never told of it: the client says by itself what it lacks.
 #[test]
-fn a_request_whose_replica_is_gone_is_answered_elsewhere() {
+fn request_to_dead_replica_is_answered_elsewhere() {
     let Some(rig) = rig(&Plan::default(), &[("small", 3000)]) else { return };
     let mut stream = connected(&rig);
     rig.router.ip("link set x1 down");
@@ -108,7 +108,7 @@ fn a_request_whose_replica_is_gone_is_answered_elsewhere() {
 
 /// Whoever asks of those that listen is not to ask twice.
 #[test]
-fn what_a_client_asked_is_heard_by_who_goes_on_with_it() {
+fn clients_request_reaches_the_adopter() {
     let Some(rig) = rig(&Plan::default(), &[("small", 3000)]) else { return };
     let mut streams = [(); 6].map(|()| connected(&rig));
     rig.router.ip("link set x1 down");
@@ -124,7 +124,7 @@ fn what_a_client_asked_is_heard_by_who_goes_on_with_it() {
 
 /// A client that has no such connection says so, or begins another one between its ports.
 #[test]
-fn who_is_gone_is_not_asked_again() {
+fn departed_client_is_not_probed_again() {
     for says in [true, false] {
         let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
         let stream = begun(&rig);
@@ -184,7 +184,7 @@ fn a_client_that_has_all_need_not_ask_again() {
 
 /// A hundred packets and more behind a hole, and a megabyte under way: values stay within what the client takes.
 #[test]
-fn holes_and_wide_windows_are_gone_through() {
+fn downloads_resume_with_holes_and_wide_windows() {
     let Some(rig) = rig(&Plan::default(), &[("large", 30_000_000)]) else { return };
     // Of the megabyte most waits here.
     rig.router.run("tc qdisc replace dev x0 root tbf rate 100mbit burst 64kb limit 1500kb");
@@ -200,13 +200,13 @@ fn holes_and_wide_windows_are_gone_through() {
 }
 
 #[test]
-fn what_a_client_has_behind_holes_is_in_nobodys_way() {
+fn data_behind_holes_does_not_stall_the_adopter() {
     let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
     goes_on_behind_holes(&rig, &content(&rig, "large"), || rig.tell_named(1, 1));
 }
 
 #[test]
-fn what_is_not_in_the_table_is_as_it_ever_was() {
+fn unlisted_object_behaves_as_without_trods() {
     let Some(rig) = rig(&Plan::default(), &[("small", 3000)]) else { return };
     rig.file("other", 5000);
     for (path, octets) in [("small", 3000), ("other", 5000), ("none", 153)] {
@@ -256,7 +256,7 @@ fn a_reset_of_the_kernels_ends_no_connection_that_was_adopted() {
 
 /// Who gets what a client sends may change while it is looked for, and two would go on with it.
 #[test]
-fn what_another_went_on_with_is_not_gone_on_with_here() {
+fn connection_adopted_elsewhere_is_not_adopted_here() {
     for is_told in [true, false] {
         let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
         let (mut third, mut stream) = Third::begin(&rig);
@@ -283,7 +283,7 @@ fn what_another_went_on_with_is_not_gone_on_with_here() {
 
 /// It may not speak yet, and what it told is from before it was gone.
 #[test]
-fn who_was_gone_is_handed_nothing_before_it_tells_again() {
+fn returning_replica_gets_no_segments_before_announcing() {
     let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
     let mut curl = rig.curl(&format!("http://{SERVICE}/large"));
     eventually("a third of it", || rig.got() > 7_000_000);
@@ -299,7 +299,7 @@ fn who_was_gone_is_handed_nothing_before_it_tells_again() {
 
 /// A client of which others told that somebody has it, and nobody that this one is gone.
 #[test]
-fn what_somebody_has_who_lives_is_not_begun_anew_here() {
+fn connection_of_live_holder_is_not_started_here() {
     let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
     let stream = begun(&rig);
     set_socket_keepalive(&stream, true).unwrap();
@@ -317,7 +317,7 @@ fn what_somebody_has_who_lives_is_not_begun_anew_here() {
 
 /// As who made the handshake, where what the client asks comes elsewhere.
 #[test]
-fn who_had_it_before_somebody_went_on_with_it_has_it_no_more() {
+fn former_holder_drops_an_adopted_connection() {
     let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
     let (mut third, _stream) = Third::begin(&rig);
     let there = || rig.hosts[0].netns.run("ss -Htn state established dst 10.8.0.1").lines().count();
@@ -330,7 +330,7 @@ fn who_had_it_before_somebody_went_on_with_it_has_it_no_more() {
 
 /// TCP takes what is dropped on its own host for congestion: it hears nothing of what is withheld.
 #[test]
-fn what_is_withheld_halves_no_window() {
+fn withheld_segments_do_not_halve_the_window() {
     let Some(rig) = rig(&Plan::default(), &[("small", 3000)]) else { return };
     // Others, as BBR, do not keep to what they are told.
     rig.hosts[0].netns.ip("route change default via 10.8.1.254 congctl reno");
@@ -365,7 +365,7 @@ fn ask(rig: &Rig, stream: &mut TcpStream) {
 
 /// Idle, and under way; what is told of them may be lost.
 #[test]
-fn what_a_drained_replica_has_goes_on_elsewhere() {
+fn connections_of_drained_replica_resume_elsewhere() {
     for is_lost in [false, true] {
         let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000), ("small", 3000)]) else { return };
         let mut idle = connected(&rig);
@@ -399,7 +399,7 @@ fn what_a_drained_replica_has_goes_on_elsewhere() {
 
 /// Who was to go on with it never did.
 #[test]
-fn what_nobody_went_on_with_comes_back() {
+fn connection_without_adopter_returns() {
     let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
     let mut curl = rig.curl(&format!("http://{SERVICE}/large"));
     eventually("a third of it", || rig.got() > 7_000_000);
@@ -415,7 +415,7 @@ fn what_nobody_went_on_with_comes_back() {
 
 /// A kernel has what it had under another process's timestamps, and would go on with its own.
 #[test]
-fn clients_stay_away_from_a_new_process_until_others_have_what_the_one_before_had() {
+fn new_process_gets_no_clients_before_others_adopted() {
     let plan = Plan { stores: 0, named: true, ..Plan::default() };
     for has in [false, true] {
         let Some(mut rig) = rig(&plan, &[("large", 20_000_000)]) else { return };
@@ -434,7 +434,7 @@ fn clients_stay_away_from_a_new_process_until_others_have_what_the_one_before_ha
 /// What a process had named that died a moment ago the kernel here is not to go on with, by timestamps of its own: others do. Of those
 /// of which that one had told nobody the next one has them hear.
 #[test]
-fn what_a_process_had_that_died_is_left_to_others() {
+fn connections_of_dead_process_are_left_to_others() {
     let plan = Plan { stores: 0, named: true, ..Plan::default() };
     let service: SocketAddr = SERVICE.parse().unwrap();
     for (died, told) in [(true, true), (true, false), (false, false)] {

@@ -163,7 +163,7 @@ fn another_replica_finds_what_was_stored() {
 
 /// Whoever went on with a connection deletes what was left of it; who is back meanwhile stores others under its number.
 #[test]
-fn what_was_stored_since_it_was_found_is_not_deleted() {
+fn newer_record_is_not_deleted() {
     let Some(server) = Memcached::start() else { return };
     let mut store = store(&[server.address], 1, LONG);
     for n in 0..300 {
@@ -402,7 +402,7 @@ fn a_record_is_stale_well_before_its_lifetime_ends() {
 }
 
 #[test]
-fn what_was_on_a_server_that_is_lost_is_stale() {
+fn records_of_lost_server_are_stale() {
     let (Some(one), Some(two)) = (Memcached::start(), Memcached::start()) else { return };
     let mut single = store(&[one.address, two.address], 1, LONG);
     let mut both = store(&[one.address, two.address], 2, LONG);
@@ -438,7 +438,7 @@ fn what_was_on_a_server_that_is_lost_is_stale() {
 
 /// A server that answers nobody before all have asked.
 #[test]
-fn what_several_have_is_asked_for_at_a_time() {
+fn records_of_several_replicas_are_read_at_once() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let server = std::thread::spawn(move || {

@@ -280,7 +280,7 @@ impl Rig {
 }
 
 #[test]
-fn a_download_goes_on_from_another_replica() {
+fn download_resumes_at_another_replica() {
     for service in [SERVICE, SERVICE6] {
         let Some(rig) = Rig::new(&Plan { service, ..Plan::default() }) else { return };
         let content = rig.file("large", 20_000_000);
@@ -327,14 +327,14 @@ pub fn goes_on_behind_holes(rig: &Rig, content: &[u8], tell: impl Fn()) {
 }
 
 #[test]
-fn what_a_client_has_behind_holes_is_in_nobodys_way() {
+fn data_behind_holes_does_not_stall_the_adopter() {
     let Some(rig) = Rig::new(&Plan::default()) else { return };
     let content = rig.file("large", 20_000_000);
     goes_on_behind_holes(&rig, &content, || rig.tell(1, 1));
 }
 
 #[test]
-fn nginx_dies_and_the_download_goes_on_elsewhere() {
+fn download_resumes_elsewhere_after_death_of_nginx() {
     let Some(mut rig) = Rig::new(&Plan::default()) else { return };
     let content = rig.file("large", 20_000_000);
     let mut curl = rig.curl(&format!("http://{SERVICE}/large"));
@@ -354,7 +354,7 @@ fn nginx_dies_and_the_download_goes_on_elsewhere() {
 
 /// Its last word is a round trip away, or lost: nobody goes on with what is over.
 #[test]
-fn what_its_client_ended_ends_once() {
+fn connection_closed_by_client_ends_once() {
     let Some(rig) = Rig::new(&Plan::default()) else { return };
     let content = rig.file("large", 20_000_000);
     let to: SocketAddr = SERVICE.parse().unwrap();
@@ -396,7 +396,7 @@ fn children(id: u32) -> Vec<String> {
 }
 
 #[test]
-fn a_worker_dies_alone_and_the_download_goes_on_here() {
+fn download_resumes_here_after_death_of_a_worker() {
     let Some(mut rig) = Rig::new(&Plan::default()) else { return };
     let content = rig.file("large", 20_000_000);
     let host = &mut rig.hosts[0];

@@ -128,7 +128,7 @@ fn every_client_of_no_connection_is_reset_in_the_end() {
 
 /// The run that was seen: agents restart until the client's timer is longer than a refusal is remembered.
 #[test]
-fn client_that_is_not_asked_waits_for_ever() {
+fn client_without_probe_waits_forever() {
     let checked = Clients(Rules::Timer).checker().spawn_bfs().join();
     let end = checked.assert_any_discovery("reset").last_state().clone();
     assert!(end.segments == SEGMENTS && end.restarts > 0, "{end:?}");
@@ -148,7 +148,7 @@ fn ask(stream: &mut TcpStream, path: &str) {
 
 /// It sends one segment, and would send the next one an hour later.
 #[test]
-fn client_of_no_connection_is_asked_for_a_segment() {
+fn client_of_unknown_connection_is_probed() {
     let Some(rig) = Rig::new(&Plan::default()) else { return };
     rig.file("small", 100);
     let mut stream = connect(&rig);
@@ -167,7 +167,7 @@ fn client_of_no_connection_is_asked_for_a_segment() {
 
 /// Its server's TCP counts what it could not send as lost on its own host, and does not double its timeout.
 #[test]
-fn server_goes_on_soon_after_its_replica_may_send() {
+fn server_resumes_soon_after_its_replica_may_send() {
     let Some(rig) = Rig::new(&Plan::default()) else { return };
     rig.file("large", 20_000_000);
     let mut stream = connect(&rig);
@@ -199,7 +199,7 @@ fn server_goes_on_soon_after_its_replica_may_send() {
 
 /// Its connection has no record, and its kernel's FIN could not leave: it only waits, and no other replica knows of it.
 #[test]
-fn client_whose_server_and_agent_died_is_reset() {
+fn client_of_dead_server_and_agent_is_reset() {
     let Some(mut rig) = Rig::new(&Plan::default()) else { return };
     rig.file("large", 20_000_000);
     let mut stream = connect(&rig);

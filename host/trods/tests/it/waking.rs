@@ -57,7 +57,7 @@ fn a_probe_is_old_data_with_a_new_timestamp() {
 }
 
 #[test]
-fn an_answer_says_where_the_client_is() {
+fn answer_to_probe_gives_the_clients_state() {
     let record = record();
     let mut header = answer(&record);
     let place = Place { fresh: false, ack: header.ack, window: 10 << 7, seq: header.seq };
@@ -80,7 +80,7 @@ fn an_answer_says_where_the_client_is() {
 
 /// Or the kernel would wait for room that there never is.
 #[test]
-fn whoever_takes_less_than_two_segments_gets_shorter_ones() {
+fn small_window_gets_shorter_segments() {
     let record = record();
     assert_eq!(record.handshake.mss, 1460);
     let mss = |window| {
@@ -95,7 +95,7 @@ fn whoever_takes_less_than_two_segments_gets_shorter_ones() {
 }
 
 #[test]
-fn a_client_that_knows_nothing_of_it_says_so() {
+fn client_without_connection_answers_with_rst() {
     let record = record();
     let header = Header { flags: TcpFlags(TcpFlags::RST), options: Options::default(), ..answer(&record) };
     assert_eq!(told(&record, &header), Told::Gone);
@@ -105,7 +105,7 @@ fn a_client_that_knows_nothing_of_it_says_so() {
 
 /// Whoever was cut off stores again and again what it has, and returns with that.
 #[test]
-fn whoever_goes_on_counts_more_than_whoever_it_goes_on_from() {
+fn adopters_record_takes_precedence() {
     let mut cut_off = record();
     let place = Place { fresh: true, ack: cut_off.passed(), window: 1000, seq: cut_off.acknowledged() };
     let adopt = |record: &Record, now| record.clone().taken_over(&wake::connection(record, &place, now), now);
@@ -119,7 +119,7 @@ fn whoever_goes_on_counts_more_than_whoever_it_goes_on_from() {
 }
 
 #[test]
-fn what_is_not_the_clients_tells_nothing() {
+fn foreign_segment_gives_no_state() {
     let record = record();
     let good = answer(&record);
     assert!(matches!(told(&record, &good), Told::Waits(_)));

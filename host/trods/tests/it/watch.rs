@@ -227,7 +227,7 @@ fn a_download_is_stored_before_it_begins_and_forgotten_behind_its_end() {
 }
 
 #[test]
-fn what_curl_asks_for_is_protected_whatever_it_is() {
+fn curl_requests_are_protected() {
     let Some(rig) = Rig::new() else { return };
     let (small, large) = (rig.file("small", 700), rig.file("large", 1_000_000));
     let url = format!("http://{SERVICE}");
@@ -300,7 +300,7 @@ fn a_segment_of_two_responses_leaves_as_far_as_it_may() {
 }
 
 #[test]
-fn what_cannot_be_protected_goes_on_unprotected() {
+fn unprotectable_connection_continues_unprotected() {
     let Some(rig) = Rig::new() else { return };
     let url = format!("http://{SERVICE}");
     let small = rig.file("small", 700);
@@ -324,7 +324,7 @@ fn small(stream: &mut TcpStream, content: &[u8]) {
 }
 
 #[test]
-fn a_connection_on_which_nothing_is_said_is_forgotten_and_one_that_speaks_stays() {
+fn idle_connection_is_dropped_and_active_one_stays() {
     let Some(rig) = Rig::with_idle(Duration::from_secs(3)) else { return };
     let content = rig.file("small", 700);
     let (mut silent, mut speaks) = (rig.connect(), rig.connect());
@@ -347,7 +347,7 @@ fn a_connection_on_which_nothing_is_said_is_forgotten_and_one_that_speaks_stays(
 }
 
 #[test]
-fn what_is_stale_is_stored_again_and_a_failure_of_that_changes_nothing() {
+fn stale_record_is_stored_again_and_failure_changes_nothing() {
     let Some(rig) = Rig::new() else { return };
     let content = rig.file("small", 700);
     let mut stream = rig.connect();
@@ -382,7 +382,7 @@ fn what_is_stale_is_stored_again_and_a_failure_of_that_changes_nothing() {
 }
 
 #[test]
-fn a_server_that_is_killed_says_nothing() {
+fn killed_server_sends_no_end() {
     let Some(mut rig) = Rig::new() else { return };
     rig.file("large", 50_000_000);
     let mut stream = rig.connect();
@@ -402,7 +402,7 @@ fn a_server_that_is_killed_says_nothing() {
 }
 
 #[test]
-fn a_server_that_gives_up_and_lives_is_heard() {
+fn end_by_live_server_leaves() {
     let Some(mut rig) = Rig::new() else { return };
     let (mut stream, mut server) = rig.connect_to_test();
     stream.write_all(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
