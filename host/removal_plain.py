@@ -276,8 +276,8 @@ REMOVALS = {
     ),
     # Connections of plain TCP during changes of mode and of content.
     "hands-kernels": server("downloads.rs", "if kernel.has(segment) {", "if false {", LARGE),
-    "hands-elsewhere": server("downloads.rs", "if !handed {", "if false {", LARGE),
-    "hands-asked": server("way.rs", "if !self.alone && !kernel.lacks(segment, now) {", "if false {", BACK),
+    "hands-elsewhere": server("downloads.rs", "if !forwarded {", "if false {", LARGE),
+    "hands-asked": server("return_path.rs", "if !self.alone && !kernel.lacks(segment, now) {", "if false {", BACK),
     "hands-held": server("kernel.rs", "let held = self.held(segment);", "let held = Some(Held::Nothing);", BACK),
     "hands-again": server("kernel.rs", "if place.0 != flow || age > REMEMBERED =>", "if false =>", BACK),
     "hands-strays": server("plain.rs", "stamps.is_none() || !way.alone) =>", "stamps.is_none()) =>", BACK),
@@ -288,17 +288,17 @@ REMOVALS = {
         "if false {",
         "segments::the_first_segment_of_a_small_answer_is_mended",
     ),
-    "hands-left": server("way.rs", "is_under_way(segment) && hops", "false && hops", NO_CONTENT),
-    "hands-left-once": server("way.rs", "is_some_and(|left| left > 1)", "is_some()", NO_CONTENT),
-    "hands-left-to-it": server("way.rs", "&& !kernel.has(segment)", "", NO_CONTENT),
-    "hands-left-strays": server("way.rs", "false => kernel.lacks(segment, now),", "false => false,", NO_CONTENT),
+    "hands-left": server("return_path.rs", "is_under_way(segment) && hops", "false && hops", NO_CONTENT),
+    "hands-left-once": server("return_path.rs", "is_some_and(|left| left > 1)", "is_some()", NO_CONTENT),
+    "hands-left-to-it": server("return_path.rs", "&& !kernel.has(segment)", "", NO_CONTENT),
+    "hands-left-strays": server("return_path.rs", "false => kernel.lacks(segment, now),", "false => false,", NO_CONTENT),
     "hands-resets": server(
-        "way.rs", "if self.shared {\n            // Those", "if false {\n            // Those", BACK
+        "return_path.rs", "if self.shared {\n            // Segments", "if false {\n            // Segments", BACK
     ),
-    "hands-late": server("plain.rs", "&& !(way.handed && kernel.lacks(&segment, now)) =>", "=>", LATE),
+    "hands-late": server("plain.rs", "&& !(way.forwarded && kernel.lacks(&segment, now)) =>", "=>", LATE),
     "hands-by-chance": server("plain.rs", "Verdict::Drop(Reason::Stamp)\n", "Verdict::Drop(Reason::Changed)\n", LATE),
-    "hands-hops": server("way.rs", "left.saturating_sub(1).min(HANDED)", "left.saturating_sub(1)", HOPS),
-    "hands-hops-seen": server("way.rs", "is_none_or(|left| left <= HANDED)", "is_none_or(|left| left <= 1)", HOPS),
+    "hands-hops": server("return_path.rs", "left.saturating_sub(1).min(FORWARDED_HOPS)", "left.saturating_sub(1)", HOPS),
+    "hands-hops-seen": server("return_path.rs", "is_none_or(|left| left <= FORWARDED_HOPS)", "is_none_or(|left| left <= 1)", HOPS),
     "content-large": server(
         "plain.rs",
         "true => flow.reaches(keys, header.ack),",

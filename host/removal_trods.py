@@ -521,7 +521,7 @@ REMOVALS: dict[str, Removal] = {
     "gets-own": agent(".is_some_and(|owner| u16::from(owner) == own)", ".is_some()", TAKES),
     "gets-client": Removal(
         "host/server/src/service.rs", "self.key.client(client.ip())", "self.key.flow(client, service)",
-        ("server:service::tests::with_client_affinity_a_client_is_one_replicas_whatever_it_opens",),
+        ("server:service::tests::affinity_keeps_all_flows_of_a_client_on_one_replica",),
     ),
     "gets-filter": trods(
         "hold/pins.rs", " && (absence.gets)(record.tuple.client, record.tuple.service)", "",

@@ -1,33 +1,33 @@
-//! What a server counts.
+//! Counters of a server.
 
 use rivulet_plain::Cause;
 use rivulet_transport::server::Refusal;
 
 use crate::back_end::BackEndCounters;
 
-/// Why a client of stateless TCP is refused by a reset.
+/// Why a client of stateless TCP is refused with an RST.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unserved {
-    /// Its SYN offers less than stateless TCP needs.
+    /// Its SYN lacks an option that stateless TCP needs.
     Syn,
-    /// It speaks to a socket that no kernel has any more, or another one's.
+    /// The segment belongs to a socket that is closed, or is another kernel's.
     Stray,
-    /// What it asks for is the kernel's, and something was answered without state before.
+    /// Its request needs the kernel, but an answer was sent without state before.
     Later,
-    /// As many connections are held as may be.
+    /// The maximum number of connections is held.
     Full,
-    /// The kernel does not take it over, or nobody serves what it takes over.
+    /// The kernel cannot take it over, or no application serves adopted connections.
     Kernel,
-    /// Its connection began to other content than is in force now.
+    /// Its connection began with content that is no longer in force.
     Content,
 }
 
 impl Unserved {
-    /// For metrics, in the order of [`Counters::plain_refused`].
+    /// Names for metrics, in the order of [`Counters::plain_refused`].
     pub const NAMES: [&'static str; 6] = ["syn", "stray", "later", "full", "kernel", "content"];
 }
 
-/// What the kernel's TCP took connections over for, in the order of [`Counters::plain_adopted`].
+/// Causes of adoptions by the kernel's TCP, in the order of [`Counters::plain_adopted`].
 pub const ADOPTED: [&str; 4] = ["request", "object", "split", "pipelined"];
 
 /// Counters since the start; they only grow.
@@ -35,54 +35,54 @@ pub const ADOPTED: [&str; 4] = ["request", "object", "split", "pipelined"];
 pub struct Counters {
     /// Frames taken.
     pub frames: u64,
-    /// Requests that the step accepted.
+    /// Requests accepted by the step.
     pub requests: u64,
-    /// Of these, trickles that it terminated.
+    /// Those of them that terminated their trickle.
     pub terminated: u64,
-    /// Responses handed to the interface.
+    /// Responses given to the interface.
     pub responses: u64,
     /// Requests refused, by the index of [`Refusal::NAMES`].
     pub refused: [u64; Refusal::NAMES.len()],
-    /// Segments to an address or port that is no service here.
+    /// Segments to an address or port without a service.
     pub not_ours: u64,
     /// Frames with a wrong checksum.
     pub damaged: u64,
-    /// Responses that found no room in the transmit queue.
+    /// Responses dropped because the transmit queue was full.
     pub unsent: u64,
     /// Responses that could not be built.
     pub unbuilt: u64,
-    /// Requests that waited long for room to be answered.
+    /// Requests that waited long for room to answer.
     pub late: u64,
-    /// Routers said that a response was too big for its path.
+    /// ICMP errors: a response was too big for its path.
     pub too_big: u64,
     /// Heartbeats sent.
     pub heartbeats: u64,
-    /// Answers of ToRs to heartbeats.
+    /// Authentic answers of ToRs to heartbeats.
     pub answers: u64,
-    /// Answers that were not believed: another key, another process's, or come twice.
+    /// Other answers: another key, another process's heartbeat, or a repeat.
     pub answers_refused: u64,
-    /// Requests in tunnels whose ToR block was not believed: no tag, a wrong one, or of long ago.
+    /// Requests in tunnels with an untrusted ToR block: no tag, a wrong one, or an old block.
     pub untagged: u64,
-    /// Segments of plain clients that were judged.
+    /// Segments of plain clients.
     pub plain: u64,
-    /// Of these, such that brought an answer or a part of one.
+    /// Those of them that were answered.
     pub plain_answered: u64,
-    /// Connections refused, by the number of [`Unserved`].
+    /// Connections refused, indexed by [`Unserved`].
     pub plain_refused: [u64; Unserved::NAMES.len()],
-    /// Connections that the kernel's TCP took over, by [`ADOPTED`].
+    /// Connections taken over by the kernel's TCP, by [`ADOPTED`].
     pub plain_adopted: [u64; ADOPTED.len()],
-    /// Segments that it was given because the connection is its.
+    /// Segments passed to the kernel for its connections.
     pub plain_passed: u64,
-    /// Such segments that it did not take.
+    /// Such segments that it did not accept.
     pub plain_lost: u64,
-    /// Segments to sockets of other kernels that went back to the ToR.
+    /// Segments for sockets of other kernels, forwarded back to the ToR.
     pub plain_handed_on: u64,
-    /// What became of those that a back end answers.
+    /// Counters of requests to a back end.
     pub back_end: BackEndCounters,
 }
 
 impl Counters {
-    /// Adds what another worker counted.
+    /// Adds another worker's counters.
     pub fn add(&mut self, other: &Counters) {
         let sums = [
             (&mut self.frames, other.frames),
@@ -126,12 +126,12 @@ impl Counters {
         self.plain_refused[why as usize] += 1;
     }
 
-    /// Counts a segment that was the kernel's.
+    /// Counts a segment for the kernel.
     pub fn pass(&mut self, passed: bool) {
         *(if passed { &mut self.plain_passed } else { &mut self.plain_lost }) += 1;
     }
 
-    /// Counts a connection that the kernel took over. Nothing is adopted for a cause that has no name.
+    /// Counts a connection taken over by the kernel. Every cause of an adoption has a name.
     pub fn adopt(&mut self, cause: Cause) {
         let index = match cause {
             Cause::Request => 0,
@@ -151,7 +151,7 @@ impl Counters {
         }
     }
 
-    /// All refusals.
+    /// The sum of all refusals.
     #[must_use]
     pub fn refused_total(&self) -> u64 {
         self.refused.iter().sum()

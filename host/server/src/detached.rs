@@ -1,4 +1,5 @@
-//! Events put aside, and handed from one machine to another (`msk_detach`, `msk_extract_events`, `msk_install_events`).
+//! Events that are detached, and moved between machines (`msk_detach`, `msk_extract_events`,
+//! `msk_install_events`).
 
 use rivulet_packet::Segment;
 use rivulet_transport::Time;
@@ -9,14 +10,14 @@ use crate::minisocket::Detached;
 use crate::running::Running;
 use crate::server::{Application, Origin, Server, common_clock};
 
-/// Octets of a sealed event besides its frame.
+/// Bytes of a sealed event besides its frame.
 const SEAL: usize = 2 + 8 + 1 + 12;
-/// Tells a sealed event from a user continuation under the same key.
+/// Distinguishes a sealed event from a user continuation under the same key.
 const EVENT: &[u8] = b"rivulet event";
 
 impl Server {
-    /// Takes an event up again that was detached, also on another machine: it is handed to `application` as
-    /// if it had just come. One that is older than the service's horizon is dropped.
+    /// Resumes a detached event, also one from another machine: passes it to `application` as if it
+    /// had just arrived. An event older than the service's horizon is dropped.
     pub fn resume(&mut self, event: &Detached, application: &mut dyn Application) {
         let age = common_clock().since(event.now);
         let horizon = self.running.iter().map(|r| r.transport.policy.horizon).max().unwrap_or(0);
@@ -30,8 +31,8 @@ impl Server {
         self.flush();
     }
 
-    /// Seals a detached event for another machine with the same keys (`msk_extract_events`). `None` if its
-    /// service is no more.
+    /// Seals a detached event for another machine with the same keys (`msk_extract_events`). `None`
+    /// if its service was removed.
     #[must_use]
     pub fn extract(&self, event: &Detached) -> Option<Vec<u8>> {
         let keys = &self.service_of(&event.frame)?.keys;
@@ -46,7 +47,8 @@ impl Server {
         Some(out)
     }
 
-    /// Opens what [`extract`](Self::extract) sealed, here or elsewhere (`msk_install_events`).
+    /// Opens an event sealed by [`extract`](Self::extract), here or on another machine
+    /// (`msk_install_events`).
     pub fn install(&self, sealed: &[u8]) -> Result<Detached, Refusal> {
         let (body, mac) = sealed.split_last_chunk::<12>().ok_or(Refusal::Forged)?;
         let (epoch, rest) = body.split_first_chunk::<2>().ok_or(Refusal::Forged)?;

@@ -1,9 +1,10 @@
-//! Heartbeats: what the ToR believes a replica by.
+//! Heartbeats: the packets by which the ToR decides whether a replica is alive.
 //!
-//! One frame a pool and interval, tagged under a key that the ToR has too. The ToR answers each with the set of members that
-//! are alive, under the same key, so a replica knows who is gone without asking anybody.
-//! `ready` only while keys are held, the interface works and no worker of the packet path
-//! has been at one thing for as long as the bound; a replica that cannot say so is as good as silent.
+//! A replica sends one frame per pool and interval, tagged under a key shared with the ToR. The ToR
+//! answers each with the set of live members under the same key, so a replica learns of deaths
+//! without further queries. A replica reports `ready` only while it has keys, its interface works,
+//! and no worker of the packet path has been busy with one task for the whole bound; a replica that
+//! is not ready gets no traffic, like an excluded one.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -15,48 +16,49 @@ use crate::interface::SEEK;
 use crate::keys::KeySet;
 use crate::service::Member;
 
-/// Octets of a frame, without the padding that the device adds.
+/// Length of a frame in bytes, without the device's padding.
 pub const FRAME: usize = 14 + LENGTH;
 
-/// The heartbeat itself within a frame: what goes by UDP.
+/// The heartbeat itself within a frame; over UDP only this part is sent.
 #[must_use]
 pub fn heartbeat_of(frame: &[u8; FRAME]) -> &[u8] {
     &frame[FRAME - LENGTH..]
 }
 
-/// A process that shares a key with the ToR and is not answered for so long begins anew, microseconds: another one may have
-/// taken this place and be gone.
+/// Without an answer for this time, microseconds, a process that shares a key with the ToR starts a
+/// new incarnation: another process may have used this member's place meanwhile and stopped.
 const RENEW: u64 = 1_000_000;
 
-/// Heartbeats whose time of leaving is remembered: a hundred times what the bound of a rack has room for.
+/// Heartbeats with a remembered send time: a hundred times the number within a rack's bound.
 const REMEMBERED: usize = 256;
-/// After so long without an answer, microseconds, who is alive is not known.
+/// Without an answer for this time, microseconds, the set of live members is unknown.
 const FORGETS: u64 = 1_000_000;
 
-/// The beat of one place in a pool.
+/// Sends the heartbeats of one member of a pool.
 #[derive(Debug)]
 pub struct Beat {
     member: Member,
-    /// With the low half of its epoch.
+    /// The key, with the low half of its epoch.
     key: Option<(u8, TorKey)>,
-    /// The key before that: answers to what was sent under it may be under way.
+    /// The previous key: answers to heartbeats under it may be in flight.
     former: Option<(u8, TorKey)>,
-    /// The least that it begins with.
+    /// The smallest incarnation to start with.
     incarnation: u32,
-    /// What the next heartbeat carries.
+    /// Incarnation and sequence number of the next heartbeat.
     number: (u32, u32),
-    /// The number of the last heartbeats and when each was sent, microseconds, by the low bits of its sequence.
+    /// Number and send time (microseconds) of the last heartbeats, indexed by the low bits of the
+    /// sequence number.
     sent: [((u32, u32), u64); REMEMBERED],
-    /// When the next is due, microseconds.
+    /// When the next heartbeat is due, microseconds.
     next: u64,
-    /// When it was last answered or began, microseconds.
+    /// Time of the last answer, or of the start of this incarnation, microseconds.
     renewed: u64,
-    /// What the rack's ToR answered.
+    /// The last answer of the rack's ToR.
     live: Option<Live>,
 }
 
 impl Beat {
-    /// Beats from now on, in an incarnation that is not below this one.
+    /// Starts heartbeats with an incarnation of at least `incarnation`.
     #[must_use]
     pub fn new(member: Member, keys: &KeySet, incarnation: u32, now: u64) -> Beat {
         let number = begin(incarnation);
@@ -65,13 +67,13 @@ impl Beat {
         Beat { member, key, former: None, incarnation, number, sent, next: now, renewed: now, live: None }
     }
 
-    /// The place that it is for.
+    /// The member that it sends for.
     #[must_use]
     pub fn member(&self) -> &Member {
         &self.member
     }
 
-    /// Its key may be another from now on.
+    /// Takes the heartbeat key from new keys.
     pub fn set_keys(&mut self, keys: &KeySet) {
         let key = keys.beat_key();
         if key != self.key {
@@ -85,14 +87,15 @@ impl Beat {
         self.next
     }
 
-    /// What the rack's ToR said last; none before it answered.
+    /// The last answer of the rack's ToR; `None` before the first.
     #[must_use]
     pub fn live(&self) -> Option<&Live> {
         self.live.as_ref()
     }
 
-    /// The frame that is due at `now`, none if it is too early. `oldest`: for how long, in microseconds, a worker has been
-    /// at one thing, 0 if none is at any. After a pause it goes on from now instead of catching up.
+    /// The frame that is due at `now`; `None` if it is too early. `oldest`: how long a worker has
+    /// been busy with one task, microseconds; 0 if none is. After a pause the schedule restarts at
+    /// `now` instead of catching up.
     pub fn frame(
         &mut self,
         now: u64,
@@ -115,7 +118,7 @@ impl Beat {
         let beat = Heartbeat {
             ready,
             pool: self.member.pool,
-            // Below 64, as `Service::check` has seen.
+            // Below 64, which `Service::check` ensures.
             replica: self.member.replica as u8,
             key_epoch: key_epoch.unwrap_or(0),
             load: u16::try_from(load).unwrap_or(u16::MAX),
@@ -133,12 +136,14 @@ impl Beat {
         frame[..6].copy_from_slice(&self.member.tor_mac);
         frame[6..12].copy_from_slice(&source);
         frame[12..14].copy_from_slice(&ETHER_TYPE.to_be_bytes());
-        // Fails only for an index that `Service::check` refuses; then the replica is silent, as it should be.
+        // Fails only for an index that `Service::check` refuses; then no heartbeat is sent, and the
+        // ToR excludes the replica.
         beat.write(&mut frame[14..]).ok()?;
         Some(frame)
     }
 
-    /// A frame that may be the answer of the rack's ToR; whether it is one, and is believed.
+    /// Handles a frame that may be the answer of the rack's ToR. Returns whether it is one, and
+    /// whether it is authentic.
     pub fn answered(&mut self, frame: &[u8], now: u64) -> bool {
         let from_tor = frame.get(6..12) == Some(&self.member.tor_mac[..]);
         let answer = frame.get(14..).filter(|_| from_tor && frame[12..14] == ETHER_TYPE.to_be_bytes());
@@ -151,7 +156,7 @@ impl Beat {
         }
     }
 
-    /// What an answer says, if it answers a heartbeat of this process under its key, and one that came after that of `before`.
+    /// Parses an answer to a heartbeat of this process under its key, if it is newer than `before`.
     pub(crate) fn judge(&self, bytes: &[u8], before: Option<&Live>, now: u64) -> Option<Live> {
         let answer = Answer::parse(bytes).ok()?;
         let keys = [self.key, self.former];
@@ -162,7 +167,7 @@ impl Beat {
             && before.is_none_or(|before| before.number < number)
             && answer.verify(key);
         let Answer { tor_id, settled, alive, plain, .. } = answer;
-        // One that came so late that it is not known any more was not sent later than all that are.
+        // A heartbeat that is no longer remembered was sent before all that are.
         let (last, sent) = self.sent[answer.sequence as usize % REMEMBERED];
         let sent = if last == number { sent } else { 0 };
         let after =
@@ -174,71 +179,74 @@ impl Beat {
     }
 }
 
-/// Who is alive, as a ToR last answered.
+/// The set of live members in a ToR's last answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Live {
-    /// Of the heartbeat that it answers.
+    /// Number of the heartbeat that it answers.
     number: (u32, u32),
     /// Switch number and incarnation of the ToR.
     pub tor_id: u16,
-    /// The ToR has known the pool for long enough to tell; before that everybody passes for alive.
+    /// The ToR has known the pool for at least the bound. Before that it reports every member as
+    /// live.
     pub settled: bool,
     /// Bit r: replica r is not excluded.
     pub alive: u64,
-    /// Bit r: and takes plain TCP.
+    /// Bit r: replica r also takes plain TCP.
     pub plain: u64,
-    /// When the heartbeat left that was answered, microseconds of the process's own clock; 0 if that is so long ago that it is
-    /// not known.
+    /// When the answered heartbeat was sent, microseconds of the process's clock; 0 if it is no
+    /// longer remembered.
     pub sent: u64,
-    /// When the answer came, of the same clock.
+    /// When the answer was received, same clock.
     pub at: u64,
-    /// Since when all answers said that these are alive, of the same clock.
+    /// Since when all answers have reported the same live set, same clock.
     pub since: u64,
-    /// How many have died so far.
+    /// How many members have died so far.
     pub died: u32,
 }
 
 impl Live {
-    /// Since when the same replicas are alive, `own` and others, as far as is known at `now`.
+    /// Since when the set of live replicas, `own` and others, is unchanged, as known at `now`.
     pub(crate) fn others_since(&self, own: u16, now: u64) -> Option<u64> {
-        // Below 64, as `Service::check` has seen.
+        // Below 64, which `Service::check` ensures.
         let others = self.alive & !(1 << own);
         (self.settled && others != 0 && now < self.at + FORGETS).then_some(self.since)
     }
 }
 
-/// Where incarnation and sequence begin: above all that any process of this replica sent before, as long as the host's clock
-/// does not go back. The incarnation is a second; where in it the sequence begins, no process has got before.
+/// The first incarnation and sequence number: larger than any that an earlier process of this
+/// replica sent, unless the host's clock went back. The incarnation is a time in seconds. The
+/// sequence starts at the position within that second, which no process can have reached yet.
 fn begin(least: u32) -> (u32, u32) {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let second = u32::try_from(since.as_secs()).unwrap_or(u32::MAX);
     (second.max(least), since.subsec_micros() << 11)
 }
 
-/// The socket that heartbeats leave by. One of its own, around the interface's queueing discipline, so that they are not
-/// late whatever waits to be sent: behind a shaper's queue alone a heartbeat would wait longer than the ToR's bound.
+/// The socket for heartbeats. It bypasses the interface's queueing discipline, because a heartbeat
+/// behind a shaper's queue could wait longer than the ToR's bound.
 #[derive(Default)]
 pub(crate) struct Sender {
     socket: Option<AfPacket>,
-    /// Frames that the interface took from it.
+    /// Frames that the interface accepted from this socket.
     taken: u64,
-    /// When a socket that could not be opened is tried again, microseconds.
+    /// When to retry opening the socket, microseconds.
     next: u64,
 }
 
 impl Sender {
-    /// Whether the interface took it. [`IoError::Gone`] once when the interface was deleted.
+    /// Sends a frame; returns whether the interface accepted it. [`IoError::Gone`] once when the
+    /// interface was deleted.
     pub(crate) fn send(&mut self, interface: &Interface, frame: &[u8], now: u64) -> Result<bool, IoError> {
         if self.socket.is_none() && now >= self.next {
             self.next = now + SEEK;
             match open(interface) {
                 Ok(socket) => (self.socket, self.taken) = (Some(socket), 0),
-                Err(e) => tracing::debug!(error = %e, "no heartbeats"),
+                Err(e) => tracing::debug!(error = %e, "cannot open the heartbeat socket"),
             }
         }
         let Some(socket) = &mut self.socket else { return Ok(false) };
         match socket.send(&[TxFrame::new(frame)]) {
-            // One that a full device refuses is done with, too.
+            // A frame that a full device refuses counts as handled.
             Ok(_) => {
                 let taken = socket.stats().tx_frames;
                 Ok(std::mem::replace(&mut self.taken, taken) < taken)
@@ -251,10 +259,11 @@ impl Sender {
         }
     }
 
-    /// Hands on what the ToR sent since.
+    /// Passes the frames received from the ToR to `take`.
     pub(crate) fn receive(&mut self, mut take: impl FnMut(&[u8])) {
         let Some(socket) = &mut self.socket else { return };
-        // Bounded: whoever floods this costs as much as that many heartbeats. Errors are the sender's to find.
+        // Bounded, so that a flood costs no more than that many heartbeats. Errors are found on
+        // sending.
         for _ in 0..MAX_BATCHES {
             let count = socket.recv().unwrap_or(0);
             for index in 0..count {
@@ -267,12 +276,12 @@ impl Sender {
     }
 }
 
-/// Answers taken at once.
+/// Answers read in one batch.
 const BATCH: usize = 16;
-/// And how often before the next heartbeat.
+/// Batches read before the next heartbeat.
 const MAX_BATCHES: usize = 4;
 
-/// A packet socket for heartbeats and what answers them.
+/// A packet socket for heartbeats and their answers.
 pub fn open(interface: &Interface) -> Result<AfPacket, OpenError> {
     let (filter, ether_type) = (Some(Filter::new(&[Rule::EtherType(ETHER_TYPE)])?), Some(ETHER_TYPE));
     let config = Config { batch: BATCH, promiscuous: false, qdisc_bypass: true, ..Config::default() };
@@ -350,7 +359,7 @@ mod tests {
         }
     }
 
-    /// The answer to a heartbeat, with a change that comes before the tag and one that comes after.
+    /// The answer to a heartbeat, with a change before the tag is made, and one after.
     fn answer(to: &Heartbeat, change: impl Fn(&mut Answer), key: TorKey, damage: Option<usize>) -> Vec<u8> {
         let Heartbeat { pool, replica, key_epoch, incarnation, sequence, .. } = *to;
         let (settled, tor_id, alive, plain, tag) = (true, 0x0102, 0b1101, 0b1001, 0);
@@ -369,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_believed_under_the_key_for_a_heartbeat_that_was_sent_and_once() {
+    fn answer_needs_the_key_and_a_sent_heartbeat_once() {
         let mut beat = beat();
         let sent = read(&beat.frame(1000, OWN, true, 0, 0).unwrap());
         for damage in (6..12).chain(12..14).chain(14..50) {
@@ -394,7 +403,7 @@ mod tests {
         assert_eq!((live.alive, live.plain, live.settled), (0b1101, 0b1001, true));
         assert_eq!((live.sent, live.at), (1000, 1500));
         assert!(!beat.answered(&answer(&sent, |a| a.alive = 0, key(5), None), 1600), "answered before");
-        // Under a new key, also what is still under way under the old one.
+        // After a change of keys, answers under the old key are accepted too.
         let old = read(&beat.frame(3000, OWN, true, 0, 0).unwrap());
         beat.set_keys(&keys(6));
         let new = read(&beat.frame(5000, OWN, true, 0, 0).unwrap());
@@ -402,7 +411,7 @@ mod tests {
         assert!(beat.answered(&answer(&old, |_| {}, key(5), None), 5100));
         assert!(beat.answered(&answer(&new, |_| {}, key(6), None), 5200));
         assert_eq!(beat.live().unwrap().sent, 5000);
-        // An answer that comes after so many others says nothing of when.
+        // An answer after so many heartbeats gives no send time.
         let late = read(&beat.frame(7000, OWN, true, 0, 0).unwrap());
         for n in 0..REMEMBERED as u64 {
             beat.frame(9000 + 2000 * n, OWN, true, 0, 0).unwrap();
@@ -412,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_known_for_how_long_the_same_others_are_alive() {
+    fn age_of_the_live_set_is_tracked() {
         let mut beat = beat();
         let mut hear = |now: u64, alive: u64, settled: bool| {
             let sent = read(&beat.frame(now, OWN, true, 0, 0).unwrap());
@@ -428,13 +437,13 @@ mod tests {
         assert_eq!(hear(500_000, 0b111, true), (Some(500_100), 1), "and is back");
         assert_eq!(hear(600_000, 0b001, true), (None, 3), "alone");
         assert_eq!(hear(700_000, 0b011, true), (Some(700_100), 3));
-        // Whoever died meanwhile may be back.
+        // A member that died meanwhile may have returned.
         assert_eq!(hear(700_000 + FORGETS, 0b011, true), (Some(700_100 + FORGETS), 3));
         assert_eq!(beat.live().unwrap().others_since(0, 700_100 + 2 * FORGETS), None, "no answers");
     }
 
     #[test]
-    fn who_is_not_answered_any_more_begins_anew() {
+    fn unanswered_process_starts_a_new_incarnation() {
         let mut beat = beat();
         let sent = read(&beat.frame(1000, OWN, true, 0, 0).unwrap());
         assert!(beat.answered(&answer(&sent, |_| {}, key(5), None), 1500));

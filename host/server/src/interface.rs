@@ -1,4 +1,4 @@
-//! The server's interface: how it is opened, opened again when it was deleted, and waited for.
+//! The server's interface: how it is opened, reopened after a deletion, and waited for.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -7,16 +7,18 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use rivulet_pktio::{ChecksumPolicy, Config, Filter, Interface, IoChoice, OpenError, PacketIo};
 
-/// Octets of receive queue, in the kernel's accounting: some thousand requests. A longer one would only be
-/// delay, since a request that waits is a round trip that grows.
+/// Size of the receive queue in bytes, as the kernel accounts them: about a thousand requests. A
+/// longer queue would only add delay, since a waiting request lengthens its round trip.
 const RX_BYTES: usize = 2 << 20;
-/// Octets handed to the interface and not sent, by all workers, in the same accounting: some 220 full frames. What finds
-/// no room waits here as a request, where nothing is lost and the client's window is told to shrink, and not in a
-/// queueing discipline that drops what is too much. (The kernel's TCP leaves data in its sockets for the same reason.)
+/// Limit on unsent bytes at the interface over all workers, in the same accounting: about 220 full
+/// frames. Beyond it requests wait here, where none is lost and the client's window is reduced,
+/// instead of in a queueing discipline that drops. (The kernel's TCP leaves data in its sockets for
+/// the same reason.)
 const TX_BYTES: usize = 512 << 10;
-/// Responses that may wait for a flush: those of a whole batch of requests and more, so that there is one for each batch.
+/// Responses that may wait for a flush: more than a whole batch of requests causes, so that there
+/// is one flush for each batch.
 pub(crate) const QUEUE: usize = 128;
-/// An interface that is gone is looked for after this time, microseconds.
+/// Interval between attempts to find a deleted interface, microseconds.
 pub(crate) const SEEK: u64 = 20_000;
 
 /// Opens the interface.
@@ -24,9 +26,9 @@ pub(crate) struct Opener {
     choice: IoChoice,
     /// Sockets that share the interface.
     workers: usize,
-    /// When an interface that is gone may be looked for again, microseconds.
+    /// When to look again for a deleted interface, microseconds.
     next: u64,
-    /// Why it could not be opened the last time.
+    /// Why the last attempt to open it failed.
     why: String,
 }
 
@@ -35,7 +37,7 @@ impl Opener {
         Opener { choice, workers, next: 0, why: String::new() }
     }
 
-    /// Opens it, the socket taking what the filter accepts.
+    /// Opens it with a socket that takes what the filter accepts.
     pub(crate) fn open(
         &self,
         interface: &Interface,
@@ -45,8 +47,8 @@ impl Opener {
         Ok(self.choice.open(interface, |_| Ok(self.config(filter, share)))?.io)
     }
 
-    /// Opens it again, if there is one of that name; it may not be fit for what the former one was. To be called until
-    /// the socket works again. True if it does.
+    /// Reopens it if an interface of that name exists again, perhaps with other packet I/O. Call it
+    /// until it returns true: the socket works again.
     pub(crate) fn again(&mut self, io: &mut Box<dyn PacketIo>, filter: &Filter, now: u64) -> bool {
         if now < self.next {
             return false;
@@ -68,7 +70,7 @@ impl Opener {
         }
     }
 
-    /// How it is opened.
+    /// The configuration to open it with.
     fn config(&self, filter: &Filter, share: Option<u16>) -> Config {
         Config {
             queue: QUEUE,
@@ -84,7 +86,8 @@ impl Opener {
     }
 }
 
-/// What is waited for: packets, and room to send those that found none; or `room` alone where packets wait already.
+/// What to wait for: packets, and room if some found none; or only `room` if packets are queued
+/// already.
 pub(crate) fn awaited(io: &dyn PacketIo, room: bool) -> (BorrowedFd<'_>, PollFlags) {
     match (room, io.pending() > 0) {
         (true, _) => (io.sender(), PollFlags::OUT),
@@ -103,10 +106,10 @@ pub(crate) fn wait(io: &dyn PacketIo, room: bool, other: Option<BorrowedFd<'_>>,
     let mut entries = [entry, PollFd::from_borrowed_fd(other.unwrap_or(fd), PollFlags::IN)];
     let count = 1 + usize::from(other.is_some());
     let time = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };
-    // An interruption is as if nothing came.
+    // EINTR counts as no event.
     let _ = poll(&mut entries[..count], Some(&time));
     if entries[0].revents().intersects(PollFlags::ERR | PollFlags::NVAL) {
-        // An interface that is down or gone would be reported without a pause.
+        // An interface that is down or deleted would make poll return at once, without a pause.
         std::thread::sleep(Duration::from_millis(2));
     }
 }

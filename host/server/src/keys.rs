@@ -36,10 +36,10 @@ use rivulet_transport::{KeyRing, MAX_EPOCHS, MacKey, NonceKeys};
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroize;
 
-/// Largest key file that is read, octets.
+/// Maximum size of a key file in bytes.
 const MAX_FILE: u64 = 64 << 10;
 
-/// Octets written as hexadecimal digits; never shown.
+/// Bytes written in hexadecimal; never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret<const N: usize>(pub [u8; N]);
 
@@ -82,7 +82,7 @@ impl<'de, const N: usize> Deserialize<'de> for Secret<N> {
 pub struct SealKey {
     /// 1 to 65,535.
     pub epoch: u16,
-    /// What the keys are derived from.
+    /// The master that the keys are derived from.
     pub master: Secret<16>,
 }
 
@@ -92,7 +92,7 @@ pub struct SealKey {
 pub struct NonceEpoch {
     /// 1 to 65,535.
     pub epoch: u16,
-    /// K: the words k0 and k1, the octets of each little-endian.
+    /// K: the words k0 and k1, bytes in little-endian order.
     pub k: Secret<8>,
     /// K', likewise.
     pub k_prime: Secret<8>,
@@ -100,26 +100,26 @@ pub struct NonceEpoch {
     pub opening: Secret<16>,
 }
 
-/// What this replica and the ToRs share in one epoch. Under the first they believe its heartbeats and it their answers,
-/// under the second it believes what ToRs beyond the rack stamp.
+/// Keys shared with the ToRs in one epoch: one authenticates heartbeats and their answers, the
+/// other the blocks of ToRs in other racks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TorKeys {
-    /// 1 to 65,535; its low half is on the wire.
+    /// 1 to 65,535; the wire carries its low half.
     pub epoch: u16,
-    /// Of heartbeats and their answers.
+    /// Key for heartbeats and their answers.
     pub heartbeat: Secret<8>,
-    /// Of ToR blocks in tunnels.
+    /// Key for ToR blocks in tunnels.
     pub block: Secret<8>,
 }
 
-/// An epoch of the cookies of stateless TCP.
+/// An epoch of cookies for stateless TCP.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CookieEpoch {
-    /// 1 to 65,535; it is nowhere on the wire.
+    /// 1 to 65,535; not on the wire.
     pub epoch: u16,
-    /// The words k0 and k1, the octets of each little-endian.
+    /// The words k0 and k1, bytes in little-endian order.
     pub key: Secret<8>,
 }
 
@@ -135,14 +135,17 @@ impl CookieEpoch {
 pub struct KeySet {
     /// Number of the service, 1 to 65,535.
     pub service: u16,
-    /// Newest seal epoch to be used where no ToR names one; 0: none yet, and this replica is not ready.
+    /// Newest seal epoch for use where no ToR names one; 0: none yet, and this replica is not
+    /// ready.
     pub usable_seal: u16,
-    /// Newest nonce epoch to be used where no ToR names one; 0: none yet, and this replica is not ready.
+    /// Newest nonce epoch for use where no ToR names one; 0: none yet, and this replica is not
+    /// ready.
     pub usable_nonce: u16,
-    /// Epoch of the key of heartbeats; 0 without a ToR.
+    /// Epoch of the heartbeat key; 0 without a ToR.
     #[serde(default)]
     pub usable_tor: u16,
-    /// Epoch of the key that cookies are made with; 0: none yet, and plain clients are not answered without state.
+    /// Epoch of the key for new cookies; 0: none yet, and plain clients are not answered without
+    /// state.
     #[serde(default)]
     pub usable_cookie: u16,
     /// Live seal epochs.
@@ -157,7 +160,7 @@ pub struct KeySet {
     pub cookie: Vec<CookieEpoch>,
 }
 
-/// Why keys are not accepted.
+/// Why keys are refused.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// The file cannot be read.
@@ -169,16 +172,16 @@ pub enum KeyError {
     /// The file is not a key file.
     #[error("{0}: {1}")]
     Parse(PathBuf, #[source] Box<toml::de::Error>),
-    /// The keys contradict themselves.
+    /// The keys are inconsistent.
     #[error("keys of service {0}: {1}")]
     Invalid(u16, &'static str),
-    /// The system has no randomness.
+    /// The system provides no randomness.
     #[error("no random numbers: {0}")]
     Random(#[source] io::Error),
 }
 
 impl KeySet {
-    /// Fresh keys for `service`, epoch 1 of each kind but that of ToRs.
+    /// New keys for `service`, epoch 1 of each kind except the ToRs'.
     pub fn generate(service: u16) -> Result<KeySet, KeyError> {
         let seal = SealKey { epoch: 1, master: random()? };
         let nonce = NonceEpoch { epoch: 1, k: random()?, k_prime: random()?, opening: random()? };
@@ -197,7 +200,7 @@ impl KeySet {
         Ok(set)
     }
 
-    /// Reads a key file. One that other users can read or change is refused.
+    /// Reads a key file. A file that other users can read or change is refused.
     pub fn read(path: &Path) -> Result<KeySet, KeyError> {
         let failed = |e| KeyError::Read(path.into(), e);
         let bytes = rivulet_private_file::read(path, MAX_FILE).map_err(failed)?;
@@ -207,7 +210,7 @@ impl KeySet {
         Ok(set)
     }
 
-    /// Writes a new key file, which its owner alone can read.
+    /// Writes a new key file that only its owner can read.
     pub fn write(&self, path: &Path) -> Result<(), KeyError> {
         let text = self.to_toml();
         rivulet_private_file::create(path, text.as_bytes()).map_err(|e| KeyError::Write(path.into(), e))
@@ -216,11 +219,11 @@ impl KeySet {
     /// The text of a key file.
     #[must_use]
     pub fn to_toml(&self) -> String {
-        // Integers, strings and tables always serialise.
+        // Integers, strings and tables always serialize.
         toml::to_string(self).unwrap_or_default()
     }
 
-    /// Checks what the types cannot say.
+    /// Checks the rules that the types do not express.
     pub fn check(&self) -> Result<(), KeyError> {
         let rule = |ok: bool, what| if ok { Ok(()) } else { Err(KeyError::Invalid(self.service, what)) };
         let distinct = |epochs: &[u16]| epochs.iter().enumerate().all(|(i, e)| !epochs[..i].contains(e));
@@ -233,7 +236,7 @@ impl KeySet {
         rule(!kinds.iter().any(|epochs| epochs.contains(&0)), "an epoch is 0")?;
         rule(kinds.iter().all(|epochs| epochs.len() <= MAX_EPOCHS), "more than 64 epochs of one kind")?;
         rule(kinds.iter().all(|epochs| distinct(epochs)), "an epoch stands twice")?;
-        // 0: none is usable yet; keys are held everywhere before the first is.
+        // 0: none is usable yet; keys are distributed to all replicas before the first use.
         let usable = |epochs: &[u16], epoch| epoch == 0 || epochs.contains(&epoch);
         rule(usable(&seal, self.usable_seal), "the usable seal epoch has no key")?;
         rule(usable(&nonce, self.usable_nonce), "the usable nonce epoch has no key")?;
@@ -242,22 +245,22 @@ impl KeySet {
         rule(self.nonce.iter().all(|n| n.k != n.k_prime), "K and K' of an epoch are equal")
     }
 
-    /// The key of heartbeats with the low half of its epoch, if there is one.
+    /// The heartbeat key with the low half of its epoch, if there is one.
     #[must_use]
     pub fn beat_key(&self) -> Option<(u8, TorKey)> {
         let of = self.tor.iter().find(|k| k.epoch == self.usable_tor)?;
         Some((of.epoch as u8, TorKey::new(of.heartbeat.0)))
     }
 
-    /// The key of ToR blocks of the newest epoch with this low half.
+    /// The key for ToR blocks of the newest epoch with this low half.
     #[must_use]
     pub fn block_key(&self, epoch: u8) -> Option<TorKey> {
         let of = self.tor.iter().rev().find(|k| k.epoch as u8 == epoch)?;
         Some(TorKey::new(of.block.0))
     }
 
-    /// What cookies are made with, and what they are read with besides: the two newest other epochs from `epoch` on (0: all).
-    /// None while none of these is usable.
+    /// The key for new cookies, and up to two others that verify cookies: the newest from `epoch`
+    /// on (0: all). `None` while no such key is usable.
     #[must_use]
     pub fn cookies(&self, epoch: u16) -> Option<CookieKeys> {
         let keys = self.cookie.get(self.cookies_before(epoch)..)?;
@@ -266,19 +269,20 @@ impl KeySet {
         Some(CookieKeys { current, others: [others.next(), others.next()] })
     }
 
-    /// What cookies of before this epoch are recognised by, the three newest; none if there are none.
+    /// Keys that recognise cookies from before this epoch, the newest three; `None` without any.
     #[must_use]
     pub fn former_cookies(&self, epoch: u16) -> Option<CookieKeys> {
         let mut keys = self.cookie.get(..self.cookies_before(epoch))?.iter().rev().map(CookieEpoch::key);
         Some(CookieKeys { current: keys.next()?, others: [keys.next(), keys.next()] })
     }
 
-    /// How many keys of cookies are older than this epoch's. That of an epoch which is gone is older than all that are left.
+    /// The number of cookie keys older than this epoch's. A withdrawn epoch counts as older than
+    /// all present ones.
     fn cookies_before(&self, epoch: u16) -> usize {
         self.cookie.iter().position(|k| k.epoch == epoch).unwrap_or(0)
     }
 
-    /// The keys in the form that the transport works with.
+    /// Converts the keys for the transport.
     #[must_use]
     pub fn ring(&self) -> KeyRing {
         let mut ring = KeyRing::new(u32::from(self.service));
@@ -361,10 +365,10 @@ mod tests {
         assert_eq!(set.cookies(4), Some(keys(4, [Some(5), None])));
         assert_eq!(set.former_cookies(4), Some(keys(3, [Some(2), Some(1)])));
         assert_eq!(set.cookies(5), None, "what is made is of before");
-        // All that are left are newer than one that is gone.
+        // All remaining keys are newer than a withdrawn one.
         assert_eq!((set.cookies(9), set.former_cookies(9)), (set.cookies(0), None));
         assert_eq!((set.former_cookies(0), set.former_cookies(1)), (None, None));
-        // A file of before has none.
+        // A key file of an earlier version has none.
         let set = KeySet { cookie: Vec::new(), usable_cookie: 0, ..KeySet::generate(7).unwrap() };
         let text = set.to_toml().replace("usable_cookie = 0\n", "").replace("cookie = []\n", "");
         assert!(!text.contains("cookie"));

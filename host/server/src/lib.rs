@@ -1,11 +1,11 @@
 //! The server library: minisockets on real packets (section 3 of the Trickles paper).
 //!
-//! A [`Server`] takes segments with our option from one interface, judges each by the transport's stateless
-//! step, and hands an event to the [`Application`] for every request that is to be answered. There are no
-//! descriptors per connection and nothing is kept per connection, here or in the application.
+//! A [`Server`] takes segments with our option from one interface, judges each with the transport's
+//! stateless step, and passes an event to the [`Application`] for every request to be answered.
+//! Neither the library nor the application has descriptors or state for a connection.
 //!
-//! For several processors [`Server::open_workers`] gives several servers of one replica, which share nothing on the way
-//! of a packet: the kernel gives each flow to one of them.
+//! For several processors, [`Server::open_workers`] makes several servers of one replica that share
+//! nothing on the packet path; the kernel assigns each flow to one of them.
 
 mod adopt;
 mod back_end;
@@ -34,7 +34,8 @@ pub use minisocket::{Detached, EventKind, Minisocket};
 pub use pulse::PoolView;
 pub use server::{Application, Server};
 
-/// A number for [`Config::incarnation`]: the second of the start, so that heartbeats of a former process are told from ours.
+/// A value for [`Config::incarnation`]: the time of the start in seconds, which distinguishes this
+/// process's heartbeats from those of earlier ones.
 #[must_use]
 pub fn incarnation() -> u32 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();

@@ -1,29 +1,29 @@
-//! What is accepted of a service: the same file is read by the controller's check, so that neither takes what the other
-//! refuses (`controller/rivulet_controller/limits.toml`).
+//! Limits on a service. The controller's check reads the same file, so both accept the same
+//! configurations (`controller/rivulet_controller/limits.toml`).
 
 use std::net::IpAddr;
 use std::sync::LazyLock;
 
 const FILE: &str = include_str!("../../../controller/rivulet_controller/limits.toml");
 
-/// Services of one replica.
+/// Maximum number of services of one replica.
 pub const MAX_SERVICES: usize = number("services") as usize;
-/// Addresses of one service.
+/// Maximum number of addresses of one service.
 pub const MAX_ADDRESSES: usize = number("addresses") as usize;
-/// ToRs of other racks that send to one service here.
+/// Maximum number of ToRs of other racks that send to one service here.
 pub const MAX_TUNNELS: usize = number("tunnels") as usize;
-/// Servers of one service's records.
+/// Maximum number of servers for one service's records.
 pub const MAX_STORES: usize = number("stores") as usize;
-/// Heartbeats a second of one replica, over all of its pools.
+/// Maximum number of heartbeats a second of one replica, over all its pools.
 pub const MAX_HEARTBEATS_PER_SECOND: u64 = number("heartbeats_per_second");
-/// Time between two heartbeats, microseconds: least and most.
+/// Minimum and maximum time between two heartbeats, microseconds.
 pub const HEARTBEAT_US: (u64, u64) = (number("heartbeat_min_us"), number("heartbeat_max_us"));
-/// Longest liveness bound, microseconds.
+/// Maximum liveness bound, microseconds.
 pub const MAX_LIVENESS_US: u64 = number("liveness_max_us");
-/// Age up to which a request is fresh, microseconds: least and most.
+/// Minimum and maximum horizon (age of a fresh request), microseconds.
 pub const HORIZON_US: (u64, u64) = (number("horizon_min_us"), number("horizon_max_us"));
 
-/// Prefixes of addresses that no host has, or that no router forwards to one.
+/// Prefixes of addresses that no host has, or that routers do not forward to a host.
 static NO_HOST: LazyLock<Vec<(IpAddr, u32)>> = LazyLock::new(|| {
     let list = FILE.split_once("no_host").map_or("", |(_, list)| list);
     let quoted = list.split('"').skip(1).step_by(2);
@@ -33,7 +33,7 @@ static NO_HOST: LazyLock<Vec<(IpAddr, u32)>> = LazyLock::new(|| {
         .collect()
 });
 
-/// Whether one host can have this address, and others reach it there.
+/// Whether a host can have this address and be reached there.
 #[must_use]
 pub fn is_host(address: IpAddr) -> bool {
     let within = |(prefix, length): &(IpAddr, u32)| match (address, prefix) {
@@ -44,7 +44,8 @@ pub fn is_host(address: IpAddr) -> bool {
     !NO_HOST.iter().any(within)
 }
 
-/// The number of the line `key = number`. Evaluated at compile time, where a key that is missing is an error.
+/// The number in the line `key = number`. Evaluated at compile time, where a missing key is an
+/// error.
 const fn number(key: &str) -> u64 {
     let (text, key) = (FILE.as_bytes(), key.as_bytes());
     let mut at = 0;
@@ -78,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn file_is_read_as_toml_has_it() {
+    fn key_file_is_parsed_as_toml() {
         let file: toml::Table = toml::from_str(FILE).unwrap();
         let numbers = [
             ("services", MAX_SERVICES as u64),

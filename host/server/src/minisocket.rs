@@ -1,8 +1,8 @@
 //! A minisocket: the transient descriptor of one event (section 3.2).
 //!
-//! It exists while its event is being handled, belongs to one client, and can send no more than congestion
-//! control allows for the request that made it. What the application does not answer, the library does, so
-//! that the trickle lives on.
+//! It exists while its event is being handled, belongs to one client, and can send no more than
+//! congestion control allows for its request. What the application leaves unanswered, the library
+//! answers without data, so that the trickle stays alive.
 
 use std::net::SocketAddr;
 
@@ -16,15 +16,15 @@ use rivulet_transport::{MAX_UCONT, UcontError, UserContinuation};
 
 use crate::counters::Counters;
 
-/// What happened (section 3.3).
+/// Kinds of events (section 3.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
     /// A connection is opened; its SYN may carry input and wants.
     Open,
-    /// A request came. At least once, and in any order: a replica may die after acting and before
-    /// answering.
+    /// A request. It may arrive more than once and in any order, because a replica may die after
+    /// acting and before answering.
     Request,
-    /// The client has ended the connection.
+    /// The client closed the connection.
     Close,
 }
 
@@ -34,22 +34,22 @@ pub struct Minisocket<'a, 'p> {
     pub(crate) transport: &'a mut Transport,
     pub(crate) keys: &'a KeyRing,
     pub(crate) io: &'a mut dyn PacketIo,
-    /// Octets of an IP packet at most: the interface's MTU.
+    /// Maximum length of an IP packet in bytes: the interface's MTU.
     pub(crate) room: usize,
     pub(crate) ethernet: EthHeader,
     pub(crate) kind: EventKind,
     pub(crate) counters: &'a mut Counters,
-    /// The first head that has no answer yet.
+    /// The first head without an answer.
     pub(crate) next: usize,
-    /// The frame that brought the request, and when.
+    /// The frame of the request, and its time of arrival.
     pub(crate) frame: &'a [u8],
     pub(crate) now: Time,
-    /// The frame's ToR block was believed.
+    /// The frame's ToR block was trusted.
     pub(crate) trusted: bool,
     pub(crate) detached: bool,
 }
 
-/// An event put aside: the packet that made it, from which everything follows once more.
+/// A detached event: the packet that caused it, which is judged again later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Detached {
     pub(crate) frame: Box<[u8]>,
@@ -58,7 +58,7 @@ pub struct Detached {
 }
 
 impl<'p> Minisocket<'_, 'p> {
-    /// What happened.
+    /// The kind of event.
     #[must_use]
     pub fn kind(&self) -> EventKind {
         self.kind
@@ -70,13 +70,13 @@ impl<'p> Minisocket<'_, 'p> {
         self.plan.client()
     }
 
-    /// The service address that the client speaks to.
+    /// The service address of the request.
     #[must_use]
     pub fn service(&self) -> SocketAddr {
         self.plan.service()
     }
 
-    /// Number of the connection; user continuations are bound to it.
+    /// Id of the connection, to which user continuations are bound.
     #[must_use]
     pub fn connection(&self) -> u64 {
         self.plan.connection()
@@ -87,33 +87,35 @@ impl<'p> Minisocket<'_, 'p> {
         self.plan.input(self.keys)
     }
 
-    /// The responses that congestion control allows, to be answered in order.
+    /// The responses that congestion control allows; answer them in order.
     #[must_use]
     pub fn heads(&self) -> &[Head] {
         self.plan.heads()
     }
 
-    /// The output continuation behind what head `index` wants.
+    /// The output continuation for the want of head `index`.
     pub fn output_continuation(&self, index: usize) -> Result<UserContinuation<'p>, Refusal> {
         let want = self.plan.heads().get(index).and_then(|head| head.want).ok_or(Refusal::User)?;
         self.plan.output_continuation(&want, self.keys)
     }
 
-    /// Whether the output continuation behind what head `index` wants is sealed under an older epoch than what is sealed
-    /// now. It ends with its epoch, so an application that answers for longer [seals](Self::seal) it anew.
+    /// Whether the output continuation for the want of head `index` is sealed under an older epoch
+    /// than the current one. It expires with its epoch, so an application that needs it for longer
+    /// [seals](Self::seal) it again.
     #[must_use]
     pub fn output_ages(&self, index: usize) -> bool {
         let want = self.plan.heads().get(index).and_then(|head| head.want);
         want.is_some_and(|want| self.plan.output_ages(&want))
     }
 
-    /// The same of the input continuation that the request's input came with.
+    /// The same for the input continuation of the request.
     #[must_use]
     pub fn input_ages(&self) -> bool {
         self.plan.input_ages()
     }
 
-    /// The output continuation behind what head `index` wants, sealed anew if it ages and leaves room for data beside it.
+    /// The output continuation for the want of head `index`, sealed again if it ages and leaves
+    /// room for data.
     #[must_use]
     pub fn sealed_anew(&self, index: usize) -> Option<Vec<u8>> {
         let aging = self.output_ages(index).then(|| self.output_continuation(index).ok())??;
@@ -122,20 +124,21 @@ impl<'p> Minisocket<'_, 'p> {
         (2 * length < self.plan.heads().get(index)?.room).then(|| out[..length].to_vec())
     }
 
-    /// Seals a user continuation for this connection (`msk_setucont` is this and [`send`](Self::send)).
+    /// Seals a user continuation for this connection (`msk_setucont` is this and
+    /// [`send`](Self::send)).
     pub fn seal(&self, what: &UserContinuation<'_>, out: &mut [u8; MAX_UCONT]) -> Result<usize, UcontError> {
         self.plan.seal_ucont(self.keys, what, out)
     }
 
-    /// A token that proves the client's address in its next connection, whose opening may then be answered with more than
-    /// it brought ([`Reply::token`]). Good once, for a day.
+    /// A token that proves the client's address in its next connection, and so allows an opening
+    /// with more bytes than the SYN ([`Reply::token`]). Valid once, for a day.
     #[must_use]
     pub fn address_token(&self) -> Option<[u8; TOKEN_LENGTH]> {
         self.plan.address_token(self.keys)
     }
 
-    /// Answers head `index`, and those before it that have no answer with nothing. A reply that does not
-    /// fit leaves the head unanswered: try again with less.
+    /// Answers head `index`; earlier heads without an answer get an empty one. A reply that does
+    /// not fit leaves the head unanswered: retry with less.
     pub fn send(&mut self, index: usize, reply: &Reply<'_>) -> Result<(), RespondError> {
         while self.next < index.min(self.plan.heads().len()) {
             self.build(self.next, &Reply::default())?;
@@ -143,27 +146,28 @@ impl<'p> Minisocket<'_, 'p> {
         self.build(index, reply)
     }
 
-    /// Puts the event aside (`msk_detach`): nothing more is answered now. [`Server::resume`](crate::Server::resume)
-    /// takes it up again, before the client gives it up as lost.
+    /// Detaches the event (`msk_detach`): nothing more is answered now.
+    /// [`Server::resume`](crate::Server::resume) resumes it, before the client declares it lost.
     pub fn detach(&mut self) -> Detached {
         self.detached = true;
         Detached { frame: self.frame.into(), now: self.now, trusted: self.trusted }
     }
 
-    /// Counts that a part of the request is refused, such as input whose continuation is not good, while the others stand: they
-    /// are answered, so that nothing that the request acknowledges is lost. The client sends again what is not said to be
-    /// consumed, and gives up after some times. (An error of [`Application::event`](crate::Application::event) refuses all of it.)
+    /// Counts a refused part of the request, such as input with an invalid continuation, while the
+    /// rest is answered, so that its acknowledgement is not lost. The client sends unconsumed input
+    /// again, a limited number of times. (An error of
+    /// [`Application::event`](crate::Application::event) refuses the whole request.)
     pub fn refuse_part(&mut self, refusal: &Refusal) {
         tracing::debug!(client = %self.client(), refusal = %refusal, "input refused by the application");
         self.counters.refuse(refusal);
     }
 
-    /// Drops the event (`msk_drop`): nothing is answered, and the client sees a loss.
+    /// Drops the event (`msk_drop`): there is no answer, and the client sees a loss.
     pub fn drop_event(&mut self) {
         self.detached = true;
     }
 
-    /// Answers all that has no answer yet with nothing.
+    /// Answers all remaining heads with empty replies.
     pub(crate) fn finish(&mut self) {
         while self.next < self.plan.heads().len() {
             if let Err(e) = self.build(self.next, &Reply::default()) {
@@ -178,7 +182,7 @@ impl<'p> Minisocket<'_, 'p> {
         let head = self.ethernet.length();
         let room = head + self.room;
         let Some(frame) = self.io.reserve(room) else {
-            // The transmit queue is full: to the client this is a loss like another.
+            // The transmit queue is full; the client sees a loss.
             self.counters.unsent += 1;
             self.next = index + 1;
             return Ok(());

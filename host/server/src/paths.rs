@@ -1,25 +1,25 @@
-//! Paths that take less than the interface, as routers on them said (RFC 1191, RFC 8201).
+//! Path MTUs smaller than the interface's, as reported by routers (RFC 1191, RFC 8201).
 //!
-//! Soft state beside the stateless step, by client address, bounded and short-lived: forgotten, it costs the
-//! packets of one round trip. A server cannot tell whether a quoted segment was its own, so the most that
-//! somebody who forges such errors gets is packets of the least size that every path takes, for a while.
+//! Soft state by client address, bounded and short-lived: losing it costs the packets of one round
+//! trip. A server without connection state cannot check a quoted segment. So an attacker who forges
+//! such errors can reduce packets to the minimum size that every path must carry, for a while.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-/// Clients that are remembered; beyond, all are forgotten.
+/// Maximum number of clients; above it all are dropped.
 const MAX: usize = 4096;
-/// How long, microseconds: the path may be another one by then.
+/// Lifetime of an entry, microseconds; the path may change.
 const GOOD_FOR: u64 = 60_000_000;
 
-/// What is known.
+/// The path MTUs.
 #[derive(Debug, Default)]
 pub(crate) struct Paths {
     known: HashMap<IpAddr, (u16, u64)>,
 }
 
 impl Paths {
-    /// Packets of more than `mtu` octets do not reach `client`.
+    /// Records that packets longer than `mtu` bytes do not reach `client`.
     pub fn learn(&mut self, client: IpAddr, mtu: u16, now: u64) {
         if self.known.len() >= MAX && !self.known.contains_key(&client) {
             self.known.clear();
@@ -28,7 +28,7 @@ impl Paths {
         *entry = (if now.saturating_sub(entry.1) < GOOD_FOR { entry.0.min(mtu) } else { mtu }, now);
     }
 
-    /// MTU of the path to `client`, if it is known to be smaller than others.
+    /// MTU of the path to `client`, if it is known to be smaller than the interface's.
     pub fn mtu(&self, client: IpAddr, now: u64) -> Option<u16> {
         if self.known.is_empty() {
             return None;

@@ -1,7 +1,8 @@
-//! The thread that sends the heartbeats: nothing that the application does can hold them up.
+//! The heartbeat thread, which the application cannot delay.
 //!
-//! So that they still mean something they are bound to the progress of the packet path: each of its workers notes when it
-//! began what it is doing, and one that has been at one thing for as long as the bound makes this replica not ready.
+//! Heartbeats must still reflect the progress of the packet path. Each worker records when it began
+//! its current task, and a worker busy with one task for the whole bound makes this replica not
+//! ready.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -18,24 +19,24 @@ use crate::service_set::{ServiceSet, SharedServiceSet};
 use crate::tunnel::Beacon;
 use crate::workers::Seats;
 
-/// The beat of one place in a pool, for all services that share it.
+/// The heartbeat of one member, for all services of its pool.
 struct Beating {
     beat: Beat,
-    /// The services; ready while one of them is.
+    /// The services; the member is ready while one of them is.
     services: ServiceSet,
     beacons: Vec<Beacon>,
 }
 
-/// What a ToR last said of a pool.
+/// A ToR's last answer about a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolView {
     /// The pool.
     pub pool: u16,
-    /// Address of a ToR beyond the rack; none for the rack's own.
+    /// Address of a ToR of another rack; `None` for the rack's own.
     pub tor: Option<IpAddr>,
-    /// Who is alive.
+    /// The set of live members.
     pub live: Live,
-    /// How old that is.
+    /// Age of the answer.
     pub age: Duration,
 }
 
@@ -45,21 +46,22 @@ struct State {
     stop: bool,
 }
 
-/// What the packet path tells, in single numbers, and hears.
+/// State shared with the packet path, in single numbers.
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
-    /// Services that have no keys; all of them while the interface is down or the application is not ready.
+    /// Services without keys; all of them while the interface is down or the application is not
+    /// ready.
     unready: SharedServiceSet,
     /// The interface's Ethernet address.
     mac: AtomicU64,
     sent: AtomicU64,
-    /// Answers that were believed, and that were not.
+    /// Number of authentic answers, and of others.
     answers: [AtomicU64; 2],
     gone: AtomicBool,
 }
 
-/// Sends the heartbeats of a replica, until it is dropped.
+/// Sends the heartbeats of a replica until it is dropped.
 pub(crate) struct Pulse {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -70,7 +72,7 @@ pub(crate) struct Pulse {
 }
 
 impl Pulse {
-    /// Nothing is sent before [`Pulse::replace`].
+    /// Sends nothing before [`Pulse::replace`].
     pub(crate) fn new(interface: Interface, seats: Seats, started: Instant, incarnation: u32) -> Pulse {
         let shared = Arc::new(Shared {
             state: Mutex::default(),
@@ -84,7 +86,8 @@ impl Pulse {
         Pulse { shared, thread: None, interface, seats, started, incarnation }
     }
 
-    /// Heartbeats for these services from now on; where a place is the same, its beat goes on.
+    /// Sends heartbeats for these services from now on; a member that remains continues its
+    /// sequence.
     pub(crate) fn replace(&mut self, services: &[Service]) -> std::io::Result<()> {
         let now = elapsed(self.started);
         let mut state = self.shared.state.lock();
@@ -92,7 +95,7 @@ impl Pulse {
         for (service, of) in services.iter().enumerate() {
             let Some(member) = of.member else { continue };
             let place = |b: &Beating| (b.beat.member().pool, b.beat.member().replica);
-            // One beat a place, since its numbers only grow.
+            // One heartbeat for each member, because its numbers must only grow.
             let at = match state.beats.iter().position(|b| place(b) == (member.pool, member.replica)) {
                 Some(at) => at,
                 None => {
@@ -133,24 +136,24 @@ impl Pulse {
         Ok(())
     }
 
-    /// What heartbeats say from now on.
-    pub(crate) fn tell(&self, mac: [u8; 6], unready: ServiceSet) {
+    /// Updates what heartbeats report.
+    pub(crate) fn update(&self, mac: [u8; 6], unready: ServiceSet) {
         let [a, b, c, d, e, f] = mac;
         self.shared.mac.store(u64::from_be_bytes([0, 0, a, b, c, d, e, f]), Ordering::Relaxed);
         self.shared.unready.store(unready);
     }
 
-    /// Heartbeats sent since the start.
+    /// Heartbeats sent so far.
     pub(crate) fn sent(&self) -> u64 {
         self.shared.sent.load(Ordering::Relaxed)
     }
 
-    /// Answers of ToRs that were believed, and that were not.
+    /// Authentic answers of ToRs, and others.
     pub(crate) fn answers(&self) -> [u64; 2] {
         [0, 1].map(|i| self.shared.answers[i].load(Ordering::Relaxed))
     }
 
-    /// What the ToRs last said, of each pool.
+    /// The ToRs' last answer for each pool.
     pub(crate) fn views(&self) -> Vec<PoolView> {
         let now = elapsed(self.started);
         let state = self.shared.state.lock();
@@ -169,7 +172,7 @@ impl Pulse {
         views
     }
 
-    /// Whether the interface was found to be deleted, since this was last asked.
+    /// Whether the interface was found deleted since the last call.
     pub(crate) fn lost_interface(&self) -> bool {
         self.shared.gone.load(Ordering::Relaxed) && self.shared.gone.swap(false, Ordering::Relaxed)
     }
@@ -180,7 +183,7 @@ impl Drop for Pulse {
         self.shared.state.lock().stop = true;
         self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take() {
-            // A panic there was reported when it happened.
+            // A panic of the thread was reported when it happened.
             let _ = thread.join();
         }
     }
@@ -188,7 +191,7 @@ impl Drop for Pulse {
 
 impl Shared {
     fn beat(&self, interface: &Interface, seats: &Seats, started: Instant) {
-        // Before other work of this machine; without the right to it, it competes like everybody.
+        // Raises the priority; without the permission the thread runs at normal priority.
         let _ = rustix::process::setpriority_process(None, -10);
         let mut sender = Sender::default();
         let mut state = self.state.lock();
@@ -200,17 +203,17 @@ impl Shared {
                     self.changed.wait_for(&mut state, Duration::from_micros(due - now));
                 }
                 Some(_) => {
-                    // Those to the last heartbeats came meanwhile.
+                    // Answers to the last heartbeats have arrived meanwhile.
                     self.receive(&mut state.beats, &mut sender, now);
-                    let (since, died) = others(&state.beats, now);
-                    seats.set_others(since, died);
+                    let (since, died) = peers(&state.beats, now);
+                    seats.set_peers(since, died);
                     state.beats.iter_mut().for_each(|b| self.send(b, &mut sender, interface, seats, now))
                 }
             }
         }
     }
 
-    /// Takes what ToRs answered.
+    /// Handles the ToRs' answers.
     fn receive(&self, beats: &mut [Beating], sender: &mut Sender, now: u64) {
         let count = |believed: bool| self.answers[usize::from(!believed)].fetch_add(1, Ordering::Relaxed);
         sender.receive(|frame| {
@@ -228,8 +231,9 @@ impl Shared {
     fn send(&self, b: &mut Beating, sender: &mut Sender, interface: &Interface, seats: &Seats, now: u64) {
         let unready = self.unready.load().or(seats.behind());
         let mac = self.mac.load(Ordering::Relaxed).to_be_bytes();
-        // A request that waits for room waits for the interface: excluding this replica would not help it, and the load
-        // tells the ToR. Any other is answered within the turn that takes it, or its worker has stopped.
+        // A request that waits for room waits for the interface. Excluding this replica would not
+        // help it, and the load in the heartbeats informs the ToR. Any other request is answered
+        // within its turn, unless the worker hangs.
         let oldest = seats.oldest(now);
         let ready = !b.services.is_within(unready);
         let Some(frame) = b.beat.frame(now, [2, 3, 4, 5, 6, 7].map(|i| mac[i]), ready, seats.load(), oldest)
@@ -248,8 +252,9 @@ impl Shared {
     }
 }
 
-/// Since when no replica beside this one came or went, and how many have died so far, by what all ToRs say.
-fn others(beats: &[Beating], now: u64) -> (Option<u64>, u32) {
+/// Since when no other replica has died or returned, and how many have died so far, according to
+/// all ToRs.
+fn peers(beats: &[Beating], now: u64) -> (Option<u64>, u32) {
     let lives = beats.iter().flat_map(|b| {
         let beyond = b.beacons.iter().filter_map(|beacon| beacon.live.as_ref());
         b.beat.live().into_iter().chain(beyond).map(|live| (live, b.beat.member().replica))
@@ -271,7 +276,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn others_last_where_all_tors_say_so() {
+    fn live_set_needs_agreement_of_all_tors() {
         let known = |said: &[(Option<u64>, u32)]| by_all(said.iter().copied());
         assert_eq!(known(&[]), (None, 0));
         assert_eq!(known(&[(Some(7), 2)]), (Some(7), 2));

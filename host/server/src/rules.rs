@@ -1,4 +1,4 @@
-//! Which packets a server takes, and keeps from the kernel.
+//! Which packets a server takes, and which it keeps from the kernel.
 
 use std::net::IpAddr;
 
@@ -9,8 +9,9 @@ use rivulet_pktio::{Filter, OpenError};
 
 use crate::service::{Plain, Service};
 
-/// Segments of ours to the services, and plain ones where those are answered here too. Other ports of a service address are
-/// the kernel's: what is closed there is refused, what speaks plain TCP answers.
+/// Our segments to the services, and plain ones where they are answered here too. The kernel has
+/// all other ports of a service address: it refuses closed ports, and other servers may listen
+/// there.
 pub(crate) fn segments<'a>(services: impl IntoIterator<Item = &'a Service>) -> Vec<TcpRule> {
     services.into_iter().map(|s| segment(s, s.answers_plain())).collect()
 }
@@ -23,8 +24,9 @@ fn segment(service: &Service, plain: bool) -> TcpRule {
     }
 }
 
-/// The kernel's share of them. While plain TCP changes hands, connections that began before go on; of those without state
-/// nobody knows, so what the kernel has no socket for it does not refuse.
+/// The kernel's share of these segments. While plain TCP moves between the kernel and stateless
+/// TCP, earlier connections continue. The kernel has no record of stateless ones, so it must not
+/// send RSTs for segments without a socket.
 pub(crate) fn shares<'a>(services: impl IntoIterator<Item = &'a Service>) -> Vec<(TcpRule, Share)> {
     let mut shares = Vec::new();
     for service in services {
@@ -40,13 +42,13 @@ pub(crate) fn shares<'a>(services: impl IntoIterator<Item = &'a Service>) -> Vec
     shares
 }
 
-/// What a server takes: segments of the services, and errors about what was sent from their addresses. Without services
-/// nothing passes.
+/// The packets that a server takes: segments of the services, and ICMP errors about packets from
+/// their addresses. Without services it takes none.
 #[derive(Debug)]
 pub(crate) struct Filters {
-    /// What comes without a tunnel, or in one.
+    /// For packets outside or inside a tunnel.
     pub(crate) inner: Filter,
-    /// What is taken from the interface: that, and the tunnels.
+    /// For the interface: the same, and the tunnels.
     pub(crate) outer: Filter,
 }
 

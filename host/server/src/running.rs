@@ -1,4 +1,4 @@
-//! A service that is served.
+//! A service in operation.
 
 use rivulet_packet::Segment;
 use rivulet_plain::CookieKeys;
@@ -9,18 +9,18 @@ use crate::server::Door;
 use crate::service::{Plain, Service};
 use crate::tunnel::Blocks;
 
-/// A service, and what it is served with.
+/// A service, with its transport and state.
 pub(crate) struct Running {
     pub(crate) service: Service,
     pub(crate) keys: KeyRing,
     pub(crate) transport: Transport,
-    /// For plain clients, if they are answered without state.
+    /// Answers plain clients, if that is done without state.
     pub(crate) plain: Option<Door>,
-    /// Cookies of connections to the content of before; none where it never changed.
+    /// Cookie keys of connections to the previous content; `None` if the content never changed.
     pub(crate) former: Option<CookieKeys>,
-    /// The ToR named an epoch whose key is not held. New keys make it false again.
+    /// The ToR named an epoch for which there is no key. Cleared by new keys.
     pub(crate) behind: bool,
-    /// What was seen of blocks in tunnels.
+    /// State for blocks that arrive in tunnels.
     blocks: Blocks,
 }
 
@@ -37,28 +37,30 @@ impl Running {
         }
     }
 
-    /// Whether the ToR block of a request that came in a tunnel is believed.
+    /// Whether the ToR block of a request from a tunnel is trusted.
     pub(crate) fn is_tagged(&mut self, segment: &Segment<'_>, now: u64) -> bool {
         self.service.trust_tor && self.blocks.believes(&self.service.keys, segment, now)
     }
 
-    /// Whether a frame from this Ethernet address comes from the ToR, whose block is believed. Others within the rack can
-    /// send frames here too, past the ToR, with a block of their own.
+    /// Whether a frame from this Ethernet address comes from the ToR, so that its block is trusted.
+    /// Other hosts in the rack can send frames past the ToR, with a forged block.
     pub(crate) fn is_from_tor(&self, source: [u8; 6]) -> bool {
         self.service.trust_tor && self.service.member.is_some_and(|member| member.tor_mac == source)
     }
 
-    /// Both kinds of epoch are usable, and the ToR has not named a newer one; plain clients that are to be answered without
-    /// state can be. `holds`: there are connections that the kernel took over. Those go on, and so do the kernel's own of before,
-    /// where the content here is not the one in force: the controller sees to it that nothing new comes.
+    /// Whether the service is ready: both kinds of epoch are usable, the ToR has not named a newer
+    /// one, and plain clients can be answered if that is done without state. `holds`: there are
+    /// connections that the kernel took over. They continue even while other content is in force,
+    /// as do the kernel's older connections; the controller ensures that no new ones arrive.
     pub(crate) fn is_complete(&self, holds: bool) -> bool {
         let goes_on = holds || self.service.drains == Plain::Kernel;
         let plain = self.service.plain != Plain::Stateless || self.plain.is_some() || goes_on;
         self.keys.opening_epoch(0) != 0 && self.keys.sealing_epoch(0) != 0 && plain && !self.behind
     }
 
-    /// A refusal of what the ToR handed on may tell that this replica's keys are old, as when it cannot reach the controller: what others
-    /// seal it can only refuse, so its heartbeats say that it is not ready and the ToR leaves it out. Tells whether so.
+    /// Whether this refusal of a packet from the ToR shows that this replica's keys are outdated,
+    /// for example because it cannot reach the controller. It could then only refuse what other
+    /// replicas seal, so its heartbeats report that it is not ready.
     pub(crate) fn learn(&mut self, refusal: &Refusal, segment: &Segment<'_>) -> bool {
         if !matches!(refusal, Refusal::SealEpoch | Refusal::NonceEpoch) {
             return false;
@@ -72,7 +74,7 @@ impl Running {
                 service = self.service.keys.service,
                 seal_epoch = seal,
                 nonce_epoch = nonce,
-                "the ToR uses keys that are not here: not ready until they come"
+                "this replica lacks keys that the ToR uses: not ready until it gets them"
             );
             self.behind = true;
         }

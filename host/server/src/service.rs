@@ -1,4 +1,4 @@
-//! What a replica serves: addresses, keys, and its place in a pool.
+//! The services of a replica: addresses, keys, and the place in a pool.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -15,59 +15,62 @@ mod trods;
 pub use crate::limits::{MAX_ADDRESSES, MAX_SERVICES, MAX_STORES, MAX_TUNNELS};
 pub use trods::{Failure, PoolMember, Trods};
 
-/// A service as this replica carries it.
+/// A service on this replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
-    /// For logs and metrics.
+    /// Name for logs and metrics.
     pub name: String,
-    /// Service addresses; they stand on a dummy device and are announced by nobody.
+    /// Service addresses; they are on a dummy device and are not announced.
     pub addresses: Vec<IpAddr>,
     /// TCP port.
     pub port: u16,
     /// Keys, shared by all replicas.
     pub keys: KeySet,
-    /// Its place behind a ToR; none for a server on its own.
+    /// Its place behind a ToR; `None` for a server without one.
     pub member: Option<Member>,
-    /// The ToR checks the proofs that it marks, and overwrites what it stamps: its block is believed in frames from its
-    /// Ethernet address, and in no others.
+    /// The ToR checks proofs and overwrites its block. So the block is trusted in frames from the
+    /// ToR's Ethernet address, and in no others.
     pub trust_tor: bool,
-    /// What becomes of clients that speak plain TCP at the same port.
+    /// How plain TCP clients at the same port are served.
     pub plain: Plain,
-    /// What became of them before, while what began then goes on; the same where nothing changes.
+    /// How they were served before; connections begun that way continue. Equal to `plain` without a
+    /// change.
     pub drains: Plain,
-    /// Age up to which an ordinary request is fresh.
+    /// Horizon: maximum age of an ordinary request.
     pub horizon: Duration,
     /// ToRs of other racks that send here too.
     pub tunnels: Vec<Tunnel>,
-    /// How the ToR spreads flows over the replicas; none for a server on its own.
+    /// How the ToR spreads flows over the replicas; `None` for a server without one.
     pub slots: Option<Slots>,
-    /// Exactly where plain TCP has TRODS, now or for what began so.
+    /// Present exactly if plain TCP uses TRODS, now or for connections begun earlier.
     pub trods: Option<Trods>,
-    /// What plain clients are answered from without state; none where nobody decides: whatever this replica has.
+    /// Content that plain clients are answered from without state; `None`: whatever this replica
+    /// has.
     pub content: Option<InForce>,
 }
 
-/// The content that all replicas are to answer plain clients from. One that has another answers none of them, and is not ready.
+/// The content that all replicas must serve to plain clients. A replica with other content answers
+/// none of them and is not ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InForce {
-    /// Its version ([`Server::content`](crate::Server::content)); 0: it is not decided yet.
+    /// Its version ([`Server::content`](crate::Server::content)); 0: not decided yet.
     pub version: u32,
-    /// The first epoch of cookies of connections to it; 0: all are. Those of epochs before are refused, whatever they have of an
-    /// answer: it was another content's.
+    /// The first epoch of cookies of connections to this content; 0: all. Connections with earlier
+    /// cookies are refused, because their answers may have begun with other content.
     pub epoch: u16,
 }
 
-/// What becomes of clients that speak plain TCP.
+/// How clients with plain TCP are served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Plain {
-    /// Nobody answers them.
+    /// Not at all.
     None,
-    /// The kernel's TCP does.
+    /// By the kernel's TCP.
     #[default]
     Kernel,
-    /// They are answered from each of their packets alone (`docs/plain.md`).
+    /// From each of their packets alone, without state (`docs/plain.md`).
     Stateless,
-    /// The kernel's TCP does, and a connection outlives its replica (`docs/trods.md`).
+    /// By the kernel's TCP; a connection outlives its replica (`docs/trods.md`).
     Trods,
 }
 
@@ -95,19 +98,20 @@ impl std::fmt::Display for Plain {
     }
 }
 
-/// Key and slots of the ToR's choice: with the set of live replicas they tell who has a flow.
+/// Key and slots of the ToR's choice. With the set of live replicas they determine the replica of a
+/// flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slots {
     /// The service's slot key.
     pub key: SlotKey,
-    /// What has one slot.
+    /// The keys of slots: flows or client addresses.
     pub affinity: Affinity,
-    /// A power of two of them.
+    /// The slots, a power of two of them.
     pub pairs: Arc<[Slot]>,
 }
 
 impl Slots {
-    /// The replica that has the flow while these are alive (bit r is replica r); None while none is.
+    /// The replica of the flow while these are alive (bit r is replica r); `None` if none is.
     pub fn owner(&self, client: SocketAddr, service: SocketAddr, alive: u64) -> Option<u8> {
         let hash = match self.affinity {
             Affinity::Flow => self.key.flow(client, service),
@@ -117,7 +121,8 @@ impl Slots {
     }
 }
 
-/// The way from another rack's ToR: IP-in-IP or GUE between these addresses, and heartbeats back by UDP.
+/// The path from another rack's ToR: IP-in-IP or GUE between these addresses, and heartbeats back
+/// by UDP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tunnel {
     /// The replica's own address.
@@ -133,15 +138,15 @@ pub struct Member {
     pub pool: u16,
     /// Index in it, 0 to 63.
     pub replica: u16,
-    /// Ethernet address of the ToR, to which heartbeats and answers go.
+    /// Ethernet address of the ToR, for heartbeats and responses.
     pub tor_mac: [u8; 6],
     /// Time between two heartbeats.
     pub heartbeat: Duration,
-    /// Age of the oldest waiting request from which on this replica is not ready.
+    /// If the oldest request waits this long, the replica is not ready.
     pub bound: Duration,
 }
 
-/// Why a service is not accepted.
+/// Why a service is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
     /// Its keys are unusable.
@@ -150,13 +155,13 @@ pub enum ServiceError {
     /// A field is out of range.
     #[error("service {0}: {1}")]
     Invalid(String, &'static str),
-    /// It cannot be served beside those before it.
+    /// It conflicts with the services before it.
     #[error("service {0}: {1}")]
     Set(String, String),
 }
 
 impl Service {
-    /// Checks what the types cannot say.
+    /// Checks the rules that the types do not express.
     pub fn check(&self) -> Result<(), ServiceError> {
         self.keys.check()?;
         let rule =
@@ -212,25 +217,27 @@ impl Service {
         Ok(())
     }
 
-    /// Whether plain segments are answered here without state: now, or what began so.
+    /// Whether plain segments are answered without state here: now, or on connections begun
+    /// earlier.
     #[must_use]
     pub fn answers_plain(&self) -> bool {
         self.plain == Plain::Stateless || self.drains == Plain::Stateless
     }
 
-    /// Whether the kernel has connections of its plain clients, and others are answered without state.
+    /// Whether the kernel has connections of its plain clients while others are answered without
+    /// state.
     #[must_use]
     pub fn changes_hands(&self) -> bool {
         self.answers_plain() && self.plain != self.drains
     }
 
-    /// Whether plain connections outlive their replica: now, or those that began so.
+    /// Whether plain connections outlive their replica: now, or those begun earlier.
     #[must_use]
     pub fn has_trods(&self) -> bool {
         self.plain == Plain::Trods || self.drains == Plain::Trods
     }
 
-    /// Whether the kernel's TCP answers plain clients that begin now.
+    /// Whether the kernel's TCP serves new plain clients.
     #[must_use]
     pub fn is_kernels(&self) -> bool {
         matches!(self.plain, Plain::Kernel | Plain::Trods)
@@ -252,8 +259,8 @@ pub fn check_all(services: &[Service]) -> Result<(), ServiceError> {
     services.iter().try_for_each(|service| whole.add(service))
 }
 
-/// The services that can be served together, and what is wrong with each of the others, with its number: the fault of one
-/// takes no other out.
+/// The services that can be served together, and for each of the others its index and error. An
+/// error in one service does not affect the rest.
 pub fn sort_out(services: Vec<Service>) -> (Vec<Service>, Vec<(u16, ServiceError)>) {
     let (mut whole, mut refused) = (Whole::default(), Vec::new());
     let mut accept = |service: &Service| match whole.add(service) {
@@ -267,17 +274,17 @@ pub fn sort_out(services: Vec<Service>) -> (Vec<Service>, Vec<(u16, ServiceError
     (good, refused)
 }
 
-/// What the services have together that are accepted so far.
+/// Totals over the services accepted so far.
 #[derive(Default)]
 struct Whole {
     services: usize,
     sockets: HashSet<SocketAddr>,
-    /// Heartbeats a second, of each pool.
+    /// Heartbeats a second of each pool.
     beats: HashMap<u16, u64>,
 }
 
 impl Whole {
-    /// Takes one more service in, if it can be served beside the others.
+    /// Adds a service, if it can be served beside the others.
     fn add(&mut self, service: &Service) -> Result<(), ServiceError> {
         service.check()?;
         let set = |what: String| ServiceError::Set(service.name.clone(), what);
@@ -337,7 +344,7 @@ mod tests {
         }
     }
 
-    /// The store has one server on a host of its own, and one on this replica's.
+    /// The store has one server on a separate host, and one on this replica's.
     fn with_trods() -> Service {
         let member = |replica: u8| PoolMember {
             replica,
@@ -367,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn with_client_affinity_a_client_is_one_replicas_whatever_it_opens() {
+    fn affinity_keeps_all_flows_of_a_client_on_one_replica() {
         let service = service();
         let flows = service.slots.unwrap();
         let clients = Slots { affinity: Affinity::Client, ..flows.clone() };
@@ -389,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_range_is_refused() {
+    fn values_out_of_range_are_refused() {
         service().check().unwrap();
         type Change = fn(&mut Service);
         let cases: [(&str, Change); 18] = [
@@ -459,7 +466,7 @@ mod tests {
         assert!(check_all(&[service(), service()]).unwrap_err().to_string().contains("twice"));
     }
 
-    /// The nth service of a replica, in the pool of all.
+    /// The nth service of a replica, in a pool shared by all.
     fn nth(n: u16) -> Service {
         let [high, low] = n.to_be_bytes();
         let keys = KeySet { service: n + 1, ..KeySet::generate(1).unwrap() };

@@ -1,4 +1,4 @@
-//! A set of the services that are served, by their places in the list.
+//! A set of services, by their indices in the server's list.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,25 +11,25 @@ const WORDS: usize = MAX_SERVICES.div_ceil(64);
 pub(crate) struct ServiceSet([u64; WORDS]);
 
 impl ServiceSet {
-    /// All that there can be.
+    /// All possible services.
     pub const ALL: ServiceSet = ServiceSet([u64::MAX; WORDS]);
 
-    /// Adds the service at this place, below [`MAX_SERVICES`].
+    /// Adds the service at this index, below [`MAX_SERVICES`].
     pub fn add(&mut self, index: usize) {
         self.0[index / 64] |= 1 << (index % 64);
     }
 
-    /// Those of either.
+    /// The union of two sets.
     pub fn or(self, other: ServiceSet) -> ServiceSet {
         ServiceSet(std::array::from_fn(|word| self.0[word] | other.0[word]))
     }
 
-    /// Whether all of these are in the other.
+    /// Whether the other set includes this one.
     pub fn is_within(self, other: ServiceSet) -> bool {
         self.0.iter().zip(other.0).all(|(own, other)| own & !other == 0)
     }
 
-    /// Whether it has none.
+    /// Whether the set is empty.
     pub fn is_empty(self) -> bool {
         self.0 == [0; WORDS]
     }
@@ -43,7 +43,7 @@ impl FromIterator<usize> for ServiceSet {
     }
 }
 
-/// One that is written by one thread and read by others. A reader may see a part of a change.
+/// A set written by one thread and read by others. A reader may see a partial change.
 #[derive(Debug)]
 pub(crate) struct SharedServiceSet([AtomicU64; WORDS]);
 
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_service_has_a_bit_of_its_own() {
+    fn each_service_has_a_separate_bit() {
         let mut set = ServiceSet::default();
         assert!(set.is_empty() && set.is_within(set));
         for index in 0..MAX_SERVICES {

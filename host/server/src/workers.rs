@@ -1,8 +1,9 @@
-//! Several workers, one replica: each has a packet socket and a thread of its own and takes its share of the flows.
+//! Several workers of one replica: each has a packet socket and a thread, and handles its share of
+//! the flows.
 //!
-//! Nothing is shared on the way of a packet. What the workers tell each other are single numbers, each written by one
-//! worker and read by the one that sends the heartbeats, and paths that take less, over bounded channels: they are
-//! soft state, and what finds no room there is learned again.
+//! The packet path shares nothing. Workers exchange single numbers, each written by one worker and
+//! read by the leader, which sends the heartbeats, and reduced path MTUs, over bounded channels.
+//! All of this is soft state; what finds no room is learned again.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,71 +12,74 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use crate::service_set::{ServiceSet, SharedServiceSet};
 
-/// Paths told to a worker that it has not looked at yet.
-const MAX_TOLD: usize = 64;
+/// Path MTUs queued for a worker.
+const MAX_REPORTED: usize = 64;
 
-/// What one worker says of itself, on a cache line of its own.
+/// State that one worker publishes, on its own cache line.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Seat {
     /// Requests in the last batch.
     load: AtomicU32,
-    /// Services whose keys it found to be old.
+    /// Services with keys that this worker found to be outdated.
     behind: SharedServiceSet,
-    /// When it began what it is doing, microseconds; 0 while it waits for packets: the watermark of its progress.
+    /// When it began its current task, microseconds; 0 while it waits for packets.
     busy_since: AtomicU64,
 }
 
-/// A path to a client that takes packets of so many octets at most.
+/// The MTU of a path to a client, in bytes.
 type Path = (IpAddr, u16);
 
-/// What the thread of the heartbeats knows of the other replicas.
+/// What the heartbeat thread knows of the other replicas.
 #[derive(Debug)]
-struct Others {
-    /// Since when the same ones are alive, microseconds; [`UNKNOWN`]: there are none, or that is not known.
+struct Peers {
+    /// Since when the set of live replicas is unchanged, microseconds; [`UNKNOWN`]: there are no
+    /// others, or it is not known.
     since: AtomicU64,
-    /// How many have died so far.
+    /// How many replicas have died so far.
     died: AtomicU32,
 }
 
 const UNKNOWN: u64 = u64::MAX;
 
-/// All seats of a replica.
+/// The published state of all workers of a replica.
 #[derive(Clone, Debug)]
 pub(crate) struct Seats {
     seats: Arc<[Seat]>,
-    others: Arc<Others>,
+    peers: Arc<Peers>,
 }
 
 impl Seats {
     fn new(count: usize) -> Seats {
-        let others = Others { since: AtomicU64::new(UNKNOWN), died: AtomicU32::new(0) };
-        Seats { seats: (0..count).map(|_| Seat::default()).collect(), others: others.into() }
+        let peers = Peers { since: AtomicU64::new(UNKNOWN), died: AtomicU32::new(0) };
+        Seats { seats: (0..count).map(|_| Seat::default()).collect(), peers: peers.into() }
     }
 
-    /// Since when the same other replicas are alive, microseconds, and how many have died so far.
-    pub fn set_others(&self, since: Option<u64>, died: u32) {
-        self.others.since.store(since.unwrap_or(UNKNOWN), Ordering::Relaxed);
-        self.others.died.store(died, Ordering::Relaxed);
+    /// Since when the set of other live replicas is unchanged, microseconds, and how many have died
+    /// so far.
+    pub fn set_peers(&self, since: Option<u64>, died: u32) {
+        self.peers.since.store(since.unwrap_or(UNKNOWN), Ordering::Relaxed);
+        self.peers.died.store(died, Ordering::Relaxed);
     }
 
-    /// What [`Seats::set_others`] said last.
-    pub fn others(&self) -> (Option<u64>, u32) {
-        let since = self.others.since.load(Ordering::Relaxed);
-        (Some(since).filter(|since| *since != UNKNOWN), self.others.died.load(Ordering::Relaxed))
+    /// The values of the last [`Seats::set_peers`].
+    pub fn peers(&self) -> (Option<u64>, u32) {
+        let since = self.peers.since.load(Ordering::Relaxed);
+        (Some(since).filter(|since| *since != UNKNOWN), self.peers.died.load(Ordering::Relaxed))
     }
 
-    /// Requests in the last batches of all.
+    /// Requests in the last batches, over all workers.
     pub fn load(&self) -> usize {
         self.seats.iter().map(|seat| seat.load.load(Ordering::Relaxed) as usize).sum()
     }
 
-    /// Services whose keys a worker found to be old.
+    /// Services with keys that a worker found to be outdated.
     pub fn behind(&self) -> ServiceSet {
         self.seats.iter().fold(ServiceSet::default(), |all, seat| all.or(seat.behind.load()))
     }
 
-    /// For how long a worker has been at one thing, microseconds: the longest of all. One that hangs is told by this.
+    /// The longest time that a worker has been busy with one task, microseconds. Detects a hanging
+    /// worker.
     pub fn oldest(&self, now: u64) -> u64 {
         let since =
             self.seats.iter().map(|seat| seat.busy_since.load(Ordering::Relaxed)).filter(|since| *since != 0);
@@ -89,34 +93,35 @@ pub(crate) struct Place {
     seats: Seats,
     index: usize,
     others: Vec<SyncSender<Path>>,
-    told: Receiver<Path>,
+    reported: Receiver<Path>,
 }
 
 impl Place {
-    /// The only place.
+    /// The only worker.
     pub fn alone() -> Place {
-        let (_, told) = sync_channel(0);
-        Place { seats: Seats::new(1), index: 0, others: Vec::new(), told }
+        let (_, reported) = sync_channel(0);
+        Place { seats: Seats::new(1), index: 0, others: Vec::new(), reported }
     }
 
-    /// So many places, the leader's first.
+    /// Makes places for `count` workers, the leader's first.
     pub fn all(count: usize) -> Vec<Place> {
         let seats = Seats::new(count);
-        let (to, told): (Vec<_>, Vec<_>) = (0..count).map(|_| sync_channel(MAX_TOLD)).unzip();
+        let (to, reported): (Vec<_>, Vec<_>) = (0..count).map(|_| sync_channel(MAX_REPORTED)).unzip();
         let others = |index| {
             let others = to.iter().enumerate().filter(move |(other, _)| *other != index);
             others.map(|(_, sender)| sender.clone()).collect()
         };
-        let place = |(index, told)| Place { seats: seats.clone(), index, others: others(index), told };
-        told.into_iter().enumerate().map(place).collect()
+        let place =
+            |(index, reported)| Place { seats: seats.clone(), index, others: others(index), reported };
+        reported.into_iter().enumerate().map(place).collect()
     }
 
-    /// How many there are.
+    /// The number of workers.
     pub fn count(&self) -> usize {
         self.seats.seats.len()
     }
 
-    /// The one that sends heartbeats and sets up what a replica needs once.
+    /// Whether this is the leader, which sends heartbeats and sets up what a replica needs once.
     pub fn leads(&self) -> bool {
         self.index == 0
     }
@@ -125,17 +130,17 @@ impl Place {
         &self.seats.seats[self.index]
     }
 
-    /// Works from `now` on, or waits.
+    /// Records the start of a task, or waiting (`None`).
     pub fn set_busy(&self, now: Option<u64>) {
         self.own().busy_since.store(now.map_or(0, |now| now.max(1)), Ordering::Relaxed);
     }
 
-    /// Requests in the last batch.
+    /// Records the requests in the last batch.
     pub fn set_load(&self, load: usize) {
         self.own().load.store(u32::try_from(load).unwrap_or(u32::MAX), Ordering::Relaxed);
     }
 
-    /// The keys of the service at this place are old.
+    /// Records that the keys of the service at this index are outdated.
     pub fn add_behind(&self, service: usize) {
         // Only this worker writes here.
         let mut behind = self.own().behind.load();
@@ -143,27 +148,27 @@ impl Place {
         self.own().behind.store(behind);
     }
 
-    /// New keys came.
+    /// Clears that record after new keys.
     pub fn has_news(&self) {
         self.own().behind.store(ServiceSet::default());
     }
 
-    /// What all say.
+    /// The published state of all workers.
     pub fn seats(&self) -> &Seats {
         &self.seats
     }
 
-    /// Tells the others of a path. An error about a packet comes to any of them.
-    pub fn tell(&self, client: IpAddr, mtu: u16) {
+    /// Reports a path MTU to the other workers: the ICMP error about a packet may reach any worker.
+    pub fn report_path(&self, client: IpAddr, mtu: u16) {
         for other in &self.others {
-            // Full, or its worker has ended: the router says it again.
+            // If the channel is full or its worker has ended, a router will report the MTU again.
             let _ = other.try_send((client, mtu));
         }
     }
 
-    /// What another worker told.
-    pub fn told(&self) -> Option<Path> {
-        self.told.try_recv().ok()
+    /// Takes a path MTU reported by another worker.
+    pub fn take_reported_path(&self) -> Option<Path> {
+        self.reported.try_recv().ok()
     }
 }
 
@@ -172,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_knows_of_all() {
+    fn leader_sees_the_state_of_all_workers() {
         let places = Place::all(3);
         assert_eq!(places.iter().map(Place::leads).collect::<Vec<_>>(), [true, false, false]);
         for (n, place) in places.iter().enumerate() {
@@ -196,16 +201,16 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_told_to_the_others_and_bounded() {
+    fn reported_paths_reach_other_workers_and_are_bounded() {
         let places = Place::all(2);
         let client = IpAddr::from([10, 0, 0, 1]);
-        for n in 0..10 * MAX_TOLD as u16 {
-            places[1].tell(client, n);
+        for n in 0..10 * MAX_REPORTED as u16 {
+            places[1].report_path(client, n);
         }
-        assert_eq!(places[1].told(), None);
-        let told: Vec<_> = std::iter::from_fn(|| places[0].told()).collect();
-        assert_eq!((told.len(), told[0]), (MAX_TOLD, (client, 0)));
-        places[1].tell(client, 5);
-        assert_eq!(places[0].told(), Some((client, 5)));
+        assert_eq!(places[1].take_reported_path(), None);
+        let reported: Vec<_> = std::iter::from_fn(|| places[0].take_reported_path()).collect();
+        assert_eq!((reported.len(), reported[0]), (MAX_REPORTED, (client, 0)));
+        places[1].report_path(client, 5);
+        assert_eq!(places[0].take_reported_path(), Some((client, 5)));
     }
 }

@@ -1,8 +1,10 @@
-//! Hands packets of adopted connections to this host's own TCP, past what keeps it from seeing the service's segments.
+//! Passes packets of adopted connections to this host's TCP, although the service's segments are
+//! otherwise kept from it.
 //!
-//! A raw socket sends them to the service address, which stands on this host: they come in by the loopback device, with the
-//! client's address as their source. So there is one place that decides, whatever moves the packets (packet sockets, AF_XDP,
-//! tunnels), and the kernel gets exactly what it decided.
+//! A raw socket sends them to the service address, which this host has. They arrive through the
+//! loopback device with the client's address as source. So the decision is made in one place for
+//! all kinds of packet I/O (packet sockets, AF_XDP, tunnels), and the kernel gets exactly the
+//! packets selected.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,15 +15,15 @@ use rivulet_pktio::in_netns;
 use rivulet_plain::Segment;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, ipproto, sendto, socket_with, sockopt};
 
-/// Octets that may wait to be taken; they are taken at once, unless the processor is behind.
+/// Socket buffer in bytes. Packets are consumed at once, unless the CPU is overloaded.
 const QUEUE: usize = 4 << 20;
 const TCP: u8 = 6;
 
-/// The way to the kernel.
+/// The path to the kernel.
 #[derive(Debug)]
 pub(super) struct Injector {
     v4: OwnedFd,
-    /// None where there is no IPv6.
+    /// `None` where IPv6 is not available.
     v6: Option<OwnedFd>,
     packet: Box<[u8]>,
 }
@@ -36,7 +38,7 @@ impl Injector {
         .map_err(io::Error::other)?
     }
 
-    /// Hands over the packet in which this segment is. `sum`: its checksum may be left to be completed.
+    /// Passes on the packet of this segment. `sum`: its checksum may be incomplete.
     pub fn deliver(&mut self, packet: &[u8], segment: &Segment<'_>, sum: bool) -> io::Result<()> {
         let short = || io::Error::from(io::ErrorKind::InvalidInput);
         let length = segment.packet_length();
@@ -45,7 +47,8 @@ impl Injector {
         copy.copy_from_slice(packet);
         let (src, dst) = (segment.header.src.ip(), segment.header.dst.ip());
         let (start, hops) = if dst.is_ipv4() { (usize::from(copy[0] & 15) * 4, 8) } else { (40, 7) };
-        // Should the address stand here no longer, the packet leaves, and comes back as the service's. There it ends.
+        // If this host no longer has the address, the packet leaves, and returns as one for the
+        // service. The small hop limit ends it.
         if copy[hops] <= 1 {
             return Err(io::ErrorKind::HostUnreachable.into());
         }
@@ -59,14 +62,15 @@ impl Injector {
             true => &self.v4,
             false => self.v6.as_ref().ok_or(io::ErrorKind::Unsupported)?,
         };
-        // The IP header names the addresses; a port is none of a raw socket's.
+        // The IP header has the addresses; a raw socket has no port.
         sendto(socket, copy, SendFlags::DONTWAIT | SendFlags::DONTROUTE, &SocketAddr::new(dst, 0))?;
         Ok(())
     }
 }
 
 fn raw(family: AddressFamily) -> io::Result<OwnedFd> {
-    // This protocol number says that headers are written here (raw(7), ipv6(7)), and nothing is ever received.
+    // This protocol number means that the caller writes the headers (raw(7), ipv6(7)); nothing is
+    // received.
     let socket = socket_with(family, SocketType::RAW, SocketFlags::CLOEXEC, Some(ipproto::RAW))?;
     let forced = sockopt::set_socket_send_buffer_size_force(&socket, QUEUE);
     forced.or_else(|_| sockopt::set_socket_send_buffer_size(&socket, QUEUE))?;

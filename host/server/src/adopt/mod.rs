@@ -1,4 +1,4 @@
-//! Connections that were begun without state and that the kernel's TCP takes over (`docs/plain.md`).
+//! Connections that began without state and are taken over by the kernel's TCP (`docs/plain.md`).
 
 mod flows;
 mod inject;
@@ -12,26 +12,26 @@ use rivulet_pktio::in_netns;
 use rivulet_pktio::repair::{self, Connection};
 use rivulet_plain::{Handshake, Segment, kernel_value};
 
-use self::flows::{Flows, Whose};
+use self::flows::{Flows, Owner};
 use self::inject::Injector;
 pub use self::socket::{Adopted, MAX_PATIENCE};
-use self::socket::{Clock, Place};
+use self::socket::{Clock, Permit};
 use crate::counters::Unserved;
 
-/// Connections that are held at a time, of all workers.
+/// Maximum number of connections held at a time, over all workers.
 pub const MAX_ADOPTED: usize = 4096;
-/// Octets of the longest packet that is handed over: a jumbo frame's.
+/// Maximum length of a packet passed to the kernel, in bytes: a jumbo frame's.
 const MAX_PACKET: usize = 9216;
-/// The window that SYN-ACKs of stateless TCP offer.
+/// The window in SYN-ACKs of stateless TCP.
 const WINDOW: u32 = 0xffff;
 
 /// An application that serves connections of the kernel's TCP.
 pub trait Door: Send + Sync {
-    /// A connection that was adopted. Called on the packet path: what takes long belongs on another thread.
+    /// Called with an adopted connection on the packet path; long work belongs on another thread.
     fn accept(&self, connection: Adopted);
 }
 
-/// Where adopted connections go, for all workers of a replica.
+/// Receives adopted connections from all workers of a replica.
 #[derive(Clone)]
 pub struct Doorway {
     door: Arc<dyn Door>,
@@ -40,12 +40,13 @@ pub struct Doorway {
 }
 
 impl Doorway {
-    /// At most `limit` connections are held at a time, and never more than [`MAX_ADOPTED`]; those beyond are refused.
+    /// At most `limit` connections are held at a time, and never more than [`MAX_ADOPTED`]; further
+    /// ones are refused.
     pub fn new(door: Arc<dyn Door>, limit: usize) -> Doorway {
         Doorway { door, held: Arc::default(), limit: limit.min(MAX_ADOPTED) }
     }
 
-    /// How many are held.
+    /// The number of connections held.
     #[must_use]
     pub fn held(&self) -> usize {
         self.held.load(Ordering::Acquire)
@@ -58,27 +59,28 @@ impl std::fmt::Debug for Doorway {
     }
 }
 
-/// What becomes of a segment.
+/// The owner of a segment, and what was done with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Belongs {
-    /// The kernel has it.
+    /// It was passed to the kernel.
     Passed,
-    /// The kernel was to have it and had no room.
+    /// The kernel should have it but had no room.
     Lost,
-    /// To a connection of some kernel's, not of this one's.
+    /// It belongs to a connection of another kernel.
     Stray,
-    /// To nobody yet: it is to be judged. `over`: if that brings anything, a connection of the kernel's here is over.
+    /// No owner is known: judge it. `over`: if it gets an answer, a connection of the kernel here
+    /// is over.
     Free {
-        /// There is one between these addresses and ports.
+        /// The kernel has one between these addresses and ports.
         over: bool,
     },
 }
 
-/// The connections that one worker's clients have with the kernel.
+/// The kernel's connections with one worker's clients.
 #[derive(Debug, Default)]
 pub(crate) struct Adopter {
     doorway: Option<Doorway>,
-    /// None before it is needed, and where the system does not let it.
+    /// Opened when first needed; stays `None` if the system does not allow it.
     injector: Option<Injector>,
     tried: bool,
     flows: Flows,
@@ -86,13 +88,14 @@ pub(crate) struct Adopter {
 }
 
 impl Adopter {
-    /// Where adopted connections go.
+    /// Receives adopted connections.
     pub fn set_doorway(&mut self, doorway: Doorway) {
         self.doorway = Some(doorway);
     }
 
-    /// Some service is answered without state. From now on what it cannot answer is adopted, if the system lets us; else a warning
-    /// says why, once, and it is refused.
+    /// Called when a service is answered without state: connections that cannot be answered so are
+    /// adopted. If the system does not allow it, they are refused, and a warning gives the reason
+    /// once.
     pub fn prepare(&mut self, netns: Option<&str>) {
         if self.doorway.is_none() || std::mem::replace(&mut self.tried, true) {
             return;
@@ -110,41 +113,42 @@ impl Adopter {
             Err(e) => {
                 tracing::warn!(
                     error = e,
-                    "what stateless TCP cannot answer is refused: nothing can be adopted"
+                    "the kernel cannot adopt connections: requests that stateless TCP cannot answer are refused"
                 );
             }
         }
     }
 
-    /// How many connections are held, of all workers.
+    /// The number of connections held, over all workers.
     pub fn held(&self) -> usize {
         self.doorway.as_ref().map_or(0, Doorway::held)
     }
 
-    /// Looks at what has ended.
-    pub fn tidy(&mut self, now: u64) {
-        self.flows.tidy(now);
+    /// Handles connections that have ended.
+    pub fn expire(&mut self, now: u64) {
+        self.flows.expire(now);
     }
 
-    /// Looks whose a segment is, and hands it to the kernel if it is the kernel's. `packet` begins with its IP header;
-    /// `sum`: its checksum may not be complete; `has`: the kernel has the packet anyway.
+    /// Determines the owner of a segment, and passes it to the kernel if that is the owner.
+    /// `packet` begins with its IP header. `sum`: its checksum may be incomplete. `has`: the kernel
+    /// has the packet anyway.
     pub fn sort(&mut self, packet: &[u8], segment: &Segment<'_>, sum: bool, has: bool) -> Belongs {
-        match self.flows.whose(segment) {
-            Whose::Kernel if has => Belongs::Passed,
-            Whose::Kernel => self.pass(packet, segment, sum),
-            Whose::Stray => Belongs::Stray,
-            Whose::Stateless => Belongs::Free { over: false },
-            Whose::Another => Belongs::Free { over: true },
+        match self.flows.owner(segment) {
+            Owner::Kernel if has => Belongs::Passed,
+            Owner::Kernel => self.pass(packet, segment, sum),
+            Owner::Stray => Belongs::Stray,
+            Owner::Stateless => Belongs::Free { over: false },
+            Owner::Another => Belongs::Free { over: true },
         }
     }
 
-    /// A connection of the kernel's is over: there is another between its addresses and ports.
+    /// A connection of the kernel is over, because a new one uses its addresses and ports.
     pub fn forget(&mut self, segment: &Segment<'_>) {
         self.flows.forget(&(segment.header.src, segment.header.dst));
     }
 
-    /// Has the kernel take over the connection from this segment on, and hands it that segment. `unacknowledged`: what was sent
-    /// from the segment's acknowledgement on, without state.
+    /// Lets the kernel take over the connection from this segment on, and passes it the segment.
+    /// `unacknowledged`: bytes sent without state from the segment's acknowledgement on.
     pub fn adopt(
         &mut self,
         packet: &[u8],
@@ -155,11 +159,11 @@ impl Adopter {
     ) -> Result<Belongs, Unserved> {
         let (Some(doorway), Some(_)) = (&self.doorway, &self.injector) else { return Err(Unserved::Kernel) };
         let header = &segment.header;
-        // An address of a link says nothing without the link, which the service's address does not name.
+        // A link-local address needs its interface, which the service's address does not name.
         if matches!(header.src.ip(), IpAddr::V6(ip) if ip.is_unicast_link_local()) {
             return Err(Unserved::Kernel);
         }
-        let place = Place::take(&doorway.held, doorway.limit).ok_or(Unserved::Full)?;
+        let permit = Permit::take(&doorway.held, doorway.limit).ok_or(Unserved::Full)?;
         let connection = Connection {
             local: header.dst,
             remote: header.src,
@@ -169,19 +173,20 @@ impl Adopter {
             receive_window: WINDOW,
             mss: handshake.mss,
             scales: handshake.scale.map(|scale| (scale.shift(), 0)),
-            // No segment of a client's says what its SYN did; who does not know SACK blocks passes over them.
+            // Segments do not show whether the SYN permitted SACK; a peer without SACK ignores the
+            // blocks.
             sack: true,
             timestamp: handshake.scale.map(|_| kernel_value(handshake.start)),
         };
         let refused = |e: &dyn std::fmt::Display| {
-            tracing::debug!(client = %header.src, error = %e, "not adopted");
+            tracing::debug!(client = %header.src, error = %e, "cannot adopt the connection");
             Unserved::Kernel
         };
         let stream = repair::restore_with(&connection, unacknowledged, self.netns.as_deref());
         let stream = stream.map_err(|e| refused(&e))?;
-        let place = place.tells(self.flows.add(segment, &handshake));
+        let permit = permit.report_close(self.flows.add(segment, &handshake));
         let clock = connection.timestamp.map(Clock::new);
-        let adopted = Adopted::new(stream, clock, header.src, place).map_err(|e| refused(&e))?;
+        let adopted = Adopted::new(stream, clock, header.src, permit).map_err(|e| refused(&e))?;
         let door = doorway.door.clone();
         let passed = self.pass(packet, segment, sum);
         door.accept(adopted);
@@ -193,7 +198,7 @@ impl Adopter {
         match injector.deliver(packet, segment, sum) {
             Ok(()) => Belongs::Passed,
             Err(e) => {
-                tracing::debug!(client = %segment.header.src, error = %e, "the kernel did not take a packet");
+                tracing::debug!(client = %segment.header.src, error = %e, "cannot pass a packet to the kernel");
                 Belongs::Lost
             }
         }

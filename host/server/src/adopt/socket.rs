@@ -1,4 +1,4 @@
-//! A connection that the kernel's TCP has from now on, as an application holds it.
+//! A connection taken over by the kernel's TCP, as an application holds it.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -11,16 +11,18 @@ use rivulet_pktio::repair::{set_timestamp, unacknowledged};
 use rivulet_plain::{KERNEL_SPAN, next_kernel_value};
 use rustix::net::sockopt::set_socket_linger;
 
-use super::flows::Ended;
+use super::flows::ClosedFlow;
 
-/// The longest time that reading or writing waits: meanwhile nobody looks at the clock.
+/// Longest timeout of a read or write, because the timestamp clock is not checked meanwhile.
 pub const MAX_PATIENCE: Duration = Duration::from_secs(600);
-/// The clock begins anew in the next slot after half of what it has, so that the other half is left for what takes long.
-const ANEW: Duration = Duration::from_millis(KERNEL_SPAN as u64 / 2);
-/// Between two looks at what is not acknowledged.
-const LOOK: Duration = Duration::from_millis(20);
+/// The clock restarts in the next slot after half of its range, which leaves the other half for
+/// long operations.
+const CLOCK_RESTART: Duration = Duration::from_millis(KERNEL_SPAN as u64 / 2);
+/// Interval between two checks for unacknowledged data.
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The clock of a socket's TSval, which must not leave its kind: a packet that echoes it then says that it is the kernel's.
+/// The clock of a socket's TSval. It must stay within the range of kernel values, by which echoes
+/// are recognised.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock {
     value: u32,
@@ -32,56 +34,58 @@ impl Clock {
         Clock { value, since: Instant::now() }
     }
 
-    /// The value from which it is to go on, if it is time for that.
+    /// The value at which to restart, if it is time for that.
     fn next(&self, now: Instant) -> Option<Clock> {
-        let old = now.saturating_duration_since(self.since) >= ANEW;
+        let old = now.saturating_duration_since(self.since) >= CLOCK_RESTART;
         old.then(|| Clock { value: next_kernel_value(self.value), since: now })
     }
 }
 
-/// A place among those that may be held at a time; who lets it go says so.
+/// A permit for one adopted connection, of a limited number. Dropping it reports the end of the
+/// connection.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct Permit {
     held: Arc<AtomicUsize>,
-    ended: Option<(Ended, Sender<Ended>)>,
+    ended: Option<(ClosedFlow, Sender<ClosedFlow>)>,
 }
 
-impl Place {
-    /// Takes one, if fewer than `limit` are held.
-    pub fn take(held: &Arc<AtomicUsize>, limit: usize) -> Option<Place> {
+impl Permit {
+    /// Takes a permit if fewer than `limit` are in use.
+    pub fn take(held: &Arc<AtomicUsize>, limit: usize) -> Option<Permit> {
         let more = |n| (n < limit).then_some(n + 1);
         held.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;
-        Some(Place { held: held.clone(), ended: None })
+        Some(Permit { held: held.clone(), ended: None })
     }
 
-    /// What is said, and to whom, when it is let go.
-    pub fn tells(mut self, ended: (Ended, Sender<Ended>)) -> Place {
+    /// Sets the message and its channel for the drop.
+    pub fn report_close(mut self, ended: (ClosedFlow, Sender<ClosedFlow>)) -> Permit {
         self.ended = Some(ended);
         self
     }
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
         self.held.fetch_sub(1, Ordering::AcqRel);
-        if let Some((ended, tell)) = self.ended.take() {
-            // A server that is gone has nothing to forget.
-            let _ = tell.send(ended);
+        if let Some((ended, sender)) = self.ended.take() {
+            // The send fails if the server was dropped.
+            let _ = sender.send(ended);
         }
     }
 }
 
-/// A connection that was begun without state and that the kernel's TCP has taken over. Reading and writing wait, a minute at most
-/// unless [`set_patience`](Self::set_patience) is called, and are for one thread.
+/// A connection that began without state and was taken over by the kernel's TCP. Reads and writes
+/// block, a minute at most unless [`set_patience`](Self::set_patience) is called, and are for one
+/// thread.
 ///
-/// Who drops it while something is unacknowledged resets the connection; [`finish`](Self::finish) waits.
+/// Dropping it with unacknowledged data resets the connection; [`finish`](Self::finish) waits.
 #[derive(Debug)]
 pub struct Adopted {
-    // Closed before its place is let go.
+    // Declared first, so that it is closed before the permit is returned.
     stream: TcpStream,
     clock: Option<Clock>,
     peer: SocketAddr,
-    _place: Place,
+    _permit: Permit,
 }
 
 impl Adopted {
@@ -89,10 +93,10 @@ impl Adopted {
         stream: TcpStream,
         clock: Option<Clock>,
         peer: SocketAddr,
-        place: Place,
+        permit: Permit,
     ) -> io::Result<Adopted> {
         stream.set_nodelay(true)?;
-        let adopted = Adopted { stream, clock, peer, _place: place };
+        let adopted = Adopted { stream, clock, peer, _permit: permit };
         adopted.set_patience(Duration::from_secs(60))?;
         Ok(adopted)
     }
@@ -103,7 +107,8 @@ impl Adopted {
         self.peer
     }
 
-    /// Another handle of the socket, to end it by ([`TcpStream::shutdown`]) from another thread.
+    /// A second handle of the socket, to shut it down ([`TcpStream::shutdown`]) from another
+    /// thread.
     ///
     /// # Errors
     /// The system's.
@@ -111,17 +116,17 @@ impl Adopted {
         self.stream.try_clone()
     }
 
-    /// How long reading and writing wait, at most [`MAX_PATIENCE`].
+    /// Sets the timeout of reads and writes, at most [`MAX_PATIENCE`].
     ///
     /// # Errors
-    /// A time of zero, or the system's.
+    /// A timeout of zero, or the system's.
     pub fn set_patience(&self, longest: Duration) -> io::Result<()> {
         let longest = Some(longest.min(MAX_PATIENCE));
         self.stream.set_read_timeout(longest)?;
         self.stream.set_write_timeout(longest)
     }
 
-    /// Ends our direction.
+    /// Shuts down our direction.
     ///
     /// # Errors
     /// The system's.
@@ -129,22 +134,23 @@ impl Adopted {
         self.stream.shutdown(Shutdown::Write)
     }
 
-    /// Ends our direction and waits until the client has acknowledged everything, or `goes_on`, which is given the number of bytes that it
-    /// has not, returns false. It is called fifty times a second.
+    /// Shuts down our direction and waits until the client has acknowledged everything, or until
+    /// `goes_on` returns false. It is called fifty times a second with the number of unacknowledged
+    /// bytes.
     pub fn finish(mut self, mut goes_on: impl FnMut(u32) -> bool) {
-        // What has ended already is not ended again.
+        // Fails if the connection was shut down before.
         let _ = self.shut();
         while let Ok(left) = unacknowledged(&self.stream)
             && left > 0
-            && self.look().is_ok()
+            && self.restart_clock_if_due().is_ok()
             && goes_on(left)
         {
-            std::thread::sleep(LOOK);
+            std::thread::sleep(CHECK_INTERVAL);
         }
     }
 
-    /// Has the clock begin anew, if it is time for that.
-    fn look(&mut self) -> io::Result<()> {
+    /// Restarts the clock if it is time.
+    fn restart_clock_if_due(&mut self) -> io::Result<()> {
         if let Some(next) = self.clock.and_then(|clock| clock.next(Instant::now())) {
             set_timestamp(&self.stream, next.value).map_err(io::Error::other)?;
             self.clock = Some(next);
@@ -155,14 +161,14 @@ impl Adopted {
 
 impl Read for Adopted {
     fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
-        self.look()?;
+        self.restart_clock_if_due()?;
         self.stream.read(room)
     }
 }
 
 impl Write for Adopted {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        self.look()?;
+        self.restart_clock_if_due()?;
         self.stream.write(data)
     }
 
@@ -173,9 +179,10 @@ impl Write for Adopted {
 
 impl Drop for Adopted {
     fn drop(&mut self) {
-        // What the kernel sends when nobody looks at the clock any more has left its kind one day.
+        // Without these checks, the clock of a kernel's retransmissions would leave its range some
+        // day.
         if unacknowledged(&self.stream).map_or(true, |octets| octets > 0) {
-            // A socket that refuses this is gone.
+            // Fails if the socket is closed.
             let _ = set_socket_linger(&self.stream, Some(Duration::ZERO));
         }
     }
@@ -188,12 +195,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_never_leaves_its_kind() {
+    fn clock_stays_in_the_kernel_range() {
         let mut clock = Clock::new(kernel_value(0));
         let mut now = clock.since;
         for minute in 0..60 * 24 * 30 {
             now += Duration::from_secs(60);
-            // As late as somebody who waited as long as he may, and then for long.
+            // As late as after a wait of maximum length, followed by another long one.
             if minute % 30 == 0
                 && let Some(next) = clock.next(now)
             {
@@ -213,29 +220,29 @@ mod tests {
         while stream.write(&[0; 1 << 16]).is_ok() {}
         stream.set_nonblocking(false).unwrap();
         let held = Arc::new(AtomicUsize::new(0));
-        let place = Place::take(&held, 1).unwrap();
+        let permit = Permit::take(&held, 1).unwrap();
         let mut lefts = Vec::new();
-        Adopted::new(stream, None, peer, place).unwrap().finish(|left| {
+        Adopted::new(stream, None, peer, permit).unwrap().finish(|left| {
             lefts.push(left);
             lefts.len() < 3
         });
         assert!(lefts.len() == 3 && lefts.iter().all(|left| *left > 0), "{lefts:?}");
-        assert_eq!(held.load(Ordering::Relaxed), 0, "its place is free");
+        assert_eq!(held.load(Ordering::Relaxed), 0, "its permit is free");
         drop(client);
     }
 
     #[test]
-    fn places_are_bounded_and_come_back() {
+    fn permits_are_bounded_and_returned() {
         let held = Arc::new(AtomicUsize::new(0));
-        let mut places: Vec<Place> = (0..4096).map_while(|_| Place::take(&held, 4096)).collect();
-        assert_eq!(places.len(), 4096);
-        assert!(Place::take(&held, 4096).is_none(), "one too many");
-        let (tell, told) = std::sync::mpsc::channel();
+        let mut permits: Vec<Permit> = (0..4096).map_while(|_| Permit::take(&held, 4096)).collect();
+        assert_eq!(permits.len(), 4096);
+        assert!(Permit::take(&held, 4096).is_none(), "one too many");
+        let (sender, receiver) = std::sync::mpsc::channel();
         let flow = (SocketAddr::new([10, 0, 0, 1].into(), 1), SocketAddr::new([10, 9, 0, 1].into(), 80));
-        drop(places.pop().map(|place| place.tells(((flow, 7), tell))));
-        assert_eq!(told.try_recv(), Ok((flow, 7)));
-        assert!(Place::take(&held, 4096).is_some());
-        drop(places);
+        drop(permits.pop().map(|permit| permit.report_close(((flow, 7), sender))));
+        assert_eq!(receiver.try_recv(), Ok((flow, 7)));
+        assert!(Permit::take(&held, 4096).is_some());
+        drop(permits);
         assert_eq!(held.load(Ordering::Relaxed), 0);
     }
 }

@@ -1,5 +1,5 @@
-//! Queries that no datagram holds the answer to, asked by TCP, beside the packet path: a few threads, each with one connection
-//! to the back end, and a bounded number of queries that wait for them.
+//! TCP queries for answers that do not fit a datagram, outside of the packet path: a few threads,
+//! each with one connection to the back end, and a bounded queue.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 
-/// Threads, and connections to the back end.
+/// Number of threads, each with a connection to the back end.
 const THREADS: usize = 4;
-/// Queries that wait.
+/// Maximum number of queued queries.
 const WAITING: usize = 64;
-/// How long an exchange may take.
+/// Timeout of an exchange.
 const LIMIT: Duration = Duration::from_secs(2);
 
 /// A query of a request.
@@ -23,20 +23,20 @@ const LIMIT: Duration = Duration::from_secs(2);
 pub(super) struct Job {
     pub(super) lane: u16,
     pub(super) ticket: u64,
-    /// Its number in the request.
+    /// Its index in the request.
     pub(super) number: usize,
-    /// The message as the client sent it.
+    /// The message as sent by the client.
     pub(super) query: Vec<u8>,
 }
 
-/// A query, and the message that came back, if one did.
+/// A query, and the received message if there is one.
 #[derive(Debug)]
 pub(super) struct Done {
     pub(super) job: Job,
     pub(super) answer: Option<Vec<u8>>,
 }
 
-/// The threads. They end when this is dropped, and what they are at is done.
+/// The threads. They end when this is dropped, after the current exchange.
 #[derive(Debug)]
 pub(super) struct ByTcp {
     jobs: SyncSender<Job>,
@@ -60,18 +60,18 @@ impl ByTcp {
         Ok(ByTcp { jobs, done, wake })
     }
 
-    /// False if too many wait.
+    /// Queues a query; false if the queue is full.
     pub(super) fn ask(&self, job: Job) -> bool {
         self.jobs.try_send(job).is_ok()
     }
 
-    /// What is done.
+    /// Takes a finished query.
     pub(super) fn next(&self) -> Option<Done> {
         self.done.try_recv().ok()
     }
 
-    /// Readable when something is done, until this.
-    pub(super) fn heard(&self) {
+    /// Readable when a query is finished, until this call.
+    pub(super) fn clear_event(&self) {
         let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
     }
 }
@@ -85,11 +85,11 @@ impl AsFd for ByTcp {
 fn work(address: SocketAddr, waiting: &Mutex<Receiver<Job>>, results: &Sender<Done>, wake: &OwnedFd) {
     let mut stream = None;
     loop {
-        // One waits at the channel, the others at the lock.
+        // One thread waits on the channel, the others on the lock.
         let Ok(job) = waiting.lock().recv() else { return };
         let answer = exchange(address, &mut stream, &job.query);
         if let Err(e) = &answer {
-            tracing::debug!(back_end = %address, error = %e, "DNS by TCP");
+            tracing::debug!(back_end = %address, error = %e, "DNS query by TCP failed");
         }
         if results.send(Done { job, answer: answer.ok() }).is_err() {
             return;
@@ -98,7 +98,7 @@ fn work(address: SocketAddr, waiting: &Mutex<Receiver<Job>>, results: &Sender<Do
     }
 }
 
-/// Asks on the connection that is open, or if it has ended since, on another one.
+/// Sends a query on the open connection, or on a new one if that was closed.
 fn exchange(address: SocketAddr, open: &mut Option<TcpStream>, query: &[u8]) -> io::Result<Vec<u8>> {
     let until = Instant::now() + LIMIT;
     if let Some(mut stream) = open.take()
@@ -128,21 +128,22 @@ fn talk(stream: &mut TcpStream, query: &[u8], until: Instant) -> io::Result<Vec<
     fill(stream, &mut length, until)?;
     let mut answer = vec![0; u16::from_be_bytes(length).into()];
     fill(stream, &mut answer, until)?;
-    // An answer to something else would be one behind for ever after: the connection is not used again.
+    // After a mismatch all later answers would be off by one, so the connection is not reused.
     match rivulet_plain::dns::is_answer(query, &answer) {
         true => Ok(answer),
         false => Err(io::ErrorKind::InvalidData.into()),
     }
 }
 
-/// Reads until the buffer is full or the time has come, however slowly the octets come.
+/// Reads until the buffer is full or the deadline passes, however slowly the bytes arrive.
 fn fill(stream: &mut TcpStream, mut to: &mut [u8], until: Instant) -> io::Result<()> {
     while !to.is_empty() {
         stream.set_read_timeout(Some(left(until)?))?;
         match stream.read(to) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(n) => to = &mut to[n..],
-            // Not an error of the connection: a socket with a timeout reports it also when the process was frozen or stopped.
+            // Not an error of the connection: a socket with a timeout also returns EINTR when the
+            // process was frozen or stopped.
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             Err(e) => return Err(e),
         }

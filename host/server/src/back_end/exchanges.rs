@@ -1,6 +1,7 @@
-//! Requests under way to the back end: a bounded number, each of which may be forgotten at any time, since its client repeats it.
+//! Requests in progress at the back end. Their number is bounded, and each may be dropped at any
+//! time because its client repeats it.
 //!
-//! Nothing here blocks. Lanes are opened as they are needed; one descriptor tells that any of them has something.
+//! Nothing here blocks. Lanes are opened when needed; one descriptor (epoll) covers them all.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -16,39 +17,41 @@ use super::health::Health;
 use super::lane::{Got, Lane, Pending};
 use super::{BackEnd, BackEndCounters};
 
-/// Requests under way at most.
+/// Maximum number of requests in progress.
 const LANES: usize = 256;
-/// A request is given up so long after it was last sent, microseconds.
+/// A request is abandoned this long after it was last sent, microseconds.
 const PATIENCE: u64 = 2_000_000;
-/// A repeated request is not sent again sooner, microseconds: clients wait longer before they repeat one.
+/// Minimum time before a repeated request is sent again, microseconds; clients wait longer before
+/// they repeat one.
 const AGAIN: u64 = 100_000;
-/// Between two looks for what is to be given up, microseconds.
+/// Interval between two checks for expired requests, microseconds.
 const SWEEP: u64 = 100_000;
-/// Datagrams read from a lane that has no request.
+/// Datagrams read from a lane without a request.
 const STRAY: usize = 4;
-/// Lanes that are looked at in a turn.
+/// Lanes handled in one turn.
 const EVENTS: usize = 64;
-/// In place of a lane: the answers that came by TCP.
+/// In place of a lane number: answers received by TCP.
 const TCP: u64 = u64::MAX;
-/// And what came to probes.
+/// In place of a lane number: answers to probes.
 const PROBE: u64 = u64::MAX - 1;
 
-/// Requests under way.
+/// The requests in progress.
 pub(crate) struct Exchanges {
     back_end: BackEnd,
     lanes: Vec<Lane>,
-    /// For each lane a number of its client's, 0 of one at rest: where a request that is repeated is found.
+    /// For each lane a number of its client, 0 for an idle one; finds the lane of a repeated
+    /// request.
     tags: Vec<u32>,
-    /// Lanes at rest; the one that was in use last is taken first.
+    /// Idle lanes; the most recently used one is taken first.
     rest: Vec<u16>,
     ready: OwnedFd,
-    /// Lanes that have something, as the last look saw.
+    /// Lanes that were readable at the last poll.
     events: Vec<u64>,
     by_tcp: Option<ByTcp>,
-    /// Of several workers' exchanges one's.
+    /// Only one of several workers checks the back end.
     health: Option<Health>,
-    /// Answers that came by TCP may wait.
-    heard: bool,
+    /// Answers received by TCP may be queued.
+    tcp_done: bool,
     datagram: Box<[u8]>,
     order: Vec<u8>,
     secret: [u32; 2],
@@ -57,19 +60,19 @@ pub(crate) struct Exchanges {
     under_way: usize,
 }
 
-/// A request that is answered.
+/// An answered request.
 pub(crate) struct Answered<'a> {
     /// The client's frame.
     pub(crate) frame: &'a [u8],
     pub(crate) ask: Ask,
-    /// The answer; none if it is longer than any that is given without state.
+    /// The answer; `None` if it is longer than the limit for answers without state.
     pub(crate) octets: Option<&'a [u8]>,
-    /// The lane, which is to be put to rest.
+    /// The lane, to be released afterwards.
     pub(crate) lane: u16,
 }
 
 impl Exchanges {
-    /// None yet.
+    /// No lanes yet.
     pub(crate) fn new(back_end: BackEnd) -> io::Result<Exchanges> {
         let ready = epoll::create(CreateFlags::CLOEXEC)?;
         let by_tcp = match back_end.protocol {
@@ -89,7 +92,7 @@ impl Exchanges {
             events: Vec::with_capacity(EVENTS),
             by_tcp,
             health: None,
-            heard: false,
+            tcp_done: false,
             datagram: vec![0; 1 << 16].into(),
             order: Vec::new(),
             secret: [secret as u32, (secret >> 32) as u32],
@@ -99,7 +102,7 @@ impl Exchanges {
         })
     }
 
-    /// Looks from now on whether the back end answers.
+    /// Starts checking whether the back end answers.
     pub(crate) fn probe(&mut self) -> io::Result<()> {
         let health = Health::open(self.back_end)?;
         epoll::add(&self.ready, &health.socket, EventData::new_u64(PROBE), EventFlags::IN)?;
@@ -107,12 +110,14 @@ impl Exchanges {
         Ok(())
     }
 
-    /// The back end does not answer, or has not answered yet; it is not known where nobody looks.
+    /// Whether the back end does not answer, or has not answered yet. False on workers that do not
+    /// check it.
     pub(crate) fn is_dead(&self) -> bool {
         self.health.as_ref().is_some_and(|health| !health.is_alive())
     }
 
-    /// Asks the back end what the client asks in this frame. One that asks the same again is told of with its new frame.
+    /// Sends the client's request in this frame to the back end. For a repeated request, updates
+    /// its lane with the new frame.
     pub(crate) fn ask(
         &mut self,
         frame: &[u8],
@@ -138,7 +143,7 @@ impl Exchanges {
                 }
                 chosen = Some(index as u16);
             } else {
-                // Another connection from the same port, or more of the same one.
+                // Another connection from the same port, or a longer request on the same one.
                 self.put_to_rest(index as u16, true);
             }
         }
@@ -160,16 +165,17 @@ impl Exchanges {
             }
         };
         if let Err(e) = self.lanes[usize::from(lane)].send(self.back_end.protocol, now, counters) {
-            tracing::debug!(back_end = %self.back_end.address, error = %e, "not asked");
+            tracing::debug!(back_end = %self.back_end.address, error = %e, "cannot send to the back end");
             counters.dropped += 1;
             self.put_to_rest(lane, true);
         }
     }
 
-    /// A number that clients seldom share, and no lane at rest has.
+    /// A number that clients rarely share, and that no idle lane has.
     fn tag(&self, segment: &Segment<'_>) -> u32 {
         let word = segment.header.ack ^ u32::from(segment.header.src.port());
-        // The cookie in the acknowledgement is its connection's, whatever of an answer is acknowledged: its low bits are left out.
+        // The cookie in the acknowledgement identifies its connection. The low bits depend on how
+        // much of an answer is acknowledged, so they are masked.
         half_sip_hash_words(self.secret, &[word & !0xffff]) | 1
     }
 
@@ -183,7 +189,7 @@ impl Exchanges {
         let lane = match Lane::open(&self.back_end) {
             Ok(lane) => lane,
             Err(e) => {
-                tracing::debug!(back_end = %self.back_end.address, error = %e, "no socket");
+                tracing::debug!(back_end = %self.back_end.address, error = %e, "cannot open a socket");
                 return None;
             }
         };
@@ -203,7 +209,7 @@ impl Exchanges {
         epoll::add(&self.ready, &lane.socket, EventData::new_u64(index.into()), EventFlags::IN).is_ok()
     }
 
-    /// The request is done, or given up.
+    /// Releases the lane of a finished or abandoned request.
     pub(crate) fn put_to_rest(&mut self, index: u16, given_up: bool) {
         let protocol = self.back_end.protocol;
         let Some(lane) = self.lanes.get_mut(usize::from(index)) else { return };
@@ -212,26 +218,27 @@ impl Exchanges {
             self.under_way -= 1;
         }
         self.tags[usize::from(index)] = 0;
-        // A socket that is closed leaves the set by itself. Without another one this lane is not used again.
+        // Closing a socket removes it from the epoll set. If no new one can be opened, the lane is
+        // not used again.
         if !tainted || lane.reopen(&self.back_end).is_ok() && self.watch(index) {
             self.rest.push(index);
         }
     }
 
-    /// Looks which lanes have something, and gives up what has waited too long. To be called once a turn, before
+    /// Polls the lanes, and abandons expired requests. Called once a turn, before
     /// [`next`](Self::next).
-    pub(crate) fn look(&mut self, now: u64, counters: &mut BackEndCounters) {
+    pub(crate) fn poll(&mut self, now: u64, counters: &mut BackEndCounters) {
         if let Some(health) = &mut self.health {
-            health.look(now, counters);
+            health.check(now, counters);
         }
         self.events.clear();
         let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut room = [const { MaybeUninit::<Event>::uninit() }; EVENTS];
-        // An interruption is as if nothing came.
+        // EINTR counts as no event.
         if let Ok((events, _)) = epoll::wait(&self.ready, &mut room, Some(&zero)) {
             self.events.extend(events.iter().map(|event| event.data.u64()));
         }
-        self.heard = self.by_tcp.is_some();
+        self.tcp_done = self.by_tcp.is_some();
         if self.under_way > 0 && now.saturating_sub(self.swept) > SWEEP {
             self.swept = now;
             for index in 0..self.lanes.len() {
@@ -244,7 +251,7 @@ impl Exchanges {
         }
     }
 
-    /// The next request that is answered, of what [`look`](Self::look) saw.
+    /// The next answered request, among the lanes found by [`poll`](Self::poll).
     pub(crate) fn next(&mut self, counters: &mut BackEndCounters) -> Option<Answered<'_>> {
         let (index, got) = self.advance(counters)?;
         let lane = self.lanes.get(usize::from(index))?;
@@ -253,7 +260,7 @@ impl Exchanges {
         Some(Answered { frame: lane.frame(), ask, octets, lane: index })
     }
 
-    /// Reads on until a request has all its answers.
+    /// Reads until a request has all its answers.
     fn advance(&mut self, counters: &mut BackEndCounters) -> Option<(u16, Got)> {
         while let Some(&event) = self.events.last() {
             match (event, u16::try_from(event)) {
@@ -263,19 +270,19 @@ impl Exchanges {
                     }
                 }
                 (PROBE, _) => self.health.iter_mut().for_each(Health::read),
-                _ => self.by_tcp.iter().for_each(ByTcp::heard),
+                _ => self.by_tcp.iter().for_each(ByTcp::clear_event),
             }
             self.events.pop();
         }
-        if self.heard {
+        if self.tcp_done {
             let found = self.by_tcp(counters);
-            self.heard = found.is_some();
+            self.tcp_done = found.is_some();
             return found;
         }
         None
     }
 
-    /// Reads a lane until its request is answered, or it has nothing more.
+    /// Reads a lane until its request is answered or no datagram is left.
     fn read(&mut self, index: u16, counters: &mut BackEndCounters) -> Option<Got> {
         let mut stray = 0;
         loop {
@@ -283,7 +290,7 @@ impl Exchanges {
             let length = match lane.socket.recv(&mut self.datagram) {
                 Ok(length) => length,
                 Err(e) => {
-                    // Nobody listens there: its client asks again.
+                    // Connection refused: the port is closed. The client repeats its request.
                     if e.kind() != io::ErrorKind::WouldBlock && lane.pending.is_some() {
                         counters.timeouts += 1;
                         self.put_to_rest(index, true);
@@ -303,7 +310,7 @@ impl Exchanges {
             }
             counters.answers += 1;
             if let Some(health) = &mut self.health {
-                health.heard();
+                health.record_answer();
             }
             match got {
                 Got::All | Got::TooLong => return Some(got),
@@ -313,7 +320,7 @@ impl Exchanges {
         }
     }
 
-    /// Has a query asked by TCP.
+    /// Queues a query for TCP.
     fn hand_over(&mut self, index: u16, number: usize, counters: &mut BackEndCounters) {
         counters.by_tcp += 1;
         let lane = &self.lanes[usize::from(index)];
@@ -330,7 +337,7 @@ impl Exchanges {
         }
     }
 
-    /// The next request whose answer came by TCP.
+    /// The next request completed by TCP.
     fn by_tcp(&mut self, counters: &mut BackEndCounters) -> Option<(u16, Got)> {
         loop {
             let done = self.by_tcp.as_ref()?.next()?;

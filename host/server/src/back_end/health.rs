@@ -1,7 +1,8 @@
-//! Whether the back end answers: what is not, makes its replica not ready, so that clients are sent to those whose back end does.
+//! Whether the back end answers. If it does not, its replica is not ready, so that the ToR sends
+//! clients to other replicas.
 //!
-//! Any answer to any request tells so. Where there is none for a while, a probe asks for one: a query for the root's SOA record, or
-//! the head of `/`. What the answer says does not matter.
+//! Any answer to any request shows it. Without one for a while, a probe is sent: a query for the
+//! root's SOA record, or a HEAD of `/`. The content of the answer does not matter.
 
 use std::io;
 use std::net::UdpSocket;
@@ -11,29 +12,29 @@ use rivulet_plain::{Protocol, dns};
 use super::lane::open;
 use super::{BackEnd, BackEndCounters};
 
-/// Between two probes, microseconds, and how long an answer to anything takes the place of one.
+/// Interval between two probes, microseconds; any answer within it replaces a probe.
 const INTERVAL: u64 = 500_000;
-/// Probes on end without an answer: then it is taken for dead.
+/// Consecutive probes without an answer before the back end counts as dead.
 const TRIES: u32 = 3;
 /// Datagrams read at a time.
 const READS: usize = 4;
 
-/// A query for the root's SOA record, without its number.
+/// A query for the root's SOA record, without its id.
 const DNS: [u8; 15] = [0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 6, 0, 1];
 const HTTP: &[u8] = b"HEAD / HTTP/1.1\r\nHost: back-end\r\nConnection: close\r\n\r\n";
 
-/// What is known of the back end. Nobody knows anything at first, so it counts as dead until it answers.
+/// State of the back end. It is unknown at first, and counts as dead until the first answer.
 #[derive(Debug)]
 pub(super) struct Health {
     pub(super) socket: UdpSocket,
     back_end: BackEnd,
-    /// Of the last probe: a name server may take one that comes twice for an attack.
+    /// Number of the last probe. It changes, because a name server may treat a repeat as an attack.
     number: u16,
     /// Probes since the last answer.
     unanswered: u32,
-    /// Something was answered since the last look.
-    heard: bool,
-    /// When it is looked next, microseconds.
+    /// An answer was received since the last check.
+    answered: bool,
+    /// Time of the next check, microseconds.
     next: u64,
     alive: bool,
 }
@@ -41,29 +42,29 @@ pub(super) struct Health {
 impl Health {
     pub(super) fn open(back_end: BackEnd) -> io::Result<Health> {
         let socket = open(&back_end)?;
-        Ok(Health { socket, back_end, number: 0, unanswered: 0, heard: false, next: 0, alive: false })
+        Ok(Health { socket, back_end, number: 0, unanswered: 0, answered: false, next: 0, alive: false })
     }
 
     pub(super) fn is_alive(&self) -> bool {
         self.alive
     }
 
-    /// The back end answered something.
-    pub(super) fn heard(&mut self) {
-        (self.heard, self.unanswered) = (true, 0);
+    /// Records an answer of the back end.
+    pub(super) fn record_answer(&mut self) {
+        (self.answered, self.unanswered) = (true, 0);
         if !self.alive {
             tracing::info!(back_end = %self.back_end.address, "the back end answers");
             self.alive = true;
         }
     }
 
-    /// Asks, if it is time and nothing was answered since it was last time.
-    pub(super) fn look(&mut self, now: u64, counters: &mut BackEndCounters) {
+    /// Sends a probe, if it is time and there was no answer since the last check.
+    pub(super) fn check(&mut self, now: u64, counters: &mut BackEndCounters) {
         if now < self.next {
             return;
         }
         self.next = now + INTERVAL;
-        if std::mem::take(&mut self.heard) {
+        if std::mem::take(&mut self.answered) {
             return;
         }
         if self.alive && self.unanswered >= TRIES {
@@ -73,7 +74,8 @@ impl Health {
         self.unanswered = self.unanswered.saturating_add(1);
         self.number = self.number.wrapping_add(1);
         counters.probes += 1;
-        // An error is of the datagram before: nobody listened. This one is sent the next time.
+        // The error is about the previous datagram, to a closed port. This probe is sent at the
+        // next check.
         let _ = match self.back_end.protocol {
             Protocol::Dns => {
                 let mut query = [0; 2 + DNS.len()];
@@ -85,13 +87,15 @@ impl Health {
         };
     }
 
-    /// Takes what came to the probes. Late is as good as in time: it answers.
+    /// Reads answers to the probes. Late answers count too.
     pub(super) fn read(&mut self) {
         let mut datagram = [0; 64];
         for _ in 0..READS {
-            // What is longer is cut.
+            // Longer ones are truncated.
             match self.socket.recv(&mut datagram) {
-                Ok(length) if self.answers(datagram.get(..length).unwrap_or_default()) => self.heard(),
+                Ok(length) if self.answers(datagram.get(..length).unwrap_or_default()) => {
+                    self.record_answer()
+                }
                 Ok(_) => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
                 Err(_) => {}

@@ -1,7 +1,7 @@
-//! A lane to the back end: a socket with a port of its own, on which one request at a time is under way.
+//! A lane to the back end: a socket with its own port for one request at a time.
 //!
-//! So the port tells whose answer a datagram is, also where the protocol has no number for it. What comes after its time finds the
-//! port closed, or another number expected.
+//! The port identifies the request that a datagram answers, also in protocols without a request
+//! number. Late answers find the port closed, or another number expected.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -13,18 +13,18 @@ use rivulet_plain::{Ask, MAX_ANSWER, Protocol, Segment};
 
 use super::{BackEnd, BackEndCounters};
 
-/// How far one query of a request is.
+/// Progress of one query of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     /// It was sent as a datagram.
     Asked,
-    /// It was handed to who asks by TCP.
+    /// It was queued for TCP.
     ByTcp,
-    /// Its answer lies between these octets.
+    /// Its answer is at this range of bytes.
     There(usize, usize),
 }
 
-/// A request under way.
+/// A request in progress.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) client: SocketAddr,
@@ -32,11 +32,11 @@ pub(super) struct Pending {
     pub(super) ask: Ask,
     /// When it was last sent, microseconds.
     pub(super) asked: u64,
-    /// No other request has this number.
+    /// A number that no other request has.
     pub(super) ticket: u64,
-    /// The number of its first query towards the back end.
+    /// The query id of its first query towards the back end.
     pub(super) id: u16,
-    /// More than one datagram was sent for a query, so that more may come back.
+    /// A query was sent more than once, so duplicate answers may arrive.
     again: bool,
     parts: ArrayVec<Part, MAX_QUERIES>,
 }
@@ -47,33 +47,33 @@ impl Pending {
     }
 }
 
-/// What a datagram was.
+/// Classification of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Got {
-    /// The last answer that was missing: [`Lane::answer`] has it.
+    /// The last missing answer; [`Lane::answer`] returns all.
     All,
-    /// All, and more than is answered here.
+    /// All are there, but they are longer than the limit.
     TooLong,
     /// One of several.
     Some,
-    /// Query number so many is to be asked by TCP.
+    /// The query with this index must be sent by TCP.
     Truncated(usize),
-    /// Nothing of this request's.
+    /// Not for this request.
     Foreign,
 }
 
-/// A lane; its memory stays when a request is done.
+/// A lane; its buffers are reused by later requests.
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) socket: UdpSocket,
     pub(super) pending: Option<Pending>,
     /// The client's frame.
     frame: Vec<u8>,
-    /// Answers, framed, in the order in which they came.
+    /// Answers, framed, in the order of arrival.
     answers: Vec<u8>,
 }
 
-/// A socket of a port that nobody knows beforehand, to and from the back end alone.
+/// A socket on a random port, connected to the back end.
 pub(super) fn open(back_end: &BackEnd) -> io::Result<UdpSocket> {
     let any: SocketAddr = match back_end.address {
         SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
@@ -85,7 +85,7 @@ pub(super) fn open(back_end: &BackEnd) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// The data of the segment in a frame.
+/// The payload of the segment in a frame.
 pub(super) fn segment(frame: &[u8]) -> Option<Segment<'_>> {
     let (ethernet, _) = EthHeader::parse(frame).ok()?;
     Segment::parse(frame.get(ethernet.length()..)?).ok()
@@ -96,7 +96,7 @@ impl Lane {
         Ok(Lane { socket: open(back_end)?, pending: None, frame: Vec::new(), answers: Vec::new() })
     }
 
-    /// Another socket, so that nothing that was sent to this one is taken for something else.
+    /// Opens a new socket, so that datagrams for the old one cannot be mistaken for answers.
     pub(super) fn reopen(&mut self, back_end: &BackEnd) -> io::Result<()> {
         self.socket = open(back_end)?;
         Ok(())
@@ -107,26 +107,26 @@ impl Lane {
         &self.frame
     }
 
-    /// The octets of the request.
+    /// The bytes of the request.
     pub(super) fn request(&self) -> &[u8] {
         let length = self.pending.as_ref().map_or(0, |pending| pending.ask.length);
         segment(&self.frame).and_then(|segment| segment.payload.get(..length)).unwrap_or_default()
     }
 
-    /// Takes a request up that came in this frame.
+    /// Starts the request of this frame.
     pub(super) fn begin(&mut self, frame: &[u8], pending: Pending) {
         self.pending = Some(pending);
         self.answers.clear();
         self.renew(frame);
     }
 
-    /// The client said it again, and perhaps more: how far it is, and its window.
+    /// The client repeated it: updates its acknowledgement and window.
     pub(super) fn renew(&mut self, frame: &[u8]) {
         self.frame.clear();
         self.frame.extend_from_slice(frame);
     }
 
-    /// Sends what has no answer yet.
+    /// Sends all queries without an answer.
     pub(super) fn send(
         &mut self,
         protocol: Protocol,
@@ -164,13 +164,13 @@ impl Lane {
         sent
     }
 
-    /// Whether datagrams may come that would be taken for answers to the next request.
+    /// Whether a datagram may arrive that would pass for an answer to the next request.
     pub(super) fn is_tainted(&self, protocol: Protocol, given_up: bool) -> bool {
-        // Numbers tell those of DNS apart.
+        // DNS has query ids for that.
         protocol == Protocol::Http && self.pending.as_ref().is_some_and(|pending| given_up || pending.again)
     }
 
-    /// Takes a datagram from the back end.
+    /// Handles a datagram from the back end.
     pub(super) fn take(&mut self, protocol: Protocol, datagram: &[u8]) -> Got {
         let Some(mut pending) = self.pending.take() else { return Got::Foreign };
         let got = match protocol {
@@ -192,7 +192,7 @@ impl Lane {
         got
     }
 
-    /// Takes the answer to a query that came by TCP.
+    /// Handles the answer to a query sent by TCP.
     pub(super) fn take_by_tcp(&mut self, number: usize, message: &[u8]) -> Got {
         let Some(mut pending) = self.pending.take() else { return Got::Foreign };
         if let Some(part @ Part::ByTcp) = pending.parts.get_mut(number) {
@@ -237,10 +237,10 @@ impl Lane {
         }
     }
 
-    /// All answers, in the order of their queries; `order` is the memory for that.
+    /// All answers in the order of their queries; `order` is scratch memory.
     pub(super) fn answer<'a>(&'a self, order: &'a mut Vec<u8>) -> &'a [u8] {
         let parts = self.pending.as_ref().map(|pending| &pending.parts[..]).unwrap_or_default();
-        // One, or HTTP's.
+        // A single answer, or HTTP's.
         if parts.len() <= 1 {
             return &self.answers;
         }
@@ -254,14 +254,14 @@ impl Lane {
     }
 }
 
-/// The queries of a request that was read before.
+/// The queries of a request that was parsed before.
 fn queries(data: &[u8]) -> Queries<'_> {
     dns::queries(data).unwrap_or_default()
 }
 
 fn send(socket: &UdpSocket, datagram: &[u8]) -> io::Result<()> {
     match socket.send(datagram) {
-        // The back end was not there for what was sent before; perhaps it is now.
+        // The error is about an earlier datagram; the back end may be up again.
         Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => socket.send(datagram).map(|_| ()),
         other => other.map(|_| ()),
     }

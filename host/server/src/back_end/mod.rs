@@ -12,15 +12,15 @@ use rivulet_plain::Protocol;
 
 pub(crate) use exchanges::{Answered, Exchanges};
 
-/// A back end, and what is known of it.
+/// A back end and its properties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackEnd {
-    /// What it speaks.
+    /// Its protocol.
     pub protocol: Protocol,
     /// Where it is.
     pub address: SocketAddr,
-    /// It answers the same octets to the same request, whichever replica asks, now and a minute later: then an answer may have
-    /// more than one segment.
+    /// It sends the same bytes for the same request on every replica, now and a minute later. Only
+    /// then may an answer have more than one segment.
     pub deterministic: bool,
 }
 
@@ -44,31 +44,31 @@ impl FromStr for BackEnd {
     }
 }
 
-/// What became of requests to a back end.
+/// Counters of requests to a back end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BackEndCounters {
-    /// Requests and queries sent as datagrams, repeated ones too.
+    /// Datagrams sent with requests and queries, repeats included.
     pub queries: u64,
     /// Datagrams that answered one.
     pub answers: u64,
-    /// Datagrams that nobody waited for, or that answered something else.
+    /// Datagrams without a waiting request, or that answered something different.
     pub late: u64,
-    /// Requests that were given up without an answer.
+    /// Requests abandoned without an answer.
     pub timeouts: u64,
-    /// Requests that were dropped: as many are under way as may be, or the back end's socket takes none.
+    /// Requests dropped, because too many are in progress or the back end's socket is full.
     pub dropped: u64,
-    /// Queries that were asked again by TCP, as no datagram holds the answer.
+    /// Queries sent again by TCP, because the answer does not fit a datagram.
     pub by_tcp: u64,
-    /// Of these, such that TCP brought no answer to.
+    /// Those of them without an answer by TCP.
     pub tcp_failed: u64,
-    /// Answers under way that the back end gives otherwise now: it is not deterministic.
+    /// Answers in progress for which the back end now sends other bytes: it is not deterministic.
     pub changed: u64,
-    /// What it was asked only to see whether it answers.
+    /// Probes sent.
     pub probes: u64,
 }
 
 impl BackEndCounters {
-    /// Names, as metrics have them, and values.
+    /// Names for metrics, with values.
     #[must_use]
     pub fn named(&self) -> [(&'static str, u64); 9] {
         [
@@ -84,7 +84,7 @@ impl BackEndCounters {
         ]
     }
 
-    /// Adds what another worker counted.
+    /// Adds another worker's counters.
     pub fn add(&mut self, other: &BackEndCounters) {
         let sums = [
             (&mut self.queries, other.queries),

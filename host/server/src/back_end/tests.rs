@@ -1,4 +1,5 @@
-//! Exchanges with back ends that answer late, wrongly, by TCP or not at all; the clock is the test's.
+//! Exchanges with back ends that answer late, wrongly, by TCP or not at all; the tests control the
+//! clock.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, UdpSocket};
@@ -28,7 +29,7 @@ fn addresses_of_back_ends_are_read() {
     }
 }
 
-/// Replica and back end.
+/// A replica and its back end.
 struct Rig {
     exchanges: Exchanges,
     counters: BackEndCounters,
@@ -37,7 +38,7 @@ struct Rig {
     now: u64,
 }
 
-/// The address of a client, and the octets that it gets.
+/// A client's address and the bytes that it gets.
 type Got = (SocketAddr, Option<Vec<u8>>);
 
 impl Rig {
@@ -59,7 +60,7 @@ impl Rig {
         }
     }
 
-    /// A client asks this.
+    /// A client sends this request.
     fn ask(&mut self, port: u16, request: &[u8]) {
         let (src, dst) = (SocketAddr::from(([10, 0, 0, 1], port)), SocketAddr::from(([10, 9, 0, 1], 53)));
         let flow = Flow::new(src, dst);
@@ -86,39 +87,39 @@ impl Rig {
         self.exchanges.ask(&frame, &segment, ask, self.now, &mut self.counters);
     }
 
-    /// What came to the program.
-    fn heard(&self) -> (Vec<u8>, SocketAddr) {
+    /// The requests received by the back end.
+    fn receive_query(&self) -> (Vec<u8>, SocketAddr) {
         let mut datagram = vec![0; 1 << 16];
         let (length, from) = self.program.recv_from(&mut datagram).unwrap();
         datagram.truncate(length);
         (datagram, from)
     }
 
-    /// Looks until something was answered, or a counter is what it is to be.
+    /// Polls until a request was answered, or a counter has the expected value.
     fn until(&mut self, done: impl Fn(&BackEndCounters) -> bool) -> Vec<Got> {
         let mut all = Vec::new();
         let started = Instant::now();
         while !done(&self.counters) {
             assert!(started.elapsed() < Duration::from_secs(20), "{:?}", self.counters);
-            all.extend(self.look());
+            all.extend(self.poll());
             std::thread::sleep(Duration::from_millis(1));
         }
         all
     }
 
-    /// Looks until the back end is known to live.
+    /// Polls until the back end counts as live.
     fn until_alive(&mut self) {
         let started = Instant::now();
         while self.exchanges.is_dead() {
             assert!(started.elapsed() < Duration::from_secs(20), "{:?}", self.counters);
-            self.look();
+            self.poll();
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    fn look(&mut self) -> Vec<Got> {
+    fn poll(&mut self) -> Vec<Got> {
         let mut all = Vec::new();
-        self.exchanges.look(self.now, &mut self.counters);
+        self.exchanges.poll(self.now, &mut self.counters);
         while let Some(answered) = self.exchanges.next(&mut self.counters) {
             let packet = Segment::parse(&answered.frame[14..]).unwrap();
             all.push((packet.header.src, answered.octets.map(<[u8]>::to_vec)));
@@ -129,7 +130,7 @@ impl Rig {
     }
 }
 
-/// A query for a name of one octet, framed.
+/// A query for a name of one byte, framed.
 fn query(id: u16, name: u8) -> Vec<u8> {
     let mut out = vec![0, 19];
     out.extend(id.to_be_bytes());
@@ -137,7 +138,7 @@ fn query(id: u16, name: u8) -> Vec<u8> {
     out
 }
 
-/// The response to a message: its header and question, and nothing else.
+/// The response to a query: its header and question only.
 fn respond(message: &[u8]) -> Vec<u8> {
     let mut out = message[..19].to_vec();
     out[2] |= 0x80;
@@ -153,8 +154,8 @@ fn client(port: u16) -> SocketAddr {
 fn several_queries_are_put_together_in_their_order() {
     let mut rig = Rig::new(Protocol::Dns);
     rig.ask(1, &[query(70, b'a'), query(71, b'b')].concat());
-    let (first, from) = rig.heard();
-    let (second, _) = rig.heard();
+    let (first, from) = rig.receive_query();
+    let (second, _) = rig.receive_query();
     assert_eq!(first.len(), 19 + 11, "an OPT record was added");
     rig.program.send_to(&respond(&second), from).unwrap();
     assert_eq!(rig.until(|c| c.answers == 1), []);
@@ -167,10 +168,10 @@ fn several_queries_are_put_together_in_their_order() {
 }
 
 #[test]
-fn what_answers_something_else_is_not_taken() {
+fn answers_to_other_queries_are_ignored() {
     let mut rig = Rig::new(Protocol::Dns);
     rig.ask(1, &query(70, b'a'));
-    let (asked, from) = rig.heard();
+    let (asked, from) = rig.receive_query();
     let mut number = respond(&asked);
     number[0] ^= 1;
     let mut question = respond(&asked);
@@ -178,14 +179,14 @@ fn what_answers_something_else_is_not_taken() {
     for forged in [&number[..], &question, &asked, b"", b"x"] {
         rig.program.send_to(forged, from).unwrap();
     }
-    // From elsewhere, also what is right.
+    // A correct answer from another address is not accepted either.
     let other = UdpSocket::bind("127.0.0.1:0").unwrap();
     other.send_to(&respond(&asked), from).unwrap();
     assert_eq!(rig.until(|c| c.late == 5), []);
     rig.program.send_to(&respond(&asked), from).unwrap();
     assert_eq!(rig.until(|c| c.answers == 1).len(), 1);
     assert_eq!(rig.counters.late, 5);
-    // Once more: nobody waits for it.
+    // Sent twice: no request waits for the second one.
     rig.program.send_to(&respond(&asked), from).unwrap();
     assert_eq!(rig.until(|c| c.late == 6), []);
 }
@@ -199,32 +200,32 @@ fn a_repeated_request_is_sent_again_and_answered_once() {
     rig.now += SECOND / 5;
     rig.ask(1, &query(70, b'a'));
     assert_eq!(rig.counters.queries, 2);
-    let ((first, from), (second, _)) = (rig.heard(), rig.heard());
+    let ((first, from), (second, _)) = (rig.receive_query(), rig.receive_query());
     assert_eq!(first, second, "one number: who answers both says the same");
     rig.program.send_to(&respond(&first), from).unwrap();
     rig.program.send_to(&respond(&second), from).unwrap();
     assert_eq!(rig.until(|c| c.answers == 1 && c.late == 1).len(), 1);
-    // Another request of the same client's takes the place of the one before.
+    // Another request of the same client replaces the previous one.
     rig.ask(1, &query(71, b'b'));
     rig.ask(1, &query(72, b'c'));
-    let (_, (third, from)) = (rig.heard(), rig.heard());
+    let (_, (third, from)) = (rig.receive_query(), rig.receive_query());
     rig.program.send_to(&respond(&third), from).unwrap();
     let got = rig.until(|c| c.answers == 2);
     assert_eq!(got[0].1.as_ref().unwrap()[2..4], 72u16.to_be_bytes());
 }
 
 #[test]
-fn a_bounded_number_waits_and_each_for_a_bounded_time() {
+fn requests_are_bounded_in_number_and_time() {
     let mut rig = Rig::new(Protocol::Dns);
     for port in 1..=300 {
         rig.ask(port, &query(port, b'a'));
     }
     assert_eq!((rig.counters.queries, rig.counters.dropped), (256, 44));
     rig.now += 3 * SECOND;
-    assert_eq!(rig.look(), []);
+    assert_eq!(rig.poll(), []);
     assert_eq!(rig.counters.timeouts, 256);
-    // All lanes are there again, and what comes for those that were given up is late.
-    let late: Vec<_> = (0..256).map(|_| rig.heard()).collect();
+    // All lanes are free again; answers to abandoned requests are late.
+    let late: Vec<_> = (0..256).map(|_| rig.receive_query()).collect();
     for port in 1001..=1256 {
         rig.ask(port, &query(port, b'b'));
     }
@@ -234,7 +235,7 @@ fn a_bounded_number_waits_and_each_for_a_bounded_time() {
     }
     assert_eq!(rig.until(|c| c.late == 256), []);
     for _ in 0..256 {
-        let (asked, from) = rig.heard();
+        let (asked, from) = rig.receive_query();
         rig.program.send_to(&respond(&asked), from).unwrap();
     }
     let mut got = rig.until(|c| c.answers == 256);
@@ -245,15 +246,16 @@ fn a_bounded_number_waits_and_each_for_a_bounded_time() {
 }
 
 #[test]
-fn a_late_answer_to_the_same_question_is_told_by_its_number() {
+fn late_answer_is_recognised_by_its_query_id() {
     let mut rig = Rig::new(Protocol::Dns);
     rig.ask(1, &query(1, b'a'));
-    let (before, from) = rig.heard();
+    let (before, from) = rig.receive_query();
     rig.now += 3 * SECOND;
-    assert_eq!(rig.look(), []);
-    // Another client asks the same, from the same port of ours: what the first one was answered is not taken.
+    assert_eq!(rig.poll(), []);
+    // Another client sends the same query from the same port of ours; the first client's answer is
+    // not accepted for it.
     rig.ask(2, &query(2, b'a'));
-    let (asked, now_from) = rig.heard();
+    let (asked, now_from) = rig.receive_query();
     assert!(from == now_from && asked[2..] == before[2..] && asked[..2] != before[..2]);
     rig.program.send_to(&respond(&before), from).unwrap();
     assert_eq!(rig.until(|c| c.late == 1), []);
@@ -266,13 +268,13 @@ fn late_answers_of_http_find_their_port_closed() {
     let mut rig = Rig::new(Protocol::Http);
     let request = |path: &str| format!("GET /{path} HTTP/1.1\r\nHost: h\r\n\r\n").into_bytes();
     rig.ask(1, &request("a"));
-    let (asked, from) = rig.heard();
+    let (asked, from) = rig.receive_query();
     assert_eq!(asked, request("a"));
     rig.now += 3 * SECOND;
-    assert_eq!(rig.look(), []);
+    assert_eq!(rig.poll(), []);
     assert_eq!(rig.counters.timeouts, 1);
     rig.ask(2, &request("b"));
-    let (asked, now_from) = rig.heard();
+    let (asked, now_from) = rig.receive_query();
     assert!(asked == request("b") && from != now_from);
     rig.program.send_to(b"HTTP/1.1 200 a", from).unwrap();
     rig.program.send_to(b"no answer", now_from).unwrap();
@@ -280,19 +282,19 @@ fn late_answers_of_http_find_their_port_closed() {
     let got = rig.until(|c| c.answers == 1);
     assert_eq!(got, [(client(2), Some(b"HTTP/1.1 200 b".to_vec()))]);
     assert_eq!(rig.counters.late, 1);
-    // One that was asked twice may be answered twice: its port is not used again either.
+    // A query sent twice may be answered twice, so its port is not reused either.
     rig.ask(3, &request("c"));
     rig.now += SECOND;
     rig.ask(3, &request("c"));
-    let ((_, from), _) = (rig.heard(), rig.heard());
+    let ((_, from), _) = (rig.receive_query(), rig.receive_query());
     rig.program.send_to(b"HTTP/1.1 200 c", from).unwrap();
     assert_eq!(rig.until(|c| c.answers == 2).len(), 1);
     rig.ask(4, &request("d"));
-    assert_ne!(rig.heard().1, from);
-    // More than is answered here is told as that.
+    assert_ne!(rig.receive_query().1, from);
+    // An answer longer than the limit is reported as such.
     let long = [&b"HTTP/1.1 200 d"[..], &[b'x'; 20_000]].concat();
     rig.ask(5, &request("e"));
-    rig.program.send_to(&long, rig.heard().1).unwrap();
+    rig.program.send_to(&long, rig.receive_query().1).unwrap();
     assert_eq!(rig.until(|c| c.answers == 3), [(client(5), None)]);
 }
 
@@ -302,20 +304,20 @@ fn a_back_end_that_is_not_there_costs_no_lane() {
     let mut rig = Rig::with(Protocol::Dns, program.try_clone().unwrap());
     let address = program.local_addr().unwrap();
     drop(program);
-    // Nobody listens from now on.
+    // The back end is closed from here on.
     rig.program = UdpSocket::bind("127.0.0.1:0").unwrap();
     rig.ask(1, &query(1, b'a'));
     assert_eq!(rig.until(|c| c.timeouts == 1), []);
     rig.program = UdpSocket::bind(address).unwrap();
     rig.ask(1, &query(1, b'a'));
-    let (asked, from) = rig.heard();
+    let (asked, from) = rig.receive_query();
     rig.program.send_to(&respond(&asked), from).unwrap();
     assert_eq!(rig.until(|c| c.answers == 1).len(), 1);
 }
 
 #[test]
-fn what_is_truncated_is_asked_by_tcp() {
-    // The same port for both, as a name server has it.
+fn truncated_answers_are_queried_by_tcp() {
+    // The same port for UDP and TCP, like a name server.
     let (listener, program) = (0..50)
         .find_map(|_| {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -325,7 +327,7 @@ fn what_is_truncated_is_asked_by_tcp() {
         .unwrap();
     program.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let mut rig = Rig::with(Protocol::Dns, program);
-    // Two queries on a connection, then it ends. Its thread is left behind.
+    // Two queries on a connection, then it is closed. Its thread ends with the process.
     std::thread::spawn(move || {
         while let Ok((mut stream, _)) = listener.accept() {
             std::thread::spawn(move || {
@@ -350,7 +352,7 @@ fn what_is_truncated_is_asked_by_tcp() {
     });
     for (n, name) in (1..).zip(*b"abcefghd") {
         rig.ask(n, &query(n, name));
-        let (asked, from) = rig.heard();
+        let (asked, from) = rig.receive_query();
         let mut answer = respond(&asked);
         answer[2] |= 2;
         rig.program.send_to(&answer, from).unwrap();
@@ -360,7 +362,7 @@ fn what_is_truncated_is_asked_by_tcp() {
         }
         let mut got = Vec::new();
         while got.is_empty() {
-            got = rig.look();
+            got = rig.poll();
             std::thread::sleep(Duration::from_millis(1));
         }
         let octets = got[0].1.as_ref().unwrap();
@@ -380,10 +382,10 @@ fn a_back_end_is_dead_until_it_answers_and_when_it_does_not() {
         assert!(!rig.exchanges.is_dead(), "nobody looks");
         rig.exchanges.probe().unwrap();
         assert!(rig.exchanges.is_dead(), "it has not answered yet");
-        rig.look();
-        let (asked, from) = rig.heard();
+        rig.poll();
+        let (asked, from) = rig.receive_query();
         assert_eq!((asked.len(), rig.counters.probes), (if protocol == Protocol::Dns { 17 } else { 54 }, 1));
-        // What is no answer is none.
+        // A datagram that is not an answer does not count.
         rig.program.send_to(b"what", from).unwrap();
         rig.program.send_to(&reply(&asked), from).unwrap();
         rig.until_alive();
@@ -391,19 +393,19 @@ fn a_back_end_is_dead_until_it_answers_and_when_it_does_not() {
         // Three probes without an answer.
         for probes in 2..=4 {
             rig.now += SECOND;
-            rig.look();
-            // Its answer takes one's place.
+            rig.poll();
+            // Any answer replaces a probe's.
             if rig.counters.probes < probes {
                 rig.now += SECOND;
-                rig.look();
+                rig.poll();
             }
             assert!(rig.counters.probes == probes && !rig.exchanges.is_dead(), "{probes}");
-            rig.heard();
+            rig.receive_query();
         }
         rig.now += SECOND;
-        rig.look();
+        rig.poll();
         assert!(rig.exchanges.is_dead());
-        let (asked, from) = rig.heard();
+        let (asked, from) = rig.receive_query();
         rig.program.send_to(&reply(&asked), from).unwrap();
         rig.until_alive();
     }
@@ -413,22 +415,22 @@ fn a_back_end_is_dead_until_it_answers_and_when_it_does_not() {
 fn an_answer_to_a_request_is_a_sign_of_life_and_a_closed_port_none() {
     let mut rig = Rig::new(Protocol::Dns);
     rig.exchanges.probe().unwrap();
-    rig.look();
-    let _ = rig.heard();
+    rig.poll();
+    let _ = rig.receive_query();
     rig.ask(1, &query(70, b'a'));
-    let (asked, from) = rig.heard();
+    let (asked, from) = rig.receive_query();
     rig.program.send_to(&respond(&asked), from).unwrap();
     assert_eq!(rig.until(|c| c.answers == 1).len(), 1);
     assert!(!rig.exchanges.is_dead());
     rig.now += SECOND;
-    rig.look();
+    rig.poll();
     assert_eq!(rig.counters.probes, 1, "it is known that it lives");
     let free = UdpSocket::bind("127.0.0.1:0").unwrap();
     let mut gone = Rig::with(Protocol::Dns, free);
     gone.program = UdpSocket::bind("127.0.0.1:0").unwrap();
     gone.exchanges.probe().unwrap();
     for probes in 1..10 {
-        gone.look();
+        gone.poll();
         assert!(gone.exchanges.is_dead() && gone.counters.probes == probes, "{probes}");
         gone.now += SECOND;
     }

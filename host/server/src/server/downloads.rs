@@ -1,5 +1,5 @@
-//! Large answers on the turn: what their clients acknowledge is taken, what may be sent is, and whoever is silent is asked when
-//! his time has come.
+//! Large answers in the event loop: handles acknowledgements, sends what the windows allow, and
+//! probes silent clients when their timers are due.
 
 use rivulet_packet::{EthHeader, eth};
 use rivulet_pktio::{Backend, Checksum, IoError, PacketIo, Segmentation, SegmentationKind, TxFrame};
@@ -9,46 +9,47 @@ use super::Server;
 use super::kernel::Kernel;
 use super::plain::{Door, Objects};
 
-/// Where a client's segments go.
+/// Ethernet addresses for segments to a client.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Back {
     pub(super) ethernet: EthHeader,
     pub(super) ether_type: u16,
 }
 
-/// What a segment is to the large answers.
-pub(super) enum Heard {
-    /// Nothing: it is to be judged.
-    Not,
-    /// Of one of their clients. There may be something to send.
-    Taken,
-    /// It looks like one of those, and is none.
-    Nobodys,
-    /// It looks like one of those, and is the kernel's.
-    Kernels,
-    /// It may be one of those, and another replica's kernel may have it.
+/// How a segment relates to the large answers.
+pub(super) enum Disposition {
+    /// Not at all: judge it as any other segment.
+    Unrelated,
+    /// It belongs to one of them, which may now have something to send.
+    Handled,
+    /// It has the form of such a segment but belongs to no large answer.
+    Unknown,
+    /// It has the form of such a segment but belongs to a connection of this host's kernel.
+    Kernel,
+    /// It has the form of such a segment; the kernel of another replica may have its connection.
     Elsewhere,
 }
 
 impl Objects {
-    /// Takes a segment that looks like one of a large answer's client. `kernel` may have its connection, while there are such; the others have
-    /// been asked if it was `handed` on.
-    pub(super) fn hear(
+    /// Handles a segment that has the form of a large answer's acknowledgement. `kernel`: may have
+    /// the connection, while plain TCP moves between the kernel and stateless TCP. `forwarded`: the
+    /// other replicas were asked already.
+    pub(super) fn handle_ack(
         &mut self,
         segment: &Segment<'_>,
         path: Option<u16>,
         back: Back,
         now: u64,
         kernel: Option<&Kernel>,
-        handed: bool,
-    ) -> Heard {
+        forwarded: bool,
+    ) -> Disposition {
         let Some(downloads) = self.downloads.as_mut().filter(|_| is_under_way(segment)) else {
-            return Heard::Not;
+            return Disposition::Unrelated;
         };
         let lacks_the_beginning =
             segment.header.options.stamps.is_some_and(|stamps| Stamp::parse(stamps.echo) != Stamp::Large);
         if lacks_the_beginning && !downloads.knows(segment) {
-            return Heard::Not;
+            return Disposition::Unrelated;
         }
         let site = &self.replica.site;
         if let Some(kernel) = kernel
@@ -56,10 +57,10 @@ impl Objects {
             && is_placed(site, segment)
         {
             if kernel.has(segment) {
-                return Heard::Kernels;
+                return Disposition::Kernel;
             }
-            if !handed {
-                return Heard::Elsewhere;
+            if !forwarded {
+                return Disposition::Elsewhere;
             }
         }
         let refused = downloads.hear(site, segment, path, back, now);
@@ -67,12 +68,12 @@ impl Objects {
             tracing::trace!(client = %segment.header.src, ?reason, "a large answer");
         }
         match refused {
-            Some(Reason::Cookie | Reason::Stamp) => Heard::Nobodys,
-            _ => Heard::Taken,
+            Some(Reason::Cookie | Reason::Stamp) => Disposition::Unknown,
+            _ => Disposition::Handled,
         }
     }
 
-    /// Begins a large answer.
+    /// Starts a large answer.
     pub(super) fn begin(
         &mut self,
         segment: &Segment<'_>,
@@ -87,16 +88,18 @@ impl Objects {
     }
 }
 
-/// Octets of data that are sent in one piece at most, for the kernel or the device to cut: what an IP packet takes beside its headers.
+/// Maximum bytes of data in a piece that the kernel or device cuts into segments: the limit of an
+/// IP packet, less its headers.
 const MOST: u32 = 65_000;
-/// Octets of Ethernet, IP and TCP headers.
+/// Length of the Ethernet, IP and TCP headers in bytes.
 const HEADERS: usize = 14 + 40 + 60;
 
-/// Hands the interface several segments in one piece; how many pieces it took.
+/// Gives the interface several segments as one piece (segmentation offload). Returns the number of
+/// pieces accepted.
 fn send_whole(packet: &Packet<'_, Back>, size: u16, io: &mut dyn PacketIo) -> Result<usize, IoError> {
     let Back { ethernet, ether_type } = packet.way;
     if ethernet.vlan.is_some() {
-        // Not every kernel finds the headers behind a tag.
+        // Some kernels do not find the headers behind a VLAN tag.
         return Ok(0);
     }
     let mut head = [0; HEADERS];
@@ -104,7 +107,7 @@ fn send_whole(packet: &Packet<'_, Back>, size: u16, io: &mut dyn PacketIo) -> Re
     let (true, Ok((length, body))) =
         (ethernet.fill(&mut head, ether_type), packet.write_head(&mut head[lead..]))
     else {
-        // Not put together by anybody.
+        // Not all parts could be assembled.
         return Ok(1);
     };
     let length = lead + length;
@@ -117,38 +120,38 @@ fn send_whole(packet: &Packet<'_, Back>, size: u16, io: &mut dyn PacketIo) -> Re
     io.send(&[TxFrame { head: &head[..length], body, checksum, segmentation }])
 }
 
-/// Which large answers send.
+/// Selects the large answers that send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Who {
-    /// Whose client was heard last.
-    Heard,
-    /// And those whose client has been silent for as long as they wait: of use only when all that came is heard.
-    Silent,
+pub(super) enum Due {
+    /// Those with a segment received just now.
+    Acknowledged,
+    /// Also those with an expired timer. Use it only when all received frames have been handled.
+    Expired,
 }
 
 impl Server {
-    /// Sends what large answers have to send, as far as there is room.
-    pub(super) fn send_downloads(&mut self, who: Who) {
+    /// Sends the segments of large answers, as long as the interface has room.
+    pub(super) fn send_downloads(&mut self, due: Due) {
         let now = self.now();
         let mut most = if self.io.backend() == Backend::AfPacket { MOST } else { 0 };
         for n in 0..self.running.len() {
             while self.has_room() {
                 let Some(Door::Objects(objects)) = &mut self.running[n].plain else { break };
                 let Objects { replica, downloads: Some(downloads) } = objects.as_mut() else { break };
-                let heard = downloads.next_heard(&replica.site, now, most);
-                let silent = || (who == Who::Silent).then(|| downloads.next(&replica.site, now)).flatten();
-                let Some(packet) = heard.or_else(silent) else { break };
+                let acknowledged = downloads.next_heard(&replica.site, now, most);
+                let expired = || (due == Due::Expired).then(|| downloads.next(&replica.site, now)).flatten();
+                let Some(packet) = acknowledged.or_else(expired) else { break };
                 let Back { ethernet, ether_type } = packet.way;
                 if let Some(size) = packet.cut() {
                     match send_whole(&packet, size, self.io.as_mut()) {
                         Ok(1..) => {}
-                        // Segment by segment it waits for room.
+                        // It will wait for room one segment at a time.
                         Ok(0) => {
                             most = 0;
                             downloads.put_back(&packet);
                         }
                         Err(e) => {
-                            self.trouble(&e);
+                            self.handle_io_error(&e);
                             return;
                         }
                     }
@@ -169,9 +172,9 @@ impl Server {
         }
     }
 
-    /// Tells the large answers what is known of the other replicas.
-    pub(super) fn tell_of_others(&mut self) {
-        let ((since, died), now) = (self.place.seats().others(), self.now());
+    /// Reports the state of the other replicas to the large answers.
+    pub(super) fn report_peers(&mut self) {
+        let ((since, died), now) = (self.place.seats().peers(), self.now());
         for running in &mut self.running {
             let Some(Door::Objects(objects)) = &mut running.plain else { continue };
             if let Some(downloads) = &mut objects.downloads {
@@ -180,7 +183,8 @@ impl Server {
         }
     }
 
-    /// When that is next, microseconds; 0 if there is something to send that found no room.
+    /// When a large answer is due next, microseconds; 0 if it has something to send that found no
+    /// room.
     pub(super) fn downloads_due(&self) -> Option<u64> {
         let doors = self.running.iter().filter_map(|running| match &running.plain {
             Some(Door::Objects(objects)) => objects.downloads.as_ref(),

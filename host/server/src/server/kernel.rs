@@ -1,30 +1,34 @@
-//! What the kernel's TCP has while a service's plain TCP changes hands. What is said of a connection of the kernel's may look like anything: its
-//! sequence numbers and timestamps are by chance. So it is asked.
+//! Which connections the kernel's TCP has while plain TCP of a service moves between the kernel and
+//! stateless TCP. The segments do not show it, because the kernel's sequence numbers and timestamps
+//! are random. So the kernel is queried (sock_diag).
 
 use std::hash::{BuildHasher, RandomState};
 
 use rivulet_pktio::sockets::{Held, Sockets};
 use rivulet_plain::Segment;
 
-/// Between two questions about a connection of which the kernel had nothing, microseconds. A packet may be seen here some microseconds before the
-/// kernel has made its socket, and is seen when the kernel has ended it.
+/// Time between two queries about a connection that the kernel did not have, microseconds. A
+/// segment may arrive here some microseconds before the kernel has made its socket, and is seen
+/// here after the kernel has closed it.
 const AGAIN: u64 = 1_000;
-/// For so long the last answer is remembered: longer than between two keep-alives.
+/// How long the last result is remembered, microseconds: longer than the interval between two
+/// keep-alives.
 const REMEMBERED: u64 = 600_000_000;
-/// Connections for which it is, a megabyte; one that finds another in its place takes it.
+/// Number of connections remembered, in a megabyte; a new one replaces the one in its slot.
 const PLACES: usize = 1 << 16;
 
-/// The kernel's connections, while there are some beside those without state.
+/// Queries about the kernel's connections, while a service has such connections beside stateless
+/// ones.
 #[derive(Debug, Default)]
 pub(super) struct Kernel {
     sockets: Option<Sockets>,
     hasher: RandomState,
-    /// Hashes of connections of which it had nothing, and when that was known last.
+    /// Hashes of connections that the kernel did not have, with the time of the last query.
     lacking: Box<[(u64, u64)]>,
 }
 
 impl Kernel {
-    /// From now on it is asked, or no more.
+    /// Switches the queries on or off.
     pub fn prepare(&mut self, asked: bool, netns: Option<&str>) {
         if !asked {
             *self = Kernel::default();
@@ -36,19 +40,21 @@ impl Kernel {
                 }
                 Err(e) => tracing::warn!(
                     error = %e,
-                    "while plain TCP changes hands, connections of the kernel's that come to another replica hang, and large downloads \
-                     whose replica died (a kernel with tcp_diag tells whose they are)"
+                    "while plain TCP moves between the kernel and stateless TCP, kernel connections that reach another replica stall, and so \
+                     do large downloads after the death of their replica (a kernel with tcp_diag can look connections up)"
                 ),
             }
         }
     }
 
-    /// Whether it has the connection of a client's segment. It may, where that is not known.
+    /// Whether the kernel has, or may have, the connection of a client's segment. True if that is
+    /// unknown.
     pub fn has(&self, segment: &Segment<'_>) -> bool {
         self.held(segment).is_none_or(|held| held == Held::Connection)
     }
 
-    /// Whether it has nothing of it, and had nothing before. Never, where that is not known.
+    /// Whether the kernel does not have it, and did not have it before either. False if that is
+    /// unknown.
     pub fn lacks(&mut self, segment: &Segment<'_>, now: u64) -> bool {
         let held = self.held(segment);
         let flow = self.hasher.hash_one((segment.header.src, segment.header.dst));
@@ -60,7 +66,7 @@ impl Kernel {
                 place.1 = now - AGAIN;
                 return true;
             }
-            // Another one between the same ports.
+            // Another connection of the same ports.
             Some(Held::Connection) if place.0 == flow => *place = (0, 0),
             _ => {}
         }

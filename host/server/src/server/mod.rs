@@ -1,13 +1,14 @@
 //! The event loop: frames in, the transport's step, the application's answers, frames out.
 //!
-//! One thread, one interface; several of them share an interface's flows ([`Server::open_workers`]). In steady state nothing is allocated and nothing is kept from one packet to
-//! the next except soft state that may be dropped at any time.
+//! One thread and one interface; several servers can share an interface's flows
+//! ([`Server::open_workers`]). In the steady state nothing is allocated, and nothing is kept from
+//! one packet to the next except soft state that may be dropped at any time.
 
 mod downloads;
+mod event_loop;
 mod kernel;
 mod plain;
-mod turn;
-mod way;
+mod return_path;
 
 pub(crate) use plain::Door;
 
@@ -38,47 +39,50 @@ use crate::service_set::ServiceSet;
 use crate::tunnel::{self, Tunnels};
 use crate::workers::Place;
 
-/// Uses that the replay defence remembers a horizon, 16 octets each, of all services: 65,000 requests a second at 4 s for each
-/// of up to 16 services. With more services each has a share, but this many at least. Beyond it repeats pass unjudged.
+/// Uses that the replay memory stores for a horizon, 16 bytes each, for all services: 65,000
+/// requests a second at 4 s for each of up to 16 services. More services share it, down to this
+/// minimum each. Above it, repeated requests pass.
 const REPLAY_USES: usize = 1 << 22;
 const REPLAY_USES_OF_ONE: (usize, usize) = (1 << 12, 1 << 18);
-/// How long a replica that leaves answers what is under way to it, and how long it waits for its heartbeats to have left.
+/// How long a departing replica serves packets already in flight, and how long it waits for its
+/// heartbeats to be sent.
 const LEAVING: Duration = Duration::from_millis(50);
 const PATIENCE: Duration = Duration::from_secs(1);
-/// A turn of one that leaves waits for so long.
+/// Maximum wait in one iteration of a departing replica.
 const TURN: Duration = Duration::from_millis(2);
-/// Continuations in the minisocket caches of all services, and least and most of one: a round trip of 20 ms at 400,000 packets
-/// a second, in a megabyte.
+/// Continuations in the minisocket caches of all services, and the limits for one: a round trip of
+/// 20 ms at 400,000 packets a second, in a megabyte.
 const MINISOCKETS: usize = 1 << 17;
 const MINISOCKETS_OF_ONE: (usize, usize) = (1 << 9, 1 << 13);
-/// The interface is asked again after this time, microseconds.
-const LOOK: u64 = 200_000;
-/// IP and TCP headers of ours at most (IPv6, 28 octets of TCP), taken from the MTU.
+/// Interval between reads of the interface's state, microseconds.
+const LINK_CHECK_US: u64 = 200_000;
+/// Maximum length of our IP and TCP headers in bytes (IPv6, TCP with 28 bytes), subtracted from the
+/// MTU.
 const HEADERS: u32 = 68;
 
-/// A server application: what `msk_*` programs are in Rust. It keeps nothing of a connection between two
-/// calls; whatever it needs again it puts into user continuations.
+/// A server application: the Rust form of the `msk_*` programs. It keeps no state of a connection
+/// between two calls, and puts what it needs later into user continuations.
 pub trait Application {
-    /// An event. REQUEST events come at least once and unordered. An error refuses the request: nothing
-    /// is answered, the refusal is counted.
+    /// Handles an event. REQUEST events arrive at least once and in any order. An error refuses the
+    /// request: there is no answer, and the refusal is counted.
     fn event(&mut self, msk: &mut Minisocket<'_, '_>) -> Result<(), Refusal>;
 }
 
-/// Where a frame comes from.
+/// The origin of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// From the interface, as it is.
+    /// Received from the interface.
     Wire,
-    /// From another rack's ToR.
+    /// Received through a tunnel from another rack's ToR.
     Tunnel,
-    /// Judged before, and set aside by the application.
+    /// Judged before, and detached by the application.
     Detached {
-        /// Its ToR block was believed.
+        /// Its ToR block was trusted.
         trusted: bool,
     },
 }
 
-/// A server on one interface, or one worker of several.
+/// A server on one interface, or one of several workers.
 pub struct Server {
     io: Box<dyn PacketIo>,
     link: LinkInfo,
@@ -87,33 +91,34 @@ pub struct Server {
     pub(crate) sockets: Sockets,
     pub(crate) counters: Counters,
     started: Instant,
-    /// Requests in the last batch: the load that heartbeats tell.
+    /// Requests in the last batch: the load that heartbeats report.
     load: usize,
-    /// Connections of the kernel's TCP, which heartbeats tell besides.
+    /// Connections of the kernel's TCP; heartbeats add them to the load.
     open_connections: usize,
-    /// Frames of the last batch that are not dealt with.
+    /// Frames of the last batch not handled yet.
     waiting: Range<usize>,
-    /// When there was last no room to answer a request, microseconds; since then frames say when they came.
+    /// When room for a response was last missing, microseconds. Since then frames are stamped on
+    /// arrival.
     full: Option<u64>,
     /// The request being handled waited long.
     late: bool,
-    /// The leader's: it sends the heartbeats of all.
+    /// The heartbeat thread; only the leader has it.
     pulse: Option<Pulse>,
-    /// Holds the frame being handled.
+    /// Copy of the frame being handled.
     frame: Box<[u8]>,
-    /// When the interface was last asked what it is, microseconds.
-    looked: u64,
+    /// When the interface's state was last read, microseconds.
+    link_checked: u64,
     opener: Opener,
     reopened: u64,
-    /// The application is not ready; requests are answered all the same.
+    /// The application is not ready; requests are answered nevertheless.
     held_back: bool,
-    /// Numbers of the services for which it is not.
+    /// Indices of the services for which it is not ready.
     held_services: Vec<u16>,
-    /// A turn was taken: before that nobody answers.
+    /// A first iteration is done; before that no request is answered.
     turned: bool,
-    /// Clients of large answers were heard, and not answered yet.
-    heard: bool,
-    /// Continuations travel as differences to what the client predicts.
+    /// Segments of large answers arrived, and may allow more to be sent.
+    acknowledged: bool,
+    /// Continuations are sent as differences to the client's prediction.
     delta: bool,
     paths: Paths,
     place: Place,
@@ -121,30 +126,31 @@ pub struct Server {
     tunnels: Tunnels,
     /// What plain clients are served without state.
     content: Option<Content>,
-    /// What the back end is asked.
+    /// Requests in progress at the back end.
     exchanges: Option<Exchanges>,
     /// Connections of plain clients that the kernel's TCP has taken over.
     adopter: Adopter,
     kernel: kernel::Kernel,
-    /// What is remembered of plain clients' answers.
+    /// Which answers to plain clients are remembered.
     memory: plain::Memory,
 }
 
-/// Where answers to plain clients come from.
+/// The source of answers to plain clients.
 #[derive(Clone, Debug)]
 pub(crate) enum Content {
-    /// A table.
+    /// A table of objects.
     Objects(Arc<Table>),
-    /// A program that is asked by UDP.
+    /// A program reached by UDP.
     BackEnd(BackEnd),
 }
 
 impl Content {
-    /// Tells contents apart; never 0.
+    /// Identifies the content; never 0.
     fn version(&self) -> u32 {
         match self {
             Content::Objects(table) => table.version(),
-            // What it answers is not known here; that nobody answers from files beside it is.
+            // The answers of a back end are unknown here. The version only shows that no replica
+            // serves files in its place.
             Content::BackEnd(back_end) => {
                 1 + u32::from(back_end.deterministic) + 2 * u32::from(back_end.protocol == Protocol::Dns)
             }
@@ -153,14 +159,15 @@ impl Content {
 }
 
 impl Server {
-    /// Opens the interface and takes the services up.
+    /// Opens the interface and starts the services.
     pub fn open(config: &Config) -> Result<Server, ServerError> {
         Self::open_place(config, Place::alone(), None, Instant::now())
     }
 
-    /// Opens `count` servers (1 at least), each for a thread of its own, which are one replica together: every flow is
-    /// given to one of them, by a hash of its addresses and ports. The first sends the heartbeats, for all, and keeps
-    /// the kernel from answering; it must be the last to go. What [`Server::replace`] is given, each must be given.
+    /// Opens `count` servers (at least 1), each for a separate thread, which together are one
+    /// replica. The kernel assigns each flow to one of them by a hash of its addresses and ports.
+    /// The first one is the leader: it sends the heartbeats and keeps the kernel from answering, so
+    /// it must be dropped last. Every [`Server::replace`] must be called on each of them.
     pub fn open_workers(config: &Config, count: usize) -> Result<Vec<Server>, ServerError> {
         if count > 1 && config.io == IoChoice::AfXdp {
             let why = format!(
@@ -203,13 +210,13 @@ impl Server {
             late: false,
             pulse: place.leads().then(pulse),
             frame: vec![0; MAX_FRAME].into(),
-            looked: 0,
+            link_checked: 0,
             opener,
             reopened: 0,
             held_back: false,
             held_services: Vec::new(),
             turned: false,
-            heard: false,
+            acknowledged: false,
             delta: true,
             paths: Paths::default(),
             place,
@@ -225,8 +232,8 @@ impl Server {
         Ok(server)
     }
 
-    /// Replaces everything that is served. On an error what was served before still is, and the same can be tried again:
-    /// an interface may be gone for a moment.
+    /// Replaces all services. On an error the old services remain, and the call can be retried: an
+    /// interface may be missing for a moment.
     pub fn replace(&mut self, services: Vec<Service>) -> Result<(), ServerError> {
         check_all(&services)?;
         let addresses: Vec<IpAddr> = services.iter().flat_map(|s| s.addresses.iter().copied()).collect();
@@ -276,42 +283,43 @@ impl Server {
         self.sockets = Sockets::of(&self.running);
         self.prepare_to_adopt();
         self.place.has_news();
-        self.tell();
+        self.report_state();
         Ok(())
     }
 
-    /// What heartbeats say from now on.
-    fn tell(&self) {
+    /// Updates what heartbeats report.
+    fn report_state(&self) {
         let Some(pulse) = &self.pulse else { return };
         let is_ready = self.link.up && self.turned && !self.held_back && !self.back_end_is_dead();
         let lacking = || self.running.iter().enumerate().filter(|(_, running)| !self.is_complete(running));
         let unready = if is_ready { lacking().map(|(index, _)| index).collect() } else { ServiceSet::ALL };
-        pulse.tell(self.link.mac, unready);
+        pulse.update(self.link.mac, unready);
     }
 
-    /// TCP payload that a packet on this interface takes.
+    /// Maximum TCP payload of a packet on this interface.
     fn payload(&self) -> u16 {
         payload(self.link.mtu)
     }
 
-    /// What the ToRs said of the pools in their last answers to heartbeats; the leader of several workers knows it.
+    /// The last answers of the ToRs to heartbeats, by pool; only the leader has them.
     #[must_use]
     pub fn pools(&self) -> Vec<PoolView> {
         self.pulse.as_ref().map(Pulse::views).unwrap_or_default()
     }
 
-    /// Asks the interface now and then what it is: its MTU or Ethernet address may change, and it may be
-    /// down.
-    fn look(&mut self) {
+    /// Reads the interface's state at intervals: its MTU and Ethernet address may change, and it
+    /// may be down.
+    fn check_link(&mut self) {
         let now = self.now();
-        if now - self.looked < LOOK {
+        if now - self.link_checked < LINK_CHECK_US {
             return;
         }
-        self.looked = now;
+        self.link_checked = now;
         match self.io.link() {
             Ok(link) => self.take_link(link),
-            // Not every socket says by itself that its interface was deleted, and none says that there is a new one.
-            Err(e) => self.trouble(&e),
+            // Not every socket reports the deletion of its interface, and none reports that a new
+            // one appeared.
+            Err(e) => self.handle_io_error(&e),
         }
     }
 
@@ -326,20 +334,21 @@ impl Server {
         }
     }
 
-    /// Serves plain clients these objects, where a service answers them without state. All replicas are to have the same.
+    /// Serves these objects to plain clients, for services that answer them without state. All
+    /// replicas must have the same objects.
     pub fn set_objects(&mut self, table: Arc<Table>) {
         self.exchanges = None;
         self.set_content(Content::Objects(table));
     }
 
-    /// Has plain clients answered by a back end, where a service answers them without state. All replicas are to have the same
-    /// program behind them.
+    /// Answers plain clients through a back end, for services that answer them without state. All
+    /// replicas must have the same program behind them.
     ///
     /// # Errors
-    /// There are no descriptors or threads for it.
+    /// No descriptors or threads are left for it.
     pub fn set_back_end(&mut self, back_end: BackEnd) -> std::io::Result<()> {
         let mut exchanges = Exchanges::new(back_end)?;
-        // For all workers, as heartbeats are.
+        // The leader does it for all workers, like heartbeats.
         if self.place.leads() {
             exchanges.probe()?;
         }
@@ -355,14 +364,14 @@ impl Server {
         self.content = Some(content);
     }
 
-    /// Version of what plain clients are answered from without state, never 0; none before there is anything. Replicas that have the
-    /// same give the same octets.
+    /// Version of the content for plain clients, never 0; `None` without content. Replicas with the
+    /// same version send the same bytes.
     #[must_use]
     pub fn content(&self) -> Option<u32> {
         self.content.as_ref().map(Content::version)
     }
 
-    /// The first service whose plain clients are not answered here, because what is here is not the content in force.
+    /// The first service that does not answer plain clients here because other content is in force.
     #[must_use]
     pub fn without_content(&self) -> Option<&Service> {
         let other = |service: &&Service| {
@@ -372,8 +381,9 @@ impl Server {
         self.services().find(other)
     }
 
-    /// Has the kernel's TCP take over what plain clients want and is not answered without state. All workers of a replica are
-    /// given clones of one doorway. Where the system does not let it, a warning says so.
+    /// Lets the kernel's TCP take over connections of plain clients that cannot be answered without
+    /// state. All workers of a replica get clones of one doorway. If the system does not allow it,
+    /// a warning gives the reason.
     pub fn set_doorway(&mut self, doorway: Doorway) {
         self.adopter.set_doorway(doorway);
         self.prepare_to_adopt();
@@ -387,20 +397,20 @@ impl Server {
         }
     }
 
-    /// Connections that the kernel took over and that are held, of all workers.
+    /// Connections taken over by the kernel and still held, over all workers.
     #[must_use]
     pub fn adopted(&self) -> usize {
         self.adopter.held()
     }
 
-    /// Whether the answers to plain clients that are under way are remembered, as they are unless this is called:
-    /// measurements want to know what that is worth.
+    /// Whether answers in progress are remembered (default: yes). For measurements of their
+    /// benefit.
     pub fn set_ring(&mut self, ring: bool) {
         self.memory.ring = ring;
         self.set_memory();
     }
 
-    /// Whether large objects are answered without state too, which they are not unless this is called.
+    /// Whether large objects are answered without state too (default: no).
     pub fn set_large(&mut self, large: bool) {
         self.memory.large = large;
         self.set_memory();
@@ -420,7 +430,8 @@ impl Server {
         self.link.mac
     }
 
-    /// How often the interface was taken up again after it was deleted: what others set up on it may be gone.
+    /// How often the interface was opened again after a deletion: settings that others made on it
+    /// may be lost.
     #[must_use]
     pub fn reopened(&self) -> u64 {
         self.reopened
@@ -443,12 +454,12 @@ impl Server {
         self.io.stats()
     }
 
-    /// What is served.
+    /// The services.
     pub fn services(&self) -> impl Iterator<Item = &Service> {
         self.running.iter().map(|r| &r.service)
     }
 
-    /// True while there is something to serve, with usable keys, and the interface is up.
+    /// Whether there is a service, with usable keys, and the interface is up.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         !self.running.is_empty()
@@ -459,25 +470,27 @@ impl Server {
             && !self.back_end_is_dead()
     }
 
-    /// The back end, if there is one, does not answer, or has not answered yet. Not ready until it does.
+    /// Whether the back end, if there is one, is not answering. The replica is not ready until it
+    /// does.
     #[must_use]
     pub fn back_end_is_dead(&self) -> bool {
         self.exchanges.as_ref().is_some_and(Exchanges::is_dead)
     }
 
-    /// While held back, heartbeats say that this replica is not ready, so that it gets no share of the
-    /// requests; those that come are answered.
+    /// Holds the replica back or releases it. While it is held back, heartbeats report that it is
+    /// not ready, so it gets no requests; those that arrive are answered.
     pub fn hold_back(&mut self, held_back: bool) {
         self.held_back = held_back;
-        self.tell();
+        self.report_state();
     }
 
-    /// The same for some services alone, by their numbers: those of which the application cannot serve a part, such as plain clients.
-    /// A pool is ready while one of its services is. Services that are served later may be among them.
+    /// The same for individual services, by number, of which the application cannot serve a part,
+    /// such as plain clients. A pool is ready while one of its services is. Services that are added
+    /// later may be included.
     pub fn hold_back_services(&mut self, services: Vec<u16>) {
         if self.held_services != services {
             self.held_services = services;
-            self.tell();
+            self.report_state();
         }
     }
 
@@ -486,13 +499,13 @@ impl Server {
             && !self.held_services.contains(&running.service.keys.service)
     }
 
-    /// To be called before this is dropped while others of the process still serve: heartbeats say that this replica is not ready,
-    /// so that its ToRs send nothing more here, and what is under way is answered. Takes 50 ms, up to a second where heartbeats
-    /// are slow to leave.
+    /// Must be called before this is dropped while other parts of the process still serve.
+    /// Heartbeats report that this replica is not ready, so its ToRs send nothing more, and
+    /// requests in flight are answered. Takes 50 ms, up to a second if heartbeats leave slowly.
     pub fn leave(&mut self, application: &mut dyn Application) {
         self.hold_back(true);
         let said = |server: &Server| server.pulse.as_ref().map_or(0, Pulse::sent);
-        // One may have been made before, of each place.
+        // One heartbeat of each member may have been made before.
         let places = self.services().filter(|service| service.member.is_some()).count() as u64;
         let (began, before) = (Instant::now(), said(self));
         while began.elapsed() < LEAVING || said(self) - before < 2 * places && began.elapsed() < PATIENCE {
@@ -500,8 +513,8 @@ impl Server {
         }
     }
 
-    /// Whether continuations travel as differences to what the client predicts (section 5.3), as they do unless this is
-    /// called: measurements want to know what that is worth.
+    /// Whether continuations are sent as differences to the client's prediction (section 5.3;
+    /// default: yes). For measurements of their benefit.
     pub fn set_delta(&mut self, delta: bool) {
         self.delta = delta;
         for running in &mut self.running {
@@ -509,33 +522,35 @@ impl Server {
         }
     }
 
-    /// How many connections the kernel's TCP has: they are load that heartbeats tell. For one of several workers.
+    /// Sets the number of connections of the kernel's TCP, which heartbeats add to the load. To be
+    /// called on one of several workers.
     pub fn set_open_connections(&mut self, open: usize) {
         self.open_connections = open;
     }
 
-    /// Requests in the last batch, of all workers, and open connections.
+    /// Requests in the last batch of all workers, plus open connections.
     #[must_use]
     pub fn load(&self) -> usize {
         self.place.seats().load()
     }
 
-    /// What to wait for before the next [`turn`](Server::turn): a descriptor, and the events of poll(2). Both may be others
-    /// after each turn and each response; a back end's answers are found in a turn, and not told of here. A server behind a ToR wants turns within its liveness bound besides: one that takes
-    /// none is not ready.
+    /// What to wait for before the next [`turn`](Server::turn): a descriptor, and the events of
+    /// poll(2). Both may change with each turn and each response. A back end's answers are found in
+    /// a turn and not reported here. Behind a ToR, a server also needs a turn within its liveness
+    /// bound, or it is not ready.
     #[must_use]
     pub fn awaited(&self) -> (BorrowedFd<'_>, i16) {
         let (fd, events) = awaited(self.io.as_ref(), !self.waiting.is_empty());
         (fd, events.bits() as i16)
     }
 
-    /// Microseconds of this server's own clock.
+    /// Microseconds of this server's clock.
     fn now(&self) -> u64 {
         elapsed(self.started)
     }
 }
 
-/// Place in the list of services of each address and port, in order.
+/// Index of the service at each address and port, sorted.
 #[derive(Default)]
 pub(crate) struct Sockets(Vec<(SocketAddr, usize)>);
 
@@ -548,37 +563,37 @@ impl Sockets {
         Sockets(sockets)
     }
 
-    /// The place of the service at this address and port.
+    /// Index of the service at this address and port.
     pub(crate) fn place(&self, address: SocketAddr) -> Option<usize> {
         let at = self.0.binary_search_by_key(&address, |(socket, _)| *socket).ok()?;
         Some(self.0[at].1)
     }
 }
 
-/// Longest frame taken, octets: a jumbo frame of 9000 with its tag.
+/// Maximum frame length in bytes: a jumbo frame of 9000 with its tag.
 const MAX_FRAME: usize = 9216;
 
 fn elapsed(since: Instant) -> u64 {
     since.elapsed().as_micros() as u64
 }
 
-/// TCP payload of a packet of `mtu` octets.
+/// TCP payload of a packet of `mtu` bytes.
 fn payload(mtu: u32) -> u16 {
     mtu.saturating_sub(HEADERS).clamp(300, 8952) as u16
 }
 
-/// The clock of replicas that no ToR stamps for: real time, which NTP keeps together.
+/// The clock of replicas without a ToR's stamps: real time, which NTP synchronizes.
 pub(crate) fn common_clock() -> Time {
     Time(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64)
 }
 
-/// The transport of a service. Also behind a ToR that is believed it has a memory against replay: what the ToR could not judge, this
-/// replica does.
+/// Makes the transport of a service. It has a replay memory even behind a trusted ToR, for requests
+/// that the ToR could not judge.
 fn transport(policy: Policy, replay: Option<ReplayMemory>, services: usize) -> Transport {
     let share = |all: usize, (least, most): (usize, usize)| {
         (all / services.max(1).next_power_of_two()).clamp(least, most)
     };
-    // It is whole a horizon from now, not from the first request.
+    // It covers a whole horizon one horizon from now, not from the first request.
     let fresh = || {
         ReplayMemory::new(share(REPLAY_USES, REPLAY_USES_OF_ONE), policy.horizon, secret())
             .since(common_clock())
@@ -590,9 +605,9 @@ fn transport(policy: Policy, replay: Option<ReplayMemory>, services: usize) -> T
     }
 }
 
-/// What keeps others from choosing numbers that collide in the replay defence.
+/// A secret that prevents others from choosing numbers that collide in the replay memory.
 fn secret() -> u64 {
-    // Without the kernel's randomness it is guessable, and the defence lets some repeats pass.
+    // Without randomness from the kernel it can be guessed, and the defence lets some repeats pass.
     getrandom::u64().unwrap_or_default()
 }
 
@@ -601,7 +616,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_that_trusts_its_tor_has_a_memory_of_its_own() {
+    fn server_behind_a_trusted_tor_has_a_replay_memory() {
         let transport = transport(Policy { trust_tor: true, ..Policy::default() }, None, 1);
         assert!(transport.replay.is_some() && transport.cache.is_some());
     }

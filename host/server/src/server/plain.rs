@@ -1,5 +1,5 @@
-//! The other door of the turn: segments of plain clients, answered without state or handed to the kernel's TCP
-//! (`docs/plain.md`).
+//! Plain TCP in the event loop: segments are answered without connection state, or forwarded to the
+//! kernel's TCP (`docs/plain.md`).
 
 use rivulet_packet::{EthHeader, TcpFlags};
 use rivulet_pktio::Backend;
@@ -8,17 +8,18 @@ use rivulet_plain::{
     is_under_way,
 };
 
-use super::downloads::{Back, Heard};
-use super::way::Way;
+use super::downloads::{Back, Disposition};
+use super::return_path::ReturnPath;
 use super::{Content, Origin, Server, common_clock};
 use crate::adopt::Belongs;
 use crate::back_end::Answered;
 use crate::counters::Unserved;
 use crate::service::Service;
 
-/// Large answers under way that are remembered, less than 5 kB each.
+/// Maximum number of large answers at a time, less than 5 kB each.
 const DOWNLOADS: usize = 1 << 12;
-/// Answers under way that are remembered, less than 8 MB; one that finds another in its place takes it.
+/// Maximum number of small answers remembered, less than 8 MB; a new one replaces the one in its
+/// slot.
 const REMEMBERED: usize = 1 << 16;
 
 /// What answers the plain clients of a service without state.
@@ -38,8 +39,9 @@ impl Door {
         }
     }
 
-    /// What another door of the service remembers of answers under way, if it has the same content: all replicas hear of a change at once, and
-    /// nobody would know of a client whose replica died.
+    /// Takes over the answers in progress from `before`, if its content is the same. All replicas
+    /// change their configuration at once, so otherwise no replica would remember the client of one
+    /// that died.
     pub(super) fn inherit(&mut self, before: Door) {
         if let (Door::Objects(now), Door::Objects(before)) = (self, before)
             && now.replica.site.table.version() == before.replica.site.table.version()
@@ -49,7 +51,7 @@ impl Door {
         }
     }
 
-    /// Memory of answers in progress; back ends have none.
+    /// Applies the limits of remembered answers; back ends remember none.
     pub(super) fn set_memory(&mut self, memory: Memory) {
         if let Door::Objects(objects) = self {
             let Objects { replica, downloads } = objects.as_mut();
@@ -64,20 +66,20 @@ impl Door {
     }
 }
 
-/// Objects, and the memory of answers in progress.
+/// Objects, and the answers in progress.
 #[derive(Debug)]
 pub(crate) struct Objects {
     pub(super) replica: Replica,
-    /// Of large answers, if there are any.
+    /// Large answers, if they are enabled.
     pub(super) downloads: Option<Downloads<Back>>,
 }
 
-/// What is remembered of answers under way, all of which may be forgotten at any time.
+/// Which answers in progress are remembered. All of this is soft state.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Memory {
-    /// Small ones are, too.
+    /// Remember small answers.
     pub(super) ring: bool,
-    /// There are large ones.
+    /// Serve large answers, which are always remembered.
     pub(super) large: bool,
 }
 
@@ -91,8 +93,9 @@ impl Memory {
     }
 }
 
-/// What answers the plain clients of a service without state, or goes on with those that it answered; `None` where others do, or
-/// before there are keys and content, or while another content is in force.
+/// What answers the plain clients of a service without state, or continues answers begun that way.
+/// `None` where the kernel answers, before there are keys and content, or while other content is in
+/// force.
 pub(super) fn door(service: &Service, content: Option<&Content>, mtu: u32, memory: Memory) -> Option<Door> {
     if !service.answers_plain() {
         return None;
@@ -116,13 +119,13 @@ pub(super) fn door(service: &Service, content: Option<&Content>, mtu: u32, memor
     })
 }
 
-/// The longest packet of a plain connection on this interface.
+/// Maximum packet length of a plain connection on this interface.
 pub(super) fn mtu(link: u32) -> u16 {
     u16::try_from(link).unwrap_or(u16::MAX)
 }
 
-/// Whether a segment acknowledges within the reach of one of these cookies, and there is more to its connection than that: it says something, or
-/// is in a large answer.
+/// Whether a segment acknowledges a number within reach of one of these cookies, and also carries
+/// data or belongs to a large answer.
 fn shows(keys: Option<&CookieKeys>, segment: &Segment<'_>) -> bool {
     let header = &segment.header;
     let flow = Flow::new(header.src, header.dst);
@@ -135,8 +138,8 @@ fn shows(keys: Option<&CookieKeys>, segment: &Segment<'_>) -> bool {
 }
 
 impl Server {
-    /// Judges a frame of plain TCP and says what comes of it. `verify`: nobody looked at its checksum; else it may not
-    /// be complete.
+    /// Judges a frame of plain TCP and carries out the verdict. `verify`: the checksum was not
+    /// verified yet; otherwise it may be incomplete because of checksum offload.
     pub(super) fn plain(&mut self, frame: &[u8], verify: bool, origin: Origin) {
         let Ok((ethernet, ether_type)) = EthHeader::parse(frame) else { return };
         let packet = frame.get(ethernet.length()..).unwrap_or_default();
@@ -160,14 +163,14 @@ impl Server {
             self.counters.not_ours += 1;
             return;
         }
-        let mut way = Way::back(&ethernet, ether_type, &running.service, self.link.mac);
-        way.comes(origin, packet);
+        let mut way = ReturnPath::back(&ethernet, ether_type, &running.service, self.link.mac);
+        way.note_origin(origin, packet);
         if way.shared && segment.has(TcpFlags::SYN) {
-            // What begins is the kernel's.
+            // New connections go to the kernel.
             return;
         }
         self.counters.plain += 1;
-        // It has a packet socket's frames anyway.
+        // With packet sockets the kernel has the frame anyway.
         let has = way.shared && origin == Origin::Wire && self.io.backend() == Backend::AfPacket;
         let (io, counters, kernel) = (self.io.as_mut(), &mut self.counters, &mut self.kernel);
         let over = match self.adopter.sort(packet, &segment, !verify, has) {
@@ -176,10 +179,10 @@ impl Server {
             passed => return counters.pass(passed == Belongs::Passed),
         };
         let Some(door) = &mut running.plain else {
-            // Before there is content, or beside another that is in force, others answer.
+            // Before there is content, or while other content is in force, other replicas answer.
             let ends = segment.has(TcpFlags::SYN) || segment.has(TcpFlags::RST);
             if !way.alone && segment.has(TcpFlags::ACK) && !ends {
-                way.leave(packet, &segment, kernel, now, io, counters);
+                way.forward_without_content(packet, &segment, kernel, now, io, counters);
             }
             return;
         };
@@ -192,21 +195,21 @@ impl Server {
                     downloads.reset(&segment);
                 }
                 let others = (!way.alone).then_some(&*kernel);
-                match objects.hear(&segment, path, way.to(), now, others, way.handed) {
-                    Heard::Taken => {
-                        self.heard = true;
+                match objects.handle_ack(&segment, path, way.to(), now, others, way.forwarded) {
+                    Disposition::Handled => {
+                        self.acknowledged = true;
                         return;
                     }
-                    Heard::Kernels => return counters.pass(true),
-                    Heard::Elsewhere => return way.hand_on(packet, io, counters),
-                    Heard::Nobodys => Verdict::Drop(Reason::Cookie),
-                    Heard::Not => {
+                    Disposition::Kernel => return counters.pass(true),
+                    Disposition::Elsewhere => return way.forward(packet, io, counters),
+                    Disposition::Unknown => Verdict::Drop(Reason::Cookie),
+                    Disposition::Unrelated => {
                         let verdict = objects.replica.receive(&segment, minute, path);
                         if let Verdict::Begin(asked) = &verdict {
                             let asked = *asked;
                             drop(verdict);
                             objects.begin(&segment, &asked, path, way.to(), now);
-                            self.heard = true;
+                            self.acknowledged = true;
                             return;
                         }
                         verdict
@@ -233,32 +236,35 @@ impl Server {
             self.adopter.forget(&segment);
         }
         match verdict {
-            // What it has of an answer is of other content, so nothing is added to that.
+            // The client has parts of another content, so nothing may be added to them.
             Verdict::Drop(Reason::Cookie) if way.alone && shows(running.former.as_ref(), &segment) => {
                 way.refuse(&segment, Unserved::Content, io, counters);
             }
-            // Without timestamps nothing in the packet says whose connection it is; far behind the handshake it is a kernel's. So is all that
-            // shows no cookie while kernels have connections that began with them, or shows one by chance.
+            // Without timestamps the packet does not identify its connection; far from the
+            // handshake it belongs to a kernel. While some kernel has connections of this service,
+            // so does every segment without a valid cookie, and a cookie may match by chance.
             Verdict::Drop(Reason::Cookie)
                 if segment.has(TcpFlags::ACK) && (segment.header.options.stamps.is_none() || !way.alone) =>
             {
                 way.stray(packet, &segment, kernel, now, io, counters);
             }
-            // What nobody has may be late, and is not reset.
+            // A late segment of no known connection is not reset.
             Verdict::Drop(Reason::Stamp)
                 if segment.has(TcpFlags::ACK)
                     && !way.alone
-                    && !(way.handed && kernel.lacks(&segment, now)) =>
+                    && !(way.forwarded && kernel.lacks(&segment, now)) =>
             {
                 way.stray(packet, &segment, kernel, now, io, counters);
             }
             Verdict::Kernel(Cause::Adopted) => way.stray(packet, &segment, kernel, now, io, counters),
-            // A ToR gives what follows to any replica, and this one's kernel would not see it.
+            // Behind a ToR the next segments may reach any replica, and this one's kernel would
+            // miss them.
             Verdict::Adopt(_, handshake) if handshake.start > 0 && way.behind_tor => {
                 way.refuse(&segment, Unserved::Later, io, counters);
             }
             Verdict::Continue(mut handoff) => {
-                // The first request of a connection goes to its flow's replica, as what is the kernel's does.
+                // The first request of a connection goes to the replica that its flow hashes to,
+                // like every flow of the kernel's.
                 let is_first = segment
                     .header
                     .options
@@ -291,10 +297,10 @@ impl Server {
         }
     }
 
-    /// Takes what the back end answered, and hands it on.
+    /// Reads the back end's answers and sends them to the clients.
     pub(super) fn take_answers(&mut self) {
         let Some(mut exchanges) = self.exchanges.take() else { return };
-        exchanges.look(self.now(), &mut self.counters.back_end);
+        exchanges.poll(self.now(), &mut self.counters.back_end);
         while self.has_room() {
             let Some(answered) = exchanges.next(&mut self.counters.back_end) else { break };
             let lane = answered.lane;
@@ -308,15 +314,15 @@ impl Server {
         let Ok((ethernet, ether_type)) = EthHeader::parse(answered.frame) else { return };
         let Some(Ok(segment)) = answered.frame.get(ethernet.length()..).map(Segment::parse) else { return };
         let path = self.paths.mtu(segment.header.src.ip(), self.now());
-        // What is served may be something else by now.
+        // The content or protocol may have changed since.
         let Some(index) = self.sockets.place(segment.header.dst) else { return };
         let running = &self.running[index];
         let Some(Door::BackEnd(relay)) = &running.plain else { return };
-        let mut way = Way::back(&ethernet, ether_type, &running.service, self.link.mac);
+        let mut way = ReturnPath::back(&ethernet, ether_type, &running.service, self.link.mac);
         way.unserved = Unserved::Kernel;
         let packet = answered.frame.get(ethernet.length()..).unwrap_or_default();
         let packet = packet.get(..segment.packet_length()).unwrap_or(packet);
-        // The client repeated its request while the back end was asked, and the kernel took the connection over.
+        // The client repeated its request meanwhile, and the kernel took over the connection.
         match self.adopter.sort(packet, &segment, true, false) {
             Belongs::Free { .. } => {}
             passed => return self.counters.pass(passed == Belongs::Passed),
@@ -325,7 +331,7 @@ impl Server {
         if let Verdict::Adopt(cause, handshake) = verdict
             && !way.shared
         {
-            // A checksum that the device should have computed is still missing.
+            // The checksum was left to the device and is still missing.
             match self.adopter.adopt(packet, &segment, handshake, &[], true) {
                 Ok(passed) => {
                     self.counters.adopt(cause);
@@ -348,7 +354,7 @@ mod tests {
 
     use super::*;
 
-    /// Of content that begins with this octet, with room for so much.
+    /// Content that begins with this byte, with this much room.
     fn objects(octet: u8, room: usize) -> Door {
         let object = Object { kind: "text/plain".into(), hash: [octet; 16], body: vec![octet].into() };
         let table = Table::new(vec![("a".into(), Entry::Object(object))], false).unwrap().into();
@@ -364,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_outlives_an_update_but_no_other_content() {
+    fn answers_in_progress_survive_an_update_of_the_same_content() {
         let before = room(&objects(1, 64));
         let mut door = objects(1, 4);
         assert_ne!(room(&door), before);

@@ -1,42 +1,46 @@
-//! What a replica knows of a service whose plain connections outlive their replica (TRODS, `docs/trods.md`).
+//! Configuration of a service with connections that outlive their replica (TRODS, `docs/trods.md`).
 
 use std::net::{IpAddr, SocketAddr};
 
 use crate::limits::{MAX_STORES, is_host};
 
-/// Octets of the path of a list.
+/// Maximum length of the path of a list, in bytes.
 const MAX_PATH: usize = 1024;
-/// Octets of a replica's name.
+/// Maximum length of a replica's name, in bytes.
 const MAX_NAME: usize = 63;
 
-/// Where records are kept, and who may adopt a connection.
+/// Where records are stored, and which replicas may adopt a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trods {
-    /// Servers that speak memcached's text protocol, in the order in which they are to be tried; there may be none with `objects`.
+    /// Servers with memcached's text protocol, in the order of preference; may be empty with
+    /// `objects`.
     pub store: Vec<SocketAddr>,
-    /// In how many of them each record is: 1 or 2, and never on this replica's host alone.
+    /// The number of servers that store each record: 1 or 2, never only on this replica's host.
     pub copies: u8,
-    /// What becomes of connections while no server of the store answers.
+    /// How connections continue while no server of the store answers.
     pub failure: Failure,
-    /// The server generates the same octets for the same request anywhere and at any time.
+    /// The server generates the same bytes for the same request on every replica at any time.
     pub deterministic: bool,
-    /// Behind an adoption the own server sees the service's address as the client; else it sees the client's.
+    /// After an adoption the local server sees the service's address as the client's; otherwise the
+    /// client's own.
     pub as_server: bool,
-    /// A connection in the middle of an object of which nobody has compared the bytes goes on; else it is reset.
+    /// A connection in the middle of an object with bytes that were not compared continues;
+    /// otherwise it is reset.
     pub trust_unknown: bool,
-    /// Where the own server has the list of targets that timestamps name; what they cannot is recorded, if there is a store.
+    /// Where the local server has the list of targets that timestamps can name. Other targets are
+    /// recorded, if there is a store.
     pub objects: Option<String>,
-    /// The pool, this replica included, by index.
+    /// The replicas of the pool, this one included, by index.
     pub members: Vec<PoolMember>,
 }
 
-/// What becomes of connections while no server of the store answers.
+/// How connections continue while no server of the store answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Failure {
-    /// They go on unprotected.
+    /// Unprotected.
     #[default]
     Open,
-    /// Nothing is released that is not stored.
+    /// Nothing is released before it is stored.
     Closed,
 }
 
@@ -49,7 +53,7 @@ pub struct PoolMember {
     pub name: String,
     /// Its host's address; a store with this address is on the same host.
     pub address: IpAddr,
-    /// Of its records, as its agent reported it last; 0 while none did.
+    /// Incarnation of its records, from its agent's last report; 0 without one.
     pub incarnation: u32,
 }
 
@@ -61,7 +65,7 @@ impl Trods {
         self.members.get(at)
     }
 
-    /// What is out of range, if anything is. `own` is this replica's index.
+    /// The first value that is out of range, if any. `own` is this replica's index.
     pub(super) fn problem(&self, own: u16) -> Option<&'static str> {
         if !self.members.is_sorted_by(|a, b| a.replica < b.replica) {
             return Some("members are not in order");
@@ -70,7 +74,7 @@ impl Trods {
             return Some("this replica is not among the pool's members");
         };
         let servers = &self.store;
-        // On loopback each replica would have another.
+        // A loopback address would be a different store for each replica.
         let elsewhere = servers.iter().filter(|s| s.ip() != here.address).count();
         let is_kept = self.objects.is_none() || !servers.is_empty();
         let is_target = |path: &String| {

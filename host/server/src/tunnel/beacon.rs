@@ -1,4 +1,4 @@
-//! The way of heartbeats to another rack's ToR.
+//! The path of heartbeats to another rack's ToR.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -10,17 +10,17 @@ use super::RETRY;
 use crate::heartbeat::{Beat, Live};
 use crate::service::Tunnel;
 
-/// Answers taken before the next heartbeat.
+/// Answers read before the next heartbeat.
 const MAX_ANSWERS: usize = 64;
 
-/// A socket to one ToR, opened once the address is there.
+/// A socket to one ToR; opened once this host has the address.
 #[derive(Debug)]
 pub(crate) struct Beacon {
     pub tunnel: Tunnel,
     socket: Option<UdpSocket>,
-    /// When to try again, microseconds.
+    /// When to retry, microseconds.
     next: u64,
-    /// What this ToR last answered.
+    /// The ToR's last answer.
     pub live: Option<Live>,
 }
 
@@ -29,7 +29,7 @@ impl Beacon {
         Beacon { tunnel, socket: None, next: 0, live: None }
     }
 
-    /// Sends a heartbeat; whether it was sent.
+    /// Sends a heartbeat; returns whether it was sent.
     pub(crate) fn send(&mut self, heartbeat: &[u8], netns: Option<&str>, now: u64) -> bool {
         if self.socket.is_none() && now >= self.next {
             self.next = now + RETRY;
@@ -42,22 +42,24 @@ impl Beacon {
                 }
             }
         }
-        // Errors are those of the network (a router's word about an earlier one): the next goes out all the same.
+        // Errors come from the network (ICMP about an earlier datagram); the next heartbeat is sent
+        // nevertheless.
         self.socket.as_ref().is_some_and(|socket| socket.send(heartbeat).is_ok())
     }
 
-    /// Takes what the ToR answered to heartbeats of `beat`, telling of each whether it is believed.
-    pub(crate) fn receive(&mut self, beat: &Beat, now: u64, mut told: impl FnMut(bool)) {
+    /// Reads the ToR's answers to heartbeats of `beat`, and reports for each whether it is
+    /// authentic.
+    pub(crate) fn receive(&mut self, beat: &Beat, now: u64, mut report: impl FnMut(bool)) {
         let Some(socket) = &self.socket else { return };
         let mut answer = [0; ANSWER_LENGTH];
         for _ in 0..MAX_ANSWERS {
             match socket.recv(&mut answer) {
                 Ok(length) => {
                     let live = beat.judge(&answer[..length], self.live.as_ref(), now);
-                    told(live.is_some());
+                    report(live.is_some());
                     self.live = live.or(self.live);
                 }
-                // Also a router's word about an earlier heartbeat, which is not a datagram to take.
+                // Also an ICMP error about an earlier heartbeat, which leaves no datagram to read.
                 Err(_) => break,
             }
         }

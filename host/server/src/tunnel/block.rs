@@ -1,23 +1,25 @@
-//! Which ToR blocks are believed that come in a tunnel.
+//! Authentication of ToR blocks that arrive in a tunnel.
 
 use rivulet_packet::{Segment, TorBlock, tor};
 
 use crate::keys::KeySet;
 
-/// A block is not believed that is older than the newest by more than this: it was held back, or sent again. Microseconds.
+/// Maximum age of a block behind the newest one, microseconds; older ones were delayed or replayed.
 const HELD_BACK: u64 = 1_000_000;
-/// The common clock may have been set anew, if nothing newer came for so long, microseconds.
+/// Without a newer block for this time, microseconds, the common clock may have been set back.
 const FORGOTTEN: u64 = 60_000_000;
 
-/// What was seen of the blocks of one service.
+/// State about the blocks of one service.
 #[derive(Debug, Default)]
 pub(crate) struct Blocks {
-    /// The newest time that a ToR stamped under a right tag, and when that came: both microseconds, of other clocks.
+    /// The newest time in an authentic block by the ToR's clock, and its time of arrival by the
+    /// local clock, both in microseconds.
     newest: Option<(u64, u64)>,
 }
 
 impl Blocks {
-    /// Whether the block has the tag that only the ToR and this replica can make, over this very request, and is not one of
+    /// Whether the block has a valid tag, which only the ToR and this replica can make, over this
+    /// very request, and is recent.
     /// long ago.
     pub fn believes(&mut self, keys: &KeySet, segment: &Segment<'_>, now: u64) -> bool {
         let Ok(block) = TorBlock::parse(segment.payload) else { return false };
@@ -55,7 +57,8 @@ mod tests {
         KeySet { tor: vec![tor], usable_tor: 0x105, ..KeySet::generate(1).unwrap() }
     }
 
-    /// A request as an IP packet, its block tagged under `key`, then changed at `damage`.
+    /// A request as an IP packet with its block tagged under `key`, and one byte changed at
+    /// `damage`.
     fn packet(class: RequestClass, time: u64, key: [u8; 8], damage: Option<usize>) -> Vec<u8> {
         let mut continuation = SealedContinuation::default();
         (continuation.fields.tag, continuation.fields.number) = (7, 9);
@@ -99,14 +102,14 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_believed_under_the_tag_over_this_request_alone() {
+    fn block_needs_a_tag_over_its_request() {
         for class in [RequestClass::Syn, RequestClass::Normal] {
             assert!(believed(&mut Blocks::default(), &packet(class, 5, KEY, None), 0), "{class}");
             assert!(
                 !believed(&mut Blocks::default(), &packet(class, 5, [7; 8], None), 0),
                 "{class}: another key"
             );
-            // The block, counts and kinds, and behind them tag, number, base and four entries.
+            // The block, counts and kinds, then tag, number, base and four entries.
             let covered = if class == RequestClass::Syn { 0..24 } else { 0..76 };
             for at in covered.filter(|at| !(36..44).contains(at)) {
                 let other = packet(class, 5, KEY, Some(at));
@@ -122,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_of_long_ago_is_not_believed_again() {
+    fn old_block_is_not_trusted_again() {
         let mut blocks = Blocks::default();
         let at = |time| packet(RequestClass::Normal, time, KEY, None);
         assert!(believed(&mut blocks, &at(10_000_000), 1));
@@ -130,7 +133,7 @@ mod tests {
         assert!(!believed(&mut blocks, &at(8_999_999), 3), "sent again");
         assert!(believed(&mut blocks, &at(11_000_000), 4));
         assert!(!believed(&mut blocks, &at(9_000_000), 5));
-        // The clock was set back, and nothing newer comes.
+        // The clock was set back, and no newer block arrives.
         assert!(!believed(&mut blocks, &at(5_000_000), FORGOTTEN));
         assert!(believed(&mut blocks, &at(5_000_000), 4 + FORGOTTEN));
     }

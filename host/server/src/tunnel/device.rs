@@ -1,6 +1,7 @@
-//! A TUN device through which plain TCP that came in a tunnel reaches the kernel.
+//! A TUN device through which plain TCP from a tunnel reaches the kernel.
 //!
-//! The kernel's own IP-in-IP and GUE devices are modules that are not everywhere, and they would take our segments too.
+//! The kernel's own IP-in-IP and GUE devices are modules that not every system has, and they would
+//! take our segments too.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -9,7 +10,7 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use rivulet_pktio::in_netns;
 
-/// The device; it is gone with this.
+/// The device; dropping it removes it.
 #[derive(Debug)]
 pub(super) struct Device(File);
 
@@ -19,7 +20,8 @@ impl Device {
         in_netns(netns, open).map_err(io::Error::other)?
     }
 
-    /// Hands an IP packet to the kernel as if it had come over a wire. What it has no room for is lost.
+    /// Passes an IP packet to the kernel as if it had arrived on a wire. Without room the packet is
+    /// lost.
     pub fn deliver(&mut self, packet: &[u8]) -> io::Result<()> {
         self.0.write_all(packet)
     }
@@ -38,15 +40,17 @@ fn open() -> io::Result<Device> {
     check(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) })?;
     let name: Vec<u8> = request.ifr_name.iter().map(|c| *c as u8).take_while(|c| *c != 0).collect();
     let name = String::from_utf8(name).map_err(io::Error::other)?;
-    // Its packets come from anywhere, and the way back is never this one. The greater of this and `all` is in force, and a
-    // device without an address passes not even the loose filter; without the file there is nothing to loosen.
+    // Packets on the device have arbitrary sources, and the return route never uses it, so strict
+    // reverse-path filtering would drop them. The larger of this value and `all` applies, and a
+    // device without an address does not pass even the loose filter. Without the file there is no
+    // filter.
     let _ = std::fs::write(format!("/proc/sys/net/ipv4/conf/{name}/rp_filter"), "0");
-    // Nothing is sent here: no address, no solicitations.
+    // Nothing is sent on it, so it needs no address and no solicitations.
     let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/addr_gen_mode"), "1");
     let socket =
         std::net::UdpSocket::bind("127.0.0.1:0").or_else(|_| std::net::UdpSocket::bind("0.0.0.0:0"))?;
     request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
-    // SAFETY: as above; any socket serves.
+    // SAFETY: as above; any socket works.
     check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) })?;
     Ok(Device(file))
 }

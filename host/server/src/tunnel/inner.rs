@@ -1,4 +1,5 @@
-//! What a tunnelled frame holds: IP-in-IP (RFC 2003, RFC 2473, RFC 4213) and GUE (draft-ietf-intarea-gue, variant 0).
+//! The contents of a tunnel frame: IP-in-IP (RFC 2003, RFC 2473, RFC 4213) and GUE
+//! (draft-ietf-intarea-gue, variant 0).
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -14,18 +15,19 @@ const UDP_AND_GUE: usize = 8 + 4;
 /// A tunnelled packet within a frame.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Inner {
-    /// Who sent the outer packet.
+    /// Source of the outer packet.
     pub source: IpAddr,
-    /// To whom.
+    /// Destination of the outer packet.
     pub destination: IpAddr,
     /// EtherType of the inner packet.
     pub ether_type: u16,
-    /// Where the inner packet lies in the frame.
+    /// Position of the inner packet in the frame.
     pub packet: Range<usize>,
 }
 
-/// Looks into a frame; none if it holds no whole packet in a tunnel of these kinds. A fragment is none, and so is a GUE
-/// header with flags or extensions. A GUE packet's own UDP checksum is not looked at: the inner one covers what counts (RFC 6935).
+/// Parses a frame; `None` without a complete packet in a tunnel of these kinds. Fragments and GUE
+/// headers with flags or extensions are not accepted. A GUE packet's UDP checksum is not verified,
+/// because the inner one covers the relevant bytes (RFC 6935).
 pub(super) fn inner(frame: &[u8]) -> Option<Inner> {
     let (ethernet, ether_type) = EthHeader::parse(frame).ok()?;
     let start = ethernet.length();
@@ -54,7 +56,7 @@ pub(super) fn inner(frame: &[u8]) -> Option<Inner> {
         }
         _ => return None,
     };
-    // Behind the outer packet may stand padding.
+    // Padding may follow the outer packet.
     let body = ip.get(..length)?.get(header..)?;
     let (kind, skipped) = match protocol {
         PROTOCOL_UDP => {
@@ -108,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn both_kinds_in_both_families() {
+    fn both_tunnel_kinds_in_both_families() {
         for (kind, ether_type) in [(4, eth::IPV4), (41, eth::IPV6)] {
             for (frame, source) in [
                 (v4(kind, INNER), "10.0.3.254"),
@@ -124,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_whole_tunnel_is_none() {
+    fn incomplete_tunnel_packets_are_rejected() {
         let good = v4(17, &gue(4));
         let damages: [(&str, usize, u8); 9] = [
             ("version", 14, 0x55),

@@ -1,7 +1,8 @@
-//! ToRs of other racks: what they send comes in a tunnel, and they hear heartbeats by UDP.
+//! ToRs of other racks: they send packets through a tunnel and receive heartbeats over UDP.
 //!
-//! They never see the answers, which go the ordinary way. Between them and this replica stands a network that could write
-//! their block, so it is believed only under a tag that they and this replica alone can make.
+//! They do not see the responses, which take the normal route. The network between them and this
+//! replica could forge their block, so it is trusted only with a tag that only they and this
+//! replica can make.
 
 mod beacon;
 mod block;
@@ -22,17 +23,17 @@ use self::device::Device;
 use self::inner::inner;
 use crate::service::{Plain, Service, Tunnel};
 
-/// A heartbeat's socket, or the device, that could not be opened is tried again after this time, microseconds.
+/// Retry interval after a heartbeat socket or the device could not be opened, microseconds.
 const RETRY: u64 = 1_000_000;
 
-/// What a frame is.
+/// Classification of a frame.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Content {
-    /// No tunnel of ours: the frame itself.
+    /// Not a tunnel of ours: use the frame itself.
     Frame,
-    /// A frame of ours came in a tunnel; there it lies, with the outer frame's Ethernet header in front.
+    /// Arrived in a tunnel: the inner frame, with the outer Ethernet header in front.
     Tunnelled(Range<usize>),
-    /// It is not for this process; the kernel has it where it may.
+    /// Not for this process; the kernel may take it.
     Elsewhere,
 }
 
@@ -40,7 +41,7 @@ pub(crate) enum Content {
 #[derive(Debug, Default)]
 pub(crate) struct Tunnels {
     ways: Vec<Tunnel>,
-    /// Whose plain TCP the kernel gets.
+    /// Addresses of services that leave plain TCP to the kernel.
     plain: Vec<IpAddr>,
     device: Option<Device>,
     next_device: u64,
@@ -48,8 +49,8 @@ pub(crate) struct Tunnels {
 }
 
 impl Tunnels {
-    /// Takes up those of these services. `leads`: this worker keeps the kernel from answering, for all. On an error all is
-    /// as before.
+    /// Sets up the tunnels of these services. `leads`: this worker keeps the kernel from answering,
+    /// for all workers. On an error nothing changes.
     pub fn replace(
         &mut self,
         services: &[Service],
@@ -82,30 +83,31 @@ impl Tunnels {
         Ok(())
     }
 
-    /// Guards them again: the kernel forgets what stood on an interface that was deleted.
+    /// Installs the guards again: the kernel drops them with a deleted interface.
     pub fn reguard(&mut self, interface: &Interface) -> Result<(), GuardError> {
         self.guard.as_ref().map_or(Ok(()), |table| table.replace(&guard(interface.name(), &self.ways)))
     }
 
-    /// True without any.
+    /// Whether there are no tunnels.
     pub fn is_empty(&self) -> bool {
         self.ways.is_empty()
     }
 
-    /// Looks into a frame. `filter` is that of frames without a tunnel: what it lets through is for this process.
+    /// Classifies a frame. `filter` is the filter for frames without a tunnel; inner packets that
+    /// it accepts are for this process.
     pub fn open(&mut self, frame: &mut [u8], filter: &Filter, interface: &Interface, now: u64) -> Content {
         let Some(found) = inner(frame) else { return Content::Frame };
         if !self.ways.contains(&Tunnel { local: found.destination, tor: found.source }) {
             return Content::Frame;
         }
-        // The filter knows frames without a tag.
+        // The filter expects frames without a tag.
         let Range { start, end } = found.packet;
         let header = EthHeader::parse(frame).map_or(eth_length(None), |(h, _)| eth_length(h.vlan));
         let untagged = start - eth_length(None);
         frame.copy_within(..12, untagged);
         frame[start - 2..start].copy_from_slice(&found.ether_type.to_be_bytes());
         if filter.accepts(&frame[untagged..end]) {
-            // Tag and all: the outer headers are longer than that.
+            // The outer headers are longer than the Ethernet header and tag.
             frame.copy_within(..header - 2, start - header);
             return Content::Tunnelled(start - header..end);
         }
@@ -155,7 +157,7 @@ fn eth_length(vlan: Option<u16>) -> usize {
     EthHeader { vlan, ..EthHeader::default() }.length()
 }
 
-/// To whom an IP packet goes.
+/// The destination of an IP packet.
 fn destination(packet: &[u8]) -> Option<IpAddr> {
     match packet.first()? >> 4 {
         4 => Some(<[u8; 4]>::try_from(packet.get(16..20)?).ok()?.into()),
@@ -164,7 +166,7 @@ fn destination(packet: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// Keeps the kernel, which may know no tunnels, from telling the ToRs that nobody takes them.
+/// Keeps the kernel, which may have no tunnel device, from sending ICMP errors to the ToRs.
 fn guard(interface: &str, tunnels: &[Tunnel]) -> String {
     let mut lines = format!(
         " chain tunnels {{\n  type filter hook ingress device \"{interface}\" priority 0; policy accept;\n"
@@ -182,7 +184,8 @@ fn guard(interface: &str, tunnels: &[Tunnel]) -> String {
 mod tests {
     use super::*;
 
-    /// An IPv4 TCP segment to 10.9.0.1:80, in IP-in-IP from the ToR 10.0.3.254 to 10.0.2.1, tagged or not.
+    /// An IPv4 TCP segment to 10.9.0.1:80, in IP-in-IP from the ToR 10.0.3.254 to 10.0.2.1, with or
+    /// without a VLAN tag.
     fn tunnelled(tagged: bool, port: u8) -> Vec<u8> {
         let mut f = vec![2, 0, 0, 0, 2, 1, 2, 0, 0, 0, 0, 0xfe];
         f.extend(if tagged { vec![0x81, 0, 0, 7] } else { vec![] });
@@ -198,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_for_us_keeps_its_ethernet_header() {
+    fn inner_frame_keeps_its_ethernet_header() {
         let rule = rivulet_pktio::filter::TcpRule { destination_ports: vec![80..=80], ..Default::default() };
         let filter = Filter::new(&[rivulet_pktio::filter::Rule::Tcp(rule)]).unwrap();
         let interface = Interface::new(None, "eth0").unwrap();

@@ -176,8 +176,8 @@ impl Connection {
             self.retransmissions.push(Retransmission { number, want, sent_at: now, due });
         }
         if go.group.count > 0 {
-            let give_up_at = self.rtt.smoothed().unwrap_or(LEAST_PAUSE) + self.rtt.reordering_window();
-            self.regenerating.push((go.group, now + give_up_at));
+            let pause = self.rtt.smoothed().unwrap_or(LEAST_PAUSE) + self.rtt.reordering_window();
+            self.regenerating.push((go.group, now + pause));
         }
         let predicted = predict(&sealed.fields, go);
         let mut input = asked.input.map(|(stream, found)| (stream, found.range, found.fin));

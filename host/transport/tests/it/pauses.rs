@@ -52,12 +52,12 @@ fn frozen_client_resumes_within_two_round_trips() {
 /// Fails if the time in which this host was stopped counts against the server.
 #[test]
 fn pause_longer_than_the_patience_ends_no_connection() {
-    let give_up_at = 10 * SECOND;
-    let mut w = World::new(Config { give_up_after: give_up_at, ..Config::default() });
+    let give_up_after = 10 * SECOND;
+    let mut w = World::new(Config { give_up_after, ..Config::default() });
     w.write(0, b"3000000\n");
     assert!(w.run(60 * SECOND, |_, _| vec![ROUND / 2], |w| w.got(0).len() > 500_000));
     // Nothing arrives during the stop either, as with a closed lid.
-    w.freeze(2 * give_up_at, true, |_, _| vec![]);
+    w.freeze(2 * give_up_after, true, |_, _| vec![]);
     assert!(
         w.run(w.now + 60 * SECOND, |_, _| vec![ROUND / 2], |w| w.got(0).len() == 3_000_000),
         "{:?}",

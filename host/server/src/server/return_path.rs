@@ -1,4 +1,4 @@
-//! Where what a plain client is said goes, and what is not for this replica.
+//! Where replies to plain clients go, and how segments for other replicas are forwarded.
 
 use rivulet_packet::checksum::replace;
 use rivulet_packet::{EthHeader, TcpFlags};
@@ -11,36 +11,39 @@ use super::kernel::Kernel;
 use crate::counters::{Counters, Unserved};
 use crate::service::{Plain, Service};
 
-/// Where an answer goes.
-pub(super) struct Way {
+/// The return path for a segment.
+pub(super) struct ReturnPath {
     ethernet: EthHeader,
     ether_type: u16,
-    /// The kernel has each segment too: what is its affair needs no refusal.
+    /// The kernel receives each segment too, so its connections need no RST from here.
     pub(super) shared: bool,
-    /// No kernel has connections that began with it: what is nobody's is nobody's.
+    /// Plain TCP does not move between the kernel and stateless TCP, so a segment that matches
+    /// nothing here belongs to no connection.
     pub(super) alone: bool,
-    /// A ToR spreads packets over several replicas.
+    /// A ToR spreads flows over several replicas.
     pub(super) behind_tor: bool,
-    /// Another replica handed it on, or nobody does.
-    pub(super) handed: bool,
-    /// Why what is the kernel's is not handed to it.
+    /// Another replica forwarded it, or there is no ToR to forward it to.
+    pub(super) forwarded: bool,
+    /// Why a connection that needs the kernel is not given to it.
     pub(super) unserved: Unserved,
 }
 
-/// How many hops a packet may still make.
+/// Remaining hops (TTL or hop limit) of a packet.
 fn hops(packet: &[u8]) -> Option<u8> {
     let at = if packet.first()? >> 4 == 4 { 8 } else { 7 };
     packet.get(at).copied()
 }
 
-/// Hops that are left to what is handed on: enough for the way to another replica, and it shows there that it was.
-const HANDED: u8 = 4;
+/// Remaining hops of a forwarded packet: enough to reach another replica, and few enough to be
+/// recognised there.
+const FORWARDED_HOPS: u8 = 4;
 
-/// Writes a packet that has come one hop further, with few of them left, so that none goes round; false if it is not whole.
-fn hand_on(packet: &[u8], room: &mut [u8]) -> bool {
+/// Copies a packet with one hop less, and few left, so that it cannot loop. Returns false if the
+/// packet is truncated.
+fn forward(packet: &[u8], room: &mut [u8]) -> bool {
     let (Some(left), Some(room)) = (hops(packet), room.get_mut(..packet.len())) else { return false };
     room.copy_from_slice(packet);
-    let left = left.saturating_sub(1).min(HANDED);
+    let left = left.saturating_sub(1).min(FORWARDED_HOPS);
     match room {
         [version, .., _] if *version >> 4 != 4 => room[7] = left,
         [_, _, _, _, _, _, _, _, hops, protocol, high, low, ..] => {
@@ -53,31 +56,32 @@ fn hand_on(packet: &[u8], room: &mut [u8]) -> bool {
     true
 }
 
-impl Way {
-    /// The way back of a frame.
-    pub(super) fn back(from: &EthHeader, ether_type: u16, service: &Service, mac: [u8; 6]) -> Way {
+impl ReturnPath {
+    /// The return path for a frame.
+    pub(super) fn back(from: &EthHeader, ether_type: u16, service: &Service, mac: [u8; 6]) -> ReturnPath {
         let tor = service.member.map(|member| member.tor_mac);
-        Way {
+        ReturnPath {
             ethernet: EthHeader { dst: tor.unwrap_or(from.src), src: mac, vlan: from.vlan },
             ether_type,
             shared: service.plain != Plain::Stateless,
             alone: !service.changes_hands(),
             behind_tor: tor.is_some(),
-            handed: tor != Some(from.src),
+            forwarded: tor != Some(from.src),
             unserved: Unserved::Later,
         }
     }
 
-    /// What a ToR that spreads gives on from a replica has its own address, but few hops left.
-    pub(super) fn comes(&mut self, origin: Origin, packet: &[u8]) {
-        self.handed |= origin != Origin::Wire || hops(packet).is_none_or(|left| left <= HANDED);
+    /// A packet that the ToR forwards for another replica has the ToR's Ethernet address, but few
+    /// hops left.
+    pub(super) fn note_origin(&mut self, origin: Origin, packet: &[u8]) {
+        self.forwarded |= origin != Origin::Wire || hops(packet).is_none_or(|left| left <= FORWARDED_HOPS);
     }
 
     pub(super) fn to(&self) -> Back {
         Back { ethernet: self.ethernet, ether_type: self.ether_type }
     }
 
-    /// Has a packet written straight into the memory that is sent from.
+    /// Writes a packet directly into the transmit ring.
     fn send(
         &self,
         length: usize,
@@ -98,7 +102,7 @@ impl Way {
         }
     }
 
-    fn say(&self, header: &Header, io: &mut dyn PacketIo, counters: &mut Counters) {
+    fn send_header(&self, header: &Header, io: &mut dyn PacketIo, counters: &mut Counters) {
         self.send(header.length(), io, counters, |room| header.finish(room, 0).is_ok());
     }
 
@@ -109,18 +113,21 @@ impl Way {
         io: &mut dyn PacketIo,
         counters: &mut Counters,
     ) {
-        tracing::debug!(client = %segment.header.src, ?why, "nothing for stateless TCP: refused");
+        tracing::debug!(client = %segment.header.src, ?why, "refused: not possible with stateless TCP");
         let mut header = refusal(segment);
         if self.shared {
-            // Those without ACK are the kernel's, and are held back: its sockets are not all there is (`Share::Silent`).
+            // Segments without ACK are left to the kernel, and its RSTs are blocked: it does not
+            // have all connections (`Share::Silent`).
             header.flags = TcpFlags(TcpFlags::RST | TcpFlags::ACK);
         }
-        self.say(&header, io, counters);
+        self.send_header(&header, io, counters);
         counters.refuse_plain(why);
     }
 
-    /// A segment to a connection that is not here: from the ToR it goes back there, from this host's Ethernet address, and the ToR
-    /// knows who else may have it. What went that way already is refused. While plain TCP changes hands it is the kernel's unless that lacks it.
+    /// Handles a segment of a connection that is not here. It goes back to the ToR, from this
+    /// host's Ethernet address, and the ToR forwards it to the other candidate. A segment that was
+    /// forwarded before is refused. While plain TCP moves between the kernel and stateless TCP, the
+    /// segment is left to the kernel unless the kernel has no such connection.
     pub(super) fn stray(
         &self,
         packet: &[u8],
@@ -133,15 +140,16 @@ impl Way {
         if !self.alone && !kernel.lacks(segment, now) {
             return counters.pass(true);
         }
-        match self.handed {
+        match self.forwarded {
             true => self.refuse(segment, Unserved::Stray, io, counters),
-            false => self.hand_on(packet, io, counters),
+            false => self.forward(packet, io, counters),
         }
     }
 
-    /// A segment to a replica that has nothing to answer from while plain TCP changes hands, and that its kernel lacks: others may have it. What
-    /// may be a large answer's was handed on to be asked for here first, and is theirs.
-    pub(super) fn leave(
+    /// Handles a segment while plain TCP moves, this replica has no content, and its kernel has no
+    /// such connection: another replica may have it. A segment of a large answer was forwarded here
+    /// as a query, and belongs to the other replica.
+    pub(super) fn forward_without_content(
         &self,
         packet: &[u8],
         segment: &Segment<'_>,
@@ -150,19 +158,19 @@ impl Way {
         io: &mut dyn PacketIo,
         counters: &mut Counters,
     ) {
-        let is_theirs = match self.handed {
+        let is_theirs = match self.forwarded {
             true => {
                 is_under_way(segment) && hops(packet).is_some_and(|left| left > 1) && !kernel.has(segment)
             }
             false => kernel.lacks(segment, now),
         };
         if is_theirs {
-            self.hand_on(packet, io, counters);
+            self.forward(packet, io, counters);
         }
     }
 
-    pub(super) fn hand_on(&self, packet: &[u8], io: &mut dyn PacketIo, counters: &mut Counters) {
-        self.send(packet.len(), io, counters, |room| hand_on(packet, room));
+    pub(super) fn forward(&self, packet: &[u8], io: &mut dyn PacketIo, counters: &mut Counters) {
+        self.send(packet.len(), io, counters, |room| forward(packet, room));
         counters.plain_handed_on += 1;
     }
 
@@ -175,9 +183,9 @@ impl Way {
     ) {
         match verdict {
             Verdict::Drop(reason) => tracing::trace!(client = %segment.header.src, ?reason, "plain"),
-            // Dealt with where it is remembered.
+            // Handled where large answers are stored.
             Verdict::Begin(_) => {}
-            Verdict::Say(header) => self.say(&header, io, counters),
+            Verdict::Say(header) => self.send_header(&header, io, counters),
             Verdict::Answer(flight) | Verdict::Continue(Handoff { flight, .. }) => {
                 for piece in flight.pieces() {
                     self.send(flight.length(piece), io, counters, |room| flight.write(piece, room).is_ok());
@@ -200,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_handed_on_has_come_a_hop_further() {
+    fn forwarded_packet_has_one_hop_less() {
         for (src, dst) in [("10.0.0.1:5", "10.9.0.1:80"), ("[fd00::1]:5", "[fd00:9::1]:80")] {
             let header = Header {
                 src: src.parse().unwrap(),
@@ -214,15 +222,15 @@ mod tests {
             let mut packet = vec![0; header.length()];
             header.finish(&mut packet, 0).unwrap();
             let mut on = vec![0; packet.len()];
-            assert!(hand_on(&packet, &mut on));
-            // The header's checksum is right, or this would not be a segment.
+            assert!(forward(&packet, &mut on));
+            // The header checksum is correct, or the packet would not have been parsed.
             assert_eq!(Segment::parse(&on).unwrap().header, header);
-            assert_eq!((hops(&packet), hops(&on)), (Some(64), Some(HANDED)));
+            assert_eq!((hops(&packet), hops(&on)), (Some(64), Some(FORWARDED_HOPS)));
             let mut further = on.clone();
-            assert!(hand_on(&on, &mut further));
-            assert_eq!(hops(&further), Some(HANDED - 1));
+            assert!(forward(&on, &mut further));
+            assert_eq!(hops(&further), Some(FORWARDED_HOPS - 1));
             for short in 0..8 {
-                assert!(!hand_on(&packet[..short], &mut on), "{short}");
+                assert!(!forward(&packet[..short], &mut on), "{short}");
             }
         }
     }

@@ -1,8 +1,9 @@
-//! One turn of the event loop: what waits is taken, judged, handed to the application, and answered.
+//! One iteration of the event loop: frames are received, judged, handed to the application, and
+//! answered.
 //!
-//! No request is taken up before its responses find room. A server whose own interface is the bottleneck thus has its
-//! queue here, as requests: nothing is lost in it, and connections whose requests wait long are marked (RFC 3168), which
-//! halves their windows.
+//! A request is only handled when there is room for all its responses. A server with its own
+//! interface as bottleneck thus queues requests here and drops none. Connections with requests that
+//! wait long are marked (RFC 3168), which halves their windows.
 
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -15,47 +16,48 @@ use rivulet_transport::MAX_RESPONSES;
 use rivulet_transport::Time;
 use rivulet_transport::server::{Refusal, Verdict, step};
 
-use super::downloads::Who;
-use super::{Application, LOOK, Origin, Server, common_clock, elapsed, payload};
+use super::downloads::Due;
+use super::{Application, LINK_CHECK_US, Origin, Server, common_clock, elapsed, payload};
 use crate::interface::{QUEUE, wait};
 use crate::minisocket::{EventKind, Minisocket};
 use crate::rules::shares;
 use crate::tunnel::Content;
 
-/// Batches taken before timers are looked at again.
+/// Batches received before the timers run.
 const MAX_BATCHES: usize = 8;
-/// A request that waited longer than this, microseconds, tells its connection of congestion.
-const LONG: u64 = 10_000;
-/// How long frames tell when they came after the last time that there was no room, microseconds.
-const CALM: u64 = 1_000_000;
-/// How long it is not seen that another replica has died, while clients of large answers are remembered.
-const WATCH: Duration = Duration::from_millis(20);
-/// How long an event that is taken up again waits for room, microseconds.
-const PATIENCE: u64 = 100_000;
+/// A request that waited longer than this, microseconds, marks its connection as congested.
+const LATE_US: u64 = 10_000;
+/// How long frames are stamped with their arrival time after room was last missing, microseconds.
+const STAMPS_OFF_US: u64 = 1_000_000;
+/// Bound on the detection of another replica's death while there are large answers.
+const PEER_CHECK: Duration = Duration::from_millis(20);
+/// How long a resumed event waits for room, microseconds.
+const ROOM_TIMEOUT_US: u64 = 100_000;
 
 impl Server {
-    /// Waits until there is something to do, `longest` at most, and does it: each request is handed to `application`.
+    /// Waits for work, `longest` at most, and does it: passes each request to `application`.
     pub fn turn(&mut self, application: &mut dyn Application, longest: Duration) {
         let due = self.downloads_due();
         let due = due.map(|due| Duration::from_micros(due.saturating_sub(self.now())));
         self.wait(
             !self.waiting.is_empty() || due == Some(Duration::ZERO),
-            // Nothing wakes who waits when another replica dies, whose clients are asked then.
-            due.map_or(longest, |due| due.min(longest).min(WATCH)),
+            // The death of another replica does not wake this thread, but its clients must be
+            // probed then.
+            due.map_or(longest, |due| due.min(longest).min(PEER_CHECK)),
         );
         if self.io.pending() > 0 {
             self.flush();
         }
-        self.look();
-        self.tell_of_others();
-        self.adopter.tidy(elapsed(self.started));
-        while let Some((client, mtu)) = self.place.told() {
+        self.check_link();
+        self.report_peers();
+        self.adopter.expire(elapsed(self.started));
+        while let Some((client, mtu)) = self.place.take_reported_path() {
             self.paths.learn(client, mtu, self.now());
         }
         self.take_answers();
         if due == Some(Duration::ZERO) {
-            // What found no room.
-            self.send_downloads(Who::Heard);
+            // Segments that found no room before.
+            self.send_downloads(Due::Acknowledged);
         }
         self.load = 0;
         for _ in 0..MAX_BATCHES {
@@ -63,7 +65,7 @@ impl Server {
                 self.waiting = self.take();
             }
             if self.waiting.is_empty() {
-                self.calm();
+                self.stop_stamps();
                 break;
             }
             let before = self.waiting.len();
@@ -71,9 +73,10 @@ impl Server {
                 self.frame(index, application);
             }
             self.load += before - self.waiting.len();
-            if std::mem::take(&mut self.heard) {
-                // Of all that was heard at once: what follows one another goes in one piece.
-                self.send_downloads(Who::Heard);
+            if std::mem::take(&mut self.acknowledged) {
+                // After the whole batch, so that consecutive segments of a client leave in one
+                // piece.
+                self.send_downloads(Due::Acknowledged);
             }
             self.flush();
             if !self.waiting.is_empty() {
@@ -81,8 +84,9 @@ impl Server {
             }
         }
         if due.is_some() && self.waiting.is_empty() {
-            // Behind what came: where this process had to wait for its turn, clients seem silent whose word is here already.
-            self.send_downloads(Who::Silent);
+            // Only after all received frames: if this process had to wait for a CPU,
+            // acknowledgements of clients that seem silent are already queued.
+            self.send_downloads(Due::Expired);
             self.flush();
         }
         self.load += self.waiting.len();
@@ -91,51 +95,51 @@ impl Server {
             self.counters.heartbeats = pulse.sent();
             [self.counters.answers, self.counters.answers_refused] = pulse.answers();
             if pulse.lost_interface() {
-                // The packet path's own socket may not have noticed.
+                // The packet path's own socket may not have noticed it.
                 self.link.up = false;
-                self.looked = self.now().saturating_sub(LOOK);
+                self.link_checked = self.now().saturating_sub(LINK_CHECK_US);
             }
         }
         self.turned = true;
-        self.tell();
+        self.report_state();
         self.progress();
     }
 
-    /// What is done next begins now.
+    /// The next task begins now.
     fn progress(&self) {
         self.place.set_busy(Some(self.now()));
     }
 
-    /// The next batch of frames; none if there are none.
+    /// Receives the next batch of frames; empty if there are none.
     fn take(&mut self) -> Range<usize> {
         match self.io.recv() {
             Ok(count) => 0..count,
             Err(e) => {
-                self.trouble(&e);
+                self.handle_io_error(&e);
                 0..0
             }
         }
     }
 
-    /// The next frame, if all its responses find room.
+    /// The next frame, if there is room for all its responses.
     fn next(&mut self) -> Option<usize> {
         if self.waiting.is_empty() || !self.has_room() {
             return None;
         }
-        // An interface that failed at this took them along.
+        // A failure of the interface in `has_room` discards the waiting frames.
         self.waiting.next()
     }
 
-    /// Nothing waits. After some time of room for all, frames need not say any more when they came.
-    fn calm(&mut self) {
+    /// No frame waits. After some time with room, arrival stamps are switched off.
+    fn stop_stamps(&mut self) {
         let now = self.now();
-        if self.full.take_if(|full| now - *full > CALM).is_some() {
+        if self.full.take_if(|full| now - *full > STAMPS_OFF_US).is_some() {
             self.io.set_stamps(false);
         }
     }
 
-    /// Whether all responses of one more request find room to be sent. From the first time that they do not, requests tell
-    /// how long they waited.
+    /// Whether there is room for all responses to one more request. The first failure switches on
+    /// arrival stamps, which show how long requests waited.
     pub(super) fn has_room(&mut self) -> bool {
         let room = |io: &dyn PacketIo| io.pending() + MAX_RESPONSES <= QUEUE;
         if room(self.io.as_ref()) {
@@ -151,9 +155,10 @@ impl Server {
         false
     }
 
-    /// Waits until the responses of an event that is taken up again find room. What finds none for too long is dropped.
+    /// Waits for room for the responses to a resumed event. After ROOM_TIMEOUT_US its responses may be
+    /// dropped.
     pub(crate) fn await_room(&mut self) {
-        let until = self.now() + PATIENCE;
+        let until = self.now() + ROOM_TIMEOUT_US;
         while !self.has_room() {
             let left = until.saturating_sub(self.now());
             if left == 0 {
@@ -163,13 +168,13 @@ impl Server {
         }
     }
 
-    /// An event that is taken up again waited so long: for room, if there was none of late.
+    /// A resumed event waited `age` microseconds; it counts as late if room was missing recently.
     pub(crate) fn waited(&mut self, age: u64) {
-        self.late = self.full.is_some() && age > LONG;
+        self.late = self.full.is_some() && age > LATE_US;
         self.counters.late += u64::from(self.late);
     }
 
-    /// Waits for packets and room, or for room alone.
+    /// Waits for packets and room, or only for room.
     fn wait(&self, room: bool, longest: Duration) {
         self.place.set_busy(None);
         let other = self.exchanges.as_ref().filter(|_| !room).map(AsFd::as_fd);
@@ -179,33 +184,34 @@ impl Server {
 
     pub(crate) fn flush(&mut self) {
         if let Err(e) = self.io.flush() {
-            self.trouble(&e);
+            self.handle_io_error(&e);
         }
     }
 
-    pub(super) fn trouble(&mut self, error: &IoError) {
-        // Their memory may go with the socket. To their clients this is a loss like another.
+    pub(super) fn handle_io_error(&mut self, error: &IoError) {
+        // The frames may vanish with the socket. Clients see a packet loss.
         self.waiting = 0..0;
         match error {
             IoError::Down(_) => self.link.up = false,
             IoError::Gone(_) => {
-                // Heartbeats have a socket of their own, which may find the new interface where this one cannot.
+                // Heartbeats use a separate socket, which may find the new interface although this
+                // one does not.
                 self.link.up = false;
                 let now = self.now();
                 if self.opener.again(&mut self.io, &self.filters.outer, now) {
                     self.reopened += 1;
                     self.reguard();
-                    // If it is gone again, the next look says so.
+                    // If it was deleted again, the next check reports it.
                     if let Ok(link) = self.io.link() {
                         self.take_link(link);
                     }
                 }
             }
-            IoError::Os { .. } => tracing::warn!(error = %error, "packet I/O"),
+            IoError::Os { .. } => tracing::warn!(error = %error, "packet I/O failed"),
         }
     }
 
-    /// The kernel forgets what guarded an interface that was deleted.
+    /// Installs the guard again: the kernel drops its rules with a deleted interface.
     fn reguard(&mut self) {
         let rules = shares(self.services());
         let name = self.io.interface().name();
@@ -215,13 +221,13 @@ impl Server {
         }
     }
 
-    /// One received frame, from its Ethernet header to the responses.
+    /// Handles one received frame, from its Ethernet header to the responses.
     fn frame(&mut self, index: usize, application: &mut dyn Application) {
         self.progress();
         let counters = &mut self.counters;
         counters.frames += 1;
-        // Responses are written while the request is read, and both lie in memory of the same object: the
-        // request, the shorter of the two, is copied.
+        // Responses are written while the request is read, and both borrow the same I/O object. So
+        // the request, the shorter of the two, is copied.
         let received = self.io.frame(index);
         let length = received.data.len();
         let Some(copy) = self.frame.get_mut(..length) else {
@@ -230,7 +236,7 @@ impl Server {
         };
         copy.copy_from_slice(received.data);
         let verify = received.checksum == Checksum::Unknown;
-        let late = received.came.is_some_and(|came| common_clock().0.saturating_sub(came) > LONG);
+        let late = received.came.is_some_and(|came| common_clock().0.saturating_sub(came) > LATE_US);
         self.late = late;
         counters.late += u64::from(late);
         let mut frame = std::mem::take(&mut self.frame);
@@ -245,7 +251,7 @@ impl Server {
             Content::Frame => {
                 self.handle(&frame[..length], verify, common_clock(), Origin::Wire, application);
             }
-            // Nobody verified what is inside.
+            // The checksum of the inner packet was not verified.
             Content::Tunnelled(place) => {
                 self.handle(&frame[place], true, common_clock(), Origin::Tunnel, application);
             }
@@ -254,8 +260,8 @@ impl Server {
         self.frame = frame;
     }
 
-    /// Judges a frame and has its event handled. What is new is remembered against replay; an event that
-    /// was detached is judged a second time, by the step alone and at the time when it came.
+    /// Judges a frame and has its event handled. A new frame is stored in the replay memory. A
+    /// detached event is judged a second time, by the step alone and at its time of arrival.
     pub(crate) fn handle(
         &mut self,
         frame: &[u8],
@@ -276,7 +282,7 @@ impl Server {
                     Some(error) => {
                         counters.too_big += 1;
                         self.paths.learn(error.destination.ip(), error.mtu, elapsed(self.started));
-                        self.place.tell(error.destination.ip(), error.mtu);
+                        self.place.report_path(error.destination.ip(), error.mtu);
                     }
                     None => counters.refuse(&Refusal::Wire(e)),
                 }
@@ -295,7 +301,7 @@ impl Server {
         let fresh = !matches!(origin, Origin::Detached { .. });
         let trusted = match origin {
             Origin::Wire => running.is_from_tor(ethernet.src),
-            // Between another rack's ToR and here the block could be anybody's.
+            // On the path from another rack's ToR, any host could have written the block.
             Origin::Tunnel => {
                 let tagged = running.is_tagged(&segment, elapsed(self.started));
                 counters.untagged += u64::from(!tagged);
@@ -327,7 +333,7 @@ impl Server {
             }
         };
         counters.requests += u64::from(fresh);
-        // The connection began on a path that took more, or this interface did.
+        // The connection may have started on a path or interface with a larger MTU.
         let mtu = self.paths.mtu(segment.src.ip(), elapsed(self.started)).map_or(self.link.mtu, u32::from);
         plan.limit(payload(mtu.min(self.link.mtu)).into());
         let kind = match (plan.is_close(), segment.syn_options) {
