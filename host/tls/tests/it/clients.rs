@@ -106,7 +106,7 @@ impl Server {
         socket.write_all(&first.ciphertext(&secret, 0..first.response.ciphertext_bytes())).unwrap();
 
         requests += read_head(&mut receiver, &mut socket, &mut on_key_update);
-        // Right before a response: wget takes a kept connection that has bytes to read for a closed one.
+        // Right before a response: wget does not reuse a kept connection after a KeyUpdate.
         let key = secret.record_key();
         let mut update = Vec::new();
         key.seal(first.response.next_record(), ContentType::Handshake, &KEY_UPDATE, &mut update).unwrap();
