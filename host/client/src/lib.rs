@@ -16,6 +16,8 @@
 //!
 //! Streams to one service share one connection and its window ([`Stream`]).
 //!
+//! Section numbers in this crate are those of the Trickles paper (NSDI 2005).
+//!
 //! It needs `CAP_NET_RAW` (packet sockets) and `CAP_NET_ADMIN` (the drop that keeps the kernel's TCP from
 //! answering for us), and an Ethernet interface on the way to the server. [`Stack::with_io`] has AF_XDP move the packets
 //! instead of packet sockets; that needs `CAP_BPF` too, and only one process of an interface can have it.

@@ -3,6 +3,9 @@
 //! Nothing in this crate opens a socket, reads a clock, starts a thread or awaits. The caller hands
 //! it packets (from the IP header on) and the time, and gets packets, events and the next timeout.
 //!
+//! Section numbers are those of the Trickles paper (Shieh, Myers and Sirer, NSDI 2005), unless an RFC
+//! is named. `docs/glossary.md` defines the terms.
+//!
 //! # Time
 //!
 //! [`Time`] is in microseconds. A client may use any monotonic clock. A server uses the *common
