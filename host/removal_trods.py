@@ -375,8 +375,8 @@ REMOVALS: dict[str, Removal] = {
     ),
     "digest-share": trods(
         "digest/mod.rs",
-        "client.is_none_or(|client| state.room.has(client, 1))",
-        "true",
+        "client.is_some_and(|client| !self.room.has(client, 1))",
+        "false",
         "trods:digest::tests::client_fills_a_quarter_of_the_queue_and_waits_behind_others",
     ),
     "digest-turn": trods(
@@ -384,6 +384,12 @@ REMOVALS: dict[str, Removal] = {
         ".position(|(_, client)| *client != self.last)",
         ".position(|_| true)",
         "trods:digest::tests::client_fills_a_quarter_of_the_queue_and_waits_behind_others",
+    ),
+    "digest-urgent": trods(
+        "digest/mod.rs",
+        "self.ask(wanted, true, Some(client))",
+        "self.ask(wanted, true, None)",
+        "trods:digest::tests::waiting_clients_have_a_share_of_the_queue_and_take_turns",
     ),
     "digest-secret": trods(
         "digest/mod.rs",
@@ -402,6 +408,12 @@ REMOVALS: dict[str, Removal] = {
         "if e.kind() == io::ErrorKind::UnexpectedEof { self.say_all() } else { self.cut() }",
         "if e.kind() == io::ErrorKind::UnexpectedEof { self.say_all() } else { self.say_all() }",
         "it:adoption::answer_that_is_reset_ends_in_a_reset",
+    ),
+    "answer-idle": trods(
+        "adopt/mod.rs",
+        "_ if self.is_answering() => self.refuse(Refusal::Idle),",
+        "_ if false => self.refuse(Refusal::Idle),",
+        "it:adoption::idle_connection_is_reset_in_an_answer_and_closed_otherwise",
     ),
     "client-address": trods(
         "adopt/mod.rs",

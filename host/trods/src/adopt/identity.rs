@@ -41,6 +41,9 @@ pub enum Refusal {
     /// The server reset its connection in the middle of an answer.
     #[error("an answer was cut")]
     Cut,
+    /// Nothing happened for too long, perhaps in the middle of an answer.
+    #[error("idle, perhaps in the middle of an answer")]
+    Idle,
     /// The server's answer is not HTTP.
     #[error("no HTTP")]
     Malformed,
@@ -110,6 +113,7 @@ impl Refusal {
             Refusal::Address => "address",
             Refusal::Interrupted => "interrupted",
             Refusal::Cut => "cut",
+            Refusal::Idle => "idle",
             Refusal::Malformed => "malformed",
             Refusal::Unreachable => "unreachable",
         }

@@ -47,7 +47,7 @@ pub struct AdoptConfig {
     pub origin: SocketAddr,
     /// For how long a server that does not answer, or ends early, is asked again.
     pub patience: Duration,
-    /// After this a connection on which nothing happens is closed, as servers do.
+    /// A connection on which nothing happens for this long is closed; in an answer it is reset.
     pub idle: Duration,
     /// The client address that the server gets.
     pub adopt_as: AdoptAs,
@@ -221,11 +221,12 @@ impl Adoption {
                 Stop::Waits if self.is_connecting() && self.waited(now) >= config.patience => {
                     self.refuse(Refusal::Unreachable)
                 }
-                Stop::Waits if self.waited(now) >= config.idle => {
-                    // As a server closes an idle connection. A client that reads nothing was kept
-                    // long enough.
-                    if self.step == Step::Cut { self.refuse(Refusal::Cut) } else { Turn::Idle }
-                }
+                // As a server closes an idle connection. A client that reads nothing has been kept long enough.
+                Stop::Waits if self.waited(now) >= config.idle => match self.step {
+                    Step::Cut => self.refuse(Refusal::Cut),
+                    _ if self.is_answering() => self.refuse(Refusal::Idle),
+                    _ => Turn::Idle,
+                },
                 Stop::Waits => Turn::Waits,
                 Stop::Client => Turn::Over,
                 Stop::Refused(refusal) => self.refuse(refusal),
@@ -272,6 +273,17 @@ impl Adoption {
 
     fn is_connecting(&self) -> bool {
         self.origin.as_ref().is_some_and(|origin| !origin.is_connected())
+    }
+
+    /// Whether an answer may be incomplete: a FIN would then make a part of it look like all of it.
+    fn is_answering(&self) -> bool {
+        let is_answered = match self.step {
+            Step::Drain => true,
+            // Where the server's answers end is not looked for, so an open connection to it counts.
+            Step::Relay => self.origin.is_none() && self.to_origin.is_empty(),
+            _ => false,
+        };
+        !is_answered || !self.out.is_empty() || self.pipe.filled() > 0
     }
 
     fn waited(&self, now: Instant) -> Duration {

@@ -61,7 +61,7 @@ impl Adoption {
         let Body::Object { digest: theirs, .. } = response.body else { return Ok(()) };
         let wanted = Wanted::of(self.record.tuple.service, response);
         let own = match (&wanted, theirs) {
-            (Some(wanted), Some(_)) => config.digests.look_up(wanted),
+            (Some(wanted), Some(_)) => config.digests.look_up(wanted, self.record.tuple.client.ip()),
             _ => Knowledge::Unavailable,
         };
         let since = *self.comparing_since.get_or_insert_with(Instant::now);

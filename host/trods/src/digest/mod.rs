@@ -29,8 +29,8 @@ use crate::record::{Body, Response};
 
 /// Digests that are kept, for all that a table can name and as many more; the oldest gives way.
 const MAX_KNOWN: usize = 1 << 19;
-/// Length of the queue of objects to read; one client and one network have a share of it ([`Room`]). An object that finds no room is
-/// queued when it is served again.
+/// Length of each queue of objects to read; one client and one network have a share of it ([`Room`]). An object that finds no room is
+/// queued when it is served, or looked up, again.
 const MAX_WAITING: usize = 4096;
 /// A server that did not bring an object is not asked for it again before.
 const AGAIN: Duration = Duration::from_secs(30);
@@ -204,18 +204,62 @@ struct Known {
     served: Option<Instant>,
 }
 
+/// Objects to read, each with its client, if it has one. A client and a network have a share, and clients take turns.
+#[derive(Debug)]
+struct Queue {
+    objects: VecDeque<(Wanted, Option<IpAddr>)>,
+    room: Room,
+    /// The client of the object that left the queue last.
+    last: Option<IpAddr>,
+}
+
+impl Queue {
+    fn new() -> Queue {
+        Queue { objects: VecDeque::new(), room: Room::new(MAX_WAITING), last: None }
+    }
+
+    /// Appends an object; returns `false` if the queue, or the client's share of it, is full.
+    fn push(&mut self, wanted: &Wanted, client: Option<IpAddr>) -> bool {
+        if self.objects.len() >= MAX_WAITING || client.is_some_and(|client| !self.room.has(client, 1)) {
+            return false;
+        }
+        if let Some(client) = client {
+            self.room.take(client, 1);
+        }
+        self.objects.push_back((wanted.clone(), client));
+        true
+    }
+
+    /// Takes out the next object: of another client than the last one, if there is one.
+    fn pop(&mut self) -> Option<(Wanted, Option<IpAddr>)> {
+        let at = self.objects.iter().position(|(_, client)| *client != self.last).unwrap_or(0);
+        let next = self.take(at)?;
+        self.last = next.1;
+        Some(next)
+    }
+
+    fn position(&self, name: &Name) -> Option<usize> {
+        self.objects.iter().position(|(wanted, _)| wanted.name == *name)
+    }
+
+    fn take(&mut self, at: usize) -> Option<(Wanted, Option<IpAddr>)> {
+        let taken = self.objects.remove(at)?;
+        if let Some(client) = taken.1 {
+            self.room.give_back(client, 1);
+        }
+        Some(taken)
+    }
+}
+
 #[derive(Debug)]
 struct State {
     known: HashMap<Name, Known>,
     /// Names in the order in which they became known.
     order: VecDeque<Name>,
-    /// Objects to read when no client waits, each with the client that was served it, if any; and objects that a client waits for.
-    idle: VecDeque<(Wanted, Option<IpAddr>)>,
-    urgent: VecDeque<Wanted>,
-    /// For those in the first queue.
-    room: Room,
-    /// The client of the object that was read last.
-    last: Option<IpAddr>,
+    /// Objects to read when no client waits, each with the client that was served it, if any.
+    idle: Queue,
+    /// Objects that clients wait for.
+    urgent: Queue,
     /// Names in either queue, or being asked for.
     waiting: HashSet<Name>,
     /// Requests for known objects that clients were served, for the list; newest last.
@@ -228,10 +272,8 @@ impl Default for State {
         State {
             known: HashMap::new(),
             order: VecDeque::new(),
-            idle: VecDeque::new(),
-            urgent: VecDeque::new(),
-            room: Room::new(MAX_WAITING),
-            last: None,
+            idle: Queue::new(),
+            urgent: Queue::new(),
             waiting: HashSet::new(),
             open: VecDeque::new(),
             stop: false,
@@ -248,21 +290,6 @@ impl State {
             if self.open.len() > share::MAX_LISTED {
                 self.open.pop_front();
             }
-        }
-    }
-
-    /// The next object of the idle queue: of another client than the last one, if there is one.
-    fn next_idle(&mut self) -> Option<(Wanted, Option<IpAddr>)> {
-        let at = self.idle.iter().position(|(_, client)| *client != self.last).unwrap_or(0);
-        let next = self.idle.remove(at)?;
-        self.last = next.1;
-        self.give_back(next.1);
-        Some(next)
-    }
-
-    fn give_back(&mut self, client: Option<IpAddr>) {
-        if let Some(client) = client {
-            self.room.give_back(client, 1);
         }
     }
 }
@@ -302,10 +329,10 @@ impl Digests {
     }
 
     /// Looks up the digest of an object that a client waits for. Reads the object at once if there is no digest, or a stale one, by
-    /// which other bytes could be sent.
+    /// which other bytes could be sent. While the share of its client is full, the caller has to look it up again.
     #[must_use]
-    pub fn look_up(&self, wanted: &Wanted) -> Knowledge {
-        self.ask(wanted, true, None)
+    pub fn look_up(&self, wanted: &Wanted, client: IpAddr) -> Knowledge {
+        self.ask(wanted, true, Some(client))
     }
 
     /// Puts known digests into responses of a connection, and queues the other objects. Returns whether some are still to come.
@@ -370,7 +397,7 @@ impl Digests {
     fn ask(&self, wanted: &Wanted, is_urgent: bool, client: Option<IpAddr>) -> Knowledge {
         let mut state = self.state();
         let now = Instant::now();
-        if client.is_some() {
+        if client.is_some() && !is_urgent {
             state.serve(wanted, now);
         }
         let answer = match state.known.get(&wanted.name) {
@@ -382,29 +409,19 @@ impl Digests {
             Some(_) | None => Knowledge::Asked,
         };
         let is_new = !state.waiting.contains(&wanted.name);
-        if is_urgent && answer == Knowledge::Asked {
+        if is_urgent {
             // It may wait behind others.
-            if let Some(at) = state.idle.iter().position(|(other, _)| other.name == wanted.name) {
-                let client = state.idle.remove(at).and_then(|(_, client)| client);
-                state.give_back(client);
-                state.urgent.push_back(wanted.clone());
-            } else if is_new {
-                state.urgent.push_back(wanted.clone());
+            let at = state.idle.position(&wanted.name);
+            if (at.is_none() && !is_new) || !state.urgent.push(wanted, client) {
+                return answer;
             }
-        } else if is_new
-            && state.idle.len() < MAX_WAITING
-            && client.is_none_or(|client| state.room.has(client, 1))
-        {
-            if let Some(client) = client {
-                state.room.take(client, 1);
+            if let Some(at) = at {
+                state.idle.take(at);
             }
-            state.idle.push_back((wanted.clone(), client));
-        } else if is_new {
+        } else if !is_new || !state.idle.push(wanted, client) {
             return answer;
         }
-        if is_new {
-            state.waiting.insert(wanted.name);
-        }
+        state.waiting.insert(wanted.name);
         self.0.wake.notify_all();
         answer
     }
@@ -422,10 +439,10 @@ impl Digests {
             if state.stop {
                 return None;
             }
-            if let Some(wanted) = state.urgent.pop_front() {
+            if let Some((wanted, _)) = state.urgent.pop() {
                 return Some((wanted, true, None));
             }
-            if let Some((wanted, client)) = state.next_idle() {
+            if let Some((wanted, client)) = state.idle.pop() {
                 return Some((wanted, false, client));
             }
             state = self.0.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -435,8 +452,8 @@ impl Digests {
     fn make(&self, wanted: &Wanted, is_urgent: bool, client: Option<IpAddr>) {
         let content = ask::content(wanted, is_urgent, || {
             // Objects that a client waits for must not wait behind others.
-            let urgent = || if is_urgent { None } else { self.state().urgent.pop_front() };
-            while let Some(urgent) = urgent() {
+            let urgent = || if is_urgent { None } else { self.state().urgent.pop() };
+            while let Some((urgent, _)) = urgent() {
                 self.make(&urgent, true, None);
             }
             !self.state().stop

@@ -9,6 +9,7 @@ use rivulet_pktio::testing::eventually;
 use super::*;
 
 const SIZE: usize = 100_000;
+const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 1, 7));
 
 /// A server with objects that consist of this byte. It sends `/slow` byte by byte.
 fn serve(byte: &Arc<AtomicU8>) -> SocketAddr {
@@ -54,13 +55,13 @@ fn stale_digest_is_made_again_for_a_waiting_client() {
     let (digests, object) = (Digests::default(), wanted(serve(&byte), "/a"));
     let _worker = digests.start(None).unwrap();
     let of = |byte| Digest(shorten(blake3::Hasher::new().update(&[byte; SIZE])));
-    let known = |byte| digests.look_up(&object) == Knowledge::Digest(of(byte));
+    let known = |byte| digests.look_up(&object, CLIENT) == Knowledge::Digest(of(byte));
     eventually("it is made", || known(1));
     byte.store(2, Ordering::Relaxed);
     assert!(known(1), "it was made a moment ago");
     let age = || digests.state().known.get_mut(&object.name).unwrap().at -= STALE;
     age();
-    assert_eq!(digests.look_up(&object), Knowledge::Asked, "nothing of before is believed");
+    assert_eq!(digests.look_up(&object, CLIENT), Knowledge::Asked, "nothing of before is believed");
     eventually("it is made again", || known(2));
     // Without a waiting client it is made again in the background.
     byte.store(3, Ordering::Relaxed);
@@ -85,7 +86,7 @@ fn slow_object_keeps_no_other_from_being_compared() {
 fn client_fills_a_quarter_of_the_queue_and_waits_behind_others() {
     let (digests, service) = (Digests::default(), "10.9.0.1:80".parse().unwrap());
     let object = |n: usize| wanted(service, &format!("/{n}"));
-    let waiting = || digests.state().idle.len();
+    let waiting = || digests.state().idle.objects.len();
     for n in 0..MAX_WAITING {
         digests.ask(&object(n), false, client(1));
     }
@@ -103,6 +104,32 @@ fn client_fills_a_quarter_of_the_queue_and_waits_behind_others() {
     // What left the queue makes room.
     for n in 0..MAX_WAITING {
         digests.ask(&object(2 * MAX_WAITING + n), false, client(1));
+    }
+    assert_eq!(waiting(), MAX_WAITING / 4);
+}
+
+#[test]
+fn waiting_clients_have_a_share_of_the_queue_and_take_turns() {
+    let (digests, service) = (Digests::default(), "10.9.0.1:80".parse().unwrap());
+    let object = |n: usize| wanted(service, &format!("/{n}"));
+    let look_up = |n, client: u8| digests.look_up(&object(n), [192, 0, client, 7].into());
+    let waiting = || digests.state().urgent.objects.len();
+    for n in 0..MAX_WAITING {
+        assert_eq!(look_up(n, 1), Knowledge::Asked);
+    }
+    assert_eq!(waiting(), MAX_WAITING / 4);
+    // An object that another client was served moves to the front queue.
+    digests.ask(&object(MAX_WAITING), false, client(3));
+    for n in 0..3 {
+        look_up(MAX_WAITING + n, 2);
+    }
+    assert_eq!((waiting(), digests.state().idle.objects.len()), (MAX_WAITING / 4 + 3, 0));
+    let next = || digests.next().unwrap().0;
+    let want = [0, MAX_WAITING, 1, MAX_WAITING + 1, 2, MAX_WAITING + 2, 3].map(object);
+    assert_eq!([(); 7].map(|()| next()), want);
+    // The objects that left the queue make room.
+    for n in 0..MAX_WAITING {
+        look_up(2 * MAX_WAITING + n, 1);
     }
     assert_eq!(waiting(), MAX_WAITING / 4);
 }

@@ -573,3 +573,39 @@ fn answer_that_is_reset_ends_in_a_reset() {
         }
     }
 }
+
+/// The server stops in the middle of an answer without a length, or gets no request.
+#[test]
+fn idle_connection_is_reset_in_an_answer_and_closed_otherwise() {
+    let Some(rack) = Rack::new() else { return };
+    std::fs::write(rack.www.path().join("a.bin"), object("a", SIZE)).unwrap();
+    let nginx = rack.nginx();
+    let full = replaced(&fetch(&rack.r2, GET), "Connection: close", "Connection: keep-alive");
+    assert!(nginx.stop().success());
+    let part = [&b"HTTP/1.0 200 OK\r\n\r\n"[..], &object("b", 300_000)].concat();
+    for is_answering in [false, true] {
+        let (adopters, ends) = rack.adopters_with(PATIENCE, Duration::from_millis(500));
+        let mut cut = cut(&rack, GET, &full, full.len(), false);
+        rack.adopt(&adopters, cut.record);
+        if !is_answering {
+            assert!(matches!(ends.recv_timeout(PATIENCE).unwrap().1, Outcome::Idle));
+            assert_eq!(cut.client.read(&mut [0; 1]).unwrap(), 0);
+            continue;
+        }
+        let answer = part.clone();
+        let (done, is_done) = std::sync::mpsc::channel::<()>();
+        let served = serve_one(&rack, move |mut server| {
+            server.read_exact(&mut vec![0; GET.len()]).unwrap();
+            server.write_all(&answer).unwrap();
+            // Open until the client's end was seen.
+            let _ = is_done.recv();
+        });
+        cut.client.write_all(GET.as_bytes()).unwrap();
+        assert!(rest(&mut cut.client, part.len()) == part, "all that came before");
+        let end = cut.client.read(&mut [0; 1]);
+        drop(done);
+        served.join().unwrap();
+        assert_eq!(end.unwrap_err().kind(), ErrorKind::ConnectionReset);
+        assert!(matches!(ends.recv_timeout(PATIENCE).unwrap().1, Outcome::Refused(Refusal::Idle)));
+    }
+}

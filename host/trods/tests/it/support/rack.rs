@@ -260,11 +260,20 @@ impl Rack {
         self.router.ip("route replace 10.9.0.1 via 10.0.1.2");
     }
 
-    /// The second replica's adopters, and what they tell.
+    /// The adopters of the second replica, and the receiver of their outcomes.
     pub fn adopters(&self, patience: Duration) -> (Adopters, Receiver<(Tuple, Outcome)>) {
+        self.adopters_with(patience, PATIENCE)
+    }
+
+    /// The same; `idle` as in [`AdoptConfig`].
+    pub fn adopters_with(
+        &self,
+        patience: Duration,
+        idle: Duration,
+    ) -> (Adopters, Receiver<(Tuple, Outcome)>) {
         let (ended, ends) = channel();
         let origin = "127.0.0.1:80".parse().unwrap();
-        let (idle, adopt_as) = (PATIENCE, AdoptAs::Client);
+        let adopt_as = AdoptAs::Client;
         let (digests, unknown) = (Digests::default(), Unknown::Trust);
         let config = AdoptConfig { origin, patience, idle, adopt_as, carries: true, digests, unknown };
         let start = || Adopters::start(config, ended).unwrap();
