@@ -8,6 +8,8 @@
 //!
 //! What is not finished is bounded: so many octets in all, each upload for so long after its last piece.
 
+mod totals;
+
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek, Write};
@@ -29,7 +31,7 @@ use super::objects::{Closing, MOMENT};
 const FOLDER: &str = ".rivulet-uploads";
 /// Separate ranges noted of one upload; a packet that would make more ends it.
 const MAX_RANGES: usize = 4096;
-/// Uploads that are not finished, of all replicas together: each has two files, and all are looked at before another one begins.
+/// Unfinished uploads of all replicas together: each has two files, and a sweep opens all of them.
 const MAX_UNFINISHED: usize = 4096;
 /// What a map begins with, by its state.
 const OPEN: &[u8; 8] = b"rvupload";
@@ -250,7 +252,9 @@ impl Store {
         self.commit(&names.data, &upload.path, upload.create)?;
         write_map(notes, DONE, replaced.into(), &[])?;
         notes.sync_data()?;
-        rustix::fs::renameat(&self.folder, names.map.as_str(), &self.folder, names.done.as_str())?;
+        self.end_one(upload.length, || {
+            Ok(rustix::fs::renameat(&self.folder, names.map.as_str(), &self.folder, names.done.as_str())?)
+        })?;
         Ok(Written::Completely { replaced })
     }
 
@@ -266,38 +270,13 @@ impl Store {
         }
     }
 
-    /// A new upload is noted, if there is room for it. Replicas that admit at the same time do so one after the other.
+    /// Notes a new upload, if there is room for it.
     fn admit(&self, notes: &mut File, names: &Names, length: u64) -> io::Result<()> {
-        rustix::fs::flock(&self.folder, FlockOperation::LockExclusive)?;
-        let result = self.unfinished().and_then(|(octets, count)| {
-            // Its own notes are there by now, still empty.
-            if octets.saturating_add(length) > self.limits.unfinished || count > MAX_UNFINISHED {
-                return Err(ErrorKind::QuotaExceeded.into());
-            }
-            write_map(notes, OPEN, length, &[])
-        });
-        let _ = rustix::fs::flock(&self.folder, FlockOperation::Unlock);
+        let result = self.admit_one(length, || write_map(notes, OPEN, length, &[]));
         if result.is_err() {
             let _ = rustix::fs::unlinkat(&self.folder, names.map.as_str(), AtFlags::empty());
         }
         result
-    }
-
-    /// Octets of all uploads that are not finished, and how many there are.
-    fn unfinished(&self) -> io::Result<(u64, usize)> {
-        let (mut octets, mut count) = (0u64, 0);
-        for name in self.names()?.iter().filter(|name| name.ends_with(".map")) {
-            // One that is finished meanwhile is gone.
-            let Ok(mut notes) = self.open(name, OFlags::empty()) else { continue };
-            count += 1;
-            let mut header = [0; HEADER];
-            // Notes that cannot be read, or end early, keep no other upload out.
-            if notes.read_exact(&mut header).is_ok() && header[..8] != *MOVING && header[..8] != *DONE {
-                let length = header[8..].iter().fold(0, |n, b| n << 8 | u64::from(*b));
-                octets = octets.saturating_add(length);
-            }
-        }
-        Ok((octets, count))
     }
 
     fn names(&self) -> io::Result<Vec<String>> {
@@ -358,7 +337,7 @@ impl Store {
                 _ => {}
             }
         }
-        Ok(())
+        self.recount()
     }
 
     /// Gives the file its name; folders on the way are made.
@@ -607,6 +586,7 @@ mod tests {
     fn left(dir: &Path) -> Vec<String> {
         let entries = std::fs::read_dir(dir.join(FOLDER)).unwrap();
         let mut names: Vec<String> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.retain(|name| name != totals::TOTALS);
         names.sort();
         names
     }
@@ -678,6 +658,7 @@ mod tests {
             std::fs::write(folder.join(format!("{id}.map")), [&OPEN[..], &2u64.to_be_bytes()].concat())
                 .unwrap();
         }
+        uploads.store.recount().unwrap();
         assert_eq!(uploads.write(&named(0), 0, b"a").unwrap(), PART);
         assert_eq!(uploads.write(&named(1), 0, b"a").unwrap(), PART);
         assert_eq!(uploads.write(&named(2), 0, b"a").unwrap_err().kind(), ErrorKind::QuotaExceeded);
