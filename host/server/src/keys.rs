@@ -51,7 +51,7 @@ impl<const N: usize> Drop for Secret<N> {
 
 impl<const N: usize> fmt::Debug for Secret<N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "<{N} octets>")
+        write!(f, "<{N} bytes>")
     }
 }
 

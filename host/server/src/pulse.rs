@@ -46,7 +46,7 @@ struct State {
     stop: bool,
 }
 
-/// State shared with the packet path, in single numbers.
+/// State shared with the packet path.
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,

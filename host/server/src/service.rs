@@ -28,8 +28,8 @@ pub struct Service {
     pub keys: KeySet,
     /// Its place behind a ToR; `None` for a server without one.
     pub member: Option<Member>,
-    /// The ToR checks proofs and overwrites its block. So the block is trusted in frames from the
-    /// ToR's Ethernet address, and in no others.
+    /// Trust the ToR block in frames from the ToR's Ethernet address, and in no others. The ToR
+    /// overwrites the block, and marks it when it has checked the proof.
     pub trust_tor: bool,
     /// How plain TCP clients at the same port are served.
     pub plain: Plain,

@@ -59,7 +59,7 @@ impl std::fmt::Debug for Doorway {
     }
 }
 
-/// The owner of a segment, and what was done with it.
+/// The owner of a segment, and whether it was passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Belongs {
     /// It was passed to the kernel.

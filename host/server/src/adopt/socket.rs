@@ -181,7 +181,7 @@ impl Drop for Adopted {
     fn drop(&mut self) {
         // Without these checks, the clock of a kernel's retransmissions would leave its range some
         // day.
-        if unacknowledged(&self.stream).map_or(true, |octets| octets > 0) {
+        if unacknowledged(&self.stream).map_or(true, |bytes| bytes > 0) {
             // Fails if the socket is closed.
             let _ = set_socket_linger(&self.stream, Some(Duration::ZERO));
         }

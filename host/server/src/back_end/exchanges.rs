@@ -66,7 +66,7 @@ pub(crate) struct Answered<'a> {
     pub(crate) frame: &'a [u8],
     pub(crate) ask: Ask,
     /// The answer; `None` if it is longer than the limit for answers without state.
-    pub(crate) octets: Option<&'a [u8]>,
+    pub(crate) bytes: Option<&'a [u8]>,
     /// The lane, to be released afterwards.
     pub(crate) lane: u16,
 }
@@ -256,8 +256,8 @@ impl Exchanges {
         let (index, got) = self.advance(counters)?;
         let lane = self.lanes.get(usize::from(index))?;
         let ask = lane.pending.as_ref()?.ask;
-        let octets = (got == Got::All).then(|| lane.answer(&mut self.order));
-        Some(Answered { frame: lane.frame(), ask, octets, lane: index })
+        let bytes = (got == Got::All).then(|| lane.answer(&mut self.order));
+        Some(Answered { frame: lane.frame(), ask, bytes, lane: index })
     }
 
     /// Reads until a request has all its answers.

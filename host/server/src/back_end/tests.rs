@@ -122,7 +122,7 @@ impl Rig {
         self.exchanges.poll(self.now, &mut self.counters);
         while let Some(answered) = self.exchanges.next(&mut self.counters) {
             let packet = Segment::parse(&answered.frame[14..]).unwrap();
-            all.push((packet.header.src, answered.octets.map(<[u8]>::to_vec)));
+            all.push((packet.header.src, answered.bytes.map(<[u8]>::to_vec)));
             let lane = answered.lane;
             self.exchanges.put_to_rest(lane, false);
         }
@@ -240,8 +240,8 @@ fn requests_are_bounded_in_number_and_time() {
     }
     let mut got = rig.until(|c| c.answers == 256);
     got.sort_by_key(|(client, _)| client.port());
-    assert!(got.iter().zip(1001..).all(|((client, octets), port)| {
-        client.port() == port && octets.as_ref().is_some_and(|o| o[2..4] == port.to_be_bytes())
+    assert!(got.iter().zip(1001..).all(|((client, bytes), port)| {
+        client.port() == port && bytes.as_ref().is_some_and(|o| o[2..4] == port.to_be_bytes())
     }));
 }
 
@@ -365,8 +365,8 @@ fn truncated_answers_are_queried_by_tcp() {
             got = rig.poll();
             std::thread::sleep(Duration::from_millis(1));
         }
-        let octets = got[0].1.as_ref().unwrap();
-        assert_eq!((octets.len(), octets[2..4] == n.to_be_bytes()), (2 + 19 + 600, true));
+        let bytes = got[0].1.as_ref().unwrap();
+        assert_eq!((bytes.len(), bytes[2..4] == n.to_be_bytes()), (2 + 19 + 600, true));
     }
     assert_eq!((rig.counters.by_tcp, rig.counters.answers), (8, 8));
 }

@@ -403,14 +403,14 @@ impl Server {
         self.adopter.held()
     }
 
-    /// Whether answers in progress are remembered (default: yes). For measurements of their
+    /// Sets whether answers in progress are remembered (default: yes). For measurements of the
     /// benefit.
     pub fn set_ring(&mut self, ring: bool) {
         self.memory.ring = ring;
         self.set_memory();
     }
 
-    /// Whether large objects are answered without state too (default: no).
+    /// Sets whether large objects are answered without state too (default: no).
     pub fn set_large(&mut self, large: bool) {
         self.memory.large = large;
         self.set_memory();
@@ -513,7 +513,7 @@ impl Server {
         }
     }
 
-    /// Whether continuations are sent as differences to the client's prediction (section 5.3;
+    /// Sets whether continuations are sent as differences to the client's prediction (section 5.3;
     /// default: yes). For measurements of their benefit.
     pub fn set_delta(&mut self, delta: bool) {
         self.delta = delta;

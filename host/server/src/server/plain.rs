@@ -327,7 +327,7 @@ impl Server {
             Belongs::Free { .. } => {}
             passed => return self.counters.pass(passed == Belongs::Passed),
         }
-        let verdict = relay.answer(&segment, &answered.ask, answered.octets, path);
+        let verdict = relay.answer(&segment, &answered.ask, answered.bytes, path);
         if let Verdict::Adopt(cause, handshake) = verdict
             && !way.shared
         {

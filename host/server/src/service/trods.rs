@@ -100,7 +100,7 @@ impl Trods {
             (self.members.iter().any(|m| m.replica >= 64), "a member's index is not below 64"),
             (
                 self.members.iter().any(|m| m.name.is_empty() || m.name.len() > MAX_NAME),
-                "a member's name has not 1 to 63 octets",
+                "a member's name is not 1 to 63 bytes long",
             ),
         ]
         .into_iter()

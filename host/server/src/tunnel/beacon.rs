@@ -82,8 +82,8 @@ mod tests {
         let tor = UdpSocket::bind(("127.0.0.2", UDP_PORT)).unwrap();
         let there = Tunnel { local: "127.0.0.1".parse().unwrap(), tor: "127.0.0.2".parse().unwrap() };
         assert!(Beacon::new(there).send(b"beat", None, 0));
-        let mut octets = [0; 8];
-        assert_eq!(tor.recv(&mut octets).unwrap(), 4);
+        let mut bytes = [0; 8];
+        assert_eq!(tor.recv(&mut bytes).unwrap(), 4);
         let not_there = Tunnel { local: "192.0.2.1".parse().unwrap(), ..there };
         assert!(!Beacon::new(not_there).send(b"beat", None, 0), "an address that is not here");
     }

@@ -149,7 +149,7 @@ mod tests {
         for frame in [good, v6(17, &gue(4))] {
             let end = inner(&frame).unwrap().packet.end;
             for length in 0..end {
-                assert_eq!(inner(&frame[..length]), None, "{length} octets");
+                assert_eq!(inner(&frame[..length]), None, "{length} bytes");
             }
         }
     }

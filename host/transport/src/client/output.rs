@@ -100,12 +100,12 @@ impl Output {
         if valid.end <= self.next || valid.is_empty() || self.held.iter().any(|h| *h.sealed == *sealed) {
             return false;
         }
-        let anew = self.held.iter().any(|h| h.valid == valid);
+        let replaced = self.held.iter().any(|h| h.valid == valid);
         self.held.retain(|h| h.valid.end > self.next && h.valid != valid);
         if self.held.len() < MAX_CONTINUATIONS {
             self.held.push(Held { valid, sealed: sealed.into(), not_before: Time(0), refusals: 0 });
         }
-        anew
+        replaced
     }
 
     /// All continuations that cover bytes not received yet.

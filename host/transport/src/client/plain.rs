@@ -85,8 +85,8 @@ pub fn read(packet: &[u8], local: SocketAddr, remote: SocketAddr, isn: u32, sent
 fn is_from(packet: &[u8], tcp: &[u8], from: SocketAddr, to: SocketAddr) -> Option<bool> {
     use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
     let v6 = |at: usize| -> Option<IpAddr> {
-        let octets: [u8; 16] = packet.get(at..at + 16)?.try_into().ok()?;
-        Some(Ipv6Addr::from(octets).into())
+        let bytes: [u8; 16] = packet.get(at..at + 16)?.try_into().ok()?;
+        Some(Ipv6Addr::from(bytes).into())
     };
     let (src, dst) = match packet.first()? >> 4 {
         4 => (Ipv4Addr::from(u32_at(packet, 12)?).into(), Ipv4Addr::from(u32_at(packet, 16)?).into()),
