@@ -60,7 +60,7 @@ REMOVALS = {
         "sender.rs",
         "over: None });\n        self.urgent = true;",
         "over: None });",
-        "plains:others::others_ask_for_who_died",
+        "plains:others::clients_of_dead_replica_are_probed",
     ),
     "large-still": large(
         "sender.rs",
@@ -72,7 +72,7 @@ REMOVALS = {
         "sender.rs",
         "self.window.grow(delivered);",
         "self.window.grow(acked);",
-        "plain:large::sender::tests::what_was_told_of_before_is_not_counted_again",
+        "plain:large::sender::tests::sacked_data_is_not_counted_twice",
     ),
     "large-whole-segments": large(
         "window.rs",
@@ -84,7 +84,7 @@ REMOVALS = {
         "entry.rs",
         "left.saturating_sub(KEPT)",
         "left",
-        "plain:large::entry::tests::who_asks_leaves_the_client_something_to_repeat",
+        "plain:large::entry::tests::probe_leaves_unacknowledged_data",
     ),
     "large-asks-on": large(
         "mod.rs", "const PATIENCE: u32 = 19;", "const PATIENCE: u32 = 9;", "plains:others::others_ask_on_a_slow_path"
@@ -121,16 +121,16 @@ REMOVALS = {
         "mod.rs",
         "(!speaks).then_some(now)",
         "Some(now)",
-        "plains:others::who_is_left_alone_does_not_count_the_dead",
+        "plains:others::last_replica_does_not_count_dead_ones",
     ),
     "large-others-less": large(
-        "mod.rs", "\n            || stamp.all\n", "\n", "plains:others::who_is_back_acknowledges_no_less"
+        "mod.rs", "\n            || stamp.all\n", "\n", "plains:others::returned_replica_acknowledges_no_less"
     ),
     "large-others-crowded": large(
         "mod.rs",
         "self.others.evict(n / WAYS, &entry.flow, now);",
         "let _ = (entry, now);",
-        "plains:others::who_forgot_does_not_count_itself",
+        "plains:others::replica_without_state_does_not_count_itself",
     ),
     "large-others-network": large(
         "others.rs",
@@ -159,13 +159,13 @@ REMOVALS = {
         "sender.rs",
         "if heard.twice.is_some_and(|(from, to)| self.window.came_twice(to - from)) {",
         "if false {",
-        "plains:rates::what_is_overtaken_is_not_lost",
+        "plains:rates::overtaken_segments_do_not_count_as_lost",
     ),
     "large-time": large(
         "sender.rs",
         "if self.overtakes > 0 { 0 } else { self.board.lost_below(enough) }",
         "self.board.lost_below(enough)",
-        "plains:rates::what_is_overtaken_is_not_lost",
+        "plains:rates::overtaken_segments_do_not_count_as_lost",
     ),
     "large-another-loss": large(
         "sender.rs",
@@ -184,7 +184,7 @@ REMOVALS = {
         "mod.rs",
         "if !self.allowance.has(entry.account, entry.path, now) {",
         "if false {",
-        "plains:liars::what_is_replayed_draws_an_allowance",
+        "plains:liars::replayed_acknowledgements_draw_an_allowance",
         "plains:liars::holes_that_are_made_up_draw_an_allowance",
     ),
     "large-earned": large(
@@ -220,7 +220,7 @@ REMOVALS = {
     ),
     "large-far-asked": large(
         "sender.rs",
-        "if !heard.near {\n            // Behind",
+        "if !heard.near {\n            // After",
         "if false {\n            // Behind",
         "plain:large::sender::tests::a_client_far_from_its_timestamp_answers_a_probe",
     ),
@@ -246,7 +246,7 @@ REMOVALS = {
         "stamp.rs",
         "at < length && (full || at.is_multiple_of(TINY))",
         "at < length",
-        "plain:large::stamp::tests::an_acknowledgement_says_where_it_stands",
+        "plain:large::stamp::tests::acknowledgement_gives_its_offset",
     ),
     "large-never-back": large(
         "entry.rs",
@@ -272,7 +272,7 @@ REMOVALS = {
         "            self.activate(n);\n"
         "        }\n"
         "        if let Some((header, way)) = self.say.pop_front() {",
-        "plains:cut::nobody_is_asked_before_what_came_is_heard",
+        "plains:cut::no_probe_before_received_segments_are_handled",
     ),
     # Connections of plain TCP during changes of mode and of content.
     "hands-kernels": server("downloads.rs", "if kernel.has(segment) {", "if false {", LARGE),

@@ -1,5 +1,5 @@
-//! An answer: everything of which the octets of one response are a function, in a form small enough to be remembered, or made
-//! again from the same request.
+//! An answer: the inputs that determine every byte of one response, small enough to be kept or
+//! derived again from the same request.
 
 use core::fmt::Write as _;
 
@@ -13,7 +13,7 @@ use crate::head::{Method, Request, name};
 use crate::large::MAX_LARGE;
 use crate::objects::{Found, MAX_NAME, Object, Table};
 
-/// Longest head of a response: a location whose every octet is escaped, and the rest.
+/// Longest head of a response: a location with every byte escaped, and the other fields.
 const MAX_HEAD: usize = 3 * MAX_NAME + 600;
 /// No entry of the table.
 const NONE: u32 = u32::MAX;
@@ -24,11 +24,11 @@ pub enum Ends {
     /// On a connection with timestamps: where no segment of any class ends, and at an odd multiple of 64, so that the next answer
     /// begins at a multiple of 64.
     Stamped,
-    /// On one without, whose client's first octet has this number.
+    /// On a connection without timestamps, with this number of the client's first byte.
     Bare(u32),
 }
 
-/// A response as it is told.
+/// The parts of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
     status: u16,
@@ -36,10 +36,10 @@ pub struct Answer {
     head_only: bool,
     /// Number in the table, or [`NONE`].
     entry: u32,
-    /// Octets of the object that are sent.
+    /// First byte of the object that is sent.
     first: u32,
     length: u32,
-    /// Octets of white space in the head.
+    /// Bytes of white space in the head.
     pad: u16,
 }
 
@@ -77,7 +77,7 @@ impl Answer {
             }
         }
         match answer.ending(table, ends) {
-            // The same to whoever asks for it: its timestamps say no more than which object it is.
+            // Equal for every client: its timestamps identify only the object.
             Outcome::Kernel if answer.status == 200 && !answer.head_only && ends == Ends::Stamped => {
                 let number = table.large_number(answer.entry);
                 number
@@ -98,14 +98,14 @@ impl Answer {
         (bare + u32::from(answer.pad) <= MAX_LARGE).then_some(answer)
     }
 
-    /// Octets of its head, and of all of it.
+    /// Bytes of its head, and of the whole answer.
     pub(crate) fn lengths(&self, table: &Table) -> (u32, u32) {
         let head = self.head(table).len() as u32;
         (head, head + self.body(table).len() as u32)
     }
 
-    /// Fills `out` with its octets from `from` on, of which `head` are the head's; false if there are not as many. Behind the head
-    /// nothing is made for it.
+    /// Fills `out` with its bytes from `from` on; the head has `head` bytes. False if there are
+    /// fewer. After the head, bytes are copied from the table only.
     pub(crate) fn copy(&self, table: &Table, head: u32, from: u32, out: &mut [u8]) -> bool {
         let Some(at) = from.checked_sub(head) else { return self.octets(table).copy(from, out) };
         self.data(table, at, out.len()).is_some_and(|there| {
@@ -114,7 +114,7 @@ impl Answer {
         })
     }
 
-    /// So many octets behind the head from `at` on, where they lie.
+    /// Borrows `length` bytes of the body from `at` on, after the head.
     pub(crate) fn data<'t>(&self, table: &'t Table, at: u32, length: usize) -> Option<&'t [u8]> {
         self.body(table).get(at as usize..at as usize + length)
     }
@@ -146,7 +146,7 @@ impl Answer {
 
     /// Pads the head so that the answer ends where it may.
     fn ending(mut self, table: &Table, ends: Ends) -> Outcome {
-        // It may be longer than a number of 32 bits; what is longer than this is all the same.
+        // It may exceed 32 bits; all lengths above this maximum are treated alike.
         let body = u32::try_from(self.body(table).len()).map_or(MAX_LARGE, |n| n.min(MAX_LARGE));
         let bare = self.head(table).len() as u32 + body;
         self.pad = self.padding(bare, ends);
@@ -157,7 +157,7 @@ impl Answer {
         Outcome::Answer(self)
     }
 
-    /// White space with which an answer of so many octets ends where it may.
+    /// White space with which an answer of this length ends at an allowed place.
     fn padding(&self, bare: u32, ends: Ends) -> u16 {
         let mut length = bare.next_multiple_of(64);
         let free = |length: u32| {
@@ -258,14 +258,14 @@ impl Answer {
         write!(head, "Connection: {connection}\r\n\r\n")
     }
 
-    /// Its octets.
+    /// Its bytes.
     #[must_use]
     pub fn octets<'t>(&self, table: &'t Table) -> Octets<'t> {
         Octets { head: self.head(table), body: self.body(table) }
     }
 }
 
-/// The octets of an answer: a head and a part of an object.
+/// The bytes of an answer: a head and a part of an object.
 #[derive(Clone, Debug)]
 pub struct Octets<'t> {
     head: ArrayString<MAX_HEAD>,
@@ -324,7 +324,7 @@ fn reason(status: u16) -> &'static str {
     }
 }
 
-/// The page that goes with an answer which has no content of its own.
+/// The page of an answer without content.
 fn page(status: u16) -> &'static [u8] {
     match status {
         301 => b"moved permanently\n",
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_large_or_the_kernels() {
+    fn long_answer_is_large_or_the_kernels() {
         let text = "GET /a HTTP/1.1\r\nHost: h\r\n\r\n";
         for (ends, beyond) in [(Ends::Stamped, "large"), (Ends::Bare(7), "kernel")] {
             let fits = |&size: &usize| answered(&table(size), text, ends) != beyond;

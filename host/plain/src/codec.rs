@@ -1,9 +1,9 @@
 //! What a connection carries instead of state: the SYN cookie, which is the server's ISN, and where on the connection an
 //! acknowledgement stands.
 //!
-//! A connection that has timestamps is *stamped*, one without is *bare*. Both cookies are HalfSipHash-2-4 of the client's address
-//! and the ports under a key of the service, the lowest bits given up for what a bare acknowledgement cannot say
-//! otherwise:
+//! A connection that has timestamps is *stamped*, one without is *bare*. Both cookies are
+//! HalfSipHash-2-4 of the client's address and the ports under a key of the service, with the
+//! lowest bits replaced by state that a bare acknowledgement cannot carry otherwise:
 //!
 //! * stamped, 3 bits: the class of the segment size, and a zero that FIN makes a one. All positions are multiples of 8;
 //! * bare, 10 bits: eight bits of the client's own sequence number, so that a second request is not taken for the first,
@@ -15,13 +15,14 @@ use core::net::SocketAddr;
 use rivulet_packet::nonce::half_sip_hash_words;
 use rivulet_packet::slot::address_words;
 
-/// Octets of a bare connection's segments.
+/// Bytes of a bare connection's segments.
 pub const BARE_SEGMENT: u32 = 1024;
-/// Octets of the longest answer: what a bare cookie reaches.
+/// Bytes of the longest answer: the reach of a bare cookie.
 pub const MAX_ANSWER: u32 = 15 << 10;
-/// Where the last answer of a stamped connection may begin, octets from the first one.
+/// Highest offset at which the last answer of a stamped connection may begin, bytes from the first
+/// answer's beginning.
 pub const MAX_START: u32 = (0x1fff - FIRST_START) * 64;
-/// The first answer's number in a timestamp: what is below is the SYN-ACK's.
+/// The first answer's number in a timestamp; lower numbers are the SYN-ACK's.
 pub(crate) const FIRST_START: u32 = 32;
 /// The bits of a client's sequence number that a bare cookie holds.
 pub(crate) const BARE_SEQUENCE: u32 = 0x1fe;
@@ -76,7 +77,7 @@ impl CookieKeys {
     }
 }
 
-/// Segment sizes that a stamped cookie tells apart, octets of the client's MSS.
+/// Segment sizes that a stamped cookie distinguishes, bytes of the client's MSS.
 const SIZES: [u16; 4] = [536, 1220, 1440, 1460];
 
 /// What a client's segments may hold: the largest known size that is not above its own.
@@ -102,7 +103,7 @@ impl Class {
         SIZES[usize::from(self.0 & 3)]
     }
 
-    /// Octets of data in a full segment beside timestamps, a multiple of 8.
+    /// Bytes of data in a full segment with timestamps, a multiple of 8.
     #[must_use]
     pub fn segment(self) -> u32 {
         (u32::from(self.mss()) - 12) & !7
@@ -119,21 +120,21 @@ impl Class {
     }
 }
 
-/// Where an acknowledgement stands, octets from the first of the first answer.
+/// The offset of an acknowledgement, bytes from the beginning of the first answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// On a connection with timestamps.
     Stamped {
         /// The client's class.
         class: Class,
-        /// Octets of all answers that the client has.
+        /// Bytes of all answers that the client has.
         at: u32,
         /// It has the last one's FIN too.
         fin: bool,
     },
     /// On one without, within its only answer.
     Bare {
-        /// Octets that the client has, a multiple of [`BARE_SEGMENT`].
+        /// Bytes that the client has, a multiple of [`BARE_SEGMENT`].
         at: u32,
         /// The bits of the client's first sequence number that the cookie holds.
         sequence: u32,
@@ -165,14 +166,14 @@ impl Flow {
         key.hash(&self.words) & !7 | u32::from(class.0) << 1
     }
 
-    /// The ISN of a bare connection whose client's first octet has this sequence number.
+    /// The ISN of a bare connection with this number of the client's first byte.
     #[must_use]
     pub fn bare(&self, key: CookieKey, first: u32) -> u32 {
         key.hash(&self.words) & !0x3ff | first & BARE_SEQUENCE
     }
 
-    /// Octets from the cookie's hash to an acknowledgement, its low bits included; `None` if it is none of ours, or out of
-    /// reach.
+    /// Bytes from the cookie's hash to an acknowledgement, low bits included; `None` if no cookie
+    /// of ours is within reach.
     pub(crate) fn distance(&self, keys: &CookieKeys, ack: u32, stamped: bool) -> Option<u32> {
         let read = |key: CookieKey| {
             let (low, reach) =
@@ -183,8 +184,8 @@ impl Flow {
         read(keys.current).or_else(|| keys.others.iter().flatten().find_map(|key| read(*key)))
     }
 
-    /// Octets from the cookie of this key to an acknowledgement of a stamped connection, if they are less than `reach`. Keys count from
-    /// the current one on.
+    /// Bytes from the cookie under this key to an acknowledgement of a stamped connection, if below
+    /// `reach`. Keys count from the present one on.
     pub(crate) fn distance_within(&self, keys: &CookieKeys, key: usize, ack: u32, reach: u32) -> Option<u32> {
         let distance = ack.wrapping_sub(1).wrapping_sub(keys.get(key)?.hash(&self.words) & !7);
         (distance < reach).then_some(distance)
@@ -201,10 +202,11 @@ impl Flow {
         keys.current.hash(&self.network())
     }
 
-    /// The client's network, as the table of downloads tells networks apart: its IPv4 address, or 64 bits of an IPv6 address.
+    /// The client's network, as the table of downloads distinguishes networks: its IPv4 address, or
+    /// 64 bits of an IPv6 address.
     pub(crate) fn network(&self) -> [u32; 4] {
         let [a, b, c, d, _] = self.words;
-        // IPv4 addresses are mapped: their own octets are the last.
+        // IPv4 addresses are mapped: their own bytes are the last.
         if (a, b, c) == (0, 0, 0xffff) { [a, b, c, d] } else { [a, b, 0, 0] }
     }
 
@@ -223,7 +225,8 @@ impl Flow {
         })
     }
 
-    /// Spreads flows over a table that may forget: no secret, since who fills it up only slows down himself and his neighbours.
+    /// Spreads flows over a table of soft state. No secret is needed: an attacker who fills a cell
+    /// only slows down itself and the flows of that cell.
     pub(crate) fn spread(&self) -> u32 {
         let [a, b, c, d, ports] = self.words;
         (a ^ b ^ c.rotate_left(9) ^ d.rotate_left(5) ^ ports.rotate_left(16)).wrapping_mul(0x9e37_79b9) >> 8
@@ -237,13 +240,15 @@ impl Flow {
     }
 }
 
-/// Whether a bare connection's client can have sent its first octet with this number, as far as its cookie says.
+/// Whether a bare connection's client can have sent its first byte with this number, by the bits of
+/// its cookie.
 #[must_use]
 pub(crate) fn is_bare_start(sequence: u32, seq: u32) -> bool {
     seq & BARE_SEQUENCE == sequence
 }
 
-/// Whether an answer of this length ends where bare answers end, on a connection whose client began at `seq`.
+/// Whether an answer of this length ends at a place where bare answers end, on a connection of a
+/// client that began at `seq`.
 #[must_use]
 pub(crate) fn is_bare_end(seq: u32, length: u32) -> bool {
     ((seq & BARE_SEQUENCE) + length) & BARE_END != 0
@@ -279,7 +284,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_stamped_acknowledgement_says_where_it_stands(
+        fn stamped_acknowledgement_gives_its_offset(
             port: u16, class in 0u8..4, at in 0..(MAX_START + MAX_ANSWER) / 8, fin: bool, before: bool,
         ) {
             let (keys, class, at) = (keys(), Class(class), at * 8);
@@ -313,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_reach_is_not_ours() {
+    fn acknowledgement_out_of_reach_is_refused() {
         let keys = CookieKeys { others: [None; 2], ..keys() };
         let isn = flow(1).stamped(keys.current, Class(0));
         for ack in [isn, isn.wrapping_add(2 + MAX_START + MAX_ANSWER)] {

@@ -1,10 +1,11 @@
-//! DNS over TCP as a translation to DNS over UDP: queries are read from one segment, each goes to the back end as a datagram, and
-//! what comes back is framed again (RFC 1035 section 4.2.2, RFC 7766).
+//! DNS over TCP translated to DNS over UDP: queries are parsed from one segment, each goes to the
+//! back end as a datagram, and the answers are framed again (RFC 1035 section 4.2.2, RFC 7766).
 //!
-//! Only what any server answers with one message and changes nothing by is taken: ordinary queries of one question. Transfers,
-//! updates and whatever breaks a rule are the kernel's affair. Towards the back end a query allows 65,535 octets of answer
-//! (RFC 6891), by its own OPT record or one that is added and taken out of the answer again. What is signed (TSIG, SIG(0)) goes as
-//! it is.
+//! Only ordinary queries with one question are translated: any server answers them with one
+//! message, and they change nothing. The kernel handles transfers, updates and malformed messages.
+//! Towards the back end a query allows 65,535 bytes of answer (RFC 6891), by its own OPT record or
+//! by one that is added, and removed from the answer. Signed messages (TSIG, SIG(0)) are passed on
+//! unchanged.
 
 mod message;
 
@@ -14,14 +15,14 @@ use self::message::{FIXED, HEADER, Options, TYPE_OPT, find_opt, plain_name, word
 
 /// Queries answered together: more in one segment are the kernel's.
 pub const MAX_QUERIES: usize = 16;
-/// Octets of the longest query that is taken, without its length: what a segment carries.
+/// Bytes of the longest query, without its length: those of one segment.
 pub const MAX_QUERY: usize = 1460;
-/// Octets of the longest query as it goes to the back end.
+/// Bytes of the longest query as it goes to the back end.
 pub const MAX_DATAGRAM: usize = MAX_QUERY + OPT.len();
 
-/// Octets of the length in front of a message.
+/// Bytes of the length before a message.
 const LENGTH: usize = 2;
-/// An OPT record without options that allows 65,535 octets (RFC 6891 section 6.1.2).
+/// An OPT record without options that allows 65,535 bytes (RFC 6891 section 6.1.2).
 const OPT: [u8; 11] = [0, 0, TYPE_OPT as u8, 0xff, 0xff, 0, 0, 0, 0, 0, 0];
 
 const TYPE_SIG: u16 = 24;
@@ -42,12 +43,12 @@ pub enum Fault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Query<'a> {
     message: &'a [u8],
-    /// Octets of the question, type and class included.
+    /// Bytes of the question, type and class included.
     question: usize,
     edns: Edns,
 }
 
-/// What a query says of EDNS.
+/// The EDNS part of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Edns {
     /// Nothing.
@@ -111,7 +112,7 @@ pub fn is_answer(query: &[u8], message: &[u8]) -> bool {
 pub enum Reply {
     /// Its answer, without the OPT record at this place.
     Answer(Option<usize>),
-    /// It says that there is more than a datagram holds, or cannot be given as it is: to be asked for by TCP, unchanged.
+    /// Truncated, or not representable as it is: to be asked by TCP, unchanged.
     ByTcp,
     /// It answers something else.
     Foreign,
@@ -121,7 +122,7 @@ impl<'a> Query<'a> {
     /// Reads a message; `None` for one that is not taken here.
     fn parse(message: &'a [u8]) -> Option<Query<'a>> {
         let header: &[u8; HEADER] = message.first_chunk()?;
-        // QR and OPCODE: a query and nothing else.
+        // QR and OPCODE: only standard queries.
         if header[2] & 0xf8 != 0 {
             return None;
         }
@@ -196,7 +197,7 @@ impl<'a> Query<'a> {
                         put(&(kept().map(|option| option.bytes.len()).sum::<usize>() as u16).to_be_bytes());
                         kept().for_each(|option| put(option.bytes));
                     }
-                    // The back end is to say that it is malformed.
+                    // Malformed: the back end will answer so.
                     false => put(&record[8..]),
                 }
             }
@@ -233,7 +234,7 @@ impl<'a> Query<'a> {
             return None;
         }
         let same = match (word(message, 4)?, header[3] & 15) {
-            // Who refuses a query may leave the question out.
+            // A server that refuses a query may omit the question.
             (0, code) => code != 0,
             (1, _) => {
                 let (mine, theirs) = (self.question(), message.get(HEADER..HEADER + self.question)?);
@@ -245,8 +246,8 @@ impl<'a> Query<'a> {
         same.then_some(header)
     }
 
-    /// Appends an answer to a stream: its length, the client's number, and all of it but the OPT record that was found at
-    /// `opt`. False if it is longer than a length says, or than `room`; then nothing is appended.
+    /// Appends an answer to a stream: its length, the client's number, and the message without the
+    /// OPT record at `opt`. False, with nothing appended, if it exceeds the length field or `room`.
     #[must_use]
     pub fn append(&self, answer: &[u8], opt: Option<usize>, room: usize, out: &mut Vec<u8>) -> bool {
         let end = opt.unwrap_or(answer.len());
@@ -287,7 +288,7 @@ mod tests {
         out
     }
 
-    /// Its answer: one record of so many octets, and these additional ones.
+    /// Its answer: one record of this many bytes, and these additional ones.
     fn answer(to: &[u8], size: usize, additional: &[&[u8]]) -> Vec<u8> {
         let mut out = to[..12 + 12].to_vec();
         out[2] |= 0x80;
@@ -330,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_ordinary_query_is_not_taken() {
+    fn unusual_query_is_not_translated() {
         let good = query(7, 1, &[]);
         let with = |at: usize, octet: u8| {
             let mut bad = good.clone();
@@ -363,7 +364,7 @@ mod tests {
     fn the_back_end_may_answer_with_65535_octets() {
         let without = query(7, 1, &[]);
         assert_eq!(one(&without).datagram(0x1234)[..], query(0x1234, 1, &[&OPT]));
-        // 1,232 octets, DO, and options: a cookie, a subnet, how long the connection stays.
+        // 1,232 bytes, DO, and options: a cookie, a subnet, the lifetime of the connection.
         let record = |size: [u8; 2], options: &[u8]| {
             [&[0, 0, 41][..], &size, &[0, 0, 0x80, 0, 0, options.len() as u8], options].concat()
         };
@@ -400,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_translated_is_asked_for_by_tcp() {
+    fn untranslatable_answer_is_asked_by_tcp() {
         let asked = query(7, 1, &[]);
         let sent = one(&asked).datagram(900);
         let mut truncated = answer(&sent, 4, &[&OPT]);

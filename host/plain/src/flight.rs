@@ -1,7 +1,7 @@
-//! What is sent at once: an answer from some octet on, cut where any replica would cut it.
+//! A flight: the segments of an answer from some byte on, cut where any replica would cut them.
 //!
-//! An acknowledgement says how far the client is, and whether that is the answer's end is told from where segments end alone. So they
-//! end on grids, and answers never do:
+//! An acknowledgement gives the client's offset. Whether that is the answer's end follows from the
+//! places at which segments end: segments end on grids, and answers never do.
 //!
 //! * the first segment at 1,200 octets, which every path takes, those behind it one class's segment further each;
 //! * where the first one arrived and none behind it, every 1,200 octets: the path takes no more;
@@ -15,14 +15,14 @@ use crate::answer::Octets;
 use crate::codec::{BARE_SEGMENT, Class};
 use crate::segment::{Header, MAX_SACK};
 
-/// Octets of data in a segment that every path takes, also IPv6's narrowest (1,280 with headers).
+/// Bytes of data in a segment that fits every path, including IPv6 with 1,280 bytes.
 pub const EVERYWHERE: u32 = 1200;
 /// Where segments end if there is room for no more.
 pub const TINY: u32 = 128;
-/// Segments sent at once (RFC 6928), in octets of full ones with their options.
+/// Segments of a flight (RFC 6928), counted as full ones with their options.
 const INITIAL_WINDOW: u32 = 10;
 
-/// Whether a segment of this class may end after so many octets of an answer.
+/// Whether a segment of this class may end at this offset of an answer.
 #[must_use]
 pub fn is_boundary(class: Class, at: u32) -> bool {
     at.is_multiple_of(TINY) || is_full(class, at) || is_narrow(class, at)
@@ -43,15 +43,16 @@ fn is_narrow(class: Class, at: u32) -> bool {
 pub enum Cut {
     /// Full segments of a class.
     Full(Class),
-    /// 1,200 octets.
+    /// 1,200 bytes.
     Narrow,
     /// A bare connection's.
     Bare,
 }
 
 impl Cut {
-    /// How a client is answered that repeats its request, having `at` octets of the answer and these beyond: if the first
-    /// segment and no full one has arrived, or what was sent since was narrow, the path takes no full ones.
+    /// The segment size for a client that repeats its request, with `at` bytes of the answer and
+    /// these beyond. If the first segment arrived and no full one did, or the segments since were
+    /// narrow, the path carries no full ones.
     #[must_use]
     pub fn again(class: Class, at: u32, have: &[(u32, u32)]) -> Cut {
         // A short last segment proves nothing, and narrow ones begin elsewhere.
@@ -79,7 +80,7 @@ impl Cut {
 /// One segment to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Its first octet in the answer.
+    /// Its first byte in the answer.
     pub from: u32,
     /// Behind its last.
     pub to: u32,
@@ -93,28 +94,28 @@ pub const MAX_PIECES: usize = 16;
 /// The segments of a flight.
 pub(crate) type Pieces = ArrayVec<Piece, MAX_PIECES>;
 
-/// Octets `[from, to)` of the answer that the client has, beyond what it acknowledges.
+/// Bytes `[from, to)` of the answer that the client has beyond its acknowledgement.
 pub(crate) type Have = ArrayVec<(u32, u32), MAX_SACK>;
 
 /// What an answer is cut by.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
     pub(crate) cut: Cut,
-    /// The first octet that is sent.
+    /// First byte to send.
     pub(crate) from: u32,
-    /// Behind the last octet that the client's window takes.
+    /// End of the client's window.
     pub(crate) window: u32,
-    /// Most octets in a segment on this path.
+    /// Most bytes of data in a segment on this path.
     pub(crate) path: u32,
-    /// Octets of the answer.
+    /// Bytes of the answer.
     pub(crate) length: u32,
     /// FIN stands behind it.
     pub(crate) closes: bool,
 }
 
 impl Span {
-    /// The segments that are sent at once: as many as an initial window has (RFC 6928), without those that the client has
-    /// already and those that are not wanted.
+    /// The segments of one flight: at most an initial window (RFC 6928), without those that the
+    /// client has or that `wanted` rejects.
     pub(crate) fn pieces(&self, have: &Have, mut wanted: impl FnMut(&Piece) -> bool) -> Pieces {
         let mut pieces = Pieces::new();
         let mut budget = match self.cut {
@@ -128,7 +129,8 @@ impl Span {
             let mut to = end.min(self.length);
             let beyond = to > self.window;
             if beyond {
-                // Less than a segment is sent only if nothing else is: a window that opens is worth waiting for.
+                // A part of a segment is sent only if nothing else is: otherwise the window will
+                // open further.
                 let room = self.window.saturating_sub(from);
                 match self.cut.end(from, room) {
                     Some(end) if pieces.is_empty() => to = end.min(self.length),
@@ -160,7 +162,7 @@ impl Span {
 #[derive(Clone, Debug)]
 pub struct Flight<'t> {
     pub(crate) octets: Octets<'t>,
-    /// The headers of all segments; the sequence number is that of the answer's first octet.
+    /// The headers of all segments; the sequence number is that of the answer's first byte.
     pub(crate) header: Header,
     pub(crate) pieces: Pieces,
 }
@@ -172,7 +174,7 @@ impl Flight<'_> {
         &self.pieces
     }
 
-    /// Octets of the packet of a segment.
+    /// Bytes of a segment's packet.
     #[must_use]
     pub fn length(&self, piece: &Piece) -> usize {
         self.header.length() + (piece.to - piece.from) as usize
@@ -181,7 +183,7 @@ impl Flight<'_> {
     /// Writes the packet of a segment, from its IP header on; gives its length.
     ///
     /// # Errors
-    /// [`BuildError`], if the buffer has less than [`length`](Self::length) octets.
+    /// [`BuildError`], if the buffer has fewer than [`length`](Self::length) bytes.
     pub fn write(&self, piece: &Piece, packet: &mut [u8]) -> Result<usize, BuildError> {
         let start = self.header.length();
         let (have, need) = (packet.len(), self.length(piece));
@@ -240,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_takes_no_full_segment_is_told_from_where_the_client_is() {
+    fn narrow_path_is_detected_from_the_clients_offset() {
         assert_eq!(Cut::again(class(), 0, &[]), Cut::Full(class()));
         assert_eq!(Cut::again(class(), 1200, &[]), Cut::Narrow);
         assert_eq!(Cut::again(class(), 1200, &[(2648, 4096)]), Cut::Full(class()));

@@ -1,5 +1,5 @@
-//! The head of a request (RFC 9112), read from one segment: what is not in it is not waited for. The rules are those of
-//! [`rivulet_http`]; this file decides what of them a segment can be answered by.
+//! The head of a request (RFC 9112), read from one segment without waiting for more. The rules are
+//! those of [`rivulet_http`]; this file decides which requests a single segment can answer.
 
 use arrayvec::ArrayVec;
 use rivulet_http::{
@@ -10,7 +10,7 @@ pub use rivulet_http::Method;
 
 use crate::objects::MAX_NAME;
 
-/// A request whose head is understood.
+/// A request with a parsed head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request<'a> {
     /// The method: GET or HEAD.
@@ -32,10 +32,10 @@ pub struct Request<'a> {
 pub enum Parsed<'a> {
     /// A whole head.
     Whole(Request<'a>),
-    /// A head whose request line is whole and whose end is not there; the other lines are not looked at, and the
-    /// connection ends with the answer.
+    /// A head with a whole request line and no end; its other lines are ignored, and the connection
+    /// ends with the answer.
     Line(Request<'a>),
-    /// A GET or HEAD whose request line is not whole.
+    /// A GET or HEAD with an incomplete request line.
     Split,
     /// A request with a body.
     Body,
@@ -157,7 +157,7 @@ const INDEX: &[u8] = b"index.html";
 /// The status with which it is refused.
 pub fn name(target: &[u8], method: Method) -> Result<(Name, bool), u16> {
     let target = Target::parse(target, method).map_err(|refused| refused.0)?;
-    // It begins with a slash, and what is put behind it has room.
+    // It begins with a slash, and there is room for the appended part.
     let mut name: Name = target.path.iter().skip(1).copied().collect();
     if target.path.ends_with(b"/") {
         name.extend(INDEX.iter().copied());
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_whole_or_not_ours_is_told_apart() {
+    fn incomplete_and_foreign_heads_are_distinguished() {
         for (text, want) in [
             ("", Parsed::Split),
             ("G", Parsed::Split),
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_first() {
+    fn possible_first_segments() {
         for text in
             ["GET / HTTP/1.1", "P", "POS", "VERSION-CONTROL /", "UPDATEREDIRECTREF /", "\u{16}\u{3}\u{1}"]
         {
@@ -284,7 +284,7 @@ mod tests {
 
         /// Whatever the cut, the request line that was read is the same, and a whole head is read only from a whole one.
         #[test]
-        fn a_cut_head_says_no_more_than_its_line(at in 0usize..90) {
+        fn truncated_head_gives_only_its_line(at in 0usize..90) {
             let text = b"GET /dir/file HTTP/1.1\r\nHost: example\r\nRange: bytes=1-2\r\nConnection: close\r\n\r\n";
             match parse(&text[..at.min(text.len())]) {
                 Parsed::Whole(r) => prop_assert!(r.length == text.len() && at >= text.len()),

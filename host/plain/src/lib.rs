@@ -1,10 +1,10 @@
 //! Stateless TCP: clients that know nothing of Rivulet are answered from each of their packets alone, by any replica
 //! (`docs/plain.md`).
 //!
-//! Nothing here allocates on the way of a packet, reads a clock or opens a socket. A [`Segment`] is read from an IP packet,
-//! [`Site::judge`] says what it comes to, and a [`Flight`] writes the answer's segments into the buffers that it is handed.
-//! Where a back end gives the answers, [`Relay::judge`] comes to a question, and [`Relay::answer`] to the flight.
-//! A [`Replica`] has a [`Ring`] besides, soft state that may be dropped at any time.
+//! Nothing here allocates for a packet, reads a clock or opens a socket. A [`Segment`] is read from
+//! an IP packet, [`Site::judge`] gives the verdict, and a [`Flight`] writes the answer's segments
+//! into the given buffers. For a back end, [`Relay::judge`] gives a question, and [`Relay::answer`]
+//! the flight. A [`Replica`] also has a [`Ring`] of soft state that may be dropped at any time.
 
 #![forbid(unsafe_code)]
 

@@ -5,13 +5,13 @@
 //! index 5 | class 2 | key 1 | 11 2 | scale 3 | object 19
 //! ```
 //!
-//! These are values of kind 3, the kernel's own, of [`Stamp`](crate::Stamp): what begins, answers or carries on an answer without
-//! state never has one. The index stands on top and grows with time, so that values of a connection only grow (PAWS, RFC 7323
-//! section 5): within one index object 0, nothing was asked yet, gives way to one that is being sent, and that to
-//! [`NOBODYS`], which nobody can go on with.
+//! These are values of kind 3, the kernel's own, of [`Stamp`](crate::Stamp): segments of stateless
+//! answers never have that kind. The index is in the highest bits and grows with time, so values of
+//! a connection only grow (PAWS, RFC 7323 section 5). Within one index object 0 (no request yet)
+//! precedes the number of an object, and that precedes [`NOBODYS`], which no replica can resume.
 //!
-//! The ISN is a hash of both ends under the key of an epoch, whose lowest bit is in the value. So an acknowledgement alone
-//! tells how far a client is.
+//! The ISN is a hash of both ends under the key of an epoch, and the value has the epoch's lowest
+//! bit. So an acknowledgement alone gives the client's offset.
 
 use core::net::SocketAddr;
 
@@ -25,7 +25,7 @@ use crate::stamp::Scale;
 const DOMAIN: u32 = 0x5452_4f44;
 /// The kind of the kernel's own values, in place.
 const KIND: u32 = 3 << 22;
-/// What nobody can go on with.
+/// The object number of connections that no replica can resume.
 pub const NOBODYS: u32 = (1 << 19) - 1;
 /// The largest number of an object; 0 is none.
 pub const MAX_OBJECT: u32 = NOBODYS - 1;
@@ -113,14 +113,14 @@ mod tests {
         }
 
         #[test]
-        fn values_grow_with_the_index_whatever_they_name(
+        fn values_grow_with_the_index_for_any_object(
             index in 0u8..32, ahead in 1..=MAX_AHEAD, class in 0u32..4, odd: bool, first in 0..=NOBODYS, second in 0..=NOBODYS,
         ) {
             let (class, scale) = (Class::numbered(class), Scale::of(7));
             let one = ObjectStamp { index, class, odd, scale, object: first };
             let other = ObjectStamp { index: (index + ahead as u8) % 32, object: second, ..one };
             prop_assert!(later(other.value(), one.value()));
-            // Within an index too, from nothing to something to nobody's.
+            // Within an index, too, from no object to one to none that can be resumed.
             let of = |object| ObjectStamp { object, ..one }.value();
             prop_assert!(later(of(NOBODYS), of(MAX_OBJECT)) && later(of(1), of(0)));
         }

@@ -1,4 +1,5 @@
-//! What is served without state: a table that never changes, so that every replica that has it gives the same octets.
+//! The objects that are served without state: an immutable table, so that every replica with it
+//! sends the same bytes.
 
 use core::cmp::Ordering;
 
@@ -8,11 +9,11 @@ use rivulet_packet::nonce::half_sip_hash_32;
 
 /// Longest path of a request, bytes; names in the table may be longer by `index.html`.
 pub const MAX_NAME: usize = rivulet_http::MAX_PATH;
-/// Longest media type, octets.
+/// Longest media type, bytes.
 const MAX_KIND: usize = 100;
-/// Objects of more octets may make an answer that is not small; they are numbered.
+/// Objects with more bytes may need a large answer; they are numbered.
 const LARGE: usize = 12_000;
-/// Not a secret: versions tell tables apart, they prove nothing.
+/// Not secret: versions distinguish tables and prove nothing.
 const VERSION_KEY: [u8; 8] = *b"rivulet\0";
 
 /// Some content with its identity.
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn names_lead_to_entries_whatever_their_order() {
+    fn names_lead_to_entries_in_any_order() {
         let entries = [("b", object(1)), ("a/c", object(2)), ("a", Entry::Folder), ("big", Entry::Kernel)];
         let table = |order: [usize; 4], unknown| {
             let entries = order.map(|n| (entries[n].0.into(), entries[n].1.clone()));
@@ -221,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_told_is_refused() {
+    fn unrepresentable_objects_are_refused() {
         let twice = vec![("a".into(), object(1)), ("a".into(), object(2))];
         assert_eq!(Table::new(twice, false).unwrap_err(), TableError::Twice);
         let long = vec![("a".repeat(MAX_NAME + 20).into(), object(1))];

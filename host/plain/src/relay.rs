@@ -1,12 +1,13 @@
-//! The step for a service whose answers a back end gives: a program that speaks UDP, one datagram each way.
+//! The step for a service with a back end: a program that uses UDP, one datagram each way.
 //!
-//! A request is not answered at once, but comes to a question to the back end ([`Judged::Ask`]); with its answer the same
-//! segment comes to the answer's segments ([`Relay::answer`]). What is in between may be lost: the client repeats its request, and
-//! the back end is asked again. A connection has one request and one answer, which ends with FIN.
+//! A request is not answered at once but becomes a question to the back end ([`Judged::Ask`]); with
+//! its answer the same segment becomes the answer's segments ([`Relay::answer`]). State in between
+//! may be lost: the client repeats its request, and the back end is asked again. A connection has
+//! one request and one answer, which ends with FIN.
 //!
-//! The octets of an answer are the back end's, so nothing can be padded, and they may be others the next time. So an answer
-//! is given in one segment, which the client has whole or not at all; one that needs more is given only if the back end is
-//! said to answer the same whenever and wherever it is asked.
+//! The back end determines the bytes of an answer, so they cannot be padded, and they may differ
+//! the next time. So an answer is sent in one segment, which the client has whole or not at all. A
+//! longer answer is sent only if the back end is configured as deterministic.
 
 use rivulet_packet::segment::TcpFlags;
 
@@ -22,7 +23,7 @@ use crate::stamp::{Opened, Scale, Stamp};
 use crate::verdict::{Cause, Handshake, Reason, Verdict};
 use crate::whole::Whole;
 
-/// What a back end speaks.
+/// The protocol of a back end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// DNS over UDP.
@@ -36,20 +37,21 @@ pub enum Protocol {
 pub struct Relay {
     /// The keys of its cookies.
     pub keys: CookieKeys,
-    /// What the back end speaks.
+    /// The back end's protocol.
     pub protocol: Protocol,
-    /// The back end answers the same octets to the same request, whichever replica asks, now and a minute later.
+    /// The back end gives the same bytes for the same request from any replica, now and a minute
+    /// later.
     pub deterministic: bool,
-    /// Octets of the longest IP packet that leaves here.
+    /// Bytes of the longest IP packet that leaves here.
     pub mtu: u16,
 }
 
 /// A request for the back end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// Octets of the segment's data that are the request.
+    /// Bytes of the segment's data that are the request.
     pub length: usize,
-    /// Octets of the answer that the client has; FIN counts.
+    /// Bytes of the answer that the client has; FIN counts.
     at: u32,
     by: By,
 }
@@ -64,7 +66,7 @@ enum By {
     Bare,
 }
 
-/// What a segment comes to before the back end is asked.
+/// The verdict on a segment before the back end is asked.
 #[derive(Clone, Debug)]
 pub enum Judged {
     /// Nothing.
@@ -75,7 +77,7 @@ pub enum Judged {
     Ask(Ask),
     /// The kernel's.
     Kernel(Cause),
-    /// The kernel's from this segment on, the first with data on its connection: the back end is to be asked by TCP.
+    /// The kernel takes over with this segment, the first with data: the back end is asked by TCP.
     Adopt(Cause, Handshake),
 }
 
@@ -146,7 +148,7 @@ impl Relay {
         }
     }
 
-    /// The client has something of an answer: what it had last says how long that is.
+    /// The client is in the middle of an answer: its last timestamp has the length.
     fn under_way(&self, segment: &Segment<'_>, distance: u32, whole: Whole) -> Judged {
         let speaks = segment.speaks();
         let Some(at) = distance.checked_sub(2 * u32::from(whole.class.number())) else {
@@ -177,8 +179,8 @@ impl Relay {
         }
     }
 
-    /// Without timestamps. The cookie has bits of the client's first sequence number, so that of a request says how far behind the
-    /// cookie its acknowledgement is.
+    /// Without timestamps. The cookie has bits of the client's first sequence number, so the
+    /// sequence number of a request gives the distance of its acknowledgement from the cookie.
     fn bare(&self, segment: &Segment<'_>, distance: u32) -> Judged {
         let header = &segment.header;
         if !segment.speaks() {
@@ -191,11 +193,12 @@ impl Relay {
         match (distance.checked_sub(header.seq & BARE_SEQUENCE), segment.payload) {
             (Some(0), []) => tell(segment, FIN_ACK, header.seq.wrapping_add(1)),
             (Some(0), data) => self.ask(segment, 0, By::Bare).unwrap_or_else(|cause| match self.protocol {
-                // Eight bits tell a first segment from others: the kernel must not begin in the middle.
+                // Eight bits distinguish a first segment: the kernel must not begin in the middle.
                 Protocol::Dns if dns::begins_a_query(data) => adopt(segment, cause, By::Bare),
                 _ => Judged::Kernel(cause),
             }),
-            // All, some, or a segment that does not begin where the request does: the back end's answer tells.
+            // All or part of the answer, or a segment that does not begin at the request: the back
+            // end's answer decides.
             (Some(at), [_, ..]) => self.ask(segment, at, By::Bare).unwrap_or(Judged::Drop(Reason::Split)),
             _ => Judged::Drop(Reason::Early),
         }
@@ -220,8 +223,8 @@ impl Relay {
         Ok(Judged::Ask(Ask { length, at, by }))
     }
 
-    /// What the segment that came to a question comes to with the octets that answer it, none if they are more than
-    /// [`MAX_ANSWER`]. [`Reason::Changed`]: the connection cannot be served to its end any more.
+    /// The verdict on the segment of a question, with the answer's bytes; none if there are more
+    /// than [`MAX_ANSWER`]. [`Reason::Changed`]: the connection can no longer be completed.
     #[must_use]
     pub fn answer<'o>(
         &self,
@@ -236,10 +239,10 @@ impl Relay {
             // A request that is repeated together with what followed it is answered as far as it was before.
             octets = octets.get(..before.length as usize).unwrap_or_default();
         }
-        // 0 for what is not answered here; nobody answers with nothing.
+        // 0 if it cannot be answered here; no back end answers with zero bytes.
         let length = u32::try_from(octets.len()).ok().filter(|length| *length <= MAX_ANSWER).unwrap_or(0);
         let (stamp, cut) = match ask.by {
-            // It was another then: what has come of it cannot be completed.
+            // The answer was a different one then: the part that has arrived cannot be completed.
             By::Answer(before) if Whole::of(octets, before.class, before.scale) != before => {
                 return Verdict::Drop(Reason::Changed);
             }

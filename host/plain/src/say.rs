@@ -1,5 +1,5 @@
-//! Headers of what is said to a client: the answer to its SYN, what stands before the pieces of an answer, segments without data, and
-//! the refusal.
+//! Headers of segments to a client: the answer to its SYN, the header of an answer's pieces,
+//! segments without data, and the refusal.
 
 use core::net::IpAddr;
 
@@ -14,7 +14,8 @@ use crate::verdict::{Cause, Reason};
 /// The window of every segment of ours: what a client sends is taken or repeated, nothing waits here.
 const WINDOW: u16 = 0xffff;
 
-/// The longest segment that is announced to a peer, by an interface that sends IP packets of `mtu` octets.
+/// The largest segment size to announce to a peer, on an interface that sends IP packets of `mtu`
+/// bytes.
 pub(crate) fn longest_segment(mtu: u16, peer: IpAddr) -> u16 {
     mtu.saturating_sub(if peer.is_ipv4() { 40 } else { 60 }).min(1460)
 }
@@ -65,8 +66,8 @@ pub(crate) fn welcome(
     })
 }
 
-/// What stands before each piece of an answer of which the client has `at` octets: its request, which begins at `seq`, is not
-/// acknowledged. `stamp`: TSval.
+/// The header of each piece of an answer of which the client has `at` bytes. Its request, which
+/// begins at `seq`, is not acknowledged. `stamp`: TSval.
 pub(crate) fn reply(segment: &Segment<'_>, at: u32, seq: u32, stamp: Option<u32>) -> Header {
     let header = &segment.header;
     let stamps = stamp.zip(header.options.stamps).map(|(value, theirs)| Stamps { value, echo: theirs.value });
@@ -97,7 +98,7 @@ pub(crate) fn say(segment: &Segment<'_>, flags: u8, ack: u32) -> Header {
     }
 }
 
-/// The end of a connection that nobody takes: to who is refused it is as if nobody listened.
+/// The end of a connection that is not served: to the client it is as if no server listened.
 #[must_use]
 pub fn refusal(segment: &Segment<'_>) -> Header {
     let header = &segment.header;

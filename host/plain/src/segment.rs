@@ -8,17 +8,17 @@ use rivulet_packet::ip::{self, Ecn, IpHeader, TCP};
 use rivulet_packet::segment::{TTL, TcpFlags};
 use rivulet_packet::{BuildError, WireError};
 
-/// Octets of a TCP header without options.
+/// Bytes of a TCP header without options.
 const HEADER: usize = 20;
 /// SACK blocks that fit beside timestamps, or without them (RFC 2018).
 pub const MAX_SACK: usize = 4;
-/// Octets of the options of an established segment that has timestamps, padding included.
+/// Bytes of the options of an established segment with timestamps, padding included.
 pub const STAMPS: usize = 12;
 
-/// Why octets are no segment.
+/// Why bytes are not a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SegmentError {
-    /// IP says so.
+    /// An error of the IP header.
     #[error(transparent)]
     Ip(WireError),
     /// The TCP header ends early.
@@ -83,7 +83,7 @@ impl Sack {
 }
 
 impl Options {
-    /// Reads the octets behind the fixed header.
+    /// Parses the options after the fixed header.
     ///
     /// # Errors
     /// [`SegmentError::Option`]. An option that stands twice counts where it stands last.
@@ -123,7 +123,7 @@ impl Options {
         Ok(options)
     }
 
-    /// Writes them, padded to whole words; gives how many octets of `out` that are.
+    /// Writes them, padded to whole words; returns the number of bytes in `out`.
     fn write(&self, out: &mut [u8; 40]) -> usize {
         let mut at = 0;
         let mut put = |bytes: &[u8]| {
@@ -136,7 +136,8 @@ impl Options {
             put(&[2, 4]);
             put(&mss.to_be_bytes());
         }
-        // In front of the timestamps, as everybody has it: SACK permitted fills what the alignment needs.
+        // Before the timestamps, as common stacks have it: SACK permitted takes the place of the
+        // padding.
         let lead = if self.sack_permitted { [4, 2] } else { [1, 1] };
         match self.stamps {
             Some(stamps) => {
@@ -230,13 +231,13 @@ impl<'a> Segment<'a> {
         Sum::new().pseudo_header(src, dst, TCP, self.tcp.len()).bytes(self.tcp).finish() == 0
     }
 
-    /// It says more than that it acknowledges.
+    /// Whether it has more than an acknowledgement.
     #[must_use]
     pub fn speaks(&self) -> bool {
         !self.payload.is_empty() || self.has(TcpFlags::FIN)
     }
 
-    /// Octets of its IP packet, without what pads its frame.
+    /// Bytes of its IP packet, without the frame's padding.
     #[must_use]
     pub fn packet_length(&self) -> usize {
         ip::length(self.header.src.ip()) + self.tcp.len()
@@ -257,14 +258,14 @@ impl<'a> Segment<'a> {
 }
 
 impl Header {
-    /// Octets of the IP and TCP headers of such a segment: where its data begins in the packet.
+    /// Bytes of the IP and TCP headers of such a segment: the offset of its data in the packet.
     #[must_use]
     pub fn length(&self) -> usize {
         ip::length(self.src.ip()) + HEADER + self.options.write(&mut [0; 40])
     }
 
-    /// Writes the headers around `payload` octets of data that stand already at [`length`](Self::length) of `packet`; gives the
-    /// packet's length. Checksums are complete.
+    /// Writes the headers for `payload` bytes of data that are already at [`length`](Self::length)
+    /// of `packet`; returns the packet's length. Checksums are complete.
     ///
     /// # Errors
     /// [`BuildError`]: addresses of two families, or a packet longer than the buffer or than IP allows.
@@ -280,8 +281,8 @@ impl Header {
         Ok(total)
     }
 
-    /// Writes the headers that stand before `payload` octets of data, wherever those are; gives their length. The checksum's field has
-    /// the pseudo-header's sum, for whom the data passes to complete.
+    /// Writes the headers for `payload` bytes of data that are elsewhere; returns their length. The
+    /// checksum field has the pseudo header's sum, to be completed when the data is added.
     ///
     /// # Errors
     /// [`BuildError`]: addresses of two families, or headers longer than the buffer or a packet longer than IP allows.

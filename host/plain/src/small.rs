@@ -1,8 +1,10 @@
-//! The server's step: a client's segment comes to what is said to it, as a function of that segment, the keys, the table of
-//! objects and the minute. Nothing of a connection is kept, so any replica comes to the same.
+//! The server's step: the answer to a client's segment, as a function of that segment, the keys,
+//! the table of objects and the minute. No connection state is kept, so every replica computes the
+//! same.
 //!
-//! A request is acknowledged when the client has the whole answer, not before: until then it repeats the request, which
-//! carries all that any replica has to know (where the client is, what it has beyond, its window) to send what is missing.
+//! A request is acknowledged when the client has the whole answer and not before: until then it
+//! repeats the request, which carries everything that a replica needs (the client's offset, its
+//! SACK blocks, its window) to send the missing part.
 
 use core::net::IpAddr;
 use std::sync::Arc;
@@ -27,7 +29,7 @@ pub struct Site {
     pub keys: CookieKeys,
     /// What it serves.
     pub table: Arc<Table>,
-    /// Octets of the longest IP packet that leaves here.
+    /// Bytes of the longest IP packet that leaves here.
     pub mtu: u16,
     /// Answers longer than [`MAX_ANSWER`] are given here too ([`Verdict::Begin`]); else they are the kernel's.
     pub large: bool,
@@ -40,7 +42,7 @@ enum Told {
     Large(Answer, u16),
 }
 
-/// What is said to whom, whatever it is.
+/// A segment with its connection and the state to answer it.
 struct Talk<'a> {
     site: &'a Site,
     segment: &'a Segment<'a>,
@@ -51,9 +53,9 @@ struct Talk<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Under {
     pub(crate) answer: Answer,
-    /// Octets of it that the client has in order.
+    /// Bytes of it that the client has in order.
     pub(crate) at: u32,
-    /// The sequence number at which the request begins: what is acknowledged.
+    /// The sequence number at which the request begins: the acknowledgement of the segments.
     pub(crate) seq: u32,
     /// The timestamp, on a connection that has them.
     pub(crate) stamp: Option<Answering>,
@@ -107,7 +109,8 @@ impl Site {
         longest_segment(self.mtu, peer)
     }
 
-    /// What of an answer is sent to a client that said this: what is wanted of it, at most an initial window.
+    /// The segments of an answer for a client's segment: the wanted ones, at most an initial
+    /// window.
     pub(crate) fn flight<'t>(
         &'t self,
         segment: &Segment<'_>,
@@ -132,12 +135,14 @@ impl Site {
     }
 }
 
-/// What the client has beyond its acknowledgement, octets of the answer of which it has `at` in order.
+/// The data that the client has beyond its acknowledgement, in bytes of the answer of which it has
+/// `at` in order.
 pub(crate) fn have(segment: &Segment<'_>, at: u32) -> Have {
     let ack = segment.header.ack;
     let mut have = Have::new();
     for &(from, to) in segment.header.options.sack.blocks() {
-        // What lies below the acknowledgement came twice (RFC 2883); what lies far beyond is nothing of ours.
+        // Data below the acknowledgement arrived twice (RFC 2883); a block far beyond is not of
+        // this answer.
         let (from, to) = (from.wrapping_sub(ack), to.wrapping_sub(ack));
         if from < to && to <= 2 * MAX_ANSWER {
             let _ = have.try_push((at + from, at + to));
@@ -161,7 +166,7 @@ pub(crate) enum Decision {
     Continue(Under, Handshake),
     /// Data that does not begin where the request does: the client has so much of all answers.
     Ahead(Class, u32),
-    /// So much of the answer that begins there has come, says the client, and no more than that.
+    /// The client reports this much of the answer that begins there, and has no data of its own.
     Heard {
         start: u32,
         at: u32,
@@ -190,7 +195,8 @@ pub(crate) const ACK: u8 = TcpFlags::ACK;
 pub(crate) const FIN_ACK: u8 = TcpFlags::ACK | TcpFlags::FIN;
 
 impl Talk<'_> {
-    /// A connection with timestamps: what ours says when it comes back is what the client last had in order.
+    /// A connection with timestamps: the echoed one identifies the last data that the client has in
+    /// order.
     fn stamped(&self, class: Class, at: u32, fin: bool, stamp: Stamp, minute: u32) -> Decision {
         let header = &self.segment.header;
         let answering = match stamp {
@@ -209,7 +215,7 @@ impl Talk<'_> {
                         Decision::Say(FIN_ACK, header.seq.wrapping_add(1))
                     }
                     Opened::Yes(scale) => self.begin(header.seq, self.segment.payload, class, 0, scale),
-                    // Of what it says the beginning may be lost.
+                    // The beginning of its data may be lost.
                     Opened::No if self.segment.payload.is_empty() => Decision::Drop(Reason::Early),
                     Opened::No => Decision::Ahead(class, 0),
                 };
@@ -284,8 +290,9 @@ impl Talk<'_> {
                 false => Decision::Drop(Reason::Early),
             };
         }
-        // The request is answered, so it is acknowledged: also to a client that says no more than that it has the answer, or
-        // it would repeat the request. If the FIN was lost with the window's last octet, it comes again.
+        // The answered request is acknowledged, also to a client that only acknowledges the answer:
+        // otherwise it would repeat the request. If the FIN was lost with the window's last byte,
+        // it is sent again.
         let closes = || {
             let again = self.ask(header.seq, segment.payload, class, answering.start, answering.scale);
             matches!(again, Decision::Answer(under) if under.answer.closes())
@@ -315,8 +322,8 @@ impl Talk<'_> {
                 let under = Under { answer, at, seq: header.seq, stamp: None, cut: Cut::Bare };
                 Decision::Answer(under)
             }
-            // Eight bits say that it is the first: what looks like the middle of something is not begun with.
-            // Its timestamps would have to tell where it is.
+            // Eight bits show that it is the first: data that looks like the middle of a request is
+            // refused. Only timestamps would show the offset.
             Ok((Told::Large(..), _)) => Decision::Kernel(Cause::Object),
             Err(cause) if at == 0 && begins_a_request(self.segment.payload) => {
                 let (mss, receive_next) = (BARE_SEGMENT as u16, header.seq);
@@ -396,13 +403,13 @@ impl Talk<'_> {
         }
     }
 
-    /// What a request comes to, and its octets. Of one that is longer than the client's segments, and so never seen whole, the
-    /// request line alone counts, and one octet.
+    /// The answer to a request, and the request's bytes. Of a request longer than the client's
+    /// segments, which never arrives whole, only the request line counts, and one byte.
     fn outcome(&self, payload: &[u8], full: u32, ends: Ends) -> Result<(Told, u32), Cause> {
         let table = &self.site.table;
         let (outcome, length) = match parse(payload) {
             Parsed::Whole(request) => {
-                // Without timestamps a second request could not be told from the first.
+                // Without timestamps a second request could not be distinguished from the first.
                 let close = request.close || matches!(ends, Ends::Bare(_));
                 (Answer::to(&Request { close, ..request }, table, ends), request.length as u32)
             }

@@ -1,6 +1,6 @@
-//! What may be forgotten at any time: the answers lately under way, so that an acknowledgement without a request is enough
-//! to send what was lost, or what the client's window did not take before. It makes answers come sooner and changes no
-//! octet of them: everything it sends, the client's next repetition of its request would bring too.
+//! Soft state: the answers that were sent lately, so that an acknowledgement without a request
+//! suffices to send data that was lost or exceeded the client's window. Answers arrive sooner and
+//! have the same bytes: the client's next repetition of its request would draw them, too.
 
 use crate::answer::Answer;
 use crate::codec::{Class, Flow, MAX_ANSWER};
@@ -10,9 +10,9 @@ use crate::small::{Decision, Site, Under, have};
 use crate::stamp::Answering;
 use crate::verdict::{Handoff, Handshake, Reason, Verdict};
 
-/// Octets for which one bit of [`Slot::again`] stands: no segment is as short, unless a window made it so.
+/// Bytes for one bit of [`Slot::again`]: segments are longer, unless a window limits them.
 const GRAIN: u32 = 512;
-/// As many octets beyond a hole are enough to take what is missing for lost (RFC 6675's three segments, about).
+/// Bytes beyond a hole that show a loss (about the three segments of RFC 6675).
 const REORDERED: u32 = 3 * EVERYWHERE;
 
 #[derive(Clone, Copy, Debug)]
@@ -25,9 +25,9 @@ struct Slot {
     seq: u32,
     stamp: Option<Answering>,
     cut: Cut,
-    /// Octets of the answer.
+    /// Bytes of the answer.
     length: u32,
-    /// Octets that were sent, whatever became of them.
+    /// End of the bytes that were sent.
     high: u32,
     /// Segments that were sent again: each is once.
     again: u32,
@@ -51,7 +51,7 @@ impl Ring {
         self.slots.fill(None);
     }
 
-    /// Octets that it takes, however many connections there are.
+    /// Bytes of its memory, for any number of connections.
     #[must_use]
     pub fn octets(&self) -> usize {
         size_of_val(&*self.slots)
@@ -73,7 +73,8 @@ pub struct Replica {
 }
 
 impl Replica {
-    /// What a segment from a client comes to: as [`Site::judge`] says, and more where the ring remembers.
+    /// The verdict on a client's segment: as [`Site::judge`], and more where the ring has the
+    /// answer.
     #[must_use]
     pub fn receive<'t>(&'t mut self, segment: &Segment<'_>, minute: u32, path: Option<u16>) -> Verdict<'t> {
         let flow = Flow::new(segment.header.src, segment.header.dst);
@@ -119,7 +120,7 @@ impl Replica {
     }
 }
 
-/// Remembers an answer, and gives what is sent of it.
+/// Keeps an answer and returns its first segments.
 fn begin<'t>(
     site: &'t Site,
     slot: &mut Option<Slot>,
@@ -157,7 +158,7 @@ fn ahead<'t>(
     let stamp = slot.stamp?;
     let at = at.checked_sub(slot.start).filter(|at| *at <= slot.length)?;
     let receive_next = slot.seq.wrapping_add(stamp.length_from(slot.seq));
-    // A client sends no more than our window before it hears from the kernel.
+    // A client sends at most our window before the kernel's first segment.
     let is_near = segment.header.seq.wrapping_sub(receive_next) <= u32::from(u16::MAX);
     if slot.answer.closes() || !is_near {
         return None;
@@ -168,7 +169,7 @@ fn ahead<'t>(
     Some(Handoff { handshake, flight: site.flight(segment, &under, None, |_| false), at })
 }
 
-/// What is sent to a client that has so much of an answer.
+/// The segments for a client that has this much of an answer.
 fn heard<'t>(
     site: &'t Site,
     slot: &mut Slot,

@@ -1,4 +1,5 @@
-//! The timestamps of a connection: what the server says in TSval, and finds again in the client's TSecr.
+//! The timestamps of a connection: the server writes TSval and finds it again in the client's
+//! TSecr.
 //!
 //! ```text
 //! kind 0, the SYN-ACK   0            8   | 00 2 | minute 4 | sealed 15               | scale 3
@@ -14,7 +15,7 @@
 
 use crate::codec::{CookieKeys, FIRST_START, Flow, MAX_START};
 
-/// Shifts of windows that a timestamp tells apart; others count as the next lower one.
+/// Window scales that a timestamp distinguishes; others count as the next lower one.
 const SCALES: [u8; 8] = [0, 2, 4, 6, 7, 8, 9, 11];
 /// Minutes for which a SYN-ACK's timestamp may begin an answer.
 pub const MINUTES: u32 = 14;
@@ -23,14 +24,14 @@ const NEXT: u32 = 0xfff;
 /// Bits of one in a SYN-ACK's value.
 const SEALED: u32 = 0x7fff;
 
-/// The time of a SYN-ACK: the common clock, microseconds of which ToRs have the lowest 48 bits, in units of 2^26 of them (67 s;
-/// a switch cannot divide). It begins anew every nine years.
+/// The time of a SYN-ACK: the common clock, of which ToRs have the lowest 48 bits of microseconds,
+/// in units of 2^26 microseconds (67 s; a switch cannot divide). It wraps every nine years.
 #[must_use]
 pub fn minute(clock: u64) -> u32 {
     (clock >> 26) as u32 & 0x3f_ffff
 }
 
-/// The window scale of a client, as a timestamp tells it.
+/// The window scale of a client, as a timestamp carries it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scale(u8);
 
@@ -52,7 +53,7 @@ impl Scale {
         SCALES[usize::from(self.0 & 7)]
     }
 
-    /// A window in octets.
+    /// A window in bytes.
     #[must_use]
     pub fn window(self, field: u16) -> u32 {
         u32::from(field) << self.shift()
@@ -65,10 +66,10 @@ impl Scale {
     }
 }
 
-/// What the timestamp of an answer says.
+/// The contents of an answer's timestamp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answering {
-    /// Where the answer begins, octets from the first one; a multiple of 64, at most [`MAX_START`].
+    /// Offset of the answer, bytes from the first answer; a multiple of 64, at most [`MAX_START`].
     pub start: u32,
     /// The lowest 12 bits of the client's sequence number behind the request.
     pub next: u16,
@@ -79,7 +80,7 @@ pub struct Answering {
 }
 
 impl Answering {
-    /// How far a sequence number is behind the request's end; negative for octets of the request.
+    /// Distance of a sequence number from the request's end; negative for bytes of the request.
     #[must_use]
     pub fn beyond(&self, seq: u32) -> i32 {
         let distance = seq.wrapping_sub(u32::from(self.next)) & NEXT;
@@ -113,15 +114,16 @@ pub enum Stamp {
 }
 
 impl Stamp {
-    /// A SYN-ACK's value for a client whose first octet will have this sequence number. `minute` counts from 1970.
+    /// A SYN-ACK's value for a client with this number of its first byte. `minute` counts from
+    /// 1970.
     #[must_use]
     pub fn opening(flow: &Flow, keys: &CookieKeys, minute: u32, first: u32, scale: Scale) -> u32 {
         let sealed = (first ^ u32::from(flow.pad(keys.current, minute, scale.0))) & SEALED;
         (minute & 15) << 18 | sealed << 3 | u32::from(scale.0)
     }
 
-    /// Whether a SYN-ACK's value was made for this connection within the last [`MINUTES`], its client's first octet having
-    /// this number. A clock that is behind by a minute is forgiven.
+    /// Whether a SYN-ACK's value was made for this connection within the last [`MINUTES`], with
+    /// this number of its client's first byte. A clock may be a minute behind.
     #[must_use]
     pub fn opens(self, flow: &Flow, keys: &CookieKeys, now: u32, first: u32) -> Opened {
         let Stamp::Opening { minute, sealed, scale } = self else { return Opened::No };
@@ -181,7 +183,8 @@ impl Answering {
 /// Milliseconds for which the clock of a kernel's socket stays below its kind: 70 minutes.
 pub const KERNEL_SPAN: u32 = 1 << 22;
 
-/// The value of a kernel's socket one slot further, where its clock begins anew before it would grow into another kind.
+/// The value of a kernel's socket in the next slot; its clock wraps before it would grow into
+/// another kind.
 #[must_use]
 pub fn next_kernel_value(value: u32) -> u32 {
     (value & !0xff_ffff).wrapping_add(1 << 24) | 3 << 22

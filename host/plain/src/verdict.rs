@@ -5,14 +5,14 @@ use crate::large::Asked;
 use crate::segment::Header;
 use crate::stamp::{Scale, kernel_value};
 
-/// Why nothing is said.
+/// Why no segment is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
     /// Its flags are no client's.
     Flags,
     /// A reset. There is nothing to reset, so a forged one does no harm.
     Reset,
-    /// It acknowledges what nobody here sent, or is out of the cookie's reach.
+    /// It acknowledges no cookie of this rack, or a number out of its reach.
     Cookie,
     /// Its timestamp is not one that goes with its acknowledgement.
     Stamp,
@@ -33,7 +33,7 @@ pub enum Reason {
 pub enum Cause {
     /// The SYN offers less than is needed here.
     Syn,
-    /// The client speaks to a socket of the kernel's.
+    /// The connection has a socket of the kernel.
     Adopted,
     /// No GET and no HEAD, or a body; no ordinary query of DNS.
     Request,
@@ -72,13 +72,15 @@ pub enum Verdict<'t> {
     Answer(Flight<'t>),
     /// A large answer begins: [`Downloads::begin`](crate::Downloads::begin).
     Begin(Asked),
-    /// The kernel's, which cannot take it over from here: an answer was given before, or it is nobody's.
+    /// The kernel's, which cannot take it over from here: an answer was given before, or no replica
+    /// has it.
     Kernel(Cause),
     /// The kernel's from this segment on: the first with data on its connection, or, if [`Handshake::start`] is not 0, the first
     /// behind answers that were given without state. What follows it is nothing for [`Site::judge`](crate::Site::judge).
     Adopt(Cause, Handshake),
-    /// An answer, and requests behind it that the kernel is to answer: the connection is the kernel's, which repeats the answer
-    /// too. Whoever cannot hand it over sends the answer alone; the client then repeats its further requests.
+    /// An answer, and further requests for the kernel: the kernel takes the connection and
+    /// retransmits the answer, too. A caller that cannot hand it over sends only the answer; the
+    /// client then repeats its further requests.
     Continue(Handoff<'t>),
 }
 
@@ -87,7 +89,7 @@ pub enum Verdict<'t> {
 pub struct Handoff<'t> {
     /// What the kernel's socket needs.
     pub handshake: Handshake,
-    /// What is sent now; no pieces if all of it was sent before.
+    /// The segments to send now; none if all of them were sent before.
     pub flight: Flight<'t>,
     /// Bytes of the answer that the client acknowledges.
     pub(crate) at: u32,
@@ -99,13 +101,13 @@ impl Handoff<'_> {
     pub fn unacknowledged(&self) -> Vec<u8> {
         let octets = &self.flight.octets;
         let mut out = vec![0; octets.len().saturating_sub(self.at) as usize];
-        // It has as many as it says.
+        // It has as many bytes as it claims.
         let _ = octets.copy(self.at, &mut out);
         out
     }
 
-    /// Has the pieces carry the timestamp with which the kernel's clock begins, so that a ToR gives what the client sends next to
-    /// the replica whose kernel has the connection.
+    /// Makes the pieces carry the timestamp with which the kernel's clock begins, so that the ToR
+    /// sends the client's next segment to the replica with the kernel's connection.
     pub fn set_kernel_timestamp(&mut self) {
         if let Some(stamps) = &mut self.flight.header.options.stamps {
             stamps.value = kernel_value(self.handshake.start);

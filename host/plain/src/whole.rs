@@ -1,13 +1,13 @@
-//! The timestamp of an answer that a back end gave: the only one of its connection, so that it may say how long the answer is, where
-//! others say where theirs begins.
+//! The timestamp of a back end's answer. It is the only answer of its connection, so the timestamp
+//! has its length, where others have the offset of their beginning.
 //!
 //! ```text
 //! kind 0   length / 4, from 32 on, high 8 | 00 2 | low 5 | class 2 | check 10 | length % 4, 2 | scale 3
 //! ```
 //!
-//! A back end's octets are not ours to pad, so the end of its answer may lie anywhere. With the length the client's
-//! acknowledgement tells whether that is all; with the check a replica that asks the back end again finds out that it answers
-//! otherwise now, before octets of two answers come together.
+//! A back end's bytes cannot be padded, so its answer may end anywhere. With the length, the
+//! client's acknowledgement shows whether it has everything. With the check, a replica that asks
+//! the back end again notices a different answer before bytes of two answers are mixed.
 
 use rivulet_packet::nonce::half_sip_hash_32;
 
@@ -16,13 +16,13 @@ use crate::stamp::Scale;
 
 /// Bits of [`Whole::check`].
 const CHECK: u32 = 0x3ff;
-/// Not a secret: it tells answers apart, it proves nothing.
+/// Not secret: it distinguishes answers and proves nothing.
 const CHECK_KEY: [u8; 8] = *b"rivulet\x01";
 
-/// What the timestamp of a back end's answer says.
+/// The contents of the timestamp of a back end's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Whole {
-    /// Octets of the answer, at most [`MAX_ANSWER`].
+    /// Bytes of the answer, at most [`MAX_ANSWER`].
     pub length: u32,
     /// The class of the client's segments.
     pub class: Class,
@@ -76,7 +76,7 @@ mod tests {
             let octets = vec![7; length as usize];
             let whole = Whole::of(&octets, Class::numbered(class), Scale::of(shift));
             prop_assert_eq!(Whole::parse(whole.value()), Some(whole));
-            // To who steers packets it is an answer's, and PAWS takes it behind the SYN-ACK's.
+            // The ToR takes it for an answer's, and PAWS for a later one than the SYN-ACK's.
             prop_assert!(matches!(Stamp::parse(whole.value()), Stamp::Answer(_)));
             let flow = Flow::new("10.0.0.1:4000".parse().unwrap(), "10.9.0.1:53".parse().unwrap());
             let keys = CookieKeys { current: CookieKey::new([1; 8]), others: [None; 2] };

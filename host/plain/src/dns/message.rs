@@ -1,14 +1,15 @@
 //! Where names, records and options of EDNS lie in a message (RFC 1035 section 4, RFC 6891). Nothing here trusts a length.
 
-/// Octets of a header.
+/// Bytes of a header.
 pub(super) const HEADER: usize = 12;
-/// Octets of a record's type, class, TTL and length.
+/// Bytes of a record's type, class, TTL and length.
 pub(super) const FIXED: usize = 10;
 /// The record of EDNS.
 pub(super) const TYPE_OPT: u16 = 41;
 
-/// Options of EDNS that say something of the connection to the client, and nothing of one between replica and back end: cookies
-/// (RFC 7873), and how long a connection of TCP stays (RFC 7828), which must not be in a datagram.
+/// EDNS options that concern the connection to the client and not that between replica and back
+/// end: cookies (RFC 7873), and the lifetime of a TCP connection (RFC 7828), which must not be in a
+/// datagram.
 const HOP: [u16; 2] = [10, 11];
 
 pub(super) fn word(message: &[u8], at: usize) -> Option<u16> {
@@ -47,7 +48,7 @@ pub(super) fn find_opt(message: &[u8]) -> Result<Option<(usize, usize, u8)>, ()>
         for _ in 0..word(message, 4)? {
             at = any_name(message, at)? + 4;
         }
-        // 65,535 times three at most, each of eleven octets: bounded by the message.
+        // At most three times 65,535 records of eleven bytes: bounded by the message.
         let records = (6..HEADER).step_by(2).map(|n| word(message, n).map(u32::from)).sum::<Option<u32>>()?;
         let mut found = None;
         for _ in 0..records {

@@ -1,20 +1,23 @@
-//! What clients may be sent, by their addresses: soft, of bounded memory, and nothing to who acknowledges what he is sent.
+//! Limits on the bytes sent to client addresses: soft state of bounded memory, which does not
+//! restrict clients that acknowledge their data.
 
 use crate::codec::{CookieKeys, Flow};
 use crate::large::clock::Time;
 
-/// Cells; who falls into one shares it.
+/// Cells; addresses that hash to one share it.
 const CELLS: usize = 1 << 12;
-/// Octets that may be sent for nothing: windows of replicas' changes, requests, repairs.
+/// Bytes that may be sent without acknowledgements: windows after a change of replica, requests,
+/// repairs.
 pub(crate) const BURST: u32 = 8 << 20;
 /// So many a millisecond come back.
 pub(crate) const RATE: u32 = 2 << 10;
-/// For each octet acknowledged as many: slow start sends twice what was acknowledged, and loss has it sent again.
+/// Bytes earned for each acknowledged byte: slow start sends twice the acknowledged bytes, and
+/// losses are sent again.
 pub(crate) const EARNED: u32 = 2;
 
 #[derive(Clone, Copy, Debug)]
 struct Cell {
-    /// Octets.
+    /// Bytes left.
     left: u32,
     /// Until when it was filled, milliseconds.
     at: u32,
@@ -44,7 +47,8 @@ impl Allowance {
         self.refused
     }
 
-    /// By the client's address, of IPv6 the network's 64 bits, under the cookie's key: nobody can tell who shares his.
+    /// The cell of the client's address, or of an IPv6 network's 64 bits, hashed under the cookie's
+    /// key so that a client cannot know with which addresses it shares.
     pub(crate) fn account(flow: &Flow, keys: &CookieKeys) -> Account {
         Account((flow.address_hash(keys) as usize % CELLS) as u16)
     }
@@ -57,7 +61,7 @@ impl Allowance {
         cell
     }
 
-    /// So much was acknowledged of what was sent.
+    /// Credits newly acknowledged bytes.
     pub(crate) fn earn(&mut self, account: Account, acked: u32, now: Time) {
         let cell = self.cell(account, now);
         cell.left = cell.left.saturating_add(acked.saturating_mul(EARNED)).min(BURST);
@@ -83,7 +87,7 @@ mod tests {
     use core::net::{Ipv4Addr, Ipv6Addr};
 
     #[test]
-    fn what_is_spent_comes_back_and_what_is_acknowledged_twice() {
+    fn allowance_refills_and_earns_twice_the_acknowledged() {
         let (mut allowance, account) = (Allowance::new(), Account(7));
         allowance.spend(account, BURST);
         assert!(!allowance.has(account, 1, 0) && allowance.has(Account(8), BURST, 0));
@@ -96,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_has_one_account_whatever_its_ports_and_others_have_others() {
+    fn each_address_has_one_account_for_all_ports() {
         let keys = CookieKeys { current: CookieKey::new([1; 8]), others: [None; 2] };
         let other = CookieKeys { current: CookieKey::new([2; 8]), others: [None; 2] };
         let v4 =

@@ -2,8 +2,8 @@
 
 use arrayvec::ArrayVec;
 
-/// Ranges that are remembered, a window of segments of which every other one is lost; what comes in one more is not, and is
-/// sent again once too often.
+/// Most ranges that are kept: those of a window with every other segment lost. Data of a further
+/// range is sent once too often.
 const RANGES: usize = 512;
 
 /// Disjoint ranges `[from, to)`, in order.
@@ -29,7 +29,7 @@ impl Board {
         self.ranges[first] = joined;
     }
 
-    /// Forgets what is below an acknowledgement.
+    /// Drops ranges below an acknowledgement.
     pub(crate) fn trim(&mut self, una: u32) {
         let gone = self.ranges.partition_point(|range| range.1 <= una);
         self.ranges.drain(..gone);
@@ -42,18 +42,18 @@ impl Board {
         self.ranges.clear();
     }
 
-    /// Behind the highest octet.
+    /// End of the highest range.
     pub(crate) fn top(&self) -> u32 {
         self.ranges.last().map_or(0, |range| range.1)
     }
 
-    /// Octets of `[from, to)` that the client has not.
+    /// Bytes of `[from, to)` that the client lacks.
     pub(crate) fn missing(&self, from: u32, to: u32) -> u32 {
         let there = |&(a, b): &(u32, u32)| b.min(to).saturating_sub(a.max(from));
         to.saturating_sub(from) - self.ranges.iter().map(there).sum::<u32>()
     }
 
-    /// The first octet from `at` on that it has not.
+    /// The first byte from `at` on that it lacks.
     pub(crate) fn hole(&self, at: u32) -> u32 {
         self.ranges.iter().find(|range| range.0 <= at && at < range.1).map_or(at, |range| range.1)
     }
@@ -63,7 +63,8 @@ impl Board {
         self.ranges.iter().map(|range| range.0).find(|from| *from > at)
     }
 
-    /// Below it as many octets above as `enough` say that what is missing is lost.
+    /// The number below which missing data counts as lost, because at least `enough` bytes above it
+    /// have arrived.
     pub(crate) fn lost_below(&self, enough: u32) -> u32 {
         let mut above = 0;
         for &(from, to) in self.ranges.iter().rev() {
@@ -83,7 +84,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_knows_what_a_set_of_octets_knows(
+        fn board_agrees_with_a_set_of_bytes(
             steps in prop::collection::vec((0u32..300, 0u32..60, prop::bool::weighted(0.1)), 0..60),
             (from, to, enough) in (0u32..400, 0u32..400, 1u32..80),
         ) {

@@ -11,7 +11,7 @@ const UNKNOWN_FIRST: Time = 400 * MILLISECOND;
 const LEAST_PROBE: Time = 10 * MILLISECOND;
 const DELAYED: Time = 45 * MILLISECOND;
 const LEAST_TIMEOUT: Time = 200 * MILLISECOND;
-/// Longest pause between the first timeouts while a client is silent; behind these it doubles.
+/// Longest pause between the first timeouts of a silent client; later pauses double.
 const LONGEST: Time = 2_000 * MILLISECOND;
 const FIRST: u32 = 9;
 /// Longest pause between probes of a window that is closed.
@@ -19,19 +19,19 @@ const LONGEST_CLOSED: Time = 30_000 * MILLISECOND;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Clock {
-    /// An octet, and when it was sent: the round trip is known when it is acknowledged.
+    /// A byte and the time at which it was sent, to measure the round trip.
     timed: Option<(u32, Time)>,
     srtt: Time,
     rttvar: Time,
 }
 
 impl Clock {
-    /// An octet behind the last that is sent now.
+    /// Notes that the bytes up to `to` are sent now.
     pub(crate) fn sent(&mut self, to: u32, now: Time) {
         self.timed.get_or_insert((to, now));
     }
 
-    /// What is timed may be acknowledged for what is sent again.
+    /// Stops the measurement: the acknowledgement may be for a retransmission.
     pub(crate) fn forget(&mut self) {
         self.timed = None;
     }
@@ -47,14 +47,16 @@ impl Clock {
         }
     }
 
-    /// What came while something sent before has not may be so much early (RFC 8985 section 6.2.4): in quarters of a round trip, at least
-    /// one, at most all. What others sent may have been acknowledged for what is timed here, so a millisecond is the least.
+    /// Time by which later data may overtake earlier data (RFC 8985 section 6.2.4): quarters of a
+    /// round trip, at least one and at most four. The measured round trip may be of another
+    /// replica's data, so a millisecond is the minimum.
     pub(crate) fn reordering(&self, quarters: u32) -> Time {
         let round = if self.srtt == 0 { UNKNOWN } else { self.srtt };
         (round * Time::from(quarters.clamp(1, 4)) / 4).max(MILLISECOND)
     }
 
-    /// What is sent in half of a millisecond, or a little more, with a window; without a round trip nothing is known.
+    /// Bytes of a window that are sent in about half a millisecond; unknown without a round trip
+    /// time.
     pub(crate) fn octets_of_a_moment(&self, window: u32) -> u32 {
         let octets = (Time::from(window) * MILLISECOND * 3 / 5).checked_div(self.srtt);
         octets.map_or(0, |octets| octets.min(Time::from(window)) as u32)
@@ -64,7 +66,8 @@ impl Clock {
         if self.srtt == 0 { LEAST_TIMEOUT } else { (self.srtt + 4 * self.rttvar).max(LEAST_TIMEOUT) }
     }
 
-    /// Until silence is asked about; `alone`: one segment is under way, whose acknowledgement may be delayed.
+    /// Time until a silent client is probed; `alone`: one segment is in flight, and its
+    /// acknowledgement may be delayed.
     pub(crate) fn probe(&self, first: bool, alone: bool) -> Time {
         let round = match self.srtt {
             0 if first => UNKNOWN_FIRST,

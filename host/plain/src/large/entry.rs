@@ -1,4 +1,4 @@
-//! What is remembered of a connection while its answer is sent.
+//! The state of a connection while its answer is sent.
 
 use arrayvec::ArrayVec;
 use rivulet_packet::TcpFlags;
@@ -12,27 +12,29 @@ use crate::large::stamp::{CELL, Download, LargeStamp, Seal, window_number};
 use crate::segment::{Header, MAX_SACK, Options, Segment, Stamps};
 use crate::small::{ACK, Site};
 
-/// What a client has asked stays unacknowledged but for its last octets: it repeats them when nothing comes, whoever may be
-/// alive then.
+/// The last bytes of a client's request stay unacknowledged: the client retransmits them when no
+/// data arrives, and any live replica can answer.
 pub(super) const WITHHELD: u32 = 16;
-/// So many of these no question acknowledges, only what the client repeats: with none left it has no timer, and when all who remember
-/// it are gone nobody says anything any more.
+/// Bytes of these that no probe acknowledges, only a retransmission of the client: without
+/// unacknowledged data the client has no timer, and when all replicas with its state are dead, the
+/// connection hangs.
 const KEPT: u32 = 8;
-/// After so many questions without an answer more of the rest is acknowledged, little by little: most of who has got another replica for
-/// its next block comes back sooner.
+/// Unanswered probes after which the remaining bytes are acknowledged step by step. Most clients
+/// that moved to another replica for the next block return sooner.
 const QUIET: u32 = 6;
 
 /// A connection.
 #[derive(Clone, Debug)]
 pub(super) struct Entry<W> {
     pub(super) flow: Flow,
-    /// Addresses, sequence number of the answer's first octet, acknowledgement and echo of what is sent.
+    /// Addresses, sequence number of the answer's first byte, acknowledgement and echo of its
+    /// segments.
     pub(super) header: Header,
-    /// Behind the last octet that the client sent, as far as is known.
+    /// End of the client's data, as far as known.
     pub(super) asked: u32,
-    /// How often it was asked for an answer since it was heard last.
+    /// Unanswered probes since the client's last segment.
     pub(super) unanswered: u32,
-    /// All that the client says is acknowledged.
+    /// All data of the client is acknowledged.
     pub(super) all: bool,
     /// When another replica was last seen to have it.
     pub(super) shared: Option<u64>,
@@ -41,13 +43,13 @@ pub(super) struct Entry<W> {
     pub(super) seal: Seal,
     pub(super) sealed: Option<(LargeStamp, u32)>,
     pub(super) answer: Answer,
-    /// Octets of the answer's head, and of all.
+    /// Bytes of the answer's head, and of the whole answer.
     pub(super) head: u32,
     pub(super) length: u32,
     pub(super) sender: Sender,
     /// The last value that was echoed.
     pub(super) echoed: u32,
-    /// The cell whose window was told last, and that window: in what was sent once, and again.
+    /// The cell and window of the last timestamp: of first transmissions, and of retransmissions.
     pub(super) once: (u32, u8),
     pub(super) again: (u32, u8),
     pub(super) path: u32,
@@ -61,9 +63,10 @@ pub(super) struct Entry<W> {
 }
 
 impl<W: Copy> Entry<W> {
-    /// Before a client that does not answer is asked again. There are stacks that leave out a segment whose acknowledgement is
-    /// behind one that they had (RFC 793 lets them ignore the acknowledgement), such as one of a replica that the client repeated its
-    /// request to. Before the answer's first octet arrived, only the whole request says what is wanted.
+    /// Acknowledges one more byte before an unanswered probe is repeated. Some stacks ignore
+    /// segments with an acknowledgement older than one that they had (RFC 793 lets them), for
+    /// example after another replica acknowledged more. Before the answer's first byte has arrived,
+    /// only the whole request identifies the object.
     pub(super) fn acknowledge_more(&mut self) {
         if self.unanswered > 0 && self.sender.una() > 0 {
             let left = self.asked.wrapping_sub(self.header.ack).min(WITHHELD);
@@ -72,7 +75,8 @@ impl<W: Copy> Entry<W> {
         self.unanswered += 1;
     }
 
-    /// Whether a reset has the number that is expected of its client: that of what was acknowledged to it, or behind all that it said.
+    /// Whether a reset has the number that is expected of its client: that of the last
+    /// acknowledgement, or the end of its data.
     pub(super) fn is_reset_by(&self, header: &Header) -> bool {
         header.seq.wrapping_sub(self.header.ack) <= self.asked.wrapping_sub(self.header.ack)
     }
@@ -84,12 +88,12 @@ impl<W: Copy> Entry<W> {
 
     /// Is sent before all else.
     pub(super) fn keep(&mut self, due: Due, value: u32) {
-        // What is taken is put back before more is taken, and what follows it: two at most.
+        // Taken segments are put back before others are taken, with what follows them: at most two.
         let kept = self.ahead.try_push((due, value));
         debug_assert!(kept.is_ok(), "a segment is forgotten");
     }
 
-    /// A packet with what is due.
+    /// A packet with a due segment.
     pub(super) fn packet<'t>(&self, n: usize, due: Due, value: u32, site: &'t Site) -> Packet<'t, W> {
         let echo = self.header.options.stamps.map_or(0, |stamps| stamps.echo);
         let last = due.fin || due.to == self.length;
@@ -115,7 +119,7 @@ impl<W: Copy> Entry<W> {
     /// The timestamp of a segment: never below what the client had last, and in one cell never below one before it.
     pub(super) fn value(&mut self, due: &Due) -> u32 {
         let cell = due.from / CELL;
-        // What is sent once and what is sent again go on apart: within a cell neither may go back.
+        // First transmissions and retransmissions advance apart: within a cell neither may go back.
         let told = if due.again { &mut self.again } else { &mut self.once };
         if told.0 != cell {
             *told = (cell, window_number(self.sender.cwnd(), cell));
@@ -134,7 +138,7 @@ impl<W: Copy> Entry<W> {
     }
 }
 
-/// How many of the octets that are left a question acknowledges, with so many before it unanswered.
+/// Number of the remaining bytes that a probe acknowledges, after this many unanswered ones.
 fn acknowledged_by_asking(unanswered: u32, left: u32) -> u32 {
     let more = match unanswered {
         n @ 1..=3 => 1 << (n - 1),
@@ -154,7 +158,8 @@ pub(super) fn sacked(header: &Header, at: u32, length: u32) -> (ArrayVec<Octets,
     for (n, block) in blocks.iter().enumerate() {
         let distance = |of: &(u32, u32)| (of.0.wrapping_sub(header.ack), of.1.wrapping_sub(header.ack));
         let (from, to) = distance(block);
-        // The first one is what came now, also where it is known or lies in the second (RFC 2883).
+        // The first block is the segment that drew the acknowledgement, also where it is known or
+        // lies within the second (RFC 2883).
         let within = |other: &(u32, u32)| distance(other).0 <= from && to <= distance(other).1;
         let known = (from as i32) < 0 || blocks.get(1).is_some_and(within);
         if n == 0 && known && (to.wrapping_sub(from) as i32) > 0 {
@@ -167,7 +172,7 @@ pub(super) fn sacked(header: &Header, at: u32, length: u32) -> (ArrayVec<Octets,
     (beyond, twice)
 }
 
-/// What stands before the segments of an answer whose first octet has this sequence number, `ack` acknowledged.
+/// The header of an answer's segments, with this number of its first byte, and `ack` acknowledged.
 pub(super) fn header_of(segment: &Segment<'_>, first: u32, ack: u32) -> Header {
     Header { seq: first, ..crate::say::say(segment, ACK, ack) }
 }
@@ -176,10 +181,10 @@ pub(super) fn header_of(segment: &Segment<'_>, first: u32, ack: u32) -> Header {
 mod tests {
     use super::*;
 
-    /// A client that repeats nothing is heard by nobody once all who remember it are gone: one of 20,000 downloads was silent for good
-    /// after a thousand kills.
+    /// A client without unacknowledged data sends nothing once all replicas with its state are
+    /// dead: one of 20,000 downloads hung after a thousand kills.
     #[test]
-    fn who_asks_leaves_the_client_something_to_repeat() {
+    fn probe_leaves_unacknowledged_data() {
         let left =
             (1..1000).fold(WITHHELD, |left, unanswered| left - acknowledged_by_asking(unanswered, left));
         assert_eq!(left, 8);

@@ -1,11 +1,12 @@
 //! Answers that are larger than what a client's repeated request could fetch: its acknowledgements clock them.
 //!
-//! Each acknowledgement echoes a timestamp that says which object is sent, where on it the client is and how wide the window was
-//! ([`stamp`]), so any replica can go on from any of them. A replica that sees one connection's acknowledgements for a while
-//! remembers more, a sender as any TCP has ([`sender`]). That may be forgotten at any time: it is made anew from the next
-//! acknowledgement, and no octet depends on it.
+//! Each acknowledgement echoes a timestamp with the object, the client's position and the window
+//! ([`stamp`]), so any replica can resume from any of them. A replica that gets a connection's
+//! acknowledgements for a while keeps more, a sender like any TCP's ([`sender`]). That is soft
+//! state: it is derived again from the next acknowledgement, and no byte depends on it.
 //!
-//! Nobody's timer: who sent last and hears no more asks the client, which answers to whoever the ToR chooses now
+//! No replica owns a retransmission timer. The replica that sent last probes the client after a
+//! timeout, and the client's acknowledgement reaches the replica that the ToR chooses then
 //! (`docs/plain.md`, "Large answers").
 
 mod allowance;
@@ -40,8 +41,9 @@ pub use stamp::{Download, LargeStamp, MAX_LARGE, MAX_LARGE_OBJECTS, Seal, window
 
 /// As many places a connection may have.
 const WAYS: usize = 4;
-/// So often on end a connection that says nothing is asked: ten times in as many seconds, then less and less often for an hour. Who
-/// had an earlier block is who knows of a connection whose replica dies, and on a slow path a block takes minutes.
+/// Probes sent to a silent connection: ten in the first ten seconds, then at growing intervals for
+/// an hour. A replica that sent an earlier block is the only one that can notice the death of the
+/// replica sending now, and on a slow path a block takes minutes.
 const PATIENCE: u32 = 19;
 /// Where a window is closed: half an hour.
 const PATIENCE_CLOSED: u32 = 64;
@@ -55,7 +57,7 @@ pub struct Downloads<W> {
     next_deadline: u64,
     allowance: Allowance,
     others: Others,
-    /// The places that have more to send, maybe: those that were heard, in order.
+    /// Places that may have data to send, in the order of their last segments.
     active: VecDeque<usize>,
     /// Answers without data.
     say: VecDeque<(Header, W)>,
@@ -88,16 +90,17 @@ impl<W: Copy> Downloads<W> {
         *self = Downloads::new(self.places.len());
     }
 
-    /// Since when the same other replicas are alive, microseconds, none where there are none, or that is not known; and how many have died so
-    /// far. Only where others last is a client left without anything to repeat; where one has died, who is silent here is asked.
+    /// Records how long the set of live peers has been unchanged (`None`: no peers, or unknown;
+    /// microseconds), and how many peers have died so far. A client is left without unacknowledged
+    /// data only while the set is stable; after a death silent clients are probed.
     pub fn know_others(&mut self, since: Option<u64>, died: u32, now: u64) {
         if self.others.know(since, died) {
-            self.ask_for_who_died(now);
+            self.probe_clients_of_dead_replicas(now);
         }
     }
 
-    /// Who is silent here may have been with a replica that has died: they are asked, one after the other.
-    fn ask_for_who_died(&mut self, now: u64) {
+    /// Probes silent clients, which may have been with a replica that died, one after the other.
+    fn probe_clients_of_dead_replicas(&mut self, now: u64) {
         let mut at = now;
         for (place, deadline) in self.places.iter_mut().zip(&mut self.deadlines) {
             let Some(asked) = place.as_mut().and_then(|entry| entry.sender.ask_again(at)) else { continue };
@@ -107,7 +110,7 @@ impl<W: Copy> Downloads<W> {
         }
     }
 
-    /// Octets that it takes, however many connections there are.
+    /// Bytes of its memory, for any number of connections.
     #[must_use]
     pub fn octets(&self) -> usize {
         size_of_val(&*self.places)
@@ -140,7 +143,7 @@ impl<W: Copy> Downloads<W> {
         !self.active.is_empty() || !self.say.is_empty()
     }
 
-    /// When [`next`](Self::next) is to be asked though nothing was heard, microseconds.
+    /// Time at which [`next`](Self::next) is due without a further segment, microseconds.
     #[must_use]
     pub fn deadline(&self) -> Option<u64> {
         (self.next_deadline != NEVER).then_some(self.next_deadline)
@@ -165,7 +168,7 @@ impl<W: Copy> Downloads<W> {
         let header = &segment.header;
         let flow = &Flow::new(header.src, header.dst);
         let window = asked.scale.window(header.window);
-        // The request again: what was sent is late, or lost.
+        // A repeated request: the answer is late or lost.
         if let Some(n) = self.find(flow)
             && let Some(entry) = &mut self.places[n]
             && entry.header.seq == header.ack
@@ -207,7 +210,7 @@ impl<W: Copy> Downloads<W> {
         self.touched(n, now);
     }
 
-    /// A segment whose echo is that of a large answer.
+    /// Handles a segment with the echo of a large answer.
     pub fn hear(
         &mut self,
         site: &Site,
@@ -245,17 +248,18 @@ impl<W: Copy> Downloads<W> {
             self.places[*n].as_ref().is_some_and(|entry| entry.of == stamp.of && entry.header.seq == base)
         });
         let speaks = !segment.payload.is_empty();
-        // Who repeats its request lost whom it was with.
+        // A client that repeats its request has lost its replica.
         let before = known.and_then(|n| self.places[n].as_ref());
         let shared = before.map_or((!speaks).then_some(now), |entry| entry.shared_by(at, now));
-        // Once somebody has, all do.
+        // If one replica acknowledges all data, every replica does.
         let all = before.is_some_and(|entry| entry.all)
             || stamp.all
             || self.others.remember(self.bucket(flow).start / WAYS, flow, shared, now);
         let ack = if all {
             segment.end()
         } else if speaks {
-            // An octet of what it repeats is acknowledged each time, so that it does not take us for dead.
+            // One more byte is acknowledged for each repetition, so that the client does not take
+            // the server for dead.
             header.seq.wrapping_add(1)
         } else {
             header.seq.wrapping_sub(WITHHELD)
@@ -316,8 +320,8 @@ impl<W: Copy> Downloads<W> {
         None
     }
 
-    /// The client has something of an answer, of which it lacks the beginning: what it echoes is the SYN-ACK's. Only who sent it
-    /// knows what it is.
+    /// The client has later bytes of an answer and lacks its beginning, so its echo is the
+    /// SYN-ACK's. Only the sender knows the object.
     fn hear_first(&mut self, segment: &Segment<'_>, now: u64) -> Option<Reason> {
         let header = &segment.header;
         let known = self.find(&Flow::new(header.src, header.dst));
@@ -335,7 +339,7 @@ impl<W: Copy> Downloads<W> {
         None
     }
 
-    /// A reset: one with the expected number ends what is remembered of its connection, such as where a client is that never asked.
+    /// A reset with the expected number removes the state of its connection.
     pub fn reset(&mut self, segment: &Segment<'_>) {
         let known = self.find(&Flow::new(segment.header.src, segment.header.dst));
         if let Some(n) = known
@@ -345,7 +349,7 @@ impl<W: Copy> Downloads<W> {
         }
     }
 
-    /// The client has all: everything it says is acknowledged.
+    /// The client has everything: acknowledges all its data.
     fn ended(&mut self, segment: &Segment<'_>, known: Option<usize>, fin: bool, way: W) -> Option<Reason> {
         if let Some(n) = known {
             self.forget(n);
@@ -362,7 +366,7 @@ impl<W: Copy> Downloads<W> {
     #[must_use]
     pub fn next<'t>(&mut self, site: &'t Site, now: u64) -> Option<Packet<'t, W>> {
         loop {
-            if let Some(packet) = self.next_heard(site, now, 0) {
+            if let Some(packet) = self.next_received(site, now, 0) {
                 return Some(packet);
             }
             if self.next_deadline > now {
@@ -389,11 +393,12 @@ impl<W: Copy> Downloads<W> {
         }
     }
 
-    /// The next packet that what was heard draws. Nobody is asked because his time has come: what waits to be heard may say that
-    /// he is not silent. With what follows it, as long as that is alike and all its data has `most` octets at most: for who can have
-    /// it [cut](Packet::cut).
+    /// The next packet, drawn by received segments. Probes are not sent here, because a segment
+    /// that waits in the socket may end a client's silence. Further segments are merged into the
+    /// packet while they are alike and have at most `most` bytes of data together, for callers that
+    /// can have it [cut](Packet::cut).
     #[must_use]
-    pub fn next_heard<'t>(&mut self, site: &'t Site, now: u64, most: u32) -> Option<Packet<'t, W>> {
+    pub fn next_received<'t>(&mut self, site: &'t Site, now: u64, most: u32) -> Option<Packet<'t, W>> {
         if let Some((header, way)) = self.say.pop_front() {
             return Some(Packet::without_data(header, way));
         }
@@ -443,7 +448,7 @@ impl<W: Copy> Downloads<W> {
         Some(packet)
     }
 
-    /// What is sent next of a place, and its timestamp.
+    /// The next segment of a place, and its timestamp.
     fn due(&mut self, n: usize, now: u64) -> Option<(Due, u32)> {
         let entry = self.places[n].as_mut()?;
         if let Some(kept) = entry.ahead.pop() {
@@ -499,13 +504,13 @@ impl<W: Copy> Downloads<W> {
         self.bucket(flow).find(|n| self.places[*n].as_ref().is_some_and(|entry| entry.flow == *flow))
     }
 
-    /// The place of a connection: its own, a free one, or that of whom nothing was heard for longest.
+    /// The place of a connection: its own, a free one, or the one with the oldest last segment.
     fn place(&mut self, flow: &Flow, now: u64) -> usize {
         let n = self.find(flow).or_else(|| {
             self.bucket(flow).min_by_key(|n| self.places[*n].as_ref().map_or(0, |entry| entry.used + 1))
         });
         let n = n.unwrap_or(0);
-        // Who does not answer here is with another replica, if with any.
+        // A client that does not answer here is with another replica.
         if let Some(entry) = self.places[n].as_ref().filter(|e| e.flow != *flow && !e.sender.is_silent()) {
             self.others.evict(n / WAYS, &entry.flow, now);
         }
@@ -543,8 +548,8 @@ pub fn is_placed(site: &Site, segment: &Segment<'_>) -> bool {
     })
 }
 
-/// Whether a segment is one of a client of a large answer that is under way: its timestamp says so, or it has something of an answer without
-/// its beginning.
+/// Whether a segment is of a client in the middle of a large answer: by its timestamp, or because
+/// it has bytes without the answer's beginning.
 #[must_use]
 pub fn is_under_way(segment: &Segment<'_>) -> bool {
     let large = segment.header.options.stamps.is_some_and(|stamps| match Stamp::parse(stamps.echo) {
@@ -555,7 +560,7 @@ pub fn is_under_way(segment: &Segment<'_>) -> bool {
     large && segment.has(TcpFlags::ACK) && !segment.has(TcpFlags::SYN) && !segment.has(TcpFlags::RST)
 }
 
-/// What was asked for on a fresh connection.
+/// The request on a fresh connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked {
     pub(crate) answer: Answer,

@@ -1,15 +1,17 @@
-//! What is known of the replicas beside this one: whether what they remember lasts.
+//! The state of the other replicas: whether their soft state is reliable.
 //!
-//! A client whose every octet is acknowledged repeats nothing, so it has no timer that can end the connection (TCP_USER_TIMEOUT
-//! counts while anything is not acknowledged), and none that wakes somebody when all who remember it are dead. It is left without
-//! only where somebody else is known to remember it, and nobody has died for a while.
+//! A client without unacknowledged data retransmits nothing. So no timer can end its connection
+//! (TCP_USER_TIMEOUT counts while data is unacknowledged), and none wakes a replica when all with
+//! its state are dead. All data is acknowledged only while another replica is known to have the
+//! client's state and no replica has died for a while.
 
 use crate::codec::Flow;
 use crate::large::clock::Time;
 
-/// For so long nobody came or went, microseconds: replicas that die one behind the other take what each remembers along.
+/// Time without a change of the live set, microseconds: replicas that die one after the other take
+/// their state along.
 const STEADY: Time = 10_000_000;
-/// For so long who comes may be one that had no room here before.
+/// For this long a client without an entry may be one that had no room before.
 const CROWDED: Time = 3_600_000_000;
 
 /// The latest connection that a set of the table had no room for, and that this replica had.

@@ -18,9 +18,9 @@ pub struct Packet<'t, W> {
     pub(super) of: Option<(usize, Due, u32)>,
     from: u32,
     to: u32,
-    /// Octets of data of each segment but the last.
+    /// Bytes of data of each segment but the last.
     full: u32,
-    /// Where to, as it was said with what was heard.
+    /// The path to the client, as given with its segment.
     pub way: W,
 }
 
@@ -40,8 +40,9 @@ impl<'t, W> Packet<'t, W> {
         Packet { header, answer: Some(answer), of: Some(of), from, to, full, way }
     }
 
-    /// Whether full segments alone are here, of what lies in one piece of memory, and one more may follow. What is sent again goes
-    /// alone: if somebody on the way cannot cut, a download is slow and not stuck.
+    /// Whether the packet holds only full segments from contiguous memory and has room for one
+    /// more. Retransmissions are sent singly: if a device on the way cannot cut packets, a download
+    /// is slow but not stuck.
     pub(super) fn takes_more(&self, most: u32) -> bool {
         let once = self.of.is_some_and(|(_, due, _)| !due.again);
         let whole = self.full > 0 && self.to > self.from && (self.to - self.from).is_multiple_of(self.full);
@@ -49,7 +50,7 @@ impl<'t, W> Packet<'t, W> {
         once && whole && body && self.to - self.from + self.full <= most
     }
 
-    /// Puts a segment behind those that are here, if it goes on where they end and says the same.
+    /// Appends a segment that follows directly and has an equal header.
     pub(super) fn append(&mut self, next: &Self, most: u32) -> bool {
         let Header { seq, flags, .. } = self.header;
         let alike = Header { seq, flags, ..next.header } == self.header;
@@ -59,18 +60,18 @@ impl<'t, W> Packet<'t, W> {
             return false;
         }
         (due.to, due.fin, self.to) = (more.to, more.fin, next.to);
-        // Both kinds say nothing where they stand on the last one alone.
+        // Both flags have the same effect on the last segment alone.
         self.header.flags = TcpFlags(flags.0 | next.header.flags.0);
         true
     }
 
-    /// Octets of it, from its IP header on.
+    /// Bytes of the packet, from its IP header on.
     #[must_use]
     pub fn length(&self) -> usize {
         self.header.length() + (self.to - self.from) as usize
     }
 
-    /// Octets of data of each segment but the last one, where there are several.
+    /// Bytes of data of each segment but the last, if there are several.
     #[must_use]
     pub fn cut(&self) -> Option<u16> {
         let several = self.to - self.from > self.full && self.full > 0;
@@ -80,7 +81,7 @@ impl<'t, W> Packet<'t, W> {
     /// Writes it; gives its length.
     ///
     /// # Errors
-    /// [`BuildError`], if the buffer has less than [`length`](Self::length) octets.
+    /// [`BuildError`], if the buffer has fewer than [`length`](Self::length) bytes.
     pub fn write(&self, packet: &mut [u8]) -> Result<usize, BuildError> {
         let (start, need, have) = (self.header.length(), self.length(), packet.len());
         let data = packet.get_mut(start..need).ok_or(BuildError::BufferTooSmall { need, have })?;
@@ -92,7 +93,7 @@ impl<'t, W> Packet<'t, W> {
         self.header.finish(packet, need - start)
     }
 
-    /// Writes its headers alone, the sum left to whom the data behind them passes, and gives their length and the data.
+    /// Writes only the headers, with a partial checksum, and returns their length and the data.
     ///
     /// # Errors
     /// [`BuildError`], if the buffer has no room for them, or the data does not lie in one piece of memory.
@@ -106,7 +107,8 @@ impl<'t, W> Packet<'t, W> {
 }
 
 impl Due {
-    /// What goes into one packet, which takes `most` octets but one full segment at least, and what is left.
+    /// Splits off what fits into a packet of `most` bytes, at least one full segment, from the
+    /// rest.
     pub(super) fn split(self, full: u32, most: u32) -> (Due, Option<Due>) {
         let room = (most / full).max(1) * full;
         if self.to - self.from <= room {

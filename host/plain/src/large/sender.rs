@@ -1,8 +1,8 @@
-//! What is sent of a large answer, and when: TCP with the window of [`Window`], the pipe of RFC 6675, losses by what came of three segments
-//! behind or some time before, and probes (RFC 8985).
+//! Decides which part of a large answer is sent, and when: TCP with the window of [`Window`], the
+//! pipe of RFC 6675, loss detection by three later segments or by time, and probes (RFC 8985).
 //!
-//! It is soft: a replica that meets an acknowledgement of a connection that it does not know makes one from that alone
-//! ([`Sender::resume`]), and whatever it gets wrong costs time, never an octet.
+//! It is soft state: a replica derives one from a single acknowledgement of an unknown connection
+//! ([`Sender::resume`]). Wrong estimates cost time, never a byte.
 
 use crate::codec::Class;
 use crate::flight::Cut;
@@ -11,7 +11,7 @@ use crate::large::clock::{Clock, Time};
 use crate::large::stamp::{CELL, CELLS, MAX_LARGE};
 use crate::large::window::Window;
 
-/// As many segments beyond a hole say that it is lost (RFC 6675), unless segments are known to overtake each other.
+/// Later segments that show a loss (RFC 6675), unless segments are known to overtake each other.
 const REORDERED: u32 = 3;
 /// Segments that a sender made of one acknowledgement sends before another acknowledgement shows a client behind it. Each one that shows
 /// news and is where its own timestamp says brings as many more: a client acknowledges two segments at a time, and a blind forger
@@ -37,20 +37,20 @@ pub(crate) struct Due {
     pub(crate) again: bool,
 }
 
-/// What an acknowledgement says.
+/// The contents of an acknowledgement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Heard<'a> {
-    /// Octets of the answer that the client has in order; FIN is one.
+    /// Bytes of the answer that the client has in order; FIN counts as one.
     pub(crate) at: u32,
     /// What it has beyond.
     pub(crate) beyond: &'a [(u32, u32)],
-    /// What came twice (RFC 2883).
+    /// Bytes that arrived twice (RFC 2883).
     pub(crate) twice: Option<(u32, u32)>,
     /// What it had last in order was a repair.
     pub(crate) repair: bool,
-    /// Octets of its window.
+    /// Bytes of its window.
     pub(crate) window: u32,
-    /// The window that the timestamp tells.
+    /// The congestion window in the timestamp.
     pub(crate) told: u32,
     /// It repeats its request: nothing came for long.
     pub(crate) nudge: bool,
@@ -70,10 +70,10 @@ impl<'a> Heard<'a> {
     }
 }
 
-/// A segment that was sent to have the client say where it is.
+/// A probe.
 #[derive(Clone, Copy, Debug)]
 struct Probe {
-    /// What is below was sent before.
+    /// End of the data that was sent before the probe.
     before: u32,
     from: u32,
     /// What the client acknowledges if the probe, and no more, has come.
@@ -85,22 +85,22 @@ struct Probe {
 #[derive(Clone, Debug)]
 pub(crate) struct Sender {
     class: Class,
-    /// Octets of the answer, FIN as one more.
+    /// Bytes of the answer, with one for FIN.
     end: u32,
     una: u32,
-    /// Behind the last octet that was ever sent.
+    /// End of the data that was ever sent.
     nxt: u32,
-    /// Behind the last octet that the client takes.
+    /// End of the client's window.
     edge: u32,
     window: Window,
     board: Board,
     /// A loss is repaired until everything below it is acknowledged.
     recover: Option<u32>,
-    /// Meanwhile the window grows: it began anew.
+    /// The window grows during recovery, because it restarted.
     anew: bool,
     /// What the client has not below it is lost.
     lost: u32,
-    /// What was lost below it was sent again.
+    /// Losses below this number were retransmitted.
     again: u32,
     /// `nxt` at the last repair: what the client has of behind it came after all of them.
     sent_then: u32,
@@ -108,18 +108,18 @@ pub(crate) struct Sender {
     suspect: Option<(u32, Time)>,
     /// How long what overtakes is waited for, in quarters of a round trip; 0: it is not known to happen.
     overtakes: u32,
-    /// No cell up to that of this octet has steady values.
+    /// Up to the cell of this byte, all cells have repair values.
     repaired: u32,
     probe: Option<Probe>,
-    /// The window, and nothing else, kept something back.
+    /// Only the window limited the last transmission.
     limited: bool,
     clock: Clock,
-    /// When silence is asked about.
+    /// Time of the next probe or timeout.
     deadline: Option<Time>,
     backoff: u32,
-    /// A segment to be sent whatever the window says.
+    /// One segment is sent regardless of the window.
     urgent: bool,
-    /// Octets of new data that are still sent without waiting for more room.
+    /// Bytes of new data that are sent without waiting for more room.
     piece: u32,
     /// Bytes that may be sent before an acknowledgement shows that a client gets them; `u32::MAX` once one has.
     credit: u32,
@@ -171,7 +171,7 @@ impl Sender {
         Sender { edge: window, ..Sender::new(class, length, Window::initial(class.segment())) }
     }
 
-    /// Of one that others began, from what its client says.
+    /// A sender for an answer that other replicas began, from an acknowledgement.
     pub(crate) fn resume(class: Class, length: u32, heard: &Heard<'_>, now: Time) -> Sender {
         let told = heard.told.min(MAX_TOLD_SEGMENTS * class.segment());
         let mut sender = Sender::new(class, length, Window::told(class.segment(), told));
@@ -187,8 +187,8 @@ impl Sender {
             sender.nxt = top;
             sender.restart(top);
         } else {
-            // In the middle: as much is under way as the window allowed, or a little less: what is sent twice costs less
-            // than what is taken for sent.
+            // In the middle of an answer a window, or slightly less, is assumed to be in flight:
+            // data sent twice costs less than data wrongly assumed sent.
             let cwnd = sender.cwnd();
             let under_way = (cwnd - cwnd / 8).min(heard.window);
             sender.nxt = sender.whole_segments(heard.at, heard.at.saturating_add(under_way)).max(top);
@@ -197,7 +197,7 @@ impl Sender {
             }
             sender.find_losses(now);
         }
-        // What is under way may be more than that, and its values are others.
+        // More may be in flight, with other values.
         sender.repaired = sender.repaired.max(sender.nxt + sender.window.threshold().min(CELL * CELLS) / 2);
         (sender.own, sender.earned, sender.began) = (sender.nxt, sender.nxt, heard.cell);
         sender.placed = heard.near;
@@ -208,8 +208,9 @@ impl Sender {
         } * sender.full();
         sender.arm(now);
         if !heard.near {
-            // Behind a repair an acknowledgement is far from its timestamp's cell, and nothing else shows whether it is a client's. The
-            // answer to a probe echoes the probe's own timestamp.
+            // After a repair the acknowledgement is far from the cell of its timestamp, and nothing
+            // else shows whether it comes from a client. The answer to a probe echoes the probe's
+            // own timestamp.
             sender.send_probe();
         }
         sender
@@ -252,7 +253,7 @@ impl Sender {
         self.nxt == self.una
     }
 
-    /// The client was asked, and did not answer here.
+    /// The client was probed and did not answer here.
     pub(crate) fn is_silent(&self) -> bool {
         self.backoff > 0
     }
@@ -261,32 +262,33 @@ impl Sender {
         self.window.octets()
     }
 
-    /// Octets that the client has in order.
+    /// Bytes that the client has in order.
     pub(crate) fn una(&self) -> u32 {
         self.una
     }
 
-    /// Whether nobody else can have sent what brought the client here, as far as is known.
+    /// Whether only this sender can have sent the data up to `at`, as far as known.
     pub(crate) fn has_sent(&self, at: u32) -> bool {
         at <= self.nxt
     }
 
-    /// Octets that are taken to be under way.
+    /// Bytes that are assumed to be in flight.
     fn pipe(&self) -> u32 {
         let again = self.again.max(self.una);
         let lost = self.board.missing(again, self.lost.min(self.nxt).max(again));
         self.board.missing(self.una, self.nxt).saturating_sub(lost)
     }
 
-    /// Takes an acknowledgement. Gives how much of what was sent here is acknowledged that was not before: by timestamps that go with it, so
-    /// that who acknowledges what he did not get has to guess one for each cell.
+    /// Takes in an acknowledgement. Returns the newly acknowledged bytes that were sent here, by
+    /// timestamps that fit them: a client that acknowledges data that it did not get has to guess
+    /// one for each cell.
     pub(crate) fn hear(&mut self, heard: &Heard<'_>, now: Time) -> u32 {
         let at = heard.at;
         if at > self.end {
             return 0;
         }
         if !self.has_sent(at) {
-            // Others sent meanwhile: what is known here, but for the path, is of before.
+            // Other replicas sent meanwhile: the state here is old, except for that of the path.
             let (clock, overtakes) = (self.clock.clone(), self.overtakes);
             *self = Sender { clock, overtakes, ..Sender::resume(self.class, self.end - 1, heard, now) };
             self.clock.forget();
@@ -299,7 +301,8 @@ impl Sender {
         let acked = at.saturating_sub(self.una);
         let earned = if heard.near { at.saturating_sub(self.earned) } else { 0 };
         self.earned += earned;
-        // Of what is acknowledged, what the client had not told of before: behind a repair it acknowledges a whole window at once.
+        // Acknowledged bytes that no SACK block covered before: after a repair the client
+        // acknowledges a whole window at once.
         let delivered = self.board.missing(self.una, at.max(self.una));
         self.nxt = self.nxt.max(at);
         let top = self.board.top();
@@ -311,14 +314,15 @@ impl Sender {
         for &(from, to) in heard.beyond.iter().filter(|range| range.1 <= self.end && range.0 > self.una) {
             self.board.add(from, to);
             if to > self.nxt {
-                // Others sent it, if the client has it: none of it, nor of what is below, is what this sender sent.
+                // The client has data that another replica sent: nothing up to there was sent by
+                // this one.
                 (self.nxt, self.own, self.earned) = (to, self.own.max(to), self.earned.max(to));
             }
         }
         let news = acked > 0 || self.board.top() > top;
         self.trust(heard, acked, news);
         if heard.twice.is_some_and(|(from, to)| self.window.came_twice(to - from)) {
-            // What was sent again had been overtaken, no more.
+            // The retransmitted data was only overtaken.
             self.overtakes = (self.overtakes + 1).min(4);
             (self.recover, self.anew, self.suspect) = (None, false, None);
             (self.lost, self.again) = (self.una, self.una);
@@ -327,7 +331,7 @@ impl Sender {
         if self.recover.is_some_and(|recover| self.una >= recover) {
             (self.recover, self.anew) = (None, false);
             self.window.mended(self.pipe());
-            // What was sent meanwhile is another window, and what is lost of it another loss.
+            // Data sent meanwhile belongs to another window, and its losses to another loss event.
             if self.board.missing(self.una, self.lost) > 0 {
                 self.enter();
             }
@@ -346,8 +350,9 @@ impl Sender {
         earned
     }
 
-    /// A probe that is answered tells what of all that went before it is lost. That it came twice is an answer; that the client is as far as
-    /// the probe alone has brought it may be one, if nothing follows. Farther on it is by what was only late: a machine that stood still.
+    /// An answered probe shows which earlier data is lost. A duplicate SACK is an answer. An
+    /// acknowledgement that the probe alone can explain may be one, if nothing follows. A higher
+    /// one comes from late data, as after a pause of the machine.
     fn answered(&mut self, heard: &Heard<'_>, advanced: bool, now: Time) {
         let Some(probe) = self.probe else { return };
         let is_twice = heard.twice.is_some_and(|(from, to)| from <= probe.from && probe.from < to);
@@ -381,8 +386,8 @@ impl Sender {
         self.clock.forget();
     }
 
-    /// What is lost by what came of behind it: three segments, or any while losses are repaired, or, and alone where segments overtake each
-    /// other, a part of a round trip ago.
+    /// Detects losses by later data: three segments, or any while losses are repaired; where
+    /// segments overtake each other, only by a fraction of a round trip.
     fn find_losses(&mut self, now: Time) {
         let full = self.full();
         let enough = if self.recover.is_some() { 1 } else { REORDERED * full - full / 2 };
@@ -400,7 +405,8 @@ impl Sender {
                 self.urgent = true;
             }
         }
-        // What was sent after a repair has come, the repair has not. The window was halved for the loss that it was to mend.
+        // Data sent after a repair has arrived, and the repair has not. The window was already
+        // halved for that loss.
         let again = self.again.min(self.lost);
         if self.recover.is_some() && self.board.hole(self.una) < again {
             let came = self.board.top() > self.sent_then;
@@ -428,7 +434,7 @@ impl Sender {
         self.urgent = true;
     }
 
-    /// Sets when something is done if nothing is heard.
+    /// Sets the deadline for the case that no segment arrives.
     fn arm(&mut self, now: Time) {
         let pause = if self.is_done() {
             self.deadline = None;
@@ -441,13 +447,14 @@ impl Sender {
         self.deadline = Some(now + pause);
     }
 
-    /// When something is to be done though nothing is heard.
+    /// Time of the next action without a further segment.
     pub(crate) fn deadline(&self) -> Option<Time> {
         let sooner = [self.suspect.map(|(_, at)| at), self.probe.and_then(|probe| probe.over)];
         Some(sooner.into_iter().flatten().fold(self.deadline?, Time::min))
     }
 
-    /// Who did not answer is asked again at `at` already, and that does not count. When that is, if anything changes.
+    /// Moves the next probe of a client that did not answer to `at`, without counting it. Returns
+    /// the new deadline if it changed.
     pub(crate) fn ask_again(&mut self, at: Time) -> Option<Time> {
         if !self.is_silent() || self.deadline.is_none_or(|deadline| deadline <= at) {
             return None;
@@ -457,7 +464,7 @@ impl Sender {
         self.deadline()
     }
 
-    /// The deadline has come. How often on end the client was silent, if it was.
+    /// Handles the deadline. Returns the number of consecutive unanswered probes, if any.
     pub(crate) fn late(&mut self, now: Time) -> Option<u32> {
         if let Some(probe) = self.probe.filter(|probe| probe.over.is_some_and(|at| at <= now)) {
             self.over(probe);
@@ -477,7 +484,7 @@ impl Sender {
             (self.recover, self.anew) = (Some(self.nxt), true);
             self.again = self.una;
             self.sent_then = self.nxt;
-            // What was told may be taken back (RFC 2018 section 8).
+            // SACKed data may be discarded by the client (RFC 2018 section 8).
             if self.backoff > 2 {
                 self.board.clear();
             }
@@ -526,12 +533,12 @@ impl Sender {
         (self.una, self.segment_end(self.una, path).min(self.nxt).min(next))
     }
 
-    /// Octets that the client has: they draw an answer, and nothing more than that.
+    /// Bytes that the client has: they draw only an answer.
     fn question(&self) -> (u32, u32) {
         (self.una.saturating_sub(8), self.una)
     }
 
-    /// What is sent now, if anything; `path`: octets of data that a segment on the path may have.
+    /// The next segment, if any; `path`: bytes of data that a segment may have on the path.
     pub(crate) fn next(&mut self, path: u32, now: Time) -> Option<Due> {
         if self.is_done() {
             return None;
@@ -543,7 +550,7 @@ impl Sender {
             return urgent.then(|| self.send(from, to, true, true, now));
         }
         let pipe = self.pipe();
-        // What is lost, then what is new.
+        // Losses first, then new data.
         let hole = self.board.hole(self.again.max(self.una));
         if hole < self.lost.min(self.nxt) {
             let next = self.board.next(hole).unwrap_or(u32::MAX);
@@ -581,9 +588,11 @@ impl Sender {
         None
     }
 
-    /// Whether new data waits for the next acknowledgements, until there is room for half of what Linux sends in one piece (a millisecond's,
-    /// two segments at least, a third of the window at most). Beside connections that gather so, one that does not takes half more than its
-    /// share, since what comes alone finds a place in a queue that is nearly full; one that gathers all of it gets three quarters.
+    /// Whether new data waits for further acknowledgements, until there is room for half of what
+    /// Linux sends in one piece (a millisecond of data, at least two segments, at most a third of
+    /// the window). Beside connections that send in bursts, one that does not takes half more than
+    /// its share, because single segments find room in a nearly full queue; one that sends only
+    /// whole bursts gets three quarters.
     fn gathers(&mut self, pipe: u32) -> bool {
         if self.piece > 0 || self.recover.is_some() {
             return false;

@@ -1,4 +1,4 @@
-//! The timestamp of a segment of a large answer: where it stands, what is sent, and how wide the window was.
+//! The timestamp of a segment of a large answer: its position, the object, and the window.
 //!
 //! ```text
 //! slot 8 | kind 2 | window 6 | all 1 | object 10, encrypted | check 2 | scale 3
@@ -18,15 +18,15 @@ use crate::codec::{Class, CookieKey, CookieKeys, Flow};
 use crate::flight::{TINY, is_full};
 use crate::stamp::Scale;
 
-/// Octets of a cell.
+/// Bytes of a cell.
 pub(crate) const CELL: u32 = 1 << 16;
-/// Cells of octets under way at most: PAWS compares values within half of their range, 128 slots.
+/// Most cells in flight: PAWS compares values within half of their range, 128 slots.
 pub(crate) const CELLS: u32 = 120;
-/// Octets of the longest large answer.
+/// Bytes of the longest large answer.
 pub const MAX_LARGE: u32 = 1 << 30;
-/// Octets behind the ISN that can be acknowledged: a large answer, and the last segment's.
+/// Bytes after the ISN that can be acknowledged: a large answer, and the last segment's.
 const REACH: u32 = MAX_LARGE + 16;
-/// How many large objects timestamps tell apart.
+/// Number of large objects that timestamps distinguish.
 pub const MAX_LARGE_OBJECTS: usize = 1 << 10;
 /// The check's bits, in place.
 const CHECK: u32 = 3 << 3;
@@ -39,7 +39,8 @@ const PAD_DOMAIN: u32 = DOMAIN;
 /// The bits of the object's number, in place.
 const OBJECT: u32 = 0x3ff << 5;
 
-/// Windows, octets, that a timestamp tells: seven an octave, from 2 kB on. 64 steps of 2^(1/7), rounded.
+/// Windows that a timestamp can carry, bytes: seven for each octave, from 2 kB on. 64 steps of
+/// 2^(1/7), rounded.
 const WINDOWS: [u32; 64] = windows();
 
 const fn windows() -> [u32; 64] {
@@ -58,20 +59,21 @@ const fn windows() -> [u32; 64] {
 /// The timestamp of a segment of a large answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LargeStamp {
-    /// The cell of its first octet, the lowest eight bits.
+    /// The cell of its first byte, the lowest eight bits.
     pub slot: u8,
     /// It was sent to repair a loss, or while one was repaired: the window is halved already.
     pub repair: bool,
     /// The window's number ([`window_of`]), six bits.
     pub window: u8,
-    /// The segment acknowledges all that the client has said, and so does what is sent from then on: of a segment whose acknowledgement is
-    /// behind one that they had there are clients that take nothing, and Linux echoes it only if it came in order.
+    /// The segment acknowledges all data of the client, and so do all later ones. Some clients
+    /// ignore a segment with an older acknowledgement than one that they had, and Linux echoes its
+    /// timestamp only if it arrived in order.
     pub all: bool,
-    /// What is sent.
+    /// The object.
     pub of: Download,
 }
 
-/// What is the same in all timestamps of an answer.
+/// The parts that all timestamps of an answer share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Download {
     /// The number of the object among the large ones, ten bits.
@@ -102,7 +104,8 @@ impl Seal {
         bare | flow.seal(self.key, [DOMAIN ^ bare, self.version]) & CHECK
     }
 
-    /// Of a connection whose ISN, plus one, the client acknowledges. Of keys that do not go with it the current one is as good as any.
+    /// The seal of a connection, from the client's acknowledgement of ISN + 1. Keys that do not fit
+    /// it are as good as the present one.
     pub(crate) fn of(flow: &Flow, keys: &CookieKeys, version: u32, ack: u32) -> Seal {
         let made = (0..3).find(|key| flow.distance_within(keys, *key, ack, 8).is_some());
         Seal::new(flow, made.and_then(|key| keys.get(key)).unwrap_or(keys.current), version)
@@ -113,7 +116,7 @@ impl Seal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Placed {
     pub(crate) class: Class,
-    /// Octets of the answer that the client has.
+    /// Bytes of the answer that the client has.
     pub(crate) at: u32,
     /// It has FIN too.
     pub(crate) fin: bool,
@@ -191,7 +194,8 @@ impl LargeStamp {
             let (class, at, fin) = (Class::numbered(distance >> 1), distance & !7, distance & 1 != 0);
             let full = is_full(class, at) || at == length;
             let there = at == length || !fin && at < length && (full || at.is_multiple_of(TINY));
-            // The segment that reached what was acknowledged last began there or before, and no more than a window is acknowledged at once.
+            // The segment that reached the last acknowledgement began there or before it, and at
+            // most a window is acknowledged at once.
             let ahead = (at / CELL).wrapping_sub(stamp.slot.into()) & 0xff;
             let cell = (at / CELL).checked_sub(ahead)?;
             let placed = Placed { class, at, fin, cell, near: ahead <= NEAR, full, seal };
@@ -212,7 +216,7 @@ pub fn window_number(octets: u32, cell: u32) -> u8 {
     (below + usize::from(chance < u64::from(part))) as u8
 }
 
-/// The window of a number, octets.
+/// The window of an index, bytes.
 #[must_use]
 pub fn window_of(number: u8) -> u32 {
     WINDOWS[usize::from(number & 63)]
@@ -248,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_is_told_right_in_the_mean() {
+    fn encoded_window_is_right_on_average() {
         for octets in [3000, 14_480, 100_000, 124_600, 700_000] {
             let sum: u64 = (0..4096).map(|cell| u64::from(window_of(window_number(octets, cell)))).sum();
             let mean = sum as f64 / 4096.0 / f64::from(octets);
@@ -284,7 +288,7 @@ mod tests {
         }
 
         #[test]
-        fn an_acknowledgement_says_where_it_stands(
+        fn acknowledgement_gives_its_offset(
             port: u16, class in 0u32..4, segments in 0u32..700_000, behind in 0u32..140, before: bool,
         ) {
             let class = Class::numbered(class);
@@ -374,7 +378,8 @@ mod tests {
         (hits, near, drawn as f64 / f64::from(guesses) / 52.0)
     }
 
-    /// Under two keys, with as many objects as timestamps tell apart, all of the longest length: the worst table there is.
+    /// Under two keys, with the most objects that timestamps distinguish, all of the longest
+    /// length: the worst table.
     #[test]
     fn a_forged_one_draws_less_than_it_costs() {
         for class in Class::all() {

@@ -1,4 +1,5 @@
-//! The congestion window: Reno's (RFC 5681), counted in octets, and taken back where a loss was none.
+//! The congestion window: Reno's (RFC 5681), counted in bytes, and restored where a loss was
+//! spurious.
 
 use crate::large::stamp::{CELL, CELLS, MAX_LARGE};
 
@@ -7,15 +8,15 @@ const INITIAL: u32 = 10;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Window {
-    /// Octets of a segment.
+    /// Bytes of a segment.
     full: u32,
     octets: u32,
     threshold: u32,
-    /// Octets acknowledged for which the window did not grow yet.
+    /// Acknowledged bytes that are not yet counted for growth.
     counted: u32,
     /// Window and threshold before it was halved, until that is known to have been right.
     before: Option<(u32, u32)>,
-    /// Octets that were sent again since then, less those that the client had twice.
+    /// Bytes retransmitted since then, less those that arrived twice.
     needless: u32,
 }
 
@@ -54,7 +55,8 @@ impl Window {
         self.octets = self.threshold;
     }
 
-    /// A timeout; only the `first` of several on end says something new (RFC 5681 section 3.1).
+    /// A timeout; only the `first` of several in a row reduces the threshold (RFC 5681 section
+    /// 3.1).
     pub(crate) fn time_out(&mut self, flight: u32, first: bool) {
         if first {
             self.lower(flight);
@@ -79,7 +81,8 @@ impl Window {
         self.needless = self.needless.saturating_add(octets);
     }
 
-    /// So much of what was sent again came twice. If it is all, nothing was lost (RFC 3708): gives whether that is so, and the window is as before.
+    /// Counts retransmitted bytes that arrived twice. If all did, nothing was lost (RFC 3708):
+    /// restores the window and returns true.
     pub(crate) fn came_twice(&mut self, octets: u32) -> bool {
         let Some((before, threshold)) = self.before else { return false };
         if self.needless > octets || self.needless == 0 {

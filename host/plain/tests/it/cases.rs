@@ -149,7 +149,7 @@ fn half_closing_clients_get_their_answer() {
 }
 
 #[test]
-fn a_path_that_takes_less_than_the_interface_is_found_without_being_told() {
+fn path_mtu_is_found_without_icmp() {
     let site = site();
     for stamps in [true, false] {
         for v6 in [false, true] {
@@ -185,7 +185,7 @@ fn a_window_as_large_as_the_answer() {
 }
 
 #[test]
-fn a_reader_that_stops_gets_the_rest_when_it_goes_on() {
+fn paused_reader_gets_the_rest_when_it_resumes() {
     let site = site();
     for stamps in [true, false] {
         let nature = Nature { stamps, buffer: 4000, ..Nature::default() };
@@ -216,7 +216,7 @@ fn requests_in_pieces() {
 }
 
 #[test]
-fn what_is_not_in_the_table_is_the_kernels() {
+fn unlisted_request_goes_to_the_kernel() {
     let site = site();
     for (text, cause) in [
         ("POST /1 HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\nx", Cause::Request),
@@ -235,7 +235,7 @@ fn what_is_not_in_the_table_is_the_kernels() {
 
 /// What a socket of the kernel's is told never promises more than the client said in its SYN.
 #[test]
-fn what_the_kernel_takes_over_is_what_was_agreed() {
+fn kernel_takes_over_the_negotiated_options() {
     let site = site();
     let put = b"PUT /1 HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\nx".to_vec();
     for (stamps, mss, shift, want) in [
@@ -340,7 +340,7 @@ fn nothing_is_adopted_from_the_middle() {
 }
 
 #[test]
-fn another_table_does_not_finish_what_one_began() {
+fn other_table_does_not_finish_an_answer() {
     let one = site();
     let other = Site {
         table: Table::new(vec![("5000".into(), crate::support::object(4000))], false).unwrap().into(),

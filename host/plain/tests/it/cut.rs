@@ -70,10 +70,10 @@ impl Twins {
 
     /// The segments that both send.
     fn say(&mut self, now: u64) -> Vec<Vec<u8>> {
-        let one = std::iter::from_fn(|| self.one.next_heard(&self.site, now, 0));
+        let one = std::iter::from_fn(|| self.one.next_received(&self.site, now, 0));
         let one: Vec<_> = one.flat_map(|packet| cut(&packet)).collect();
         let (mut whole, mut most) = (Vec::new(), MOST);
-        while let Some(packet) = self.whole.next_heard(&self.site, now, most) {
+        while let Some(packet) = self.whole.next_received(&self.site, now, most) {
             let segments = cut(&packet);
             most = MOST;
             if packet.cut().is_some() {
@@ -130,7 +130,7 @@ fn pieces_are_the_same_octets() {
 
 /// A replica that had to wait for the processor finds what its client said meanwhile in its socket: only then does it know who is silent.
 #[test]
-fn nobody_is_asked_before_what_came_is_heard() {
+fn no_probe_before_received_segments_are_handled() {
     let size = 300_000;
     let downloads = || Downloads::new(4);
     let site = Site { large: true, ..site_of(&[size]) };
@@ -148,7 +148,7 @@ fn nobody_is_asked_before_what_came_is_heard() {
         now += 900_000;
         assert!(twins.one.deadline().is_none_or(|deadline| deadline <= now));
         assert!(
-            twins.one.next_heard(&twins.site, now, 0).is_none(),
+            twins.one.next_received(&twins.site, now, 0).is_none(),
             "somebody is asked whose word may be here"
         );
     }

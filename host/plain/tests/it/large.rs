@@ -233,7 +233,7 @@ fn a_machine_that_stands_still_is_no_loss() {
 
 /// Acknowledgements of a client that says anything: of what it never got, of holes, with values that it had, or made up.
 #[test]
-fn whatever_a_client_says_is_survived() {
+fn arbitrary_acknowledgements_are_survived() {
     let size = 2_000_000;
     for seed in 0..300 {
         let mut dice = Dice(seed);

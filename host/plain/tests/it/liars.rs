@@ -49,7 +49,7 @@ fn octets(packets: &[Vec<u8>]) -> usize {
 /// The same acknowledgement and the end of a request, from more connections than a replica remembers: each time it knows nothing, and
 /// begins again with ten segments.
 #[test]
-fn what_is_replayed_draws_an_allowance() {
+fn replayed_acknowledgements_draw_an_allowance() {
     let size = 4_000_000;
     let mut node = Node { downloads: Downloads::new(4), ..Node::new(site_of(&[size])) };
     let lies: Vec<Lie> = (0..8).map(|n| Lie::new(&mut node, size, 5000 + n)).collect();

@@ -51,7 +51,7 @@ fn a_hole_is_filled_once() {
 }
 
 #[test]
-fn another_client_in_the_same_place_hears_nothing() {
+fn other_client_in_the_same_place_gets_nothing() {
     let mut replica = replica();
     let request = get(10_000, "");
     assert_eq!(answered(&mut replica, &said(4000, 500, 0, None, &request)), 8);

@@ -70,7 +70,7 @@ fn through(path: &Path, block: u32, nature: Nature, deaths: &Deaths) -> (Client,
 
 /// The client is silent when its replica has died; who had it before asks it, and it answers to another one.
 #[test]
-fn others_ask_for_who_died() {
+fn clients_of_dead_replica_are_probed() {
     let path = Path { delay: 5_000, rate: 12_500_000, queue: 100, ..Path::default() };
     // The bound of the exclusion, and at worst the third pause of who had the block before.
     for (told, bound) in [(false, SECOND), (true, SECOND / 8)] {
@@ -136,7 +136,7 @@ fn a_user_timeout_is_no_end() {
 
 /// Who is back was not there when all was acknowledged, and acknowledges no less: the timestamp says so.
 #[test]
-fn who_is_back_acknowledges_no_less() {
+fn returned_replica_acknowledges_no_less() {
     let path = Path { delay: 5_000, rate: 900_000, queue: 10, ..Path::default() };
     let mut nodes = nodes(2, SIZE);
     nodes.iter_mut().for_each(|node| node.downloads.know_others(Some(0), 0, 0));
@@ -178,7 +178,7 @@ fn a_probe_of_a_client_is_enough() {
 
 /// What a client repeats comes to who never had it because nobody else has it any more.
 #[test]
-fn who_is_left_alone_does_not_count_the_dead() {
+fn last_replica_does_not_count_dead_ones() {
     // One block for most of a minute: the first dies in it, and later who took it up.
     let deaths = Deaths { all: Some(30 * SECOND), ..Deaths::told(&[5]) };
     let (client, passed) = through(&SLOW, 1 << 22, Nature::default(), &deaths);
@@ -187,7 +187,7 @@ fn who_is_left_alone_does_not_count_the_dead() {
 
 /// A replica that had no room to remember a client takes it up as if others had had it.
 #[test]
-fn who_forgot_does_not_count_itself() {
+fn replica_without_state_does_not_count_itself() {
     let (crowded, dies) = (15 * SECOND, 40 * SECOND);
     let mut nodes = nodes(2, SIZE);
     for node in &mut nodes {

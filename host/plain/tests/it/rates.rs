@@ -60,7 +60,7 @@ fn path(rtt: u64) -> Path {
 
 /// A bar is 0.8 of the kernel's rate; the time of many downloads together says more than any one's rate.
 #[test]
-fn losses_cost_what_they_cost_reno() {
+fn losses_cost_as_much_as_with_reno() {
     for (rtt, loss, size) in
         [(10, 100, 1_000_000), (10, 200, 500_000), (50, 100, 500_000), (50, 200, 300_000)]
     {
@@ -76,7 +76,7 @@ fn losses_cost_what_they_cost_reno() {
 /// Where segments overtake each other some losses are taken back, and then time is given: 5 % late by up to a millisecond made a ninth of
 /// the rate.
 #[test]
-fn what_is_overtaken_is_not_lost() {
+fn overtaken_segments_do_not_count_as_lost() {
     let size = 10_000_000;
     let time = |late| alone(size, &path(10), 0, late, 3, Box::new(Node::new(site_of(&[size]))));
     let (none, some) = (time(0), time(500));

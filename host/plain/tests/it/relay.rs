@@ -109,7 +109,7 @@ fn half_closing_clients_get_their_answer() {
 /// Every pattern of losses among the first packets each way: the answer comes whole, the octets are the same, and the client's
 /// kernel is left with nothing.
 #[test]
-fn whatever_is_lost_the_client_gets_the_whole_answer() {
+fn client_gets_the_whole_answer_under_any_loss() {
     for (stamps, deterministic, size) in
         [(true, false, 600), (true, true, 4000), (false, false, 600), (false, true, 2500)]
     {
@@ -153,7 +153,7 @@ fn an_answer_of_one_segment_is_never_mixed_of_two() {
 
 /// A back end that is said to be deterministic and is not: an answer under way is not continued with another one.
 #[test]
-fn who_answers_otherwise_than_declared_is_found_out() {
+fn nondeterministic_back_end_is_detected() {
     let asked = query(7, 6000, false);
     let mut client = Client::new(Nature::default(), 4000, 1, std::slice::from_ref(&asked));
     // The third segment of the first answer is lost, and the client asks again and again.
@@ -170,7 +170,7 @@ fn who_answers_otherwise_than_declared_is_found_out() {
 }
 
 #[test]
-fn a_request_that_the_back_end_lost_is_asked_again() {
+fn lost_question_to_back_end_is_repeated() {
     for stamps in [true, false] {
         let queries = [query(1, 100, true), query(2, 200, false)];
         let nature = Nature { stamps, ..Nature::default() };
@@ -209,7 +209,7 @@ fn cause(outcome: &Outcome) -> Option<Cause> {
 }
 
 #[test]
-fn what_is_not_answered_here_is_the_kernels() {
+fn unanswerable_query_goes_to_the_kernel() {
     let first_cause = |relay: &Relay, request: &[u8]| {
         let mut client = Client::new(Nature::default(), 4000, 1, &[request.to_vec()]);
         let mut end = |way, n| if way == Way::ToServer && n > 2 { Fate::Lost } else { Fate::Arrives };

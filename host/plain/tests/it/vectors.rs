@@ -154,7 +154,7 @@ fn render() -> String {
 }
 
 #[test]
-fn the_committed_file_is_what_the_code_says() {
+fn committed_vectors_match_the_code() {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/plain-vectors.json");
     let fresh = render();
     let _: serde_json::Value = serde_json::from_str(&fresh).expect("JSON");

@@ -138,7 +138,7 @@ impl Server {
             while self.has_room() {
                 let Some(Door::Objects(objects)) = &mut self.running[n].plain else { break };
                 let Objects { replica, downloads: Some(downloads) } = objects.as_mut() else { break };
-                let acknowledged = downloads.next_heard(&replica.site, now, most);
+                let acknowledged = downloads.next_received(&replica.site, now, most);
                 let expired = || (due == Due::Expired).then(|| downloads.next(&replica.site, now)).flatten();
                 let Some(packet) = acknowledged.or_else(expired) else { break };
                 let Back { ethernet, ether_type } = packet.way;

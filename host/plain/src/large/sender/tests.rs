@@ -11,7 +11,7 @@ fn sent(sender: &mut Sender, now: Time) -> Vec<Due> {
 /// Behind a repair the client acknowledges a whole window at once, most of which it had told of before: counted again it made the window
 /// grow by a segment more after each loss, which was half as much again as Reno's share where windows are of five.
 #[test]
-fn what_was_told_of_before_is_not_counted_again() {
+fn sacked_data_is_not_counted_twice() {
     let mut sender = Sender::begin(Class::of(1460).unwrap(), 10_000_000, 10_000_000);
     let first = sent(&mut sender, 0);
     assert_eq!(first.len(), 10);
