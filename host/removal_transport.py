@@ -45,12 +45,12 @@ SIZES = "transport:retired::tests::larger_packets_are_fewer_and_smaller_ones_are
 BYTES = "transport:retired::tests::no_byte_of_a_token_can_be_another"
 OVER = "generation_ends_when_its_window_is_returned"
 USED = "used_window_is_not_returned"
-LIES = "a_client_that_lies_gets_no_window"
+LIES = "client_with_a_false_proof_gets_no_window"
 OTHERS = "file_open_to_other_users_is_refused"
 NOT_OURS = "foreign_file_is_reported_and_left_unchanged"
 BOUNDED = "the_file_is_bounded_and_the_newest_stay"
 AT_ONCE = "concurrent_takes_neither_duplicate_nor_lose_tokens"
-PATIENCE = "pause_longer_than_the_patience_ends_no_connection"
+PATIENCE = "pause_longer_than_give_up_after_ends_no_connection"
 TRANSLATED = "translator_that_changes_the_port_ends_no_connection"
 NOBODY_WAITS = "store_works_after_an_interrupted_process"
 
@@ -244,7 +244,7 @@ REMOVALS = {
         "send.rs",
         "self.unused_for(slot.received_at, now) > self.rtt.idle() || ",
         "",
-        "a_window_unused_for_longer_than_a_second_begins_anew",
+        "window_unused_for_over_a_second_restarts",
     ),
     "stream-handshake": stream(
         "receive.rs",

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn af_xdp_takes_the_ports_of_connections_alone() {
+    fn af_xdp_takes_only_ports_of_connections() {
         if rivulet_pktio::testing::lacks_af_xdp() {
             return;
         }

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_go_to_the_next_stack_and_are_nowhere_twice() {
+    fn tokens_move_to_the_next_stack_without_copies() {
         let dir = tempfile::tempdir().unwrap();
         let stack = || {
             let all = Destinations::default();

@@ -46,7 +46,7 @@ pub struct Retired {
 pub struct Seed {
     /// Connection tag of the generation that returned it.
     pub tag: u32,
-    /// [`crate::cwnd::Piece::gain`] of the first piece: 1 to [`MAX_GAIN`].
+    /// `Piece::gain` of the first piece: 1 to `MAX_GAIN`.
     pub gain: u8,
     /// Slow-start threshold of the first piece in packets.
     pub ssthresh: u16,

@@ -66,7 +66,7 @@ fn the_step_and_its_responses_allocate_nothing() {
 }
 
 #[test]
-fn soft_state_allocates_nothing_after_its_making_and_a_refusal_neither() {
+fn soft_state_and_refusals_allocate_nothing() {
     let keys = support::keys();
     let packet = steady::request(&keys);
     let mut server = Server::new(Policy::default());

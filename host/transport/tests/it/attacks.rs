@@ -205,7 +205,7 @@ fn greed(server: &mut Server, keys: &KeyRing, times: u32, proofs: u32) -> usize 
 
 /// Defence: the replay memory is keyed by response number, not by MAC or proof.
 #[test]
-fn using_each_continuation_often_or_with_two_proofs_gains_nothing() {
+fn repeated_use_of_continuations_gains_nothing() {
     let keys = support::keys();
     let honest = greed(&mut guarded(), &keys, 1, 1);
     for (times, proofs) in [(4, 1), (1, 2), (3, 2)] {
@@ -426,7 +426,7 @@ fn probes_bring_no_data() {
 /// was cut off from its controller gets a user continuation sealed by another replica under a newer
 /// key. The client must retry elsewhere instead of failing.
 #[test]
-fn a_continuation_of_a_newer_epoch_is_another_replicas() {
+fn continuation_of_a_newer_epoch_is_retried_elsewhere() {
     let behind = support::keys();
     let mut ahead = support::keys();
     ahead.add_seal(2, &[0x22; 16]);
@@ -557,7 +557,7 @@ fn extreme_but_authentic_continuations_are_survived() {
 /// Defence: the answer to a CLOSE reveals no nonce. A number received under K' was lost under K,
 /// and its nonce under K would hide that.
 #[test]
-fn a_close_shows_no_nonce() {
+fn answer_to_close_reveals_no_nonce() {
     let keys = support::keys();
     let c = steady::fields();
     // The client has the last number only under K', from a PROBE.

@@ -10,7 +10,7 @@ use rivulet_transport::{KeyRing, Time};
 const RTT: u64 = 20_000;
 
 #[test]
-fn delayed_acknowledgements_save_requests_and_change_nothing_else() {
+fn delayed_acknowledgements_only_save_requests() {
     let transfer = |delayed_acks, loss| {
         let mut w = World::new(Config { delayed_acks, ..Config::default() });
         let size = 3_000_000;

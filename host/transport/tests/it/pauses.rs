@@ -51,7 +51,7 @@ fn frozen_client_resumes_within_two_round_trips() {
 
 /// Fails if the time in which this host was stopped counts against the server.
 #[test]
-fn pause_longer_than_the_patience_ends_no_connection() {
+fn pause_longer_than_give_up_after_ends_no_connection() {
     let give_up_after = 10 * SECOND;
     let mut w = World::new(Config { give_up_after, ..Config::default() });
     w.write(0, b"3000000\n");

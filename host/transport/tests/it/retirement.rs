@@ -348,7 +348,7 @@ fn a_window_cannot_be_split_into_tokens() {
 /// Defence: the proof of a REKEY must show that every number of the window was received, and the
 /// last one is presented.
 #[test]
-fn a_client_that_lies_gets_no_window() {
+fn client_with_a_false_proof_gets_no_window() {
     let (keys, c) = (support::keys(), drained());
     let continuation = sealed(&keys, &c);
     let whole = steady::original(&keys, &c, 0, 99);

@@ -24,7 +24,7 @@ fn request(packet: &[u8]) -> (RequestClass, Option<u16>) {
 }
 
 #[test]
-fn any_number_of_streams_come_whole_both_ways_at_any_loss() {
+fn streams_arrive_complete_in_both_directions_despite_loss() {
     for (seed, loss) in [(1, 0.0), (2, 0.02), (3, 0.1)] {
         let mut w = World::new(Config::default());
         let mut random = Random(seed);
@@ -141,7 +141,7 @@ fn the_last_stream_that_fails_ends_the_connection() {
 }
 
 #[test]
-fn streams_that_are_forgotten_leave_their_part_to_the_others() {
+fn forgotten_streams_leave_their_share_to_others() {
     let mut w = World::new(Config::default());
     w.write(0, b"3000000\n");
     let stream = ask(&mut w, 1_000_000);
@@ -187,7 +187,7 @@ fn later_fetches_take_three_round_trips() {
 }
 
 #[test]
-fn a_window_unused_for_longer_than_a_second_begins_anew() {
+fn window_unused_for_over_a_second_restarts() {
     let (took, w) = fetches(1_200_000);
     let s = w.client.statistics();
     assert_eq!((s.rekeys, s.timeouts, s.declared), (8, 0, 0), "{s:?}");
@@ -197,7 +197,7 @@ fn a_window_unused_for_longer_than_a_second_begins_anew() {
 /// A request carries one packet of input, and an opening has one request in its first round trip.
 /// Requests that start together wait for continuations.
 #[test]
-fn requests_that_begin_together_are_answered_as_there_are_continuations() {
+fn simultaneous_requests_wait_for_continuations() {
     const ROUND: u64 = 75_000;
     let rounds = |token: Option<Vec<u8>>| {
         let mut w = World::new(Config { token, ..Config::default() });

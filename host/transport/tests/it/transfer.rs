@@ -34,7 +34,7 @@ fn megabytes_without_loss_need_no_timer() {
 }
 
 #[test]
-fn where_continuations_come_whole_no_request_asks_for_more_than_fits_beside_them() {
+fn wants_leave_room_for_whole_continuations() {
     let responses = |delta| {
         let mut w = World::new(Config::default());
         w.policy.delta = delta;
@@ -91,7 +91,7 @@ fn a_newer_nonce_epoch_is_taken_up_by_a_rekey_within_a_horizon() {
 }
 
 #[test]
-fn an_epoch_that_died_is_left_by_a_restart() {
+fn withdrawn_epoch_is_left_by_a_restart() {
     let mut w = World::new(Config::default());
     let size = 3_000_000;
     w.write(0, format!("{size}\n").as_bytes());
@@ -122,7 +122,7 @@ fn a_reader_that_pauses_for_an_hour_reads_on() {
 }
 
 #[test]
-fn one_corrupted_nonce_is_left_behind_by_a_restart() {
+fn restart_recovers_from_a_corrupted_nonce() {
     let mut w = World::new(Config::default());
     let size = 1_000_000;
     w.write(0, format!("{size}\n").as_bytes());
