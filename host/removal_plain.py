@@ -291,14 +291,20 @@ REMOVALS = {
     "hands-left": server("return_path.rs", "is_under_way(segment) && hops", "false && hops", NO_CONTENT),
     "hands-left-once": server("return_path.rs", "is_some_and(|left| left > 1)", "is_some()", NO_CONTENT),
     "hands-left-to-it": server("return_path.rs", "&& !kernel.has(segment)", "", NO_CONTENT),
-    "hands-left-strays": server("return_path.rs", "false => kernel.lacks(segment, now),", "false => false,", NO_CONTENT),
+    "hands-left-strays": server(
+        "return_path.rs", "false => kernel.lacks(segment, now),", "false => false,", NO_CONTENT
+    ),
     "hands-resets": server(
         "return_path.rs", "if self.shared {\n            // Segments", "if false {\n            // Segments", BACK
     ),
     "hands-late": server("plain.rs", "&& !(way.forwarded && kernel.lacks(&segment, now)) =>", "=>", LATE),
     "hands-by-chance": server("plain.rs", "Verdict::Drop(Reason::Stamp)\n", "Verdict::Drop(Reason::Changed)\n", LATE),
-    "hands-hops": server("return_path.rs", "left.saturating_sub(1).min(FORWARDED_HOPS)", "left.saturating_sub(1)", HOPS),
-    "hands-hops-seen": server("return_path.rs", "is_none_or(|left| left <= FORWARDED_HOPS)", "is_none_or(|left| left <= 1)", HOPS),
+    "hands-hops": server(
+        "return_path.rs", "left.saturating_sub(1).min(FORWARDED_HOPS)", "left.saturating_sub(1)", HOPS
+    ),
+    "hands-hops-seen": server(
+        "return_path.rs", "is_none_or(|left| left <= FORWARDED_HOPS)", "is_none_or(|left| left <= 1)", HOPS
+    ),
     "content-large": server(
         "plain.rs",
         "true => flow.reaches(keys, header.ack),",
