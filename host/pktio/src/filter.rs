@@ -85,6 +85,8 @@ pub struct LocalRule {
 pub struct Filter {
     rules: Arc<[Rule]>,
     program: Vec<libc::sock_filter>,
+    /// The program of the rules themselves, if `program` accepts more.
+    exact: Option<Vec<libc::sock_filter>>,
 }
 
 impl Filter {
@@ -93,9 +95,9 @@ impl Filter {
     /// address and port, because it only gets copies. Fails if even that exceeds the kernel's limit
     /// of 4096 instructions.
     pub fn new(rules: &[Rule]) -> Result<Filter, OpenError> {
-        let mut program = program::compile(rules);
+        let (mut program, mut exact) = (program::compile(rules), None);
         if program.len() > MAX_EXACT {
-            program = program::compile(&wider(rules));
+            exact = Some(std::mem::replace(&mut program, program::compile(&wider(rules))));
         }
         if program.len() > libc::BPF_MAXINSNS as usize {
             return Err(OpenError::Config(format!(
@@ -104,7 +106,7 @@ impl Filter {
                 libc::BPF_MAXINSNS
             )));
         }
-        Ok(Filter { rules: rules.into(), program })
+        Ok(Filter { rules: rules.into(), program, exact })
     }
 
     /// The rules whose frames AF_XDP takes away from the kernel.
@@ -124,10 +126,11 @@ impl Filter {
         &self.program
     }
 
-    /// Runs the program on a frame without a VLAN tag, like the kernel.
+    /// Whether a rule accepts a frame without a VLAN tag. Stays exact where [`program`](Filter::program) is widened:
+    /// callers ask this to decide whether the kernel gets the frame, so an answer that is too wide takes frames away from it.
     #[must_use]
     pub fn accepts(&self, frame: &[u8]) -> bool {
-        program::run(&self.program, frame)
+        program::run(self.exact.as_ref().unwrap_or(&self.program), frame)
     }
 }
 

@@ -215,6 +215,15 @@ mod tests {
             assert_eq!(frame[place.clone()][..length], outer[..length], "tagged {tagged}");
             assert_eq!(frame[place][length..], outer[length + 20..]);
         }
+        // So many rules that the filter of a packet socket is wider than they are.
+        let rules = (0..1024u16).map(|n| rivulet_pktio::filter::TcpRule {
+            destinations: vec![[10, 8, (n >> 8) as u8, n as u8].into()],
+            destination_ports: vec![443..=443],
+            ..Default::default()
+        });
+        let rules: Vec<_> = rules.map(rivulet_pktio::filter::Rule::Tcp).collect();
+        let wide = Filter::new(&rules).unwrap();
+        assert_eq!(one_way().open(&mut tunnelled(false, 80), &wide, &interface, 0), Content::Elsewhere);
         let mut other = tunnelled(false, 81);
         assert_eq!(one_way().open(&mut other, &filter, &interface, 0), Content::Elsewhere);
         let mut strange = tunnelled(false, 80);
