@@ -14,7 +14,7 @@ use crate::survive::{Plan, Rig, SERVICE, SERVICE6};
 
 const LARGE: usize = 8_000_000;
 
-/// Downloads, each into a file of its own.
+/// Downloads, each into its own file.
 struct Downloads<'r> {
     rig: &'r Rig,
     all: Vec<(&'static str, Process)>,
@@ -58,7 +58,7 @@ fn rig(service: &'static str) -> Option<Rig> {
         &[("large", LARGE), ("changed", LARGE), ("small", 3000)],
     )?;
     rig.file("other", LARGE - 7);
-    // So that what is read slowly is sent slowly.
+    // A small receive buffer: data that is read slowly is sent slowly.
     let short = || fs::write("/proc/sys/net/ipv4/tcp_rmem", "4096 65536 131072");
     in_netns(Some(rig.client.name()), short).unwrap().unwrap();
     Some(rig)
@@ -75,7 +75,7 @@ fn dies(rig: &Rig) {
 fn unnamed_connections_resume_by_records_beside_named_ones() {
     for service in [SERVICE, SERVICE6] {
         let Some(rig) = rig(service) else { return };
-        // After the server was asked what it has.
+        // After the table was requested from the server.
         let changed = rig.file("changed", LARGE + 5);
         let to = |rest: &str| format!("http://{service}/{rest}");
         let downloads = Downloads::begin(
@@ -117,7 +117,7 @@ fn connection_without_timestamps_is_recorded_from_handshake() {
     eventually("it is counted", || rig.hosts[1].replica.counts().adopted == 1);
 }
 
-/// What was adopted by its record goes on by the next one's, on the same host too.
+/// A connection that was adopted by its record resumes by the next record, on the same host too.
 #[test]
 fn nginx_dies_on_both_replicas_one_after_the_other() {
     let Some(mut rig) = rig(SERVICE) else { return };
@@ -139,7 +139,7 @@ fn nginx_dies_on_both_replicas_one_after_the_other() {
     rig.restart(1);
     let large = content(&rig, "large");
     Downloads { rig: &rig, all }.end(&[&large, &large]);
-    // What is gone on with here already asks the next server for the rest.
+    // An adopted connection already requests the rest from the next server.
     let counts = rig.hosts[1].replica.counts();
     assert_eq!((counts.adopted, counts.refused), (2, 0));
 }
@@ -196,8 +196,8 @@ fn named_connection_of_draining_replica_moves_by_record() {
     assert_eq!((one.counts().unprotected, two.counts().unprotected), Default::default());
 }
 
-/// What ends a handshake comes twice, and right behind it a request, twice too: one processor hears the one before another is done
-/// with the other.
+/// The segment that completes a handshake comes twice, and right after it a request, twice too: one
+/// processor handles a segment before another has finished the previous one.
 #[test]
 fn a_handshake_that_ends_twice_begins_one_connection() {
     const THREADS: usize = 8;

@@ -8,7 +8,7 @@ use crate::support::{CLOSED, OPEN, established, stores};
 
 const GET: &[u8] = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n";
 const N: u32 = GET.len() as u32;
-/// Sequence numbers of the first octets, whatever they are.
+/// Arbitrary sequence numbers of the first bytes.
 const CLIENT: u32 = 1000;
 const SERVICE: u32 = u32::MAX - 100;
 
@@ -29,7 +29,7 @@ fn limits(ack: u32, data: u32, fin_at: Option<u32>) -> Vec<Action> {
     vec![Action::Limits(Limits { ack, data, fin_at })]
 }
 
-/// What comes of a step.
+/// The actions of a step.
 fn after(step: impl FnOnce(&mut Vec<Action>)) -> Vec<Action> {
     let mut out = Vec::new();
     step(&mut out);
@@ -83,7 +83,7 @@ fn a_response_is_stored_when_its_head_is_there() {
     assert_eq!((response.length, response.passed, response.close), (whole, whole, false));
     let check = (10, crc32c::crc32c(b"0123456789"));
     assert_eq!(response.body, Body::Object { request: GET.to_vec(), head, check, digest: None });
-    // The next request on the same connection tells that the client has the first answer.
+    // The next request on the same connection shows that the client has the first answer.
     flow.acknowledged(end);
     assert_eq!(after(|out| flow.request(CLIENT + N, GET, false, out)), limits(CLIENT + N, end, None));
     let answer = b"HTTP/1.1 304 Not Modified\r\nETag: \"x\"\r\nConnection: close\r\n\r\n";
@@ -190,7 +190,7 @@ fn a_full_record_waits_for_the_client_though_the_server_was_late_before() {
     assert_eq!(then, limits(CLIENT + 2 * N, end, Some(end)));
 }
 
-/// The server can say no more than its window lets it, which the client has to acknowledge.
+/// The server can send no more than its window, which the client has to acknowledge.
 #[test]
 fn full_record_holds_the_next_response() {
     let mut flow = flow(&OPEN);
@@ -227,7 +227,7 @@ fn a_long_response_passes_by_stretches() {
         assert_eq!((record.responses[0].passed, record.passed()), (passed, at(passed)));
         assert_eq!(Record::decode(&record.encode()), Ok(record));
         assert_eq!(then, limits(CLIENT + N, at(passed), Some(at(passed)).filter(|_| passed == whole)));
-        // What came before is of no interest any more.
+        // Earlier data is no longer of interest.
         assert_eq!(after(|out| flow.response(at(passed - 5000), &[1; 1400], false, out)), []);
     }
     flow.acknowledged(at(whole));
@@ -241,7 +241,7 @@ fn a_long_response_passes_by_stretches() {
 #[test]
 fn fin_passes_behind_a_response_alone() {
     let mut flow = flow(&OPEN);
-    // Before anything was asked the server may close.
+    // Before a request the server may close.
     assert_eq!(flow.limits().fin_at, Some(SERVICE));
     let end = answered(&mut flow, 100_000);
     assert!(!flow.ends_early());
@@ -375,7 +375,7 @@ fn a_store_that_fails_lets_pass_or_holds() {
     let (record, then) = kept(&mut flow, |flow, out| flow.tick(1000, out));
     let end = at(head.len() as u64 + 10);
     assert_eq!((record.version, then), (2, limits(CLIENT + N, end, Some(end))));
-    // And anew when its server died later.
+    // And once more when its server died later.
     let (record, then) = kept(&mut flow, |flow, out| flow.renew(out));
     assert_eq!((record.version, record.responses.len(), then), (3, 1, vec![]));
 }

@@ -65,7 +65,7 @@ fn get(stream: &mut TcpStream, name: &str) -> u16 {
     }
 }
 
-/// Addresses and statuses in a replica's log of what was asked for there under this name.
+/// Addresses and statuses in a replica's log for requests of this name.
 fn logged(rig: &Rig, of: usize, name: &str) -> Vec<(String, String)> {
     let lines = fs::read_to_string(rig.hosts[of].dir().join("access")).unwrap_or_default();
     let of_name = lines.lines().filter(|line| line.contains(&format!(" /{name} ")));

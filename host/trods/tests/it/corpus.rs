@@ -48,7 +48,7 @@ fn flows() {
     replay("trods_flow", hostile::flow);
 }
 
-/// Of each target: its corpus with octets changed.
+/// The corpus of each target, with bytes changed.
 fn damaged(target: &str) -> impl Strategy<Value = Vec<u8>> + use<> {
     let changes = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6);
     let cut = any::<(bool, prop::sample::Index)>();

@@ -33,13 +33,13 @@ fn write(folder: &Path, name: &str, bytes: &[u8]) {
     assert!(Command::new("touch").args(["-d", "@1700000000"]).arg(path).status().unwrap().success());
 }
 
-/// nginx, whose files are its own.
+/// nginx with separate files.
 fn nginx(ns: &Netns, service: &str, root: &Path, dir: &Path) -> Process {
     let (shared, own) = (root.join("www").display().to_string(), dir.join("www").display().to_string());
     nginx_with(ns, service, root, dir, &|text| text.replace(&shared, &own))
 }
 
-/// lighttpd, whose files are its own and whose entity tags are not made of inodes.
+/// lighttpd with separate files, and entity tags without inodes.
 fn lighttpd(ns: &Netns, service: &str, _root: &Path, dir: &Path) -> Process {
     let (address, port) = service.rsplit_once(':').unwrap();
     let own = dir.join("www").display().to_string();
@@ -157,7 +157,8 @@ fn download_with_signed_range_resumes() {
     assert_eq!((counts().refused, counts().trusted, counts().digests, counts().read_through), (0, 0, 1, 1));
 }
 
-/// The digests are not known yet; the first flight is there, in which nginx' head is a segment of its own.
+/// The digests are not known yet; the first flight is there, in which nginx' head is a separate
+/// segment.
 #[test]
 fn first_flight_is_compared_without_digests() {
     let files = |n: u8, folder: &Path| write(folder, "large", &content(n, 0));
@@ -172,7 +173,7 @@ fn first_flight_is_compared_without_digests() {
     eventually("it is counted", || rig.hosts[1].replica.counts().refusals == [("content", 1)].into());
 }
 
-/// nginx that gives the agent nothing, so that nobody can compare.
+/// nginx that gives the agent nothing, so that no digest is known.
 fn secretive(ns: &Netns, service: &str, root: &Path, dir: &Path) -> Process {
     let (shared, own) = (root.join("www").display().to_string(), dir.join("www").display().to_string());
     nginx_with(ns, service, root, dir, &|text| {

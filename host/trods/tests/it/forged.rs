@@ -1,4 +1,4 @@
-//! What somebody who reaches memcached, and is no replica, puts there: no connection is adopted by it.
+//! Records that an attacker with access to memcached writes: no connection is adopted by them.
 
 use std::io::{Read, Write};
 use std::time::Duration;

@@ -13,7 +13,7 @@ use crate::support::{CLOSED, DETERMINISTIC, OPEN, established, generate, stores}
 use crate::survive::{Plan, Rig, SERVICE};
 
 const GET: &[u8] = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n";
-/// Sequence numbers of the first octets, whatever they are.
+/// Arbitrary sequence numbers of the first bytes.
 const CLIENT: u32 = 1000;
 const START: u32 = u32::MAX - 100;
 
@@ -23,7 +23,8 @@ fn asked(settings: &Settings) -> Flow {
     flow
 }
 
-/// What the flow stores of an octets at this place, kept at once, and what then holds.
+/// The record that the flow stores for bytes at this place, kept at once, and the limits that then
+/// hold.
 fn kept(flow: &mut Flow, at: usize, octets: &[u8], fin: bool) -> (Record, Limits) {
     let mut out = Vec::new();
     flow.response(START.wrapping_add(at as u32), octets, fin, &mut out);
@@ -54,7 +55,7 @@ fn no_more_passes_than_was_seen() {
     let whole = [&head[..], &body(30_000)].concat();
     let mut flow = asked(&DETERMINISTIC);
     let mut passed = 0;
-    // The head alone, a frame that is larger than what is kept of it, and the rest with FIN behind it.
+    // The head alone, a frame that is larger than the stored part, and the rest with a FIN.
     for to in [head.len(), head.len() + 20_000, whole.len()] {
         let (record, limits) = kept(&mut flow, passed, &whole[passed..to], to == whole.len());
         let [response] = &record.responses[..] else { panic!("{record:?}") };
@@ -75,12 +76,12 @@ fn end_of_chunks_is_found_and_later_bytes_wait() {
         [b"1388\r\n".to_vec(), body(5000), b"\r\n1388\r\n".to_vec(), body(5000), b"\r\n0\r\n\r\n".to_vec()];
     let whole = [&head[..], &chunks.concat()].concat();
     for cut in (head.len() + 4097..whole.len()).step_by(13) {
-        // It says its inputs, so nobody has to say that it is deterministic.
+        // It lists its inputs, so the setting `deterministic` is not needed.
         let mut flow = asked(&OPEN);
         let (record, limits) = kept(&mut flow, 0, &whole[..cut], false);
         assert_eq!((record.responses[0].length, record.responses[0].passed), (UNKNOWN, cut as u64));
         assert_eq!((limits.data, limits.fin_at), (START.wrapping_add(cut as u32), None));
-        // Another replica goes on from there; behind the end it holds what nobody asked for.
+        // Another replica resumes from there; after the end it holds data without a request.
         let mut out = Vec::new();
         let mut flow = Flow::resume(record, &OPEN, 7, &mut out);
         let [(ticket, _)] = stores(&out).try_into().unwrap();
@@ -124,7 +125,7 @@ fn a_small_answer_is_stored_whole_unless_it_comes_slowly() {
 #[test]
 fn response_without_inputs_is_unprotected() {
     let large = body(5000);
-    // Without an end of its own it could be cut short; nobody said that it is the same; and no chunks are no answer.
+    // Without a known end it could be truncated; not deterministic; and malformed chunks.
     for (settings, fields, reason) in [
         (DETERMINISTIC, "X-TRODS: 5\r\n", Reason::Dynamic),
         (OPEN, "Content-Length: 5000\r\nX-TRODS-Not: 5\r\n", Reason::Dynamic),

@@ -97,7 +97,7 @@ impl Rig {
         });
     }
 
-    /// Limits: `ack` as it is, the others in octets from where the server's data begin.
+    /// Sets limits: `ack` as given, the others in bytes from the beginning of the server's data.
     fn limit(&self, key: &FlowKey, ack: u32, data: u32, fin_at: Option<u32>) {
         let now = self.hold.programs().limits(key).unwrap().unwrap();
         let first = now.first;
@@ -106,7 +106,7 @@ impl Rig {
         assert!(self.hold.programs().set_limits(key, &limits).unwrap());
     }
 
-    /// What is to be known of a connection that does not go on.
+    /// The state of a connection that is stuck.
     fn described(&mut self, key: &FlowKey) -> String {
         self.look();
         let sockets = self.replica.run("ss -Htanoi");
@@ -149,7 +149,8 @@ fn nothing_is_acknowledged_or_sent_beyond_limits() {
         let mut request = vec![0; REQUEST.len()];
         server.read_exact(&mut request).unwrap();
         rig.until("the copy", |rig| rig.told.contains(&Told::Request(REQUEST.into(), false)));
-        // The kernel acknowledges at once or 40 ms later; neither leaves, nor does what comes with the client's repetitions.
+        // The kernel acknowledges at once or 40 ms later; neither leaves, nor do answers to the
+        // client's retransmissions.
         rig.until("an acknowledgement", |rig| rig.hold.counters().unwrap().acks > 1);
         assert_eq!(unacknowledged(&client).unwrap() as usize, REQUEST.len());
         rig.limit(&key, requested, 0, None);
@@ -174,8 +175,8 @@ fn nothing_is_acknowledged_or_sent_beyond_limits() {
             got.len() >= 300_000
         });
         assert!(got == body(300_000));
-        // Not by closing it: a child that another test has forked may hold the socket, too, and the last to close it may then
-        // be a process that exits, whose FIN is held.
+        // Not by closing it: a child that another test has forked may hold the socket, too, and the
+        // last to close it may then be a process that exits, with a FIN that is held.
         let server = writer.join().unwrap();
         server.shutdown(std::net::Shutdown::Write).unwrap();
         rig.until("a FIN", |rig| rig.told.contains(&Told::Fin));
@@ -241,7 +242,7 @@ fn allowed_part_of_frame_leaves_first() {
         let (mut client, mut server, key) = rig.connect();
         client.write_all(REQUEST).unwrap();
         server.read_exact(&mut [0; REQUEST.len()]).unwrap();
-        // What is left behind whole segments waits for the end.
+        // A rest after whole segments waits for the end.
         rustix::net::sockopt::set_tcp_cork(&server, true).unwrap();
         server.write_all(&body(10_000)).unwrap();
         drop(server);
@@ -298,13 +299,13 @@ fn a_client_fills_its_share_of_the_room_and_no_more() {
     let config = Config { promiscuous: false, filter: Some(Filter::new(&[]).unwrap()), ..Config::default() };
     let mut tap = AfPacket::open(&rig.replica.interface("trods0"), config).unwrap();
     let room = (16 << 20) / frame.len();
-    // Whatever else the kernel says there is no segment.
+    // The kernel sends other frames, too, which are not segments.
     while rig.hold.dropped() == 0 && rig.frames.len() <= room {
         tap.send(&[TxFrame::new(&frame)]).unwrap();
         rig.look();
     }
     assert_eq!(rig.frames.len(), room);
-    // There is room again for as many as leave.
+    // There is room again for as many frames as leave.
     let Rig { hold, frames, .. } = &mut rig;
     frames.drain(..10).for_each(|frame| hold.forget(frame));
     for _ in 0..20 {
@@ -328,7 +329,7 @@ fn fin_of_dead_server_does_not_leave() {
     rig.until("the RST", |rig| rig.told.contains(&Told::Aborted));
     assert_eq!(client.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
     assert_eq!(client.take_error().unwrap().map(|e| e.kind()), None);
-    // Nor is what its kernel says to what the client sends again.
+    // Nor do the kernel's answers to the client's retransmissions.
     rig.until("more of them", |rig| rig.hold.counters().unwrap().resets > 2);
     assert_eq!(client.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
     // Without the programs it is.

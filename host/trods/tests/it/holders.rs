@@ -1,9 +1,11 @@
-//! A model of who holds a connection while agents are killed and return, for a model checker: replicas with their incarnations, the store
-//! with the records of each, what the controller tells of incarnations, and who gets the client's segments. A connection whose replica is
-//! gone has to be gone on with, or reset, whatever the order of events.
+//! A model of a connection's holders while agents are killed and return, for a model checker:
+//! replicas with their incarnations, the store with the records of each, the controller's reports
+//! of incarnations, and the replica that gets the client's segments. A connection of a dead replica
+//! must be resumed or reset under any order of events.
 //!
-//! By the rules of before ([`Rules::OnDeath`]) the checker finds connections that hang for ever: a holder returns as another
-//! incarnation before anybody has gone on with its connections, and their records are asked for no more. The rules of now are those of
+//! By the former rules ([`Rules::OnDeath`]) the checker finds connections that hang forever: a
+//! holder returns as another incarnation before another replica has adopted its connections, and
+//! their records are not read again. The present rules are those of
 //! `host/rivulet/src/agent/trods.rs` (`Place::answered`) and `hold/rescue.rs`.
 
 use std::collections::BTreeSet;
@@ -18,7 +20,7 @@ const KILLS: u8 = 2;
 /// When records are read, and of which incarnations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rules {
-    /// When somebody is seen to die, of the incarnation that the controller told last.
+    /// At the detection of a death, for the incarnation that the controller reported last.
     OnDeath,
     /// When anything changes, and again for a while, of all incarnations that stored something.
     Always,

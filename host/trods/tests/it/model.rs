@@ -189,7 +189,7 @@ impl World {
 
     /// A piece of what is not acknowledged, as often again as it likes.
     fn client_speaks(&mut self) {
-        // Who reads them is a little behind, not more.
+        // The reader is slightly behind, not more.
         if self.copies.len() > 3 {
             return;
         }
@@ -219,7 +219,7 @@ impl World {
         let from = has + self.dice.below(answered - has + 1) * self.dice.below(2);
         let to = (from + 1 + self.dice.below(9000)).min(answered);
         if from < to {
-            // What may not leave is read, and the part that may is sent.
+            // Held data is read, and the allowed part is sent.
             let may = self.limits.data.wrapping_sub(self.service_seq(0)) as usize;
             if to > may {
                 self.held.truncate(7);
@@ -278,7 +278,7 @@ impl World {
     /// The replica dies now.
     fn check(&self) {
         assert_eq!(self.unprotected, None);
-        // What may be on its way to the client counts as had.
+        // Data that may be on its way to the client counts as received.
         let had = self.limits.data.wrapping_sub(self.service_seq(0)) as usize;
         let told = self.limits.ack.wrapping_sub(self.client_seq(0)) as usize;
         let told = told.min(self.requests.len());
@@ -297,7 +297,7 @@ impl World {
     }
 }
 
-/// What a server makes of what is known of a response, whose random numbers are others.
+/// The server's second response for the known part of a response, with other random numbers.
 fn generated_again(response: &Response, request: &[u8], head: &[u8], seen: &Seen) -> Vec<u8> {
     let (again, _) = server::answers_from(&head::repeated_request(request, head), "8");
     let (shown, rest) = again.split_at(response.passed as usize);
@@ -360,7 +360,7 @@ proptest! {
         if let Some(last) = requests.last_mut().filter(|_| closes) {
             *last = last.replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n");
         }
-        // Where nobody says that it is the same each time the server has to.
+        // Without the setting the server has to list its inputs.
         for request in requests.iter_mut().filter(|_| !deterministic) {
             *request = request.replace("?dynamic ", "?dynamic-inputs ");
         }

@@ -1,5 +1,5 @@
-//! Connections leave a replica that lives for one that follows it: downloads and idle ones, none of them to nobody. Needs root;
-//! skipped where namespaces cannot be made.
+//! Connections leave a live replica for one that follows it: downloads and idle ones, each with an
+//! adopter. Needs root; skipped where namespaces cannot be made.
 
 use std::fs;
 use std::io::Write;
@@ -24,7 +24,7 @@ pub fn first() -> String {
     prefix("www", "r1", 1).unwrap()
 }
 
-/// The first replica is drained, and knows who gets what clients send.
+/// The first replica drains, and has the adopters of its clients.
 pub fn drain(rig: &Rig) {
     let pin = Pin { tor: [2, 0, 0, 0, 0, 0xfe], holder: SECOND };
     let leave = Leave {
@@ -152,7 +152,7 @@ fn idle_connections_move_to_a_reading_member() {
     }
     let moved = || rig.hosts[0].replica.counts().moved;
     assert_eq!((moved(), sockets(&rig, 0), list(&rig).unwrap().end()), (0, 40, first), "to nobody");
-    // It hears now that it is to read.
+    // It learns now that it is to read.
     follow(&rig);
     rig.steer("replace", 2);
     eventually("all of them move", || moved() == 40);
@@ -166,7 +166,7 @@ fn idle_connections_move_to_a_reading_member() {
     eventually("their records are deleted where they were", || records(&rig).is_empty());
 }
 
-/// As what comes between its replica's last word and the other one's first look.
+/// As data that arrives between the former holder's last segment and the adopter's first look.
 #[test]
 fn parked_data_reaches_the_adopter() {
     let Some(rig) = Rig::new(&Plan::default()) else { return };
@@ -187,7 +187,7 @@ fn parked_data_reaches_the_adopter() {
         gets: Box::new(|_, _| true),
     });
     eventually("it knows who holds it", || !two.back().is_empty());
-    // What is handed on ends at the router.
+    // Segments that are handed on end at the router.
     rig.steer("replace", 2);
     ask(&mut stream);
     follow(&rig);
@@ -196,7 +196,7 @@ fn parked_data_reaches_the_adopter() {
     eventually("it is counted", || (rig.hosts[0].replica.counts().moved, two.counts().adopted) == (1, 1));
 }
 
-/// A list names a connection of before, and one whose number is another's by now.
+/// A list with a former connection, and one with a number that another connection has by now.
 #[test]
 fn connection_for_another_member_is_not_adopted() {
     let Some(rig) = Rig::new(&Plan::default()) else { return };
@@ -236,7 +236,7 @@ fn connection_for_another_member_is_not_adopted() {
     assert_eq!(rig.hosts[1].replica.counts().adopted, 0);
 }
 
-/// What nobody acknowledged its client would have to send again, much later.
+/// The client would retransmit unacknowledged data much later.
 #[test]
 fn a_request_that_is_not_stored_keeps_its_connection() {
     let mut out = Vec::new();

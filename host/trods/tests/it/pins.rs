@@ -1,4 +1,4 @@
-//! What others hold, as a real memcached tells it.
+//! Connections that others hold, read from a real memcached.
 
 use std::collections::HashSet;
 use std::sync::mpsc::channel;
@@ -74,7 +74,7 @@ fn query_returns_pins_of_possible_connections() {
     hold(&server, 3, &[of(2000, false), of(2001, false)]);
     let held = |others: &[u8], gets| {
         let mut known = None;
-        // A store that says nothing for a while on a busy machine is done without.
+        // A store that is slow on a busy machine is skipped.
         eventually("the store tells what each has", || {
             let told = ask(&server, others, (4, 7), gets);
             let holders: HashSet<u8> = told.held.iter().map(|(_, pin, _)| pin.holder).collect();

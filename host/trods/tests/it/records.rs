@@ -1,4 +1,4 @@
-//! Records as octets.
+//! The encoding of records.
 
 use proptest::prelude::*;
 use rivulet_trods::digest::Digest;
@@ -11,7 +11,7 @@ use crate::support::tuple;
 pub const REQUEST: &[u8] = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n";
 const HEAD: &[u8] = b"HTTP/1.1 200 OK\r\nETag: \"x\"\r\nContent-Length: 1000\r\n\r\n";
 
-/// Heads of what has no strong entity tag.
+/// Heads of responses without a strong entity tag.
 const KNOWN: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n";
 const CHUNKED: &[u8] = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nX-TRODS: 5\r\n\r\n";
 
@@ -22,7 +22,7 @@ pub fn object() -> Response {
     Response { length, passed: length, close: false, body }
 }
 
-/// One that is generated again, of which so many octets of the body were seen.
+/// A generated response, with this many bytes of the body seen.
 fn generated(head: &[u8], seen: u64, length: u64, rest: Rest) -> Response {
     let seen_all = head.len() as u64 + seen;
     let seen = Seen { sum: if seen == 0 { 0 } else { 77 }, rest };
@@ -213,7 +213,7 @@ fn responses_that_the_client_has_are_left_out() {
         (ends[1].wrapping_sub(1), 2),
         (ends[1], 1),
         (passed, 1),
-        // Nobody can have this.
+        // No client can have this.
         (passed.wrapping_add(1), 3),
         (three.response_at.wrapping_sub(1), 3),
     ] {

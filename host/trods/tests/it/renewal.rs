@@ -12,7 +12,7 @@ use rivulet_trods::testing::keys;
 
 use crate::survive::{Plan, Rig, SERVICE};
 
-/// Connections on which nothing is said any more, each of which had a small file.
+/// Idle connections, each of which had a small file.
 fn idle(rig: &Rig, count: usize) -> Vec<TcpStream> {
     let content = rig.file("small", 700);
     let service: SocketAddr = SERVICE.parse().unwrap();

@@ -1,5 +1,6 @@
-//! The tables of requests that `rivulet serve` answers beside nginx, sent to nginx whose connections are protected. A client gets
-//! what nginx answers without an agent, also on a connection that another replica has adopted before the request.
+//! The tables of requests that `rivulet serve` answers beside nginx, sent to an nginx with
+//! protected connections. A client gets the same answers as without an agent, also on a connection
+//! that another replica has adopted before the request.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -27,7 +28,7 @@ fn connect(from: &Netns) -> TcpStream {
     in_netns(Some(from.name()), || TcpStream::connect(to)).unwrap().unwrap()
 }
 
-/// A connection whose client has had one answer.
+/// A connection with one answer received.
 fn connect_and_ask(from: &Netns) -> TcpStream {
     let mut stream = connect(from);
     stream.write_all(b"GET /end.txt HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
@@ -41,7 +42,8 @@ fn connect_and_ask(from: &Netns) -> TcpStream {
     stream
 }
 
-/// nginx closes behind a 412 without announcing it. The adopter asks again for what was not answered (RFC 9110 section 9.2.2).
+/// nginx closes after a 412 without announcing it. The adopter repeats unanswered requests (RFC
+/// 9110 section 9.2.2).
 fn asked_again(nginx: &str) -> String {
     if nginx == "412" { "412, 200 end".into() } else { nginx.into() }
 }

@@ -18,7 +18,7 @@ use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 
 use crate::survive::{Plan, Rig, SECRET, SERVICE, SERVICE6, TOR, goes_on_behind_holes};
 
-/// A rig whose replicas know what their servers have: these files, of so many octets.
+/// A rig with replicas that have tables of these files, of these numbers of bytes.
 fn rig(plan: &Plan<'_>, files: &[(&str, usize)]) -> Option<Rig> {
     named(&Plan { stores: 0, ..*plan }, files)
 }
@@ -46,7 +46,7 @@ fn connected(rig: &Rig) -> TcpStream {
     in_netns(Some(rig.client.name()), || TcpStream::connect(to)).unwrap().unwrap()
 }
 
-/// A client that has a megabyte of what is long.
+/// A client that has a megabyte of a long object.
 fn begun(rig: &Rig) -> TcpStream {
     let mut stream = connected(rig);
     stream.write_all(b"GET /large HTTP/1.1\r\nHost: 10.8.9.9:8080\r\n\r\n").unwrap();
@@ -91,7 +91,7 @@ fn download_resumes_after_restart_of_nginx() {
     eventually("it is counted", || rig.hosts[0].replica.counts().adopted == 1);
 }
 
-/// The others were never told of it: the client says by itself what it lacks.
+/// The others got no announcement: the client's own segment shows the missing part.
 #[test]
 fn request_to_dead_replica_is_answered_elsewhere() {
     let Some(rig) = rig(&Plan::default(), &[("small", 3000)]) else { return };
@@ -106,7 +106,7 @@ fn request_to_dead_replica_is_answered_elsewhere() {
     eventually("it is counted", || rig.hosts[1].replica.counts().adopted == 1);
 }
 
-/// Whoever asks of those that listen is not to ask twice.
+/// A segment must not be searched for twice.
 #[test]
 fn clients_request_reaches_the_adopter() {
     let Some(rig) = rig(&Plan::default(), &[("small", 3000)]) else { return };
@@ -122,7 +122,7 @@ fn clients_request_reaches_the_adopter() {
     assert!(once.count() > 0, "{said}");
 }
 
-/// A client that has no such connection says so, or begins another one between its ports.
+/// A client without such a connection answers with a RST, or begins another one between its ports.
 #[test]
 fn departed_client_is_not_probed_again() {
     for says in [true, false] {
@@ -170,7 +170,7 @@ fn departed_client_is_not_probed_again() {
 fn a_client_that_has_all_need_not_ask_again() {
     for service in [SERVICE, SERVICE6] {
         let Some(rig) = rig(&Plan { service, ..Plan::default() }, &[("small", 10_000)]) else { return };
-        // It would ask again after so long, and is to hear sooner.
+        // It would retransmit after this time, and must get an answer sooner.
         rig.client.ip("route change default via 10.8.0.254 rto_min 20s");
         rig.client.ip("-6 route change default via fd00:8::254 rto_min 20s");
         let to: SocketAddr = service.parse().unwrap();
@@ -223,7 +223,7 @@ fn unlisted_object_behaves_as_without_trods() {
     assert_eq!(counts().protected, 1);
 }
 
-/// A client answers each probe: what comes after the first answer may find limits and no socket yet.
+/// A client answers each probe: segments after the first answer may find limits and no socket yet.
 #[test]
 fn a_reset_of_the_kernels_ends_no_connection_that_was_adopted() {
     let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
@@ -254,7 +254,7 @@ fn a_reset_of_the_kernels_ends_no_connection_that_was_adopted() {
     assert_eq!(rig.hosts[1].replica.counts().refused, 0);
 }
 
-/// Who gets what a client sends may change while it is looked for, and two would go on with it.
+/// The client's replica may change during the search, and two replicas would adopt the connection.
 #[test]
 fn connection_adopted_elsewhere_is_not_adopted_here() {
     for is_told in [true, false] {
@@ -263,16 +263,16 @@ fn connection_adopted_elsewhere_is_not_adopted_here() {
         rig.router.ip("link set x1 down");
         let other = &rig.hosts[1].replica;
         rig.gone_named(1, 1, Some(Pin { tor: TOR, holder: 3 }));
-        // Until what is under way counts for nothing: then any word of the client's will do.
+        // Until data in flight no longer matters: then any segment of the client will do.
         std::thread::sleep(Duration::from_millis(300));
-        // It is looked for here by now.
+        // It is searched for here by now.
         if is_told {
             third.tell();
         }
         rig.steer("replace", 2);
         stream.write_all(b"\r\n").unwrap();
         if is_told {
-            // It says so again twice and more.
+            // It announces it twice and more.
             std::thread::sleep(Duration::from_secs(1));
             assert_eq!(other.counts().adopted, 0);
         } else {
@@ -281,7 +281,7 @@ fn connection_adopted_elsewhere_is_not_adopted_here() {
     }
 }
 
-/// It may not speak yet, and what it told is from before it was gone.
+/// It may not send yet, and its announcement is from before its absence.
 #[test]
 fn returning_replica_gets_no_segments_before_announcing() {
     let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
@@ -297,7 +297,7 @@ fn returning_replica_gets_no_segments_before_announcing() {
     eventually("it is counted", || rig.hosts[1].replica.counts().adopted == 1);
 }
 
-/// A client of which others told that somebody has it, and nobody that this one is gone.
+/// A client with an announced holder, without a report of the holder's death.
 #[test]
 fn connection_of_live_holder_is_not_started_here() {
     let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
@@ -305,7 +305,7 @@ fn connection_of_live_holder_is_not_started_here() {
     set_socket_keepalive(&stream, true).unwrap();
     set_tcp_keepidle(&stream, Duration::from_secs(1)).unwrap();
     rig.router.ip("link set x1 down");
-    // Another one is: clients of which nobody told are listened to.
+    // Another replica died: segments of unannounced clients are examined.
     rig.gone_named(1, 5, None);
     rig.steer("replace", 2);
     // Until the client has spoken.
@@ -315,7 +315,7 @@ fn connection_of_live_holder_is_not_started_here() {
     eventually("it goes on here", || rig.hosts[1].replica.counts().adopted == 1);
 }
 
-/// As who made the handshake, where what the client asks comes elsewhere.
+/// As the replica that answered the handshake, when the client's request arrives elsewhere.
 #[test]
 fn former_holder_drops_an_adopted_connection() {
     let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
@@ -328,11 +328,11 @@ fn former_holder_drops_an_adopted_connection() {
     eventually("it is another's", || there() == 0);
 }
 
-/// TCP takes what is dropped on its own host for congestion: it hears nothing of what is withheld.
+/// TCP takes drops on its own host for congestion: withheld segments must not look like drops.
 #[test]
 fn withheld_segments_do_not_halve_the_window() {
     let Some(rig) = rig(&Plan::default(), &[("small", 3000)]) else { return };
-    // Others, as BBR, do not keep to what they are told.
+    // Others, such as BBR, do not follow the reported losses.
     rig.hosts[0].netns.ip("route change default via 10.8.1.254 congctl reno");
     let mut stream = connected(&rig);
     ask(&rig, &mut stream);
@@ -340,7 +340,8 @@ fn withheld_segments_do_not_halve_the_window() {
     assert!(told.contains(" reno ") && !told.contains(" ssthresh:"), "{told}");
 }
 
-/// The first replica is left by its connections, or those of the process before, to this one; nobody: it is not any more.
+/// The first replica leaves its connections, or those of the former process, to this holder; `None`
+/// ends that.
 fn leave(rig: &Rig, holder: Option<u8>, drains: bool) {
     let to = holder.map(|holder| LeaveNamed {
         services: vec![SERVICE.parse().unwrap()],
@@ -350,7 +351,7 @@ fn leave(rig: &Rig, holder: Option<u8>, drains: bool) {
     rig.hosts[0].replica.leave(vec![], to.into_iter().collect());
 }
 
-/// Asks on a connection that goes on for what is short.
+/// Requests a short object on a resumed connection.
 fn ask(rig: &Rig, stream: &mut TcpStream) {
     stream.write_all(b"GET /small HTTP/1.1\r\nHost: 10.8.9.9:8080\r\n\r\n").unwrap();
     let (mut said, want) = (Vec::new(), content(rig, "small"));
@@ -363,7 +364,7 @@ fn ask(rig: &Rig, stream: &mut TcpStream) {
     assert!(said.starts_with(b"HTTP/1.1 200 OK\r\n"));
 }
 
-/// Idle, and under way; what is told of them may be lost.
+/// Idle connections and downloads; announcements may be lost.
 #[test]
 fn connections_of_drained_replica_resume_elsewhere() {
     for is_lost in [false, true] {
@@ -397,7 +398,7 @@ fn connections_of_drained_replica_resume_elsewhere() {
     }
 }
 
-/// Who was to go on with it never did.
+/// The expected adopter never adopted it.
 #[test]
 fn connection_without_adopter_returns() {
     let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
@@ -413,7 +414,7 @@ fn connection_without_adopter_returns() {
     eventually("it is counted", || counts().adopted == 1);
 }
 
-/// A kernel has what it had under another process's timestamps, and would go on with its own.
+/// A kernel has connections with timestamps of another process, and would continue with its own.
 #[test]
 fn new_process_gets_no_clients_before_others_adopted() {
     let plan = Plan { stores: 0, named: true, ..Plan::default() };
@@ -431,8 +432,9 @@ fn new_process_gets_no_clients_before_others_adopted() {
     }
 }
 
-/// What a process had named that died a moment ago the kernel here is not to go on with, by timestamps of its own: others do. Of those
-/// of which that one had told nobody the next one has them hear.
+/// Named connections of a process that died a moment ago must not be continued by the kernel with
+/// its own timestamps: other replicas adopt them. The next process announces those that were never
+/// announced.
 #[test]
 fn connections_of_dead_process_are_left_to_others() {
     let plan = Plan { stores: 0, named: true, ..Plan::default() };
@@ -467,7 +469,8 @@ fn connections_of_dead_process_are_left_to_others() {
             rig.router.run("nft add rule ip t f iifname x1 tcp flags & rst == 0 drop");
         } else {
             programs.protect(service, 0).unwrap();
-            // Whoever takes what waits tells of the room that there is: it has done so before anybody listens.
+            // Reading the waiting data opens the window: the window update has left before the
+            // programs watch.
             stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
             assert_eq!(stream.read_to_end(&mut rest).unwrap_err().kind(), ErrorKind::WouldBlock);
             rig.steer("replace", 2);
@@ -499,7 +502,7 @@ fn connections_of_dead_process_are_left_to_others() {
     }
 }
 
-/// The third replica, which is on the router: it has nothing, and says what the test has it say.
+/// The third replica, on the router: it has no connections and sends the announcements of the test.
 struct Third {
     hints: Hints,
     key: FlowKey,
@@ -507,7 +510,7 @@ struct Third {
 }
 
 impl Third {
-    /// With a client that has begun to download what is long, of which it was told.
+    /// With a client in a download of a long object, announced to it.
     fn begin(rig: &Rig) -> (Third, TcpStream) {
         let to: SocketAddr = SERVICE.parse().unwrap();
         let mut hints = in_netns(Some(rig.router.name()), || Hints::open(PORT)).unwrap().unwrap();
@@ -546,7 +549,7 @@ impl Third {
         }
     }
 
-    /// It went on with it.
+    /// It announces that it has adopted the connection.
     fn tell(&mut self) {
         self.hints.tell(self.key, Hint { generation: self.hint.generation.next(), ..self.hint });
         self.hints.flush();

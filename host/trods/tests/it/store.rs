@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::records::record;
 
-/// A memcached with a port of its own.
+/// A memcached on its own port.
 pub struct Memcached {
     pub address: SocketAddr,
     _process: Process,
@@ -26,7 +26,7 @@ pub struct Memcached {
 }
 
 impl Memcached {
-    /// `None`, and a line that says so, where there is none.
+    /// `None`, with a line on standard error, where memcached is absent.
     pub fn start() -> Option<Memcached> {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("port");
@@ -68,7 +68,7 @@ impl Memcached {
     }
 }
 
-/// What is found at several servers.
+/// The records found at several servers.
 fn found_at(servers: &[SocketAddr]) -> Vec<Record> {
     load(servers, "web.r1.7", &keys(), PATIENCE).records.into_iter().map(|(_, record)| record).collect()
 }
@@ -161,7 +161,8 @@ fn another_replica_finds_what_was_stored() {
     assert_eq!(load(&[server.address], "web.r1.8", &keys(), PATIENCE).records, []);
 }
 
-/// Whoever went on with a connection deletes what was left of it; who is back meanwhile stores others under its number.
+/// An adopter deletes the former records of a connection; the returning replica stores others under
+/// its number meanwhile.
 #[test]
 fn newer_record_is_not_deleted() {
     let Some(server) = Memcached::start() else { return };
@@ -221,7 +222,7 @@ fn old_records_on_another_server_do_not_count() {
     }
     let both = [two.address, one.address];
     assert_eq!(found_at(&both), [of(0, 4)]);
-    // Another connection between the same ends, with a number of its own.
+    // Another connection between the same ends, with another number.
     let mut later = of(0, 1);
     later.handshake.at_ms += 1;
     later.handshake.client_isn += 1;
@@ -236,7 +237,7 @@ fn old_records_on_another_server_do_not_count() {
     assert_eq!(found_at(&both), []);
 }
 
-/// What a server that is none answers to each line of a record that it is sent; it says that it got one.
+/// The answers of a fake server to each line of a record; it reports that it got one.
 fn pretender(
     answer: impl Fn(usize, &str) -> Option<String> + Send + 'static,
 ) -> (SocketAddr, Receiver<String>) {
@@ -314,7 +315,7 @@ fn an_answer_that_comes_late_counts() {
         Some(format!("HD {opaque}\r\n"))
     });
     let mut store = store(&[slow], 1, Duration::from_millis(20));
-    // There is nobody else to be asked, so it is waited for: 25 times as long.
+    // There is no other server, so it is waited for: 25 times as long.
     put(&mut store, 0, 1);
     let done = finish(&mut store, 1);
     assert_eq!(told.try_iter().count(), 2);
@@ -344,7 +345,8 @@ fn rubbish_is_no_answer() {
         "NS O1\r\n",
         "SERVER_ERROR out of memory storing object\r\n",
     ] {
-        // The first command announces numbers; what is answered to it has to be good, so that the record is judged.
+        // The first command announces numbers; its answer has to be valid, so that the record is
+        // judged.
         let text = rubbish.to_owned();
         let (bad, told) = pretender(move |count, opaque| {
             Some(if count % 2 == 1 { format!("HD {opaque}\r\n") } else { text.clone() + &"x".repeat(3000) })
@@ -393,7 +395,7 @@ fn a_record_is_stale_well_before_its_lifetime_ends() {
     let after = |share: f64| Instant::now() + Duration::from_secs(u64::from(LIFETIME)).mul_f64(share);
     let stale = |store: &Store, share: f64| (0..1000).filter(|n| store.is_stale(*n, after(share))).count();
     assert_eq!((stale(&store, 0.3), stale(&store, 0.7)), (0, 1000));
-    // In each tenth of the time between as many as in any other.
+    // Each tenth of the interval has as many as any other.
     let counts: Vec<usize> =
         (0..=10).map(|n| stale(&store, 1.0 / 3.0 * (1.0 + f64::from(n) / 10.0))).collect();
     assert!(counts.windows(2).all(|two| (90..=110).contains(&(two[1] - two[0]))), "{counts:?}");
@@ -425,7 +427,7 @@ fn records_of_lost_server_are_stale() {
     });
     assert!(kept(&mut single, 0, 2));
     assert_eq!((soon(&single), two.load().iter().filter(|(_, record)| record.version == 2).count()), (4, 1));
-    // Of two copies one is left, and nobody is there to have another.
+    // Of two copies one is left, and there is no server for another.
     assert_eq!(soon(&both), 0);
     drop(two);
     eventually("the other loss", || {
@@ -436,7 +438,7 @@ fn records_of_lost_server_are_stale() {
     });
 }
 
-/// A server that answers nobody before all have asked.
+/// A server that answers only after all have asked.
 #[test]
 fn records_of_several_replicas_are_read_at_once() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -451,7 +453,7 @@ fn records_of_several_replicas_are_read_at_once() {
                 line
             })
             .collect();
-        // None of the first 64 records, with which it was asked how many there are.
+        // None of the first 64 records, of the query for their number.
         streams.iter_mut().for_each(|stream| stream.write_all(&b"EN\r\n".repeat(1 + 64)).unwrap());
         asked.sort();
         asked
@@ -487,7 +489,7 @@ fn the_own_host_is_no_store() {
     }
 }
 
-/// Clocks that are apart are found by the time that memcached tells.
+/// Differing clocks are found by the time that memcached reports.
 #[test]
 fn clock_that_is_apart_from_the_stores_is_found() {
     let Some(server) = Memcached::start() else { return };

@@ -31,7 +31,7 @@ pub const STORES: [&str; 2] = ["10.8.3.3", "10.8.3.4"];
 const PORT: u16 = 11211;
 /// Where the ToR would be.
 pub const TOR: [u8; 6] = [2, 0, 0, 0, 0, 1];
-/// What replicas tell one another under.
+/// Key of the replicas' announcements.
 pub const SECRET: [u8; 8] = [7; 8];
 
 /// A replica's host, nginx and all that protects it.
@@ -60,7 +60,7 @@ pub struct Plan<'a> {
     /// So many of [`STORES`].
     pub stores: usize,
     pub renewal: Duration,
-    /// Until when replicas may speak at first.
+    /// Until when replicas may send at first.
     pub until: u64,
     /// By timestamps, of what the list at `/list` names; stores are for the rest.
     pub named: bool,
@@ -78,7 +78,7 @@ fn services() -> Vec<SocketAddr> {
     [SERVICE, SERVICE6].map(|service| service.parse().unwrap()).to_vec()
 }
 
-/// Starts a server in a namespace at an address, with the files of a folder and a folder of its own.
+/// Starts a server in a namespace at an address, with the files of a folder and a working folder.
 pub type Start<'a> = &'a dyn Fn(&Netns, &str, &Path, &Path) -> Process;
 
 pub struct Rig {
@@ -146,7 +146,7 @@ impl Rig {
     fn replica(&self, n: u8, plan: &Plan<'_>, netns: &Netns) -> Replica {
         let replica = Replica::start(&netns.interface("r0"), plan.settings.wake, plan.named)
             .unwrap_or_else(|e| panic!("{e}"));
-        // As behind a ToR that has just excluded another: what nobody here knows is not reset.
+        // As behind a ToR that has just excluded a member: unknown connections are not reset.
         replica.set_lease(0, Lease { until: plan.until, settling: u64::MAX, ..Lease::default() });
         let other = 3 - n;
         let peers = Peers {
@@ -235,15 +235,15 @@ impl Rig {
         host.server = nginx(&host.netns, SERVICE, self.files.path(), host.dir.path());
     }
 
-    /// Replica `of` is told that `dead` is gone, of whose connections it told others, and that it gets what went there: in one
-    /// answer of the ToR's, or in another one later.
+    /// Reports to replica `of` that `dead`, which announced its connections, has died, and that it
+    /// gets their segments: in one answer of the ToR or in two.
     pub fn tell_named(&self, of: usize, dead: u8) {
         self.change_named(of, !(1 << dead));
         self.gone_named(of, dead, None);
         self.change_named(of, !(1 << dead));
     }
 
-    /// Replica `of` is told that `dead` is gone, and who else gets what went there.
+    /// Reports to replica `of` that `dead` has died, and which other replica gets its segments.
     pub fn gone_named(&self, of: usize, dead: u8, other: Option<Pin>) {
         self.hosts[of].replica.gone(Gone {
             replica: dead,
@@ -253,7 +253,8 @@ impl Rig {
         });
     }
 
-    /// Replica `of` is told that it gets what others may hold, of whom these are alive.
+    /// Reports to replica `of` that it gets segments of connections that these live replicas may
+    /// hold.
     pub fn change_named(&self, of: usize, alive: u64) {
         self.hosts[of].replica.away(Absence {
             number: (0, 0),
@@ -266,7 +267,7 @@ impl Rig {
         });
     }
 
-    /// Replica `of` is told that `dead` is gone.
+    /// Reports to replica `of` that `dead` has died.
     pub fn tell(&self, of: usize, dead: u8) {
         self.hosts[of].replica.departed(Departed {
             prefix: prefix("www", &format!("r{dead}"), 1).unwrap(),
@@ -299,9 +300,10 @@ fn download_resumes_at_another_replica() {
     }
 }
 
-/// A download goes on whose replica dies when its client has octets behind more holes than SACK blocks tell of.
+/// A download resumes after its replica's death when its client has bytes behind more holes than
+/// SACK blocks can report.
 pub fn goes_on_behind_holes(rig: &Rig, content: &[u8], tell: impl Fn()) {
-    // Of the megabyte most waits here, so that what is lost is missed much later.
+    // Most of the megabyte waits here, so losses are noticed much later.
     rig.router.run("tc qdisc replace dev x0 root tbf rate 100mbit burst 64kb limit 1500kb");
     rig.hosts[0].netns.run("ethtool -K r0 tso off gso off");
     rig.router.run("nft add table ip t");
@@ -352,7 +354,7 @@ fn download_resumes_elsewhere_after_death_of_nginx() {
     assert_eq!(rig.hosts[1].replica.counts().refused, 0);
 }
 
-/// Its last word is a round trip away, or lost: nobody goes on with what is over.
+/// Its last segment is a round trip away, or lost: a finished connection is not resumed.
 #[test]
 fn connection_closed_by_client_ends_once() {
     let Some(rig) = Rig::new(&Plan::default()) else { return };
@@ -371,7 +373,7 @@ fn connection_closed_by_client_ends_once() {
         assert!(count > 0, "{} octets", got.len());
         got.extend_from_slice(&more[..count]);
     }
-    // What says nothing but that something came: so the server's FIN is not acknowledged.
+    // Drops pure acknowledgements, so the server's FIN is not acknowledged.
     rig.client.run("nft add table ip last");
     rig.client.run("nft add chain ip last out { type filter hook output priority 0 ; }");
     rig.client.run("nft add rule ip last out tcp flags == ack drop");
@@ -416,7 +418,7 @@ fn download_resumes_here_after_death_of_a_worker() {
     let counts = || rig.hosts[0].replica.counts();
     eventually("it is counted", || counts().adopted == 1);
     assert_eq!((workers.len(), counts().refused, counts().unprotected), (1, 0, Default::default()));
-    // Nobody knows whose the new one is once the master is gone.
+    // The parent of the new worker is unknown once the master has exited.
     let workers = children(master);
     rig.hosts[0].server.0.kill().unwrap();
     rig.hosts[0].server.0.wait().unwrap();

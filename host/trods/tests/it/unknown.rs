@@ -1,4 +1,5 @@
-//! Clients of connections that no replica holds, and servers whose replica could not send for a while: neither waits for a timer that doubles.
+//! Clients of connections without a holder, and servers of a replica that could not send for a
+//! while: neither waits for a timer that doubles.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -28,7 +29,7 @@ const REFUSED_PAUSE: u16 = 3;
 const RESTARTS: u8 = 4;
 const SEGMENTS: u8 = 10;
 
-/// A client whose connection no replica has, and no record says anything about.
+/// A client of a connection that no replica holds and no record describes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Client {
     /// Its timer, seconds.
@@ -212,7 +213,7 @@ fn client_of_dead_server_and_agent_is_reset() {
     rig.hosts[0].replica.set_lease(0, silent);
     rig.hosts[0].server.0.kill().unwrap();
     rig.hosts[0].server.0.wait().unwrap();
-    // As the ToR does with what an excluded replica sends, whose programs are gone.
+    // As the ToR does with segments of an excluded replica after its programs are gone.
     rig.router.run("nft add table ip t");
     rig.router.run("nft add chain ip t f { type filter hook forward priority 0 ; }");
     rig.router.run("nft add rule ip t f ip saddr 10.8.9.9 drop");

@@ -1,4 +1,4 @@
-//! Probes, and what answers tell.
+//! Probes and their answers.
 
 use rivulet_packet::segment::TcpFlags;
 use rivulet_plain::{Header, Options, Segment, Stamps};
@@ -12,7 +12,7 @@ const ACK: u8 = TcpFlags::ACK;
 /// A while after the SYN-ACK.
 const LATER: u64 = (1 << 40) + 60_000;
 
-/// An answer of the client's: it has 600 octets of the response.
+/// An answer of the client, which has 600 bytes of the response.
 fn answer(record: &Record) -> Header {
     Header {
         src: record.tuple.client,
@@ -62,17 +62,17 @@ fn answer_to_probe_gives_the_clients_state() {
     let mut header = answer(&record);
     let place = Place { fresh: false, ack: header.ack, window: 10 << 7, seq: header.seq };
     assert_eq!(told(&record, &header), Told::Waits(place));
-    // What it has behind a hole; what nobody can have is left out.
+    // Data behind a hole; impossible blocks are ignored.
     header.options.sack.push((header.ack.wrapping_add(100), header.ack.wrapping_add(200)));
     header.options.sack.push((header.ack, record.passed().wrapping_add(1)));
     assert_eq!(told(&record, &header), Told::Waits(place));
-    // It names the probe's octet.
+    // It reports the probe's byte.
     let mut header = answer(&record);
     let old = record.response_at.wrapping_sub(1);
     header.options.sack.push((old, record.response_at));
     header.options.sack.push((header.ack.wrapping_add(100), header.ack.wrapping_add(200)));
     assert_eq!(told(&record, &header), Told::Waits(Place { fresh: true, ..place }));
-    // And sent something that nobody stored.
+    // And sent data that was never stored.
     header.seq = header.seq.wrapping_add(300);
     let place = Place { fresh: true, seq: header.seq, ..place };
     assert_eq!(told(&record, &header), Told::Waits(place));
@@ -103,7 +103,7 @@ fn client_without_connection_answers_with_rst() {
     assert_eq!(told(&record, &far), Told::Nothing);
 }
 
-/// Whoever was cut off stores again and again what it has, and returns with that.
+/// A replica that was cut off keeps storing its state, and returns with that.
 #[test]
 fn adopters_record_takes_precedence() {
     let mut cut_off = record();

@@ -1,5 +1,5 @@
-//! Real clients and nginx, the programs and flows between them, and a store that says when it kept what. Needs root; skipped
-//! where namespaces cannot be made.
+//! Real clients and nginx, the programs and flows between them, and a store that reports its
+//! records. Needs root; skipped where namespaces cannot be made.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs;
@@ -33,7 +33,7 @@ pub struct Shelf {
     history: Vec<Record>,
     /// What it has not told of yet.
     pending: VecDeque<(FlowKey, u64)>,
-    /// It tells of nothing while this is set.
+    /// It reports nothing while this is set.
     silent: bool,
     failing: bool,
     /// Whatever it has is to be stored again.
@@ -41,7 +41,7 @@ pub struct Shelf {
     forgotten: usize,
 }
 
-/// It stores at once, unless it is told otherwise.
+/// It stores at once by default.
 #[derive(Clone, Debug, Default)]
 pub struct Shared(Arc<Mutex<Shelf>>);
 
@@ -112,7 +112,7 @@ impl Rig {
         Rig::with_idle(Duration::from_secs(600))
     }
 
-    /// A connection on which nobody says anything for so long is over.
+    /// A connection that is idle for this long is over.
     fn with_idle(idle: Duration) -> Option<Rig> {
         if skipped(Feature::Tcx) {
             return None;
@@ -189,7 +189,8 @@ impl Rig {
         self.said.lock().unwrap().clone()
     }
 
-    /// Waits until every connection is over, and says how many records were stored and forgotten since.
+    /// Waits until every connection is over; returns the numbers of stored and deleted records
+    /// since.
     fn over(&self) -> (usize, usize) {
         eventually("the end of all connections", || self.status().0.watched == 0);
         let mut shelf = self.store.0.lock().unwrap();

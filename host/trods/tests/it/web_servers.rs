@@ -157,7 +157,7 @@ fn downloads_from_web_servers_as_they_are_survive_or_say_why_not() {
                 assert!(status.success(), "{name}: {status}, {:?} {:?}", one.counts(), two.counts());
                 assert!(fs::read(rig.files.path().join("got")).unwrap() == content, "{name}");
                 eventually("it is counted", || two.counts().adopted == 1);
-                // busybox sends what is there as `.gz` without ranges, too.
+                // busybox serves `.gz` files without ranges, too.
                 let has_ranges = !name.contains("gzip_static") && *program != "busybox";
                 assert_eq!(two.counts().read_through, u64::from(!has_ranges), "{name}");
             }

@@ -1,4 +1,5 @@
-//! What the fuzz targets do with any octets, and the replay of their corpus in the ordinary tests.
+//! The work of the fuzz targets for arbitrary bytes, and the replay of their corpus in the ordinary
+//! tests.
 
 use rivulet_plain::Segment;
 use rivulet_trods::head::{self, Framing, Method};
@@ -27,7 +28,7 @@ pub fn request(octets: &[u8]) {
     }
 }
 
-/// The first octet says which method it answers.
+/// The first byte selects the method of the request.
 pub fn response(octets: &[u8]) {
     let Some((first, octets)) = octets.split_first() else { return };
     let method = if first & 1 == 0 { Method::Get } else { Method::Head };
@@ -45,7 +46,7 @@ pub fn response(octets: &[u8]) {
     }
 }
 
-/// A record whose sum holds, and whoever goes on with it.
+/// A record with a valid sum, and its adoption.
 pub fn record(octets: &[u8]) {
     let octets = [octets, &crc32c::crc32c(octets).to_be_bytes()[..]].concat();
     let Ok(record) = Record::decode(&octets) else { return };
@@ -55,7 +56,7 @@ pub fn record(octets: &[u8]) {
     if let Ok(packet) = wake::probe(&record, 5) {
         let probe = Segment::parse(&packet).unwrap();
         assert!(probe.is_intact() && probe.payload.len() == 1);
-        // Itself it tells nothing, unless client and service are one.
+        // A packet of its own gives no state, unless client and service are equal.
         if record.tuple.client != record.tuple.service {
             assert_eq!(wake::read(&record, &probe, 5), wake::Told::Nothing);
         }
@@ -70,7 +71,8 @@ pub fn record(octets: &[u8]) {
     }
 }
 
-/// Steps of a connection: what, how much, where, and the octets themselves. One ticket at a time, and limits only grow.
+/// Steps of a connection: kind, size, place and the bytes. One ticket at a time, and limits only
+/// grow.
 pub fn flow(mut octets: &[u8]) {
     let mut next = |count: usize| {
         let (first, rest) = octets.split_at(count.min(octets.len()));

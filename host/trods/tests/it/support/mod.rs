@@ -17,7 +17,8 @@ pub const OPEN: Settings = Settings {
     deterministic: false,
     wake: Wake::Server,
     adopt_as: AdoptAs::Client,
-    // Objects are asked for and gone within moments here; what is not known is what `digests.rs` is about.
+    // Objects are requested and finished within moments here; unknown digests are the subject of
+    // `digests.rs`.
     unknown: Unknown::Trust,
 };
 pub const CLOSED: Settings = Settings { closed: true, ..OPEN };
@@ -75,11 +76,12 @@ impl Dice {
     }
 }
 
-/// A server of static objects as a function: what it says to a request, and whether it closes behind it.
+/// A server of static objects as a function: its answer to a request, and whether it closes after
+/// it.
 pub mod server {
     use super::Dice;
 
-    /// Octet `at` of the object of this name.
+    /// Byte `at` of the object of this name.
     pub fn object(name: &str, size: usize) -> Vec<u8> {
         let mut dice = Dice(name.bytes().fold(7, |hash: u64, b| hash.wrapping_mul(31) ^ u64::from(b)));
         (0..size).map(|_| dice.below(256) as u8).collect()
@@ -89,7 +91,7 @@ pub mod server {
         name.trim_start_matches('/').split('?').next().and_then(|digits| digits.parse().ok()).unwrap_or(0)
     }
 
-    /// The responses to all whole requests of `octets`, one behind the other, and whether the connection ends behind them.
+    /// The responses to all whole requests in `octets`, and whether the connection ends after them.
     pub fn answers(octets: &[u8]) -> (Vec<u8>, bool) {
         answers_from(octets, "7")
     }
@@ -163,7 +165,7 @@ pub mod server {
     }
 }
 
-/// What the actions say, one after the other, those that are of no interest left out.
+/// The stores among the actions, in order.
 pub fn stores(out: &[Action]) -> Vec<(u64, rivulet_trods::Record)> {
     let store = |action: &Action| match action {
         Action::Store { ticket, record } => Some((*ticket, (**record).clone())),

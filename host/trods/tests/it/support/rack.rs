@@ -62,9 +62,9 @@ pub fn nginx_with(ns: &Netns, folder: &Path, www: &Path, change: impl Fn(&str) -
 pub struct Seen {
     flow: Flow,
     pub record: Option<Record>,
-    /// The sequence number of the first octet of the service's, once its SYN-ACK was seen.
+    /// The sequence number of the service's first byte, after its SYN-ACK.
     pub start: Option<u32>,
-    /// Octets of the client's that were seen, FIN counted.
+    /// Bytes of the client, FIN counted.
     pub asked: u32,
     isn: u32,
 }
@@ -247,7 +247,7 @@ impl Rack {
         self.watch.flows.lock().unwrap()
     }
 
-    /// The first replica is heard no more, the second one gets the service's packets, whose kernel does not see them.
+    /// Cuts the first replica off; the second one gets the service's packets, before its kernel.
     pub fn cut(&self) {
         self.router.run("nft add rule ip t f iifname r1 drop");
         self.r2.run("nft add rule ip t i ip daddr 10.9.0.1 drop");
@@ -296,7 +296,7 @@ impl Rack {
                 let Ok(segment) = Segment::parse(packet) else { return };
                 assert!(segment.is_intact());
                 if let Told::Waits(at) = wake::read(record, &segment, now_ms()) {
-                    // Linux names the probe's octet, unless it was told not to.
+                    // Linux reports the probe's byte in a SACK block, unless SACK is off.
                     place = Some(at).filter(|at| at.fresh || !record.handshake.sack).or(place);
                 }
             });
@@ -337,7 +337,7 @@ impl Rack {
     }
 }
 
-/// All that the server of a namespace says to this request, until it closes.
+/// Everything that the server of a namespace sends for this request, until it closes.
 pub fn fetch(ns: &Netns, request: &str) -> Vec<u8> {
     let mut stream = in_netns(Some(ns.name()), || TcpStream::connect("127.0.0.1:80")).unwrap().unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
