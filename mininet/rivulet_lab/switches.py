@@ -35,9 +35,20 @@ def installed() -> list[str]:
 
 
 def command(
-    switch: str, ports: Mapping[int, str], grpc: str, *, device_id: int = 1, flags: Sequence[str] = (), path: str = ""
+    switch: str,
+    ports: Mapping[int, str],
+    grpc: str,
+    *,
+    device_id: int = 1,
+    flags: Sequence[str] = (),
+    path: str = "",
+    json_file: str = "",
 ) -> list[str]:
-    """Runs a switch with an interface for each port, and P4Runtime at `grpc` (HOST:PORT or unix:PATH)."""
+    """Runs a switch with an interface for each port, and P4Runtime at `grpc` (HOST:PORT or unix:PATH).
+
+    `json_file`: compiled program that it starts with; without one it waits for a controller to send one.
+    """
     interfaces = [word for port, device in ports.items() for word in ("-i", f"{port}@{device}")]
     target = ["--cpu-port", str(CPU_PORT), "--drop-port", str(DROP_PORT), "--grpc-server-addr", grpc]
-    return [path or program(switch), "--no-p4", "--device-id", str(device_id), *flags, *interfaces, "--", *target]
+    start = ["--device-id", str(device_id), *flags, *interfaces, json_file or "--no-p4"]
+    return [path or program(switch), *start, "--", *target]
