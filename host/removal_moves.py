@@ -23,7 +23,7 @@ MEMBERS = "bpf/src/bpf/members.h"
 TURNED = "bpf:trods::tests::unknown_segment_is_returned_to_tor_at_once"
 COPIES, KEPT = "trods/src/hold/copies.rs", "trods:hold::copies::tests::the_last_is_kept_for_a_while"
 HEARD_AGAIN = "parked_data_reaches_the_adopter"
-HEARD = "agents:upgrade::a_drained_replica_is_heard_while_its_agent_is_restarted"
+HEARD = "agents:upgrade::drained_replica_serves_through_an_agent_restart"
 
 REMOVALS = {
     # The leaving replica: when it stops sending on a connection, and which replicas it informs.
@@ -80,7 +80,7 @@ REMOVALS = {
         "rivulet/src/agent/moves.rs",
         "slots.pairs.iter().all(|slot| slot.first != member)",
         "slots.pairs.iter().all(|slot| slot.second != member)",
-        "agent:agent::moves::tests::who_is_in_the_first_place_of_no_slot_is_left",
+        "agent:agent::moves::tests::member_that_is_first_in_no_slot_drains",
     ),
     # Serving while the agent restarts.
     "moves-heard": moves("rivulet/src/agent/command.rs", "if plain.is_left_alone() {", "if false {", HEARD),
@@ -94,7 +94,7 @@ REMOVALS = {
         "rivulet/src/agent/trods.rs",
         "self.waits || replica.is_settling()",
         "replica.is_settling()",
-        "agent:agent::moves::tests::while_another_process_is_heard_an_agent_is_not_ready",
+        "agent:agent::moves::tests::agent_is_not_ready_while_another_process_answers",
     ),
     # No kernel resets a connection of another replica.
     "moves-rules": moves(
@@ -107,7 +107,7 @@ REMOVALS = {
         "rivulet/src/second_chance.rs",
         'writeln!(ingress, "  {here} delete @handed{family} {{ {from} }}");',
         "writeln!(ingress);",
-        "agent:second_chance::tests::what_another_handed_on_once_is_handed_on_when_it_comes_straight",
+        "agent:second_chance::tests::segment_forwarded_here_once_is_forwarded_when_direct",
     ),
     "moves-turned": moves(MEMBERS, "\t\t\treturn turn_around(skb, lease->tor);\n", "", TURNED),
     "moves-turned-once": moves(MEMBERS, "!dead && is_from(skb, lease->tor) && ", "!dead && ", TURNED),

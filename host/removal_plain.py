@@ -28,11 +28,11 @@ def server(file: str, old: str, new: str, test: str) -> Removal:
 
 
 BLOCKS = "blocks_cost_nothing"
-BACK = "segments::what_neither_has_goes_back_to_the_tor_once"
-NO_CONTENT = "segments::who_has_no_content_keeps_nothing_from_others"
-LARGE = "segments::what_looks_like_a_large_answer_and_is_the_kernels_is_left_to_it"
-LATE = "segments::what_shows_a_cookie_and_no_timestamp_of_it_is_handed_on_and_not_refused"
-HOPS = "segments::what_was_handed_on_shows_it_by_its_hops"
+BACK = "segments::segment_unknown_to_both_returns_to_the_tor_once"
+NO_CONTENT = "segments::replica_without_content_forwards_segments_once"
+LARGE = "segments::kernel_keeps_segments_that_resemble_large_answers"
+LATE = "segments::cookie_without_its_timestamp_is_forwarded_and_not_reset"
+HOPS = "segments::hop_count_shows_a_forwarded_segment"
 
 REMOVALS = {
     # Another replica continues an answer.

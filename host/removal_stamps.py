@@ -107,7 +107,7 @@ REMOVALS: dict[str, Removal] = {
     "ts-agreed": agent(
         "if is_made && in_force == table {",
         "if is_made {",
-        "agent:agent::trods::tests::what_is_agreed_on_is_named_under_the_keys_of_its_time",
+        "agent:agent::trods::tests::content_in_force_is_named_under_its_epochs_key",
     ),
     "ts-reach": named("(offset <= reach).then_some", "Some", NOT_THIS),
     "ts-key": named(".filter(|(_, odd)| *odd == stamp.odd)", "", NOT_THIS),
@@ -342,7 +342,7 @@ REMOVALS: dict[str, Removal] = {
     "ts-told-again": agent(
         "if gone != 0 || is_moved {",
         "if gone != 0 && (is_moved || gone > 0) {",
-        "agent:agent::trods::tests::whenever_others_take_connections_all_that_are_gone_are_told_of_again",
+        "agent:agent::trods::tests::changed_takers_report_all_dead_members_again",
     ),
     "ts-generation-wraps": Removal(
         "host/bpf/src/trods/stamped.rs",

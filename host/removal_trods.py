@@ -59,12 +59,12 @@ NEWER = "trods:hold::rescue::tests::stale_record_hides_no_newer_one"
 READ_AGAIN = "trods:hold::rescue::tests::record_read_again_is_probed_by_the_present_adopter"
 RESETS_NOBODY = "trods:lease::tests::no_rst_without_plain_tcp_or_pins"
 HEARD = "trods:lease::tests::lease_lasts_until_replica_may_be_excluded"
-KNOWN = "agent:second_chance::tests::what_was_handed_on_stays_here_once_it_is_adopted"
+KNOWN = "agent:second_chance::tests::adopted_connection_is_not_forwarded_any_more"
 WITHHELD = "withheld_segment_is_removed_with_its_connection"
-TAKES = "agent:agent::trods::tests::whenever_others_take_connections_it_is_asked_who_holds_those_that_come_here_now"
-FORMER = "agent:agent::trods::tests::what_the_agent_before_had_is_looked_for_like_what_another_had"
+TAKES = "agent:agent::trods::tests::changed_takers_start_a_query_for_holders"
+FORMER = "agent:agent::trods::tests::records_of_the_previous_incarnation_are_read"
 NUMBER = "agent:agent::incarnation::tests::no_process_has_the_number_of_one_before"
-OUTLIVES = "agents:trods::what_an_agent_had_adopted_outlives_it"
+OUTLIVES = "agents:trods::adopted_connection_outlives_its_agent"
 ADOPTED_ENDS = "it:leaving::an_adopted_connection_ends_when_this_process_meant_it"
 ADOPTED_STAYS = "it:leaving::a_server_dies_that_an_adopted_connection_has"
 PART = "it:watch::a_segment_of_two_responses_leaves_as_far_as_it_may"
@@ -514,7 +514,7 @@ REMOVALS: dict[str, Removal] = {
     # Which dead replicas' connections a survivor adopts, and its queries to live replicas.
     "gone-all": agent(
         "for dead in dead().filter(|_| gone != 0) {", "for dead in (0..64).filter(|dead| gone >> dead & 1 == 1) {",
-        "agent:agent::trods::tests::with_each_that_is_gone_the_records_of_all_that_are_gone_are_read",
+        "agent:agent::trods::tests::each_death_reads_the_records_of_all_dead_members",
     ),
     "gone-again": trods(
         "hold/rescue.rs", "(known.other == found.other || known.asked > found.asked)", "true", READ_AGAIN
@@ -527,7 +527,7 @@ REMOVALS: dict[str, Removal] = {
     "gets-asked": agent("None if plain != self.plain ||", "None if", TAKES),
     "gets-late": agent(
         " || self.look_at.is_some_and(|at| at <= now)", "",
-        "agent:agent::trods::tests::a_while_after_that_it_is_asked_once_more_for_what_was_stored_late",
+        "agent:agent::trods::tests::holders_are_queried_again_for_late_records",
     ),
     "gets-waits": agent("if absence.is_some() {", "if true {", TAKES),
     "gets-own": agent(".is_some_and(|owner| u16::from(owner) == own)", ".is_some()", TAKES),

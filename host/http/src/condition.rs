@@ -23,7 +23,7 @@ impl EntityTag<'_> {
     }
 }
 
-/// The entity tags of a list; what is none is passed over. A comma within quotes belongs to the tag.
+/// The entity tags of a list. Elements that are not entity tags are skipped. A comma within quotes belongs to the tag.
 pub fn entity_tags(value: &[u8]) -> impl Iterator<Item = EntityTag<'_>> {
     let mut quoted = false;
     value

@@ -5,10 +5,10 @@ use crate::{BAD_REQUEST, Field, Method, Refused};
 /// Longest body of a method that has no use for one, bytes: it is read and ignored. More is refused with 413.
 pub const MAX_IGNORED_BODY: u64 = 1 << 20;
 
-/// What the fields that were read so far tell of a request's end.
+/// Where a request's body ends, according to the header fields read so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Framing {
-    /// The request is of HTTP/1.0.
+    /// The request is HTTP/1.0.
     pub old: bool,
     /// A `Host` was there.
     pub host: bool,
@@ -25,7 +25,7 @@ pub struct Framing {
 }
 
 impl Framing {
-    /// Of a request whose request line was read.
+    /// Starts with the request line alone, before any header field is read.
     #[must_use]
     pub fn new(old: bool) -> Framing {
         Framing { old, ..Framing::default() }
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_two_readers_may_understand_differently_is_refused() {
+    fn ambiguous_framing_is_refused() {
         for (old, fields, code) in [
             (false, &["Host: h", "Host: h"][..], 400),
             (false, &["Content-Length: 3", "Content-Length: 4"], 400),

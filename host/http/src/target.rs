@@ -10,7 +10,7 @@ use crate::{BAD_REQUEST, Method, Refused};
 /// Longest path, bytes: with it a continuation or an answer fits into a packet. Longer ones are refused with 414.
 pub const MAX_PATH: usize = 700;
 
-/// A path as it was meant: decoded, without empty parts and without dots.
+/// A decoded path: percent-escapes resolved, without empty segments and without `.` and `..`.
 pub type Path = ArrayVec<u8, MAX_PATH>;
 
 /// A target.
@@ -123,8 +123,9 @@ impl Iterator for Decoded<'_> {
     }
 }
 
-/// Displays a decoded path as a `Location` has it. What may stand in a path stays as it is, for a reserved character and its
-/// encoding are different URIs (RFC 3986 sections 2.2 and 3.3).
+/// Displays a decoded path percent-encoded, for a `Location` field. Characters that RFC 3986 allows in a
+/// path are not encoded, because a reserved character and its encoding are different URIs
+/// (sections 2.2 and 3.3).
 #[derive(Clone, Copy, Debug)]
 pub struct EscapedPath<'a>(pub &'a [u8]);
 
@@ -210,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn escaped_paths_keep_what_a_path_may_have() {
+    fn escaped_path_parses_to_the_same_path() {
         let path = b"/a b/-._~!$&'()*+,;=:@/%?#[]\"<>\\^`{|}\x7f\xe9\n";
         let want = "/a%20b/-._~!$&'()*+,;=:@/%25%3F%23%5B%5D%22%3C%3E%5C%5E%60%7B%7C%7D%7F%E9%0A";
         assert_eq!(EscapedPath(path).to_string(), want);

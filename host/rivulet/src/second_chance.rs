@@ -367,7 +367,7 @@ mod tests {
 
     /// A connection whose segments came here while nobody knew it, and that goes on here since.
     #[test]
-    fn what_was_handed_on_stays_here_once_it_is_adopted() {
+    fn adopted_connection_is_not_forwarded_any_more() {
         let Some(mut rig) = Rig::new("again") else { return };
         let tuple = tuple("10.88.0.1:1025".parse().unwrap());
         let key = FlowKey::new(tuple.client, tuple.service);
@@ -403,7 +403,7 @@ mod tests {
 
     /// As at a replica that is drained, and taken back when others hold what it was handed.
     #[test]
-    fn what_another_handed_on_once_is_handed_on_when_it_comes_straight() {
+    fn segment_forwarded_here_once_is_forwarded_when_direct() {
         let Some(mut rig) = Rig::new("straight") else { return };
         let tuple = tuple("10.88.0.1:1025".parse().unwrap());
         let (tor, another) = (rig.tor.mac, [2, 0, 0, 0, 0, 7]);

@@ -127,9 +127,10 @@ fn an_address_that_is_not_here_is_an_error() {
     assert_eq!((error.step, error.source.raw_os_error()), ("bind", Some(libc::EADDRNOTAVAIL)), "{error}");
 }
 
-/// What was sent before the kernel took the connection over, and lost: the kernel repeats it, in front of what is written then.
+/// The kernel retransmits bytes that were sent, and lost, before it took the connection over. They
+/// precede the bytes that are written afterwards.
 #[test]
-fn kernel_repeats_what_was_unacknowledged_before_the_repair() {
+fn kernel_retransmits_bytes_unacknowledged_before_the_repair() {
     let Some(ns) = Netns::new("rep-") else { return };
     for timestamp in [Some(0x1c0_0000), None] {
         let [one, other] = ends(timestamp, true);

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_in_the_first_place_of_no_slot_is_left() {
+    fn member_that_is_first_in_no_slot_drains() {
         let told = |pairs| {
             let (leave, follow) = of(&place(pairs), 9);
             let leave: Vec<String> = leave.into_iter().map(|leave| leave.prefix).collect();
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_go_to_whom_the_slots_name_of_those_that_take_them() {
+    fn drained_connections_go_to_a_slots_live_member() {
         let place = place([(0, 2), (0, 2)]);
         let (client, to) = ("192.0.2.7:1".parse().unwrap(), place.services[0].sockets().next().unwrap());
         let holder = |takers| {
@@ -172,7 +172,7 @@ mod tests {
     }
     /// The controller gives no connections to it before: nobody here would know whose they are.
     #[test]
-    fn while_another_process_is_heard_an_agent_is_not_ready() {
+    fn agent_is_not_ready_while_another_process_answers() {
         if skipped(Feature::Tcx) {
             return;
         }

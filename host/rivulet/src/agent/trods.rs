@@ -692,7 +692,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn with_each_that_is_gone_the_records_of_all_that_are_gone_are_read() {
+    fn each_death_reads_the_records_of_all_dead_members() {
         let mut place = settled();
         assert_eq!(told(&mut place, ALL, ALL).1, [""; 0]);
         assert_eq!(told(&mut place, 0b110, 0b110).1, ["0.7"]);
@@ -704,7 +704,7 @@ pub(super) mod tests {
 
     /// Who was to get a client's answer may not get it any more, and nobody else would have asked for one.
     #[test]
-    fn whenever_others_take_connections_all_that_are_gone_are_told_of_again() {
+    fn changed_takers_report_all_dead_members_again() {
         let mut place = settled();
         let mut gone = |alive, plain| {
             let records = told(&mut place, alive, plain).1.len();
@@ -719,7 +719,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn whenever_others_take_connections_it_is_asked_who_holds_those_that_come_here_now() {
+    fn changed_takers_start_a_query_for_holders() {
         let mut place = settled();
         assert_eq!(told(&mut place, ALL, ALL).0, None);
         let gets = |place: &mut Place, plain: u64| {
@@ -750,7 +750,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_while_after_that_it_is_asked_once_more_for_what_was_stored_late() {
+    fn holders_are_queried_again_for_late_records() {
         let mut place = settled();
         let mut asks = |now, plain| place.answered(4, 9, 1, ALL, plain, now).0.map(|a| a.number.1);
         assert_eq!(
@@ -764,7 +764,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_the_agent_before_had_is_looked_for_like_what_another_had() {
+    fn records_of_the_previous_incarnation_are_read() {
         let mut place = place();
         let members = |place: &mut Place, incarnation| {
             place.services[0].trods.as_mut().unwrap().members[1].incarnation = incarnation;
@@ -787,7 +787,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_service_says_where_its_records_go() {
+    fn service_names_its_record_stores() {
         let service = service();
         let member = service.member.unwrap();
         let protected = protected(&service, &member, 4, 8, Wake::Client).unwrap();
@@ -812,7 +812,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_agreed_on_is_named_under_the_keys_of_its_time() {
+    fn content_in_force_is_named_under_its_epochs_key() {
         use rivulet_server::keys::{CookieEpoch, Secret};
         use rivulet_server::service::InForce;
         let mut service = service();
@@ -852,7 +852,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn whoever_was_away_asks_those_that_were_there() {
+    fn returning_replica_asks_peers_for_their_pins() {
         let service = service();
         let term = Term::new(1, Duration::from_millis(20));
         let mut place = Place::new(service.member.unwrap(), term, service.clone());
@@ -871,7 +871,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn who_is_gone_is_looked_for_by_all_and_probed_by_one() {
+    fn all_adopt_from_a_dead_member_and_one_probes() {
         let service = service();
         let member = service.member.unwrap();
         let departed = |dead| departed(&service, &member, dead, 0b110);

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_overtaken_thrice_is_lost() {
+    fn datagram_overtaken_three_times_is_lost() {
         let mut f = flight(6);
         assert_eq!(told(f.answered(1, 50)), (100, 100, Congestion::None));
         assert_eq!(told(f.answered(2, 50)), (100, 100, Congestion::None));
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_told_is_all_that_was_sent() {
+    fn updates_report_every_sent_byte_once() {
         // Whatever order answers come in.
         for skip in 1..20 {
             let mut f = flight(97);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_is_not_hidden_by_what_is_told_beside_it() {
+    fn merged_updates_keep_the_loss() {
         let mut f = flight(8);
         let one = f.answered(3, 1);
         let all = both(one, f.answered(4, 2).unwrap());

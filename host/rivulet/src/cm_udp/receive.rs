@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_no_longer_than_what_it_answers_and_is_not_answered() {
+    fn answer_is_not_longer_than_its_request() {
         let ask = |kind| [&Head { kind, number: 77 }.octets()[..], &[9; 84]].concat();
         let answer_head = Head { kind: Kind::Answer, number: 77 }.octets();
         assert_eq!(answer(&mut ask(Kind::Bulk)), Some(&answer_head[..]));

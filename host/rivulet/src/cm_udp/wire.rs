@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_head_is_what_was_said_and_nothing_else_is_one() {
+    fn head_parses_back_and_bad_magic_is_refused() {
         for kind in [Kind::Bulk, Kind::Echo, Kind::Answer] {
             let head = Head { kind, number: 0x0102_0304_0506_0708 };
             let octets = head.octets();
@@ -78,7 +78,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_comes_is_a_head_that_says_the_same_or_none(octets in prop::collection::vec(any::<u8>(), 0..40)) {
+        fn parsed_head_encodes_to_the_same_bytes(octets in prop::collection::vec(any::<u8>(), 0..40)) {
             if let Some(head) = Head::parse(&octets) {
                 prop_assert_eq!(&head.octets()[..], &octets[..HEAD]);
             }

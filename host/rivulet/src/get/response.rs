@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn heads_and_what_follows() {
+    fn heads_are_parsed_and_bodies_follow() {
         let text = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 206 Partial Content\r\nContent-Length: 3\r\n\
             ETag: \"x\"\r\nContent-Range: bytes 5-7/10\r\n\r\nabcHTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n";
         let (mut buffer, mut from) = (Buffer::default(), &text[..]);

@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_in_memory_is_missing_until_it_is_fetched() {
+    fn uncached_blocks_are_missing_until_fetched() {
         let mut file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
         file.write_all(&vec![7; 3 * BLOCK + 5]).unwrap();
         file.as_file().sync_all().unwrap();

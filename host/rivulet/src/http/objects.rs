@@ -543,7 +543,7 @@ mod tests {
 
     /// A thread's own table sees a change as soon as that of all, whichever of them notices it.
     #[test]
-    fn what_is_near_is_looked_at_again() {
+    fn thread_cache_sees_changes_at_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x");
         std::fs::write(&path, "old").unwrap();

@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn a_finished_input_closes_after_what_was_asked() {
+    fn finished_input_closes_after_complete_requests() {
         let (_dir, site) = store();
         let mut session = Session::new(0);
         let mut promises = Vec::new();
@@ -480,7 +480,7 @@ mod tests {
     /// An upload whose packets come backwards and twice, each with the continuation made behind the head;
     /// then another request on the same connection.
     #[test]
-    fn a_body_in_any_order_and_what_follows_it() {
+    fn upload_is_read_in_any_packet_order() {
         let (dir, site) = store();
         let head =
             b"PUT /new/file HTTP/1.1\r\nHost: h\r\nContent-Length: 1000\r\nExpect: 100-continue\r\n\r\n";

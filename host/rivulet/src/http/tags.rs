@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tags_match_what_we_wrote_and_nothing_else() {
+    fn only_our_entity_tags_match() {
         let hash = [0xab; 16];
         let text = "\"".to_owned() + &"ab".repeat(16) + "\"";
         let list = |value: &str, strong| {

@@ -592,7 +592,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_removes_what_is_too_old_and_nothing_else() {
+    fn start_removes_only_expired_uploads() {
         let dir = tempfile::tempdir().unwrap();
         let limits = Limits { expiry: Duration::from_secs(1000), ..Limits::default() };
         let uploads = Uploads::open(dir.path(), limits).unwrap();
@@ -621,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finished_is_bounded_for_all_replicas() {
+    fn unfinished_uploads_are_bounded_across_replicas() {
         let dir = tempfile::tempdir().unwrap();
         let limits = Limits { unfinished: 100, expiry: Duration::from_secs(1000), ..Limits::default() };
         let replicas = [(); 2].map(|()| Uploads::open(dir.path(), limits).unwrap());
@@ -680,7 +680,7 @@ mod tests {
     }
 
     #[test]
-    fn what_must_not_be_written_is_refused() {
+    fn forbidden_upload_targets_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let outside = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink(outside.path(), dir.path().join("link")).unwrap();

@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_are_told_once_and_not_for_ever() {
+    fn failures_are_reported_once_and_bounded() {
         let ended = Ended::default();
         ended.put(1, libc::ECONNREFUSED);
         assert_eq!((ended.take(1), ended.take(1), ended.take(2)), (libc::ECONNREFUSED, 0, 0));

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_and_what_passes() {
+    fn filter_notifies_allows_or_refuses_calls() {
         let native = |number: c_long, arguments| verdict(NATIVE, number as u32, arguments);
         let (show, allow) = (libc::SECCOMP_RET_USER_NOTIF, libc::SECCOMP_RET_ALLOW);
         let refused = libc::SECCOMP_RET_ERRNO | libc::EOPNOTSUPP as u32;

@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_longest_gives_way() {
+    fn longest_waiting_connection_is_displaced() {
         let (connections, mut sockets) = (Connections::default(), Sockets::new());
         let client = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 9);
         let guests: Vec<Guest> = (0..Limits::default().per_address)

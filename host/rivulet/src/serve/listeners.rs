@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn service_lacks_what_it_cannot_listen_at() {
+    fn service_lacks_addresses_it_cannot_listen_at() {
         let Some(netns) = Netns::new("ready") else { return };
         let dir = tempfile::tempdir().unwrap();
         let site = Site { objects: Objects::open(dir.path()).unwrap(), uploads: None };

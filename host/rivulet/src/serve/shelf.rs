@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_said_and_tried_again() {
+    fn unreadable_folder_is_reported_and_retried() {
         let dir = tempfile::tempdir().unwrap();
         let www = dir.path().join("www");
         let mut shelf = Shelf::new(&www, false, false);

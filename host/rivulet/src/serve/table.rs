@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_table_leaves_out_is_the_kernels() {
+    fn paths_outside_the_table_go_to_the_kernel() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &[u8]| dir.path().join(OsStr::from_bytes(name));
         fs::create_dir_all(path(b"real/sub")).unwrap();

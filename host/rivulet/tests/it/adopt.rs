@@ -129,7 +129,7 @@ fn body(answer: &[u8]) -> &[u8] {
 }
 
 #[test]
-fn the_kernel_serves_what_stateless_tcp_cannot() {
+fn kernel_serves_requests_beyond_stateless_tcp() {
     let Some(rack) = Rack::steered() else { return };
     let (small, big) = (rack.file("small", 700), rack.file("big", 3_000_000));
     let _servers = [0, 1].map(|n| rack.storing(n, &[]));
@@ -175,7 +175,7 @@ fn the_kernel_serves_what_stateless_tcp_cannot() {
 /// Behind a ToR the packets that follow a small answer go to any replica, so there is no taking over there: the connection ends before
 /// anything of the next answer was sent, and clients ask again on another.
 #[test]
-fn what_is_the_kernels_behind_a_small_answer_is_asked_for_again() {
+fn kernel_request_after_small_answer_is_repeated() {
     let Some(rack) = Rack::steered() else { return };
     let (small, big) = (rack.file("small", 700), rack.file("big", 300_000));
     let tor = rack.client.run("cat /sys/class/net/c0/address");
@@ -219,7 +219,7 @@ fn requests_in_pieces_half_closed_ones_and_such_of_no_sense() {
 }
 
 #[test]
-fn what_is_lost_comes_again() {
+fn lost_segments_are_retransmitted() {
     let Some(rack) = Rack::steered() else { return };
     let (big, small) = (rack.file("big", 1_000_000), rack.file("small", 3000));
     let _servers = [0, 1].map(|n| rack.storing(n, &[]));
@@ -291,7 +291,7 @@ fn each_packet_is_answered_by_one_of_the_two() {
 
 /// Another replica's connection is refused at once, so that the client need not wait for its own patience to end.
 #[test]
-fn who_comes_to_another_replica_is_told() {
+fn connection_of_another_replica_is_refused_at_once() {
     let Some(rack) = Rack::steered() else { return };
     rack.file("big", 8_000_000);
     let _servers = [rack.serve(0), rack.serve(1)];
@@ -315,7 +315,7 @@ fn who_comes_to_another_replica_is_told() {
 
 /// Behind a ToR it first has the other candidate asked.
 #[test]
-fn a_tor_is_given_back_what_is_anothers() {
+fn segment_of_another_replica_returns_to_the_tor() {
     let Some(rack) = Rack::steered() else { return };
     let big = rack.file("big", 8_000_000);
     let tor = rack.client.run("cat /sys/class/net/c0/address");
@@ -438,7 +438,7 @@ fn port_is_used_again_within_its_first_window() {
 
 /// A client holds as many as it may; for one more its oldest gives way, and other clients' are adopted as ever.
 #[test]
-fn what_a_client_holds_is_bounded() {
+fn adopted_connections_of_a_client_are_bounded() {
     let Some(rack) = Rack::steered() else { return };
     let big = rack.file("big", 100_000);
     let mut servers = [0, 1].map(|n| rack.storing(n, &[]));

@@ -193,7 +193,7 @@ fn an_interface_that_comes_back_unfit() {
 
 /// A server whose interface comes back unfit says in its heartbeats that it is not ready, until it is fit.
 #[test]
-fn a_server_whose_interface_comes_back_unfit_is_not_ready() {
+fn server_on_an_unfit_interface_is_not_ready() {
     let Some(rig) = rig() else { return };
     let content = rig.file("file", 100_000);
     let member = rig.member();
@@ -221,7 +221,7 @@ fn beats(io: &mut AfPacket) -> Vec<bool> {
 
 /// What cannot be had is an error that names what to change; `auto` does without.
 #[test]
-fn errors_name_what_to_change() {
+fn errors_name_the_setting_to_change() {
     let Some(rig) = rig() else { return };
     let content = rig.file("file", 500_000);
     let refused = |flags: &[&str]| {

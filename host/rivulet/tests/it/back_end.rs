@@ -231,7 +231,7 @@ fn ask_in_pieces(rack: &Rack, address: &str, pieces: &[&[u8]]) -> std::io::Resul
 /// Zone transfers, answers of more than 15 kB, or of more than a segment from a back end that is not deterministic, more than 16
 /// queries, and queries in pieces: the back end's TCP answers them, on the client's connection.
 #[test]
-fn back_ends_tcp_answers_what_its_datagrams_cannot() {
+fn back_end_tcp_answers_queries_beyond_udp() {
     let Some(rack) = Rack::new() else { return };
     let server = NameServer::start(&rack.replicas);
     let _replicas = [dns(&rack, 0, &[]), dns(&rack, 1, &["--deterministic"])];
@@ -279,7 +279,7 @@ fn back_ends_tcp_answers_what_its_datagrams_cannot() {
 }
 
 #[test]
-fn what_the_back_end_loses_is_asked_again() {
+fn queries_lost_by_the_back_end_are_retried() {
     let Some(rack) = Rack::new() else { return };
     let server = NameServer::start(&rack.replicas);
     let _replicas = [dns(&rack, 0, &[]), dns(&rack, 1, &[])];

@@ -93,7 +93,7 @@ fn it_is_loaded_seen_and_taken_out() {
 }
 
 #[test]
-fn where_there_is_no_bpf_file_system_it_says_what_to_do() {
+fn missing_bpf_file_system_error_names_the_mount() {
     let text = bad(Path::new("/proc/cm"), "load");
     assert!(text.contains("mount -t bpf"), "{text}");
     let text = bad(Path::new("/nowhere/cm"), "load --initial-window 0");

@@ -18,7 +18,7 @@ fn kill(mut process: Process) {
 }
 
 #[test]
-fn whoever_is_killed_leaves_the_whole_window_to_the_others() {
+fn killed_program_frees_its_whole_window() {
     let Some(rig) = Rig::new() else { return };
     let mut daemon: Option<Daemon> = Some(rig.serve(""));
     let mut client = rig.client(ALICE);

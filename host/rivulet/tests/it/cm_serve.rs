@@ -160,7 +160,7 @@ fn child() {
 }
 
 #[test]
-fn what_a_killed_program_held_is_the_others_at_once() {
+fn killed_programs_grants_pass_to_others_at_once() {
     let Some(rig) = Rig::new() else { return };
     let _daemon = rig.serve("");
     let mut child = rig.child(ALICE, 9);
@@ -186,7 +186,7 @@ fn what_a_killed_program_held_is_the_others_at_once() {
 }
 
 #[test]
-fn the_daemon_may_be_killed_and_the_next_one_finds_who_is_in() {
+fn next_daemon_finds_the_clients_of_a_killed_one() {
     let Some(rig) = Rig::new() else { return };
     let daemon = rig.serve("");
     let (mut first, mut second) = (rig.child(ALICE, 9), rig.child(ALICE, 9));
@@ -276,7 +276,7 @@ fn where_bpf_is_forbidden_the_daemon_calls() {
 }
 
 #[test]
-fn who_is_not_let_in_is_told_and_nonsense_ends_a_connection() {
+fn refused_client_gets_an_error_and_nonsense_disconnects() {
     let Some(rig) = Rig::new() else { return };
     let _daemon = rig.serve(&format!("--user {ALICE} --programs 2"));
     let path = rig.socket();

@@ -112,7 +112,7 @@ fn every_style_sends_all_by_its_own_calls() {
 }
 
 #[test]
-fn what_cannot_be_done_is_said_with_its_exit_code() {
+fn errors_have_their_exit_codes() {
     let Some(rig) = Rig::new() else { return };
     let (receiver, _said, at) = receiver(&rig);
     bad(&rig, &format!("send {at} --style alf"), 3, "is `rivulet cm serve` running?");

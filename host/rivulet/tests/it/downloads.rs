@@ -29,7 +29,7 @@ fn whole_files_of_every_size() {
 }
 
 #[test]
-fn several_files_on_one_connection_and_what_the_server_refuses() {
+fn several_files_and_an_error_on_one_connection() {
     let Some(rig) = Rig::new() else { return };
     let _server = rig.serve(&[]);
     let (a, b) = (rig.file("a", 3000), rig.file("b", 1_000_000));
@@ -73,7 +73,7 @@ fn a_device_is_written_to_and_not_replaced() {
 }
 
 #[test]
-fn an_interrupted_download_goes_on() {
+fn interrupted_download_resumes() {
     let Some(rig) = Rig::new() else { return };
     let _server = rig.serve(&[]);
     let content = rig.file("file", 400_000);

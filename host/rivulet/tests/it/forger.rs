@@ -99,7 +99,7 @@ fn a_blind_forger_draws_less_than_it_sends() {
 
 /// A client that is gone resets what it is sent still; after that it is sent nothing.
 #[test]
-fn a_reset_ends_what_is_sent() {
+fn reset_ends_the_transmission() {
     let Some(rack) = Rack::new() else { return };
     rack.file("large", 8_000_000);
     let _server = serve(&rack);

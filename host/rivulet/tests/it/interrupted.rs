@@ -35,12 +35,12 @@ fn stop_in_the_middle(seconds: u64) {
 }
 
 #[test]
-fn stopped_client_goes_on_after_one_second() {
+fn client_stopped_for_one_second_resumes() {
     stop_in_the_middle(1);
 }
 
 #[test]
-fn stopped_client_goes_on_after_five_seconds() {
+fn client_stopped_for_five_seconds_resumes() {
     stop_in_the_middle(5);
 }
 
@@ -97,7 +97,7 @@ fn strict_translator_finds_no_packet_invalid() {
 }
 
 #[test]
-fn download_goes_on_when_the_translator_forgets() {
+fn download_resumes_when_the_translator_forgets() {
     let Some((rig, router)) = Rig::with_router() else { return };
     masquerade(&router, "20000-20999");
     let _server = rig.serve(METRICS);

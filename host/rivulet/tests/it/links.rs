@@ -273,7 +273,7 @@ fn killed_again_and_again() {
 
 /// Wrong flags and missing files are told by name.
 #[test]
-fn wrong_flags_are_told() {
+fn wrong_flags_are_reported() {
     let dir = tempfile::tempdir().unwrap();
     let empty = std::fs::File::create(dir.path().join("empty")).unwrap();
     empty.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();

@@ -137,7 +137,7 @@ fn a_go_program_and_its_errors() {
 
 /// What goes on behind the command's end goes on by plain TCP.
 #[test]
-fn what_outlives_its_command_connects_all_the_same() {
+fn process_outliving_its_command_connects_by_plain_tcp() {
     let Some(rig) = Rig::new() else { return };
     let _server = rig.serve(&[]);
     let content = rig.file("file", 300_000);

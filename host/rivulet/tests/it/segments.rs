@@ -228,7 +228,7 @@ const KERNELS: Brought = Brought { passed: 1, ..NOTHING };
 const LATER: Duration = Duration::from_millis(2);
 
 #[test]
-fn what_looks_like_a_large_answer_and_is_the_kernels_is_left_to_it() {
+fn kernel_keeps_segments_that_resemble_large_answers() {
     let [here, elsewhere] = [40_001, 40_002].map(|port| SocketAddr::from(([10, 88, 0, 9], port)));
     for (plain, drains) in WAYS {
         let Some((mut rig, _socket)) = Rig::new(plain, drains, &[here]) else { return };
@@ -247,7 +247,7 @@ fn what_looks_like_a_large_answer_and_is_the_kernels_is_left_to_it() {
 }
 
 #[test]
-fn what_neither_has_goes_back_to_the_tor_once() {
+fn segment_unknown_to_both_returns_to_the_tor_once() {
     let ends = |port| SocketAddr::from(([10, 88, 0, 9], port));
     let here = ends(40_001);
     // Of every kind of value, and none.
@@ -278,7 +278,7 @@ fn what_neither_has_goes_back_to_the_tor_once() {
 
 /// With the address of a ToR that spreads, whatever came to it.
 #[test]
-fn what_was_handed_on_shows_it_by_its_hops() {
+fn hop_count_shows_a_forwarded_segment() {
     let elsewhere = SocketAddr::from(([10, 88, 0, 9], 40_002));
     let Some((mut rig, _)) = Rig::new(Plain::Stateless, Plain::Kernel, &[]) else { return };
     let mac = rig.mac;
@@ -294,7 +294,7 @@ fn what_was_handed_on_shows_it_by_its_hops() {
 
 /// What shows a cookie by chance goes to the other replica too, and if that one does not have it either it may be late: it is not reset.
 #[test]
-fn what_shows_a_cookie_and_no_timestamp_of_it_is_handed_on_and_not_refused() {
+fn cookie_without_its_timestamp_is_forwarded_and_not_reset() {
     let elsewhere = SocketAddr::from(([10, 88, 0, 9], 40_002));
     // Within the reach, with the timestamp of an answer that begins behind it.
     let ack = large(elsewhere).0;
@@ -311,7 +311,7 @@ fn what_shows_a_cookie_and_no_timestamp_of_it_is_handed_on_and_not_refused() {
 
 /// What is handed on to be asked for where nothing is answered goes on from there, once.
 #[test]
-fn who_has_no_content_keeps_nothing_from_others() {
+fn replica_without_content_forwards_segments_once() {
     let [here, elsewhere] = [40_001, 40_002].map(|port| SocketAddr::from(([10, 88, 0, 9], port)));
     for (plain, drains) in WAYS {
         let Some((mut rig, _socket)) = Rig::open(plain, drains, &[here]) else { return };

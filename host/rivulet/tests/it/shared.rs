@@ -178,7 +178,7 @@ fn streams_to_a_server_of_plain_tcp_are_connections_of_the_kernel() {
 }
 
 #[test]
-fn nobody_there_is_everybodys_error() {
+fn refused_connection_fails_every_shared_stream() {
     let Some(rig) = Rig::new() else { return };
     rig.server.ip(&format!("addr add {SERVICE}/32 dev lo"));
     inside(&rig, |stack| {
@@ -192,7 +192,7 @@ fn nobody_there_is_everybodys_error() {
 
 /// Unmodified programs: what they see of their address, and what they get.
 #[test]
-fn programs_share_a_connection_unless_told_otherwise() {
+fn programs_share_a_connection_unless_separate_is_set() {
     let Some(rig) = Rig::new() else { return };
     let _server = rig.serve(&[]);
     let (names, contents) = files(&rig, 8, 300_000);

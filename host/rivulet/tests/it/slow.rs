@@ -269,7 +269,7 @@ impl Drop for Ends<'_> {
 /// or says that the replica is not ready.
 #[test]
 #[ignore = "long: the disk sleeps for most of 18 s"]
-fn a_slow_disk_has_nobody_excluded() {
+fn slow_disk_excludes_no_replica() {
     let Some(rig) = Rig::new() else { return };
     let (disk, storage) = (rig.dir.path().join("disk"), rig.dir.path().join("storage"));
     for folder in [&disk, &storage] {

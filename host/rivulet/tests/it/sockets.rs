@@ -34,7 +34,7 @@ fn sockets_behave_as_over_tcp() {
 
 /// What one call after the other gives, result and errno, over the kernel's TCP and over Rivulet.
 #[test]
-fn calls_give_what_they_give_over_tcp() {
+fn calls_return_the_same_as_over_tcp() {
     const SILENT: &str = "10.9.0.9";
     let Some(rig) = Rig::new() else { return };
     let storage = rig.www();

@@ -131,7 +131,7 @@ fn connections_are_bounded_by_those_that_live() {
 
 /// A server of plain TCP that speaks first, and reads nothing before that was read.
 #[test]
-fn plain_tcp_is_read_while_what_was_written_early_waits() {
+fn plain_tcp_is_read_while_early_writes_wait() {
     const EARLY: usize = 200_000;
     let Some(rig) = Rig::new() else { return };
     rig.server.ip(&format!("addr add {SERVICE}/32 dev lo"));

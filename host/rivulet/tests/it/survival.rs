@@ -36,7 +36,7 @@ fn a_killed_server_breaks_nothing() {
 /// A server that is told to stop says so in its heartbeats before it goes: its kernel, which still listens when it is no longer
 /// kept from our segments, gets none.
 #[test]
-fn a_server_that_stops_says_so_first() {
+fn stopping_server_first_reports_not_ready() {
     let Some(rig) = Rig::new() else { return };
     let server = rig.serve(&["--member", &rig.member(), "--heartbeat-us", "2000"]);
     let mut heard = rig.heartbeats();

@@ -74,7 +74,7 @@ fn the_next_process_has_the_last_ones_token_and_leaves_another() {
 
 /// Seen by what is asked for: a request of the first window brings up to ten answers where the token has a window, else two.
 #[test]
-fn the_next_process_goes_on_with_the_last_ones_window() {
+fn next_process_resumes_the_returned_window() {
     let Some((rig, state, _server)) = rig() else { return };
     rig.file("file", 1_500_000);
     // A server moves no window before it remembers a horizon.
@@ -95,7 +95,7 @@ fn the_next_process_goes_on_with_the_last_ones_window() {
 }
 
 #[test]
-fn what_is_no_file_of_tokens_is_named_and_left() {
+fn invalid_token_file_is_reported_and_kept() {
     let Some((rig, state, _server)) = rig() else { return };
     std::fs::create_dir_all(&state).unwrap();
     std::fs::set_permissions(&state, PermissionsExt::from_mode(0o700)).unwrap();

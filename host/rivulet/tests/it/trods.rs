@@ -166,7 +166,7 @@ impl Drop for Ends<'_> {
 pub const FLAGS: &[&str] = &["--plain-tcp", "--setup-address"];
 
 #[test]
-fn a_replica_speaks_while_it_is_alive_and_what_it_says_is_stored_before() {
+fn replica_sends_only_stored_bytes_while_alive() {
     let Some(rig) = Rig::new() else { return };
     let Some(_store) = memcached(&rig) else { return };
     keep(&rig, replicated(&rig, 0));
@@ -206,7 +206,7 @@ fn sockets(rig: &Rig, state: &str, client: SocketAddr) -> usize {
 
 /// An agent is stopped that goes on with a connection itself: that says nothing, and the next agent goes on.
 #[test]
-fn what_an_agent_had_adopted_outlives_it() {
+fn adopted_connection_outlives_its_agent() {
     let Some(rig) = Rig::new() else { return };
     let Some(_store) = memcached(&rig) else { return };
     keep(&rig, replicated(&rig, 0));

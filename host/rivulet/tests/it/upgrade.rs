@@ -27,7 +27,7 @@ fn service(rig: &Rig, drained: bool) -> Service {
 }
 
 #[test]
-fn a_drained_replica_is_heard_while_its_agent_is_restarted() {
+fn drained_replica_serves_through_an_agent_restart() {
     let Some(rig) = Rig::new() else { return };
     let Some(_store) = memcached(&rig) else { return };
     // Its address is not the agent's.
