@@ -502,7 +502,7 @@ REMOVALS: dict[str, Removal] = {
         "trods:hold::rescue::tests::newer_connection_here_is_kept",
     ),
     "mute-deaf": trods(
-        "hold/watch/hear.rs", "if service.is_some_and(|service| service.speaks(leases)) {", "if service.is_some() {",
+        "hold/watch/hear.rs", "if service.is_some_and(|service| service.may_send(leases)) {", "if service.is_some() {",
         "trods:hold::rescue::tests::muted_replica_takes_no_client",
     ),
     "reset-place": trods(

@@ -163,7 +163,7 @@ pub fn read(record: &Record, segment: &Segment<'_>, now_ms: u64) -> Told {
     let is_theirs = (header.src, header.dst) == (record.tuple.client, record.tuple.service);
     let is_near = header.seq.wrapping_sub(record.acknowledged()) <= MAX_UNKNOWN;
     // Stored data that was never acknowledged is retransmitted.
-    let is_again = record.acknowledged().wrapping_sub(header.seq) <= asked(record);
+    let is_again = record.acknowledged().wrapping_sub(header.seq) <= known_client_bytes(record);
     if !is_theirs || !(is_near || is_again) || segment.has(TcpFlags::SYN) {
         return Told::Nothing;
     }
@@ -274,7 +274,7 @@ fn halves(window: u32) -> u16 {
 }
 
 /// Bytes of the client that the record has, FIN counted.
-fn asked(record: &Record) -> u32 {
+fn known_client_bytes(record: &Record) -> u32 {
     let answered = record.responses.iter().map(|response| match &response.body {
         Body::Object { request, .. } | Body::Generated { request, .. } => request.len(),
         Body::Whole(_) => 0,

@@ -273,7 +273,7 @@ impl Guard {
             place.unheld.drain(..).for_each(|departed| replica.departed(departed));
             let gone = std::mem::take(&mut place.gone);
             let gone = gone.into_iter().filter_map(|dead| place.told_of(dead, live.plain));
-            gone.for_each(|gone| replica.gone(gone));
+            gone.for_each(|gone| replica.departed_named(gone));
         }
         if others {
             self.moves();

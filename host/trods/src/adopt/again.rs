@@ -74,7 +74,7 @@ impl Adoption {
     }
 
     /// Continues with a response that the server generates again.
-    pub(super) fn go_on_again(&mut self, now: Instant) -> Result<(), Stop> {
+    pub(super) fn continue_again(&mut self, now: Instant) -> Result<(), Stop> {
         self.write_origin(now)?;
         let response = &self.record.responses[self.at];
         let Body::Generated { head, .. } = &response.body else {

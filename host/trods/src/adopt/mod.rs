@@ -309,7 +309,7 @@ impl Adoption {
                 self.step = Step::Body(unread - count);
                 Ok(())
             }
-            Step::Again => self.go_on_again(now),
+            Step::Again => self.continue_again(now),
             Step::Relay => self.relay(config, now),
             Step::Drain => match self.client.read(&mut [0; 1024]) {
                 Ok(0) => Err(Stop::Client),

@@ -372,7 +372,7 @@ impl Digests {
 
     /// Whether a digest is known, without a request.
     #[must_use]
-    pub fn knows(&self, wanted: &Wanted) -> bool {
+    pub fn has_digest(&self, wanted: &Wanted) -> bool {
         self.content(wanted).is_some()
     }
 

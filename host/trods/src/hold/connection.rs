@@ -206,7 +206,7 @@ impl Connection {
     }
 
     /// When the client said something new last, as far as that is looked at, and it has acknowledged this.
-    pub fn speaks(&mut self, acked: u32, now: u64) -> u64 {
+    pub fn last_activity(&mut self, acked: u32, now: u64) -> u64 {
         if (self.said.0, self.said.1) != (acked, self.most) {
             self.said = (acked, self.most, now);
         }

@@ -167,7 +167,10 @@ impl Keeper for Stores {
 
     fn is_stale(&self, key: &FlowKey) -> bool {
         // Digests that became known since are stored with the rest.
-        if self.undigested.get(key).is_some_and(|lacks| lacks.iter().any(|wanted| self.digests.knows(wanted)))
+        if self
+            .undigested
+            .get(key)
+            .is_some_and(|lacks| lacks.iter().any(|wanted| self.digests.has_digest(wanted)))
         {
             return true;
         }

@@ -410,7 +410,7 @@ impl Rescue {
     ) -> Result<(), HoldError> {
         let key = FlowKey::new(found.record.tuple.client, found.record.tuple.service);
         let age = found.record.age();
-        if !self.can_go_on(&found.record, &key, watch)? {
+        if !self.can_resume(&found.record, &key, watch)? {
             return Ok(());
         }
         if watch.is_ahead(&key, &age) || watch.is_elsewhere(&key, &age) {
@@ -454,7 +454,7 @@ impl Rescue {
 
     /// Whether a record suffices to resume a connection here: with timestamps of the programs it
     /// needs such programs, and the state by timestamps alone may be newer than the record.
-    fn can_go_on<K: Keeper>(
+    fn can_resume<K: Keeper>(
         &self,
         record: &Record,
         key: &FlowKey,
@@ -474,7 +474,7 @@ impl Rescue {
 
     /// A packet of a connection that is searched for. If it shows the client's state, the search
     /// ends. Its packets stay parked until the adopter changes that.
-    pub fn heard(&mut self, key: &FlowKey, packet: &[u8], now_ms: u64) -> Option<Heard> {
+    pub fn take_packet(&mut self, key: &FlowKey, packet: &[u8], now_ms: u64) -> Option<Heard> {
         let segment = Segment::parse(packet).ok()?;
         self.copies.keep(key, packet, &segment, Instant::now());
         let orphan = self.orphans.get_mut(key)?;
@@ -504,7 +504,7 @@ impl Rescue {
     }
 
     /// What the client of a connection said that goes on here now, before it did.
-    pub fn said(&mut self, key: &FlowKey) -> VecDeque<Vec<u8>> {
+    pub fn take_copies(&mut self, key: &FlowKey) -> VecDeque<Vec<u8>> {
         self.copies.take(key)
     }
 
@@ -694,7 +694,7 @@ mod tests {
             [(now + GIVE_UP, false, false), (now + GIVE_UP, true, true), (now - FRESH, false, true)]
         {
             rig.found(std::iter::once(record.clone()), None, false, began);
-            assert_eq!(rig.rescue.heard(&key, &answer(&record, fresh), 0).is_some(), heard, "{fresh}");
+            assert_eq!(rig.rescue.take_packet(&key, &answer(&record, fresh), 0).is_some(), heard, "{fresh}");
             assert_eq!(rig.rescue.count(), usize::from(!heard));
         }
         // The others' records stay until there are own ones.
@@ -714,14 +714,14 @@ mod tests {
         rig.found(std::iter::once(record.clone()), None, false, Instant::now());
         let forged = Record { response_at: record.response_at.wrapping_add(1_000_000), ..record.clone() };
         for resets in [0, 1, 1] {
-            assert!(rig.rescue.heard(&key, &answer(&forged, true), 0).is_none());
+            assert!(rig.rescue.take_packet(&key, &answer(&forged, true), 0).is_none());
             assert_eq!(rig.rescue.unknown.len(), resets);
             rig.rescue.turn(Instant::now(), 0, &mut rig.watch).unwrap();
             assert_eq!(rig.rescue.count(), 1, "it is looked for");
             let orphan = rig.rescue.orphans.get_mut(&key).unwrap();
             orphan.unknown = orphan.unknown.map(|since| since - super::UNKNOWN);
         }
-        assert!(rig.rescue.heard(&key, &answer(&record, true), 0).is_some(), "its client is heard");
+        assert!(rig.rescue.take_packet(&key, &answer(&record, true), 0).is_some(), "its client is heard");
     }
 
     #[test]

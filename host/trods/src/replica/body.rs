@@ -179,18 +179,20 @@ impl Body {
             spoke.push(*key);
             // A connection with a record is, or may be, resumed by that; its client retransmits.
             let is_recorded = rescue.is_loading() || rescue.looks_for(key);
-            let heard = rescue.heard(key, packet, now);
+            let heard = rescue.take_packet(key, packet, now);
             if let Some(names) = names {
                 if heard.is_some() {
                     names.is_found(key);
                 } else if !is_recorded || names.looks_for(key) {
-                    named.extend(names.heard(key, packet, now).map(|found| (*key, found, packet.to_vec())));
+                    named.extend(
+                        names.take_packet(key, packet, now).map(|found| (*key, found, packet.to_vec())),
+                    );
                 }
             }
             found.extend(heard);
         })?;
         for (key, found, packet) in named {
-            if let Err(e) = self.go_on_named(&key, &found) {
+            if let Err(e) = self.adopt_named(&key, &found) {
                 tracing::warn!(error = %e, client = %key.client(), "not adopted");
                 if let Some(names) = &mut self.names {
                     names.look_again(&key, &found, &mut self.watch)?;
@@ -202,7 +204,7 @@ impl Body {
         }
         for heard in found {
             let key = FlowKey::new(heard.record.tuple.client, heard.record.tuple.service);
-            if let Err(e) = self.go_on(&key, &heard) {
+            if let Err(e) = self.adopt_here(&key, &heard) {
                 tracing::warn!(error = %e, client = %key.client(), "not adopted");
                 if let Err(e) = self.watch.withdraw(&key) {
                     tracing::warn!(error = %e, client = %key.client(), "nor parked");
@@ -213,7 +215,7 @@ impl Body {
         // Drops packets from before the adoption, and reports of other replicas since.
         spoke.retain(|key| self.watch.has(key));
         for key in &spoke {
-            for packet in self.rescue.said(key) {
+            for packet in self.rescue.take_copies(key) {
                 self.watch.hear_again(key, &packet);
             }
         }
@@ -244,7 +246,7 @@ impl Body {
     }
 
     /// Adopts a connection; its client has answered.
-    fn go_on(&mut self, key: &FlowKey, heard: &Heard) -> Result<(), HoldError> {
+    fn adopt_here(&mut self, key: &FlowKey, heard: &Heard) -> Result<(), HoldError> {
         let Heard { record, connection, stamped } = heard;
         // While it is parked, segments of the kernel do not leave.
         self.watch.abandon(key)?;
@@ -252,7 +254,7 @@ impl Body {
             self.watch.hold().programs().stamps().put(key, stamped)?;
         }
         if let Some(names) = &mut self.names {
-            names.go_on_recorded(key, self.watch.hold().programs())?;
+            names.resume_recorded(key, self.watch.hold().programs())?;
         }
         self.watch.adopt(record, connection.send_next)?;
         // The store answers while the kernel makes the socket.
@@ -269,7 +271,7 @@ impl Body {
     }
 
     /// The same of one that its client named.
-    fn go_on_named(&mut self, key: &FlowKey, found: &Found) -> Result<(), HoldError> {
+    fn adopt_named(&mut self, key: &FlowKey, found: &Found) -> Result<(), HoldError> {
         self.watch.abandon(key)?;
         let Some(names) = &mut self.names else { return Ok(()) };
         names.adopt(key, found, self.watch.hold().programs())?;
@@ -305,7 +307,7 @@ impl Body {
         }
         let (watch, rescue) = (&self.watch, &self.rescue);
         let is_known = |key: &FlowKey| watch.has(key) || rescue.looks_for(key);
-        for (key, seq) in self.refusals.due(now, is_known, |key| watch.speaks(&key.service())) {
+        for (key, seq) in self.refusals.due(now, is_known, |key| watch.may_send(&key.service())) {
             tracing::debug!(client = %key.client(), "asked: the kernel does not know its connection");
             rescue.ask(&key, seq);
         }

@@ -192,7 +192,7 @@ impl Replica {
     }
 
     /// A replica died that announced its connections: searches for them.
-    pub fn gone(&self, gone: Gone) {
+    pub fn departed_named(&self, gone: Gone) {
         self.command(Command::Gone(gone));
     }
 

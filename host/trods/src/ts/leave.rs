@@ -127,7 +127,7 @@ impl Names {
             let stamped = programs.stamps().get(&key)?.filter(|stamped| stamped.phase == Phase::Echoed);
             let Some(stamped) = stamped else { continue };
             let is_under_way = stamped.limits.acked.wrapping_sub(stamped.isn.wrapping_add(1)) < stamped.total;
-            if (is_under_way && is_early) || !watch.speaks(&key.service()) {
+            if (is_under_way && is_early) || !watch.may_send(&key.service()) {
                 continue;
             }
             let Some(to) = self.leaving.heir(&key) else { continue };
@@ -164,7 +164,7 @@ impl Names {
             let Left { hint, to: before, since, .. } = *left;
             let Some(to) = self.leaving.heir(&key) else {
                 // A replica that may not send has no segments of the client.
-                if watch.speaks(&key.service()) {
+                if watch.may_send(&key.service()) {
                     self.lost.look_for(key, Some(hint), None, now, programs)?;
                     self.leaving.left.remove(&key);
                 }

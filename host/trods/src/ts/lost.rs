@@ -155,7 +155,7 @@ impl LostOnes {
     }
 
     /// A client's packet; returns the connection if it can be resumed at its numbers.
-    pub fn heard(
+    pub fn take_packet(
         &mut self,
         key: &FlowKey,
         packet: &[u8],

@@ -192,12 +192,12 @@ impl Names {
 
     /// A packet of a connection that this replica does not have; returns the connection if it can
     /// be resumed.
-    pub fn heard(&mut self, key: &FlowKey, packet: &[u8], now_ms: u64) -> Option<Box<Found>> {
+    pub fn take_packet(&mut self, key: &FlowKey, packet: &[u8], now_ms: u64) -> Option<Box<Found>> {
         if self.found.contains(key) || self.is_others(key, packet) {
             return None;
         }
         let reading = reading(&self.services, &self.at, key)?;
-        let found = self.lost.heard(key, packet, reading, now_ms)?;
+        let found = self.lost.take_packet(key, packet, reading, now_ms)?;
         self.found.insert(*key);
         Some(found)
     }
@@ -236,7 +236,7 @@ impl Names {
     }
 
     /// It is the watch's.
-    pub fn go_on_recorded(&mut self, key: &FlowKey, programs: &Trods) -> Result<(), HoldError> {
+    pub fn resume_recorded(&mut self, key: &FlowKey, programs: &Trods) -> Result<(), HoldError> {
         self.hints.forget(key);
         self.lost.forget(key, programs)
     }
@@ -274,7 +274,7 @@ impl Names {
         let (fresh, ended) = watch.stamped();
         for key in fresh {
             if let Some(stamped) = watch.hold().programs().stamps().get(&key)?
-                && watch.speaks(&key.service())
+                && watch.may_send(&key.service())
             {
                 self.tell(&key, &stamped);
             }
@@ -282,7 +282,7 @@ impl Names {
         if now.saturating_duration_since(self.told_at) >= TELL {
             self.told_at = now;
             // A replica that may not send announces nothing: others have adopted its connections.
-            let speaks: Vec<_> = self.at.keys().filter(|service| watch.speaks(service)).copied().collect();
+            let speaks: Vec<_> = self.at.keys().filter(|service| watch.may_send(service)).copied().collect();
             self.look(now, &speaks, watch.hold().programs())?;
         }
         self.leave(now, watch)?;
@@ -325,7 +325,7 @@ impl Names {
             let Some(stamped) = watch.hold().programs().stamps().named(&key)? else { continue };
             let accepts = || TcpStream::connect_timeout(&service, ACCEPT).is_ok();
             let lives = *lives.entry(service).or_insert_with(accepts);
-            if !lives || !watch.speaks(&service) {
+            if !lives || !watch.may_send(&service) {
                 if now.saturating_duration_since(since) < REVIVAL {
                     self.early.push_back((since, now + DEATH, key));
                     self.ending.insert(key);

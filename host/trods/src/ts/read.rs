@@ -322,7 +322,7 @@ mod tests {
     }
 
     impl Client {
-        fn told(&self) -> Told {
+        fn result(&self) -> Told {
             let mut packet = vec![0; self.header.length() + self.payload.len()];
             let at = self.header.length();
             packet[at..].copy_from_slice(&self.payload);
@@ -340,7 +340,7 @@ mod tests {
     }
 
     fn found(client: &Client) -> Box<Found> {
-        match client.told() {
+        match client.result() {
             Told::Found(found) => found,
             told => panic!("{told:?}"),
         }
@@ -367,7 +367,7 @@ mod tests {
         let other = |change: Change<'_>| {
             let mut client = client();
             change(&mut client);
-            client.told()
+            client.result()
         };
         let wrong: [(&str, Change<'_>); 11] = [
             ("another port", &|c| c.header.src.set_port(1026)),
@@ -403,7 +403,7 @@ mod tests {
         ] {
             client.header.options.sack = Sack::default();
             client.header.options.sack.push((from, to));
-            assert_eq!(matches!(client.told(), Told::Found(_)), is_found, "{from} {to}");
+            assert_eq!(matches!(client.result(), Told::Found(_)), is_found, "{from} {to}");
         }
     }
 
@@ -412,26 +412,26 @@ mod tests {
         let mut client = client();
         let end = client.header.ack.wrapping_add(50_000 + HEAD.len() as u32);
         client.header.seq = ASKED + 1;
-        assert!(matches!(client.told(), Told::Found(_)), "it lacks something");
+        assert!(matches!(client.result(), Told::Found(_)), "it lacks something");
         client.header.ack = end;
-        assert!(matches!(client.told(), Told::Nothing), "and nothing more will be said");
+        assert!(matches!(client.result(), Told::Nothing), "and nothing more will be said");
         client.payload = b"G".to_vec();
-        assert!(matches!(client.told(), Told::Found(_)), "it asks for something");
+        assert!(matches!(client.result(), Told::Found(_)), "it asks for something");
         client.payload.clear();
         client.header.seq = ASKED;
         client.header.flags = TcpFlags(TcpFlags::ACK | TcpFlags::FIN);
-        assert!(matches!(client.told(), Told::Found(_)), "its end is to be acknowledged");
+        assert!(matches!(client.result(), Told::Found(_)), "its end is to be acknowledged");
         client.header.flags = TcpFlags(TcpFlags::RST);
         client.header.options.stamps = None;
         for (seq, is_gone) in
             [(ASKED, true), (ASKED.wrapping_sub(4096), true), (ASKED + 1, false), (77, false)]
         {
             client.header.seq = seq;
-            assert_eq!(matches!(client.told(), Told::Gone), is_gone, "{seq}");
+            assert_eq!(matches!(client.result(), Told::Gone), is_gone, "{seq}");
         }
         client.hint = None;
         client.header.seq = ASKED;
-        assert!(matches!(client.told(), Told::Nothing));
+        assert!(matches!(client.result(), Told::Nothing));
     }
 
     #[test]
@@ -442,11 +442,11 @@ mod tests {
         client.payload = REQUEST.to_vec();
         assert_eq!(found(&client).connection.receive_next, ASKED + REQUEST.len() as u32, "the same again");
         client.payload = b"GET /b HTTP/1.1\r\n\r\n".to_vec();
-        assert!(matches!(client.told(), Told::Nothing), "another one");
+        assert!(matches!(client.result(), Told::Nothing), "another one");
         // With all of the response it may be either.
         client.payload = REQUEST.to_vec();
         client.header.ack = client.header.ack.wrapping_add(50_000 + HEAD.len() as u32);
-        assert!(matches!(client.told(), Told::Nothing));
+        assert!(matches!(client.result(), Told::Nothing));
     }
 
     #[test]
@@ -485,7 +485,7 @@ mod tests {
         let mut client = client();
         client.stamp(|stamp| stamp.object = 0);
         client.header.ack = client.header.ack.wrapping_sub(50_000);
-        assert!(matches!(client.told(), Told::Waits));
+        assert!(matches!(client.result(), Told::Waits));
         client.payload = REQUEST.to_vec();
         client.header.seq = ASKED - REQUEST.len() as u32;
         let found = found(&client);
@@ -498,7 +498,7 @@ mod tests {
             client.header.options.sack = Sack::default();
             client.header.options.sack.push((ack.wrapping_add(from), ack.wrapping_add(to)));
             client.hint.as_mut().unwrap().object = object;
-            match client.told() {
+            match client.result() {
                 Told::Found(found) => Some((found.stamped.object, found.stamped.phase)),
                 _ => None,
             }
@@ -511,6 +511,6 @@ mod tests {
         assert_eq!([0, 2].map(|object| bound(1448, 2896, object)), [None, None], "nobody told of it");
         client.header.options.sack = Sack::default();
         client.payload = b"POST / HTTP/1.1\r\n".to_vec();
-        assert!(matches!(client.told(), Told::Waits), "what is not asked again is not gone on with");
+        assert!(matches!(client.result(), Told::Waits), "what is not asked again is not gone on with");
     }
 }

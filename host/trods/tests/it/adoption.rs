@@ -320,7 +320,7 @@ fn an_object_may_be_longer_than_sequence_numbers_are() {
 }
 
 #[test]
-fn restarted_server_is_asked_for_the_rest() {
+fn restarted_server_serves_the_rest() {
     let Some(rack) = Rack::new() else { return };
     let size = 30 << 20;
     std::fs::write(rack.www.path().join("a.bin"), object("a", size)).unwrap();

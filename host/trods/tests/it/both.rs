@@ -37,7 +37,7 @@ impl Downloads<'_> {
     }
 
     /// All are in the middle of it.
-    fn go_on(&self, octets: u64) {
+    fn resume(&self, octets: u64) {
         eventually("a part of each", || self.all.iter().all(|(name, _)| self.got(name) > octets));
     }
 
@@ -92,7 +92,7 @@ fn unnamed_connections_resume_by_records_beside_named_ones() {
                 ),
             ],
         );
-        downloads.go_on(500_000);
+        downloads.resume(500_000);
         dies(&rig);
         let (large, other) = (content(&rig, "large"), content(&rig, "other"));
         downloads.end(&[&large, &large, &other, &changed, &large, &other]);
@@ -109,7 +109,7 @@ fn connection_without_timestamps_is_recorded_from_handshake() {
     let Some(rig) = rig(SERVICE) else { return };
     rig.client.run("sysctl -qw net.ipv4.tcp_timestamps=0");
     let downloads = Downloads::begin(&rig, &[("bare", format!("http://{SERVICE}/large"))]);
-    downloads.go_on(500_000);
+    downloads.resume(500_000);
     dies(&rig);
     downloads.end(&[&content(&rig, "large")]);
     let counts = rig.hosts[0].replica.counts();
@@ -126,15 +126,15 @@ fn nginx_dies_on_both_replicas_one_after_the_other() {
         ("second", format!("-o /dev/null http://{SERVICE}/small http://{SERVICE}/large")),
     ];
     let downloads = Downloads::begin(&rig, &what);
-    downloads.go_on(500_000);
+    downloads.resume(500_000);
     let Downloads { all, .. } = downloads;
     rig.restart(0);
     std::thread::sleep(Duration::from_millis(500));
     let downloads = Downloads { rig: &rig, all };
-    downloads.go_on(2_000_000);
+    downloads.resume(2_000_000);
     eventually("they are counted", || rig.hosts[0].replica.counts().adopted == 2);
     dies(&rig);
-    downloads.go_on(3_500_000);
+    downloads.resume(3_500_000);
     let Downloads { all, .. } = downloads;
     rig.restart(1);
     let large = content(&rig, "large");
@@ -181,7 +181,7 @@ fn named_connection_of_draining_replica_moves_by_record() {
     let mut idle = connect(&rig);
     get(&mut idle, &small);
     let downloads = Downloads::begin(&rig, &[("named", format!("http://{SERVICE}/large"))]);
-    downloads.go_on(500_000);
+    downloads.resume(500_000);
     let (one, two) = (&rig.hosts[0].replica, &rig.hosts[1].replica);
     eventually("they are counted", || one.counts().protected == 2);
     assert_eq!(one.counts().watched, 0, "nothing is stored");

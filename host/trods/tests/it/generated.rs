@@ -17,7 +17,7 @@ const GET: &[u8] = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n";
 const CLIENT: u32 = 1000;
 const START: u32 = u32::MAX - 100;
 
-fn asked(settings: &Settings) -> Flow {
+fn requested(settings: &Settings) -> Flow {
     let mut flow = established(CLIENT - 1, START - 1, settings);
     flow.request(CLIENT, GET, false, &mut Vec::new());
     flow
@@ -53,7 +53,7 @@ fn generated(response: &Response) -> Seen {
 fn no_more_passes_than_was_seen() {
     let head = head("Content-Length: 30000\r\nETag: W/\"x\"\r\n");
     let whole = [&head[..], &body(30_000)].concat();
-    let mut flow = asked(&DETERMINISTIC);
+    let mut flow = requested(&DETERMINISTIC);
     let mut passed = 0;
     // The head alone, a frame that is larger than the stored part, and the rest with a FIN.
     for to in [head.len(), head.len() + 20_000, whole.len()] {
@@ -77,7 +77,7 @@ fn end_of_chunks_is_found_and_later_bytes_wait() {
     let whole = [&head[..], &chunks.concat()].concat();
     for cut in (head.len() + 4097..whole.len()).step_by(13) {
         // It lists its inputs, so the setting `deterministic` is not needed.
-        let mut flow = asked(&OPEN);
+        let mut flow = requested(&OPEN);
         let (record, limits) = kept(&mut flow, 0, &whole[..cut], false);
         assert_eq!((record.responses[0].length, record.responses[0].passed), (UNKNOWN, cut as u64));
         assert_eq!((limits.data, limits.fin_at), (START.wrapping_add(cut as u32), None));
@@ -99,12 +99,12 @@ fn end_of_chunks_is_found_and_later_bytes_wait() {
 #[test]
 fn a_small_answer_is_stored_whole_unless_it_comes_slowly() {
     let small = [&head("Content-Length: 100\r\n")[..], &body(100)].concat();
-    let (record, _) = kept(&mut asked(&DETERMINISTIC), 0, &small, false);
+    let (record, _) = kept(&mut requested(&DETERMINISTIC), 0, &small, false);
     assert_eq!(record.responses[0].body, Body::Whole(small.clone()));
     for (settings, patience, want) in
         [(DETERMINISTIC, REQUEST_PATIENCE, None), (OPEN, RESPONSE_PATIENCE, Some(Reason::Dynamic))]
     {
-        let mut flow = asked(&settings);
+        let mut flow = requested(&settings);
         let mut out = Vec::new();
         flow.response(START, &small[..small.len() - 10], false, &mut out);
         assert_eq!(stores(&out), []);
@@ -135,7 +135,7 @@ fn response_without_inputs_is_unprotected() {
         let mut out = Vec::new();
         let framed = if reason == Reason::Dynamic { b"1388\r\n" } else { b"138g\r\n" };
         let octets = [&head(fields)[..], framed, &large].concat();
-        asked(&settings).response(START, &octets, false, &mut out);
+        requested(&settings).response(START, &octets, false, &mut out);
         assert_eq!(out, [Action::Unprotected(reason)], "{fields}");
     }
 }

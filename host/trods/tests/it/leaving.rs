@@ -98,7 +98,7 @@ impl Idle {
     }
 
     /// Whether its end was told of, of which the server's kernel says nothing else.
-    fn told(&mut self) -> bool {
+    fn is_reported(&mut self) -> bool {
         self.watch.turn(|key, _| panic!("an orphan: {key:?}")).unwrap();
         self.watch.ended_early() == [self.key]
     }
@@ -120,7 +120,7 @@ impl Idle {
 fn an_adopted_connection_ends_when_this_process_meant_it() {
     let Some(mut idle) = Idle::new() else { return };
     idle.socket.shutdown(Shutdown::Both).unwrap();
-    eventually("it is told", || idle.told());
+    eventually("it is told", || idle.is_reported());
     let counters = idle.watch.hold().counters().unwrap();
     assert!(counters.fins > 0, "{counters:?}");
     assert_eq!(idle.ends(), [0; 0], "nor is the client told");
@@ -211,7 +211,7 @@ fn a_server_dies_that_an_adopted_connection_has() {
 fn connection_closed_by_former_process_is_not_kept() {
     let Some(mut idle) = Idle::new() else { return };
     idle.socket.shutdown(Shutdown::Both).unwrap();
-    eventually("its FIN is held", || idle.told());
+    eventually("its FIN is held", || idle.is_reported());
     let Idle { watch, tuple, socket, _replica: replica, .. } = idle;
     let closing = || replica.run("ss -Htan state fin-wait-1").lines().count();
     drop(socket);

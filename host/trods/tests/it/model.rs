@@ -156,8 +156,8 @@ impl World {
     fn step(&mut self) {
         let mut out = Vec::new();
         match self.dice.below(6) {
-            0 => self.client_speaks(),
-            1 => self.server_speaks(),
+            0 => self.client_sends(),
+            1 => self.server_sends(),
             2 => {
                 if let Some((at, octets, fin, had)) = self.copies.pop_front() {
                     self.flow.acknowledged(self.service_seq(had));
@@ -188,7 +188,7 @@ impl World {
     }
 
     /// A piece of what is not acknowledged, as often again as it likes.
-    fn client_speaks(&mut self) {
+    fn client_sends(&mut self) {
         // The reader is slightly behind, not more.
         if self.copies.len() > 3 {
             return;
@@ -211,7 +211,7 @@ impl World {
     }
 
     /// The server's kernel sends something that is not acknowledged, and acknowledges what it has.
-    fn server_speaks(&mut self) {
+    fn server_sends(&mut self) {
         let has = self.received.all;
         let answered = self.ends.iter().filter(|(end, _)| *end <= self.arrived.all).map(|(_, to)| *to).max();
         let answered = answered.unwrap_or(0);

@@ -44,7 +44,7 @@ fn connect_and_ask(from: &Netns) -> TcpStream {
 
 /// nginx closes after a 412 without announcing it. The adopter repeats unanswered requests (RFC
 /// 9110 section 9.2.2).
-fn asked_again(nginx: &str) -> String {
+fn repeats_request(nginx: &str) -> String {
     if nginx == "412" { "412, 200 end".into() } else { nginx.into() }
 }
 
@@ -85,7 +85,7 @@ fn protected_and_adopted_connections_answer_as_nginx_does() {
     let behind = answers(&[("adopted", adopted)], &requests(1));
     let mut wrong = Vec::new();
     for ((text, both), behind) in text.iter().zip(&both).zip(&behind) {
-        let is_same = behind[0] == both[0] || behind[0] == asked_again(&both[0]);
+        let is_same = behind[0] == both[0] || behind[0] == repeats_request(&both[0]);
         if both[1] != both[0] || !is_same {
             wrong.push(format!(
                 "{text}\n  nginx: {}\n  protected: {}\n  adopted: {}",

@@ -16,7 +16,7 @@ use rivulet_trods::ts::hints::{Hint, Hints, PORT, Peers};
 use rustix::net::sockopt::{set_socket_keepalive, set_socket_reuseaddr, set_tcp_keepidle};
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 
-use crate::survive::{Plan, Rig, SECRET, SERVICE, SERVICE6, TOR, goes_on_behind_holes};
+use crate::survive::{Plan, Rig, SECRET, SERVICE, SERVICE6, TOR, resumes_behind_holes};
 
 /// A rig with replicas that have tables of these files, of these numbers of bytes.
 fn rig(plan: &Plan<'_>, files: &[(&str, usize)]) -> Option<Rig> {
@@ -202,7 +202,7 @@ fn downloads_resume_with_holes_and_wide_windows() {
 #[test]
 fn data_behind_holes_does_not_stall_the_adopter() {
     let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
-    goes_on_behind_holes(&rig, &content(&rig, "large"), || rig.tell_named(1, 1));
+    resumes_behind_holes(&rig, &content(&rig, "large"), || rig.tell_named(1, 1));
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn connection_adopted_elsewhere_is_not_adopted_here() {
         let (mut third, mut stream) = Third::begin(&rig);
         rig.router.ip("link set x1 down");
         let other = &rig.hosts[1].replica;
-        rig.gone_named(1, 1, Some(Pin { tor: TOR, holder: 3 }));
+        rig.report_named_death(1, 1, Some(Pin { tor: TOR, holder: 3 }));
         // Until data in flight no longer matters: then any segment of the client will do.
         std::thread::sleep(Duration::from_millis(300));
         // It is searched for here by now.
@@ -306,7 +306,7 @@ fn connection_of_live_holder_is_not_started_here() {
     set_tcp_keepidle(&stream, Duration::from_secs(1)).unwrap();
     rig.router.ip("link set x1 down");
     // Another replica died: segments of unannounced clients are examined.
-    rig.gone_named(1, 5, None);
+    rig.report_named_death(1, 5, None);
     rig.steer("replace", 2);
     // Until the client has spoken.
     std::thread::sleep(Duration::from_millis(1800));

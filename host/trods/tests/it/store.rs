@@ -137,7 +137,7 @@ fn kept(store: &mut Store, n: u32, version: u32) -> bool {
 }
 
 #[test]
-fn another_replica_finds_what_was_stored() {
+fn another_replica_finds_stored_records() {
     let Some(server) = Memcached::start() else { return };
     let mut store = store(&[server.address], 1, LONG);
     for n in 0..1000 {

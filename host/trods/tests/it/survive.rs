@@ -239,13 +239,13 @@ impl Rig {
     /// gets their segments: in one answer of the ToR or in two.
     pub fn tell_named(&self, of: usize, dead: u8) {
         self.change_named(of, !(1 << dead));
-        self.gone_named(of, dead, None);
+        self.report_named_death(of, dead, None);
         self.change_named(of, !(1 << dead));
     }
 
     /// Reports to replica `of` that `dead` has died, and which other replica gets its segments.
-    pub fn gone_named(&self, of: usize, dead: u8, other: Option<Pin>) {
-        self.hosts[of].replica.gone(Gone {
+    pub fn report_named_death(&self, of: usize, dead: u8, other: Option<Pin>) {
+        self.hosts[of].replica.departed_named(Gone {
             replica: dead,
             services: services(),
             other: Box::new(move |_, _| other),
@@ -302,7 +302,7 @@ fn download_resumes_at_another_replica() {
 
 /// A download resumes after its replica's death when its client has bytes behind more holes than
 /// SACK blocks can report.
-pub fn goes_on_behind_holes(rig: &Rig, content: &[u8], tell: impl Fn()) {
+pub fn resumes_behind_holes(rig: &Rig, content: &[u8], tell: impl Fn()) {
     // Most of the megabyte waits here, so losses are noticed much later.
     rig.router.run("tc qdisc replace dev x0 root tbf rate 100mbit burst 64kb limit 1500kb");
     rig.hosts[0].netns.run("ethtool -K r0 tso off gso off");
@@ -332,7 +332,7 @@ pub fn goes_on_behind_holes(rig: &Rig, content: &[u8], tell: impl Fn()) {
 fn data_behind_holes_does_not_stall_the_adopter() {
     let Some(rig) = Rig::new(&Plan::default()) else { return };
     let content = rig.file("large", 20_000_000);
-    goes_on_behind_holes(&rig, &content, || rig.tell(1, 1));
+    resumes_behind_holes(&rig, &content, || rig.tell(1, 1));
 }
 
 #[test]

@@ -25,7 +25,7 @@ fn answer(record: &Record) -> Header {
     }
 }
 
-fn told(record: &Record, header: &Header) -> Told {
+fn read_answer(record: &Record, header: &Header) -> Told {
     let mut packet = vec![0; header.length()];
     header.finish(&mut packet, 0).unwrap();
     wake::read(record, &Segment::parse(&packet).unwrap(), LATER)
@@ -61,21 +61,21 @@ fn answer_to_probe_gives_the_clients_state() {
     let record = record();
     let mut header = answer(&record);
     let place = Place { fresh: false, ack: header.ack, window: 10 << 7, seq: header.seq };
-    assert_eq!(told(&record, &header), Told::Waits(place));
+    assert_eq!(read_answer(&record, &header), Told::Waits(place));
     // Data behind a hole; impossible blocks are ignored.
     header.options.sack.push((header.ack.wrapping_add(100), header.ack.wrapping_add(200)));
     header.options.sack.push((header.ack, record.passed().wrapping_add(1)));
-    assert_eq!(told(&record, &header), Told::Waits(place));
+    assert_eq!(read_answer(&record, &header), Told::Waits(place));
     // It reports the probe's byte.
     let mut header = answer(&record);
     let old = record.response_at.wrapping_sub(1);
     header.options.sack.push((old, record.response_at));
     header.options.sack.push((header.ack.wrapping_add(100), header.ack.wrapping_add(200)));
-    assert_eq!(told(&record, &header), Told::Waits(Place { fresh: true, ..place }));
+    assert_eq!(read_answer(&record, &header), Told::Waits(Place { fresh: true, ..place }));
     // And sent data that was never stored.
     header.seq = header.seq.wrapping_add(300);
     let place = Place { fresh: true, seq: header.seq, ..place };
-    assert_eq!(told(&record, &header), Told::Waits(place));
+    assert_eq!(read_answer(&record, &header), Told::Waits(place));
 }
 
 /// Or the kernel would wait for room that there never is.
@@ -98,9 +98,9 @@ fn small_window_gets_shorter_segments() {
 fn client_without_connection_answers_with_rst() {
     let record = record();
     let header = Header { flags: TcpFlags(TcpFlags::RST), options: Options::default(), ..answer(&record) };
-    assert_eq!(told(&record, &header), Told::Gone);
+    assert_eq!(read_answer(&record, &header), Told::Gone);
     let far = Header { seq: header.seq.wrapping_sub(1), ..header };
-    assert_eq!(told(&record, &far), Told::Nothing);
+    assert_eq!(read_answer(&record, &far), Told::Nothing);
 }
 
 /// A replica that was cut off keeps storing its state, and returns with that.
@@ -122,10 +122,10 @@ fn adopters_record_takes_precedence() {
 fn foreign_segment_gives_no_state() {
     let record = record();
     let good = answer(&record);
-    assert!(matches!(told(&record, &good), Told::Waits(_)));
+    assert!(matches!(read_answer(&record, &good), Told::Waits(_)));
     // It may send again all that is stored of it.
     let asked = record.acknowledged().wrapping_sub(REQUEST.len() as u32 + record.requests.len() as u32);
-    assert!(matches!(told(&record, &Header { seq: asked, ..good }), Told::Waits(_)));
+    assert!(matches!(read_answer(&record, &Header { seq: asked, ..good }), Told::Waits(_)));
     let stamps = |echo| Options { stamps: Some(Stamps { value: 9, echo }), ..Options::default() };
     let bad = [
         Header { src: "10.0.0.1:4001".parse().unwrap(), ..good },
@@ -141,17 +141,17 @@ fn foreign_segment_gives_no_state() {
         Header { options: stamps(70_000), ..good },
     ];
     for header in bad {
-        assert_eq!(told(&record, &header), Told::Nothing, "{header:?}");
+        assert_eq!(read_answer(&record, &header), Told::Nothing, "{header:?}");
     }
     // Nothing new has reached it since another replica's socket had another clock.
     let mut adopted = record.clone();
     adopted.handshake.first_timestamp = adopted.handshake.timestamp.replace(6_000);
     for (echo, is_its) in [(4, false), (5, true), (5_000, true), (65_000, true), (70_000, false)] {
         let header = Header { options: stamps(echo), ..good };
-        assert_eq!(matches!(told(&adopted, &header), Told::Waits(_)), is_its, "{echo}");
+        assert_eq!(matches!(read_answer(&adopted, &header), Told::Waits(_)), is_its, "{echo}");
     }
     let mut bare = record;
     bare.handshake.timestamp = None;
-    assert_eq!(told(&bare, &good), Told::Nothing);
-    assert!(matches!(told(&bare, &Header { options: Options::default(), ..good }), Told::Waits(_)));
+    assert_eq!(read_answer(&bare, &good), Told::Nothing);
+    assert!(matches!(read_answer(&bare, &Header { options: Options::default(), ..good }), Told::Waits(_)));
 }

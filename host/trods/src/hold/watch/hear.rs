@@ -60,7 +60,7 @@ impl<K: Keeper> Watch<K> {
                 // A replica that may not send adopts nothing: another one does.
                 What::Parked { packet } => {
                     let service = services.get(&key.service());
-                    if service.is_some_and(|service| service.speaks(leases)) {
+                    if service.is_some_and(|service| service.may_send(leases)) {
                         parked(&key, packet);
                     }
                     return;

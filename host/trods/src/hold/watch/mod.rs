@@ -93,7 +93,7 @@ struct Served {
 
 impl Served {
     /// Whether its lease holds.
-    fn speaks(&self, lease: &Leases) -> bool {
+    fn may_send(&self, lease: &Leases) -> bool {
         lease.get(self.lease).is_ok_and(|lease| clock() < lease.until)
     }
 }
@@ -274,8 +274,8 @@ impl<K: Keeper> Watch<K> {
 
     /// Whether the lease of a service holds.
     #[must_use]
-    pub fn speaks(&self, service: &SocketAddr) -> bool {
-        self.services.get(service).is_some_and(|service| service.speaks(&self.leases))
+    pub fn may_send(&self, service: &SocketAddr) -> bool {
+        self.services.get(service).is_some_and(|service| service.may_send(&self.leases))
     }
 
     /// Connections with timestamps of the programs, since the last call: those with a request for a

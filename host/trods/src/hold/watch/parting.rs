@@ -77,7 +77,7 @@ impl<K: Keeper> Watch<K> {
                 self.hold.programs.unpark(&key)?;
                 continue;
             }
-            since = self.speaks(&key.service()).then(|| since.unwrap_or(now));
+            since = self.may_send(&key.service()).then(|| since.unwrap_or(now));
             if since.is_none_or(|since| now.saturating_duration_since(since) < CLOSING) {
                 self.closing.insert(key, since);
                 continue;
@@ -135,7 +135,7 @@ impl<K: Keeper> Watch<K> {
         }
         let served = self.services.get(&key.service());
         let Some(record) =
-            connection.flow.settled().filter(|_| served.is_some_and(|s| s.speaks(&self.leases)))
+            connection.flow.settled().filter(|_| served.is_some_and(|s| s.may_send(&self.leases)))
         else {
             connection.note_early(key, &mut self.early);
             return Ok(None);
@@ -179,7 +179,7 @@ impl<K: Keeper> Watch<K> {
         self.catch_up()?;
         let Some(connection) = self.connections.get_mut(key) else { return Ok(None) };
         let served = self.services.get(&key.service());
-        if !served.is_some_and(|s| s.speaks(&self.leases)) {
+        if !served.is_some_and(|s| s.may_send(&self.leases)) {
             return Ok(None);
         }
         if let Some(limits) = self.hold.programs.limits(key)? {
@@ -232,7 +232,7 @@ impl<K: Keeper> Watch<K> {
             // Without limits the programs have forgotten it, for another one between its ports that never began.
             let limits = self.hold.programs.limits(&key)?;
             let idle = self.idle.as_millis() as u64;
-            if limits.is_some_and(|limits| connection.speaks(limits.acked, now) + idle > now) {
+            if limits.is_some_and(|limits| connection.last_activity(limits.acked, now) + idle > now) {
                 if self.keeper.is_stale(&key) {
                     self.tell(&key, Flow::renew);
                 }
