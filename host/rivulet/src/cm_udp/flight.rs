@@ -1,26 +1,28 @@
-//! What became of the datagrams of one flow, and what the Congestion Manager is told of that.
+//! Tracks which datagrams of one flow arrived or were lost, and makes the reports to the Congestion
+//! Manager.
 
 use std::collections::VecDeque;
 
 use libcm::{Congestion, Update};
 
-/// A datagram is lost when one arrived that was sent so many later.
+/// A datagram counts as lost when one that was sent this many later has arrived, as in RFC 9002
+/// section 6.1.1.
 const LATER: u64 = 3;
 
 #[derive(Clone, Copy, Debug)]
 struct Packet {
-    /// When it was sent, ns.
+    /// Time of sending, ns.
     at: u64,
     arrived: bool,
 }
 
-/// Datagrams in the order in which they were sent, from the oldest of which nothing is known.
+/// Datagrams in the order of sending, from the oldest that is neither answered nor lost.
 #[derive(Debug)]
 pub(super) struct Flight {
-    /// Payload of each, octets.
+    /// Payload of each datagram, bytes.
     size: u64,
     packets: VecDeque<Packet>,
-    /// Number of the first of these.
+    /// Number of the first datagram in `packets`.
     first: u64,
     pub arrived: u64,
     pub lost: u64,
@@ -31,34 +33,35 @@ impl Flight {
         Flight { size: u64::from(size), packets: VecDeque::new(), first: 0, arrived: 0, lost: 0 }
     }
 
-    /// How many were sent.
+    /// Datagrams sent.
     pub fn sent(&self) -> u64 {
         self.first + self.packets.len() as u64
     }
 
-    /// Of how many is not known yet what became of them, at most.
+    /// Upper bound of the datagrams in flight: some in `packets` have arrived behind a missing one.
     pub fn outstanding(&self) -> u64 {
         self.packets.len() as u64
     }
 
-    /// Whether of so many is known what became of them.
+    /// Whether at least `count` datagrams have arrived or are lost.
     pub fn done(&self, count: u64) -> bool {
         self.arrived + self.lost >= count
     }
 
-    /// The next one is sent now.
+    /// Records that the next datagram is sent at `now` (ns).
     pub fn send(&mut self, now: u64) {
         self.packets.push_back(Packet { at: now, arrived: false });
     }
 
-    /// One was answered: what there is to tell; nothing of one that counted as lost, was answered already, or was never sent.
+    /// Records the answer to a datagram and returns the report for it. `None`: the datagram counted as
+    /// lost before, was answered before, or was never sent.
     pub fn answered(&mut self, number: u64, now: u64) -> Option<Update> {
         let index = number.checked_sub(self.first)?;
         let packet = self.packets.get_mut(usize::try_from(index).ok()?)?;
         if std::mem::replace(&mut packet.arrived, true) {
             return None;
         }
-        // A round trip takes some time, however coarse the clock is.
+        // Never 0, which stands for "not measured", however coarse the clock is.
         let rtt = now.saturating_sub(packet.at).max(1);
         self.arrived += 1;
         let before = self.lost;
@@ -75,7 +78,7 @@ impl Flight {
         Some(Update { nsent: (1 + lost) * self.size, nrecd: self.size, congestion, rtt })
     }
 
-    /// Nothing was heard for long: whatever is outstanding is lost.
+    /// No answer arrived before the timeout: counts all outstanding datagrams as lost.
     pub fn expired(&mut self) -> Option<Update> {
         let lost = self.packets.iter().filter(|packet| !packet.arrived).count() as u64;
         self.first += self.packets.len() as u64;
@@ -86,7 +89,7 @@ impl Flight {
     }
 }
 
-/// What two reports say in one.
+/// Merges two reports; the congestion of the earlier one has precedence.
 pub(super) fn both(one: Option<Update>, other: Update) -> Update {
     let Some(one) = one else { return other };
     let congestion = if one.congestion == Congestion::None { other.congestion } else { one.congestion };

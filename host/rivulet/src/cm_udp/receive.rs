@@ -1,4 +1,4 @@
-//! The receiver.
+//! The receiver: acknowledges or returns datagrams, and reads TCP connections for comparison.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -12,13 +12,13 @@ use super::failure::Failure;
 use super::wire::{HEAD, Head, Kind, LARGEST};
 use crate::process::{stop_on_signals, stopped, tell_ready};
 
-/// Signals are looked for so often.
+/// Interval between checks for a stop signal.
 const TICK: Duration = Duration::from_millis(200);
-/// A connection on which nothing moves for so long is ended.
+/// A TCP connection without progress for this time is closed.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Connections at the same time.
+/// TCP connections open at the same time.
 const CONNECTIONS: usize = 64;
-/// Room for datagrams that wait, as far as the system lets us.
+/// Receive buffer requested for the UDP socket, bytes. The kernel may grant less.
 const ROOM: usize = 8 << 20;
 const BLOCK: usize = 1 << 16;
 
@@ -34,7 +34,7 @@ pub(super) fn run(args: &ReceiveArgs) -> Result<(), Failure> {
     let fail = |e| Failure::of(e, format!("cannot receive at {}", args.at));
     stop_on_signals();
     let udp = UdpSocket::bind(args.at).map_err(fail)?;
-    // The port may be any: TCP's is the same one.
+    // With port 0 the kernel chooses the UDP port; TCP listens at the same number.
     let at = SocketAddr::new(args.at.ip(), udp.local_addr().map_err(fail)?.port());
     let tcp = TcpListener::bind(at).map_err(fail)?;
     let counts = Arc::new(Counts::default());
@@ -42,7 +42,7 @@ pub(super) fn run(args: &ReceiveArgs) -> Result<(), Failure> {
     let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&udp, ROOM)
         .or_else(|_| rustix::net::sockopt::set_socket_recv_buffer_size(&udp, ROOM));
     let of = Arc::clone(&counts);
-    // It ends with the process.
+    // The thread is not joined: it ends with the process.
     thread::Builder::new().name("accept".into()).spawn(move || accept(&tcp, &of)).map_err(fail)?;
     eprintln!("receiving at {at}");
     tell_ready();
@@ -66,13 +66,14 @@ fn datagrams(udp: &UdpSocket, counts: &Counts) -> io::Result<()> {
             continue;
         };
         counts.datagrams.fetch_add(1, Ordering::Relaxed);
-        // Whom it cannot be sent to does without.
+        // A sender that the answer cannot reach treats the datagram as lost.
         let _ = udp.send_to(answer, from);
     }
     Ok(())
 }
 
-/// What a datagram is answered by, never longer than that; none if it is none of ours, or an answer.
+/// The answer to a datagram, never longer than the datagram. `None`: the datagram has no head of this
+/// format, or is an answer itself.
 fn answer(datagram: &mut [u8]) -> Option<&[u8]> {
     let Head { kind, number } = Head::parse(datagram)?;
     let length = match kind {
@@ -85,7 +86,7 @@ fn answer(datagram: &mut [u8]) -> Option<&[u8]> {
 }
 
 fn accept(tcp: &TcpListener, counts: &Arc<Counts>) {
-    // As many as hold this have a connection.
+    // Counts the open connections: each connection's thread holds a clone.
     let places = Arc::new(());
     loop {
         let stream = match tcp.accept() {
@@ -114,7 +115,8 @@ fn accept(tcp: &TcpListener, counts: &Arc<Counts>) {
     }
 }
 
-/// Reads as much as the head says, returns it if that is asked for, and says last how much it was.
+/// Reads the number of bytes in the head, sends them back if the kind is `Echo`, and last sends the
+/// number of bytes read.
 fn connection(mut stream: TcpStream) -> io::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;

@@ -1,18 +1,19 @@
-//! What sender and receiver say to each other: each datagram, and each TCP connection, begins with a head of 16 octets in network
-//! byte order:
+//! The format between sender and receiver. Each datagram, and each TCP connection, begins with a head
+//! of 16 bytes in network byte order:
 //!
-//! | octets | |
+//! | bytes | |
 //! |---|---|
 //! | 4 | "cmud" |
-//! | 1 | kind: 0 to be acknowledged, 1 to be returned, 2 an answer |
+//! | 1 | kind: 0 the receiver acknowledges it, 1 the receiver returns it whole, 2 an answer |
 //! | 3 | zero |
-//! | 8 | number of the datagram, from 0; of a TCP connection: octets that follow; of its answer: octets that came |
+//! | 8 | number of the datagram, from 0; on a TCP connection: bytes that follow; in its answer: bytes received |
 //!
-//! An acknowledgement is the head alone. An answer is never answered, so that two receivers do not talk to each other.
+//! An acknowledgement is the head alone. The receiver never answers an answer: otherwise two receivers
+//! could answer each other without end.
 
-/// Octets of a head.
+/// Bytes of a head.
 pub(super) const HEAD: usize = 16;
-/// Octets of the largest datagram.
+/// Bytes of the largest UDP payload over IPv4.
 pub(super) const LARGEST: usize = 65_507;
 const MAGIC: [u8; 4] = *b"cmud";
 
@@ -38,7 +39,7 @@ impl Head {
         octets
     }
 
-    /// None if it is nothing of ours.
+    /// `None`: the bytes do not begin with a head.
     pub fn parse(octets: &[u8]) -> Option<Head> {
         let (head, _) = octets.split_first_chunk::<HEAD>()?;
         let kind = match head[4..8] {
@@ -59,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn head_parses_back_and_bad_magic_is_refused() {
+    fn head_parses_back_and_damaged_head_is_refused() {
         for kind in [Kind::Bulk, Kind::Echo, Kind::Answer] {
             let head = Head { kind, number: 0x0102_0304_0506_0708 };
             let octets = head.octets();
