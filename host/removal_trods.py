@@ -124,7 +124,7 @@ REMOVALS: dict[str, Removal] = {
         "unknown_connection_is_reset_one_second_after_first_segment",
         file="refusals.h",
     ),
-    "refused-muted": bpf("if (s->flags & RST && !is_known)", "if (0)", LEASE, file="refusals.h"),
+    "refused-muted": bpf("if (s->flags & RST && !is_known)", "if (0 && !is_known)", LEASE, file="refusals.h"),
     "refused-asked": trods(
         "replica/body.rs",
         "            rescue.ask(&key, seq);\n",
@@ -137,7 +137,7 @@ REMOVALS: dict[str, Removal] = {
         "if false {",
         "it:unknown::client_of_dead_server_and_agent_is_reset",
     ),
-    "muted-lost": bpf("now - lease->until >= MUTED_LONG &&", "0 &&", LEASE, file="refusals.h"),
+    "muted-lost": bpf("now - lease->until >= MUTED_LONG &&", "0 && now - lease->until &&", LEASE, file="refusals.h"),
     "muted-unsent": Removal(
         "host/bpf/src/bpf/refusals.h",
         "MUTED_LONG && awaits_ack(skb))",
@@ -206,7 +206,7 @@ REMOVALS: dict[str, Removal] = {
     ),
     "fin-stripped": bpf("if (!strip_fin(skb, &s))", "if (0)", "a_fin_leaves_at_its_place_alone"),
     "rst": bpf("if (s.flags & RST) {\n\t\tcount(COUNT_RESETS);", "if (0) {\n\t\tcount(COUNT_RESETS);", RESET),
-    "rst-settling": bpf("is_pinned || now < lease->settling || since", "is_pinned || since", RESET, file="refusals.h"),
+    "rst-settling": bpf("is_pinned || now < lease->settling || since", "is_pinned || (0 && lease) || since", RESET, file="refusals.h"),
     "rst-orphan": bpf("(is_parked || refuses_early(s, lease, now, is_pinned))",
                       "refuses_early(s, lease, now, is_pinned)", RESET),
     "rst-pause": bpf(
