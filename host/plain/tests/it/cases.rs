@@ -13,7 +13,7 @@ fn fine(_: Way, _: usize) -> Fate {
     Fate::Arrives
 }
 
-/// Octets of an answer that a bare connection gets at once.
+/// Bytes of an answer that a bare connection gets at once.
 const AT_ONCE: usize = 9_500;
 
 fn run(net: &Net<'_>, nature: Nature, requests: &[Vec<u8>]) -> (Client, Outcome) {
@@ -208,7 +208,7 @@ fn requests_in_pieces() {
         let (client, outcome) = run(&Net::new(&site), nature, std::slice::from_ref(&long));
         assert_eq!(bodies(&client.stream), [content(5000)], "{stamps} {:?}", outcome.kernel);
         assert!(client.is_done() && client.had_fin());
-        // Shorter than a segment and cut all the same: who knows what it will be when it comes again.
+        // Shorter than a segment and still cut: its repetition may be cut elsewhere.
         let nature = Nature { stamps, segment: 30, ..Nature::default() };
         let (client, outcome) = run(&Net::new(&site), nature, &[closing(100)]);
         assert!(client.stream.is_empty() && outcome.adopted[0].0 == Cause::Split);
@@ -233,7 +233,7 @@ fn unlisted_request_goes_to_the_kernel() {
     }
 }
 
-/// What a socket of the kernel's is told never promises more than the client said in its SYN.
+/// A kernel socket never gets options that the client's SYN did not offer.
 #[test]
 fn kernel_takes_over_the_negotiated_options() {
     let site = site();
@@ -275,14 +275,15 @@ fn kernel_takes_over_behind_a_stateless_answer() {
     }
 }
 
-/// A client that does not wait is the kernel's from the first answer on whose request has others behind it, in its segment or
-/// in the next.
+/// The kernel takes a pipelining client over at the first answer to a request with others behind
+/// it, in its segment or in the next.
 #[test]
 fn pipelining_client_is_offered_to_the_kernel() {
     let site = site();
     let requests: Vec<_> = [2000, 100, 5000].iter().map(|n| get(*n, "")).collect();
     let pipelined = Nature { pipelines: true, ..Nature::default() };
-    // One segment for all, or one each, which only a replica that remembers the first can tell.
+    // One segment for all, or one each, which only a replica with the first one's state can
+    // recognise.
     for (requests, remembers) in [(vec![requests.concat()], false), (requests.clone(), true)] {
         let net = Net::new(&site);
         let net = if remembers { net.remembering(1) } else { net };
@@ -304,8 +305,8 @@ fn pipelining_client_is_offered_to_the_kernel() {
     }
 }
 
-/// Without timestamps eight bits tell the first segment from others: those that match and do not look like a request
-/// are nobody's, or the kernel would begin in the middle.
+/// Without timestamps eight bits distinguish the first segment: a match that does not look like a
+/// request is dropped, or the kernel would begin in the middle.
 #[test]
 fn nothing_is_adopted_from_the_middle() {
     let site = site();

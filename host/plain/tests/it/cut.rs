@@ -1,4 +1,5 @@
-//! Several segments in one piece, for a kernel or a device to cut: the octets on the wire are those of segment by segment.
+//! Several segments in one piece, for a kernel or a device to cut: the bytes on the wire are those
+//! of single segments.
 
 use rivulet_packet::TcpFlags;
 use rivulet_plain::{Downloads, Header, Packet, Segment, Site, Verdict, is_under_way};
@@ -15,7 +16,7 @@ fn cut(packet: &Packet<'_, ()>) -> Vec<Vec<u8>> {
     let Some(size) = packet.cut() else { return vec![octets] };
     let mut head = [0; 100];
     let (length, data) = packet.write_head(&mut head).unwrap();
-    // But for the checksum, which whom the data passes completes.
+    // Except for the partial checksum.
     let sum = if head[0] >> 4 == 4 { 36 } else { 56 };
     octets[sum..sum + 2].copy_from_slice(&head[sum..sum + 2]);
     assert_eq!((&head[..length], data), octets.split_at(length));
@@ -33,7 +34,8 @@ fn cut(packet: &Packet<'_, ()>) -> Vec<Vec<u8>> {
     pieces.iter().enumerate().map(piece).collect()
 }
 
-/// Both hear what the client says; one sends segment by segment, the other in pieces, of which each third finds no room at first.
+/// Two replicas get the same segments; one sends single segments, the other pieces, of which each
+/// third finds no room at first.
 struct Twins {
     site: Site,
     one: Downloads<()>,
@@ -104,13 +106,13 @@ fn pieces_are_the_same_octets() {
         let mut said = client.open(now);
         while !said.is_empty() {
             now += 10_000;
-            // All that came is heard before anything is sent.
+            // All received packets are handled before any is sent.
             let mut back: Vec<_> = said.iter().filter_map(|packet| twins.hear(packet, now)).collect();
             back.extend(twins.say(now));
             said.clear();
             for segment in back {
                 count += 1;
-                // Two are lost, and sent again beside what is new.
+                // Two are lost, and sent again beside new data.
                 if count != 60 && count != 200 {
                     said.extend(client.receive(now, &segment));
                 }
@@ -128,7 +130,8 @@ fn pieces_are_the_same_octets() {
     }
 }
 
-/// A replica that had to wait for the processor finds what its client said meanwhile in its socket: only then does it know who is silent.
+/// After a pause a replica finds its client's segments in the socket: only then are silent clients
+/// known.
 #[test]
 fn no_probe_before_received_segments_are_handled() {
     let size = 300_000;
@@ -152,7 +155,7 @@ fn no_probe_before_received_segments_are_handled() {
             "somebody is asked whose word may be here"
         );
     }
-    // What was sent is new each time.
+    // Each packet has new data.
     for packet in &said {
         twins.hear(packet, now);
     }

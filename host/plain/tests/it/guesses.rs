@@ -1,4 +1,4 @@
-//! What a blind attacker gets: packets with the address of somebody else, whose answers he never sees.
+//! The gains of a blind attacker, who sends with another host's address and never gets the answers.
 
 use rivulet_packet::TcpFlags;
 use rivulet_plain::{
@@ -11,7 +11,7 @@ use crate::support::{get, site};
 fn request(dice: &mut Dice, stamps: bool, flags: u8) -> Vec<u8> {
     let payload = get(13_000, "");
     let seq = dice.next() as u32;
-    // As a client speaks that has some answer behind it and asks for another.
+    // As a client that has an answer behind it and requests another.
     let stamp = || Answering {
         start: dice.below(u64::from(MAX_START) / 64) as u32 * 64,
         next: (seq & 0xfff) as u16,
@@ -92,7 +92,8 @@ fn a_syn_ack_is_never_longer_than_the_syn() {
             answered += 1;
         }
     }
-    // Without timestamps and without an MSS there is room for 536 octets only, which is the kernel's affair.
+    // Without timestamps and without an MSS there is room for 536 bytes only, which is left to the
+    // kernel.
     assert_eq!(answered, 24);
 }
 

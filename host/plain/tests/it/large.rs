@@ -1,4 +1,4 @@
-//! Large answers: every octet, whoever is asked and whatever is lost.
+//! Large answers: every byte, for any choice of replicas and any loss.
 
 use rivulet_packet::TcpFlags;
 use rivulet_plain::Segment;
@@ -35,7 +35,8 @@ fn a_download_comes_whole_and_once() {
     }
 }
 
-/// Each of the first packets of each way is lost or not, of answers just larger than small ones, in segments of 520 octets.
+/// Every pattern of losses among the first packets each way, of answers just above small ones, in
+/// segments of 520 bytes.
 #[test]
 fn every_pattern_of_first_packets() {
     let size = 15_200;
@@ -65,19 +66,20 @@ fn every_pattern_of_first_packets() {
 pub(crate) enum Grain {
     /// One for all.
     Flow,
-    /// By so many octets, a power of two.
+    /// By blocks of this many bytes, a power of two.
     Block(u32),
     Packet,
 }
 
-/// Of a client's packet: how many octets it acknowledges, counted from the first that acknowledges any.
+/// The bytes that a client's packet acknowledges, counted from the first packet that acknowledges
+/// any.
 fn acknowledged(packet: &[u8], base: &mut Option<u32>) -> u32 {
     let segment = Segment::parse(packet).unwrap();
     let ack = segment.header.ack;
     if segment.has(TcpFlags::ACK) { ack.wrapping_sub(*base.get_or_insert(ack)) } else { 0 }
 }
 
-/// Of three replicas; who is dead is not chosen.
+/// Of three replicas; a dead one is not chosen.
 pub(crate) fn choose(grain: Grain, seed: u64) -> impl FnMut(&[u8], &mut [Node], u64) -> Option<usize> {
     let (mut base, mut dice) = (None, Dice(seed));
     move |packet, nodes, _| {
@@ -92,8 +94,8 @@ pub(crate) fn choose(grain: Grain, seed: u64) -> impl FnMut(&[u8], &mut [Node], 
     }
 }
 
-/// Windows of one to six segments: each of as many segments in the middle of an answer, and of their acknowledgements, is lost or
-/// not, whoever is asked.
+/// Windows of one to six segments: every pattern of losses among as many segments in the middle of
+/// an answer, and their acknowledgements, for any choice of replicas.
 #[test]
 fn every_loss_of_a_small_window() {
     let size = 15_500;
@@ -171,12 +173,12 @@ fn transfer(size: usize, grain: Grain, lost: u64, seed: u64) -> (Passed, usize) 
     (passed, client.paws)
 }
 
-/// What a change of replica costs. With cells of timestamps as small as what is under way, or with what replicas remember
-/// from before, blocks of 1 MB made a third of one replica's rate.
+/// The cost of a change of replica. With cells as small as the data in flight, or with old state of
+/// returning replicas, blocks of 1 MB had a third of a single replica's rate.
 #[test]
 fn blocks_cost_nothing() {
     let size = 20_000_000;
-    // Where something is lost by chance, several downloads say more than any one.
+    // With random losses several downloads give a better estimate than one.
     for (lost, seeds) in [(0, 0..1), (1, 0..4), (10, 0..4)] {
         let time = |grain| -> u64 {
             let passed = seeds.clone().map(|seed| {
@@ -231,7 +233,8 @@ fn a_machine_that_stands_still_is_no_loss() {
     }
 }
 
-/// Acknowledgements of a client that says anything: of what it never got, of holes, with values that it had, or made up.
+/// Arbitrary acknowledgements of a client: of data that it never got, of holes, with timestamps
+/// that it had or invented.
 #[test]
 fn arbitrary_acknowledgements_are_survived() {
     let size = 2_000_000;

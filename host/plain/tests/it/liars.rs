@@ -7,11 +7,11 @@ use crate::support::client::{Client, Nature};
 use crate::support::path::{Fate, Node, Path, Server};
 use crate::support::{get, site_of};
 
-/// Octets that an address is sent for nothing, and what comes back in a millisecond.
+/// Bytes that an address gets without acknowledgements, and the refill of a millisecond.
 const BURST: usize = 8 << 20;
 const RATE: usize = 2 << 10;
 
-/// A connection whose client has had the first flight.
+/// A connection with a client that has had the first flight.
 struct Lie {
     /// Its first acknowledgement, of that flight.
     header: Header,
@@ -65,7 +65,8 @@ fn replayed_acknowledgements_draw_an_allowance() {
     assert!(drawn > BURST && node.downloads.refused() > 0, "{drawn}: nothing was bounded");
 }
 
-/// Each acknowledgement tells of an octet more beyond a hole, so that all that is missing is sent once more.
+/// Each acknowledgement reports one more byte beyond a hole, so that all missing data is sent
+/// again.
 #[test]
 fn holes_that_are_made_up_draw_an_allowance() {
     let size = 4_000_000;
@@ -92,7 +93,8 @@ fn holes_that_are_made_up_draw_an_allowance() {
     assert_eq!(node.take(&request, 2000).len(), 10);
 }
 
-/// The host at a forged address refuses what it never asked for: that ends the connection, and nothing else does.
+/// The host at a forged address answers unexpected segments with a RST: that ends the connection,
+/// and nothing else does.
 #[test]
 fn a_reset_with_the_expected_number_ends_a_download() {
     let size = 4_000_000;
@@ -132,7 +134,8 @@ fn acknowledgements_out_of_place_draw_probes_alone() {
     assert!(gone_on > 0, "nothing to a client that goes on");
 }
 
-/// Who acknowledges what he gets is never refused anything: at 10 Gb/s, and of replicas that change, where one in ten packets is lost.
+/// A client that acknowledges its data is never limited: at 10 Gb/s, and with changing replicas and
+/// one in ten packets lost.
 #[test]
 fn honest_clients_are_never_refused() {
     for (size, lost) in [(30_000_000, 0), (10_000_000, 100)] {

@@ -5,13 +5,14 @@ use crate::support::client::{Client, Nature};
 use crate::support::net::{Fate, Net, Way};
 use crate::support::{SIZES, bodies, content, get, site};
 
-/// Each of the first packets of each way is lost or not. Segments of 520 octets, so that windows are of many.
+/// Every pattern of losses among the first packets each way, in segments of 520 bytes, so that
+/// windows have many.
 fn windows(stamps: bool, segments: usize) -> usize {
     let site = site();
     let other = site.clone();
     let net = Net { replicas: vec![&site, &other], ..Net::new(&site) };
     let (mss, size) = if stamps { (536, 520) } else { (1460, 1024) };
-    // Its head is some 230 octets.
+    // Its head has about 230 bytes.
     let size = *SIZES.iter().find(|n| (**n + 300).div_ceil(size) >= segments).unwrap();
     let nature = Nature { stamps, mss, ..Nature::default() };
     let (back, forth) = (segments + 2, 5);
@@ -155,7 +156,7 @@ fn memory_changes_no_octet_whether_it_is_kept_or_lost() {
     eprintln!("mean {} ms with memory, {} ms when it is lost now and then", mean(&all), mean(&some));
 }
 
-/// Each segment of an answer is lost once, and nothing else.
+/// Each segment of an answer is lost once, with no other loss.
 #[test]
 fn memory_mends_a_loss_within_a_round_trip() {
     let site = site();
@@ -174,7 +175,7 @@ fn memory_mends_a_loss_within_a_round_trip() {
                 (outcome.milliseconds, client.retransmissions)
             };
             assert_eq!(time(Net::new(&site)), (20 + 220 + 40, 1), "{lost}: the client's timer");
-            // Behind the last segment nothing tells that it was lost.
+            // No later segment shows the loss of the last one.
             let want = if lost < pieces { (80, 0) } else { (280, 1) };
             assert_eq!(time(Net::new(&site).remembering(1)), want, "{lost}");
         }

@@ -1,5 +1,5 @@
-//! Deaths of replicas: who had a dead one's clients before asks for them, and where somebody else is known to remember a client it is left
-//! with nothing to repeat.
+//! Deaths of replicas: those that had a dead one's clients before probe them, and a client is left
+//! without unacknowledged data where another replica is known to have its state.
 
 use rivulet_plain::Downloads;
 
@@ -18,13 +18,13 @@ const SLOW: Path =
 /// A client that repeats nothing.
 const SILENT: u64 = 3_600_000;
 
-/// Who dies and is back at once with nothing in its memory, but is not chosen before another one has died; what goes to the dead is lost
-/// until that is noticed.
+/// Replicas that die and return at once without state, but are not chosen before another one has
+/// died; packets to a dead replica are lost until that is detected.
 #[derive(Default)]
 struct Deaths {
     /// The others learn of it.
     told: bool,
-    /// When one dies: whoever gets the next packet.
+    /// Times of deaths of the replica that gets the next packet.
     one: Vec<u64>,
     /// When all do.
     all: Option<u64>,
@@ -68,11 +68,13 @@ fn through(path: &Path, block: u32, nature: Nature, deaths: &Deaths) -> (Client,
     (client, passed)
 }
 
-/// The client is silent when its replica has died; who had it before asks it, and it answers to another one.
+/// The client is idle when its replica dies; the replica that had it before probes it, and it
+/// answers to another one.
 #[test]
 fn clients_of_dead_replica_are_probed() {
     let path = Path { delay: 5_000, rate: 12_500_000, queue: 100, ..Path::default() };
-    // The bound of the exclusion, and at worst the third pause of who had the block before.
+    // The bound of the exclusion, and at worst the third pause of the replica with the block
+    // before.
     for (told, bound) in [(false, SECOND), (true, SECOND / 8)] {
         let deaths = Deaths { told, one: vec![300_000, 700_000, 1_100_000], all: None };
         let (client, passed) = through(&path, 1 << 20, Nature::default(), &deaths);
@@ -81,8 +83,9 @@ fn clients_of_dead_replica_are_probed() {
     }
 }
 
-/// On a slow path a block takes most of a minute, and who had an earlier one has been silent for as long. The client's own repetitions are
-/// further apart by then: this one has none. Who is told of a death asks at once.
+/// On a slow path a block takes most of a minute, and the replica with an earlier one has heard
+/// nothing for as long. The client's retransmissions are further apart by then; this client has
+/// none. A replica that learns of a death probes at once.
 #[test]
 fn others_ask_on_a_slow_path() {
     for (told, bound) in [(false, 60 * SECOND), (true, SECOND / 2)] {
@@ -123,7 +126,8 @@ fn stalls_of_a_death() {
     }
 }
 
-/// Linux' timeout ends what is not acknowledged in time, all of it; a download takes four times as long.
+/// Linux' user timeout ends a connection with data that stays unacknowledged too long; a download
+/// takes four times as long.
 #[test]
 fn a_user_timeout_is_no_end() {
     let nature = Nature { user_timeout: Some(50_000), ..Nature::default() };
@@ -134,7 +138,8 @@ fn a_user_timeout_is_no_end() {
     assert!(through(&SLOW, 1 << 20, nature, &Deaths::default()).0.gave_up, "the timeout is one");
 }
 
-/// Who is back was not there when all was acknowledged, and acknowledges no less: the timestamp says so.
+/// A returned replica has no record that all was acknowledged, and acknowledges no less: the
+/// timestamp has that bit.
 #[test]
 fn returned_replica_acknowledges_no_less() {
     let path = Path { delay: 5_000, rate: 900_000, queue: 10, ..Path::default() };
@@ -155,7 +160,8 @@ fn returned_replica_acknowledges_no_less() {
     complete(&client, SIZE, &format!("{passed:?}"));
 }
 
-/// Where replicas died a moment ago nobody knows who remembers, so something is left to be repeated: once all have died nobody else speaks.
+/// After recent deaths it is unknown which replicas have the client's state, so some data stays
+/// unacknowledged: after the death of all, only the client can send.
 #[test]
 fn where_many_die_something_is_left_to_repeat() {
     let often: Vec<u64> = (1..20).map(|n| 5 * n).collect();
@@ -164,8 +170,8 @@ fn where_many_die_something_is_left_to_repeat() {
     complete(&client, SIZE, &format!("{passed:?}"));
 }
 
-/// Where all die at once after that, nothing is left to repeat; a client that asks now and then whether its server is there (curl, Go and
-/// browsers do) is taken up by who gets that.
+/// If all die at once after that, the client retransmits nothing; a client with keep-alive probes
+/// (curl, Go and browsers) is resumed by the replica that gets one.
 #[test]
 fn a_probe_of_a_client_is_enough() {
     let deaths = Deaths { all: Some(97 * SECOND), ..Deaths::told(&[]) };
@@ -176,10 +182,11 @@ fn a_probe_of_a_client_is_enough() {
     complete(&client, SIZE, &format!("{passed:?}"));
 }
 
-/// What a client repeats comes to who never had it because nobody else has it any more.
+/// A client's retransmission reaches a replica without its state when all others are dead.
 #[test]
 fn last_replica_does_not_count_dead_ones() {
-    // One block for most of a minute: the first dies in it, and later who took it up.
+    // One block for most of a minute: the first replica dies in it, and later the one that resumed
+    // it.
     let deaths = Deaths { all: Some(30 * SECOND), ..Deaths::told(&[5]) };
     let (client, passed) = through(&SLOW, 1 << 22, Nature::default(), &deaths);
     complete(&client, SIZE, &format!("{passed:?}"));

@@ -58,7 +58,8 @@ fn path(rtt: u64) -> Path {
     }
 }
 
-/// A bar is 0.8 of the kernel's rate; the time of many downloads together says more than any one's rate.
+/// The bar is 0.8 of the kernel's rate; the total time of many downloads is a better measure than a
+/// single rate.
 #[test]
 fn losses_cost_as_much_as_with_reno() {
     for (rtt, loss, size) in
@@ -83,7 +84,8 @@ fn overtaken_segments_do_not_count_as_lost() {
     assert!(some * 45 < none * 100, "{some} us, {none} where none is late");
 }
 
-/// Without its first segment nobody else knows what a client is sent: it is mended as fast as any other all the same.
+/// Without its first segment other replicas cannot know a client's object; the repair is as fast as
+/// any other all the same.
 #[test]
 fn the_first_segment_is_mended_as_any() {
     let size = 100_000;
@@ -114,14 +116,15 @@ fn a_bottleneck_is_shared_with_reno() {
 #[test]
 #[ignore = "long: up to sixteen flows of a minute"]
 fn a_bottleneck_is_shared_fairly_for_long() {
-    // Where few share, who gathers less meets a full queue less often (docs/plain.md, "Against Reno").
+    // With few connections, one that sends smaller bursts meets a full queue less often
+    // (docs/plain.md, "Against Reno").
     for (count, seconds, most) in [(1, 60, 1.45), (2, 30, 1.3), (4, 20, 1.2), (8, 20, 1.2), (16, 20, 1.2)] {
         let share = share_of(count, seconds);
         assert!((0.85..most).contains(&share), "{count}: {share}");
     }
 }
 
-/// Mb/s of a download whose replica is another one for each megabyte.
+/// Mb/s of a download that changes its replica with each megabyte.
 fn in_turn(rtt: u64) -> u64 {
     let size = 40_000_000;
     let mut nodes: Vec<Node> = (0..3).map(|_| Node::new(site_of(&[size]))).collect();

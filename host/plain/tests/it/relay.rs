@@ -80,7 +80,8 @@ fn queries_of_one_segment_are_answered_in_one_flight() {
                     assert_eq!((client.retransmissions, seen.asked), (0, 1), "{sizes:?}");
                     assert_eq!(outcome.milliseconds, 60, "handshake, answer, end");
                 } else {
-                    // What is acknowledged may be told from a repeated request alone, and that after another question.
+                    // Only a repeated request shows the acknowledged bytes, and that after another
+                    // question.
                     assert!(client.retransmissions < 2 && seen.asked < 3, "{sizes:?}: {}", seen.asked);
                 }
             }
@@ -106,8 +107,8 @@ fn half_closing_clients_get_their_answer() {
     }
 }
 
-/// Every pattern of losses among the first packets each way: the answer comes whole, the octets are the same, and the client's
-/// kernel is left with nothing.
+/// Every pattern of losses among the first packets each way: the answer arrives whole, with the
+/// same bytes, and the client's kernel has nothing unacknowledged.
 #[test]
 fn client_gets_the_whole_answer_under_any_loss() {
     for (stamps, deterministic, size) in
@@ -115,7 +116,8 @@ fn client_gets_the_whole_answer_under_any_loss() {
     {
         for pattern in 0..1u32 << 10 {
             let nature = Nature { stamps, ..Nature::default() };
-            // The second one has 32 octets: when the timestamp had bits of where a request ends, that end was taken for the first one's.
+            // The second one has 32 bytes: a timestamp with bits of the request's end once confused
+            // it with the first one's.
             let asked = [query(7, size, pattern & 1 == 0), query(8, 4, true)];
             let mut client = Client::new(nature, 4000, 0xffff_ff00, &[asked.concat()]);
             let mut fate = |way, n: usize| {
@@ -130,7 +132,8 @@ fn client_gets_the_whole_answer_under_any_loss() {
     }
 }
 
-/// The back end's answers differ each time: the client gets one of them, from its first octet to its last.
+/// The back end's answers differ each time: the client gets one of them, from its first byte to its
+/// last.
 #[test]
 fn an_answer_of_one_segment_is_never_mixed_of_two() {
     for stamps in [true, false] {
@@ -151,7 +154,8 @@ fn an_answer_of_one_segment_is_never_mixed_of_two() {
     }
 }
 
-/// A back end that is said to be deterministic and is not: an answer under way is not continued with another one.
+/// A back end that is wrongly declared deterministic: an answer in progress is not continued with
+/// another one.
 #[test]
 fn nondeterministic_back_end_is_detected() {
     let asked = query(7, 6000, false);
@@ -182,8 +186,8 @@ fn lost_question_to_back_end_is_repeated() {
     }
 }
 
-/// A client that does not wait: its second query is in a segment of its own. The first is answered and the connection ends; after a
-/// loss both come in one segment, and the answer goes on where it was.
+/// A pipelining client: its second query is in a separate segment. The first is answered and the
+/// connection ends; after a loss both come in one segment, and the answer resumes at its place.
 #[test]
 fn a_query_behind_the_first_does_no_harm() {
     let queries = [query(1, 3000, false), query(2, 4, true)];
@@ -217,7 +221,8 @@ fn unanswerable_query_goes_to_the_kernel() {
         (cause(&outcome), client.stream.len())
     };
     let whole = |size: usize| query(7, size, false);
-    // One segment has 1,448 octets: the length, the header, the question, and the record's other fields.
+    // One segment has 1,448 bytes: the length, the header, the question, and the record's other
+    // fields.
     let head = stream(&[whole(1400)], 0).len() - 1400;
     assert_eq!(first_cause(&relay(false), &whole(1448 - head)), (None, 1448));
     assert_eq!(first_cause(&relay(false), &whole(1449 - head)), (Some(Cause::Object), 0));

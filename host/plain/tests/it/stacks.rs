@@ -59,10 +59,10 @@ impl Device for Wire {
 
 /// Two replicas, which share nothing.
 trait Replicas {
-    /// What one of them says to a packet, milliseconds.
+    /// The segments that one client sends for a packet; milliseconds.
     fn take(&mut self, one: usize, packet: &[u8], now: i64) -> Vec<Vec<u8>>;
 
-    /// What all of them say by themselves, and when they would next.
+    /// The segments that all clients send by timer, and the time of the next.
     fn wake(&mut self, now: i64) -> (Vec<Vec<u8>>, Option<i64>);
 }
 
@@ -127,7 +127,8 @@ impl Replicas for Large {
     }
 }
 
-/// A download of one object by smoltcp, the wire losing so many of 100 packets; gives what came.
+/// A download of one object by smoltcp, with this many of 100 packets lost; returns the received
+/// bytes.
 fn download(
     seed: u64,
     size: usize,
@@ -153,7 +154,7 @@ fn download(
     let remote = (IpAddress::v4(10, 9, 0, 1), 80);
     sockets.get_mut::<tcp::Socket<'_>>(handle).connect(iface.context(), remote, port).unwrap();
     let (mut dice, mut stream, mut asked, mut now) = (Dice(seed), Vec::new(), false, 0i64);
-    // Ten milliseconds each way: what is on the wire arrives at the next step but one.
+    // Ten milliseconds each way: a packet on the wire arrives at the next step but one.
     while now < 3_600_000 {
         iface.poll(Instant::from_millis(now), &mut wire, &mut sockets);
         let socket = sockets.get_mut::<tcp::Socket<'_>>(handle);

@@ -1,5 +1,6 @@
-//! docs/plain-vectors.json: cookies and timestamps for whoever computes them elsewhere (the ToR, the dissector).
-//! `RIVULET_WRITE_VECTORS=1 cargo test -p rivulet-plain --test it vectors` writes it anew.
+//! docs/plain-vectors.json: cookies and timestamps for other implementations (the ToR, the
+//! dissector). `RIVULET_WRITE_VECTORS=1 cargo test -p rivulet-plain --test it vectors` writes the
+//! file.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};

@@ -1,4 +1,5 @@
-//! Octets of anybody's as packets: what the fuzz targets run, and the test that replays their corpus.
+//! Arbitrary bytes as packets: the work of the fuzz targets, and the test that replays their
+//! corpus.
 
 use rivulet_plain::dns::{self, MAX_DATAGRAM, Reply};
 use rivulet_plain::{
@@ -29,8 +30,9 @@ pub fn head(bytes: &[u8]) {
     let _ = (name(bytes, Method::Get), Options::parse(bytes));
 }
 
-/// Packets, each two octets of length in front, come to one replica. The first octet of each says what is made right in
-/// it, so that it gets further than to the first check. Whatever comes, what is said is bounded and well formed.
+/// Packets, each with two bytes of length before it, go to one replica. The first byte of each
+/// selects the fields that are made valid, so that it passes the first checks. The output is
+/// bounded and well formed for any input.
 pub fn step(bytes: &[u8]) {
     let mut replica = Replica { site: site(), ring: Some(Ring::new(4)) };
     let mut downloads = Downloads::new(4);
@@ -58,7 +60,7 @@ fn large(replica: &mut Replica, downloads: &mut Downloads<()>, segment: &Segment
     }
 }
 
-/// The packets of an input, each with its first octet and what is left of the input behind it.
+/// The packets of an input, each with its first byte and the rest of the input.
 fn packets(bytes: &[u8]) -> impl Iterator<Item = (Vec<u8>, u8, &[u8])> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
@@ -72,7 +74,7 @@ fn packets(bytes: &[u8]) -> impl Iterator<Item = (Vec<u8>, u8, &[u8])> {
     })
 }
 
-/// What is said to a segment in a packet of that length is bounded, well formed and for its sender.
+/// Checks that the answer to a segment of this length is bounded, well formed and for its sender.
 fn look(verdict: Verdict<'_>, segment: &Segment<'_>, length: usize) {
     let mut out = [0; 2048];
     let mut sent = 0;
@@ -100,8 +102,9 @@ fn look(verdict: Verdict<'_>, segment: &Segment<'_>, length: usize) {
     assert!(sent <= 16_000, "{sent} octets");
 }
 
-/// The data of a segment as queries, and a datagram in answer to each; two octets of the first one's length stand in front. The first
-/// octet says whether number and question of the datagram are made right.
+/// The data of a segment as queries, and a datagram in answer to each; the first two bytes are the
+/// first one's length. The first byte selects whether number and question of the datagram are made
+/// valid.
 pub fn dns(bytes: &[u8]) {
     let Some((&[right, high, low], rest)) = bytes.split_first_chunk::<3>() else { return };
     let (data, datagram) = rest.split_at(usize::from(u16::from_be_bytes([high & 7, low])).min(rest.len()));
@@ -133,7 +136,7 @@ pub fn dns(bytes: &[u8]) {
     }
 }
 
-/// Packets as for [`step`], to a service with a back end, which answers with what is left of the input.
+/// Packets as for [`step`], to a service with a back end that answers with the rest of the input.
 pub fn relay(bytes: &[u8]) {
     for (packet, right, more) in packets(bytes) {
         let Ok(segment) = Segment::parse(&packet) else { continue };

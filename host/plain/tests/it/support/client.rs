@@ -1,6 +1,6 @@
-//! A client as strict as Linux's: it acknowledges in order, late or compressed if it is told to, echoes timestamps by RFC 7323
-//! (also PAWS), tells SACK and D-SACK blocks, repeats what is not acknowledged with doubling pauses, and closes when the server
-//! has.
+//! A client as strict as Linux: it acknowledges in order, with delayed or compressed
+//! acknowledgements if set, echoes timestamps by RFC 7323 (also PAWS), sends SACK and D-SACK
+//! blocks, retransmits with doubling pauses, and closes after the server.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -15,35 +15,36 @@ pub struct Nature {
     pub sack: bool,
     pub mss: u16,
     pub shift: Option<u8>,
-    /// Octets of its receive buffer.
+    /// Bytes of its receive buffer.
     pub buffer: u32,
     pub v6: bool,
     /// It sends FIN with its last request.
     pub half_close: bool,
-    /// It sends FIN behind its last request, in a segment of its own.
+    /// It sends FIN after its last request, in a separate segment.
     pub fin_apart: bool,
     /// Its requests go out before answers to those in front of them are there.
     pub pipelines: bool,
-    /// Pauses before what is not acknowledged is repeated; doubling, milliseconds.
+    /// First retransmission timeout, doubling; milliseconds.
     pub rto: u64,
-    /// Most octets of one segment of its own.
+    /// Most bytes in one of its segments.
     pub segment: usize,
-    /// So many segments in order get one acknowledgement, or what came within 40 ms does: 1, 2, or more of stretch
+    /// Segments in order for one acknowledgement, unless 40 ms pass: 1, 2, or more for stretch
     /// acknowledgements.
     pub delayed: u32,
-    /// So many acknowledgements of the same octet, behind the first three, are held back for a millisecond; the last is sent.
+    /// Acknowledgements of the same byte, after the first three, that are held for a millisecond;
+    /// only the last is sent.
     pub compressed: u32,
-    /// It tells what came twice (RFC 2883).
+    /// It reports duplicates (RFC 2883).
     pub dsack: bool,
-    /// It gives up if not all is acknowledged so long after it first repeated something, milliseconds (RFC 5482, as Linux has it).
+    /// User timeout after its first retransmission, milliseconds (RFC 5482, as Linux has it).
     pub user_timeout: Option<u64>,
-    /// When nothing came for so long it asks whether the server is there (RFC 9293 section 3.8.4), milliseconds.
+    /// Idle time before keep-alive probes (RFC 9293 section 3.8.4), milliseconds.
     pub keepalive: Option<u64>,
     /// It takes nothing with an acknowledgement that is behind one that it had (smoltcp; Linux echoes it only if it came in order).
     pub strict: bool,
 }
 
-/// Milliseconds until what was held back is acknowledged.
+/// Delay of acknowledgements, milliseconds.
 const LATE: u64 = 40;
 const COMPRESSED: u64 = 1;
 
@@ -85,7 +86,7 @@ pub struct Client {
     state: State,
     /// Requests not yet sent.
     requests: VecDeque<Vec<u8>>,
-    /// What was sent and is not acknowledged, from `una` on.
+    /// Unacknowledged data, from `una` on.
     unacked: Vec<u8>,
     /// Where segments ended when they were first sent, to repeat the same ones.
     una: u32,
@@ -100,23 +101,23 @@ pub struct Client {
     ts_recent: u32,
     last_ack: u32,
     clock: u32,
-    /// When it repeats what is not acknowledged.
+    /// Time of the next retransmission.
     repeats: Option<u64>,
     /// When it acknowledges what it has not yet.
     acknowledges: Option<u64>,
     /// When it asks whether the server is there.
     probes: Option<u64>,
-    /// Segments in order, and acknowledgements of the same octet, since it acknowledged last.
+    /// Segments in order, and acknowledgements of the same byte, since its last acknowledgement.
     unsaid: u32,
     same: u32,
     held: u32,
-    /// What came twice, until it is told.
+    /// The last duplicate, until it is reported.
     twice: Option<(u32, u32)>,
     backoff: u32,
     /// When something was first repeated since all was acknowledged.
     repeated: Option<u64>,
     pub gave_up: bool,
-    /// Responses that the application waits for before it sends the next request: their octets.
+    /// Received bytes of the responses that the application waits for before its next request.
     pub got: usize,
     /// Segments with something new that their timestamps had thrown away.
     pub paws: usize,
@@ -171,7 +172,7 @@ impl Client {
         self.state == State::Closed
     }
 
-    /// When it speaks up by itself.
+    /// Time of its next segment by timer.
     pub fn timer(&self) -> Option<u64> {
         self.repeats.into_iter().chain(self.acknowledges).chain(self.probes).min()
     }
@@ -215,7 +216,7 @@ impl Client {
             if let Some(twice) = self.twice.take() {
                 options.sack.push(twice);
             }
-            // The newest are told; which those are does not matter here.
+            // The newest blocks; their choice does not matter here.
             let room = 3 - usize::from(!options.sack.blocks().is_empty());
             blocks.iter().rev().take(room).for_each(|block| options.sack.push(*block));
         }
@@ -241,7 +242,7 @@ impl Client {
         vec![self.packet(now, self.una, TcpFlags::SYN, &[])]
     }
 
-    /// What it sends of itself: requests whose time has come, and at the end FIN.
+    /// Sends due requests, and finally FIN.
     fn speak(&mut self, now: u64, out: &mut Vec<Vec<u8>>) {
         if self.had_fin() {
             self.requests.clear();
@@ -311,7 +312,7 @@ impl Client {
         vec![self.packet(now, self.una, flags, &part)]
     }
 
-    /// The application takes again what comes, and the client says so.
+    /// The application reads again, and the client announces its window.
     pub fn resume(&mut self, now: u64) -> Vec<Vec<u8>> {
         self.stalled = false;
         vec![self.packet(now, self.nxt, TcpFlags::ACK, &[])]
@@ -348,7 +349,7 @@ impl Client {
         }
         if let Some(stamps) = header.options.stamps {
             if (stamps.value.wrapping_sub(self.ts_recent) as i32) < 0 {
-                // What came already is told by its octets.
+                // Data that arrived already is known by its bytes.
                 let end = header.seq.wrapping_add(segment.payload.len() as u32);
                 self.paws += usize::from((end.wrapping_sub(self.rcv_nxt) as i32) > 0);
                 out.push(self.packet(now, self.nxt, TcpFlags::ACK, &[]));
@@ -368,7 +369,7 @@ impl Client {
             let n = (acked as usize).min(self.unacked.len());
             self.unacked.drain(..n);
             self.una = header.ack;
-            // A part of a segment that was sent twice says nothing of the round trip: Linux' pauses stay as long as they are.
+            // A part of a retransmitted segment gives no round trip: Linux keeps its timeout.
             if self.una == self.nxt || acked as usize >= self.nature.segment {
                 self.backoff = 0;
             }

@@ -10,7 +10,7 @@ pub mod shared;
 
 use rivulet_plain::{CookieKey, CookieKeys, Entry, Object, Site, Table};
 
-/// Octets that repeat nowhere near, for an object of this size.
+/// Bytes without short repetitions, for an object of this size.
 pub fn content(size: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15u64 ^ size as u64;
     let mut next = || {

@@ -1,8 +1,8 @@
-//! A name server behind stateless TCP: the name says how long its answer is.
+//! A name server behind stateless TCP: the name has the length of its answer.
 
 use rivulet_plain::dns::{self, Reply};
 
-/// A query for an answer whose record has so many octets, framed.
+/// A framed query for an answer with a record of this many bytes.
 pub fn query(id: u16, size: usize, edns: bool) -> Vec<u8> {
     let name = size.to_string();
     let mut out = id.to_be_bytes().to_vec();
@@ -16,7 +16,7 @@ pub fn query(id: u16, size: usize, edns: bool) -> Vec<u8> {
     [&(out.len() as u16).to_be_bytes()[..], &out].concat()
 }
 
-/// The response to a message: the record's octets begin with `seed`.
+/// The response to a message; the record's bytes begin with `seed`.
 pub fn respond(message: &[u8], seed: u8) -> Vec<u8> {
     let length = usize::from(message[12]);
     let size: usize = std::str::from_utf8(&message[13..13 + length]).unwrap().parse().unwrap();

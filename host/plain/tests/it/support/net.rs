@@ -31,13 +31,13 @@ pub enum Fate {
     Twice(u64),
 }
 
-/// What came of it.
+/// The result of a run.
 #[derive(Debug, Default)]
 pub struct Outcome {
     pub milliseconds: u64,
     pub to_server: usize,
     pub to_client: usize,
-    /// Octets of IP packets each way.
+    /// Bytes of IP packets each way.
     pub octets_in: usize,
     pub octets_out: usize,
     pub kernel: Vec<Cause>,
@@ -46,16 +46,16 @@ pub struct Outcome {
     pub handed: Vec<Handshake>,
 }
 
-/// What is said to a packet at a time, milliseconds.
+/// The packets that answer a packet at a time, milliseconds.
 pub type Server<'f> = dyn FnMut(&[u8], &Net<'_>, u64, &mut Outcome) -> Vec<Vec<u8>> + 'f;
 
 pub struct Net<'s> {
     pub replicas: Vec<&'s Site>,
     /// What they remember, if they do.
     pub memories: Vec<RefCell<Replica>>,
-    /// Octets of the longest packet that the path to the client takes.
+    /// Bytes of the longest packet on the path to the client.
     pub path: usize,
-    /// What the replicas are told of that.
+    /// The path MTU that the replicas get.
     pub told: Option<u16>,
     /// When the stalled application goes on.
     pub resume: Option<u64>,
@@ -75,8 +75,8 @@ impl<'s> Net<'s> {
         }
     }
 
-    /// Runs until the client is done, or nothing happens any more. `fate` is asked for each packet, with its number in its
-    /// direction; `replica` chooses who gets one.
+    /// Runs until the client is done, or no event is left. `fate` is called for each packet, with
+    /// its number in its direction; `replica` chooses the replica of a packet.
     pub fn run(
         &self,
         client: &mut Client,
@@ -168,7 +168,7 @@ impl<'s> Net<'s> {
         outcome
     }
 
-    /// What a replica says to a packet.
+    /// A replica's answer to a packet.
     pub fn answer(&self, site: &Site, packet: &[u8], now: u64, outcome: &mut Outcome) -> Vec<Vec<u8>> {
         let segment = Segment::parse(packet).expect("what clients send is well formed");
         let minute = self.minute + (now / 60_000) as u32;
@@ -212,7 +212,7 @@ pub fn carry_out(verdict: Verdict<'_>, packet: &[u8], outcome: &mut Outcome) -> 
         }
         Verdict::Continue(handoff) => {
             outcome.handed.push(handoff.handshake);
-            // What the kernel would repeat is what is sent.
+            // The kernel would retransmit the same bytes.
             let unacknowledged = handoff.unacknowledged();
             let sent = send(&handoff.flight, &mut out);
             assert!(unacknowledged.starts_with(&sent), "{} {}", unacknowledged.len(), sent.len());

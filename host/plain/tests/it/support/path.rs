@@ -1,5 +1,6 @@
-//! A path with a bottleneck between one client and replicas that share nothing, in virtual time; who of them gets a packet is asked
-//! each time. Large answers have timers, so time is theirs too.
+//! A path with a bottleneck between one client and replicas without shared state, in virtual time;
+//! the replica of each packet is chosen by a function. Large answers have timers, so replicas get
+//! the time, too.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +27,7 @@ pub enum Way {
 pub struct Path {
     /// One way, microseconds.
     pub delay: u64,
-    /// Octets a second towards the client, and how many wait in front of it; 0: as many as there are.
+    /// Bytes a second towards the client, and the queue's length; 0: unlimited.
     pub rate: u64,
     pub queue: usize,
     /// From when to when nothing arrives at replicas, microseconds: it waits.
@@ -41,7 +42,7 @@ impl Default for Path {
     }
 }
 
-/// What came of it.
+/// The result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Passed {
     /// When the client was done, microseconds.
@@ -49,7 +50,7 @@ pub struct Passed {
     /// Packets each way.
     pub to_server: usize,
     pub to_client: usize,
-    /// Octets of packets to the client.
+    /// Bytes of packets to the client.
     pub octets: usize,
     /// Lost in front of the bottleneck.
     pub overflowed: usize,
@@ -59,10 +60,10 @@ pub struct Passed {
 
 /// What answers a client.
 pub trait Server {
-    /// What it says to a packet, microseconds.
+    /// Its answer to a packet, microseconds.
     fn take(&mut self, packet: &[u8], now: u64) -> Vec<Vec<u8>>;
 
-    /// What it says by itself, and when it would.
+    /// Its segments by timer, and the time of the next.
     fn say(&mut self, now: u64) -> Vec<Vec<u8>>;
     fn deadline(&self) -> Option<u64>;
 }
@@ -72,7 +73,7 @@ pub struct Node {
     pub site: Site,
     pub downloads: Downloads<()>,
     pub alive: bool,
-    /// When the ToR tells that one of the others died.
+    /// Time of the ToR's report of another replica's death.
     pub learns: Option<u64>,
     /// How many have died so far.
     pub died: u32,
@@ -133,7 +134,7 @@ impl Server for Node {
     }
 }
 
-/// What is asked of a test: who gets the packet to the service that comes now.
+/// Chooses the replica that gets a packet to the service.
 pub type Choose<'f> = dyn FnMut(&[u8], &mut [Node], u64) -> Option<usize> + 'f;
 
 impl Path {

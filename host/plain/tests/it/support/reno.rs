@@ -1,6 +1,6 @@
-//! A server with a connection, whose sender is as Linux's with Reno: a yardstick. Losses by RACK (RFC 8985, no reordering window
-//! beyond three segments), proportional rate reduction (RFC 6937), a tail loss probe, a timeout of a round trip and 200 ms,
-//! segments that wait for one another (TSO deferral).
+//! A server with connection state and a sender like Linux's with Reno, for comparison. Losses by
+//! RACK (RFC 8985, no reordering window beyond three segments), proportional rate reduction (RFC
+//! 6937), a tail loss probe, a timeout of a round trip and 200 ms, and bursts (TSO deferral).
 
 use std::collections::VecDeque;
 
@@ -55,7 +55,7 @@ pub struct Reno {
     /// When the segment was sent that was sent last of those that came, its end, and how long it took.
     newest: (u64, u32),
     took: u64,
-    /// What was sent before it is lost then.
+    /// Then data sent before it counts as lost.
     late: Option<u64>,
     deadline: Option<u64>,
     probed: bool,
@@ -160,7 +160,7 @@ impl Reno {
         let mut hit = |s: &Sent| {
             fresh += 1;
             let took = now - s.at;
-            // What was sent again may have come of the first time.
+            // The acknowledgement of a retransmission may be for the first transmission.
             if (!s.again || self.least <= took) && self.newest <= (s.at, s.to) {
                 (self.newest, self.took) = ((s.at, s.to), took);
             }
@@ -235,7 +235,8 @@ impl Reno {
         }
     }
 
-    /// Whether something is lost that was not known to be: it was sent before what came, by a round trip and a little more.
+    /// Whether a new loss is detected: data sent more than a round trip before data that has
+    /// arrived.
     fn detect(&mut self, now: u64) -> bool {
         let sacked = self.sent.iter().filter(|s| s.sacked).count();
         let wait = if self.state != State::Open || sacked >= 3 { 0 } else { self.least / 4 };

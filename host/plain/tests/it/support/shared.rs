@@ -1,4 +1,4 @@
-//! Clients and servers, each of a connection of its own, over one bottleneck.
+//! Clients and servers, one connection each, over one bottleneck.
 
 use std::collections::BTreeMap;
 
