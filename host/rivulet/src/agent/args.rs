@@ -1,4 +1,4 @@
-//! The flags of `rivulet agent`, and those that say where controllers are.
+//! The flags of `rivulet agent`, and the flags with the controllers' addresses, which `rivulet serve` shares.
 
 use std::path::PathBuf;
 
@@ -6,14 +6,14 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use rivulet_agent::{Controllers, TlsFiles};
 
-/// Where controllers are.
+/// Addresses of the controllers and the TLS files for them.
 #[derive(Args, Debug, Default)]
 pub struct ControllerArgs {
     /// Controllers in the order in which they are tried: unix:PATH or HOST:PORT, several with commas
     #[arg(long = "controller", value_name = "ADDRESS,...", value_delimiter = ',')]
     pub controllers: Vec<String>,
 
-    /// Who signs the controllers' certificates (PEM); over TCP mutual TLS is a must
+    /// Certificate of the authority that signs the controllers' certificates (PEM); TCP requires mutual TLS
     #[arg(long, value_name = "FILE", requires_all = ["tls_certificate", "tls_key"])]
     pub tls_authority: Option<PathBuf>,
 
@@ -21,13 +21,13 @@ pub struct ControllerArgs {
     #[arg(long, value_name = "FILE", requires_all = ["tls_authority", "tls_key"])]
     pub tls_certificate: Option<PathBuf>,
 
-    /// Its key (PEM)
+    /// Private key of this replica's certificate (PEM)
     #[arg(long, value_name = "FILE", requires_all = ["tls_authority", "tls_certificate"])]
     pub tls_key: Option<PathBuf>,
 }
 
 impl ControllerArgs {
-    /// The controllers, checked; none if there is no `--controller`.
+    /// The controllers, with their addresses checked; `None` without `--controller`.
     pub fn controllers(&self) -> anyhow::Result<Option<Controllers>> {
         let tls = match (&self.tls_authority, &self.tls_certificate, &self.tls_key) {
             (Some(authority), Some(certificate), Some(key)) => Some(TlsFiles {
@@ -61,7 +61,7 @@ pub struct AgentArgs {
     #[arg(long, short, value_name = "NAME")]
     pub interface: String,
 
-    /// Where controllers are
+    /// Addresses of the controllers and the TLS files for them
     #[command(flatten)]
     pub controller: ControllerArgs,
 
@@ -69,7 +69,7 @@ pub struct AgentArgs {
     #[arg(long, value_name = "PATH", default_value = "/run/rivulet/agent.sock")]
     pub socket: PathBuf,
 
-    /// User of the serving processes, by name or number: he alone may open the socket, besides root and us
+    /// User of the serving processes, by name or number: only this user, root and the agent's own user may open the socket
     #[arg(long, value_name = "USER")]
     pub user: Option<String>,
 
@@ -86,8 +86,8 @@ pub struct AgentArgs {
     #[arg(long, value_name = "PATH", requires = "plain_tcp")]
     pub health_path: Option<String>,
 
-    /// With --plain-tcp, of services with `plain: trods`: who speaks first when a replica is gone. `client` is there to be compared
-    /// with: requests are not acknowledged before all of their responses are, so that clients send them again
+    /// With --plain-tcp, for services with `plain: trods`: the side that sends first after a replica has died. `client` is for
+    /// comparison: a request is not acknowledged before its whole response is, so that the client retransmits it
     #[arg(long, value_enum, default_value = "server", requires = "plain_tcp")]
     pub wake: Wake,
 
@@ -97,12 +97,12 @@ pub struct AgentArgs {
     pub setup_address: bool,
 }
 
-/// Who speaks first to a client whose replica is gone.
+/// The side that sends first on a connection after its replica has died.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum Wake {
-    /// Another replica.
+    /// Another replica probes the client.
     Server,
-    /// The client.
+    /// The client retransmits its request.
     Client,
 }
 
@@ -126,7 +126,7 @@ pub(super) fn user(text: &str) -> anyhow::Result<u32> {
         unsafe { std::mem::zeroed() }
     };
     let (mut buffer, mut found) = (vec![0 as libc::c_char; 16 << 10], std::ptr::null_mut());
-    // SAFETY: a terminated name, and a buffer of the length that is told.
+    // SAFETY: the name ends with a zero byte, and the buffer has the length passed with it.
     let error = unsafe {
         libc::getpwnam_r(name.as_ptr(), &raw mut entry, buffer.as_mut_ptr(), buffer.len(), &raw mut found)
     };

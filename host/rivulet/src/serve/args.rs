@@ -48,7 +48,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "POOL/REPLICA@MAC", requires = "keys")]
     pub member: Option<String>,
 
-    /// Another rack's ToR sends to this host's address in IP-in-IP or GUE, and hears heartbeats by UDP; may be repeated
+    /// ToR of another rack: it sends packets to this host's address in IP-in-IP or GUE and gets heartbeats by UDP; may be repeated
     #[arg(long, value_name = "ADDR@TOR", requires = "member", value_parser = tunnel)]
     pub tunnel: Vec<Tunnel>,
 
@@ -68,8 +68,8 @@ pub struct ServeArgs {
     #[arg(long, value_name = "MS", default_value_t = 4000)]
     pub horizon_ms: u64,
 
-    /// What becomes of clients of plain TCP: none, kernel, or stateless (small files from each packet alone); a controller
-    /// says it itself
+    /// How to serve clients of plain TCP: none, kernel, or stateless (small files, without connection state); with a
+    /// controller its configuration decides
     #[arg(long, value_name = "HOW", default_value_t, conflicts_with = "controllers")]
     pub plain: Plain,
 
@@ -78,8 +78,8 @@ pub struct ServeArgs {
     #[arg(long, value_name = "URL", conflicts_with = "upload")]
     pub back_end: Option<BackEnd>,
 
-    /// The back end answers the same octets to the same request whenever and on whichever replica it is asked: answers may have
-    /// more than one segment, up to 15 kB
+    /// The back end answers a request with the same bytes each time and on each replica: answers may then have more than one
+    /// segment, up to 15 kB
     #[arg(long, requires = "back_end")]
     pub deterministic: bool,
 
@@ -87,15 +87,15 @@ pub struct ServeArgs {
     #[arg(long, value_name = "DIR")]
     pub upload: Option<PathBuf>,
 
-    /// Longest upload, octets
-    #[arg(long, value_name = "OCTETS", default_value_t = 1 << 30)]
+    /// Longest upload, bytes
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 30)]
     pub upload_max: u64,
 
-    /// Octets of all uploads that are not finished, of all replicas together
-    #[arg(long, value_name = "OCTETS", default_value_t = 8 << 30)]
+    /// Bytes of all unfinished uploads, over all replicas together
+    #[arg(long, value_name = "BYTES", default_value_t = 8 << 30)]
     pub upload_quota: u64,
 
-    /// An upload of which nothing came for so long is given up, seconds
+    /// Time without new data after which an unfinished upload is removed, seconds
     #[arg(long, value_name = "S", default_value_t = 3600, value_parser = clap::value_parser!(u64).range(1..))]
     pub upload_expiry: u64,
 
@@ -111,7 +111,7 @@ pub struct ServeArgs {
     #[arg(long)]
     pub no_delta: bool,
 
-    /// Remember nothing of stateless TCP's answers under way: what is lost waits for the client's repetition (for measurements)
+    /// Keep no record of stateless TCP's answers in flight: a lost segment is sent again only after the client retransmits (for measurements)
     #[arg(long)]
     pub no_ring: bool,
 
@@ -119,7 +119,7 @@ pub struct ServeArgs {
     #[arg(long)]
     pub large: bool,
 
-    /// Tell Prometheus metrics at this address
+    /// Serve Prometheus metrics at this address
     #[arg(long, value_name = "ADDR:PORT")]
     pub metrics: Option<SocketAddr>,
 
