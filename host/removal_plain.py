@@ -45,8 +45,8 @@ REMOVALS = {
     ),
     "large-window": large(
         "sender.rs",
-        "Window::told(class.segment(), told)",
-        "Window::told(class.segment(), 0)",
+        "Window::from_stamp(class.segment(), told)",
+        "Window::from_stamp(class.segment(), 0)",
         BLOCKS,
     ),
     "large-under-way": large(
@@ -175,7 +175,7 @@ REMOVALS = {
     ),
     "large-first": large(
         "mod.rs",
-        "!segment.speaks() && !segment.header.options.sack.blocks().is_empty()",
+        "!segment.has_data_or_fin() && !segment.header.options.sack.blocks().is_empty()",
         "false",
         "plains:rates::the_first_segment_is_mended_as_any",
     ),
@@ -284,7 +284,7 @@ REMOVALS = {
     "hands-stamps": server("downloads.rs", "Some(Reason::Cookie | Reason::Stamp)", "Some(Reason::Cookie)", BACK),
     "hands-first": server(
         "downloads.rs",
-        "if lacks_the_beginning && !downloads.knows(segment) {",
+        "if lacks_the_beginning && !downloads.has_state_for(segment) {",
         "if false {",
         "segments::the_first_segment_of_a_small_answer_is_mended",
     ),

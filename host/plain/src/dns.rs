@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn untranslatable_answer_is_asked_by_tcp() {
+    fn untranslatable_answer_goes_over_tcp() {
         let asked = query(7, 1, &[]);
         let sent = one(&asked).datagram(900);
         let mut truncated = answer(&sent, 4, &[&OPT]);

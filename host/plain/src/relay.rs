@@ -134,7 +134,7 @@ impl Relay {
         if distance & !6 != 0 {
             return Judged::Drop(Reason::Stamp);
         }
-        if !segment.speaks() {
+        if !segment.has_data_or_fin() {
             return Judged::Drop(Reason::Acknowledgement);
         }
         match stamp.opens(flow, &self.keys, minute, seq) {
@@ -150,7 +150,7 @@ impl Relay {
 
     /// The client is in the middle of an answer: its last timestamp has the length.
     fn under_way(&self, segment: &Segment<'_>, distance: u32, whole: Whole) -> Judged {
-        let speaks = segment.speaks();
+        let speaks = segment.has_data_or_fin();
         let Some(at) = distance.checked_sub(2 * u32::from(whole.class.number())) else {
             return Judged::Drop(Reason::Stamp);
         };
@@ -183,7 +183,7 @@ impl Relay {
     /// sequence number of a request gives the distance of its acknowledgement from the cookie.
     fn bare(&self, segment: &Segment<'_>, distance: u32) -> Judged {
         let header = &segment.header;
-        if !segment.speaks() {
+        if !segment.has_data_or_fin() {
             return Judged::Drop(Reason::Acknowledgement);
         }
         // Whatever the number was, something of an answer is there. That is all, where answers have one segment.
@@ -251,8 +251,8 @@ impl Relay {
             _ if length == 0 && ask.at > 0 => return Verdict::Drop(Reason::Changed),
             by if length == 0 => return by.adoption(segment, Cause::Object),
             By::Opening(class, scale) => (Some(Whole::of(octets, class, scale)), Cut::Full(class)),
-            By::Bare if ask.at == length + 1 => return said(segment, ACK),
-            By::Bare if ask.at == length => return said(segment, FIN_ACK),
+            By::Bare if ask.at == length + 1 => return flags_only(segment, ACK),
+            By::Bare if ask.at == length => return flags_only(segment, FIN_ACK),
             By::Bare if ask.at > length || !ask.at.is_multiple_of(BARE_SEGMENT) => {
                 return Verdict::Drop(Reason::Early);
             }
@@ -305,6 +305,6 @@ fn tell(segment: &Segment<'_>, flags: u8, ack: u32) -> Judged {
     Judged::Say(say(segment, flags, ack))
 }
 
-fn said(segment: &Segment<'_>, flags: u8) -> Verdict<'static> {
+fn flags_only(segment: &Segment<'_>, flags: u8) -> Verdict<'static> {
     Decision::Say(flags, segment.end()).verdict(segment)
 }

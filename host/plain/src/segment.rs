@@ -233,7 +233,7 @@ impl<'a> Segment<'a> {
 
     /// Whether it has more than an acknowledgement.
     #[must_use]
-    pub fn speaks(&self) -> bool {
+    pub fn has_data_or_fin(&self) -> bool {
         !self.payload.is_empty() || self.has(TcpFlags::FIN)
     }
 

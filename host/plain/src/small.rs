@@ -206,7 +206,7 @@ impl Talk<'_> {
                 if at != 0 || fin {
                     return Decision::Drop(Reason::Stamp);
                 }
-                if !self.segment.speaks() {
+                if !self.segment.has_data_or_fin() {
                     return Decision::Heard { start: 0, at: 0 };
                 }
                 return match stamp.opens(self.flow, &self.site.keys, minute, header.seq) {
@@ -227,7 +227,7 @@ impl Talk<'_> {
         };
         if fin {
             // It has all that there will ever be.
-            return match self.segment.speaks() {
+            return match self.segment.has_data_or_fin() {
                 true => Decision::Say(ACK, self.segment.end()),
                 false => Decision::Drop(Reason::Acknowledgement),
             };
@@ -236,7 +236,7 @@ impl Talk<'_> {
         if !is_boundary(class, behind) {
             return self.has_all(class, at, answering, beyond);
         }
-        if !self.segment.speaks() {
+        if !self.segment.has_data_or_fin() {
             return Decision::Heard { start: answering.start, at: behind };
         }
         if self.segment.payload.is_empty() {
@@ -271,7 +271,7 @@ impl Talk<'_> {
         let skip = usize::try_from(-beyond).unwrap_or(0);
         if beyond > 0 {
             // Another request is under way, or lost; of its answer nothing has come in order.
-            return match (self.segment.payload, self.segment.speaks()) {
+            return match (self.segment.payload, self.segment.has_data_or_fin()) {
                 ([], true) => Decision::Drop(Reason::Early),
                 ([], false) => Decision::Heard { start: at, at: 0 },
                 _ => Decision::Ahead(class, at),
@@ -304,7 +304,7 @@ impl Talk<'_> {
     /// A connection without timestamps, on the way through its only answer.
     fn bare(&self, at: u32, sequence: u32) -> Decision {
         let header = &self.segment.header;
-        if !self.segment.speaks() {
+        if !self.segment.has_data_or_fin() {
             return Decision::Heard { start: 0, at };
         }
         if !is_bare_start(sequence, header.seq) {
@@ -336,7 +336,7 @@ impl Talk<'_> {
 
     /// The client has all of it.
     fn bare_end(&self, fin: bool) -> Decision {
-        match (self.segment.speaks(), fin) {
+        match (self.segment.has_data_or_fin(), fin) {
             (false, _) => Decision::Drop(Reason::Acknowledgement),
             (true, true) => Decision::Say(ACK, self.segment.end()),
             (true, false) => Decision::Say(FIN_ACK, self.segment.end()),

@@ -105,7 +105,7 @@ impl Replica {
             Decision::Heard { start, at } => {
                 let there = slot.as_mut().filter(|slot| slot.flow == flow && slot.start == start);
                 there
-                    .and_then(|slot| heard(site, slot, segment, at, path))
+                    .and_then(|slot| next_segments(site, slot, segment, at, path))
                     .unwrap_or(Verdict::Drop(Reason::Acknowledgement))
             }
             Decision::Welcome(header) => {
@@ -170,7 +170,7 @@ fn ahead<'t>(
 }
 
 /// The segments for a client that has this much of an answer.
-fn heard<'t>(
+fn next_segments<'t>(
     site: &'t Site,
     slot: &mut Slot,
     segment: &Segment<'_>,

@@ -151,7 +151,7 @@ impl<W: Copy> Downloads<W> {
 
     /// Whether something is remembered of this segment's connection.
     #[must_use]
-    pub fn knows(&self, segment: &Segment<'_>) -> bool {
+    pub fn has_state_for(&self, segment: &Segment<'_>) -> bool {
         self.find(&Flow::new(segment.header.src, segment.header.dst)).is_some()
     }
 
@@ -240,7 +240,7 @@ impl<W: Copy> Downloads<W> {
         }
         let (beyond, twice) = sacked(header, at, length);
         let (told, window) = (window_of(stamp.window), stamp.of.scale.window(header.window));
-        let nudge = segment.speaks();
+        let nudge = segment.has_data_or_fin();
         let repair = stamp.repair;
         let heard = Heard { at, beyond: &beyond, twice, repair, window, told, nudge, cell, near, full };
         let base = header.ack.wrapping_sub(at);
@@ -354,7 +354,7 @@ impl<W: Copy> Downloads<W> {
         if let Some(n) = known {
             self.forget(n);
         }
-        if fin && !segment.speaks() {
+        if fin && !segment.has_data_or_fin() {
             return Some(Reason::Acknowledgement);
         }
         let flags = if fin { ACK } else { FIN_ACK };
@@ -554,7 +554,9 @@ pub fn is_placed(site: &Site, segment: &Segment<'_>) -> bool {
 pub fn is_under_way(segment: &Segment<'_>) -> bool {
     let large = segment.header.options.stamps.is_some_and(|stamps| match Stamp::parse(stamps.echo) {
         Stamp::Large => true,
-        Stamp::Opening { .. } => !segment.speaks() && !segment.header.options.sack.blocks().is_empty(),
+        Stamp::Opening { .. } => {
+            !segment.has_data_or_fin() && !segment.header.options.sack.blocks().is_empty()
+        }
         _ => false,
     });
     large && segment.has(TcpFlags::ACK) && !segment.has(TcpFlags::SYN) && !segment.has(TcpFlags::RST)

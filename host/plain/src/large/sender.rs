@@ -174,7 +174,7 @@ impl Sender {
     /// A sender for an answer that other replicas began, from an acknowledgement.
     pub(crate) fn resume(class: Class, length: u32, heard: &Heard<'_>, now: Time) -> Sender {
         let told = heard.told.min(MAX_TOLD_SEGMENTS * class.segment());
-        let mut sender = Sender::new(class, length, Window::told(class.segment(), told));
+        let mut sender = Sender::new(class, length, Window::from_stamp(class.segment(), told));
         (sender.una, sender.edge) = (heard.at, heard.at.saturating_add(heard.window));
         // Where values of both kinds may be, the higher one is taken.
         sender.repaired = heard.at.max(1);

@@ -27,7 +27,7 @@ impl Window {
     }
 
     /// As another sender told.
-    pub(crate) fn told(full: u32, octets: u32) -> Window {
+    pub(crate) fn from_stamp(full: u32, octets: u32) -> Window {
         let octets = octets.max(2 * full);
         Window { octets, threshold: octets, ..Window::initial(full) }
     }

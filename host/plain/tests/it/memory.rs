@@ -10,7 +10,7 @@ use crate::support::{get, keys, site};
 const MINUTE: u32 = 1000;
 
 /// A segment of a client that has so much of its first answer, and everything from `beyond` on.
-fn said(port: u16, seq: u32, at: u32, beyond: Option<u32>, payload: &[u8]) -> Vec<u8> {
+fn client_packet(port: u16, seq: u32, at: u32, beyond: Option<u32>, payload: &[u8]) -> Vec<u8> {
     let (src, dst) = (format!("10.0.0.1:{port}").parse().unwrap(), "10.9.0.1:80".parse().unwrap());
     let flow = Flow::new(src, dst);
     let ack = flow.stamped(keys().current, Class::of(1460).unwrap()).wrapping_add(1 + at);
@@ -42,8 +42,8 @@ fn replica() -> Replica {
 fn a_hole_is_filled_once() {
     let mut replica = replica();
     let request = get(10_000, "");
-    assert_eq!(answered(&mut replica, &said(4000, 500, 0, None, &request)), 8);
-    let hole = said(4000, 500 + request.len() as u32, 0, Some(2648), &[]);
+    assert_eq!(answered(&mut replica, &client_packet(4000, 500, 0, None, &request)), 8);
+    let hole = client_packet(4000, 500 + request.len() as u32, 0, Some(2648), &[]);
     assert_eq!(answered(&mut replica, &hole), 2, "what is lost beneath the block");
     assert_eq!(answered(&mut replica, &hole), 0, "once: each acknowledgement behind it says the same");
     replica.ring.as_mut().unwrap().clear();
@@ -54,8 +54,8 @@ fn a_hole_is_filled_once() {
 fn other_client_in_the_same_place_gets_nothing() {
     let mut replica = replica();
     let request = get(10_000, "");
-    assert_eq!(answered(&mut replica, &said(4000, 500, 0, None, &request)), 8);
-    assert_eq!(answered(&mut replica, &said(4001, 600, 0, Some(2648), &[])), 0);
+    assert_eq!(answered(&mut replica, &client_packet(4000, 500, 0, None, &request)), 8);
+    assert_eq!(answered(&mut replica, &client_packet(4001, 600, 0, Some(2648), &[])), 0);
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn nor_does_a_connection_of_other_numbers() {
     let mut replica = replica();
     let request = get(10_000, "");
     for seq in [500u32, 499, 500 + 70_000, 500u32.wrapping_sub(70_000)] {
-        assert_eq!(answered(&mut replica, &said(4000, 500, 0, None, &request)), 8);
-        assert_eq!(answered(&mut replica, &said(4000, seq, 0, Some(2648), &[])), 0, "{seq}");
+        assert_eq!(answered(&mut replica, &client_packet(4000, 500, 0, None, &request)), 8);
+        assert_eq!(answered(&mut replica, &client_packet(4000, seq, 0, Some(2648), &[])), 0, "{seq}");
     }
 }

@@ -31,7 +31,7 @@ struct Deaths {
 }
 
 impl Deaths {
-    fn told(one: &[u64]) -> Deaths {
+    fn reported(one: &[u64]) -> Deaths {
         Deaths { told: true, one: one.iter().map(|at| at * SECOND).collect(), all: None }
     }
 }
@@ -90,7 +90,7 @@ fn clients_of_dead_replica_are_probed() {
 fn others_ask_on_a_slow_path() {
     for (told, bound) in [(false, 60 * SECOND), (true, SECOND / 2)] {
         let nature = Nature { rto: SILENT, ..Nature::default() };
-        let deaths = Deaths { told, ..Deaths::told(&[80, 120, 160]) };
+        let deaths = Deaths { told, ..Deaths::reported(&[80, 120, 160]) };
         let (client, passed) = through(&SLOW, 1 << 22, nature, &deaths);
         complete(&client, SIZE, "three die");
         assert!(passed.stall < bound, "{told}: {passed:?}");
@@ -132,7 +132,7 @@ fn stalls_of_a_death() {
 fn a_user_timeout_is_no_end() {
     let nature = Nature { user_timeout: Some(50_000), ..Nature::default() };
     for deaths in [&[][..], &[60, 100, 140]] {
-        let (client, _) = through(&SLOW, 1 << 20, nature.clone(), &Deaths::told(deaths));
+        let (client, _) = through(&SLOW, 1 << 20, nature.clone(), &Deaths::reported(deaths));
         complete(&client, SIZE, &format!("{deaths:?}"));
     }
     assert!(through(&SLOW, 1 << 20, nature, &Deaths::default()).0.gave_up, "the timeout is one");
@@ -165,7 +165,7 @@ fn returned_replica_acknowledges_no_less() {
 #[test]
 fn where_many_die_something_is_left_to_repeat() {
     let often: Vec<u64> = (1..20).map(|n| 5 * n).collect();
-    let deaths = Deaths { all: Some(97 * SECOND), ..Deaths::told(&often) };
+    let deaths = Deaths { all: Some(97 * SECOND), ..Deaths::reported(&often) };
     let (client, passed) = through(&SLOW, 1 << 20, Nature::default(), &deaths);
     complete(&client, SIZE, &format!("{passed:?}"));
 }
@@ -174,7 +174,7 @@ fn where_many_die_something_is_left_to_repeat() {
 /// (curl, Go and browsers) is resumed by the replica that gets one.
 #[test]
 fn a_probe_of_a_client_is_enough() {
-    let deaths = Deaths { all: Some(97 * SECOND), ..Deaths::told(&[]) };
+    let deaths = Deaths { all: Some(97 * SECOND), ..Deaths::reported(&[]) };
     let (client, _) = through(&SLOW, 1 << 20, Nature::default(), &deaths);
     assert!(!client.is_done() && !client.gave_up, "it waits");
     let nature = Nature { keepalive: Some(15_000), ..Nature::default() };
@@ -187,7 +187,7 @@ fn a_probe_of_a_client_is_enough() {
 fn last_replica_does_not_count_dead_ones() {
     // One block for most of a minute: the first replica dies in it, and later the one that resumed
     // it.
-    let deaths = Deaths { all: Some(30 * SECOND), ..Deaths::told(&[5]) };
+    let deaths = Deaths { all: Some(30 * SECOND), ..Deaths::reported(&[5]) };
     let (client, passed) = through(&SLOW, 1 << 22, Nature::default(), &deaths);
     complete(&client, SIZE, &format!("{passed:?}"));
 }

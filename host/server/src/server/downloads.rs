@@ -48,12 +48,12 @@ impl Objects {
         };
         let lacks_the_beginning =
             segment.header.options.stamps.is_some_and(|stamps| Stamp::parse(stamps.echo) != Stamp::Large);
-        if lacks_the_beginning && !downloads.knows(segment) {
+        if lacks_the_beginning && !downloads.has_state_for(segment) {
             return Disposition::Unrelated;
         }
         let site = &self.replica.site;
         if let Some(kernel) = kernel
-            && !downloads.knows(segment)
+            && !downloads.has_state_for(segment)
             && is_placed(site, segment)
         {
             if kernel.has(segment) {

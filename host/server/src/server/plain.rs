@@ -132,7 +132,7 @@ fn shows(keys: Option<&CookieKeys>, segment: &Segment<'_>) -> bool {
     let (stamped, large) = (header.options.stamps.is_some(), is_under_way(segment));
     let reaches = |keys| match large {
         true => flow.reaches(keys, header.ack),
-        false => segment.speaks() && flow.place(keys, header.ack, stamped).is_some(),
+        false => segment.has_data_or_fin() && flow.place(keys, header.ack, stamped).is_some(),
     };
     segment.has(TcpFlags::ACK) && keys.is_some_and(reaches)
 }

@@ -1,6 +1,6 @@
 use super::*;
 
-fn heard<'a>(at: u32, beyond: &'a [(u32, u32)]) -> Heard<'a> {
+fn acknowledged<'a>(at: u32, beyond: &'a [(u32, u32)]) -> Heard<'a> {
     Heard { at, near: true, full: true, ..Heard::first(beyond, 10_000_000) }
 }
 
@@ -18,11 +18,11 @@ fn sacked_data_is_not_counted_twice() {
     // The first is lost.
     for (n, due) in (1..).zip(&first[1..]) {
         let now = 10_000 + n;
-        sender.hear(&heard(0, &[(first[1].from, due.to)]), now);
+        sender.hear(&acknowledged(0, &[(first[1].from, due.to)]), now);
         sent(&mut sender, now);
     }
     assert_eq!(sender.cwnd(), 5 * sender.full());
-    sender.hear(&heard(sender.nxt, &[]), 20_000);
+    sender.hear(&acknowledged(sender.nxt, &[]), 20_000);
     assert!(sender.recover.is_none());
     assert_eq!(sender.cwnd(), 5 * sender.full());
 }
@@ -33,15 +33,15 @@ fn half_of_a_window_is_whole_segments() {
     let mut sender = Sender::begin(Class::of(1460).unwrap(), 10_000_000, 10_000_000);
     let first = sent(&mut sender, 0);
     for (n, due) in (1..).zip(&first[1..]) {
-        sender.hear(&heard(0, &[(first[1].from, due.to)]), 10_000 + n);
+        sender.hear(&acknowledged(0, &[(first[1].from, due.to)]), 10_000 + n);
         sent(&mut sender, 10_000 + n);
     }
     let next = sender.nxt;
-    sender.hear(&heard(next, &[]), 20_000);
+    sender.hear(&acknowledged(next, &[]), 20_000);
     let second = sent(&mut sender, 20_000);
     assert_eq!(second.len(), 5);
     for (n, due) in (1..).zip(&second[1..]) {
-        sender.hear(&heard(next, &[(second[1].from, due.to)]), 30_000 + n);
+        sender.hear(&acknowledged(next, &[(second[1].from, due.to)]), 30_000 + n);
         sent(&mut sender, 30_000 + n);
     }
     assert_eq!(sender.cwnd(), 2 * sender.full());
@@ -49,7 +49,7 @@ fn half_of_a_window_is_whole_segments() {
 
 /// A client that is in the middle of a window of 700 segments, as another replica meets it.
 fn resumed(at: u32) -> Sender {
-    let heard = Heard { told: 1 << 20, ..heard(at, &[]) };
+    let heard = Heard { told: 1 << 20, ..acknowledged(at, &[]) };
     Sender::resume(Class::of(1460).unwrap(), 100_000_000, &heard, 0)
 }
 
@@ -60,16 +60,16 @@ fn each_acknowledgement_releases_ten_segments() {
     let at = 1000 * full;
     let mut sender = resumed(at);
     assert_eq!(sent(&mut sender, 0).len(), 10);
-    sender.hear(&heard(at + 2 * full, &[]), 1000);
+    sender.hear(&acknowledged(at + 2 * full, &[]), 1000);
     assert_eq!(sent(&mut sender, 1000).len(), 10);
     // The same again may be an answer to a probe.
-    sender.hear(&heard(at + 2 * full, &[]), 2000);
+    sender.hear(&acknowledged(at + 2 * full, &[]), 2000);
     assert_eq!(sent(&mut sender, 2000).len(), 2);
     // 44 segments at once, as receivers gather them.
-    sender.hear(&heard(at + 46 * full, &[]), 3000);
+    sender.hear(&acknowledged(at + 46 * full, &[]), 3000);
     assert!((80..=88).contains(&sent(&mut sender, 3000).len()));
     let behind = sender.own + full;
-    sender.hear(&Heard { cell: sender.began + 1, ..heard(behind, &[]) }, 4000);
+    sender.hear(&Heard { cell: sender.began + 1, ..acknowledged(behind, &[]) }, 4000);
     assert!(sent(&mut sender, 4000).len() > 200, "what it sent is acknowledged");
 }
 
@@ -79,14 +79,14 @@ fn each_acknowledgement_releases_ten_segments() {
 fn a_client_far_from_its_timestamp_answers_a_probe() {
     let full = resumed(0).full();
     let at = 1000 * full;
-    let far = Heard { told: 1 << 20, near: false, repair: true, ..heard(at, &[]) };
+    let far = Heard { told: 1 << 20, near: false, repair: true, ..acknowledged(at, &[]) };
     let mut sender = Sender::resume(Class::of(1460).unwrap(), 100_000_000, &far, 0);
     let probe = sent(&mut sender, 0);
     assert_eq!(probe.iter().map(|due| (due.from, due.to)).collect::<Vec<_>>(), [(at - 8, at)]);
     // Another far one shows nothing.
-    sender.hear(&Heard { near: false, ..heard(at + full, &[]) }, 1000);
+    sender.hear(&Heard { near: false, ..acknowledged(at + full, &[]) }, 1000);
     assert!(sent(&mut sender, 1000).is_empty());
-    sender.hear(&heard(at + full, &[]), 2000);
+    sender.hear(&acknowledged(at + full, &[]), 2000);
     assert_eq!(sent(&mut sender, 2000).len(), 10);
 }
 
@@ -96,7 +96,7 @@ fn sacked_bytes_of_others_earn_nothing() {
     let mut sender = resumed(1_000_000);
     sent(&mut sender, 0);
     let (at, sacked) = (sender.una, (sender.nxt + 1_000_000, sender.nxt + 1_001_460));
-    sender.hear(&heard(at, &[sacked]), 1000);
-    let earned = sender.hear(&Heard { cell: sender.began + 1, ..heard(sacked.1, &[]) }, 2000);
+    sender.hear(&acknowledged(at, &[sacked]), 1000);
+    let earned = sender.hear(&Heard { cell: sender.began + 1, ..acknowledged(sacked.1, &[]) }, 2000);
     assert_eq!((earned, sender.credit < u32::MAX), (0, true));
 }

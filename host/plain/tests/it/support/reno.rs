@@ -335,7 +335,7 @@ impl Server for Reno {
         }
         self.echo = stamps.value;
         let base = self.base.as_mut().expect("a connection");
-        let speaks = segment.speaks();
+        let speaks = segment.has_data_or_fin();
         if (segment.end().wrapping_sub(base.ack) as i32) > 0 {
             base.ack = segment.end();
         }
