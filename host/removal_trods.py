@@ -206,9 +206,15 @@ REMOVALS: dict[str, Removal] = {
     ),
     "fin-stripped": bpf("if (!strip_fin(skb, &s))", "if (0)", "a_fin_leaves_at_its_place_alone"),
     "rst": bpf("if (s.flags & RST) {\n\t\tcount(COUNT_RESETS);", "if (0) {\n\t\tcount(COUNT_RESETS);", RESET),
-    "rst-settling": bpf("is_pinned || now < lease->settling || since", "is_pinned || (0 && lease) || since", RESET, file="refusals.h"),
-    "rst-orphan": bpf("(is_parked || refuses_early(s, lease, now, is_pinned))",
-                      "refuses_early(s, lease, now, is_pinned)", RESET),
+    "rst-settling": bpf(
+        "is_pinned || now < lease->settling || since",
+        "is_pinned || (0 && lease) || since",
+        RESET,
+        file="refusals.h",
+    ),
+    "rst-orphan": bpf(
+        "(is_parked || refuses_early(s, lease, now, is_pinned))", "refuses_early(s, lease, now, is_pinned)", RESET
+    ),
     "rst-pause": bpf(
         "now - before->last < REFUSED_PAUSE", "1", "reset_waits_again_after_a_pause", file="refusals.h"
     ),
