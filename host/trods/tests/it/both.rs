@@ -36,9 +36,24 @@ impl Downloads<'_> {
         fs::metadata(self.rig.files.path().join(name)).map_or(0, |m| m.len())
     }
 
-    /// All are in the middle of it.
+    /// Returns when all are in the middle. Those that come there first wait for the others: on a busy
+    /// machine they would have ended by then.
     fn resume(&self, octets: u64) {
-        eventually("a part of each", || self.all.iter().all(|(name, _)| self.got(name) > octets));
+        let signal = |curl: &Process, signal| {
+            let pid = rustix::process::Pid::from_child(&curl.0);
+            rustix::process::kill_process(pid, signal).unwrap();
+        };
+        let mut waiting = vec![false; self.all.len()];
+        eventually("a part of each", || {
+            for ((name, curl), waits) in self.all.iter().zip(&mut waiting) {
+                if !*waits && self.got(name) > octets {
+                    signal(curl, rustix::process::Signal::STOP);
+                    *waits = true;
+                }
+            }
+            waiting.iter().all(|waits| *waits)
+        });
+        self.all.iter().for_each(|(_, curl)| signal(curl, rustix::process::Signal::CONT));
     }
 
     /// All end, with these contents.
