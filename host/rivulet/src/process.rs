@@ -40,7 +40,7 @@ pub(crate) fn raise_descriptors() {
     }
 }
 
-/// Tells systemd that this process serves (`Type=notify`, sd_notify(3)). Where nobody wants to know, nothing happens.
+/// Reports readiness to systemd (`Type=notify`, sd_notify(3)). Without systemd it does nothing.
 pub(crate) fn tell_ready() {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
     let address = match path.as_bytes().strip_prefix(b"@") {
@@ -53,16 +53,18 @@ pub(crate) fn tell_ready() {
     }
 }
 
-/// The packet path comes before other work of this machine: a replica that waits for a processor for longer
-/// than the liveness bound is taken for dead. Without the right to it, it competes like everybody.
+/// Gives the packet path priority over other work of this machine: a replica that waits for a
+/// processor for longer than the liveness bound is excluded. Without the privilege it competes like
+/// any process.
 pub(crate) fn prefer_this_thread() {
     if rustix::process::setpriority_process(None, -10).is_err() {
         tracing::debug!("no higher priority for the packet path");
     }
 }
 
-/// Where this process is scheduled in real time, as its unit has it, those of one priority take turns of 100 ms, its own threads
-/// too: this one comes before the others then, since it says that the replica lives while they are busy.
+/// If this process has real-time scheduling, by its unit, threads of one priority take turns of 100
+/// ms. This thread gets a higher priority than the others, because it sends heartbeats while they
+/// are busy.
 pub(crate) fn before_other_threads() {
     let mut param = libc::sched_param { sched_priority: 0 };
     // SAFETY: a whole sched_param of the calling thread.

@@ -1,13 +1,13 @@
-//! The second chance of plain TCP, in the manner of GLB: a segment for which this host has no socket goes back to the
-//! ToR, which gives it to the slot's other candidate. So the plain connections of a drained replica go on, though its
-//! slots name another first.
+//! The second chance of plain TCP, as in GLB: a segment without a socket on this host goes back to the ToR, which sends
+//! it to the slot's other candidate. So the plain connections of a drained replica continue, although its slots name
+//! another first.
 //!
-//! It is a table of nftables and nothing else. That there is no socket the kernel says itself, by a reset: the reset is
-//! held back, its connection remembered, and what the client sends next is forwarded to the ToR, from this host's
-//! Ethernet address. The ToR leaves that address standing, and what does not come from the ToR's own is not handed on:
-//! one hop. The resets for that go out, until one comes from the ToR itself again: who is drained is handed what it gets
-//! straight when it is taken back. So do those for what came in a tunnel of another rack's ToR, whose segments pass
-//! the kernel on another way. When the tables are full they go out too, as without all this.
+//! It is an nftables table. A reset of the kernel shows that there is no socket: the reset is held back, its connection
+//! noted, and the client's next segment is forwarded to the ToR, from this host's Ethernet address. The ToR keeps that
+//! address, and segments from other addresses than the ToR's are not handed on: one hop. Resets for those leave, until a
+//! segment of the connection comes from the ToR itself, because a drained replica gets its segments directly when it is
+//! readmitted. Resets also leave for segments that came in a tunnel from another rack's ToR, which pass the kernel by
+//! another path, and when the tables are full, as without a second chance.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -24,8 +24,8 @@ const CONNECTIONS: u32 = 65536;
 const REMEMBERED: u32 = 600;
 /// Between a segment of the ToR's own and the kernel's reset for it, seconds: much more than it takes.
 const STRAIGHT: u32 = 5;
-/// Segments a second, and at once, of connections that nobody knows here, of a service under TRODS: more clients than a drained
-/// replica has. Beyond it they come again, or are a flood.
+/// Segments a second, and at once, of unknown connections of a service under TRODS: more than the
+/// clients of a drained replica. Beyond that clients retransmit, or it is a flood.
 const STRAYS: u32 = 20_000;
 /// Before the guard's drops, so that nothing depends on their order.
 const PRIORITY: i32 = -10;
@@ -35,7 +35,7 @@ const PRIORITY: i32 = -10;
 pub struct SecondChance {
     table: Table,
     interface: String,
-    /// What is installed, and on which of the interfaces that had this name.
+    /// The installed rules, and the index of their interface.
     body: String,
     anew: u64,
     failed: bool,
@@ -49,9 +49,10 @@ impl SecondChance {
         SecondChance { table: Table::new(None), interface, body: String::new(), anew: 0, failed: false }
     }
 
-    /// Hands on for these services from now on. `mac` is this host's Ethernet address; `anew` changes when the interface is
-    /// made anew, with which the kernel may forget what stood on it. Where the kernel or `nft` cannot do it, a warning
-    /// says so once, and draining breaks plain connections.
+    /// Hands on for these services from now on. `mac` is this host's Ethernet address; `anew`
+    /// changes when the interface was created again, because the kernel may have dropped its rules.
+    /// If the kernel or `nft` cannot do it, a warning is logged once, and draining breaks plain
+    /// connections.
     pub fn ensure<'a>(&mut self, services: impl Iterator<Item = &'a Service>, mac: [u8; 6], anew: u64) {
         let body = body(&self.interface, services, mac);
         if (body == self.body && anew == self.anew) || (body.is_empty() && self.body.is_empty()) {
@@ -79,7 +80,8 @@ impl SecondChance {
         rivulet_pktio::guard::remove_stale(None).map(drop)
     }
 
-    /// What is installed, for a process to which it is [left](Table::leave); none if there is nothing.
+    /// The installed rules, for a process to which they are [left](Table::leave); none if there are
+    /// none.
     pub fn body(&self) -> Option<&str> {
         Some(&*self.body).filter(|body| !body.is_empty())
     }
@@ -90,7 +92,7 @@ fn body<'a>(interface: &str, services: impl Iterator<Item = &'a Service>, mac: [
     let (mut ingress, mut egress) = (String::new(), String::new());
     // By family and ToR: one look into a set a packet, however many services there are.
     let mut served: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
-    // While connections without state go on, that there is no socket says nothing.
+    // While stateless connections continue, a missing socket means nothing.
     for service in services.filter(|s| s.is_kernels() && !s.answers_plain()) {
         let Some(member) = service.member else { continue };
         for &address in &service.addresses {
@@ -161,7 +163,8 @@ fn rules(
         "  {here} {from} @away{family} update @away{family} {{ {from} }} ether saddr set {mac} ether daddr set {tor} \
          counter fwd to \"{interface}\""
     );
-    // Nobody knows them here, TRODS' programs say: for each the kernel would make a RST, and the rules below an entry in two sets.
+    // TRODS' programs found no connection: for each the kernel would make a RST, and the rules
+    // below an entry in two sets.
     let _ = writeln!(
         ingress,
         "  {here} meta mark {UNKNOWN:#x} limit rate over {STRAYS}/second burst {STRAYS} packets counter drop"
@@ -243,7 +246,7 @@ mod tests {
         }
     }
 
-    /// A segment of a client's with these octets.
+    /// A client's segment with these bytes.
     fn segment(tuple: Tuple, seq: u32, octets: &[u8]) -> Vec<u8> {
         let (src, dst, flags) = (tuple.client, tuple.service, TcpFlags(TcpFlags::ACK | TcpFlags::PSH));
         let header = Header { src, dst, seq, ack: 900, flags, window: 1000, options: Options::default() };
@@ -253,7 +256,7 @@ mod tests {
         packet
     }
 
-    /// Sends what a ToR has of a client, and sees what comes back to the ToR.
+    /// Sends a client's segments as the ToR, and receives segments that are returned to the ToR.
     struct Tor {
         io: AfPacket,
         mac: [u8; 6],
@@ -261,7 +264,7 @@ mod tests {
     }
 
     impl Tor {
-        /// A segment of the client's with these octets, its `seq`th on.
+        /// Sends a client's segment with these bytes, from its `seq`th on.
         fn send(&mut self, tuple: Tuple, seq: u32, octets: &[u8]) {
             self.send_all(&[segment(tuple, seq, octets)]);
         }
@@ -290,7 +293,7 @@ mod tests {
         }
     }
 
-    /// A replica whose service is under TRODS, and has a second chance.
+    /// A replica with a service under TRODS, and a second chance.
     struct Rig {
         watch: Watch<Stores>,
         tor: Tor,
@@ -300,7 +303,7 @@ mod tests {
     }
 
     const SERVICE: &str = "10.9.0.1:80";
-    /// The rule that counts segments that were dropped since nobody knew their connections.
+    /// The rule that counts dropped segments of unknown connections.
     const STRAY: &str = "limit rate over";
 
     impl Rig {
@@ -365,7 +368,8 @@ mod tests {
         Tuple { client, service: SERVICE.parse().unwrap() }
     }
 
-    /// A connection whose segments came here while nobody knew it, and that goes on here since.
+    /// A connection with segments that arrived here while it was unknown, and that is adopted here
+    /// later.
     #[test]
     fn adopted_connection_is_not_forwarded_any_more() {
         let Some(mut rig) = Rig::new("again") else { return };

@@ -20,7 +20,7 @@ fn place(socket: &Path) -> PathBuf {
     beside(socket, ".incarnation")
 }
 
-/// The number of an agent's process, and of those before it whose records may still be stored.
+/// The number of an agent's process, and the numbers of earlier ones that may still have records.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Incarnation {
     pub own: u32,

@@ -1,9 +1,9 @@
-//! `rivulet agent`: the replica's channel to the controllers as a process of its own.
+//! `rivulet agent`: the replica's channel to the controllers as a separate process.
 //!
-//! It keeps services and keys for the serving processes of this host, which come and go, and hands them out on
-//! a Unix socket. Where nothing of ours serves but the kernel's TCP (nginx, say), it also sends the heartbeats,
-//! ready while the service accepts connections; elsewhere heartbeats come from the serving process alone. It protects such
-//! services' connections too, where they are to outlive their replica.
+//! It keeps services and keys for the serving processes of this host, which start and stop, and
+//! passes them on by a Unix socket. Where only the kernel's TCP serves (for example nginx), it also
+//! sends the heartbeats, ready while the service accepts connections; elsewhere only the serving
+//! process sends them. It also protects the connections of such services, if configured.
 
 use std::path::{Path, PathBuf};
 

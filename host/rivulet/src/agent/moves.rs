@@ -1,7 +1,8 @@
-//! The agent's part in planned moves (`docs/moves.md`): who is drained, and who goes on with whose connections.
+//! The agent's part in planned moves (`docs/moves.md`): drained members, and the adopters of
+//! connections.
 //!
-//! A replica that is drained is in the first place of no slot. That its agent and all others are told by the controller with the
-//! slots themselves, by which they know who gets what a client sends.
+//! A drained replica is the first candidate of no slot. Its agent and all others get that from the
+//! controller with the slots themselves, from which they compute the replica of each client.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,7 +15,8 @@ use rivulet_trods::ts::LeaveNamed;
 
 use super::trods::{Place, kept, objects, prefix, record_keys};
 
-/// Of one place in a pool: what leaves this replica, and whom it follows under which index.
+/// For one place in a pool: the connections that leave this replica, and the replicas that it
+/// follows, with its index there.
 pub(super) fn of(place: &Place, incarnation: u32) -> (Vec<Leave>, Vec<(u8, Departed)>) {
     let (mut leave, mut follow) = (Vec::new(), Vec::new());
     let (pool, Ok(own)) = (place.member.pool, u8::try_from(place.member.replica)) else {
@@ -46,7 +48,8 @@ pub(super) fn of(place: &Place, incarnation: u32) -> (Vec<Leave>, Vec<(u8, Depar
     (leave, follow)
 }
 
-/// Of one place in a pool: who goes on with what timestamps name here, and whether that leaves this replica without a store.
+/// For one place in a pool: the adopters of named connections, and whether these leave this replica
+/// without a store.
 pub(super) fn named(place: &Place) -> Vec<LeaveNamed> {
     let Ok(own) = u8::try_from(place.member.replica) else { return Vec::new() };
     let leave = |service: &Service| {
@@ -81,7 +84,7 @@ fn is_drained(service: &Service, member: u8) -> bool {
     !slots.pairs.is_empty() && slots.pairs.iter().all(|slot| slot.first != member)
 }
 
-/// Who gets what a client sends, by client and service.
+/// The replica that gets a client's segments, by client and service.
 fn owner(
     slots: Slots,
     takers: Arc<AtomicU64>,
@@ -89,7 +92,7 @@ fn owner(
     move |client, service| slots.owner(client, service, takers.load(Ordering::Relaxed))
 }
 
-/// Who goes on with what this replica leaves; none: nobody, or this one itself.
+/// The adopter of a connection that this replica leaves; none: no replica, or this one.
 fn heir(
     owner: impl Fn(SocketAddr, SocketAddr) -> Option<u8> + Send + 'static,
     own: u8,
@@ -170,7 +173,7 @@ mod tests {
         };
         assert_eq!([holder(ALL), holder(0b110), holder(0b010), holder(0)], [Some(0), Some(2), None, None]);
     }
-    /// The controller gives no connections to it before: nobody here would know whose they are.
+    /// The controller sends it no connections before: the pins would be missing here.
     #[test]
     fn agent_is_not_ready_while_another_process_answers() {
         if skipped(Feature::Tcx) {
@@ -203,7 +206,7 @@ mod tests {
         tor.veth("c0", &replica, "r0");
         replica.ip("addr add 10.9.0.1/32 dev lo");
         replica.ip("addr add fd00:9::1/128 dev lo nodad");
-        // What comes back from clients' addresses is routed elsewhere: of IPv4 alone.
+        // Segments to clients' addresses are routed elsewhere, for IPv4 only.
         replica.ip("rule add fwmark 0x52495654 priority 50 blackhole");
         let services = ["10.9.0.1", "fd00:9::1"].map(|address| {
             let mut service = service();

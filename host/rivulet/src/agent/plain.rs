@@ -1,7 +1,7 @@
-//! Heartbeats for services of the kernel's TCP, which have no packet path of their own to send them.
+//! Heartbeats for services of the kernel's TCP, which have no packet path to send them.
 //!
-//! A thread asks each service whether it accepts connections (and answers a GET, if told to); heartbeats say
-//! `ready` while it does. A check that hangs is as good as one that failed.
+//! A thread checks whether each service accepts connections (and answers a GET, if configured);
+//! heartbeats are `ready` while it does. A check that hangs counts as failed.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
@@ -31,13 +31,13 @@ const CHECK: Duration = Duration::from_millis(50);
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Services that are checked at a time.
 const AT_ONCE: usize = 32;
-/// A result older than this says nothing.
+/// Age beyond which a result is ignored.
 const GOOD_FOR: Duration = Duration::from_secs(1);
 /// Between two looks at the kernel's list of connections, and how many times as long as one takes at least: the kernel looks
 /// through all sockets of the machine, and through those that only wait.
 const COUNT: Duration = Duration::from_secs(1);
 const SELDOM: u32 = 100;
-/// The interface is asked again after this time.
+/// Interval of the interface's checks.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// What a check found.
@@ -50,7 +50,7 @@ struct Health {
     load: u16,
 }
 
-/// Services to check, and what was found, by number.
+/// Services to check, and the results, by number.
 #[derive(Debug, Default)]
 struct Board {
     services: Vec<Service>,
@@ -76,9 +76,10 @@ pub(super) struct PlainTcp {
 }
 
 impl PlainTcp {
-    /// Opens the interface for sending and starts to check. With `path` a GET of it must be answered. `incarnation`: of its
-    /// records; heartbeats begin by the clock, as those of serving processes do, which are heard in turn with them. `programs`: the
-    /// folder in which names show that BPF programs are on an interface.
+    /// Opens the interface for sending and starts the checks. With `path` a GET of it must be
+    /// answered. `incarnation` is that of the records; heartbeats begin by the clock, like those of
+    /// serving processes, with which they alternate. `programs`: the folder with sockets that show
+    /// BPF programs on an interface.
     pub(super) fn open(
         interface: &Interface,
         programs: PathBuf,
@@ -222,7 +223,8 @@ impl PlainTcp {
         due.map_or(longest, |due| longest.min(Duration::from_micros(due)))
     }
 
-    /// Waits for an answer, so long at most: who is gone is to be known at once, not only when the next heartbeat is due.
+    /// Waits for an answer, at most this long: a death must be noticed at once, not only at the
+    /// next heartbeat.
     pub(super) fn wait(&self, longest: Duration) {
         let mut fds = [PollFd::new(&self.io, PollFlags::IN)];
         let ready = poll(&mut fds, Timespec::try_from(longest).ok().as_ref());
@@ -298,8 +300,8 @@ fn check_all(board: &Mutex<Board>, path: Option<&str>, count_at: &mut Instant) {
 /// One service address: it accepts a connection, and answers if it is to.
 fn check(socket: SocketAddr, path: Option<&str>) -> std::io::Result<()> {
     let mut stream = TcpStream::connect_timeout(&socket, PATIENCE)?;
-    // Where nobody listens at a port of the ephemeral range, the kernel may choose this very port, and TCP then opens the
-    // connection with itself (simultaneous open, RFC 9293 section 3.5).
+    // Without a listener on a port of the ephemeral range, the kernel may choose this very port,
+    // and TCP then opens the connection with itself (simultaneous open, RFC 9293 section 3.5).
     if stream.local_addr()? == socket {
         // With a reset, so that the port is free for the service at once.
         rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?;
@@ -308,8 +310,8 @@ fn check(socket: SocketAddr, path: Option<&str>) -> std::io::Result<()> {
     let Some(path) = path else { return Ok(()) };
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    // In one write: a server may answer and close on the first segment, and what came after it would
-    // have the kernel reset the connection under the answer.
+    // In one write: a server may answer and close on the first segment, and later data would make
+    // the kernel reset the connection before the answer is read.
     let request = format!(
         "GET {path} HTTP/1.1\r\nHost: {socket}\r\nUser-Agent: rivulet-agent\r\nConnection: close\r\n\r\n"
     );
@@ -403,7 +405,7 @@ mod tests {
         let board = Mutex::new(Board { services, ..Board::default() });
         check_all(&board, Some("/"), &mut Instant::now());
         let board = board.lock();
-        // One after the other they would take three seconds, and what was found first would be old.
+        // Sequentially they would take three seconds, and the first results would be too old.
         assert!(board.found[&100].is_good(), "{:?}", board.found[&100]);
         assert_eq!(board.found.values().filter(|h| h.trouble.is_some()).count(), hanging.len());
     }

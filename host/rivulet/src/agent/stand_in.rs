@@ -1,10 +1,11 @@
 //! Heartbeats while there is no agent for a moment (`docs/moves.md`): the connections of a drained replica that cannot move go on
 //! in its kernel, and need no agent; but a replica that is not heard is excluded, and nothing is handed to it any more.
 //!
-//! So the agent that ends leaves a process behind that sends what it would have sent, for a short time, until the next agent
-//! tells it that it speaks itself. It is given the heartbeats, ready as they are, and no key: it can say nothing else, nor longer.
-//! With it goes the second chance of plain TCP: the replica may be taken back as soon as the next agent is known, and its kernel
-//! would reset clients of others.
+//! So an agent that ends leaves a process behind that sends its heartbeats for a short time, until
+//! the next agent reports that it sends its own. The process gets finished heartbeats and no key,
+//! so it can send nothing different, and not for longer. The second chance of plain TCP ends with
+//! it: the replica may be readmitted as soon as the next agent is known, and its kernel would reset
+//! clients of others.
 
 use std::io::{self, Read, Write};
 use std::os::unix::fs::FileTypeExt;
@@ -23,9 +24,9 @@ use rivulet_server::heartbeat::FRAME;
 use super::beside;
 use super::plain::PlainTcp;
 
-/// For so long: an agent is upgraded and restarted in this time.
+/// Lifetime of the process: an agent is upgraded and restarted in this time.
 const STANDS: Duration = Duration::from_secs(20);
-/// What the process behind says when it is there, and what it is told when it is not needed any more.
+/// Bytes on the socket: the process is there; it is no longer needed.
 const THERE: u8 = b'+';
 const OVER: u8 = b'.';
 /// Before each frame, when it is due: microseconds.
@@ -42,7 +43,7 @@ pub struct StandInArgs {
     socket: PathBuf,
 }
 
-/// Where the next agent finds who stands in for the one before.
+/// The socket at which the next agent finds the process.
 fn door(socket: &Path) -> PathBuf {
     beside(socket, ".stand-in")
 }
@@ -99,7 +100,7 @@ pub fn run(args: &StandInArgs) -> anyhow::Result<()> {
     // The agent before fills it.
     let _second_chance = Table::new(None);
     let mut io = rivulet_server::heartbeat::open(&Interface::new(None, &args.interface)?)?;
-    // That of one before, which is over by now; nothing else.
+    // The socket of an earlier one, which has ended; only a socket is removed.
     if std::fs::symlink_metadata(&args.socket).is_ok_and(|found| found.file_type().is_socket()) {
         let _ = std::fs::remove_file(&args.socket);
     }
@@ -122,7 +123,7 @@ pub fn run(args: &StandInArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// All frames as they come: whoever writes them does not wait until they are sent.
+/// Reads all frames as they arrive, so that the writer need not wait until they are sent.
 fn frames() -> Receiver<(Duration, [u8; FRAME])> {
     let (send, receive) = channel();
     std::thread::spawn(move || {
@@ -137,7 +138,8 @@ fn frames() -> Receiver<(Duration, [u8; FRAME])> {
     receive
 }
 
-/// Whether the next agent said that it speaks itself. One that ends before is followed by another.
+/// Whether the next agent reported that it sends heartbeats. If it ends before that, another one
+/// follows.
 fn is_over(listener: &UnixListener, next: &mut Option<UnixStream>) -> bool {
     if let Ok((stream, _)) = listener.accept()
         && stream.set_nonblocking(true).is_ok()
@@ -155,12 +157,12 @@ fn is_over(listener: &UnixListener, next: &mut Option<UnixStream>) -> bool {
     }
 }
 
-/// Who stands in for the agent before this one.
+/// The process that replaces the former agent.
 #[derive(Debug)]
 pub(super) struct Predecessor(UnixStream);
 
 impl Predecessor {
-    /// Whoever is there now.
+    /// Connects to the process, if there is one.
     pub fn find(socket: &Path) -> Option<Predecessor> {
         UnixStream::connect(door(socket)).ok().map(Predecessor)
     }

@@ -1,5 +1,5 @@
-//! The agent's part in TRODS (`docs/trods.md`): which services are protected and under which lease, what the ToR's answers to
-//! heartbeats say of it, and whose connections are to be looked for.
+//! The agent's part in TRODS (`docs/trods.md`): the protected services and their leases, the
+//! results of the ToR's answers to heartbeats, and the searches for connections.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -29,10 +29,11 @@ use super::moves;
 /// nothing yet (`REQUEST_PATIENCE`), and the store has to keep them.
 const LATE_NS: u64 = 150_000_000;
 
-/// Nanoseconds after a change at which it is looked for connections that no replica holds.
+/// Nanoseconds after a change at which connections without a holder are searched for.
 const LOOKS_NS: [u64; 5] = [100_000_000, 1_000_000_000, 2_000_000_000, 4_000_000_000, 8_000_000_000];
 
-/// The longest segments that are taken of clients whose handshakes are made by programs: those of Ethernet.
+/// The largest segments that programs offer clients in handshakes, IPv4 and IPv6: those of
+/// Ethernet.
 const MSS: [u16; 2] = [1460, 1440];
 
 /// One place in a pool, and the services that are protected there.
@@ -40,22 +41,23 @@ const MSS: [u16; 2] = [1460, 1440];
 pub(super) struct Place {
     pub member: Member,
     term: Term,
-    /// The last absence of which it was asked what others hold since.
+    /// The last absence for which pins were read.
     asked: u64,
-    /// Who took plain TCP when that was asked last.
+    /// Members that took plain TCP at that time.
     plain: u64,
-    /// Who takes plain TCP now, for those who ask who gets a connection.
+    /// Members that take plain TCP now, for the computation of a connection's replica.
     pub takers: Arc<AtomicU64>,
-    /// Who is drained.
+    /// Drained members.
     drained: u64,
     /// When it asks once more what others hold since that changed, of [`clock`].
     look_at: Option<u64>,
-    /// When it is looked once more for connections that no replica holds, of [`clock`], and whose records are to be read for that.
+    /// Times of the next searches for connections without a holder, by [`clock`], and the members
+    /// with records to read.
     looks: VecDeque<u64>,
     unheld: Vec<Departed>,
-    /// Replicas that are gone, of whose named connections others are to be told.
+    /// Dead members with named connections, to be reported.
     gone: Vec<u8>,
-    /// Who took plain TCP when that was last so.
+    /// Members that took plain TCP at the last report.
     told: u64,
     pub services: Vec<Service>,
 }
@@ -73,8 +75,8 @@ pub(super) struct Guard {
     replica: Option<Replica>,
     /// Whether its programs make handshakes.
     issues: bool,
-    /// The replica is heard through another process still, which protects nothing: nor does this one, and nobody has to be silent,
-    /// before the ToR answers.
+    /// Another process of this replica still sends heartbeats and protects nothing. Until the ToR
+    /// answers this one, it protects nothing, either, and mutes nothing.
     waits: bool,
     /// In the order of their leases.
     places: Vec<Place>,
@@ -82,12 +84,12 @@ pub(super) struct Guard {
     trouble: Option<String>,
     /// Services that cannot be protected here, by number, and why; the others are.
     lacking: BTreeMap<u16, String>,
-    /// The table with which services were told last.
+    /// The table version that the services got last.
     told: Option<u32>,
 }
 
 impl Guard {
-    /// Nothing is protected, and nothing is asked of the kernel, before a service wants it.
+    /// Protects nothing, and queries no kernel feature, before a service needs it.
     pub(super) fn new(
         interface: &Interface,
         programs: PathBuf,
@@ -155,7 +157,7 @@ impl Guard {
             }
         }
         self.lacking = lacking;
-        // What has a store is protected where the kernel makes no handshakes too, by programs that know nothing of them.
+        // Services with a store are protected also by programs that do not answer handshakes.
         let wants = self.places.iter().flat_map(|place| &place.services).any(|s| objects(s).is_some());
         let lacks = wants.then(rivulet_bpf::trods::can_issue).and_then(Result::err);
         let issues = wants && lacks.is_none();
@@ -185,7 +187,7 @@ impl Guard {
                 let is_protected = protected.store.is_some() || named.is_some();
                 all.extend(is_protected.then_some(Protected { named, ..protected }));
             }
-            // Without a key of the ToR's there are no answers, and nobody is excluded who is heard.
+            // Without a key of the ToR there are no answers, and no live member is excluded.
             let answered = place.services.iter().any(|s| s.keys.beat_key().is_some());
             let silent = Lease { until: u64::MAX, settling: 0, ..Lease::default() };
             replica.set_lease(number, if answered { place.lease() } else { silent });
@@ -195,7 +197,7 @@ impl Guard {
         lacks.map_or(Ok(()), |lacks| Err(lacks.into()))
     }
 
-    /// Whether the own server can be asked from clients' addresses, where that is wanted.
+    /// Checks that the local server accepts requests from clients' addresses, if configured.
     fn check_address(&self, service: &Service) -> anyhow::Result<()> {
         if service.trods.as_ref().is_none_or(|trods| trods.as_server) {
             return Ok(());
@@ -209,17 +211,18 @@ impl Guard {
         Ok(())
     }
 
-    /// Which connections leave this replica, and whose go on here.
+    /// Sets the connections that leave this replica, and those that it adopts from drained members.
     fn moves(&mut self) {
         let Some(replica) = &self.replica else { return };
         for place in &mut self.places {
             let drained = moves::drained(place);
-            // Whoever gets its connections knows who holds them before the first one says something.
+            // The adopter must have the pins before the first segment arrives.
             if std::mem::replace(&mut place.drained, drained) != drained {
                 place.look_at = Some(0);
             }
         }
-        // Who only waits for clients to speak is there to be compared with.
+        // The paper's variant (`--wake client`) is only for comparison and does not move
+        // connections.
         let places = || self.places.iter().filter(|_| self.wake == Wake::Server);
         let of = |place| moves::of(place, self.incarnation);
         let (leave, follow): (Vec<_>, Vec<_>) = places().map(of).unzip();
@@ -228,7 +231,7 @@ impl Guard {
         replica.follow(follow.into_iter().flatten().collect());
     }
 
-    /// What the own servers have may be another one than when services were told: then what is named changes.
+    /// Checks whether the local servers' tables have changed; then other objects are named.
     pub(super) fn look(&mut self) {
         let table = self.table();
         if table.is_some() && table != self.told {
@@ -237,13 +240,14 @@ impl Guard {
         }
     }
 
-    /// The version of all that the own servers have of what is named, for the controller, which has replicas agree on one.
+    /// The version of all tables of the local servers, for the controller, which makes replicas
+    /// agree on one.
     pub(super) fn table(&self) -> Option<u32> {
         let replica = self.replica.as_ref()?;
         let mut named =
             self.places.iter().flat_map(|p| &p.services).filter(|s| objects(s).is_some()).peekable();
         named.peek()?;
-        // One service's own version, which is what is in force for it.
+        // With one service, its version is the one in force for it.
         let socket = named.next()?.sockets().next()?;
         Some(replica.table(&socket))
     }
@@ -272,7 +276,7 @@ impl Guard {
             departed.into_iter().for_each(|departed| replica.departed(departed));
             place.unheld.drain(..).for_each(|departed| replica.departed(departed));
             let gone = std::mem::take(&mut place.gone);
-            let gone = gone.into_iter().filter_map(|dead| place.told_of(dead, live.plain));
+            let gone = gone.into_iter().filter_map(|dead| place.announced_by(dead, live.plain));
             gone.for_each(|gone| replica.departed_named(gone));
         }
         if others {
@@ -280,8 +284,9 @@ impl Guard {
         }
     }
 
-    /// The process ends after this, and to protected connections that is as if it had been killed: their programs stay for a
-    /// moment, and others go on with them. Taken off in order they would let out what the kernel says at its end.
+    /// Ends like a kill, as far as protected connections are concerned: the programs stay for a
+    /// moment, and others adopt them. Detaching them first would let segments pass that the kernel
+    /// sends at the end.
     pub(super) fn leave(mut self) {
         std::mem::forget(self.replica.take());
     }
@@ -296,9 +301,9 @@ impl Guard {
         self.lacking.get(&service).map(String::as_str)
     }
 
-    /// Whether it is being asked what others hold: before that is known clients are not to come here again. Where they do, it
-    /// is asked once more, and they wait. Or whether others are to go on first with what the process before this one named, or
-    /// nothing is protected yet, since another process is heard.
+    /// Whether pins are being read, so that clients must not arrive yet; if they do, the pins are
+    /// read once more, and they wait. Also while others must adopt the former process's named
+    /// connections first, or nothing is protected because another process sends heartbeats.
     pub(super) fn is_asking(&self) -> bool {
         if self.replica.as_ref().is_some_and(|replica| self.waits || replica.is_settling()) {
             return true;
@@ -352,8 +357,8 @@ impl Place {
         Lease { tor: self.member.tor_mac, ..self.term.lease() }
     }
 
-    /// The ToR answered a heartbeat that left at `sent`: whether what others hold is to be asked for, and whose records are to be
-    /// read.
+    /// Handles the ToR's answer to a heartbeat that left at `sent`: decides whether to read pins,
+    /// and the members with records to read.
     fn answered(
         &mut self,
         number: u32,
@@ -368,13 +373,14 @@ impl Place {
         let absence = match self.term.away() {
             Some(absence) if absence > self.asked => {
                 self.asked = absence;
-                // What the agent before this one had: whoever gets an answer goes on with it.
+                // Connections of the former agent: the replica that gets an answer adopts them.
                 let former = |service| former(service, &self.member, incarnation, plain);
                 looked_for.extend(self.services.iter().filter_map(former));
                 Some(self.absence((number, absence), alive, Box::new(|_, _| true)))
             }
-            // With the set changes who gets connections of which both slots are gone, though neither this replica was away nor
-            // who holds them. While it is asked about an absence a change waits: the answer may be older.
+            // A change of the set moves connections with two dead candidates, although neither this
+            // replica nor their holder was away. During the query of an absence a change waits: the
+            // answer may be older.
             None if plain != self.plain || self.look_at.is_some_and(|at| at <= now) => {
                 Some(self.absence((number, 0), alive, self.gets(plain)))
             }
@@ -384,13 +390,15 @@ impl Place {
             self.look_at = (plain != self.plain).then_some(now + LATE_NS);
             self.plain = plain;
         }
-        // Those that were gone before too: who was to go on with their connections may be the one that is gone now.
+        // Including earlier deaths: the expected adopter of their connections may be the one that
+        // died now.
         let dead = || (0..64).filter(|dead| alive >> dead & 1 == 0);
         for dead in dead().filter(|_| gone != 0) {
             let departed = |service| departed(service, &self.member, dead, plain);
             looked_for.extend(self.services.iter().filter_map(departed));
         }
-        // Or the one that gets their clients' answers is another one now: what was told costs nothing to look at again.
+        // Or the replica that gets their clients' answers changed; checking the announcements again
+        // costs little.
         let is_moved = std::mem::replace(&mut self.told, plain) != plain;
         if gone != 0 || is_moved {
             self.gone = dead().collect();
@@ -405,8 +413,9 @@ impl Place {
         (absence, looked_for)
     }
 
-    /// What no process holds, as far as is known: the records of members that are gone, and what those that live, and this one itself, stored
-    /// under other incarnations. Whoever was to go on with these may have died, or come back without knowing of them.
+    /// Connections without a process, as far as known: the records of dead members, and those of
+    /// live members, including this one, under other incarnations. Their expected adopter may have
+    /// died, or returned without knowing of them.
     fn unheld(&self, incarnation: u32, alive: u64, plain: u64) -> Vec<Departed> {
         let mut all = Vec::new();
         for (service, trods) in self.services.iter().filter_map(kept) {
@@ -422,8 +431,8 @@ impl Place {
         all
     }
 
-    /// A member that is gone, as far as others told of its connections; `plain`: who takes what clients send.
-    fn told_of(&self, dead: u8, plain: u64) -> Option<Gone> {
+    /// A dead member, with its announced connections; `plain`: members that get clients' segments.
+    fn announced_by(&self, dead: u8, plain: u64) -> Option<Gone> {
         let named = self.services.iter().filter(|s| objects(s).is_some());
         let services: Vec<SocketAddr> = named.clone().flat_map(Service::sockets).collect();
         let (own, tor) = (self.member.replica, self.member.tor_mac);
@@ -453,7 +462,7 @@ impl Place {
         })
     }
 
-    /// Who of those that are alive may have gone on with connections of this replica.
+    /// The live members that may have adopted connections of this replica.
     fn absence(&self, number: (u32, u64), alive: u64, gets: Gets) -> Absence {
         let tor = self.member.tor_mac;
         let named =
@@ -481,7 +490,7 @@ pub(super) fn objects(service: &Service) -> Option<&String> {
     service.trods.as_ref()?.objects.as_ref()
 }
 
-/// A service that has a store, and what is known of that.
+/// A service with a store, and its state.
 pub(super) fn kept(service: &Service) -> Option<(&Service, &Trods)> {
     service.trods.as_ref().filter(|trods| !trods.store.is_empty()).map(|trods| (service, trods))
 }
@@ -504,7 +513,7 @@ fn named(service: &Service, member: &Member, table: u32) -> Option<Named> {
     Some(Named {
         list,
         keys: keys.into_iter().map(|(_, key)| (CookieKey::new(key.key.0), key.epoch & 1 != 0)).collect(),
-        // What is not agreed on, or not under a key that others know, is not named.
+        // Without an agreed version, or a common key, nothing is named.
         in_force: Some(if is_made && in_force == table { table } else { 0 })
             .filter(|v| *v != 0)
             .or(Some(u32::MAX)),
@@ -579,14 +588,15 @@ fn former(service: &Service, member: &Member, incarnation: u32, plain: u64) -> O
     (told != incarnation).then(|| departed(service, member, own, plain)).flatten()
 }
 
-/// A member that is gone, if it ever said under which incarnation its records are; `plain`: who takes what clients send.
+/// A dead member, if the incarnation of its records is known; `plain`: members that get clients'
+/// segments.
 fn departed(service: &Service, member: &Member, dead: u8, plain: u64) -> Option<Departed> {
     let (_, trods) = kept(service)?;
     let incarnation = trods.member(dead).map(|m| m.incarnation).filter(|incarnation| *incarnation != 0)?;
     looked_for(service, member, dead, incarnation, plain, Reads::Told)
 }
 
-/// The same under this incarnation, and what is read of others.
+/// The same for a given incarnation and selection of records.
 fn looked_for(
     service: &Service,
     member: &Member,
@@ -599,7 +609,8 @@ fn looked_for(
     let slots = service.slots.clone()?;
     let prefix = prefix(service, member.pool, dead.into(), incarnation).ok()?;
     let (own, tor) = (member.replica, member.tor_mac);
-    // Whoever is nobody's is anybody's who gets an answer, but nobody's to probe.
+    // A connection without an expected adopter is adopted by the replica that gets an answer, but
+    // probed by none.
     let other = move |client, service| match slots.owner(client, service, plain) {
         Some(owner) if u16::from(owner) == own => None,
         owner => Some(Pin { tor, holder: owner.unwrap_or(dead) }),
@@ -673,8 +684,8 @@ pub(super) mod tests {
         Place::new(service.member.unwrap(), Term::new(1, Duration::from_millis(20)), service)
     }
 
-    /// What comes of an answer: the number of the absence that is asked about, and whose records are read.
-    fn told(place: &mut Place, alive: u64, plain: u64) -> (Option<u64>, Vec<String>) {
+    /// The results of an answer: the absence that is queried, and the members with records to read.
+    fn outcome(place: &mut Place, alive: u64, plain: u64) -> (Option<u64>, Vec<String>) {
         let (absence, departed) = place.answered(4, 9, 1, alive, plain, 1);
         let of = |departed: Departed| departed.prefix.trim_start_matches("3-5.").to_owned();
         (absence.map(|a| a.number.1), departed.into_iter().map(of).collect())
@@ -684,8 +695,8 @@ pub(super) mod tests {
     fn settled() -> Place {
         let mut place = place();
         for (absence, plain) in [(2, ALL & !0b10), (3, ALL)] {
-            assert_eq!(told(&mut place, ALL, plain), (Some(absence), vec![]));
-            assert_eq!(told(&mut place, ALL, plain), (None, vec![]), "that is asked once");
+            assert_eq!(outcome(&mut place, ALL, plain), (Some(absence), vec![]));
+            assert_eq!(outcome(&mut place, ALL, plain), (None, vec![]), "that is asked once");
             place.term.back(absence);
         }
         place
@@ -694,20 +705,21 @@ pub(super) mod tests {
     #[test]
     fn each_death_reads_the_records_of_all_dead_members() {
         let mut place = settled();
-        assert_eq!(told(&mut place, ALL, ALL).1, [""; 0]);
-        assert_eq!(told(&mut place, 0b110, 0b110).1, ["0.7"]);
-        assert_eq!(told(&mut place, 0b110, 0b110).1, [""; 0], "once");
-        // It may be the one that was to go on with the first one's.
-        assert_eq!(told(&mut place, 0b010, 0b010).1, ["0.7", "2.6"]);
-        assert_eq!(told(&mut place, 0b111, 0b010).1, [""; 0]);
+        assert_eq!(outcome(&mut place, ALL, ALL).1, [""; 0]);
+        assert_eq!(outcome(&mut place, 0b110, 0b110).1, ["0.7"]);
+        assert_eq!(outcome(&mut place, 0b110, 0b110).1, [""; 0], "once");
+        // It may be the expected adopter of the first one's connections.
+        assert_eq!(outcome(&mut place, 0b010, 0b010).1, ["0.7", "2.6"]);
+        assert_eq!(outcome(&mut place, 0b111, 0b010).1, [""; 0]);
     }
 
-    /// Who was to get a client's answer may not get it any more, and nobody else would have asked for one.
+    /// The former adopter may not get a client's answer any more, and no other replica would have
+    /// probed.
     #[test]
     fn changed_takers_report_all_dead_members_again() {
         let mut place = settled();
         let mut gone = |alive, plain| {
-            let records = told(&mut place, alive, plain).1.len();
+            let records = outcome(&mut place, alive, plain).1.len();
             let gone = std::mem::take(&mut place.gone);
             (gone.into_iter().filter(|dead| *dead < 3).collect::<Vec<_>>(), records)
         };
@@ -721,7 +733,7 @@ pub(super) mod tests {
     #[test]
     fn changed_takers_start_a_query_for_holders() {
         let mut place = settled();
-        assert_eq!(told(&mut place, ALL, ALL).0, None);
+        assert_eq!(outcome(&mut place, ALL, ALL).0, None);
         let gets = |place: &mut Place, plain: u64| {
             let service = place.services[0].clone();
             let (absence, _) = place.answered(4, 9, 1, ALL, plain, 1);
@@ -738,13 +750,13 @@ pub(super) mod tests {
         // Half of the first one's, then half of those of which both places are gone too, and nothing when both are back.
         let half = 300..700;
         assert!(half.contains(&gets(&mut place, 0b110).0));
-        assert_eq!(told(&mut place, ALL, 0b110).0, None, "that is asked once");
+        assert_eq!(outcome(&mut place, ALL, 0b110).0, None, "that is asked once");
         assert_eq!(gets(&mut place, 0b010), (999, 0));
         assert_eq!(gets(&mut place, ALL), (0, 999));
         // While it asks what others hold a change waits, since the answer may be older.
-        assert_eq!(told(&mut place, ALL, 0b101).0, Some(4));
-        assert_eq!(told(&mut place, ALL, ALL).0, Some(5));
-        assert_eq!(told(&mut place, ALL, 0b110).0, None);
+        assert_eq!(outcome(&mut place, ALL, 0b101).0, Some(4));
+        assert_eq!(outcome(&mut place, ALL, ALL).0, Some(5));
+        assert_eq!(outcome(&mut place, ALL, 0b110).0, None);
         place.term.back(5);
         assert!(half.contains(&gets(&mut place, 0b110).0));
     }
@@ -771,18 +783,18 @@ pub(super) mod tests {
         };
         // The controller knows the former one, and has not heard of this one.
         members(&mut place, 8);
-        assert_eq!(told(&mut place, ALL, ALL), (Some(2), vec!["1.8".into()]), "with the first answer");
-        assert_eq!(told(&mut place, ALL, ALL), (None, vec![]), "once");
-        assert_eq!(told(&mut place, ALL, 0b101), (Some(3), vec!["1.8".into()]));
+        assert_eq!(outcome(&mut place, ALL, ALL), (Some(2), vec!["1.8".into()]), "with the first answer");
+        assert_eq!(outcome(&mut place, ALL, ALL), (None, vec![]), "once");
+        assert_eq!(outcome(&mut place, ALL, 0b101), (Some(3), vec!["1.8".into()]));
         members(&mut place, 9);
-        assert_eq!(told(&mut place, ALL, ALL), (Some(4), vec![]), "it has now");
+        assert_eq!(outcome(&mut place, ALL, ALL), (Some(4), vec![]), "it has now");
         members(&mut place, 0);
-        assert_eq!(told(&mut place, ALL, 0b101), (Some(5), vec![]), "it knows none");
-        // It is this replica that goes on with them, as slots say.
+        assert_eq!(outcome(&mut place, ALL, 0b101), (Some(5), vec![]), "it knows none");
+        // By the slots this replica adopts them.
         let departed = former(&service(), &place.member, 9, 0b010).unwrap();
         let (client, to) = ("192.0.2.7:1".parse().unwrap(), place.services[0].sockets().next().unwrap());
         assert_eq!(((departed.other)(client, to), departed.waits), (None, false));
-        // While it takes none somebody else does.
+        // While it takes no plain TCP, another replica does.
         assert!(former(&service(), &place.member, 9, 0b101).unwrap().waits);
     }
 
@@ -835,11 +847,11 @@ pub(super) mod tests {
         assert_eq!((force(&service, 8), force(&service, 0)), (Some(u32::MAX), Some(u32::MAX)));
         service.keys.usable_cookie = 3;
         assert_eq!(force(&service, 7), Some(u32::MAX));
-        // Who is gone is told of by the others.
+        // The others announce the connections of a dead member.
         let mut place = Place { services: vec![service], ..place() };
-        let gone = place.told_of(2, 0b011).unwrap();
+        let gone = place.announced_by(2, 0b011).unwrap();
         assert_eq!((gone.replica, gone.services.len(), gone.waits), (2, 2, false));
-        assert!(place.told_of(2, 0b001).unwrap().waits);
+        assert!(place.announced_by(2, 0b001).unwrap().waits);
         // With a store there are records, too.
         assert!(departed(&place.services[0], &member, 0, 0b110).is_none());
         place.services[0].trods.as_mut().unwrap().store = vec!["10.0.2.9:11211".parse().unwrap()];
@@ -848,7 +860,7 @@ pub(super) mod tests {
         assert!(named(both, &member, 7).is_some() && departed(both, &member, 0, 0b110).is_some());
         let absence = place.absence((4, 1), 0b111, Box::new(|_, _| true));
         assert_eq!((absence.named.len(), absence.others.len(), absence.servers.len()), (2, 1, 1));
-        assert!(place.told_of(0, 0b110).is_some());
+        assert!(place.announced_by(0, 0b110).is_some());
     }
 
     #[test]

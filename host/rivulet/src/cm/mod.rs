@@ -36,7 +36,7 @@ enum Command {
         #[arg(long, value_name = "PACKETS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100))]
         initial_window: u32,
 
-        /// Most destinations whose state is kept; a connection to one more is as without it
+        /// Most destinations with kept state; further connections are as without it
         #[arg(long, value_name = "COUNT", default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(1..))]
         destinations: u32,
     },
@@ -50,9 +50,9 @@ enum Command {
         #[arg(long, conflicts_with = "json")]
         metrics: bool,
     },
-    /// Lets programs of users in, by UDP sockets of their own; as root. May be killed at any time: what was let in goes on
+    /// Admits users' programs with their UDP sockets; as root. May be killed at any time: admitted programs continue
     Serve(serve::ServeArgs),
-    /// Forgets what is known of destinations without connections
+    /// Deletes the state of destinations without connections
     Forget,
     /// Takes it out of the kernel: new connections cannot choose it; those that have it keep it until they end
     Unload,

@@ -15,7 +15,7 @@ pub(super) fn table(macroflows: &[Macroflow]) -> String {
     for m in sorted(macroflows) {
         let n = &m.numbers;
         let threshold = if n.ssthresh >= 1 << 30 { "-".to_owned() } else { n.ssthresh.to_string() };
-        // TCP's are everybody's.
+        // TCP's macroflows belong to no user.
         let user = m.user.map_or("-".to_owned(), |uid| uid.to_string());
         let rtt = if n.srtt == 0 { "-".to_owned() } else { format!("{:.1}", n.srtt as f64 / 1e6) };
         let rate = n.rate().map_or("-".to_owned(), |rate| format!("{:.2}", rate as f64 * 8.0 / 1e6));
@@ -57,7 +57,7 @@ pub(super) fn metrics(macroflows: &[Macroflow], costs: &[Cost]) -> String {
     let mut sums: BTreeMap<String, [u64; 6]> = BTreeMap::new();
     for m in macroflows {
         let n = &m.numbers;
-        // TCP's are everybody's.
+        // TCP's macroflows belong to no user.
         let owner = m.user.map_or("tcp".to_owned(), |uid| uid.to_string());
         let values = [1, n.flows.into(), n.cwnd, n.outstanding(), n.sent, n.reductions];
         for (sum, value) in sums.entry(owner).or_default().iter_mut().zip(values) {
@@ -83,7 +83,7 @@ pub(super) fn metrics(macroflows: &[Macroflow], costs: &[Cost]) -> String {
     text
 }
 
-/// Name, type and help of what is summed up.
+/// Name, type and help of the sums.
 const MACROFLOWS: [(&str, &str, &str); 6] = [
     ("macroflows", "gauge", "Destinations whose window is known."),
     ("flows", "gauge", "Connections, and flows of programs."),

@@ -11,7 +11,7 @@ pub(super) enum Failure {
     Flags(anyhow::Error),
     /// 3: the daemon of the Congestion Manager.
     Daemon(anyhow::Error),
-    /// 4: nobody receives, or no longer.
+    /// 4: the receiver is not there, or no longer.
     Receiver(anyhow::Error),
 }
 
@@ -53,7 +53,7 @@ impl Failure {
 /// The library's, once the daemon let us in.
 impl From<libcm::Error> for Failure {
     fn from(error: libcm::Error) -> Failure {
-        // It says its source itself.
+        // The error names its source.
         Failure::Daemon(anyhow::anyhow!("{error}"))
     }
 }

@@ -106,7 +106,7 @@ mod tests {
         flight
     }
 
-    fn told(update: Option<Update>) -> (u64, u64, Congestion) {
+    fn values(update: Option<Update>) -> (u64, u64, Congestion) {
         let update = update.unwrap();
         (update.nsent, update.nrecd, update.congestion)
     }
@@ -114,17 +114,17 @@ mod tests {
     #[test]
     fn datagram_overtaken_three_times_is_lost() {
         let mut f = flight(6);
-        assert_eq!(told(f.answered(1, 50)), (100, 100, Congestion::None));
-        assert_eq!(told(f.answered(2, 50)), (100, 100, Congestion::None));
+        assert_eq!(values(f.answered(1, 50)), (100, 100, Congestion::None));
+        assert_eq!(values(f.answered(2, 50)), (100, 100, Congestion::None));
         assert_eq!(f.lost, 0, "two may have overtaken it");
-        assert_eq!(told(f.answered(3, 50)), (200, 100, Congestion::Transient));
+        assert_eq!(values(f.answered(3, 50)), (200, 100, Congestion::Transient));
         assert_eq!((f.arrived, f.lost), (3, 1));
         assert!(f.answered(0, 60).is_none(), "it counted as lost");
         assert!(f.answered(3, 60).is_none(), "it was answered");
         assert!(f.answered(6, 60).is_none(), "it was not sent");
         assert!(f.answered(u64::MAX, 60).is_none());
         assert_eq!(f.answered(5, 60).unwrap().rtt, 55);
-        assert_eq!(told(f.expired()), (100, 0, Congestion::Persistent));
+        assert_eq!(values(f.expired()), (100, 0, Congestion::Persistent));
         assert!(f.expired().is_none());
         assert!(f.done(6) && (f.arrived, f.lost, f.sent()) == (4, 2, 6));
     }

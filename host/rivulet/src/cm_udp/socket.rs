@@ -36,7 +36,7 @@ impl Socket {
             udp.connect(to).map_err(|e| Failure::of(e, format!("there is no way to {to}")))?;
         }
         let kind = if echo { Kind::Echo } else { Kind::Bulk };
-        // One octet more than any answer shows those that are longer.
+        // One byte more than any answer, to detect longer ones.
         let answer = vec![0; if echo { size as usize } else { HEAD } + 1];
         Ok(Socket { udp, to, connected, kind, datagram: vec![0; size as usize], answer })
     }
@@ -66,7 +66,7 @@ impl Socket {
     }
 }
 
-/// The next answer that is at a socket, read into as many octets as it has, and one.
+/// Reads the next answer of a socket into a buffer one byte longer than an answer.
 pub(super) fn answer(udp: &UdpSocket, into: &mut [u8]) -> Result<Option<u64>, Failure> {
     loop {
         let length = match recv(udp, &mut *into, RecvFlags::DONTWAIT) {
@@ -77,7 +77,7 @@ pub(super) fn answer(udp: &UdpSocket, into: &mut [u8]) -> Result<Option<u64>, Fa
         };
         match Head::parse(&into[..length]) {
             Some(Head { kind: Kind::Answer, number }) if length + 1 == into.len() => return Ok(Some(number)),
-            // Somebody else's, or damaged: what it would have answered will be missed.
+            // From another sender, or damaged: its answer counts as lost.
             _ => {}
         }
     }
@@ -93,14 +93,14 @@ impl Waiter {
         Waiter(fds.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).collect())
     }
 
-    /// Until there is one; false if nothing happens for so long.
+    /// Waits for an event; false after a timeout.
     pub fn wait(&mut self, patience: Duration) -> Result<bool, Failure> {
         let patience = libc::timespec {
             tv_sec: patience.as_secs() as libc::time_t,
             tv_nsec: libc::c_long::from(patience.subsec_nanos() as i32),
         };
         let count = self.0.len() as libc::nfds_t;
-        // SAFETY: so many are there; a descriptor that was closed meanwhile is said to be none.
+        // SAFETY: the array has that many entries; a closed descriptor is reported as invalid.
         match unsafe { libc::ppoll(self.0.as_mut_ptr(), count, &raw const patience, std::ptr::null()) } {
             // A signal is something that happens.
             -1 => match io::Error::last_os_error() {

@@ -12,7 +12,7 @@ use super::failure::Failure;
 use super::send::{Calls, Outcome};
 use super::wire::{HEAD, Head, Kind};
 
-/// Nobody is there if nothing moves for so long.
+/// Time without progress after which the receiver counts as absent.
 const PATIENCE: Duration = Duration::from_secs(10);
 const BLOCK: usize = 1 << 16;
 
@@ -27,7 +27,7 @@ pub(super) fn send(args: &SendArgs) -> Result<Outcome, Failure> {
     stream.write_all(&Head { kind, number: total }.octets()).map_err(fail("cannot send to"))?;
     let copy = stream.try_clone().map_err(fail("cannot make a socket to"))?;
     let returned = std::thread::scope(|s| {
-        // What is returned is read meanwhile, or nobody would take what is sent.
+        // Returned data is read meanwhile: otherwise the receiver would stop reading.
         let reader = s.spawn(|| read(copy, if args.echo { total } else { 0 }));
         let packet = vec![0; args.size as usize];
         let written = (0..args.count).try_for_each(|_| stream.write_all(&packet));
@@ -68,7 +68,7 @@ fn connect(args: &SendArgs) -> Result<TcpStream, Failure> {
     Ok(stream)
 }
 
-/// Octets that the receiver says it got, once so many were returned.
+/// The number of bytes that the receiver reports, after this many were returned.
 fn read(mut stream: TcpStream, mut returned: u64) -> std::io::Result<u64> {
     let mut block = vec![0; BLOCK];
     while returned > 0 {
@@ -111,7 +111,7 @@ struct Info {
 fn info(stream: &TcpStream) -> std::io::Result<Info> {
     let mut info = Info::default();
     let mut length = size_of::<Info>() as libc::socklen_t;
-    // SAFETY: it is as long as it says.
+    // SAFETY: the value has the given size.
     let rc = unsafe {
         let value = (&raw mut info).cast();
         libc::getsockopt(stream.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, value, &raw mut length)

@@ -18,7 +18,7 @@ use super::response::{Buffer, Head};
 use super::url::Url;
 
 const BLOCK: usize = 256 << 10;
-/// Octets of a stream that may wait to be read: more than any path holds.
+/// Bytes of a stream that may wait to be read: more than any path holds.
 const RECEIVE_BUFFER: usize = 16 << 20;
 
 /// What happened to one URL.
@@ -29,9 +29,9 @@ struct Report {
     error: Option<String>,
     status: Option<u16>,
     file: Option<PathBuf>,
-    /// Octets of the whole content, as far as known.
+    /// Bytes of the whole content, as far as known.
     size: Option<u64>,
-    /// `rivulet`, or `tcp` if the server speaks nothing else.
+    /// `rivulet`, or `tcp` if the server supports nothing else.
     transport: &'static str,
     local: Option<SocketAddr>,
     remote: Option<SocketAddr>,
@@ -99,7 +99,7 @@ pub fn get(args: &GetArgs) -> anyhow::Result<u8> {
     let mut tell_all = |done: Vec<(Report, Option<Failure>, bool)>| -> anyhow::Result<()> {
         for (report, failure, to_stdout) in done {
             if let Some(failure) = failure {
-                // The first failure is the one that tells.
+                // The first failure determines the exit code.
                 code = if code == 0 { failure.code() } else { code };
                 eprintln!("rivulet get: {}: {}", report.url, failure.message());
             }
@@ -130,8 +130,8 @@ pub fn get(args: &GetArgs) -> anyhow::Result<u8> {
     Ok(code)
 }
 
-/// All downloads at once, each on a stream of its own, all on one connection (section 5.2). None: the server
-/// does not speak Rivulet, and nothing was begun.
+/// All downloads at once, each on a separate stream of one connection (section 5.2). None: the
+/// server does not support Rivulet, and nothing was begun.
 fn parallel(stack: &Stack, downloads: &mut [Download<'_>]) -> Option<Vec<(Report, Option<Failure>, bool)>> {
     let failed = |downloads: &[Download<'_>], e: &anyhow::Error| {
         let done = downloads.iter().map(|d| {
@@ -152,7 +152,7 @@ fn parallel(stack: &Stack, downloads: &mut [Download<'_>]) -> Option<Vec<(Report
             Err(e) => return failed(downloads, &e.into()),
         }
     }
-    // The first answer tells what the server speaks.
+    // The first answer shows the server's protocol.
     let patience = Duration::from_secs(downloads[0].args.stall_timeout);
     if let Err(e) = stream.connect_now(patience) {
         return failed(downloads, &e.into());

@@ -7,7 +7,7 @@ use serde::Serialize;
 /// Samples kept; beyond, every second one is dropped and the interval doubled.
 const MAX_SAMPLES: usize = 20_000;
 
-/// Counts octets as they come.
+/// Counts bytes as they arrive.
 #[derive(Debug)]
 pub struct Meter {
     started: Instant,
@@ -24,19 +24,19 @@ pub struct Meter {
 /// A meter's reading.
 #[derive(Clone, Debug, Serialize)]
 pub struct Reading {
-    /// Octets that came.
+    /// Bytes that arrived.
     pub bytes: u64,
-    /// From the start to the last octet.
+    /// From the start to the last byte.
     pub seconds: f64,
     /// Megabits a second over that time.
     pub mbit_per_s: f64,
-    /// From the start to the first octet of the body.
+    /// From the start to the first byte of the body.
     pub first_byte_ms: Option<f64>,
-    /// Longest time without a new octet between two that came.
+    /// Longest time between two arrivals.
     pub longest_gap_ms: f64,
     /// When that time began, from the start.
     pub longest_gap_at_ms: f64,
-    /// (milliseconds from the start, octets so far)
+    /// (milliseconds from the start, bytes so far)
     pub samples: Vec<(f64, u64)>,
 }
 
@@ -57,7 +57,7 @@ impl Meter {
         }
     }
 
-    /// `n` octets came.
+    /// Counts `n` bytes.
     pub fn take(&mut self, n: usize) {
         let now = Instant::now();
         let since = now - self.started;
@@ -83,7 +83,7 @@ impl Meter {
         }
     }
 
-    /// Octets so far.
+    /// Bytes so far.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes

@@ -4,7 +4,7 @@ use std::io::{self, Read};
 
 use anyhow::{Context, bail};
 
-/// Longest head taken, octets.
+/// Longest accepted head, bytes.
 const MAX_HEAD: usize = 64 << 10;
 const MAX_HEADERS: usize = 100;
 
@@ -19,13 +19,13 @@ pub struct Head {
     pub length: Option<u64>,
     /// Entity tag as written.
     pub etag: Option<String>,
-    /// First octet and whole size of a partial content.
+    /// First byte and whole size of a partial content.
     pub range: Option<(u64, u64)>,
     /// The connection ends behind this response.
     pub close: bool,
 }
 
-/// Octets that were read beyond what was asked for, on a connection.
+/// Bytes that were read beyond the wanted ones, on a connection.
 #[derive(Debug, Default)]
 pub struct Buffer {
     bytes: Vec<u8>,
@@ -33,7 +33,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Reads octets: those at hand first.
+    /// Reads bytes: buffered ones first.
     pub fn read(&mut self, from: &mut impl Read, into: &mut [u8]) -> io::Result<usize> {
         let held = &self.bytes[self.at..];
         if held.is_empty() {

@@ -1,4 +1,4 @@
-//! An answer: everything of which the octets of one response are a function.
+//! An answer: the inputs that determine every byte of one response.
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -14,7 +14,7 @@ use super::{Method, Query, Request, Status};
 
 /// Version of the encoding; another one is refused.
 const VERSION: u8 = 2;
-/// Longest encoding, octets.
+/// Longest encoding, bytes.
 pub const MAX_ANSWER: usize = 64 + MAX_NAME;
 
 const HEAD_ONLY: u8 = 1;
@@ -47,7 +47,7 @@ struct Part {
     len: u64,
 }
 
-/// Why octets of an answer cannot be had here.
+/// Why bytes of an answer are not available here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
     /// The content of that identity is not on this replica.
@@ -95,7 +95,7 @@ impl<'a> Answer<'a> {
         Ok(answer)
     }
 
-    /// An answer that is its status and nothing else.
+    /// An answer that consists of its status.
     #[must_use]
     pub fn plain(status: Status, close: bool, date: u32) -> Answer<'static> {
         let mut answer =
@@ -168,7 +168,7 @@ impl<'a> Answer<'a> {
         self.close
     }
 
-    /// Octets of the body as `Content-Length` says them.
+    /// Bytes of the body, as in `Content-Length`.
     fn content_len(&self) -> u64 {
         match (self.status.0, &self.file) {
             (200 | 206, Some(part)) => part.len,
@@ -176,7 +176,7 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// Octets of the whole response, head and body.
+    /// Bytes of the whole response, head and body.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a response is never empty")]
     pub fn len(&self) -> u64 {
@@ -185,7 +185,7 @@ impl<'a> Answer<'a> {
         u64::from(self.head_len).saturating_add(body)
     }
 
-    /// Fills `out` with the octets of the response from `offset` on.
+    /// Fills `out` with the bytes of the response from `offset` on.
     pub fn read(&self, offset: u64, out: &mut [u8], objects: &Objects) -> Result<(), ReadError> {
         if offset.checked_add(out.len() as u64).is_none_or(|end| end > self.len()) {
             return Err(ReadError::Beyond);
@@ -260,7 +260,8 @@ impl<'a> Answer<'a> {
                 match status.0 {
                     301 => {
                         let path = EscapedPath(self.name);
-                        // What a folder means that is asked for by its slash may be a folder again.
+                        // The index of a folder that is requested with a slash may be a folder
+                        // again.
                         let index = if self.name.ends_with(b"/") { "index.html" } else { "" };
                         let _ = write!(out, "Location: {path}{index}/");
                         if let Some(query) = self.query {
@@ -281,7 +282,7 @@ impl<'a> Answer<'a> {
         let _ = write!(out, "Connection: {}\r\n\r\n", if self.close { "close" } else { "keep-alive" });
     }
 
-    /// Appends the encoding that [`Answer::decode`] reads, at most [`MAX_ANSWER`] octets.
+    /// Appends the encoding for [`Answer::decode`], at most [`MAX_ANSWER`] bytes.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.push(VERSION);
         let flag = |on, bit| if on { bit } else { 0 };
@@ -306,7 +307,7 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// Reads what [`Answer::encode`] wrote; `input` holds nothing else.
+    /// Decodes the result of [`Answer::encode`], which is all of `input`.
     pub fn decode(input: &'a [u8]) -> Result<Answer<'a>, Malformed> {
         let mut r = Reader(input);
         if r.u8()? != VERSION {
@@ -344,7 +345,7 @@ pub(super) fn conditions(request: &Request, content: Option<&[u8; 16]>) -> Condi
 const QUERY: &percent_encoding::AsciiSet =
     &percent_encoding::CONTROLS.add(b' ').add(b'"').add(b'#').add(b'<').add(b'>');
 
-/// The media type of what has this name.
+/// The media type for this name.
 pub(crate) fn content_type(name: &[u8]) -> &'static str {
     let name = if name.ends_with(b"/") { b"index.html" } else { name };
     match mime_guess::from_path(OsStr::from_bytes(name)).first_raw() {
@@ -455,7 +456,8 @@ mod tests {
     }
 
     proptest! {
-        /// Any cut of an answer, decoded anew for every piece, is that part of the whole.
+        /// Any piece of an answer, decoded separately for each piece, equals that part of the
+        /// whole.
         #[test]
         fn every_piece_is_part_of_the_whole(from in 0u64..301_000, len in 0usize..3000) {
             let (_dir, objects) = store();

@@ -1,4 +1,5 @@
-//! What can block, a slow disk above all, on threads of its own: the packet path asks, and comes again.
+//! Runs work that can block, above all on a slow disk, on separate threads: the packet path asks,
+//! and asks again later.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -9,9 +10,9 @@ use parking_lot::{Condvar, Mutex};
 
 /// Threads: so many slow files do not hold up others.
 const THREADS: usize = 4;
-/// Jobs that wait; more are not taken, and are asked for again.
+/// Most waiting jobs; further ones are refused, and asked for again.
 const MAX_JOBS: usize = 4096;
-/// Whoever waited in vain has nobody wait for so long, microseconds: the disk is slow.
+/// After a wait that timed out, no caller waits for this long, microseconds: the disk is slow.
 const SLOW: u64 = 50_000;
 
 /// What a job is about; there is one of a kind at a time.
@@ -34,7 +35,7 @@ type Job = Box<dyn FnOnce() + Send>;
 #[derive(Default)]
 struct State {
     jobs: VecDeque<(Key, Job)>,
-    /// What was asked for in advance: done when there is nothing else to do.
+    /// Jobs in advance, done when no other work is left.
     later: VecDeque<(Key, Job)>,
     pending: HashSet<Key>,
     stop: bool,
@@ -108,7 +109,7 @@ impl Desk {
         true
     }
 
-    /// Has a job done when there is nothing else to do.
+    /// Runs a job when no other work is left.
     pub(super) fn ask_later(&self, key: Key, job: impl FnOnce() + Send + 'static) {
         let mut state = self.0.state.lock();
         if state.later.len() < MAX_JOBS && state.pending.insert(key.clone()) {
@@ -168,7 +169,8 @@ mod tests {
         assert_eq!(all.recv().unwrap(), "fast");
         go.send(()).unwrap();
         assert_eq!(all.recv().unwrap(), "slow");
-        // Once it is done it may be asked for again; a patient one waits, unless the disk was slow just now.
+        // A finished job may be asked for again; a patient caller waits, unless the disk was slow
+        // just now.
         let patient = Duration::from_secs(60);
         while !desk.ask(key.clone(), patient, || ()) {
             std::thread::sleep(Duration::from_millis(5));

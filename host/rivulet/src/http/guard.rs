@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 /// Mappings at the same time; more are refused.
 const SLOTS: usize = 4096;
-/// What is looked at, and brought into memory, at a time, octets.
+/// Bytes that are checked, and loaded into memory, at a time.
 const BLOCK: usize = 256 << 10;
 /// For how long a block that was in memory is taken to be there, milliseconds.
 const GOOD_FOR: u32 = 1000;
@@ -44,7 +44,7 @@ static PAGE: AtomicUsize = AtomicUsize::new(4096);
 /// What SIGBUS did before: set once, before our handler is installed.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// A read-only mapping of a file's first octets.
+/// A read-only mapping of a file's first bytes.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     ptr: NonNull<u8>,
@@ -60,7 +60,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `len` octets, more than 0. Fails when there are too many mappings.
+    /// Maps `len` bytes, more than 0. Fails when there are too many mappings.
     pub fn new(file: &File, len: usize) -> io::Result<Mapping> {
         BEFORE.get_or_init(install);
         let free = |slot: &&Slot| !slot.taken.swap(true, Ordering::AcqRel);
@@ -83,7 +83,8 @@ impl Mapping {
         Ok(Mapping { ptr, len, slot: index, seen })
     }
 
-    /// The first block of these octets that may not be in memory, so that [`Mapping::copy`] would wait for the disk.
+    /// The first block of these bytes that may not be in memory, so that [`Mapping::copy`] would
+    /// wait for the disk.
     pub fn missing(&self, offset: usize, len: usize, now: u32) -> Option<usize> {
         let end = offset.saturating_add(len).min(self.len);
         (offset / BLOCK..end.div_ceil(BLOCK)).find(|block| !self.is_resident(*block, now))
@@ -97,11 +98,12 @@ impl Mapping {
         }
         let Range { start, end } = self.range(block);
         let mut pages = [0u8; BLOCK / 4096];
-        // SAFETY: a part of the mapping, from a page's beginning; a page has 4096 octets at least, so there is room for all.
+        // SAFETY: a part of the mapping, from a page's beginning; a page has at least 4096 bytes,
+        // so there is room for all.
         let told =
             unsafe { libc::mincore(self.ptr.as_ptr().add(start).cast(), end - start, pages.as_mut_ptr()) };
         let count = (end - start).div_ceil(PAGE.load(Ordering::Acquire));
-        // Where the kernel does not tell, reading is all that is left.
+        // If the kernel does not report it, the only way is to read.
         let resident = told != 0 || pages[..count].iter().all(|page| page & 1 != 0);
         if resident {
             seen.store(now.max(1), Ordering::Relaxed);
@@ -133,7 +135,7 @@ impl Mapping {
         block * BLOCK..self.len.min((block + 1) * BLOCK)
     }
 
-    /// Copies octets from `offset` on into `out`; false if the file no longer has them.
+    /// Copies bytes from `offset` on into `out`; false if the file no longer has them.
     pub fn copy(&self, offset: usize, out: &mut [u8]) -> bool {
         if offset > self.len || out.len() > self.len - offset {
             return false;
@@ -181,8 +183,8 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
     if fault.is_some_and(replace_page) {
         return;
     }
-    // SAFETY: allowed in a handler: sigaction, raise and calls of handlers that were installed for this very signal, with
-    // the kernel's arguments and as their flags say.
+    // SAFETY: allowed in a handler: sigaction, raise and calls of handlers that were installed for
+    // this very signal, with the kernel's arguments and according to their flags.
     unsafe {
         match BEFORE.get() {
             Some(before) if ![libc::SIG_DFL, libc::SIG_IGN].contains(&before.sa_sigaction) => {
@@ -294,9 +296,10 @@ mod tests {
         assert_eq!(exit("default sent").signal(), Some(libc::SIGBUS));
     }
 
-    /// In a process of its own: installs a handler, ours behind it, and causes a SIGBUS that is not ours.
+    /// In a separate process: installs a handler, ours after it, and causes a SIGBUS that is not
+    /// ours.
     fn sigbus_elsewhere(how: &str) -> ! {
-        // SAFETY: the action is initialised; the mapping is read beyond its file's end, which is what is tested.
+        // SAFETY: the action is initialised; the mapping is read beyond its file's end on purpose.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction =

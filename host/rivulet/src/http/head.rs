@@ -36,7 +36,7 @@ pub struct Head {
 /// A complete request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
-    /// What is asked.
+    /// The method.
     pub method: Method,
     /// Path, percent-decoded, without the query; begins with `/` and has no empty parts.
     pub path: Vec<u8>,
@@ -74,7 +74,7 @@ pub enum Query {
     Long,
 }
 
-/// What the header of a request tells about its body.
+/// The fields of a request that concern its body.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BodyKind {
     /// A whole content.
@@ -94,12 +94,12 @@ impl Request {
     }
 }
 
-/// What came of feeding bytes to a [`Head`].
+/// The result of feeding bytes to a [`Head`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Fed {
-    /// The head goes on; so many octets were consumed, the others must come again.
+    /// The head is incomplete; this many bytes were consumed, the others must be passed again.
     More(usize),
-    /// The head is complete (or refused) after so many octets.
+    /// The head is complete (or refused) after this many bytes.
     Done(usize, Request),
 }
 
@@ -127,7 +127,7 @@ impl Head {
         }
     }
 
-    /// True before the first octet of a request.
+    /// True before the first byte of a request.
     #[must_use]
     pub fn is_fresh(&self) -> bool {
         !self.started && !self.skipping
@@ -271,7 +271,7 @@ impl Head {
         }
     }
 
-    /// Reads what [`Head::encode`] wrote; `input` holds nothing else.
+    /// Decodes the result of [`Head::encode`], which is all of `input`.
     pub fn decode(input: &[u8]) -> Result<Head, Malformed> {
         let mut r = Reader(input);
         let bits = r.u16()?;
@@ -459,7 +459,8 @@ mod tests {
             }
         }
 
-        /// Octets of any kind give an answer or a wait, never a panic, and consume no more than there is.
+        /// Arbitrary bytes give an answer or a wait, never a panic, and no more is consumed than is
+        /// there.
         #[test]
         fn any_octets_are_survived(input in prop::collection::vec(any::<u8>(), 0..2000)) {
             match Head::default().feed(&input) {

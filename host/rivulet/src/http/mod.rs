@@ -1,9 +1,9 @@
 //! HTTP/1.1 as pure functions, so that the file server keeps nothing between two packets.
 //!
-//! A request head is read line by line into [`Head`], a small state that a continuation can carry; a
-//! whole request becomes an [`Answer`], which is again small, and every octet of the response is a
-//! function of (answer, offset). Whoever holds the answer's encoding can produce any part of the
-//! response, on any replica, at any time. The same functions serve plain TCP clients.
+//! A request head is parsed line by line into [`Head`], a small state that fits into a
+//! continuation. A whole request becomes an [`Answer`], which is small, too, and every byte of the
+//! response is a function of (answer, offset). So with the answer's encoding any replica can
+//! produce any part of the response at any time. The same functions serve plain TCP clients.
 
 mod answer;
 mod codec;
@@ -28,7 +28,7 @@ pub use session::{Input, Progress, Promise, Reads, Session, Site};
 pub use tags::Tags;
 pub use upload::{Limits, Upload, Uploads, Written};
 
-/// A status code with what this server says about it.
+/// A status code with this server's text for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Status(pub u16);
 
@@ -64,7 +64,7 @@ impl Status {
         }
     }
 
-    /// The page that goes with an error, empty for answers that have no content of their own.
+    /// The page of an error, empty for answers without content.
     #[must_use]
     pub fn page(self) -> &'static str {
         match self.0 {

@@ -8,13 +8,13 @@ use super::stamp::Stamp;
 /// What an answer was made from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
-    /// Octets.
+    /// Bytes.
     pub size: u64,
-    /// First 16 octets of the content's BLAKE3 hash; the entity tag.
+    /// First 16 bytes of the content's BLAKE3 hash; the entity tag.
     pub hash: [u8; 16],
 }
 
-/// Where its octets are.
+/// The place of its bytes.
 #[derive(Debug)]
 pub(super) enum Content {
     Memory(Box<[u8]>),
@@ -40,11 +40,11 @@ impl Object {
         self.identity
     }
 
-    pub(super) fn is_gone(&self) -> bool {
+    pub(super) fn is_replaced(&self) -> bool {
         self.gone.load(Ordering::Acquire)
     }
 
-    /// Fills `out` with the octets from `offset` on; false if the file no longer holds them.
+    /// Fills `out` with the bytes from `offset` on; false if the file no longer has them.
     #[must_use]
     pub fn read(&self, offset: u64, out: &mut [u8]) -> bool {
         let Ok(offset) = usize::try_from(offset) else { return false };

@@ -1,11 +1,13 @@
 //! The files of a directory as content with an identity that every replica agrees on.
 //!
-//! An object is known by name, size and content hash, never by inode or time, so a continuation names
-//! the same octets on every replica. The hash is computed when a file is first asked for and kept
-//! while the file's stamp (inode, size, times) stands; all of this is soft state that may be dropped.
+//! An object is identified by name, size and content hash, never by inode or time, so a
+//! continuation names the same bytes on every replica. The hash is computed when a file is first
+//! requested and kept while the file's stamp (inode, size, times) is the same; all of this is soft
+//! state that may be dropped.
 //!
-//! Files are opened, read and looked at by the [`Desk`]'s threads alone. Who asks waits for them for as long as he
-//! has patience: the packet path for moments only, or a slow disk would make it look dead.
+//! Only the [`Desk`]'s threads open, read and examine files. Callers wait for them within a time
+//! limit: the packet path only for moments, because a slow disk would otherwise make the replica
+//! look dead.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -26,7 +28,7 @@ use super::guard::Mapping;
 use super::object::{Content, Identity, Object};
 use super::stamp::Stamp;
 
-/// Files above this size are asked for before anybody does.
+/// Files above this size are hashed before the first request.
 const PREPARED: u64 = 1 << 20;
 /// Longest path, bytes; longer ones are refused with 414 so that a continuation fits into a packet.
 pub const MAX_NAME: usize = rivulet_http::MAX_PATH;
@@ -36,13 +38,13 @@ const SMALL: u64 = 64 << 10;
 const MAX_OBJECTS: usize = 4000;
 /// Objects kept near a thread; when there are more, all are forgotten there.
 const MAX_NEAR: usize = 64;
-/// Octets of small files kept in memory.
+/// Bytes of small files kept in memory.
 const MAX_SMALL_TOTAL: usize = 128 << 20;
 /// A file's stamp is looked at again after this time, microseconds: a changed file is noticed by then.
 const RECHECK: u64 = 20_000;
-/// While it is looked at again, a file is taken for the same for so long, microseconds.
+/// While a file is checked again, it counts as unchanged for this long, microseconds.
 const STALE: u64 = 60_000;
-/// Names that are remembered to be no files until who asked for them comes again.
+/// Names that are known not to be files, until they are requested again.
 const MAX_REFUSED: usize = 1024;
 /// For how long, microseconds.
 const REFUSED: u64 = 1_000_000;
@@ -119,7 +121,7 @@ enum Stands {
 }
 
 impl Objects {
-    /// Serves `dir`; starts the threads that read it. Who asks waits for the disk.
+    /// Serves `dir`; starts the threads that read it. Callers wait for the disk.
     pub fn open(dir: &Path) -> io::Result<Objects> {
         let root =
             rustix::fs::open(dir, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
@@ -136,15 +138,15 @@ impl Objects {
         Ok(Objects { shared, near: None, patience: PATIENCE, desk })
     }
 
-    /// The same objects for a thread of the packet path: it takes no lock of others for those that it has seen, and what is
-    /// not at hand within moments is [`Lookup::Pending`].
+    /// The same objects for a thread of the packet path: it takes no lock of others for objects
+    /// that it has seen, and an object that is not available within moments is [`Lookup::Pending`].
     #[must_use]
     pub fn for_thread(&self) -> Objects {
         Objects { near: Some(Arc::default()), patience: MOMENT, ..self.clone() }
     }
 
-    /// The same objects for whoever looks at other things in between: what is not at hand within `patience` is
-    /// [`Lookup::Pending`].
+    /// The same objects for a caller with other work: an object that is not available within
+    /// `patience` is [`Lookup::Pending`].
     #[must_use]
     pub fn patient_for(&self, patience: Duration) -> Objects {
         Objects { patience, ..self.clone() }
@@ -185,8 +187,8 @@ impl Objects {
         self.desk.0.is_busy()
     }
 
-    /// What stands under the path of a request, which begins with `/` and has neither empty parts nor dots. A path that ends in
-    /// `/` means the `index.html` there. Allocates nothing for another one whose object is at hand.
+    /// The object at a request's path, which begins with `/` and has neither empty parts nor dots.
+    /// A path that ends in `/` means its `index.html`. Allocates nothing for an available object.
     #[must_use]
     pub fn lookup(&self, path: &[u8]) -> Lookup {
         let name = path.strip_prefix(b"/").unwrap_or(path);
@@ -221,7 +223,7 @@ impl Objects {
         }
     }
 
-    /// What is known of a content that a file may have grown beyond.
+    /// The former content of a file that may have grown since.
     fn former(&self, identity: Identity) -> Option<Option<Arc<Object>>> {
         let former = self.shared.former.lock();
         let (at, there) = former.get(&identity)?;
@@ -230,7 +232,7 @@ impl Objects {
         good.then(|| there.clone())
     }
 
-    /// Fills `out` with an object's octets from `offset` on.
+    /// Fills `out` with an object's bytes from `offset` on.
     pub fn read(&self, object: &Arc<Object>, offset: u64, out: &mut [u8]) -> Result<(), ReadError> {
         if self.near.is_some()
             && let Content::Mapped(mapping) = &object.content
@@ -299,19 +301,19 @@ impl Objects {
         there.map(Lookup::Found).or_else(refused).unwrap_or(Lookup::Pending)
     }
 
-    /// Whether the file is still the object's. Its stamp is looked at again now and then, in time for one that is asked for
-    /// often.
+    /// Whether the file still is the object's. Its stamp is checked at intervals, for frequent
+    /// requests in advance.
     fn stands(&self, name: &[u8], object: &Arc<Object>) -> Stands {
         let age = || self.shared.now().saturating_sub(object.checked.load(Ordering::Relaxed));
         let before = age();
-        if before > RECHECK / 2 && !object.is_gone() {
+        if before > RECHECK / 2 && !object.is_replaced() {
             let (shared, owned, of_job): (_, Box<[u8]>, _) =
                 (self.shared.clone(), name.into(), object.clone());
             let patience = if before > RECHECK { self.patience } else { Duration::ZERO };
             self.desk.0.ask(Key::Check(name.into()), patience, move || shared.check(&owned, &of_job));
         }
         match age() {
-            _ if object.is_gone() => Stands::No,
+            _ if object.is_replaced() => Stands::No,
             age if age <= STALE => Stands::Yes,
             _ => Stands::Unknown,
         }
@@ -330,7 +332,7 @@ impl Shared {
         self.started.elapsed().as_micros() as u64
     }
 
-    /// Looks at a file's stamp again; an object whose file has another one is forgotten.
+    /// Checks a file's stamp; drops the object if it changed.
     fn check(&self, name: &[u8], object: &Arc<Object>) {
         let stamp = self.open_file(name).ok().and_then(|file| Stamp::of(&file).ok());
         if stamp == Some(object.stamp) {
@@ -407,7 +409,7 @@ impl Shared {
         if !meta.is_file() {
             return Ok(Some(Lookup::Missing));
         }
-        // One that changed while it was read is asked for again.
+        // A file that changed during the read is read again.
         if let Some(object) = self.read_in(&file, stamp)? {
             self.insert(name, &Arc::new(object));
         }
@@ -420,7 +422,8 @@ impl Shared {
         let Some(hash) = self.hash(file, stamp.size, small.then_some(&mut bytes))? else { return Ok(None) };
         let now = Stamp::of(file)?;
         if now != stamp {
-            // One that grows is served as long as it was, if what was read is still there.
+            // A file that grows is served with its former length if the bytes read are still the
+            // same.
             let grown = now.has_grown(&stamp);
             if !grown || !small && self.hash(file, stamp.size, None)? != Some(hash) {
                 return Ok(None);

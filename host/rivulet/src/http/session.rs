@@ -28,14 +28,14 @@ pub struct Site {
 }
 
 impl Site {
-    /// The same for a thread of its own ([`Objects::for_thread`]).
+    /// The same for a separate thread ([`Objects::for_thread`]).
     #[must_use]
     pub fn for_thread(&self) -> Site {
         let uploads = self.uploads.as_ref().map(|uploads| uploads.behind(self.objects.desk()));
         Site { objects: self.objects.for_thread(), uploads }
     }
 
-    /// The same for whoever looks at other things in between ([`Objects::patient_for`]).
+    /// The same for a caller with other work ([`Objects::patient_for`]).
     #[must_use]
     pub fn patient_for(&self, patience: std::time::Duration) -> Site {
         Site { objects: self.objects.patient_for(patience), uploads: self.uploads.clone() }
@@ -49,9 +49,9 @@ pub struct Input<'a> {
     pub connection: u64,
     /// The stream.
     pub stream: u16,
-    /// Offset of the first octet in the stream's input.
+    /// Offset of the first byte in the stream's input.
     pub offset: u64,
-    /// The octets.
+    /// The bytes.
     pub data: &'a [u8],
     /// The client sends nothing behind them.
     pub fin: bool,
@@ -65,7 +65,7 @@ pub struct Session {
     /// No request is read any more.
     pub closed: bool,
     head: Head,
-    /// Octets of a body that nobody wants, still to be read and forgotten.
+    /// Bytes of an ignored body that are still to be read.
     unread: u64,
     /// The body being received; its packets come in any order.
     body: Option<Upload>,
@@ -74,11 +74,11 @@ pub struct Session {
 /// An answer promised to the client, in the form that an output continuation carries.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Promise {
-    /// Output offset of its first octet.
+    /// Output offset of its first byte.
     pub start: u64,
-    /// Output offset behind its last octet.
+    /// Output offset after its last byte.
     pub end: u64,
-    /// [`Answer::encode`], at most [`MAX_ANSWER`] octets.
+    /// [`Answer::encode`], at most [`MAX_ANSWER`] bytes.
     pub answer: Vec<u8>,
 }
 
@@ -93,28 +93,28 @@ pub enum Reads {
     Body,
 }
 
-/// What came of some input.
+/// The result of some input.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Octets of the input consumed; the others are to come again.
+    /// Bytes of the input consumed; the others must be passed again.
     pub consumed: usize,
-    /// Input offset at which the session as it is now goes on: behind what was consumed, or behind a body
-    /// of which this was another piece.
+    /// Input offset at which the present session continues: after the consumed bytes, or after a
+    /// body of which this was another piece.
     pub goes_on: u64,
-    /// The session is as before: the continuation that the client has stays good for what is missing.
+    /// The session is unchanged: the client's continuation stays valid for the missing input.
     pub unchanged: bool,
     /// A request waits for content that is being read, or a body for the disk: the rest of the input is to come again soon.
     pub waiting: bool,
 }
 
 impl Session {
-    /// The state before the first octet of a connection whose output begins at `start`.
+    /// The state before the first byte of a connection with output from `start` on.
     #[must_use]
     pub fn new(start: u64) -> Session {
         Session { next: start, ..Session::default() }
     }
 
-    /// What is read.
+    /// The part being read.
     #[must_use]
     pub fn reads(&self) -> Reads {
         if self.body.is_some() || self.unread > 0 {
@@ -136,8 +136,8 @@ impl Session {
         }
     }
 
-    /// Reads requests from `input` and appends what is promised to `promises`, `limit` of them in all at most.
-    /// `date` is in seconds since 1970.
+    /// Parses requests from `input` and appends the promised answers to `promises`, at most `limit`
+    /// in all. `date` is in seconds since 1970.
     pub fn feed(
         &mut self,
         input: &Input<'_>,
@@ -210,8 +210,8 @@ impl Session {
         progress
     }
 
-    /// A request whose body is to be stored: `Some(None)` if it is refused, `None` if it is another request. An interim answer
-    /// is promised where the client asks for it.
+    /// A request with a body to store: `Some(None)` if it is refused, `None` if it is another
+    /// request. An interim answer is promised if the client asks for it.
     fn begin(
         &mut self,
         request: &Request,
@@ -315,7 +315,7 @@ impl Session {
         }
     }
 
-    /// A client that waits for that is told that its body is read.
+    /// Promises `100 Continue` to a client that waits for it.
     fn expected(&mut self, request: &Request, date: u32, promises: &mut Vec<Promise>) {
         if request.expect_continue && request.body_length() > 0 {
             self.tell(Answer::plain(Status(100), false, date), promises);
@@ -344,7 +344,7 @@ impl Session {
         }
     }
 
-    /// Reads what [`Session::encode`] wrote; `input` holds nothing else.
+    /// Decodes the result of [`Session::encode`], which is all of `input`.
     pub fn decode(input: &[u8]) -> Result<Session, Malformed> {
         let mut r = Reader(input);
         if r.u8()? != VERSION {
@@ -431,7 +431,7 @@ mod tests {
             Session::new(0).encode(&mut state);
             while at < PIPELINE.len() {
                 let mut session = Session::decode(&state).unwrap();
-                // What was not consumed comes again, with more behind it.
+                // Bytes that were not consumed are passed again, with more after them.
                 sent = (sent + size).min(PIPELINE.len());
                 let mut now = Vec::new();
                 let piece = input(&PIPELINE[at..sent], at, sent == PIPELINE.len());
@@ -477,8 +477,8 @@ mod tests {
         panic!("never hashed");
     }
 
-    /// An upload whose packets come backwards and twice, each with the continuation made behind the head;
-    /// then another request on the same connection.
+    /// An upload with its packets backwards and twice, each with the continuation from after the
+    /// head; then another request on the same connection.
     #[test]
     fn upload_is_read_in_any_packet_order() {
         let (dir, site) = store();

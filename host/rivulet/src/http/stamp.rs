@@ -1,9 +1,9 @@
-//! What tells one state of a file from another.
+//! Distinguishes states of a file.
 
 use std::fs::File;
 use std::io;
 
-/// What tells one state of a file from another, on this machine.
+/// Identifies a state of a file on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
     device: u64,

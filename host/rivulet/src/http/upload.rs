@@ -1,12 +1,12 @@
 //! Uploads to storage that the replicas share, without anybody remembering them.
 //!
-//! The input continuation of a body says where it belongs; it is good for the whole body, so its packets may
-//! come in parallel, in any order, more than once, and each at another replica. A packet is written at its
-//! offset into a file named by the operation's id, and the octets that are there are noted beside it, under
-//! a lock. Whoever completes them gives the file its name by an atomic rename; whoever comes again finds
-//! that done and gives the same answer.
+//! The input continuation of a body has its place; it is valid for the whole body, so its packets
+//! may come in parallel, in any order, repeatedly, and at different replicas. A packet is written
+//! at its offset into a file named by the operation's id, and the written ranges are noted beside
+//! it, under a lock. The replica that completes them gives the file its name by an atomic rename; a
+//! later repetition finds that done and gets the same answer.
 //!
-//! What is not finished is bounded: so many octets in all, each upload for so long after its last piece.
+//! Unfinished uploads are bounded: in bytes altogether, and each in time after its last piece.
 
 mod totals;
 
@@ -37,23 +37,25 @@ const MAX_UNFINISHED: usize = 4096;
 const OPEN: &[u8; 8] = b"rvupload";
 const MOVING: &[u8; 8] = b"rvup-mov";
 const DONE: &[u8; 8] = b"rvup-end";
-/// Octets in front of the ranges: the state, and the upload's length or, at the end, whether it replaced a file.
+/// Bytes before the ranges: the state, and the upload's length or, at the end, whether it replaced
+/// a file.
 const HEADER: usize = 16;
-/// For how long a finished upload's map is kept: whoever comes again gets the same answer. Longer than any client tries.
+/// For how long a finished upload's map is kept, so that a repetition gets the same answer. Longer
+/// than any client retries.
 const REMEMBERED: Duration = Duration::from_secs(600);
-/// Between two looks at what is too old.
+/// Interval of the removal of expired uploads.
 const SWEEP: Duration = Duration::from_secs(60);
-/// Results that whoever asked has not fetched; when there are more, the work is done again.
+/// Most results that were not fetched; beyond that, work is repeated.
 const MAX_RESULTS: usize = 1024;
 
 /// How much may be stored.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Longest body, octets.
+    /// Longest body, bytes.
     pub body: u64,
-    /// Octets of all uploads that are not finished, by the lengths that were announced; of all replicas together.
+    /// Bytes of all unfinished uploads, by their announced lengths; of all replicas together.
     pub unfinished: u64,
-    /// An upload of which nothing came for so long is given up, and its octets are removed.
+    /// Time without a piece after which an upload is given up and its bytes are removed.
     pub expiry: Duration,
 }
 
@@ -67,7 +69,7 @@ impl Default for Limits {
 #[derive(Clone, Debug)]
 pub struct Uploads {
     store: Arc<Store>,
-    /// Whose threads wait for the disk; the caller's own without.
+    /// The threads that wait for the disk; the caller's own without.
     desk: Option<Arc<Closing>>,
     _sweeper: Arc<Sweeper>,
 }
@@ -102,9 +104,9 @@ pub struct Upload {
     pub id: [u8; 16],
     /// Path of the request.
     pub path: String,
-    /// Octets of the body.
+    /// Bytes of the body.
     pub length: u64,
-    /// Input offset of its first octet.
+    /// Input offset of its first byte.
     pub start: u64,
     /// Seconds since 1970 when the head was read.
     pub date: u32,
@@ -127,7 +129,7 @@ pub enum Written {
 }
 
 impl Uploads {
-    /// Stores under `dir`; what was left there and is too old is removed, now and from then on.
+    /// Stores under `dir`; removes expired leftovers, now and from then on.
     pub fn open(dir: &Path, limits: Limits) -> io::Result<Uploads> {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let root = rustix::fs::open(dir, flags, Mode::empty())?;
@@ -233,7 +235,7 @@ impl Store {
             return Ok(Written::Partly);
         }
         file.sync_data()?;
-        // From here on nobody writes into the file any more, also when this process dies before the rename.
+        // From here on no process writes into the file, also if this one dies before the rename.
         let (folder, last) = self.target(&upload.path)?;
         let replaced = rustix::fs::statat(&folder, last, AtFlags::SYMLINK_NOFOLLOW).is_ok();
         write_map(&mut notes, MOVING, replaced.into(), &[])?;
@@ -241,7 +243,7 @@ impl Store {
         self.finish(&mut notes, &names, upload, replaced)
     }
 
-    /// All octets are there: the file gets its name.
+    /// All bytes are there: gives the file its name.
     fn finish(
         &self,
         notes: &mut File,
@@ -301,7 +303,7 @@ impl Store {
         }
     }
 
-    /// Removes what is too old: maps of finished uploads, and uploads that nobody goes on with.
+    /// Removes expired state: maps of finished uploads, and abandoned uploads.
     fn sweep(&self, now: SystemTime) -> io::Result<()> {
         let names = self.names()?;
         for name in &names {
@@ -318,7 +320,7 @@ impl Store {
                 "done" if age().is_ok_and(|age| age > REMEMBERED) => remove(name),
                 "map" if age().is_ok_and(|age| age > self.limits.expiry) => {
                     let Ok(notes) = self.open(name, OFlags::empty()) else { continue };
-                    // Whoever has the lock goes on with it.
+                    // The holder of the lock is still working on it.
                     if rustix::fs::flock(&notes, FlockOperation::NonBlockingLockExclusive).is_ok()
                         && age().is_ok_and(|age| age > self.limits.expiry)
                     {
@@ -636,7 +638,7 @@ mod tests {
             PART,
             "one that was admitted goes on"
         );
-        // What is finished, and what was given up, makes room.
+        // Finished and abandoned uploads make room.
         assert_eq!(replicas[0].write(&named(3, 40), 2, &[0; 38]).unwrap(), WHOLE);
         replicas[0].store.sweep(SystemTime::now() + Duration::from_secs(1100)).unwrap();
         assert_eq!(replicas[0].write(&named(4, 100), 0, b"ab").unwrap(), PART);

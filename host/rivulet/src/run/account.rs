@@ -17,7 +17,7 @@ const MAX_ENDED: usize = 1024;
 #[derive(Debug)]
 pub(super) struct Activity {
     open: AtomicUsize,
-    /// Milliseconds from `started` to the last octets moved.
+    /// Milliseconds from `started` to the last transfer.
     last: AtomicU64,
     started: Instant,
 }
@@ -27,12 +27,12 @@ impl Activity {
         Activity { open: AtomicUsize::new(0), last: AtomicU64::new(0), started: Instant::now() }
     }
 
-    /// Connections whose program has not closed them.
+    /// Connections that their programs have not closed.
     pub(super) fn open(&self) -> usize {
         self.open.load(Ordering::Acquire)
     }
 
-    /// True if nothing moved for so long.
+    /// True without a transfer for this long.
     pub(super) fn idle_since(&self, time: Duration) -> bool {
         let last = Duration::from_millis(self.last.load(Ordering::Relaxed));
         self.started.elapsed().saturating_sub(last) > time
@@ -43,7 +43,7 @@ impl Activity {
 pub(super) struct Counted(Arc<Activity>);
 
 impl Counted {
-    /// None if there are as many as there may be.
+    /// None at the maximum.
     pub(super) fn new(activity: &Arc<Activity>) -> Option<Counted> {
         let counted = Counted(activity.clone());
         (activity.open.fetch_add(1, Ordering::AcqRel) < MAX_CONNECTIONS).then_some(counted)
@@ -60,7 +60,7 @@ impl Drop for Counted {
     }
 }
 
-/// How connections failed, until somebody asks. The oldest go first.
+/// Errors of failed connections until they are read. The oldest are evicted first.
 #[derive(Debug, Default)]
 pub(super) struct Ended(Mutex<VecDeque<(u64, i32)>>);
 
@@ -74,7 +74,7 @@ impl Ended {
         list.push_back((id, errno));
     }
 
-    /// Tells it once; 0 if there is nothing to tell.
+    /// Takes the error of a connection; 0 if there is none.
     pub(super) fn take(&self, id: u64) -> i32 {
         let mut list = self.0.lock();
         let found = list.iter().position(|(of, _)| *of == id).and_then(|at| list.remove(at));

@@ -22,7 +22,7 @@ const fn order(direction: u64, number: u64, size: usize) -> libc::Ioctl {
     (direction << 30 | (size as u64) << 16 | (b'!' as u64) << 8 | number) as libc::Ioctl
 }
 
-/// What is called.
+/// The system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
     /// A call of this machine's own.
@@ -56,7 +56,7 @@ impl Drop for Call {
     }
 }
 
-/// The next call; none when nobody is left to make one, or the other end of `until` is closed.
+/// The next call; none when no process is left to make one, or the other end of `until` is closed.
 pub(super) fn next(listener: &Arc<OwnedFd>, until: impl AsFd) -> Option<Call> {
     loop {
         let mut ready = [PollFd::new(listener, PollFlags::IN), PollFd::new(&until, PollFlags::empty())];
@@ -70,7 +70,7 @@ pub(super) fn next(listener: &Arc<OwnedFd>, until: impl AsFd) -> Option<Call> {
         let mut call: libc::seccomp_notif = unsafe { zeroed() };
         // SAFETY: the structure that this order fills.
         if unsafe { libc::ioctl(listener.as_raw_fd(), RECEIVE, &raw mut call) } != 0 {
-            // Whoever made it is gone already.
+            // The calling process is gone already.
             continue;
         }
         let (listener, arguments) = (listener.clone(), call.data.args);
@@ -91,12 +91,12 @@ pub(super) fn next(listener: &Arc<OwnedFd>, until: impl AsFd) -> Option<Call> {
     }
 }
 
-/// Lets all calls pass from now on, in a process of its own that ends with the last that makes any: without us they
-/// would fail. To be called when nobody else answers them.
+/// Lets all calls pass from now on, in a separate process that ends with the last caller: without
+/// it they would fail. To be called when no other process answers them.
 pub(super) fn let_pass(listener: &OwnedFd) {
     let hung_up = || {
         let mut entry = libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one entry, as the count says.
+        // SAFETY: one entry, as given by the count.
         unsafe { libc::poll(&raw mut entry, 1, 0) };
         entry.revents & libc::POLLHUP != 0
     };
@@ -105,9 +105,10 @@ pub(super) fn let_pass(listener: &OwnedFd) {
         return;
     }
     let kept = 3;
-    // SAFETY: plain system calls on descriptors of this process, which nobody else uses: it is a copy with one thread.
+    // SAFETY: plain system calls on descriptors of this process, which has one thread and shares
+    // them with no other code.
     unsafe {
-        // Nobody is to wait for the end of this one's output, or for its terminal.
+        // No reader is to wait for the end of this process's output, or for its terminal.
         libc::setsid();
         if listener.as_raw_fd() != kept {
             libc::dup2(listener.as_raw_fd(), kept);
@@ -131,7 +132,7 @@ pub(super) fn let_pass(listener: &OwnedFd) {
 }
 
 impl Call {
-    /// Sends the answer, once. A call whose process has died needs none.
+    /// Sends the answer, once. A call of a dead process needs none.
     pub(super) fn reply(&mut self, verdict: &Verdict) {
         if self.id == 0 {
             return;

@@ -16,9 +16,9 @@ use rustix::net::{
 use super::opening::Opener;
 use super::pump::is_closed;
 
-/// A shim that asks says so within this time.
+/// Time limit for a shim's query.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Shims that wait to be heard.
+/// Shims that wait to be accepted.
 const BACKLOG: i32 = 128;
 
 /// Listens at `path` from now on.

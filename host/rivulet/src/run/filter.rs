@@ -10,8 +10,8 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use libc::{c_long, sock_filter};
 use rustix::net::RecvFlags;
 
-/// linux/audit.h, and the numbers that 32-bit programs of this machine have for connect: a call of its own, and one
-/// of those behind socketcall.
+/// linux/audit.h, and the numbers that 32-bit programs of this machine have for connect: a separate
+/// call, and one of those behind socketcall.
 #[cfg(target_arch = "x86_64")]
 mod arch {
     pub const NATIVE: u32 = 0xc000_003e;
@@ -54,7 +54,7 @@ const fn load(offset: u32) -> sock_filter {
     sock_filter { code: (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16, jt: 0, jf: 0, k: offset }
 }
 
-/// Goes on with `then` if what was loaded is `value`, else behind it.
+/// Continues with `then` if the loaded value is `value`, else after it.
 fn when(value: u32, then: &[sock_filter]) -> Vec<sock_filter> {
     test(libc::BPF_JEQ, value, then)
 }
@@ -115,8 +115,9 @@ pub(super) fn program() -> Vec<sock_filter> {
     .concat()
 }
 
-/// Puts the filter on this process, for good and for its children, and sends the descriptor that hears of the calls to
-/// the other end of `to`, or why there is none. Makes only async-signal-safe calls: for a child between fork and exec.
+/// Installs the filter on this process, for good and for its children, and sends the descriptor
+/// that receives the calls to the other end of `to`, or the error. Makes only async-signal-safe
+/// calls: for a child between fork and exec.
 pub(super) fn install(program: &mut [sock_filter], to: impl AsFd) -> io::Result<()> {
     let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
     let seccomp = || {
@@ -157,7 +158,8 @@ pub(super) fn receive(from: impl AsFd) -> io::Result<OwnedFd> {
 mod tests {
     use super::*;
 
-    /// What the filter says of a call, as the kernel would run it (bpf, RFC 9669 has nothing of classic programs).
+    /// The filter's verdict on a call, as the kernel would run it (bpf; RFC 9669 does not cover
+    /// classic programs).
     fn verdict(architecture: u32, number: u32, arguments: [u64; 6]) -> u32 {
         let mut data = [number.to_ne_bytes(), architecture.to_ne_bytes()].concat();
         data.extend([0; 8]);

@@ -25,11 +25,11 @@ use clap::{Args, ValueEnum};
 use opening::Opener;
 use rivulet_client::{Config, IoChoice, Stack};
 
-/// Octets of a connection that may wait for the program to read them: a window of a long, fast path.
+/// Bytes of a connection that may wait for the program to read them: a window of a long, fast path.
 const RECEIVE_BUFFER: usize = 8 << 20;
 /// File name of the shim.
 const SHIM: &str = "librivulet_shim.so";
-/// Environment variable that says where the shim is.
+/// Environment variable with the path of the shim.
 const SHIM_ENV: &str = "RIVULET_SHIM";
 
 /// Runs a command with its TCP connections over Rivulet: `rivulet run -- curl http://...`
@@ -44,7 +44,7 @@ pub struct RunArgs {
     #[arg(long)]
     pub wait: bool,
 
-    /// Each connection has a window of its own, as over TCP; else those to one service share one connection, as its streams
+    /// Each connection has a separate window, as over TCP; else those to one service share one connection, as its streams
     #[arg(long)]
     pub separate: bool,
 
@@ -86,7 +86,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<u8> {
 
     let mut child = Command::new(program);
     child.args(arguments).env("LD_PRELOAD", preload(&shim)).env(rivulet_handoff::STACK_ENV, &path);
-    // The child sends the descriptor that hears of its calls.
+    // The child sends the descriptor that receives its calls.
     let (from_child, to_parent) = UnixStream::pair().context("a socket pair")?;
     let mut filter = filter::program();
     let parent = std::process::id();
@@ -154,7 +154,7 @@ fn ignore_terminal_signals() {
 
 extern "C" fn nothing(_signal: libc::c_int) {}
 
-/// Our shim in front of what is preloaded already.
+/// Our shim before the libraries that are preloaded already.
 fn preload(shim: &Path) -> OsString {
     let mut value = shim.as_os_str().to_owned();
     if let Some(before) = std::env::var_os("LD_PRELOAD").filter(|v| !v.is_empty()) {

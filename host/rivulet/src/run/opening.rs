@@ -85,7 +85,7 @@ pub(super) struct Opened {
     /// The program's end.
     pub(super) end: UnixStream,
     inner: UnixStream,
-    /// Octets that stand in the program's way until the server has answered.
+    /// Bytes that block the program's writes until the server has answered.
     filled: usize,
     stream: Stream,
     counted: Counted,
@@ -93,13 +93,13 @@ pub(super) struct Opened {
 }
 
 impl Opened {
-    /// Moves octets from now on, once the program has its end (our copy of it is dropped).
+    /// Starts the transfers, once the program has its end (our copy of it is dropped).
     pub(super) fn start(self) {
         drop(self.end);
         if self.errno == libc::EINPROGRESS {
             if let Err(e) = self.stream.connect_while(CONNECT, || !pump::is_closed(&self.inner)) {
-                // Noted before the program is woken. What is left unread in our end makes the kernel report a
-                // reset at the other one: poll says POLLERR, and SO_ERROR is asked.
+                // Noted before the program wakes up. Unread data in our end makes the kernel report
+                // a reset at the other one: poll returns POLLERR, and SO_ERROR is read.
                 self.failures.note(&e);
                 return;
             }
@@ -182,7 +182,7 @@ mod tests {
         let poll = |end: &UnixStream| {
             let events = libc::POLLOUT | libc::POLLIN;
             let mut entry = libc::pollfd { fd: end.as_raw_fd(), events, revents: 0 };
-            // SAFETY: one entry, as the count says.
+            // SAFETY: one entry, as given by the count.
             unsafe { libc::poll(&raw mut entry, 1, 0) };
             entry.revents
         };
@@ -190,7 +190,7 @@ mod tests {
         let (inner, mut outer) = pair(8, local, peer).unwrap();
         let filled = fill(&outer).unwrap();
         assert_eq!(poll(&outer), 0);
-        // Whoever writes as soon as there is room loses nothing to what stood in the way.
+        // A writer that starts as soon as there is room loses no bytes to the blocking ones.
         let writer = std::thread::spawn(move || {
             outer.write_all(b"first").unwrap();
             outer

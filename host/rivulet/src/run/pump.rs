@@ -1,4 +1,4 @@
-//! Moves octets between a program's end of the pair and its connection.
+//! Moves bytes between a program's end of the pair and its connection.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -15,8 +15,8 @@ use super::account::{Counted, Failures};
 
 const BLOCK: usize = 256 << 10;
 const STACK_SIZE: usize = 512 << 10;
-/// How long the program may stay silent before the SYN leaves without data, as for protocols in which the
-/// server speaks first.
+/// Time without data of the program after which the SYN leaves without data, for protocols in which
+/// the server sends first.
 const SILENCE: Duration = Duration::from_millis(5);
 /// How long what a program wrote before it closed is still delivered without any progress.
 const LINGER: Duration = Duration::from_secs(60);
@@ -49,7 +49,7 @@ fn up(stream: &Stream, end: &UnixStream, counted: &Counted) {
             Ok(n) => {
                 counted.moved();
                 if (&*stream).write_all(&block[..n]).is_err() {
-                    // The other direction says why.
+                    // The other direction has the reason.
                     break;
                 }
             }
@@ -57,7 +57,7 @@ fn up(stream: &Stream, end: &UnixStream, counted: &Counted) {
             Err(_) => break,
         }
     }
-    // Whoever closes at once after the last answer need not have its end acknowledged.
+    // A program that closes right after the last answer need not have its end acknowledged.
     let enough = usize::from(is_closed(end));
     if enough == 0 {
         // It said nothing, and that this is all.
@@ -71,7 +71,7 @@ fn up(stream: &Stream, end: &UnixStream, counted: &Counted) {
     stream.abort();
 }
 
-/// What was written is delivered after the program has closed, as TCP does it.
+/// Written data is delivered after the program has closed, as with TCP.
 fn linger(stream: &Stream, counted: &Counted) {
     let mut left = stream.unconsumed();
     let mut moved = Instant::now();
@@ -96,8 +96,8 @@ fn down(stream: &Stream, end: &UnixStream, counted: &Counted, failures: &Failure
             Ok(0) => break,
             Ok(n) => {
                 counted.moved();
-                // A program that reads no more (shutdown of this direction, or close) may still have something to
-                // say: what comes is passed over, and the other direction ends the connection.
+                // A program that reads no more (shutdown of this direction, or close) may still
+                // send: received data is dropped, and the other direction ends the connection.
                 wanted = wanted && (&*end).write_all(&block[..n]).is_ok();
             }
             Err(e) => {
@@ -106,7 +106,7 @@ fn down(stream: &Stream, end: &UnixStream, counted: &Counted, failures: &Failure
                     // Noted before the program sees the end, and asks.
                     failures.note(&e);
                 }
-                // Nobody takes what the program still writes: that must not wait for ever.
+                // Nothing reads what the program still writes: that must not block forever.
                 let _ = end.shutdown(Shutdown::Both);
                 return;
             }

@@ -1,5 +1,6 @@
-//! Answers the system calls that the filter shows: connect is done by the stack, and the names of its
-//! descriptors are those of the addresses that they stand for. What cannot be caught is told on standard error.
+//! Answers the system calls of the filter: the stack performs connect, and the names of its
+//! descriptors are those of the addresses that they represent. Programs that cannot be caught are
+//! reported on standard error.
 
 use std::collections::HashSet;
 use std::io;
@@ -23,12 +24,12 @@ use super::opening::Opener;
 
 /// linux/socket.h
 const SOL_TLS: u64 = 282;
-/// Programs that are remembered to have been told of.
+/// Programs that are known to have been reported.
 const MAX_TOLD: usize = 1024;
 /// How long a connection that was being opened for a call may hold up our end.
 const LAST: Duration = Duration::from_secs(2);
 
-/// Who answers calls.
+/// Answers calls.
 pub(super) struct Watch {
     listener: Arc<OwnedFd>,
     /// Ends the thread when it is dropped.
@@ -39,9 +40,10 @@ pub(super) struct Watch {
 /// What calls are answered with.
 struct Answers {
     opener: Arc<Opener>,
-    /// Connections are opened for programs; else only those are told of that the library does not catch.
+    /// Opens connections for programs; otherwise only programs that the library does not catch are
+    /// reported.
     opens: bool,
-    /// What has been told.
+    /// Reports so far.
     told: Mutex<HashSet<(PathBuf, &'static str)>>,
 }
 
@@ -71,7 +73,7 @@ pub(super) fn start(listener: OwnedFd, opener: Arc<Opener>, opens: bool) -> io::
 }
 
 impl Watch {
-    /// What still runs of the command goes on with the kernel's TCP.
+    /// Processes of the command that still run continue with the kernel's TCP.
     pub(super) fn end(self) {
         drop(self.stop);
         // A panic there was reported when it happened.
@@ -150,7 +152,7 @@ impl Answers {
         Verdict::Returns(0)
     }
 
-    /// Says which program is not caught, once for each.
+    /// Reports a program that is not caught, once for each.
     fn tell(&self, call: &Call, peer: impl Into<Option<SocketAddr>>, why: &'static str) {
         let (program, process) = call.program();
         let mut told = self.told.lock();
@@ -172,7 +174,7 @@ impl Answers {
         if errno == 0 {
             return Verdict::Kernel;
         }
-        // The kernel's own word for it must not be told beside ours.
+        // The kernel's own error for it must not be reported as well.
         let _ = socket_error(socket);
         let write = || {
             call.memory(call.arguments[3], &mut errno.to_ne_bytes(), true)?;

@@ -1,8 +1,8 @@
-//! Service addresses on a device of this host that nobody else sees.
+//! Service addresses on a device of this host that is invisible outside.
 //!
-//! What was put up is noted in a file under `/run/rivulet`, or where systemd has a place for that (`RuntimeDirectory=`),
-//! so that a process that was killed leaves nothing behind for good: the next one in the same network namespace takes
-//! it over.
+//! Added addresses are noted in a file under `/run/rivulet`, or in systemd's `RuntimeDirectory=`,
+//! so that a killed process leaves nothing behind for good: the next one in the same network
+//! namespace takes it over.
 
 use std::fs;
 use std::net::IpAddr;
@@ -12,10 +12,10 @@ use std::process::Command;
 
 use anyhow::{Context, bail};
 
-/// Our dummy device; where the kernel has none, `lo` serves as well, since nobody announces it.
+/// Our dummy device; where the kernel has none, `lo` serves as well, because it is not announced.
 const DEVICE: &str = "rivulet0";
 const LOOPBACK: &str = "lo";
-/// Unless systemd says otherwise.
+/// Default folder without systemd.
 const NOTES: &str = "/run/rivulet";
 
 /// Addresses that were put on a device; taken away when dropped.
@@ -81,7 +81,7 @@ impl ServiceAddresses {
         }
     }
 
-    /// Notes what is to be taken away. Without a note only `kill -9` leaves something behind.
+    /// Notes the addresses to remove. Without a note only `kill -9` leaves something behind.
     fn write(&mut self) {
         let Some(namespace) = namespace() else { return };
         let path = notes().join(format!("{namespace}.{}", std::process::id()));
@@ -113,18 +113,18 @@ impl Drop for ServiceAddresses {
             tracing::debug!(error = %e, "device not removed");
         }
         if let Some(note) = self.note.take() {
-            // A note that stays names what is gone, which the next process finds out.
+            // A remaining note names removed addresses, which the next process notices.
             let _ = fs::remove_file(note);
         }
     }
 }
 
-/// Where it is noted. A unit's user may write nowhere else than where systemd says (systemd.exec(5)).
+/// The folder of the notes. A unit's user may only write in systemd's folder (systemd.exec(5)).
 fn notes() -> PathBuf {
     std::env::var_os("RUNTIME_DIRECTORY").unwrap_or_else(|| NOTES.into()).into()
 }
 
-/// What tells this network namespace from others.
+/// Identifies this network namespace.
 fn namespace() -> Option<u64> {
     fs::metadata("/proc/self/ns/net").ok().map(|meta| meta.ino())
 }

@@ -16,7 +16,8 @@ struct Queue(SyncSender<Adopted>);
 
 impl Door for Queue {
     fn accept(&self, connection: Adopted) {
-        // There is room for as many as are held. One that finds none all the same is closed.
+        // The channel has room for all admitted connections. A connection without room is closed
+        // all the same.
         if self.0.try_send(connection).is_err() {
             tracing::warn!("an adopted connection found no room");
         }

@@ -24,7 +24,7 @@ use crate::http::{Objects, Site, Uploads};
 use crate::process::{STARTING, prefer_this_thread, stop_on_signals, stopped, tell_ready};
 use crate::second_chance::SecondChance;
 
-/// Between two looks at what is not on the packet path.
+/// Interval of work outside of the packet path.
 const CHORES: Duration = Duration::from_millis(5);
 
 /// A replica that starts takes no share of the requests before its files are hashed, this long at most.
@@ -148,8 +148,9 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         listen(listeners.as_mut(), &mut server);
     }
     tracing::info!("stopping");
-    // Heartbeats say so now, and the ToR sends nothing more: else the kernel, which is still listening when it is no longer kept
-    // from our segments, takes up with plain TCP who asked for ours, for as long as this process lasts.
+    // Heartbeats report it now, and the ToR sends nothing more. Otherwise the kernel, which still
+    // listens when it is no longer kept from our segments, would accept plain TCP of clients that
+    // asked for ours, for the rest of this process.
     server.leave(application.as_mut());
     Ok(())
 }
@@ -186,7 +187,7 @@ struct Place<'a> {
 /// What became of an update.
 enum Taken {
     Up,
-    /// It was, but for what may be there later.
+    /// It was, except for parts that may follow later.
     Partly,
     /// Its objects are being read.
     NotYet,
@@ -195,7 +196,7 @@ enum Taken {
 }
 
 impl Place<'_> {
-    /// Takes an update of the controller up; unless it could be, what was served before still is.
+    /// Applies an update of the controller; if that fails, the former services stay.
     fn take_up(
         &mut self,
         version: u64,
@@ -241,7 +242,7 @@ impl Place<'_> {
         services.iter().cloned().partition(fits)
     }
 
-    /// None while its objects are not there; else what is missing all the same, in words.
+    /// None while its objects are missing; otherwise the missing parts, in words.
     fn try_up(
         &mut self,
         services: &[Service],
@@ -260,12 +261,12 @@ impl Place<'_> {
             }
             Wanted::Nothing => {}
         }
-        // Of a service whose addresses are missing, the listeners are; the others go on.
+        // If a service's addresses are missing, so are its listeners; other services continue.
         let mut trouble = String::new();
         if setup && let Err(e) = ensure(addresses, services) {
             trouble = format!("{e:#}");
         }
-        // Before heartbeats tell of them.
+        // Before heartbeats report them.
         if let Some(listeners) = &mut self.listeners {
             listeners.ensure(services.iter());
             self.server.hold_back_services(listeners.lacking(services.iter()));

@@ -26,11 +26,12 @@ pub(super) struct Limits {
     pub(super) per_address: usize,
     /// Connections of one network at a time: 24 bits of IPv4, 48 of IPv6.
     pub(super) per_prefix: usize,
-    /// Connections that gave way and whose threads have not ended yet. While there are as many, none is admitted in place of another.
+    /// Displaced connections with threads that have not ended yet. At the maximum no connection
+    /// displaces another.
     pub(super) ending: usize,
     /// Time for a request's head, from its first byte to its last, and for a body before [`least_rate`](Self::least_rate) counts.
     pub(super) head: Duration,
-    /// A connection without a request, or whose client sends or takes nothing, is closed after this.
+    /// Time after which a connection without a request, or without a transfer, is closed.
     pub(super) idle: Duration,
     /// Bytes a second that a client sends of a body, and takes of an answer, at least.
     pub(super) least_rate: u64,
@@ -284,7 +285,7 @@ mod tests {
         let second: Vec<Guest> = (0..per_address).map(|_| admit(of(2)).unwrap()).collect();
         assert!(admit(of(3)).is_none(), "a network's share");
         let others: Vec<Guest> = (0..per_address as u32).map(|n| admit(of(256 + n)).unwrap()).collect();
-        // Of IPv6 networks are counted, and what is mapped is IPv4.
+        // IPv6 counts by network, and a mapped address is IPv4.
         let v6 = |n: u128| SocketAddr::new(Ipv6Addr::from(0xfd00 << 112 | n).into(), 9);
         let sixth: Vec<Guest> = (0..per_address as u128).map(|n| admit(v6(n)).unwrap()).collect();
         assert!(admit(v6(0)).is_none());

@@ -20,7 +20,8 @@ const CONNECT: Duration = Duration::from_secs(2);
 const IDLE: Duration = Duration::from_secs(30);
 const BLOCK: usize = 16 << 10;
 
-/// Where connections go whose queries the name server at this address is to answer by TCP.
+/// The channel for connections with queries that the name server at this address is to answer by
+/// TCP.
 pub(super) fn doorway(back_end: SocketAddr, connections: Connections) -> io::Result<Doorway> {
     adopted::doorway("dns", connections, move |mut client, guest| {
         relay(&mut client, back_end, guest)?;

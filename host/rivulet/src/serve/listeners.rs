@@ -30,7 +30,7 @@ impl Listeners {
         Listeners { site, connections, open, failed, tried: Instant::now() }
     }
 
-    /// Opens what is missing. A service address may stand on this host later than the service is known.
+    /// Opens missing listeners. A service address may appear on this host later than the service.
     pub(super) fn ensure<'a>(&mut self, services: impl Iterator<Item = &'a Service>) {
         let again = self.tried.elapsed() > RETRY;
         if again {
@@ -66,7 +66,7 @@ impl Listeners {
         Ok(())
     }
 
-    /// Numbers of the services whose plain clients are not served at one of their addresses.
+    /// Numbers of the services with plain clients that are not served at one of their addresses.
     pub(super) fn lacking<'a>(&self, services: impl Iterator<Item = &'a Service>) -> Vec<u16> {
         if self.failed.is_empty() {
             return Vec::new();
@@ -93,7 +93,7 @@ fn wanted<'a>(services: impl Iterator<Item = &'a Service>) -> impl Iterator<Item
     services.filter(|s| s.plain == Plain::Kernel).flat_map(Service::sockets)
 }
 
-/// An error if this host does not have the address (any more): the kernel then drops what comes for it.
+/// An error if this host does not have the address (any more): the kernel then drops packets to it.
 fn is_here(address: IpAddr) -> std::io::Result<()> {
     UdpSocket::bind((address, 0)).map(drop)
 }

@@ -14,7 +14,7 @@ use rivulet_transport::server::Refusal;
 
 use super::connections::{Connections, Counts};
 
-/// What is told, as of a few milliseconds ago.
+/// The metrics, a few milliseconds old.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     counters: Counters,
@@ -28,7 +28,8 @@ pub struct Snapshot {
     connections: Counts,
 }
 
-/// Shared between the packet path, each of whose workers fills its own place now and then, and whoever asks.
+/// Shared between the packet path, in which each worker updates its place at intervals, and
+/// readers.
 #[derive(Clone, Debug)]
 pub struct Shared(Arc<[Mutex<Snapshot>]>, Connections);
 
@@ -73,7 +74,7 @@ impl Shared {
 /// Longest time for the head of a request.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Answers at `address` on a thread of its own from now on.
+/// Answers at `address` on a separate thread from now on.
 pub fn listen(address: SocketAddr, shared: Shared) -> io::Result<()> {
     let listener = TcpListener::bind(address)?;
     std::thread::Builder::new().name("metrics".into()).spawn(move || {
@@ -93,8 +94,8 @@ pub fn listen(address: SocketAddr, shared: Shared) -> io::Result<()> {
 fn answer(mut stream: std::net::TcpStream, shared: &Shared) -> io::Result<()> {
     let end = Instant::now() + PATIENCE;
     stream.set_write_timeout(Some(PATIENCE))?;
-    // What is asked does not matter, there is one page; but all of the head is read, in however many
-    // segments it comes: what lies unread at the close has the kernel reset the connection.
+    // The request does not matter, there is one page. But all of its head is read, in any number of
+    // segments: unread data at the close would make the kernel reset the connection.
     let (mut head, mut length) = ([0; 4096], 0);
     while !head[..length].ends_with(b"\r\n\r\n") {
         // For the whole head: a client that sends a byte now and then keeps others waiting no longer.
@@ -117,7 +118,7 @@ fn answer(mut stream: std::net::TcpStream, shared: &Shared) -> io::Result<()> {
     stream.write_all(answer.as_bytes())
 }
 
-/// The page; the first of the workers speaks for the replica.
+/// The page; the first worker has the replica's values.
 #[must_use]
 pub fn page(workers: &[Snapshot]) -> String {
     let mut s = workers.first().cloned().unwrap_or_default();
@@ -221,7 +222,7 @@ pub fn page(workers: &[Snapshot]) -> String {
     out
 }
 
-/// Whose word it is: of the rack's own ToR without an address.
+/// Labels of the ToR: the rack's own has no address.
 fn pool_labels(view: &PoolView) -> String {
     match view.tor {
         None => format!("{{pool=\"{}\"}}", view.pool),

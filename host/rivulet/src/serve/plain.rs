@@ -1,4 +1,4 @@
-//! Clients that speak plain TCP: the kernel's sockets in front of the same HTTP functions.
+//! Plain TCP clients: the kernel's sockets before the same HTTP functions.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -27,7 +27,7 @@ pub fn date() -> u32 {
     u32::try_from(now.as_secs()).unwrap_or(u32::MAX)
 }
 
-/// Listens on `address` and serves on threads of its own from then on.
+/// Listens on `address` and serves on separate threads from then on.
 ///
 /// # Errors
 /// The system's, where nothing can listen there.
@@ -35,7 +35,7 @@ pub fn listen(address: SocketAddr, site: Site) -> io::Result<SocketAddr> {
     listen_among(address, site, Connections::default())
 }
 
-/// The same, of a listener whose connections are counted with others'.
+/// The same for a listener with connections that are counted together with others'.
 pub(super) fn listen_among(
     address: SocketAddr,
     site: Site,
@@ -119,7 +119,7 @@ impl Line for Adopted {
     }
 }
 
-/// One connection of a listener's from its first to its last octet.
+/// Serves one connection of a listener from its first to its last byte.
 fn serve(mut stream: TcpStream, site: &Site, guest: &Guest) -> io::Result<()> {
     stream.set_nodelay(true)?;
     converse(&mut stream, site, guest)?;
@@ -183,8 +183,9 @@ impl<'a> Pace<'a> {
 
     /// One call that reads or writes, until it is done or the client was too slow.
     ///
-    /// A socket with a timeout reports `Interrupted` also when the process was frozen or stopped in the call (signal(7)): that is no
-    /// error of the connection, and the call is repeated with what is left of the time.
+    /// A socket with a timeout also reports `Interrupted` when the process was frozen or stopped in
+    /// the call (signal(7)). That is not an error of the connection, and the call is repeated with
+    /// the remaining time.
     fn transfer<L: Line>(
         &mut self,
         stream: &mut L,
@@ -315,7 +316,7 @@ fn linger(stream: &mut impl Line, guest: &Guest) -> io::Result<()> {
     let mut pace = Pace::new(Doing::Ends, guest);
     loop {
         match pace.transfer(stream, |stream| stream.read(&mut block)) {
-            // A client that sends no more still gets what is on its way.
+            // A client that sends no more still gets the data on its way.
             Err(e) if e.kind() == io::ErrorKind::TimedOut => return Ok(()),
             Ok(0) => return Ok(()),
             other => drop(other?),

@@ -1,5 +1,5 @@
-//! The table of stateless TCP, read when it is first wanted, on a thread of its own: a directory may be large, and the packet
-//! path waits for no disk.
+//! The table of stateless TCP, read at its first use on a separate thread: a directory may be
+//! large, and the packet path waits for no disk.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use rivulet_server::service::Service;
 
 use super::table;
 
-/// It is asked again whether the table is there after this time.
+/// Interval of the checks whether the table is there.
 pub(super) const SOON: Duration = Duration::from_millis(20);
 
 /// The objects of a directory, when they are there.
@@ -33,11 +33,11 @@ enum State {
 
 /// What services need of the table.
 pub(super) enum Wanted {
-    /// Nothing, or what is there already.
+    /// Nothing to load, or loaded already.
     Nothing,
     /// This, which has just been read.
     This(Arc<Table>),
-    /// What is not there yet.
+    /// Not loaded yet.
     NotYet,
 }
 

@@ -1,8 +1,8 @@
 //! The file server as a minisocket application: nothing of a connection is kept between two requests.
 //!
-//! The input continuation holds the [`Session`]: the next output offset and the request head being read. An
-//! output continuation holds an [`Answer`], of which every octet of the response is a function. So any
-//! replica can go on with any request, also one that did not exist when the connection began.
+//! The input continuation holds the [`Session`]: the next output offset and the request head being
+//! read. An output continuation holds an [`Answer`], which determines every byte of the response.
+//! So any replica can continue any request, also one that did not exist when the connection began.
 
 use rivulet_packet::Consumed;
 use rivulet_server::{Application, EventKind, Minisocket};
@@ -17,9 +17,9 @@ use crate::http::{Answer, Input, Promise, ReadError, Session, Site};
 const REGION: u32 = 48;
 /// Answers promised in one response: what fits into a packet beside the input continuation.
 const PROMISES: usize = 4;
-/// A client is told to ask again for content that is being hashed after this time, milliseconds.
+/// Delay after which a client asks again for content that is being hashed, milliseconds.
 const HASHING: u16 = 20;
-/// Longest payload of a packet, octets.
+/// Longest payload of a packet, bytes.
 const PAYLOAD: usize = 9000;
 
 /// The file server.
@@ -46,7 +46,7 @@ impl Application for Nothing {
     }
 }
 
-/// Input that was understood, ready to be told.
+/// Parsed input, ready to be acknowledged.
 struct Understood {
     consumed: Consumed,
     /// The input continuation, then output continuations, sealed.
@@ -64,7 +64,8 @@ impl Files {
         Files { site, data: vec![0; PAYLOAD].into() }
     }
 
-    /// Reads the requests in the input, to be told in a response with this head; a function of the request alone.
+    /// Parses the requests in the input, for a response with this head; a function of the request
+    /// alone.
     fn understand(
         &self,
         msk: &Minisocket<'_, '_>,
@@ -133,7 +134,7 @@ impl Files {
         }
     }
 
-    /// Whether an answer is at hand and has no more than `room` octets.
+    /// Whether an answer is available and has at most `room` bytes.
     fn fits(&self, promise: &Promise, room: usize, data: &mut [u8]) -> bool {
         let Ok(answer) = Answer::decode(&promise.answer) else { return false };
         let length = promise.end.saturating_sub(promise.start);
@@ -165,7 +166,7 @@ impl Files {
         self.read(&answer, c.valid_start, want.offset, length, data)
     }
 
-    /// Octets of an answer whose first stands at output offset `start`.
+    /// Bytes of an answer with its first byte at output offset `start`.
     fn read<'d>(
         &self,
         answer: &Answer<'_>,
@@ -201,7 +202,8 @@ impl Application for Files {
 
 impl Files {
     fn answer(&self, msk: &mut Minisocket<'_, '_>, data: &mut [u8]) -> Result<(), Refusal> {
-        // What is said about the input goes where it takes no room from wanted data, if there is such a place.
+        // The acknowledgement of input goes where it takes no room from wanted data, if there is
+        // such a place.
         let apt = |wanted: bool| {
             let fits = |h: &Head| h.carries_input_and_token() && h.is_for_application();
             msk.heads().iter().position(|h| fits(h) && h.want.is_none() != wanted)
@@ -220,7 +222,7 @@ impl Files {
             msk.refuse_part(&refusal);
             None
         });
-        // Wanted data behind what was just promised can be sent at once into heads that want nothing.
+        // Wanted data after a new promise can be sent at once in responses without wanted data.
         let mut ahead: Option<(u64, Promise)> = None;
         let (mut given, mut renewed) = (false, false);
         for index in 0..msk.heads().len() {
@@ -270,7 +272,8 @@ impl Files {
                     *next += data.len() as u64;
                 }
             }
-            // A token for the client's next connection takes a place that nothing else needs: behind the end of an answer.
+            // A token for the client's next connection takes an otherwise unused place: after the
+            // end of an answer.
             let takes = !given && head.carries_input_and_token() && has_place(&reply, room);
             let token = if takes { msk.address_token() } else { None };
             if let Some(token) = &token {
@@ -281,7 +284,8 @@ impl Files {
             if let Err(e) = msk.send(index, &reply) {
                 tracing::debug!(error = %e, "response not built");
             } else if last && msk.kind() == EventKind::Open {
-                // The only answer of a connection that ends with it: the rest of the first window would say nothing.
+                // The only answer of a connection that ends with it: the rest of the first window
+                // would be empty.
                 msk.drop_event();
                 break;
             }

@@ -17,7 +17,8 @@ const FILE: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOC
 /// A folder or file that became a symbolic link since it was listed is not followed.
 const BENEATH: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS);
 
-/// Bytes of all objects; what is beyond is the kernel's. They are in memory, so that none changes while it is sent.
+/// Bytes of all objects; further ones go to the kernel. They are in memory, so that none changes
+/// while it is sent.
 const MAX_TOTAL: u64 = 256 << 20;
 /// The same where large ones are among them.
 const MAX_TOTAL_LARGE: u64 = 2 << 30;

@@ -15,16 +15,16 @@ use super::stateless::application;
 use crate::http::Site;
 use crate::process::{prefer_this_thread, stopped};
 
-/// Between two looks at what is not on the packet path.
+/// Interval of work outside of the packet path.
 const CHORES: Duration = Duration::from_millis(5);
 
-/// What a worker is told.
+/// A message to a worker.
 enum Change {
     Services(Vec<Service>),
     Objects(Arc<Table>),
 }
 
-/// Threads that end when the process is told to stop.
+/// Threads that end on request.
 pub(super) struct Workers(Vec<Worker>);
 
 struct Worker {

@@ -26,7 +26,7 @@ impl Rack {
         Some(rack)
     }
 
-    /// A replica that takes uploads. What is a file by now is in its table.
+    /// A replica that accepts uploads. Its table has the files that exist by now.
     fn storing(&self, replica: usize, flags: &[&str]) -> Process {
         let dir = self.dir.path().join("www").display().to_string();
         self.serve_with(replica, &[&["--upload", &dir], flags].concat())
@@ -63,10 +63,10 @@ impl Rack {
         self.connect_with(port, |_| Ok(()))
     }
 
-    /// A client's socket from this port, whose SYN has this number.
+    /// A client's socket on this port, with this number in its SYN.
     fn connect_at(&self, port: u16, seq: u32) -> TcpStream {
         self.connect_with(port, |socket| {
-            // The kernel takes a number of its own only where none was set.
+            // The kernel chooses a number only if none was set.
             let options = [
                 (libc::TCP_REPAIR, 1),
                 (libc::TCP_REPAIR_QUEUE, 2),
@@ -96,7 +96,8 @@ impl Rack {
         stream
     }
 
-    /// What comes on a connection on which these pieces are said, one after the other; then this direction ends.
+    /// Sends these pieces one after the other, ends this direction, and returns everything
+    /// received.
     fn say(&self, pieces: &[&[u8]]) -> Vec<u8> {
         let mut stream = self.connect(0);
         stream.set_nodelay(true).unwrap();
@@ -118,7 +119,7 @@ impl Rack {
 /// Sets an option of TCP's.
 fn set_option(socket: &Socket, option: i32, value: i32) -> std::io::Result<()> {
     let (at, length) = ((&raw const value).cast(), size_of::<i32>() as libc::socklen_t);
-    // SAFETY: the value is there, and as long as it says.
+    // SAFETY: the value is a local of the given size.
     let rc = unsafe { libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, option, at, length) };
     if rc == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
@@ -149,7 +150,7 @@ fn kernel_serves_requests_beyond_stateless_tcp() {
         assert!(rack.stored(&format!("up{round}")) == upload, "{host}, timestamps {stamps}");
         let big_url = format!("http://{host}/big");
         assert!(rack.get(&["-g", &big_url]) == big, "{host}, timestamps {stamps}");
-        // What was stored is in no table.
+        // A stored file is in no table.
         assert!(rack.get(&["-g", &to]) == upload, "{host}, timestamps {stamps}");
         adopted += 3;
         assert_eq!(rack.adopted(), adopted, "{host}, timestamps {stamps}");
@@ -436,7 +437,8 @@ fn port_is_used_again_within_its_first_window() {
     assert_eq!(rack.adopted(), 2);
 }
 
-/// A client holds as many as it may; for one more its oldest gives way, and other clients' are adopted as ever.
+/// A client has its maximum of connections; a further one displaces its oldest, and other clients'
+/// are adopted as before.
 #[test]
 fn adopted_connections_of_a_client_are_bounded() {
     let Some(rack) = Rack::steered() else { return };

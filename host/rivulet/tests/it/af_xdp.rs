@@ -73,8 +73,8 @@ fn a_download_with_plain_tcp_beside_it() {
     assert!(!has_program(&rig.server, "s0"));
 }
 
-/// A stack over AF_XDP takes what is its own: another process's connections from the same address go on. Only the
-/// interface's queue it has for itself.
+/// A stack over AF_XDP takes only its own packets: another process's connections from the same
+/// address continue. Only the interface's queue is exclusive.
 #[test]
 fn two_clients_on_one_host() {
     let Some(rig) = rig() else { return };
@@ -121,7 +121,7 @@ fn a_path_that_takes_less_and_interfaces_that_change() {
     offloads_off(&rig);
     for device in ["rc", "rs"] {
         router.offloads_off(device);
-        // What AF_XDP sends goes around the queueing discipline of its own interface.
+        // AF_XDP bypasses the queueing discipline of its own interface.
         router.run(&format!("tc qdisc add dev {device} root tbf rate 10mbit burst 64kb limit 256kb"));
     }
     rig.client.ip("addr add 10.88.1.1/24 dev c0");
@@ -191,7 +191,8 @@ fn an_interface_that_comes_back_unfit() {
     assert!(!has_program(&rig.client, "c0"));
 }
 
-/// A server whose interface comes back unfit says in its heartbeats that it is not ready, until it is fit.
+/// A server with an interface that returns unsuitable reports itself not ready in its heartbeats
+/// until the interface is suitable.
 #[test]
 fn server_on_an_unfit_interface_is_not_ready() {
     let Some(rig) = rig() else { return };
@@ -214,9 +215,9 @@ fn server_on_an_unfit_interface_is_not_ready() {
     get(&rig, &[], &content).unwrap();
 }
 
-/// Whether each heartbeat of the next ones says ready.
+/// The readiness in each of the next heartbeats.
 fn beats(io: &mut AfPacket) -> Vec<bool> {
-    Rig::heard(io).iter().map(|beat| beat.ready).collect()
+    Rig::read_heartbeats(io).iter().map(|beat| beat.ready).collect()
 }
 
 /// What cannot be had is an error that names what to change; `auto` does without.

@@ -96,7 +96,7 @@ impl Ear {
         Ear(AfPacket::open(&interface, Config { filter: Some(filter), ..Config::default() }).unwrap())
     }
 
-    /// What came by now.
+    /// All heartbeats so far.
     fn all(&mut self) -> Vec<Heartbeat> {
         let count = self.0.recv().unwrap();
         (0..count).map(|i| Heartbeat::parse(&self.0.frame(i).data[14..]).unwrap()).collect()
@@ -134,13 +134,13 @@ fn plain_services_beat_while_they_accept() {
     ear.hear("not ready again", |b| !b.ready);
 
     let _server = serve(&rig);
-    // Both may have begun in the same second; where in it, the sequence says.
+    // Both may have begun in the same second; the sequence numbers order them within it.
     let agents = |b: &Heartbeat| {
         b.incarnation == first.incarnation && b.sequence.wrapping_sub(first.sequence) < 1 << 17
     };
     ear.hear("the serving process's", |b| !agents(b) && b.ready);
-    // What was on its way when it attached may still come; then nobody else beats. If both did, as often as each
-    // other, thirty of one would not come in a row.
+    // Heartbeats on their way at the attachment may still arrive; after that only one process
+    // sends. If both sent at equal rates, thirty of one would not come in a row.
     let mut in_a_row = 0;
     eventually("the serving process to be the only one of its replica that beats", || {
         for beat in ear.all() {

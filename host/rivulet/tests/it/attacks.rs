@@ -46,7 +46,7 @@ fn frame(eth: &EthHeader, port: u16, class: RequestClass, number_low: u16, paylo
     out
 }
 
-/// A request with a continuation that nobody sealed.
+/// A request with a continuation that no replica sealed.
 fn forged(state: &mut u64) -> (u16, Vec<u8>) {
     let fields = TransportContinuation {
         tag: random(state) as u32,
@@ -159,7 +159,7 @@ fn floods_are_refused_by_reason_and_leave_nothing() {
     assert!(grown < 1 << 10, "grown by {grown} KiB");
 }
 
-/// A request that names keys nobody has, in a block such as the ToR stamps.
+/// A request that names unknown keys, in a block like the ToR's.
 fn of_a_later_epoch(eth: &EthHeader) -> Vec<u8> {
     let fields = TransportContinuation {
         seal_epoch: 77,
@@ -178,8 +178,8 @@ fn of_a_later_epoch(eth: &EthHeader) -> Vec<u8> {
     frame(eth, 5000, RequestClass::Normal, builder.number_low(), &payload)
 }
 
-/// The ToR's block is the ToR's: what comes past it, from a neighbour or in a tunnel, cannot have this replica believe that
-/// its keys are old, and be excluded.
+/// Only the ToR writes its block: a block that bypasses it, from a neighbour or in a tunnel, cannot
+/// make this replica believe that its keys are old, and have it excluded.
 #[test]
 fn a_block_that_is_not_the_tors_is_not_believed() {
     let Some(rig) = Rig::new() else { return };
@@ -196,7 +196,7 @@ fn a_block_that_is_not_the_tors_is_not_believed() {
     let mut heartbeats = rig.heartbeats();
     let mut ready = || loop {
         std::thread::sleep(Duration::from_millis(20));
-        if let Some(last) = Rig::heard(&mut heartbeats).last() {
+        if let Some(last) = Rig::read_heartbeats(&mut heartbeats).last() {
             return last.ready;
         }
     };

@@ -1,5 +1,5 @@
-//! Programs that speak UDP alone, behind two replicas of stateless TCP: name servers and httpudp, with ordinary TCP clients.
-//! Needs root; skipped where namespaces cannot be made.
+//! Programs that use only UDP, behind two replicas of stateless TCP: name servers and httpudp, with
+//! ordinary TCP clients. Needs root; skipped where namespaces cannot be made.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -22,8 +22,8 @@ const TRANSFER: usize = 20;
 /// What a back end would have to serve by TCP.
 const REFUSED: &str = "rivulet_plain_refused_total{reason=\"kernel\"}";
 
-/// A name server of which each replica's host has one. A name says how long its answer is; with a `t` in front a datagram does not
-/// hold it.
+/// A name server on each replica's host. A name has the length of its answer; with a `t` before it,
+/// the answer does not fit a datagram.
 struct NameServer {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -36,7 +36,7 @@ struct Shared {
     lose: AtomicU32,
     by_udp: AtomicU32,
     by_tcp: AtomicU32,
-    /// Queries without EDNS of 65,535 octets.
+    /// Queries without EDNS of 65,535 bytes.
     small: AtomicU32,
 }
 
@@ -170,7 +170,7 @@ fn ask(rack: &Rack, address: &str, queries: &[Vec<u8>]) -> std::io::Result<Vec<u
     Ok(got)
 }
 
-/// What the name server itself would say.
+/// The name server's own answers.
 fn want(queries: &[Vec<u8>]) -> Vec<u8> {
     queries.iter().flat_map(|query| framed(&respond(&query[2..], false))).collect()
 }
@@ -392,12 +392,13 @@ fn plain_udp_programs_give_answers_of_http() {
     }
 }
 
-/// Its heartbeats say that a replica whose back end is gone is not ready, until the back end is there again.
+/// A replica without its back end reports itself not ready in its heartbeats, until the back end is
+/// there again.
 #[test]
 fn a_replica_is_ready_while_its_back_end_answers() {
     let Some(rig) = Rig::new() else { return };
     let mut ear = rig.heartbeats();
-    let ready = |ear: &mut AfPacket| Rig::heard(ear).last().map(|beat| beat.ready);
+    let ready = |ear: &mut AfPacket| Rig::read_heartbeats(ear).last().map(|beat| beat.ready);
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../plain/examples/httpudp.py");
     let program = || {
         let mut command = rig.server.command("python3");
@@ -410,7 +411,7 @@ fn a_replica_is_ready_while_its_back_end_answers() {
     let _server = rig.started(Process(command.spawn().unwrap()));
     let mut beats = 0;
     eventually("many heartbeats", || {
-        let all = Rig::heard(&mut ear);
+        let all = Rig::read_heartbeats(&mut ear);
         assert!(all.iter().all(|beat| !beat.ready), "nobody answers yet");
         beats += all.len();
         beats > 100
@@ -423,7 +424,8 @@ fn a_replica_is_ready_while_its_back_end_answers() {
     }
 }
 
-/// An unmodified nsd, where there is one: started by this test, with a configuration and a zone of its own.
+/// An unmodified nsd, where there is one: started by this test, with a separate configuration and
+/// zone.
 #[test]
 fn nsd_serves_tcp_clients_through_its_udp_socket() {
     let nsd = ["/usr/sbin/nsd", "/usr/local/sbin/nsd"].into_iter().find(|path| Path::new(path).exists());

@@ -11,29 +11,30 @@ use rivulet_pktio::testing::{PATIENCE, Process, eventually};
 use crate::rig::SERVICE;
 use crate::stateless::{BY_BLOCK, MAC, Rack, STACK};
 
-/// A program and how it is told what to fetch, and where to.
+/// A program, with its arguments for the source and the destination.
 struct Client {
     program: &'static str,
     /// `{url}`, `{out}`: the file's; `{host}`, `{dir}`: parts of these; `{programs}`: those of the tests.
     args: &'static str,
-    /// What is done at the client before, by a shell.
+    /// Shell commands at the client beforehand.
     before: &'static str,
-    /// Where what comes is found.
+    /// The place of the received data.
     what: Output,
-    /// It asks on another connection where one is refused, as what is large is behind a small answer, and ranges, which a kernel has, break
-    /// with their replica.
+    /// It repeats a refused request on another connection, as for a large object after a small
+    /// answer, and ranges, which a kernel serves, break with their replica.
     again: bool,
 }
 
 enum Output {
     File,
-    /// The page that it prints tells length and hash ([`PAGE`]).
+    /// The page that it prints has length and hash ([`PAGE`]).
     Page,
 }
 
 const CLIENT: Client = Client { program: "", args: "", before: "", what: Output::File, again: false };
 
-/// Fetches the file before it is done with loading, and tells length and FNV-1a of what came.
+/// Fetches the file before it has finished loading, and shows length and FNV-1a of the received
+/// data.
 const PAGE: &str = "<!doctype html><pre id=said></pre><script>
 const ask = new XMLHttpRequest();
 ask.open('GET', 'file', false);
@@ -45,7 +46,7 @@ for (let n = 0; n < ask.response.length; n++)
 said.textContent = `${ask.response.length} octets, ${hash >>> 0}`;
 </script>";
 
-fn said_of(content: &[u8]) -> String {
+fn page_of(content: &[u8]) -> String {
     let hash = content
         .iter()
         .fold(0x811c_9dc5u32, |hash, octet| (hash ^ u32::from(*octet)).wrapping_mul(0x0100_0193));
@@ -54,9 +55,9 @@ fn said_of(content: &[u8]) -> String {
 
 /// As a ToR notices that a replica is dead.
 const NOTICED: Duration = Duration::from_millis(50);
-/// Octets a second: who is killed is in the middle of it.
+/// Bytes a second: the replica is killed in the middle.
 const RATE: u64 = 4_000_000;
-/// Octets that the other one sends before it is back.
+/// Bytes that the other replica sends before it returns.
 const BETWEEN: u64 = 200_000;
 
 struct Download<'a> {
@@ -67,20 +68,21 @@ struct Download<'a> {
 }
 
 impl Download<'_> {
-    fn said(&self) -> String {
+    fn output(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(&self.said).unwrap()).into_owned()
     }
 
     /// Waits until the client was given so much.
     fn given(&mut self, octets: u64) {
         eventually("what is sent", || {
-            assert!(self.client.lives(), "it ended before {octets} octets: {}", self.said());
+            assert!(self.client.lives(), "it ended before {octets} octets: {}", self.output());
             self.rack.wire().given.load(Ordering::Relaxed) >= octets
         });
     }
 
-    /// SIGKILL of whoever sends once so much is sent, and its return after the other one has gone on, but not beyond the next gate. Packets
-    /// go to the dead one until that is noticed.
+    /// Kills the sending replica with SIGKILL after this many bytes, and restarts it after the
+    /// other one has resumed, but before the next gate. Packets go to the dead one until its death
+    /// is noticed.
     fn kill(&mut self, octets: u64, next: u64) {
         self.given(octets);
         let wire = self.rack.wire();
@@ -99,7 +101,8 @@ fn serve(rack: &Rack, replica: usize) -> Process {
     rack.serve_with(replica, &["--large"])
 }
 
-/// A download of so many octets during which a replica is killed so often; half a percent of all packets is lost.
+/// A download of this many bytes with this many kills of a replica; half a percent of all packets
+/// is lost.
 fn survives(client: &Client, size: usize, kills: usize) {
     let Some(rack) = Rack::new() else { return };
     let Some(program) = found(client.program, &rack) else {
@@ -132,14 +135,14 @@ fn survives(client: &Client, size: usize, kills: usize) {
     }
     let patience = Instant::now() + 4 * PATIENCE;
     while download.client.lives() {
-        assert!(Instant::now() < patience, "stuck: {}", download.said());
+        assert!(Instant::now() < patience, "stuck: {}", download.output());
         std::thread::sleep(Duration::from_millis(10));
     }
-    let (status, said) = (download.client.0.wait().unwrap(), download.said());
+    let (status, said) = (download.client.0.wait().unwrap(), download.output());
     assert!(status.success(), "{status}: {said}");
     match client.what {
         Output::File => assert!(std::fs::read(&out).unwrap() == content, "other octets: {said}"),
-        Output::Page => assert!(said.contains(&said_of(&content)), "other octets: {said}"),
+        Output::Page => assert!(said.contains(&page_of(&content)), "other octets: {said}"),
     }
     if !client.again {
         assert_eq!(rack.client.counter("TcpEstabResets"), 0);
@@ -209,8 +212,8 @@ clients! {
         ..CLIENT
     }, SIZE, 2;
     tiny_buffer: Client { program: "python3", args: "{programs}/get.py --buffer 4096 {host} /file {out}", ..CLIENT }, SIZE, 2;
-    // A machine that stands still for seconds is no server that does. What takes longer than the timeout needs a ToR that tells of deaths:
-    // mininet/tests/test_user_timeout.py.
+    // A machine that pauses for seconds is not a server that does. A longer pause than the timeout
+    // needs a ToR that reports deaths: mininet/tests/test_user_timeout.py.
     user_timeout: Client {
         program: "python3", args: "{programs}/get.py --user-timeout 20000 --rate 4e6 {host} /file {out}", ..CLIENT
     }, SIZE, 2;

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use rivulet_bpf::kernel::{Feature, skipped};
 use rivulet_pktio::testing::eventually;
 
-/// A BPF file system of its own, gone with this.
+/// A separate BPF file system, unmounted on drop.
 pub(crate) struct BpfFs(tempfile::TempDir);
 
 impl BpfFs {

@@ -17,7 +17,7 @@ use crate::cm_serve::{ALICE, Rig};
 /// The first of Alice's subordinate user ids, and how many the tests use.
 const FIRST: u32 = 300_000;
 const COUNT: u32 = 70;
-/// Connects under each of the user ids that it is given, and tells how many were let in.
+/// Connects under each of the given user ids, and prints how many were admitted.
 const CONNECT: &str = "
 import os, socket, sys
 path, first, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])

@@ -5,7 +5,8 @@ use rivulet_pktio::testing::{Process, eventually};
 
 use crate::cm_serve::{ALICE, Daemon, Rig, flow, sends};
 
-/// Of programs; of the daemon every second one too, once while a program lives, once while nobody looks after it.
+/// Kills of programs; every second time of the daemon, too, once while a program lives, once while
+/// no daemon watches it.
 const KILLS: usize = 30;
 
 fn kills() -> usize {
@@ -35,7 +36,7 @@ fn killed_program_frees_its_whole_window() {
     let window = rig.status(ALICE)["window"].as_u64().unwrap();
     assert_eq!(window, 10_000);
     for kill_number in 0..kills() {
-        // It asks for a hundred packets of a thousand octets, and has the window.
+        // It requests a hundred packets of a thousand bytes, and has the window.
         let holds = rig.child(ALICE, 9);
         rig.as_user(ALICE, || client.request(ours, 10).unwrap());
         match kill_number % 4 {

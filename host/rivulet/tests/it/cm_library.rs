@@ -66,7 +66,7 @@ fn a_c_program_has_all_calls() {
     assert_eq!(run(&rig, &program, &[&port]), "all of it\n");
 }
 
-/// A receiver that returns the first eight octets of what it gets; its port.
+/// A receiver that returns the first eight bytes of each packet; its port.
 fn answering(rig: &Rig) -> String {
     let receiver = rig.as_user(ALICE, || UdpSocket::bind("127.0.0.1:0").unwrap());
     let port = receiver.local_addr().unwrap().port().to_string();
@@ -79,11 +79,11 @@ fn answering(rig: &Rig) -> String {
     port
 }
 
-/// 300 datagrams of 1000 octets left, and of each is known what became of it.
+/// 300 datagrams of 1000 bytes left, and the fate of each is known.
 fn all_was_sent(rig: &Rig) {
     let status = rig.status(ALICE);
     assert_eq!((&status["outstanding"], &status["flows"]), (&0.into(), &0.into()));
-    // An octet more is that to a port where nobody is.
+    // One more byte is that to a port without a receiver.
     assert_eq!(status["sent"].as_u64().unwrap() / 1000, 300);
 }
 

@@ -1,4 +1,5 @@
-//! `rivulet cm serve`: who is let in, what becomes of it when it, or the daemon, is killed, and calls through the daemon.
+//! `rivulet cm serve`: admission, the end of clients and of the daemon, and calls through the
+//! daemon.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::UdpSocket;
@@ -18,7 +19,7 @@ const BOB: u32 = 54_324;
 const MTU: u32 = 1000;
 const CHILD: &str = "RIVULET_CM_TEST_CHILD";
 
-/// The daemon, and what it says.
+/// The daemon, and its messages.
 pub(crate) type Daemon = (Process, BufReader<std::process::ChildStderr>);
 
 pub(crate) struct Rig {
@@ -68,7 +69,7 @@ impl Rig {
         command.args(words.split_whitespace());
     }
 
-    /// The daemon, once it lets programs in; what it says after that is read from it.
+    /// The daemon, once it admits programs; later messages are read from it.
     pub(crate) fn serve(&self, words: &str) -> Daemon {
         self.start(self.command(&format!("serve {words}")))
     }

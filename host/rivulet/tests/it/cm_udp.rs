@@ -1,4 +1,5 @@
-//! `cm-udp`: every style sends all it is to send, by the calls that it is about, and says what came of it.
+//! `cm-udp`: every style sends all its packets, by the calls that it is about, and reports the
+//! result.
 
 use std::io::{BufRead, BufReader};
 use std::process::{ChildStderr, Command, Output, Stdio};
@@ -8,7 +9,8 @@ use serde_json::Value;
 
 use crate::cm_serve::{ALICE, Rig};
 
-/// As many as wait in a socket's memory (some 768 octets of 208 kB each): a receiver that does not run for a while loses none.
+/// As many as a socket's memory holds (some 768 bytes of 208 kB each): a receiver that pauses loses
+/// none.
 const COUNT: u64 = 200;
 const SIZE: u64 = 300;
 
@@ -23,7 +25,7 @@ fn command(rig: &Rig, words: &str) -> Command {
     command
 }
 
-/// The receiver, what it says, and where it receives.
+/// The receiver, its messages, and its address.
 fn receiver(rig: &Rig) -> (Process, BufReader<ChildStderr>, String) {
     // Packets as on a wire.
     rig.ns.ip("link set lo mtu 1500");

@@ -1,5 +1,6 @@
-//! A replica of stateless TCP whose content is not the one in force, and one whose content comes into force: real clients, and a
-//! server in this process. Needs root; skipped where namespaces cannot be made.
+//! A replica of stateless TCP with content that is not in force, and one with content that comes
+//! into force: real clients, and a server in this process. Needs root; skipped where namespaces
+//! cannot be made.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -18,7 +19,7 @@ use rivulet_transport::server::Refusal;
 
 use crate::rig::{Rig, SERVICE, request, url};
 
-/// Octets that a client's buffer, as it is set here, does not take.
+/// Bytes that exceed a client's buffer as it is set here.
 const LARGE: usize = 4 << 20;
 const BUFFER: &str = "net.ipv4.tcp_rmem=4096 131072 262144";
 
@@ -31,7 +32,7 @@ impl Application for Nothing {
     }
 }
 
-/// What the server says of itself.
+/// The server's state.
 #[derive(Default)]
 struct Said {
     stop: AtomicBool,
@@ -173,7 +174,7 @@ fn other_content_is_not_answered_from_and_its_connections_end() {
             if stamps == 1 {
                 ask(&mut connections[0]).unwrap();
             }
-            // Other keys alone change nothing for who is connected.
+            // Other keys alone change nothing for connected clients.
             become_ready(service(&keys, newest + 1, in_force(version, newest - 1)), true);
             if stamps == 1 {
                 ask(&mut connections[0]).unwrap();

@@ -11,8 +11,9 @@ use rivulet_pktio::in_netns;
 /// A machine that takes longer than this for what the interface sends in 1.4 s is itself the slower one.
 const IN_TIME: Duration = Duration::from_secs(3);
 
-/// Their first windows are several times what the interface's queue holds. The server leaves the rest in requests: its
-/// queueing discipline drops nothing, heartbeats go on, and connections are told of the queue.
+/// Their first windows are several times the interface's queue. The server leaves the rest as
+/// requests: its queueing discipline drops nothing, heartbeats continue, and connections get marks
+/// for the queue.
 #[test]
 fn a_start_of_many_at_once_loses_nothing() {
     // 256 full frames, as a switch port has.
@@ -30,7 +31,8 @@ fn nor_does_it_where_the_queue_is_short() {
     }
 }
 
-/// A hundred downloads through a queueing discipline of so many octets; what it says of itself afterwards, and the time taken.
+/// A hundred downloads through a queueing discipline of this many bytes; returns its statistics and
+/// the time.
 fn crowd(limit: u32) -> Option<(String, Duration)> {
     const CROWD: usize = 100;
     let rig = Rig::new()?;
@@ -63,7 +65,7 @@ fn crowd(limit: u32) -> Option<(String, Duration)> {
         }
     });
     let took = began.elapsed();
-    let heard: Vec<u32> = Rig::heard(&mut heartbeats).iter().map(|beat| beat.sequence).collect();
+    let heard: Vec<u32> = Rig::read_heartbeats(&mut heartbeats).iter().map(|beat| beat.sequence).collect();
     let queue = rig.server.run("tc -s qdisc show dev s0 root");
     for reason in ["unsent", "receive_queue", "transmit_queue"] {
         assert_eq!(rig.metric(&format!("rivulet_dropped_total{{reason=\"{reason}\"}}")), 0, "{reason}");

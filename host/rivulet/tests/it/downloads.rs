@@ -22,7 +22,7 @@ fn whole_files_of_every_size() {
         // A changed file is noticed within this time.
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
-    // Nobody's kernel had a say in it.
+    // No kernel took part.
     rig.read_quietly(IoChoice::AfPacket, 20_000_000);
     assert_eq!(rig.server.counter("TcpOutRsts"), 0);
     assert_eq!(rig.server.counter("TcpPassiveOpens"), 0);
@@ -50,7 +50,7 @@ fn several_files_and_an_error_on_one_connection() {
     }
 }
 
-/// Whoever fetches to /dev/null still has one.
+/// A download to /dev/null leaves the device in place.
 #[test]
 fn a_device_is_written_to_and_not_replaced() {
     let Some(rig) = Rig::new() else { return };
@@ -171,7 +171,7 @@ fn a_plain_server_is_spoken_to_in_plain_tcp() {
         assert_eq!(rig.client.counter("TcpActiveOpens"), before + 1, "{by}");
     }
 
-    // Nobody listens there: a clear error, soon.
+    // No listener there: a clear error, soon.
     let refused = format!("http://{SERVICE}:81/file");
     let out = rig.get(&["-q", "-o"]).arg(rig.out()).arg(refused).output().unwrap();
     assert_eq!(out.status.code(), Some(2));

@@ -91,7 +91,7 @@ pub type Connect<'a> = dyn Fn() -> Box<dyn Duplex + Send> + Sync + 'a;
 
 /// What a server answers to a request and to what follows it, in short: status, range or location and, of what succeeded, the
 /// body of each answer.
-pub fn said(mut stream: Box<dyn Duplex + Send>, parts: Vec<Vec<u8>>) -> String {
+pub fn transcript(mut stream: Box<dyn Duplex + Send>, parts: Vec<Vec<u8>>) -> String {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         let _ = sender.send(talk(stream.as_mut(), &parts));
@@ -209,8 +209,10 @@ pub fn answers(servers: &[(&str, &Connect<'_>)], requests: &[Vec<Vec<Vec<u8>>>])
                 while let Some((n, of_servers)) =
                     Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|n| Some((n, requests.get(n)?)))
                 {
-                    let said =
-                        servers.iter().zip(of_servers).map(|((_, connect), r)| said(connect(), r.clone()));
+                    let said = servers
+                        .iter()
+                        .zip(of_servers)
+                        .map(|((_, connect), r)| transcript(connect(), r.clone()));
                     let said = said.collect();
                     all.lock().unwrap()[n] = said;
                 }

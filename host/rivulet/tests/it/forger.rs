@@ -14,7 +14,7 @@ use rivulet_plain::{Header, Options, Stamps};
 use crate::rig::SERVICE;
 use crate::stateless::{MAC, Rack, STACK, url};
 
-/// Source ports that the forger guesses for, so many of them in turn.
+/// Source ports that the forger guesses for, in rotation.
 const PORTS: u32 = 512;
 const GROUP: u32 = 32;
 /// Acknowledgement numbers that it begins at for each port, equally far apart.
@@ -78,8 +78,8 @@ fn forge(rack: &Rack) {
     }
 }
 
-/// A forger that sees nothing guesses on and on; the host whose address it takes sends no reset, since there is none. A timestamp's claim of a
-/// window of 1 MB, believed and counted as sent, drew many times what was sent.
+/// A blind forger keeps guessing; the host of the forged address does not exist and sends no reset.
+/// With a timestamp's window of 1 MB counted as sent, it drew many times the bytes that it sent.
 #[test]
 fn a_blind_forger_draws_less_than_it_sends() {
     let Some(rack) = Rack::new() else { return };
@@ -88,7 +88,7 @@ fn a_blind_forger_draws_less_than_it_sends() {
     assert_eq!(rack.replicas[0].mac("s0").map(|byte| format!("{byte:02x}")).join(":"), MAC);
     let before = carried(&rack);
     in_netns(Some(rack.client.name()), || forge(&rack)).unwrap();
-    // What was begun asks for its client meanwhile.
+    // Started answers probe their client meanwhile.
     std::thread::sleep(Duration::from_secs(2));
     let after = carried(&rack);
     let (sent, drawn) = (after.0 - before.0, after.1 - before.1);

@@ -16,7 +16,9 @@ use rivulet_client::{Config, Stack};
 use rivulet_pktio::in_netns;
 use rivulet_pktio::testing::Process;
 
-use crate::exchange::{Connect, Duplex, Row, answers, parts, rows, said, store, store_hostile_names, tag};
+use crate::exchange::{
+    Connect, Duplex, Row, answers, parts, rows, store, store_hostile_names, tag, transcript,
+};
 use crate::rig::{Rig, SERVICE, url};
 
 /// Requests that change nothing.
@@ -53,7 +55,7 @@ fn nginx(dir: &Path, www: &Path) -> Process {
     process
 }
 
-/// A server in namespaces of its own, which may read no more than its user.
+/// A server in separate namespaces, with its user's read permissions only.
 fn serve(rig: &Rig, flags: &[&str]) -> Process {
     let whole = rig.serve_command(&rig.www(), flags);
     let mut command = Command::new("setpriv");
@@ -90,7 +92,8 @@ fn hostile_names_beside_nginx() {
     same_answers(NAMES, 200, &store_hostile_names);
 }
 
-/// Sends the requests of a table to the server of files in its modes, and to nginx, each with a folder of its own.
+/// Sends the requests of a table to the file server in its modes, and to nginx, each with a
+/// separate folder.
 fn same_answers(table: &str, at_least: usize, store: &dyn Fn(&Path)) {
     let (Some(kernel), Some(stateless)) = (Rig::new(), Rig::new()) else { return };
     let theirs = tempfile::tempdir().unwrap();
@@ -116,7 +119,7 @@ fn same_answers(table: &str, at_least: usize, store: &dyn Fn(&Path)) {
     check(&servers, &table, &answers(&servers, &requests));
 }
 
-/// All of ours answer as the row says, and nginx as it says of nginx.
+/// All of ours answer as in the row, and nginx as in its column.
 fn check(servers: &[(&str, &Connect<'_>)], table: &[Row<'_>], all: &[Vec<String>]) {
     let mut wrong = Vec::new();
     for (row, all) in table.iter().zip(all) {
@@ -151,7 +154,11 @@ fn uploads_beside_nginx() {
     let tags = servers.map(|(_, connect)| tag(connect));
     // One after the other: what one stores the next one finds.
     let one = |row: &Row<'_>| {
-        servers.iter().zip(&tags).map(|((_, connect), tag)| said(connect(), parts(row.text, tag))).collect()
+        servers
+            .iter()
+            .zip(&tags)
+            .map(|((_, connect), tag)| transcript(connect(), parts(row.text, tag)))
+            .collect()
     };
     let all: Vec<Vec<String>> = table.iter().map(one).collect();
     check(&servers, &table, &all);

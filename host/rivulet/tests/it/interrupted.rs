@@ -1,5 +1,6 @@
-//! Downloads whose client or path changes in the middle: a client that is stopped for a while, a path that loses packets, an address
-//! translator (masquerade of nftables, with the kernel's connection tracking), and one that forgets what it translated.
+//! Downloads with a change of client or path in the middle: a client that is stopped for a while, a
+//! path that loses packets, an address translator (masquerade of nftables, with the kernel's
+//! connection tracking), and one that loses its entries.
 
 use std::fs::{self, File};
 use std::time::Duration;
@@ -44,7 +45,7 @@ fn client_stopped_for_five_seconds_resumes() {
     stop_in_the_middle(5);
 }
 
-/// What the server is asked to send again leaves it.
+/// Retransmissions leave the server.
 #[test]
 fn retransmissions_are_built_on_a_lossy_path() {
     let Some((rig, router)) = Rig::with_router() else { return };
@@ -72,7 +73,8 @@ fn counted(router: &Netns, table: &str) -> u64 {
     numbers.sum()
 }
 
-/// All connections leave the router from these ports of its own; what its tracking calls invalid is counted.
+/// All connections leave the router from these ports; segments that its tracking calls invalid are
+/// counted.
 fn masquerade(router: &Netns, ports: &str) {
     router.run("sysctl -qw net.netfilter.nf_conntrack_tcp_be_liberal=0");
     router.run("nft add table ip nat");

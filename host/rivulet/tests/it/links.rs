@@ -50,13 +50,13 @@ fn an_interface_that_goes_down_and_up() {
     assert!(report["longest_gap_ms"].as_f64().unwrap() > 250.0, "it was down: {}", report["longest_gap_ms"]);
 }
 
-/// The server's interface and the client's are deleted, are missing for a while and made anew: the same connection goes on,
-/// and the kernels keep silent as before.
+/// The server's interface and the client's are deleted, missing for a while, and created again: the
+/// same connection continues, and the kernels send nothing, as before.
 #[test]
 fn interfaces_made_anew() {
     let Some(rig) = Rig::new() else { return };
     let _server = rig.serve(&["--metrics", "127.0.0.1:9090"]);
-    // A queue that takes more than the server hands over: what is beyond that waits as requests when the interface goes.
+    // A queue larger than the server's share: the rest waits as requests when the interface goes.
     rig.server.run("tc qdisc add dev s0 root tbf rate 15mbit burst 16kb limit 600kb");
     let content = rig.file("file", 6_000_000);
     let download = rig.download(&[]);
@@ -113,7 +113,7 @@ impl Routed {
     }
 }
 
-/// A router in the middle takes less from one moment on, and says so by ICMP: the server's answers shrink.
+/// A router in the middle reduces its MTU, and reports it by ICMP: the server's answers shrink.
 #[test]
 fn a_path_that_takes_less_downwards() {
     let Some(Routed { rig, router }) = Routed::new() else { return };
@@ -152,7 +152,8 @@ fn a_path_that_takes_less_upwards() {
     assert!(std::fs::read(storage.join("file")).unwrap() == content);
 }
 
-/// A full disk at the client: a clear error, what came is kept, and the download goes on once there is room.
+/// A full disk at the client: a clear error, received data is kept, and the download resumes when
+/// there is room.
 #[test]
 fn a_full_disk_at_the_client() {
     let Some(rig) = Rig::new() else { return };
@@ -160,7 +161,7 @@ fn a_full_disk_at_the_client() {
     let content = rig.file("file", 3_000_000);
     let disk = rig.dir.path().join("disk");
     std::fs::create_dir(&disk).unwrap();
-    // A mount namespace of its own, which ends with the command.
+    // A separate mount namespace, which ends with the command.
     let line = format!(
         "mount -t tmpfs -o size=1m none {0} && {RIVULET} get -q -o {0}/file {1}; code=$?; ls {0}; \
          mount -o remount,size=8m {0} && {RIVULET} get -q -c -o {0}/file {1} && cp {0}/file {2}; exit $code",
@@ -182,14 +183,14 @@ fn descriptors(pid: u32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
 }
 
-/// No descriptors left: the server says so to who asks for another file, lives, and loses none; a client says so
-/// and ends.
+/// No descriptors left: the server reports that to clients of another file, lives, and loses none;
+/// a client reports it and ends.
 #[test]
 fn out_of_descriptors() {
     let Some(rig) = Rig::new() else { return };
     let names: Vec<String> = (0..40).map(|i| format!("f{i}")).collect();
     for name in &names {
-        // Longer than what is kept in memory: each is mapped.
+        // Too long to be kept in memory: each is mapped.
         rig.file(name, 300_000);
     }
     let server = rig.serve(&["--plain", "none"]);
@@ -237,8 +238,9 @@ fn out_of_descriptors() {
     assert!(!out.status.success() && said.contains("Too many open files"), "{said}");
 }
 
-/// kill -9 of the serving process in the middle of a download, again and again: the restart takes over and the
-/// same connection finishes. `RIVULET_KILLS` says how often; the issue's hundred take about a minute.
+/// kill -9 of the serving process in the middle of a download, again and again: the restarted
+/// process takes over and the same connection finishes. `RIVULET_KILLS` sets the number; a hundred
+/// take about a minute.
 #[test]
 fn killed_again_and_again() {
     let Some(rig) = Rig::new() else { return };
@@ -271,7 +273,7 @@ fn killed_again_and_again() {
     assert!(!rig.server.run("nft list tables netdev").contains("rivulet"));
 }
 
-/// Wrong flags and missing files are told by name.
+/// Wrong flags and missing files are reported by name.
 #[test]
 fn wrong_flags_are_reported() {
     let dir = tempfile::tempdir().unwrap();

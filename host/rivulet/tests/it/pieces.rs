@@ -2,7 +2,7 @@
 
 use crate::rig::{Rig, SERVICE};
 
-/// Sends a request as `argv[2]` describes, and prints what comes back.
+/// Sends a request as described by `argv[2]`, and prints the answer.
 const CLIENT: &str = r#"
 import socket, sys, time
 address, how, nodelay, path = sys.argv[1], sys.argv[2], sys.argv[3] == "1", sys.argv[4]

@@ -30,7 +30,7 @@ fn build_go_client(into: &Path) -> Option<PathBuf> {
     let program = into.join("fetch");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/fetch.go");
     let mut command = Command::new(go);
-    // Where the caller has no cache of its own.
+    // For a caller without a cache.
     if std::env::var_os("HOME").is_none() && std::env::var_os("GOCACHE").is_none() {
         command.env("GOCACHE", into.join("cache"));
     }
@@ -94,7 +94,8 @@ fn every_client_downloads_a_gigabyte() {
     assert_eq!(rig.client.counter("TcpActiveOpens"), 0, "none of it was the kernel's TCP");
 }
 
-/// A program without libc is told why it has no connection, and the programs that it starts are served too.
+/// A program without libc gets a message why it has no connection, and the programs that it starts
+/// are served, too.
 #[test]
 fn a_go_program_and_its_errors() {
     let Some(rig) = Rig::new() else { return };
@@ -124,7 +125,7 @@ fn a_go_program_and_its_errors() {
     // The refused connection was begun by us and is none of the kernel's.
     assert_eq!(rig.client.counter("TcpActiveOpens"), 0);
 
-    // By the library alone the Go program is not caught, which a line says.
+    // With the library alone the Go program is not caught, which a line reports.
     let mut command = rig.client.command(RIVULET);
     command.env("RIVULET_SHIM", shim()).args(["run", "--by", "shim", "--", "bash", "-c", &line]);
     let out = command.output().unwrap();

@@ -46,11 +46,11 @@ fn service(epochs: &[u16]) -> Service {
 
 /// Responses from one epoch to the next.
 const BETWEEN: u64 = 400;
-/// Epochs held at a time: together many windows of this path, in which what a client carries is surely sealed anew, and
-/// much less than an answer.
+/// Epochs kept at a time: together many windows of this path, in which the client's continuation is
+/// surely sealed again, and much less than an answer.
 const HELD: u16 = 4;
 
-/// What the server says of itself.
+/// The server's state.
 #[derive(Default)]
 struct Said {
     stop: AtomicBool,

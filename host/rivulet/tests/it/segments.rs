@@ -19,7 +19,8 @@ use rivulet_server::{Application, Config, Minisocket, Server};
 use rivulet_transport::server::Refusal;
 
 const SERVICE: &str = "10.9.0.1:80";
-/// Where a client of a large answer is: a place at which segments may end, with a window that is told.
+/// The offset of a client of a large answer: a place at which segments may end, with a window in
+/// the timestamp.
 const AT: u32 = 12_800;
 /// Behind what a socket of the kernel's has told.
 const RECEIVED: u32 = 30;
@@ -59,9 +60,9 @@ struct Rig {
     hops: u8,
     /// It has something beyond what it acknowledges.
     sack: bool,
-    /// Of what came back.
+    /// Hops left of the returned segment.
     left: Option<u8>,
-    /// What came to the client last: headers, and how much data.
+    /// The last segments to the client: headers, and length of data.
     said: Vec<(Header, usize)>,
     _namespaces: [Netns; 2],
 }
@@ -87,7 +88,8 @@ impl Rig {
         Some((rig, sockets))
     }
 
-    /// The kernel has a connection with each of these clients already, or gets it, its next octet and timestamp as if it were a large answer.
+    /// The kernel has a connection with each of these clients, or gets it, with its next number and
+    /// timestamp like those of a large answer.
     fn open(plain: Plain, drains: Plain, clients: &[SocketAddr]) -> Option<(Rig, Vec<TcpStream>)> {
         let (tor, host) = (Netns::new("chg-t")?, Netns::new("chg-s")?);
         tor.veth("c0", &host, "s0");
@@ -256,7 +258,7 @@ fn segment_unknown_to_both_returns_to_the_tor_once() {
         let Some((mut rig, _socket)) = Rig::new(plain, drains, &[here]) else { return };
         let mac = rig.mac;
         for (echo, port) in echoes.into_iter().zip(40_010..) {
-            // What one says of a large answer whose beginning it lacks.
+            // A segment of a client of a large answer that lacks the beginning.
             rig.sack = echo == Some(5);
             // Far from any cookie of the one key.
             let far = |client| large(client).0.wrapping_sub(1 << 20);
@@ -269,7 +271,7 @@ fn segment_unknown_to_both_returns_to_the_tor_once() {
             assert_eq!(rig.bring(mac, elsewhere, far(elsewhere), echo), KERNELS, "{plain:?} {echo:?}");
             std::thread::sleep(LATER);
             assert_eq!(rig.bring(mac, elsewhere, far(elsewhere), echo), BACK, "{plain:?} {echo:?}");
-            // Nobody else has it either.
+            // No other replica has it, either.
             let refused = rig.bring(OTHER, elsewhere, far(elsewhere), echo);
             assert_eq!(refused, Brought { resets: 1, ..NOTHING }, "{plain:?} {echo:?}");
         }
@@ -309,7 +311,7 @@ fn cookie_without_its_timestamp_is_forwarded_and_not_reset() {
     }
 }
 
-/// What is handed on to be asked for where nothing is answered goes on from there, once.
+/// A segment handed on to a replica without answers is handed on from there, once.
 #[test]
 fn replica_without_content_forwards_segments_once() {
     let [here, elsewhere] = [40_001, 40_002].map(|port| SocketAddr::from(([10, 88, 0, 9], port)));

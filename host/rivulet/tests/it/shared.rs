@@ -1,5 +1,5 @@
-//! Connections of one stack to one service are streams of one connection, and look like connections of their own to everybody. Needs
-//! root; skipped where namespaces cannot be made.
+//! Connections of one stack to one service are streams of one connection, and look like separate
+//! connections to every program. Needs root; skipped where namespaces cannot be made.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
@@ -27,7 +27,7 @@ fn fetch(mut stream: &Stream, name: &str) -> Vec<u8> {
     answer
 }
 
-/// Each in a thread of its own, at the same time.
+/// Each in a separate thread, at the same time.
 fn fetch_all(streams: &[Stream], names: &[String], contents: &[Vec<u8>]) {
     std::thread::scope(|scope| {
         for ((stream, name), content) in streams.iter().zip(names).zip(contents) {
@@ -56,7 +56,7 @@ fn connects_at_the_same_time_are_streams_of_one_connection() {
         });
         assert!(streams.iter().all(|s| s.local_addr() == streams[0].local_addr()), "one connection");
         fetch_all(&streams, &names, &contents);
-        // Those who ask for it have their own, and so have those who bring their port.
+        // Separate connections on request, and for callers that bind a port.
         let separate = stack.separate();
         let own = [connect(&separate), connect(&separate)];
         assert!(own[0].local_addr() != own[1].local_addr() && own[0].local_addr() != streams[0].local_addr());
@@ -77,8 +77,8 @@ fn connects_at_the_same_time_are_streams_of_one_connection() {
 fn streams_survive_kills_and_losses() {
     let Some(rig) = Rig::new() else { return };
     rig.server.run("tc qdisc add dev s0 root tbf rate 40mbit burst 16kb limit 200kb");
-    // A machine that sends more slowly than the queue does overflows none, and what its own kernel drops the server sends again
-    // (ENOBUFS): what is lost leaves by another way.
+    // A machine that sends more slowly than the queue overflows none, and the server repeats
+    // packets that its own kernel drops (ENOBUFS): losses leave by another route.
     rig.server.ip("link add nowhere type veth peer name nobody");
     rig.server.run("nft add table netdev t");
     rig.server.run("nft add chain netdev t out { type filter hook egress device s0 priority 0 ; }");
@@ -101,7 +101,7 @@ fn streams_survive_kills_and_losses() {
     assert!(s.declared >= 10, "some of 29 were lost: {s:?}");
 }
 
-/// Streams that are given up, that nobody reads, and whose file is gone leave the others alone.
+/// Cancelled streams, unread streams, and streams with a deleted file leave the others alone.
 #[test]
 fn a_stream_that_ends_or_fails_ends_no_other() {
     let Some(rig) = Rig::new() else { return };

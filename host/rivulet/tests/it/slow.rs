@@ -1,4 +1,4 @@
-//! A slow disk: uploads to it and cold files on it hold up those who asked for them, and nobody else. Needs root and
+//! A slow disk: uploads to it and cold files on it delay only their own clients. Needs root and
 //! FUSE; skipped where namespaces cannot be made.
 
 use std::collections::HashMap;
@@ -23,7 +23,7 @@ use crate::rig::{Rig, SERVICE, request, url};
 
 /// How long the disk takes to open, read, write or sync anything.
 const NAP: Duration = Duration::from_millis(250);
-/// What is known of a file is asked for again each time.
+/// File attributes are requested each time.
 const TTL: Duration = Duration::ZERO;
 /// The replica's liveness bound: one piece of an upload takes the disk longer.
 const BOUND: Duration = Duration::from_secs(1);
@@ -256,7 +256,7 @@ impl Filesystem for Slow {
     }
 }
 
-/// Ends whoever listens when it goes.
+/// Ends the listener on drop.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -265,8 +265,8 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Downloads of a warm file, a cold one and uploads, all at once: everybody gets his octets, and no heartbeat is late
-/// or says that the replica is not ready.
+/// Downloads of a warm file, a cold one and uploads, all at once: all get their bytes, and no
+/// heartbeat is late or reports the replica not ready.
 #[test]
 #[ignore = "long: the disk sleeps for most of 18 s"]
 fn slow_disk_excludes_no_replica() {
@@ -285,7 +285,7 @@ fn slow_disk_excludes_no_replica() {
     let server = rig.serve_dir(&disk, &flags);
     let mut heartbeats = rig.heartbeats();
     let until = Instant::now() + Duration::from_secs(60);
-    while !Rig::heard(&mut heartbeats).last().is_some_and(|beat| beat.ready) {
+    while !Rig::read_heartbeats(&mut heartbeats).last().is_some_and(|beat| beat.ready) {
         assert!(Instant::now() < until, "never ready");
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -310,7 +310,7 @@ fn slow_disk_excludes_no_replica() {
         assert!(fs::read(storage.join(name)).unwrap() == body, "{name}");
     };
     std::thread::scope(|scope| {
-        // Also where something else fails: the scope waits for whoever listens.
+        // Also after another failure: the scope waits for the listener.
         let _ends = Ends(&over);
         let listener = scope.spawn(|| {
             // When each came is the kernel's word: this thread may be late itself.
@@ -340,7 +340,7 @@ fn slow_disk_excludes_no_replica() {
                 assert!(ask(request("warm").as_bytes()).ends_with(b"warm"));
             }
         });
-        // Twice: as it is hashed, and as it is read from a mapping whose pages are gone.
+        // Twice: during the hash, and during a read from a mapping without its pages.
         for _ in 0..2 {
             let out = rig.get(&["-q", "-o"]).arg(rig.out()).arg(url("cold")).output().unwrap();
             assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));

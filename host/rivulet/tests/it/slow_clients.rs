@@ -44,7 +44,7 @@ impl Rig {
         if out.status.success() { Ok(out.stdout) } else { Err(String::from_utf8_lossy(&out.stderr).into()) }
     }
 
-    fn told(&self, name: &str) -> u64 {
+    fn metric_of(&self, name: &str) -> u64 {
         let metrics = self.server.run("curl -s http://127.0.0.1:9090/metrics");
         metrics
             .lines()
@@ -64,11 +64,11 @@ fn one_clients_connections_keep_no_other_out() {
     assert_eq!(rig.curl("10.88.0.3").as_ref(), Ok(&content), "another client");
     assert_eq!(rig.curl("10.88.0.1").as_ref(), Ok(&content), "the same client");
     let displaced = "rivulet_plain_ended_total{reason=\"displaced\"}";
-    eventually("the oldest gave way", || rig.told(displaced) >= (ALL + 8 - PER_ADDRESS) as u64);
+    eventually("the oldest gave way", || rig.metric_of(displaced) >= (ALL + 8 - PER_ADDRESS) as u64);
     held[0].set_read_timeout(Some(PATIENCE)).unwrap();
     assert!(matches!(read_once(&mut held[0], &mut [0; 10]), Ok(0) | Err(_)), "the oldest is closed");
-    eventually("load has them", || rig.told("rivulet_load") >= PER_ADDRESS as u64 / 2);
-    assert!(rig.told("rivulet_plain_open") <= ALL as u64);
+    eventually("load has them", || rig.metric_of("rivulet_load") >= PER_ADDRESS as u64 / 2);
+    assert!(rig.metric_of("rivulet_plain_open") <= ALL as u64);
 }
 
 /// Half a head each, from as many networks as have all connections together.
@@ -86,7 +86,7 @@ fn many_networks_connections_give_way_to_a_request() {
     for _ in 0..3 {
         assert_eq!(rig.curl("10.88.0.1").as_ref(), Ok(&content));
     }
-    assert_eq!(rig.told("rivulet_plain_ended_total{reason=\"refused\"}"), 0);
+    assert_eq!(rig.metric_of("rivulet_plain_ended_total{reason=\"refused\"}"), 0);
     drop(held);
 }
 
@@ -100,7 +100,7 @@ fn a_head_that_takes_too_long_is_the_end() {
     eventually("it is closed", || {
         std::thread::sleep(std::time::Duration::from_millis(500));
         let _ = slow.write(b"x");
-        rig.told("rivulet_plain_ended_total{reason=\"late\"}") == 1
+        rig.metric_of("rivulet_plain_ended_total{reason=\"late\"}") == 1
     });
 }
 

@@ -24,7 +24,7 @@ fn sockets_behave_as_over_tcp() {
     let Some(rig) = Rig::new() else { return };
     let _server = rig.serve(&[]);
     rig.file("file", 500_000);
-    // The kernel's own TCP, so that nothing else is asked for than what it does.
+    // The kernel's own TCP is the reference.
     checked(&rig, &["python3"], "tcp");
     let before = rig.client.counter("TcpActiveOpens");
     checked(&rig, &[RIVULET, "run", "--wait", "--", "python3"], "tcp");
@@ -40,7 +40,7 @@ fn calls_return_the_same_as_over_tcp() {
     let storage = rig.www();
     let server = rig.serve(&["--upload", storage.to_str().unwrap()]);
     rig.file("file", 500_000);
-    // What comes for it is nobody's, and says nothing.
+    // Packets to it reach no host and draw no answer.
     rig.client.ip(&format!("route add {SILENT}/32 via 10.88.0.2"));
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/compare.py");
     let said = |how: &[&str], mode: &str| -> BTreeMap<String, serde_json::Value> {
@@ -67,7 +67,7 @@ fn calls_return_the_same_as_over_tcp() {
     server.stop();
 }
 
-/// What programs tell their users.
+/// Messages of programs to their users.
 #[test]
 fn programs_say_why_a_connection_failed() {
     let Some(rig) = Rig::new() else { return };

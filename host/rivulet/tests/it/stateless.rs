@@ -19,7 +19,7 @@ pub(crate) const SERVICE6: &str = "fd00:9::1";
 /// What the wire does with a client's packets: either replica by chance, or as a ToR does.
 pub(crate) const BY_CHANCE: u32 = 2;
 pub(crate) const AS_TOR: u32 = 3;
-/// Large answers by what is acknowledged, 256 kB at a time, the rest as a ToR does.
+/// Large answers by their acknowledged bytes, 256 kB at a time, the rest as a ToR does.
 pub(crate) const BY_BLOCK: u32 = 4;
 const QUEUE: usize = 100;
 /// A client's TCP/IP beside its kernel's.
@@ -45,10 +45,10 @@ pub(crate) struct Wire {
     /// Only this replica gets packets; [`BY_CHANCE`] or [`AS_TOR`] for either.
     pub(crate) only: AtomicU32,
     pub(crate) carried: [AtomicU64; 2],
-    /// Octets a second to the client, a queue of [`QUEUE`] packets before; 0: as fast as it goes.
+    /// Bytes a second to the client, behind a queue of [`QUEUE`] packets; 0: unlimited.
     pub(crate) rate: AtomicU64,
-    /// With a rate: octets of frames that the client was given, those after which it is given no more (0: any), and the replica that the
-    /// last were of.
+    /// With a rate: bytes of frames passed to the client, their limit (0: none), and the replica
+    /// that sent the last ones.
     pub(crate) given: AtomicU64,
     pub(crate) gate: AtomicU64,
     pub(crate) sender: AtomicU32,
@@ -71,7 +71,8 @@ impl Rack {
             replica.ip("addr add 10.88.0.2/24 dev s0");
             replica.ip("addr add fd00:88::2/64 dev s0 nodad");
         }
-        // Whom a replica asks for the client's Ethernet address is not who hears the answer.
+        // ARP answers for the client's Ethernet address may reach another replica than the asking
+        // one.
         let mac = client.run("cat /sys/class/net/c0/address");
         for replica in &replicas {
             for hop in ["10.88.0.1", STACK, "fd00:88::1"] {
@@ -118,7 +119,7 @@ impl Rack {
         self.start(replica, 80, &[&[www.to_str().unwrap()], flags].concat())
     }
 
-    /// A replica that serves what the first arguments say.
+    /// A replica that serves as given by the first arguments.
     pub(crate) fn start(&self, replica: usize, port: u16, what: &[&str]) -> Process {
         let ns = &self.replicas[replica];
         let mut command = ns.command(RIVULET);
@@ -231,7 +232,8 @@ fn carry(mut ports: [AfPacket; 3], wire: &Wire) {
     }
 }
 
-/// The replica that has the flow, for what goes by flow: all but what says that it has an answer, or a part of one.
+/// The replica of the flow, for segments that go by flow: all but those with a part of an answer
+/// acknowledged.
 fn by_flow(frame: &[u8]) -> Option<usize> {
     let segment = Segment::parse(frame.get(14..)?).ok()?;
     let stamp = segment.header.options.stamps.map(|stamps| Stamp::parse(stamps.echo));
@@ -239,7 +241,7 @@ fn by_flow(frame: &[u8]) -> Option<usize> {
     (!matches!(stamp, Some(Stamp::Answer(_)))).then(|| usize::from(port ^ port >> 1) & 1)
 }
 
-/// The replica that has the block of what is acknowledged of a large answer.
+/// The replica of the block that the acknowledgement of a large answer reaches.
 fn by_block(frame: &[u8]) -> Option<usize> {
     let segment = Segment::parse(frame.get(14..)?).ok()?;
     rivulet_plain::is_under_way(&segment)

@@ -45,7 +45,7 @@ fn requests_in_parallel_on_one_connection() {
         let stream = stack.connect(format!("{SERVICE}:80").parse().unwrap()).unwrap();
         let mut subs: Vec<_> =
             (0..5).map(|i| stream.request(request(&format!("f{i}")).as_bytes()).unwrap()).collect();
-        // Read in the other order: nobody waits for anybody.
+        // Read in the other order: no stream waits for another.
         let mut answers: Vec<Vec<u8>> = Vec::new();
         for sub in subs.iter_mut().rev() {
             let mut answer = Vec::new();
@@ -101,7 +101,7 @@ fn a_task_that_asks_again_and_again_leaves_one_waker() {
     .unwrap();
 }
 
-/// What a stack carries is bounded, also when it has long taken up what was opened before.
+/// A stack's load is bounded, also long after it has accepted former streams.
 #[test]
 fn connections_are_bounded_by_those_that_live() {
     let Some(rig) = Rig::new() else { return };
@@ -129,7 +129,7 @@ fn connections_are_bounded_by_those_that_live() {
     .unwrap();
 }
 
-/// A server of plain TCP that speaks first, and reads nothing before that was read.
+/// A server of plain TCP that sends first, and reads nothing before the client has read that.
 #[test]
 fn plain_tcp_is_read_while_early_writes_wait() {
     const EARLY: usize = 200_000;

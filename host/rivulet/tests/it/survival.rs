@@ -33,16 +33,16 @@ fn a_killed_server_breaks_nothing() {
     assert!(!links.contains("rivulet0") && !links.contains(rig::SERVICE), "{links}");
 }
 
-/// A server that is told to stop says so in its heartbeats before it goes: its kernel, which still listens when it is no longer
-/// kept from our segments, gets none.
+/// A server that is stopped reports that in its heartbeats before it ends: its kernel, which still
+/// listens when it is no longer kept from our segments, gets none.
 #[test]
 fn stopping_server_first_reports_not_ready() {
     let Some(rig) = Rig::new() else { return };
     let server = rig.serve(&["--member", &rig.member(), "--heartbeat-us", "2000"]);
     let mut heard = rig.heartbeats();
-    eventually("it to be ready", || Rig::heard(&mut heard).last().is_some_and(|beat| beat.ready));
+    eventually("it to be ready", || Rig::read_heartbeats(&mut heard).last().is_some_and(|beat| beat.ready));
     server.stop();
-    let all = Rig::heard(&mut heard);
+    let all = Rig::read_heartbeats(&mut heard);
     assert!(all.last().is_some_and(|beat| !beat.ready), "{all:?}");
 }
 

@@ -72,7 +72,8 @@ fn the_next_process_has_the_last_ones_token_and_leaves_another() {
     assert!(with >= 10 && without < 5, "{with} and {without}");
 }
 
-/// Seen by what is asked for: a request of the first window brings up to ten answers where the token has a window, else two.
+/// Visible by the number of requested answers: a request of the first window brings up to ten where
+/// the token has a window, else two.
 #[test]
 fn next_process_resumes_the_returned_window() {
     let Some((rig, state, _server)) = rig() else { return };

@@ -1,5 +1,5 @@
-//! `rivulet agent --plain-tcp` with a service whose connections outlive their replica: it protects them, and says something only
-//! while the ToR counts it among the living. Needs root; skipped where namespaces cannot be made.
+//! `rivulet agent --plain-tcp` with a service of protected connections: it sends on them only while
+//! the ToR has it among the live members. Needs root; skipped where namespaces cannot be made.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -60,7 +60,8 @@ pub fn memcached(rig: &Rig) -> Option<Process> {
     Some(Process(command.stdout(Stdio::null()).spawn().unwrap()))
 }
 
-/// The service as replica 2 has it, whose records are under this incarnation as far as the controller knows.
+/// The service as replica 2 has it, with its records under this incarnation as far as the
+/// controller knows.
 pub fn replicated(rig: &Rig, incarnation: u32) -> Service {
     let member = |replica: u32, last: u8, incarnation| PoolMember {
         replica,
@@ -109,7 +110,7 @@ fn answer(rig: &Rig, io: &mut AfPacket, beats: &[Heartbeat], alive: bool) {
     }
 }
 
-/// What the ToR is to say, and has heard.
+/// The ToR's next answers, and the heartbeats that it got.
 #[derive(Default)]
 pub struct Tor {
     pub alive: AtomicBool,
@@ -126,7 +127,7 @@ impl Tor {
     pub fn run(&self, rig: &Rig) {
         let mut io = rig.heartbeats();
         while !self.stop.load(Ordering::Relaxed) {
-            let beats = Rig::heard(&mut io);
+            let beats = Rig::read_heartbeats(&mut io);
             answer(rig, &mut io, &beats, self.alive.load(Ordering::Relaxed));
             for beat in &beats {
                 if beat.ready {
@@ -140,7 +141,8 @@ impl Tor {
         }
     }
 
-    /// Waits until what begins now is told from whoever was ready last: heartbeats begin by the second.
+    /// Waits until the heartbeats of a new process are above the former one's: they begin by the
+    /// second.
     pub fn pause(&self) {
         let second = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
         eventually("the next second", || second() > self.ready.load(Ordering::Relaxed).into());
@@ -154,7 +156,7 @@ impl Tor {
     }
 }
 
-/// Whoever is answered, to the end of the test, however that comes.
+/// Ends the ToR's answers with the test.
 pub struct Ends<'a>(pub &'a Tor);
 
 impl Drop for Ends<'_> {
@@ -204,7 +206,8 @@ fn sockets(rig: &Rig, state: &str, client: SocketAddr) -> usize {
     rig.server.run(&format!("ss -Htn state {state} sport = :80 and dport = :{port}")).lines().count()
 }
 
-/// An agent is stopped that goes on with a connection itself: that says nothing, and the next agent goes on.
+/// An agent that has adopted a connection is stopped: it sends nothing, and the next agent resumes
+/// the connection.
 #[test]
 fn adopted_connection_outlives_its_agent() {
     let Some(rig) = Rig::new() else { return };
@@ -272,7 +275,7 @@ fn adopted_connection_outlives_its_agent() {
     });
 }
 
-/// What the ToR says is heard when it says it, not only when the next heartbeat is due.
+/// The ToR's answers are handled when they arrive, not only when the next heartbeat is due.
 #[test]
 fn an_answer_does_not_wait_for_the_next_heartbeat() {
     let Some(rig) = Rig::new() else { return };

@@ -1,6 +1,6 @@
-//! `rivulet agent --plain-tcp` of a replica that is drained is stopped and started, as in an upgrade, under a connection that cannot
-//! move: the ToR hears its replica all the time, and the connection goes on all the time. Needs root; skipped where namespaces
-//! cannot be made.
+//! `rivulet agent --plain-tcp` of a drained replica is stopped and started, as in an upgrade, under
+//! a connection that cannot move: heartbeats reach the ToR all the time, and the connection
+//! continues all the time. Needs root; skipped where namespaces cannot be made.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -15,7 +15,8 @@ use crate::agent::{agent, keep};
 use crate::rig::{Rig, SERVICE, request};
 use crate::trods::{Ends, FLAGS, Tor, memcached, replicated};
 
-/// How many agents, or who stands in for one, keep the kernel from resetting clients of other replicas.
+/// The number of agents, and of processes in their place, that keep the kernel from resetting
+/// clients of other replicas.
 fn second_chances(rig: &Rig) -> usize {
     rig.server.run("nft list tables netdev").lines().filter(|line| line.contains("rivulet_guard_")).count()
 }
@@ -54,7 +55,8 @@ fn drained_replica_serves_through_an_agent_restart() {
         tor.ready(0);
         first.stop();
         assert!(!socket.exists(), "others go on with what it has");
-        // Its programs stay for three seconds and say nothing: a client's TCP that speaks meanwhile asks ever more seldom.
+        // Its programs stay for three seconds and send nothing: the client's TCP retransmits at
+        // growing intervals meanwhile.
         std::thread::sleep(std::time::Duration::from_millis(3500));
 
         keep(&rig, service(&rig, true));

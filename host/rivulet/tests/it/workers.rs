@@ -54,7 +54,7 @@ fn connections_are_shared_by_workers_and_survive_them() {
         assert!(download.wait().unwrap().success(), "download {n}");
         assert!(std::fs::read(rig.dir.path().join(format!("out{n}"))).unwrap() == content, "download {n}");
     }
-    // Whoever was done before the kill needed no second server: new connections for it.
+    // Downloads that ended before the kill needed no second server: new connections for it.
     let more: Vec<Child> = (0..CONNECTIONS).map(|n| download(&rig, n)).collect();
     for mut download in more {
         assert!(download.wait().unwrap().success());

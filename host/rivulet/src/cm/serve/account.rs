@@ -24,7 +24,8 @@ const MAX_FILE_BYTES: u64 = 8 << 20;
 /// # Errors
 /// The process has ended.
 pub(super) fn account(uid: u32, pid: u32) -> io::Result<u32> {
-    // One of root's, such as a container manager's for its users, says nothing: the ids in it do.
+    // A namespace made by root, such as a container manager's for its users, identifies no user;
+    // the mapped ids do.
     let owner = namespace_owner(pid)?.filter(|owner| *owner != 0);
     let mut known = KNOWN.lock();
     Ok(owner_of(owner.unwrap_or(uid), known.ranges(Path::new("/etc/subuid"), Path::new("/etc/passwd"))))
@@ -33,7 +34,8 @@ pub(super) fn account(uid: u32, pid: u32) -> io::Result<u32> {
 /// Of the daemon, which has one thread for this.
 static KNOWN: Mutex<Subordinates> = Mutex::new(Subordinates { files: None, ranges: Vec::new(), reads: 0 });
 
-/// What the two files say, until one of them is another: whoever connects again and again has them read once.
+/// The contents of the two files until one of them changes, so that repeated connections do not
+/// read them again.
 #[derive(Debug)]
 struct Subordinates {
     files: Option<[Option<Stamp>; 2]>,
@@ -61,7 +63,8 @@ impl Subordinates {
     }
 }
 
-/// Who made the outermost user namespace of a process below this process's own; none if they are in the same one.
+/// The owner of a process's outermost user namespace below this process's own; none if they share
+/// one.
 fn namespace_owner(pid: u32) -> io::Result<Option<u32>> {
     let identity = |fd: BorrowedFd<'_>| {
         rustix::fs::fstat(fd).map(|stat| (stat.st_dev, stat.st_ino)).map_err(io::Error::from)

@@ -33,7 +33,7 @@ impl Client {
         Welcome { client: id, ring: RING }.send(socket.as_fd(), [open, call, bulk, ring])
     }
 
-    /// Does what it asks for; false if it is gone, or says what nobody should.
+    /// Handles its requests; false if it has exited or sent something malformed.
     pub fn hear(&mut self, id: u32, calls: &Calls) -> bool {
         for _ in 0..TURN {
             let Some(socket) = &self.socket else { return true };

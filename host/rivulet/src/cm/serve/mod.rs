@@ -1,7 +1,8 @@
 //! `rivulet cm serve`: lets programs of users in to the Congestion Manager's calls.
 //!
-//! All state is in pinned maps: this process may be killed at any time, and the next one finds who is in. A client is gone when
-//! its connection or its process ends; of one that was let in by an earlier process, the connection is not there any more.
+//! All state is in pinned maps: this process may be killed at any time, and the next one finds the
+//! clients. A client ends with its connection or its process; a client of an earlier daemon has no
+//! connection any more.
 
 mod account;
 mod client;
@@ -26,7 +27,7 @@ use crate::process::{raise_descriptors, stop_on_signals, stopped, tell_ready};
 use client::Client;
 use peer::Peer;
 
-/// Signals are looked for so often, ms.
+/// Interval of the checks for signals, ms.
 const TICK: i64 = 500;
 const BACKLOG: i32 = 128;
 const LISTENER: u64 = 0;
@@ -40,11 +41,11 @@ pub(super) struct ServeArgs {
     #[arg(long, value_name = "PATH", default_value = libcm::daemon::SOCKET)]
     socket: PathBuf,
 
-    /// The cgroup (version 2) whose programs' datagrams are counted; others' windows never grow [default: the root]
+    /// The cgroup (version 2) in which programs' datagrams are counted; others' windows never grow [default: the root]
     #[arg(long, value_name = "DIRECTORY")]
     cgroup: Option<PathBuf>,
 
-    /// A user who is let in; again for more [default: all]
+    /// An admitted user; repeat for more [default: all]
     #[arg(long = "user", value_name = "UID")]
     users: Vec<u32>,
 
@@ -60,11 +61,11 @@ pub(super) struct ServeArgs {
     #[arg(long, value_name = "COUNT", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=4096))]
     all_programs: u32,
 
-    /// A user for whom places for --programs programs are kept free; again for more
+    /// A user with reserved places for --programs programs; repeat for more
     #[arg(long = "reserve", value_name = "UID")]
     reserved: Vec<u32>,
 
-    /// Most destinations of all users whose windows are kept, and so the kernel's memory for them: 8 KiB each
+    /// Most destinations of all users with kept windows, which bounds the kernel's memory for them: 8 KiB each
     #[arg(long, value_name = "COUNT", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     destinations: u32,
 
@@ -93,7 +94,7 @@ pub(super) fn run(folder: &Path, args: &ServeArgs) -> anyhow::Result<()> {
     while !stopped() {
         door.turn()?;
     }
-    // What is pinned stays: clients go on, and the next process finds them.
+    // Pins stay: clients continue, and the next process finds them.
     let _ = fs::remove_file(&args.socket);
     Ok(())
 }
@@ -103,7 +104,8 @@ fn alone(socket: &Path) -> anyhow::Result<fs::File> {
     let folder = socket.parent().ok_or_else(|| anyhow!("{} is in no folder", socket.display()))?;
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let path = socket.with_extension("lock");
-    // Whoever can open it can lock it, and so keep this process from serving: it is this user's alone.
+    // A user who can open it can lock it and so block this process: it is readable for this user
+    // only.
     let mut options = fs::File::options();
     options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
     let file = options.open(&path).with_context(|| format!("cannot make {}", path.display()))?;
@@ -169,7 +171,7 @@ impl<'a> Door<'a> {
         Ok(door)
     }
 
-    /// Who was let in by an earlier process.
+    /// Finds the clients of an earlier process.
     fn find(&mut self) -> anyhow::Result<()> {
         for known in self.calls.clients().map_err(|e| anyhow!("{e}"))? {
             match Peer::of(known.pid, known.uid, known.account).filter(|peer| peer.started == known.started) {
@@ -209,7 +211,7 @@ impl<'a> Door<'a> {
         Ok(())
     }
 
-    /// Lets one in, or says why not.
+    /// Admits a client, or reports why not.
     fn admit(&mut self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = match rustix::net::accept_with(&self.listener, flags) {
@@ -217,7 +219,7 @@ impl<'a> Door<'a> {
             Err(e) => {
                 if matches!(e, rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) {
                     tracing::warn!("nobody is let in: {e}");
-                    // Who waits at the door would have us turn at once.
+                    // A waiting connection would make the loop spin.
                     std::thread::sleep(Duration::from_millis(100));
                 }
                 return;

@@ -1,4 +1,4 @@
-//! Whose connection it is.
+//! The process and user at the other end of a connection.
 
 use std::fs;
 use std::io;
@@ -18,7 +18,7 @@ const SO_PEERPIDFD: libc::c_int = 77;
 #[derive(Debug)]
 pub(super) struct Peer {
     pub uid: u32,
-    /// The user whose quotas count it.
+    /// The user with the quota that counts it.
     pub account: u32,
     pub pid: u32,
     /// Can be read from when it has ended.
@@ -28,21 +28,21 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// Who connected, as the kernel says.
+    /// The peer of a socket, as the kernel reports it.
     pub fn connected(socket: BorrowedFd<'_>) -> io::Result<Peer> {
         let credentials = socket_peercred(socket)?;
         let pid = credentials.pid.as_raw_nonzero().get() as u32;
         let gone = || io::Error::other("the process has ended already");
         // Before Linux 6.5 its number could be another's by now, which would have to end for its flows to be closed.
         let process = match option::<libc::c_int>(socket, SO_PEERPIDFD) {
-            // SAFETY: a descriptor that was just made, nobody else's.
+            // SAFETY: a descriptor that was just created and has no other owner.
             Ok(fd) => unsafe { OwnedFd::from_raw_fd(fd) },
             Err(_) => pidfd_open(credentials.pid, PidfdFlags::empty())?,
         };
         let started = started(pid).ok_or_else(gone)?;
         let uid = credentials.uid.as_raw();
         let account = account(uid, pid)?;
-        // What was read of it is another's if it has ended, and its number was given again.
+        // If the process has ended, its number may belong to another one by now.
         if self::started(pid) != Some(started) {
             return Err(gone());
         }
@@ -64,7 +64,7 @@ pub(super) fn netns(socket: BorrowedFd<'_>) -> io::Result<u64> {
 fn option<T: Copy>(socket: BorrowedFd<'_>, name: libc::c_int) -> io::Result<T> {
     let mut value = MaybeUninit::<T>::uninit();
     let mut length = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the value is as long as it says.
+    // SAFETY: the value has the given size.
     let rc = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -77,7 +77,7 @@ fn option<T: Copy>(socket: BorrowedFd<'_>, name: libc::c_int) -> io::Result<T> {
     if rc < 0 || length as usize != size_of::<T>() {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel wrote all of it; only whole numbers are asked for.
+    // SAFETY: the kernel wrote all of it, and any bytes are valid whole numbers.
     Ok(unsafe { value.assume_init() })
 }
 

@@ -18,7 +18,7 @@ pub(super) fn run(args: &SendArgs, client: &mut Client) -> Result<Outcome, Failu
     fits(args.size, udp.mtu())?;
     let mut lane = Lane { socket, flow: udp.flow(), flight: Flight::new(args.size) };
     let mut patience = Patience::new(client, std::iter::once(&lane.socket));
-    // The socket is told that nobody is there when it sends next.
+    // The socket reports an absent receiver at the next send.
     let of = |e| match e {
         libcm::Error::Os { operation: "sending", error } => {
             Failure::of(error, format!("cannot send to {}", args.to))

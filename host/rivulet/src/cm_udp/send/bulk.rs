@@ -1,4 +1,4 @@
-//! Bulk calls: many sockets, whose requests are one call, and whose feedback is one.
+//! Bulk calls: many sockets with one call for their requests, and one for their feedback.
 
 use libcm::{Client, Event, FlowId, Update};
 
@@ -8,7 +8,7 @@ use crate::cm_udp::failure::Failure;
 use crate::cm_udp::flight::both;
 use crate::cm_udp::socket::{Clock, TURN};
 
-/// Sockets, unless a flag says otherwise.
+/// Default number of sockets.
 const FLOWS: u16 = 8;
 
 pub(super) fn run(args: &SendArgs, client: &mut Client) -> Result<Outcome, Failure> {
@@ -17,12 +17,12 @@ pub(super) fn run(args: &SendArgs, client: &mut Client) -> Result<Outcome, Failu
     let mut patience = Patience::new(client, lanes.iter().map(|lane| &lane.socket));
     let (clock, mut calls) = (Clock::start(), Calls::default());
     let (mut requests, mut feedback): (Vec<FlowId>, Vec<(FlowId, Update)>) = (vec![], vec![]);
-    // A bulk call is of so many, whoever's they are: all sockets have the same share of them.
+    // A bulk call has a fixed number of entries, which all sockets share evenly.
     let each = TURN / lanes.len();
     requests.extend(lanes.iter().flat_map(|lane| std::iter::repeat_n(lane.flow, each)));
     let (mut asked, mut sent) = (0, 0);
     loop {
-        // What is requested is as much as is left to send.
+        // Requests are limited to the packets left to send.
         requests.truncate((args.count - sent - asked) as usize);
         if !requests.is_empty() {
             asked += requests.len() as u64;
@@ -51,7 +51,7 @@ pub(super) fn run(args: &SendArgs, client: &mut Client) -> Result<Outcome, Failu
                 }
                 let Some(number) = lane.socket.answer()? else { break };
                 idle = false;
-                patience.heard();
+                patience.reset();
                 if let Some(update) = lane.flight.answered(number, clock.now()) {
                     all = Some(both(all, update));
                 }

@@ -1,4 +1,4 @@
-//! The sender: one loop a style, and what came of it.
+//! The sender: one loop for each style, and the results.
 
 mod alf;
 mod buffered;
@@ -18,9 +18,9 @@ use super::flight::Flight;
 use super::socket::{Clock, Socket, TURN, Waiter};
 use super::tcp;
 
-/// Nothing of what is outstanding arrived if nothing is heard for so long.
+/// Time without an answer after which outstanding packets count as lost.
 const SILENCE: Duration = Duration::from_secs(1);
-/// Nobody is there if nothing is heard so many times.
+/// Such times in a row after which the receiver counts as absent.
 const SILENCES: u32 = 5;
 
 /// What it took.
@@ -145,7 +145,7 @@ impl Lane {
         self.socket.send(number)
     }
 
-    /// Tells the manager what answers say; whether any came.
+    /// Reports the answers to the manager; returns whether there were any.
     fn hear(
         &mut self,
         client: &mut Client,
@@ -157,7 +157,7 @@ impl Lane {
         for _ in 0..TURN {
             let Some(number) = self.socket.answer()? else { break };
             heard = true;
-            patience.heard();
+            patience.reset();
             if let Some(update) = self.flight.answered(number, clock.now()) {
                 client.update(self.flow, &update)?;
                 calls.update += 1;
@@ -166,7 +166,7 @@ impl Lane {
         Ok(heard)
     }
 
-    /// Tells it that nothing of what is outstanding arrived.
+    /// Reports that all outstanding packets are lost.
     fn expire(&mut self, client: &mut Client, calls: &mut Calls) -> Result<(), Failure> {
         if let Some(update) = self.flight.expired() {
             client.update(self.flow, &update)?;
@@ -197,7 +197,7 @@ impl Patience {
     }
 
     /// Something came.
-    fn heard(&mut self) {
+    fn reset(&mut self) {
         self.silences = 0;
     }
 
@@ -222,7 +222,7 @@ impl Patience {
     }
 }
 
-/// What came of a run over these flows.
+/// The result of a run over these flows.
 fn outcome<'a>(
     client: &mut Client,
     flow: FlowId,

@@ -1,4 +1,4 @@
-//! Rate callback: a clock sends, as fast as callbacks tell.
+//! Rate callback: a clock sends, at the rate of the callbacks.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::cm_udp::args::SendArgs;
 use crate::cm_udp::failure::Failure;
 use crate::cm_udp::socket::{Clock, TURN};
 
-/// What the rate must have changed by to be told.
+/// Changes of the rate that make a callback.
 const THRESHOLDS: Thresholds =
     Thresholds { rate_down: 0.95, rate_up: 1.05, rtt_down: 0.0, rtt_up: f64::INFINITY };
 /// A clock that comes late sends at once what it would have sent meanwhile, of so much time at most, ns.
@@ -71,7 +71,7 @@ struct Pacer {
 }
 
 impl Pacer {
-    /// Packets of `size` octets are to leave at `rate` octets a second.
+    /// Sends packets of `size` bytes at `rate` bytes a second from now on.
     fn tell(&mut self, size: u64, rate: u64) {
         self.interval = (size * 1_000_000_000 / rate.max(1)).max(1);
     }

@@ -1,4 +1,4 @@
-//! Bytes and number of all unfinished uploads, in a file of their own beside the uploads' maps.
+//! Bytes and number of all unfinished uploads, in a separate file beside the uploads' maps.
 //!
 //! Replicas change the totals under the folder's lock. So admitting an upload opens one file, however many others are unfinished.
 //! A process that dies between its change of the totals and of an upload leaves them too high; each sweep of the

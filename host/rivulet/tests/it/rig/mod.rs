@@ -1,4 +1,4 @@
-//! A client and a server in network namespaces of their own, with the real program in both.
+//! A client and a server in separate network namespaces, with the real program in both.
 #![allow(dead_code, missing_docs, reason = "each test file uses its part")]
 
 use std::io::{Read, Write};
@@ -63,7 +63,7 @@ impl Rig {
         self.dir.path().join("www")
     }
 
-    /// A file of octets that repeat nowhere near.
+    /// A file of bytes without short repetitions.
     pub fn file(&self, name: &str, size: usize) -> Vec<u8> {
         let mut state = 0x1234_5678_9abc_def1u64 ^ size as u64;
         let content: Vec<u8> = (0..size)
@@ -125,8 +125,9 @@ impl Rig {
         assert_eq!(self.client.counter("TcpOutRsts"), 0);
     }
 
-    /// A stack at the client, within this process, that reads the first `octets` of `file`. All that time the client's
-    /// kernel answers nothing; once a stack has left, it answers what still comes, as after any program's end.
+    /// A stack at the client, within this process, that reads the first `octets` of `file`. All
+    /// that time the client's kernel answers nothing; after a stack has ended, it answers late
+    /// segments, as after any program's end.
     pub fn read_quietly(&self, io: IoChoice, octets: usize) -> (Stack, Stream) {
         let (stack, mut stream) = in_netns(Some(self.client.name()), || {
             let stack = Stack::with_io(Config::default(), io).unwrap();
@@ -177,7 +178,7 @@ impl Rig {
         serde_json::from_slice(&result.stdout).unwrap()
     }
 
-    /// A counter of the server, which tells metrics at port 9090.
+    /// A counter of the server, from its metrics at port 9090.
     pub fn metric(&self, name: &str) -> u64 {
         let metrics = self.server.run("curl -s http://127.0.0.1:9090/metrics");
         let value = metrics.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' '));
@@ -198,7 +199,7 @@ impl Rig {
     }
 
     /// Those that came since the last call.
-    pub fn heard(io: &mut AfPacket) -> Vec<Heartbeat> {
+    pub fn read_heartbeats(io: &mut AfPacket) -> Vec<Heartbeat> {
         let mut all = Vec::new();
         while let count @ 1.. = io.recv().unwrap() {
             all.extend((0..count).map(|i| Heartbeat::parse(&io.frame(i).data[14..]).unwrap()));
@@ -231,7 +232,7 @@ impl Rig {
     }
 }
 
-/// A request for a file, on a connection of its own.
+/// A request for a file, on a separate connection.
 pub fn request(path: &str) -> String {
     format!("GET /{path} HTTP/1.1\r\nHost: {SERVICE}\r\nConnection: close\r\n\r\n")
 }
@@ -240,7 +241,8 @@ pub fn url(path: &str) -> String {
     format!("http://{SERVICE}/{path}")
 }
 
-/// The shim, beside the program: whoever builds the whole workspace has it, else it is built here, once.
+/// The shim, beside the program: a build of the whole workspace has it, otherwise it is built here,
+/// once.
 pub fn shim() -> &'static Path {
     static SHIM: OnceLock<PathBuf> = OnceLock::new();
     SHIM.get_or_init(|| {
