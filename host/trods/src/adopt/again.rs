@@ -1,4 +1,4 @@
-//! A response that the server is asked to generate again. The bytes that the client may already
+//! A response that the server generates again. The bytes that the client may already
 //! have are compared with those of the first response, and none of the new ones is sent before they
 //! are found equal.
 

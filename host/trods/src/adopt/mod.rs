@@ -45,7 +45,7 @@ const RETRY: Duration = Duration::from_millis(50);
 pub struct AdoptConfig {
     /// The server of this replica.
     pub origin: SocketAddr,
-    /// For how long a server that does not answer, or ends early, is asked again.
+    /// For how long requests to a server that does not answer, or ends early, are repeated.
     pub patience: Duration,
     /// A connection on which nothing happens for this long is closed; in an answer it is reset.
     pub idle: Duration,

@@ -30,7 +30,7 @@ const LOOK: Duration = Duration::from_millis(100);
 const DEATH: Duration = Duration::from_millis(20);
 /// And has so long to accept.
 const ACCEPT: Duration = Duration::from_millis(20);
-/// For how long a server that should serve the rest of a response is asked again.
+/// For how long requests for the rest of a response are repeated.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Delay after which a connection that could not be adopted is searched for again.
 const AGAIN: Duration = Duration::from_millis(250);
