@@ -39,7 +39,7 @@ def hear(number, frame):
     signals += 1
 
 
-def signals():
+def signal_count():
     """Signals so far; handlers run when Python comes to it."""
     time.sleep(0)
     return signals
@@ -151,9 +151,9 @@ def writes_behind_a_reset():
     if MODE == "wait":
         ways = {"write": ways["write"]}
     for name, way in ways.items():
-        s, before = broken(), signals()
-        said = [tell(way, s), signals() - before, tell(way, s), signals() - before]
-        yield name, [*said, tell(s.send, b"x", socket.MSG_NOSIGNAL), signals() - before, tell(s.recv, 1)]
+        s, before = broken(), signal_count()
+        said = [tell(way, s), signal_count() - before, tell(way, s), signal_count() - before]
+        yield name, [*said, tell(s.send, b"x", socket.MSG_NOSIGNAL), signal_count() - before, tell(s.recv, 1)]
 
 
 def reads_behind_a_reset():
