@@ -40,6 +40,20 @@ fn replaced(octets: &[u8], old: &str, new: &str) -> Vec<u8> {
     [text.replace(old, new).as_bytes(), body].concat()
 }
 
+/// The answer as a server sends it on a connection that stays open.
+fn kept_open(answer: &[u8]) -> Vec<u8> {
+    replaced(answer, "Connection: close", "Connection: keep-alive")
+}
+
+/// Makes `a.bin`, and returns nginx's answer with it. The server has stopped then.
+fn answer_of_stopped_nginx(rack: &Rack) -> Vec<u8> {
+    std::fs::write(rack.www.path().join("a.bin"), object("a", SIZE)).unwrap();
+    let nginx = rack.nginx();
+    let full = kept_open(&fetch(&rack.r2, GET));
+    assert!(nginx.stop().success());
+    full
+}
+
 /// A client that has sent data and had the first bytes of the answer from the first replica, which
 /// is then cut off. `knows` is everything that was held there.
 struct Cut {
@@ -146,7 +160,7 @@ fn client_gets_the_rest_from_any_place_and_further_answers() {
     // The first replica's head differs from the second one's, except for the fields that identify
     // the object.
     let full = replaced(&fetch(&rack.r2, GET), "Server: nginx", "Server: another one");
-    let full = replaced(&full, "Connection: close", "Connection: keep-alive");
+    let full = kept_open(&full);
     let size = head(&full);
     let mut count = 0;
     for had in [0, 1, size - 1, size, size + 1, size + 1000, size + 50_000, full.len() - 1, full.len()] {
@@ -174,7 +188,7 @@ fn a_client_that_nothing_new_reaches_is_found_when_the_next_replica_dies_too() {
     let Some(rack) = Rack::new() else { return };
     std::fs::write(rack.www.path().join("a.bin"), object("a", SIZE)).unwrap();
     let _nginx = rack.nginx();
-    let full = replaced(&fetch(&rack.r2, GET), "Connection: close", "Connection: keep-alive");
+    let full = kept_open(&fetch(&rack.r2, GET));
     let mut cut = cut(&rack, GET, &full, full.len(), false);
     // Each has its own clock, and sends nothing while the client has everything.
     let mut record = cut.record;
@@ -196,12 +210,11 @@ fn pipelined_requests_of_the_record_are_answered() {
     std::fs::write(rack.www.path().join("b.bin"), object("b", 300)).unwrap();
     let _nginx = rack.nginx();
     let (adopters, _ends) = rack.adopters(PATIENCE);
-    let keep = |octets: Vec<u8>| replaced(&octets, "Connection: close", "Connection: keep-alive");
-    let a = keep(fetch(&rack.r2, GET));
+    let a = kept_open(&fetch(&rack.r2, GET));
     let missing = "GET /none HTTP/1.1\r\nHost: h\r\n\r\n";
-    let gone = keep(fetch(&rack.r2, missing));
+    let gone = kept_open(&fetch(&rack.r2, missing));
     let part = "GET /a.bin HTTP/1.1\r\nHost: h\r\nRange: bytes=500-60499\r\n\r\n";
-    let parted = keep(fetch(&rack.r2, part));
+    let parted = kept_open(&fetch(&rack.r2, part));
     assert!(parted.starts_with(b"HTTP/1.1 206 ") && parted.ends_with(&object("a", SIZE)[500..60_500]));
     let ask = "HEAD /a.bin HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n";
     let told = fetch(&rack.r2, &ask.replace("Connection: close\r\n", ""));
@@ -243,7 +256,7 @@ fn a_client_that_ended_its_half_gets_everything_and_the_end() {
     std::fs::write(rack.www.path().join("a.bin"), object("a", SIZE)).unwrap();
     let _nginx = rack.nginx();
     let (adopters, ends) = rack.adopters(PATIENCE);
-    let full = replaced(&fetch(&rack.r2, GET), "Connection: close", "Connection: keep-alive");
+    let full = kept_open(&fetch(&rack.r2, GET));
     for had in [3000, full.len()] {
         let mut cut = cut(&rack, GET, &full, had, true);
         rack.adopt(&adopters, cut.record);
@@ -303,7 +316,7 @@ fn an_object_may_be_longer_than_sequence_numbers_are() {
     let _nginx = rack.nginx();
     let (adopters, _ends) = rack.adopters(PATIENCE);
     let text = fetch(&rack.r2, &GET.replace("GET", "HEAD"));
-    let head = replaced(&text, "Connection: close", "Connection: keep-alive");
+    let head = kept_open(&text);
     let mut cut = cut(&rack, GET, &[], 0, false);
     // As if it had had all but the last part.
     let whole = head.len() as u64 + length;
@@ -325,7 +338,7 @@ fn restarted_server_serves_the_rest() {
     let size = 30 << 20;
     std::fs::write(rack.www.path().join("a.bin"), object("a", size)).unwrap();
     let nginx = rack.nginx();
-    let full = replaced(&fetch(&rack.r2, GET), "Connection: close", "Connection: keep-alive");
+    let full = kept_open(&fetch(&rack.r2, GET));
     let (adopters, _ends) = rack.adopters(PATIENCE);
     let mut cut = cut(&rack, GET, &full, 2000, false);
     rack.adopt(&adopters, cut.record);
@@ -346,7 +359,7 @@ fn clients_without_timestamps_are_adopted_too() {
     std::fs::write(rack.www.path().join("a.bin"), object("a", SIZE)).unwrap();
     let _nginx = rack.nginx();
     let (adopters, _ends) = rack.adopters(PATIENCE);
-    let full = replaced(&fetch(&rack.r2, GET), "Connection: close", "Connection: keep-alive");
+    let full = kept_open(&fetch(&rack.r2, GET));
     let mut cut = cut(&rack, GET, &full, 5000, false);
     let handshake = cut.record.handshake;
     assert_eq!((handshake.timestamp, handshake.sack, handshake.scales), (None, false, None));
@@ -460,10 +473,7 @@ fn serve_one(rack: &Rack, serve: impl FnOnce(TcpStream) + Send + 'static) -> std
 #[test]
 fn post_with_dead_server_reaches_no_other_server() {
     let Some(rack) = Rack::new() else { return };
-    std::fs::write(rack.www.path().join("a.bin"), object("a", SIZE)).unwrap();
-    let nginx = rack.nginx();
-    let full = replaced(&fetch(&rack.r2, GET), "Connection: close", "Connection: keep-alive");
-    assert!(nginx.stop().success());
+    let full = answer_of_stopped_nginx(&rack);
     for first in [1, 60, 4000] {
         let (adopters, ends) = rack.adopters(PATIENCE);
         let mut cut = cut(&rack, GET, &full, full.len(), false);
@@ -493,10 +503,7 @@ fn post_with_dead_server_reaches_no_other_server() {
 #[test]
 fn get_with_dead_server_is_sent_to_the_next() {
     let Some(rack) = Rack::new() else { return };
-    std::fs::write(rack.www.path().join("a.bin"), object("a", SIZE)).unwrap();
-    let nginx = rack.nginx();
-    let full = replaced(&fetch(&rack.r2, GET), "Connection: close", "Connection: keep-alive");
-    assert!(nginx.stop().success());
+    let full = answer_of_stopped_nginx(&rack);
     let (adopters, _ends) = rack.adopters(PATIENCE);
     let mut cut = cut(&rack, GET, &full, full.len(), false);
     rack.adopt(&adopters, cut.record);
@@ -520,7 +527,7 @@ fn answer_without_ranges_is_read_through_to_the_place() {
     }
     let text = |text: &str| text.replace("sendfile on;", "sendfile on; gzip_static on;");
     let _nginx = nginx_with(&rack.r2, rack.folder.path(), rack.www.path(), text);
-    let full = replaced(&fetch(&rack.r2, &get), "Connection: close", "Connection: keep-alive");
+    let full = kept_open(&fetch(&rack.r2, &get));
     assert!(full.starts_with(b"HTTP/1.1 200 OK\r\n") && full.ends_with(&object("a.bin.gz", size)));
     let size = head(&full);
     for had in [10, size + 1, size + 5000, size + 200_000] {
@@ -538,23 +545,34 @@ fn answer_without_ranges_is_read_through_to_the_place() {
     }
 }
 
-/// An answer of which only the end of the connection shows the end: one that was cut must not look whole.
+/// An answer of which only the end of the connection shows the end.
+fn answer_without_length() -> Vec<u8> {
+    [&b"HTTP/1.0 200 OK\r\n\r\n"[..], &object("b", 300_000)].concat()
+}
+
+/// Serves [`answer_without_length`] to one request, and then does `end` with the connection.
+fn serve_without_length(
+    rack: &Rack,
+    end: impl FnOnce(TcpStream) + Send + 'static,
+) -> std::thread::JoinHandle<()> {
+    serve_one(rack, move |mut server| {
+        server.read_exact(&mut vec![0; GET.len()]).unwrap();
+        server.write_all(&answer_without_length()).unwrap();
+        end(server);
+    })
+}
+
+/// An answer that was cut must not look whole.
 #[test]
 fn answer_that_is_reset_ends_in_a_reset() {
     let Some(rack) = Rack::new() else { return };
-    std::fs::write(rack.www.path().join("a.bin"), object("a", SIZE)).unwrap();
-    let nginx = rack.nginx();
-    let full = replaced(&fetch(&rack.r2, GET), "Connection: close", "Connection: keep-alive");
-    assert!(nginx.stop().success());
-    let part = [&b"HTTP/1.0 200 OK\r\n\r\n"[..], &object("b", 300_000)].concat();
+    let full = answer_of_stopped_nginx(&rack);
+    let part = answer_without_length();
     for is_reset in [false, true] {
         let (adopters, ends) = rack.adopters(PATIENCE);
         let mut cut = cut(&rack, GET, &full, full.len(), false);
         rack.adopt(&adopters, cut.record);
-        let answer = part.clone();
-        let served = serve_one(&rack, move |mut server| {
-            server.read_exact(&mut vec![0; GET.len()]).unwrap();
-            server.write_all(&answer).unwrap();
+        let served = serve_without_length(&rack, move |server| {
             // The answer is the client's before its connection ends.
             eventually("it was taken", || unacknowledged(&server).unwrap() == 0);
             if is_reset {
@@ -579,11 +597,8 @@ fn answer_that_is_reset_ends_in_a_reset() {
 #[test]
 fn idle_connection_is_reset_in_an_answer_and_closed_otherwise() {
     let Some(rack) = Rack::new() else { return };
-    std::fs::write(rack.www.path().join("a.bin"), object("a", SIZE)).unwrap();
-    let nginx = rack.nginx();
-    let full = replaced(&fetch(&rack.r2, GET), "Connection: close", "Connection: keep-alive");
-    assert!(nginx.stop().success());
-    let part = [&b"HTTP/1.0 200 OK\r\n\r\n"[..], &object("b", 300_000)].concat();
+    let full = answer_of_stopped_nginx(&rack);
+    let part = answer_without_length();
     for is_answering in [false, true] {
         let (adopters, ends) = rack.adopters_with(PATIENCE, Duration::from_millis(500));
         let mut cut = cut(&rack, GET, &full, full.len(), false);
@@ -593,13 +608,11 @@ fn idle_connection_is_reset_in_an_answer_and_closed_otherwise() {
             assert_eq!(cut.client.read(&mut [0; 1]).unwrap(), 0);
             continue;
         }
-        let answer = part.clone();
         let (done, is_done) = std::sync::mpsc::channel::<()>();
-        let served = serve_one(&rack, move |mut server| {
-            server.read_exact(&mut vec![0; GET.len()]).unwrap();
-            server.write_all(&answer).unwrap();
+        let served = serve_without_length(&rack, move |server| {
             // Open until the client's end was seen.
             let _ = is_done.recv();
+            drop(server);
         });
         cut.client.write_all(GET.as_bytes()).unwrap();
         assert!(rest(&mut cut.client, part.len()) == part, "all that came before");
