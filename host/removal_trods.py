@@ -380,13 +380,13 @@ REMOVALS: dict[str, Removal] = {
         "trods:digest::tests::slow_object_keeps_no_other_from_being_compared",
     ),
     "digest-share": trods(
-        "digest/mod.rs",
+        "digest/queue.rs",
         "client.is_some_and(|client| !self.room.has(client, 1))",
         "false",
         "trods:digest::tests::client_fills_a_quarter_of_the_queue_and_waits_behind_others",
     ),
     "digest-turn": trods(
-        "digest/mod.rs",
+        "digest/queue.rs",
         ".position(|(_, client)| *client != self.last)",
         ".position(|_| true)",
         "trods:digest::tests::client_fills_a_quarter_of_the_queue_and_waits_behind_others",

@@ -9,6 +9,7 @@
 //! before they need them.
 
 mod ask;
+mod queue;
 pub mod share;
 #[cfg(test)]
 mod tests;
@@ -23,15 +24,12 @@ use std::time::{Duration, Instant};
 use rivulet_bpf::trods::FlowKey;
 use rivulet_pktio::in_netns;
 
+use self::queue::Queue;
 use crate::head;
-use crate::hold::room::Room;
 use crate::record::{Body, Response};
 
 /// Digests that are kept, for all that a table can name and as many more; the oldest gives way.
 const MAX_KNOWN: usize = 1 << 19;
-/// Length of each queue of objects to read; one client and one network have a share of it ([`Room`]). An object that finds no room is
-/// queued when it is served, or looked up, again.
-const MAX_WAITING: usize = 4096;
 /// A server that did not bring an object is not asked for it again before.
 const AGAIN: Duration = Duration::from_secs(30);
 /// A digest is made again after this, since a file can be written in place and keep its time. Objects not served for as long are not
@@ -202,53 +200,6 @@ struct Known {
     at: Instant,
     /// When a client was served it last.
     served: Option<Instant>,
-}
-
-/// Objects to read, each with its client, if it has one. A client and a network have a share, and clients take turns.
-#[derive(Debug)]
-struct Queue {
-    objects: VecDeque<(Wanted, Option<IpAddr>)>,
-    room: Room,
-    /// The client of the object that left the queue last.
-    last: Option<IpAddr>,
-}
-
-impl Queue {
-    fn new() -> Queue {
-        Queue { objects: VecDeque::new(), room: Room::new(MAX_WAITING), last: None }
-    }
-
-    /// Appends an object; returns `false` if the queue, or the client's share of it, is full.
-    fn push(&mut self, wanted: &Wanted, client: Option<IpAddr>) -> bool {
-        if self.objects.len() >= MAX_WAITING || client.is_some_and(|client| !self.room.has(client, 1)) {
-            return false;
-        }
-        if let Some(client) = client {
-            self.room.take(client, 1);
-        }
-        self.objects.push_back((wanted.clone(), client));
-        true
-    }
-
-    /// Takes out the next object: of another client than the last one, if there is one.
-    fn pop(&mut self) -> Option<(Wanted, Option<IpAddr>)> {
-        let at = self.objects.iter().position(|(_, client)| *client != self.last).unwrap_or(0);
-        let next = self.take(at)?;
-        self.last = next.1;
-        Some(next)
-    }
-
-    fn position(&self, name: &Name) -> Option<usize> {
-        self.objects.iter().position(|(wanted, _)| wanted.name == *name)
-    }
-
-    fn take(&mut self, at: usize) -> Option<(Wanted, Option<IpAddr>)> {
-        let taken = self.objects.remove(at)?;
-        if let Some(client) = taken.1 {
-            self.room.give_back(client, 1);
-        }
-        Some(taken)
-    }
 }
 
 #[derive(Debug)]

@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicU8;
 
 use rivulet_pktio::testing::eventually;
 
+use super::queue::MAX_WAITING;
 use super::*;
 
 const SIZE: usize = 100_000;
