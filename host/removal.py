@@ -48,6 +48,7 @@ PROGRAMS = {
     "apps": ("-p", "rivulet-cm-apps", "--lib"),
     "streams": ("-p", "rivulet-cm-apps", "--test", "it"),
     "server": ("-p", "rivulet-server", "--lib"),
+    "pktio": ("-p", "rivulet-pktio", "--lib"),
 }
 """Cargo's arguments for the program of a test, by the prefix of the test's name."""
 

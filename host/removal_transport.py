@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Removals of the defences of moved windows, stored tokens and streams: data for removal.py."""
+"""Removals of the defences of moved windows, stored tokens, streams, tunnels and uploads: data for removal.py."""
 
 from __future__ import annotations
 
@@ -251,5 +251,21 @@ REMOVALS = {
         "handshake.stream = self.syn_input.as_ref().map_or(0, |(stream, ..)| *stream);",
         "",
         "plain_tcp_handshake_belongs_to_the_stream_in_the_syn",
+    ),
+    # Frames from a tunnel, and uploads.
+    "tunnel-exact": Removal(
+        "host/pktio/src/filter.rs",
+        "self.exact.as_ref().unwrap_or(&self.program)",
+        "&self.program",
+        (
+            "pktio:filter::tests::packet_socket_takes_more_where_rules_are_too_many",
+            "server:tunnel::tests::inner_frame_keeps_its_ethernet_header",
+        ),
+    ),
+    "upload-totals": Removal(
+        "host/rivulet/src/http/upload/totals.rs",
+        "Totals::read(file).map_or_else(|| self.count(), Ok)",
+        "self.count()",
+        ("agent:http::upload::totals::tests::new_upload_opens_no_file_of_other_uploads",),
     ),
 }

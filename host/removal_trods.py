@@ -427,6 +427,12 @@ REMOVALS: dict[str, Removal] = {
         "AdoptAs::Client => None,",
         "it:client_address::denied_and_limited_client_stays_so_after_adoption_and_drain",
     ),
+    "client-ports": Removal(
+        "host/pktio/src/transparent.rs",
+        "for n in 0..ATTEMPTS {",
+        "for n in 0..PORTS.len() {",
+        ("pktio:transparent::tests::client_that_uses_all_ports_costs_few_attempts",),
+    ),
     "message-once": trods(
         "adopt/relay.rs",
         "let is_repeatable = !is_cut && is_repeatable(&sent);",
