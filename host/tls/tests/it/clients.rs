@@ -27,6 +27,8 @@ use rustls::{
     version::TLS13,
 };
 
+use crate::ciphertext_from;
+
 /// A body with many records of both sizes.
 const BODY_BYTES: u64 = 300_000;
 
@@ -141,14 +143,9 @@ impl Content {
     }
 
     fn ciphertext(&self, secret: &TrafficSecret, range: std::ops::Range<u64>) -> Vec<u8> {
-        let key = secret.record_key();
-        let mut out = Vec::new();
-        let begin = self.response.record_at(range.start).unwrap().offset;
-        for record in self.response.records_from(range.start).take_while(|r| r.offset < range.end) {
-            let plaintext = &self.plaintext[record.plaintext.start as usize..record.plaintext.end as usize];
-            key.seal(record.number, ContentType::ApplicationData, plaintext, &mut out).unwrap();
-        }
-        out[(range.start - begin) as usize..(range.end - begin) as usize].to_vec()
+        let mut out = ciphertext_from(self.response, range.start, &secret.record_key(), &self.plaintext);
+        out.truncate((range.end - range.start) as usize);
+        out
     }
 }
 

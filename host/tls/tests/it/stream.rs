@@ -1,10 +1,9 @@
 //! The record rule: against a loop that cuts a response from its beginning, and the stream made from any place on.
 
 use proptest::prelude::*;
-use rivulet_tls::{
-    CipherSuite, ContentType, Error, MAX_RESPONSE_RECORD, OVERHEAD_BYTES, Record, RecordKey, Response,
-    TrafficSecret,
-};
+use rivulet_tls::{CipherSuite, Error, MAX_RESPONSE_RECORD, OVERHEAD_BYTES, Record, Response, TrafficSecret};
+
+use crate::ciphertext_from;
 
 const SUITES: [(CipherSuite, usize); 3] = [
     (CipherSuite::Aes128GcmSha256, 32),
@@ -29,17 +28,6 @@ fn cut(first: u64, head: u64, body: u64) -> Vec<Record> {
         offset += size + OVERHEAD_BYTES;
     }
     records
-}
-
-/// The ciphertext that a replica sends from `offset` on.
-fn ciphertext_from(response: Response, offset: u64, key: &RecordKey, content: &[u8]) -> Vec<u8> {
-    let mut out = Vec::new();
-    let Some(first) = response.record_at(offset) else { return out };
-    for record in response.records_from(offset) {
-        let plaintext = &content[record.plaintext.start as usize..record.plaintext.end as usize];
-        key.seal(record.number, ContentType::ApplicationData, plaintext, &mut out).unwrap();
-    }
-    out.split_off((offset - first.offset) as usize)
 }
 
 /// Lengths at the borders of records, and others.
