@@ -23,7 +23,7 @@ from rivulet_demo.spec import rack as rack_spec
 from . import switches
 from .binaries import REPOSITORY, RackError, binary
 from .lab import Lab, Process
-from .namespaces import OFFLOADS, Namespace
+from .namespaces import Namespace
 
 LAB = Lab(REPOSITORY / "build" / "mininet" / str(os.getpid()))
 """Processes of this run, with their logs. Each ends with this process, even after kill -9."""
@@ -36,7 +36,7 @@ class RackHost(Host):  # type: ignore[misc]
         """Sets addresses and routes, and the service's addresses of a replica."""
         result = super().config(**params)
         device, space = self.defaultIntf().name, Namespace.of(self.pid)
-        space.run("ethtool", "-K", device, *(word for offload in OFFLOADS for word in (offload, "off")))
+        space.turn_offloads_off(device)
         space.ip(f"addr add {ip6}/64 dev {device} nodad", f"route add default via {gateway6}")
         if role == "replica":
             space.serve_at(SERVICE_V4, SERVICE_V6)
@@ -90,7 +90,7 @@ class P4Switch(Switch):  # type: ignore[misc]
         ports = {port: intf.name for port, intf in self.intfs.items() if intf.name != "lo"}
         for device in ports.values():
             space.set(f"net.ipv6.conf.{device}.disable_ipv6=1")
-            space.run("ethtool", "-K", device, *(word for offload in OFFLOADS for word in (offload, "off")))
+            space.turn_offloads_off(device)
             space.ip(f"link set {device} promisc on up")
         flags = ["--log-console", "-L", "trace" if self.trace else "info"]
         if self.pcap:

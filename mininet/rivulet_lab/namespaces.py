@@ -66,6 +66,10 @@ class Namespace:
         """Sets kernel settings, as `sysctl -w` does."""
         self.run("sysctl", "-qw", *settings)
 
+    def turn_offloads_off(self, device: str) -> None:
+        """Turns off what a link to the switch must not have (`OFFLOADS`)."""
+        self.run("ethtool", "-K", device, *(word for offload in OFFLOADS for word in (offload, "off")))
+
     def tcp(self, counter: str) -> int:
         """A counter of its kernel's TCP (RFC 4022), such as PassiveOpens."""
         lines = self.run("cat", "/proc/net/snmp").splitlines()
@@ -107,7 +111,7 @@ def veth(one: End, two: End, mtu: int = 1500) -> None:
     for end in (one, two):
         silent = "accept_ra=0 accept_dad=0" if end.ipv6 else "disable_ipv6=1"
         end.space.set(*(f"net.ipv6.conf.{end.device}.{setting}" for setting in silent.split()))
-        end.space.run("ethtool", "-K", end.device, *(word for offload in OFFLOADS for word in (offload, "off")))
+        end.space.turn_offloads_off(end.device)
         end.space.ip(f"link set dev {end.device} {f'address {end.mac}' if end.mac else ''} up")
 
 
