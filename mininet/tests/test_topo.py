@@ -156,13 +156,15 @@ def test_wrong_flags_are_explained(flags: list[str], message: str) -> None:
 
 
 def test_failed_mn_ends_no_process_by_name() -> None:
-    # In namespaces with a /tmp of its own: Mininet's clean-up kills `mininet:*` and removes /tmp/*.log.
+    # In namespaces with a /tmp of its own: Mininet's clean-up kills `mininet:*` and removes /tmp/*.log. The repository
+    # may be in /tmp, so it is mounted elsewhere first.
     script = (
-        "mount -t tmpfs tmpfs /tmp && touch /tmp/other.log && { bash -c 'exec -a mininet:other sleep 1000' & } && "
-        f"sleep 0.5; mn --custom {TOPO} --topo single,2 --switch rivulet; "
+        f"mount --bind '{REPOSITORY}' /mnt && mount -t tmpfs tmpfs /tmp && touch /tmp/other.log && "
+        "{ bash -c 'exec -a mininet:other sleep 1000' & } && "
+        "cd /mnt; sleep 0.5; mn --custom /mnt/mininet/topo.py --topo single,2 --switch rivulet; "
         'kill -0 "$!" && test -e /tmp/other.log && echo "the other rack is intact"'
     )
     command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--net", "bash", "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
     assert "Rivulet's controller configures --topo rack only" in done.stdout + done.stderr
     assert "the other rack is intact" in done.stdout, done.stderr
