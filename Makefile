@@ -50,7 +50,7 @@ PINNED := $(shell sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
 TEST := CARGO="$(CARGO)" python3 scripts/test.py
 
 .PHONY: check test test-long test-rust test-controller
-check: setup protos ## format, lint, types and words; the committed P4 program matches its sources; removals find their text
+check: setup protos ## format, lint, types, words, long files, files in circles; committed P4 program matches; removals find their text
 	$(CARGO) fmt --all --check
 	$(PY) -m ruff format --check $(PYTHON_DIRS)
 	$(PY) -m ruff check $(PYTHON_DIRS)
@@ -59,6 +59,8 @@ check: setup protos ## format, lint, types and words; the committed P4 program m
 	python3 host/removal.py --check
 	python3 ptf-tests/removal.py --check
 	python3 scripts/words.py
+	python3 scripts/circles.py
+	python3 scripts/lines.py
 	$(PY) -m rivulet_bench.results --check
 	$(CARGO) clippy --workspace --all-targets --profile ci --locked -- \
 	  $$([ "$$(rustc --version | cut -d' ' -f2)" != "$(PINNED)" ] || echo -D warnings)
