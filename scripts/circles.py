@@ -31,7 +31,8 @@ PROGRAMS = ("lib.rs", "main.rs", "bin/*.rs", "bin/*/main.rs")
 PYTHON_PATH = ("controller", "mininet", "bench")
 """Folders whose packages can import each other."""
 
-Graph = dict[Path, set[Path]]
+Graph = dict[Path, dict[Path, set[str]]]
+"""For each file: the files that it uses, with the paths that its text has of them."""
 
 
 def graphs(root: Path) -> Iterator[Graph]:
@@ -101,8 +102,10 @@ def main() -> int:
             if options.list:
                 print(f"circle of {len(circle)}: {' '.join(names)}")
                 for file in circle:
-                    inner = sorted(str(other.relative_to(ROOT)) for other in graph[file] if other in circle)
-                    print(f"    {file.relative_to(ROOT)} uses {' '.join(inner)}")
+                    print(f"    {file.relative_to(ROOT)} uses")
+                    for other, paths in sorted(graph[file].items()):
+                        if other in circle:
+                            print(f"        {other.relative_to(ROOT)}: {' '.join(sorted(paths))}")
             if known:
                 left.append(names)
             else:

@@ -7,16 +7,20 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
-def uses(folders: Iterable[Path], files: Iterable[Path]) -> dict[Path, set[Path]]:
-    """For each file below these folders, from which Python imports: the other files that it imports from."""
+def uses(folders: Iterable[Path], files: Iterable[Path]) -> dict[Path, dict[Path, set[str]]]:
+    """For each file below these folders, from which Python imports: the other files and the names that it imports."""
     tops = set(folders)
     modules = {name_of(path.relative_to(top)): path for path in files for top in tops & set(path.parents)}
     trees = {name: ast.parse(path.read_text()) for name, path in modules.items()}
     bound = {name: imports(name, modules[name], tree) for name, tree in trees.items()}
-    return {
-        modules[name]: {target for names in found for target in targets(names, modules, bound)} - {modules[name]}
-        for name, found in bound.items()
-    }
+    found: dict[Path, dict[Path, set[str]]] = {}
+    for name, names in bound.items():
+        edges = found.setdefault(modules[name], {})
+        for imported in names:
+            for target in targets(imported, modules, bound):
+                if target != modules[name]:
+                    edges.setdefault(target, set()).add(".".join(filter(None, imported)))
+    return found
 
 
 def name_of(path: Path) -> str:

@@ -86,17 +86,17 @@ class Module:
             yield from child.all()
 
 
-def uses(root: Path) -> dict[Path, set[Path]]:
-    """For each file of the crate whose root file this is: the other files that it uses."""
+def uses(root: Path) -> dict[Path, dict[Path, set[str]]]:
+    """For each file of the crate whose root file this is: the other files that it uses, with the used paths."""
     top = Module(root)
     read(top, root.parent)
-    found: dict[Path, set[Path]] = {}
+    found: dict[Path, dict[Path, set[str]]] = {}
     for module in top.all():
-        edges = found.setdefault(module.file, set())
+        edges = found.setdefault(module.file, {})
         for path in module.uses:
             target = module.resolve(path)
             if isinstance(target, Path) and target != module.file:
-                edges.add(target)
+                edges.setdefault(target, set()).add("::".join(path))
     return found
 
 
