@@ -38,7 +38,7 @@ REMOVALS = {
     # Another replica continues an answer.
     "large-stale": large("sender.rs", "if !self.has_sent(at) {", "if false {", BLOCKS),
     "large-back": large(
-        "sender.rs",
+        "sender/transmit.rs",
         "let repair = repair || from / CELL <= self.repaired / CELL && self.repaired > 0;",
         "",
         BLOCKS,
@@ -101,7 +101,7 @@ REMOVALS = {
     # The client retransmits, and other replicas probe.
     "large-user-timeout": large(
         "mod.rs",
-        "\n            || self.others.remember(self.bucket(flow).start / WAYS, flow, shared, now);",
+        "\n            || self.others.remember(self.places.group(flow), flow, shared, now);",
         ";",
         "plains:others::a_user_timeout_is_no_end",
     ),
@@ -128,7 +128,7 @@ REMOVALS = {
     ),
     "large-others-crowded": large(
         "mod.rs",
-        "self.others.evict(n / WAYS, &entry.flow, now);",
+        "self.others.evict(self.places.group(flow), &entry.flow, now);",
         "let _ = (entry, now);",
         "plains:others::replica_without_state_does_not_count_itself",
     ),
@@ -174,7 +174,7 @@ REMOVALS = {
         "plains:rates::a_bottleneck_is_shared_fairly_for_long",
     ),
     "large-first": large(
-        "mod.rs",
+        "recognition.rs",
         "!segment.has_data_or_fin() && !segment.header.options.sack.blocks().is_empty()",
         "false",
         "plains:rates::the_first_segment_is_mended_as_any",
@@ -258,8 +258,8 @@ REMOVALS = {
     "large-alike": large("packet.rs", "if !alike || ", "if ", "plains:cut::pieces_are_the_same_octets"),
     "large-put-back": large(
         "mod.rs",
-        "            entry.keep(due, value);\n            self.activate(n);",
-        "            self.activate(n);",
+        "            entry.keep(due, value);\n            self.places.activate(n);",
+        "            self.places.activate(n);",
         "plains:cut::pieces_are_the_same_octets",
     ),
     "large-heard-first": large(

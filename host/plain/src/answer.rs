@@ -5,16 +5,15 @@ use core::fmt::Write as _;
 
 use arrayvec::ArrayString;
 
+use crate::answer_bytes::{AnswerBytes, MAX_HEAD};
 use crate::codec::{Class, MAX_ANSWER, is_bare_end};
 use crate::flight::is_boundary;
 use rivulet_http::Selection;
 
 use crate::head::{Method, Request, name};
 use crate::large::MAX_LARGE;
-use crate::objects::{Found, MAX_NAME, Object, Table};
+use crate::objects::{Found, Object, Table};
 
-/// Longest head of a response: a location with every byte escaped, and the other fields.
-const MAX_HEAD: usize = 3 * MAX_NAME + 600;
 /// No entry of the table.
 const NONE: u32 = u32::MAX;
 
@@ -260,48 +259,8 @@ impl Answer {
 
     /// Its bytes.
     #[must_use]
-    pub fn octets<'t>(&self, table: &'t Table) -> Octets<'t> {
-        Octets { head: self.head(table), body: self.body(table) }
-    }
-}
-
-/// The bytes of an answer: a head and a part of an object.
-#[derive(Clone, Debug)]
-pub struct Octets<'t> {
-    head: ArrayString<MAX_HEAD>,
-    body: &'t [u8],
-}
-
-impl<'t> Octets<'t> {
-    /// These and nothing before them.
-    pub(crate) fn of(body: &'t [u8]) -> Octets<'t> {
-        Octets { head: ArrayString::new(), body }
-    }
-}
-
-impl Octets<'_> {
-    /// How many there are.
-    #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "a response is never empty")]
-    pub fn len(&self) -> u32 {
-        (self.head.len() + self.body.len()) as u32
-    }
-
-    /// Fills `out` with those from `from` on; false if there are not as many.
-    #[must_use]
-    pub fn copy(&self, from: u32, out: &mut [u8]) -> bool {
-        let head = self.head.as_bytes();
-        let from = from as usize;
-        if from + out.len() > head.len() + self.body.len() {
-            return false;
-        }
-        let of_head = head.get(from..).unwrap_or_default();
-        let (first, rest) = out.split_at_mut(of_head.len().min(out.len()));
-        first.copy_from_slice(&of_head[..first.len()]);
-        let at = (from + first.len()).saturating_sub(head.len());
-        let rest_length = rest.len();
-        rest.copy_from_slice(&self.body[at..at + rest_length]);
-        true
+    pub fn octets<'t>(&self, table: &'t Table) -> AnswerBytes<'t> {
+        AnswerBytes { head: self.head(table), body: self.body(table) }
     }
 }
 
@@ -344,7 +303,7 @@ fn page(status: u16) -> &'static [u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::head::{Parsed, parse};
+    use crate::head::{MAX_NAME, Parsed, parse};
     use crate::objects::Entry;
     use proptest::prelude::*;
 

@@ -11,7 +11,7 @@ use arrayvec::ArrayVec;
 use rivulet_packet::BuildError;
 use rivulet_packet::segment::TcpFlags;
 
-use crate::answer::Octets;
+use crate::answer_bytes::AnswerBytes;
 use crate::codec::{BARE_SEGMENT, Class};
 use crate::segment::{Header, MAX_SACK};
 
@@ -161,7 +161,7 @@ impl Span {
 /// Segments of an answer, ready to be sent.
 #[derive(Clone, Debug)]
 pub struct Flight<'t> {
-    pub(crate) octets: Octets<'t>,
+    pub(crate) octets: AnswerBytes<'t>,
     /// The headers of all segments; the sequence number is that of the answer's first byte.
     pub(crate) header: Header,
     pub(crate) pieces: Pieces,

@@ -8,8 +8,6 @@ use rivulet_http::{
 
 pub use rivulet_http::Method;
 
-use crate::objects::MAX_NAME;
-
 /// A request with a parsed head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request<'a> {
@@ -144,6 +142,9 @@ fn line(data: &[u8], at: usize) -> Option<(&[u8], usize)> {
     let end = rest.iter().position(|&b| b == b'\n')?;
     Some((rest[..end].strip_suffix(b"\r").unwrap_or(&rest[..end]), at + end + 1))
 }
+
+/// Longest path of a request, bytes; names in the table may be longer by `index.html`.
+pub const MAX_NAME: usize = rivulet_http::MAX_PATH;
 
 /// A name in the table.
 pub type Name = ArrayVec<u8, { MAX_NAME + INDEX.len() }>;

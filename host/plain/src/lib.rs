@@ -9,7 +9,9 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod answer_bytes;
 mod codec;
+mod decision;
 pub mod dns;
 mod flight;
 mod head;
@@ -22,19 +24,21 @@ mod segment;
 mod small;
 mod soft;
 mod stamp;
+mod syn;
 mod verdict;
 mod whole;
 
-pub use answer::{Answer, Ends, Octets, Outcome};
+pub use answer::{Answer, Ends, Outcome};
+pub use answer_bytes::AnswerBytes;
 pub use codec::{BARE_SEGMENT, Class, CookieKey, CookieKeys, Flow, MAX_ANSWER, MAX_START, Place};
 pub use flight::{Cut, EVERYWHERE, Flight, MAX_PIECES, Piece, TINY, is_boundary};
-pub use head::{Method, Name, Parsed, Request, begins_a_request, name, parse};
+pub use head::{MAX_NAME, Method, Name, Parsed, Request, begins_a_request, name, parse};
 pub use large::{
-    Asked, Download, Downloads, LargeStamp, MAX_LARGE, MAX_LARGE_OBJECTS, Packet, Seal, is_placed,
-    is_under_way, window_number, window_of,
+    Download, Downloads, LargeStamp, MAX_LARGE, MAX_LARGE_OBJECTS, Packet, Seal, is_placed, is_under_way,
+    window_number, window_of,
 };
 pub use object_stamp::{INDICES, MAX_AHEAD, MAX_OBJECT, NOBODYS, ObjectStamp, object_isn};
-pub use objects::{Entry, Found, MAX_NAME, Object, Table, TableError};
+pub use objects::{Entry, Found, Object, Table, TableError};
 pub use relay::{Ask, Judged, Protocol, Relay};
 pub use say::refusal;
 pub use segment::{Header, MAX_SACK, Options, STAMPS, Sack, SackBlock, Segment, SegmentError, Stamps};
@@ -43,5 +47,5 @@ pub use soft::{Replica, Ring};
 pub use stamp::{
     Answering, KERNEL_SPAN, MINUTES, Opened, Scale, Stamp, kernel_value, minute, next_kernel_value,
 };
-pub use verdict::{Cause, Handoff, Handshake, Reason, Verdict};
+pub use verdict::{Asked, Cause, Handoff, Handshake, Reason, Verdict};
 pub use whole::Whole;

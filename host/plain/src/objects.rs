@@ -7,8 +7,6 @@ use crate::head::Name;
 use crate::large::MAX_LARGE_OBJECTS;
 use rivulet_packet::nonce::half_sip_hash_32;
 
-/// Longest path of a request, bytes; names in the table may be longer by `index.html`.
-pub const MAX_NAME: usize = rivulet_http::MAX_PATH;
 /// Longest media type, bytes.
 const MAX_KIND: usize = 100;
 /// Objects with more bytes may need a large answer; they are numbered.
@@ -197,6 +195,7 @@ fn folders(name: &[u8]) -> impl Iterator<Item = &[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::head::MAX_NAME;
 
     fn object(hash: u8) -> Entry {
         Entry::Object(Object { kind: "text/plain".into(), hash: [hash; 16], body: vec![hash; 9].into() })

@@ -11,15 +11,16 @@
 
 use rivulet_packet::segment::TcpFlags;
 
-use crate::answer::Octets;
+use crate::answer_bytes::AnswerBytes;
 use crate::codec::{BARE_END, BARE_SEGMENT, BARE_SEQUENCE, Class, CookieKeys, Flow, MAX_ANSWER};
+use crate::decision::{ACK, Decision, FIN_ACK, have};
 use crate::dns::{self, Fault};
 use crate::flight::{Cut, Flight, Piece, Pieces, Span, is_boundary};
 use crate::head::{Parsed, parse};
-use crate::say::{longest_segment, reply, say, welcome};
+use crate::say::{longest_segment, reply, say};
 use crate::segment::{Header, Segment};
-use crate::small::{ACK, Decision, FIN_ACK, have};
 use crate::stamp::{Opened, Scale, Stamp};
+use crate::syn::welcome;
 use crate::verdict::{Cause, Handshake, Reason, Verdict};
 use crate::whole::Whole;
 
@@ -277,7 +278,7 @@ impl Relay {
             }
             Pieces::from_iter([Piece { from: 0, to: length, fin: true }])
         };
-        Verdict::Answer(Flight { octets: Octets::of(octets), header: reply, pieces })
+        Verdict::Answer(Flight { octets: AnswerBytes::of(octets), header: reply, pieces })
     }
 }
 

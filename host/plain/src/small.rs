@@ -13,14 +13,15 @@ use rivulet_packet::segment::TcpFlags;
 
 use crate::answer::{Answer, Ends, Outcome};
 use crate::codec::{BARE_SEGMENT, Class, CookieKeys, Flow, MAX_ANSWER, MAX_START, Place, is_bare_start};
-use crate::flight::{Cut, Flight, Have, Piece, Span, is_boundary};
+use crate::decision::{ACK, Decision, FIN_ACK, Under, have};
+use crate::flight::{Cut, Flight, Piece, Span, is_boundary};
 use crate::head::{Parsed, Request, begins_a_request, parse};
-use crate::large::Asked;
 use crate::objects::Table;
-use crate::say::{longest_segment, reply, say, welcome};
-use crate::segment::{Header, Segment};
+use crate::say::{longest_segment, reply};
+use crate::segment::Segment;
 use crate::stamp::{Answering, Opened, Scale, Stamp};
-use crate::verdict::{Cause, Handoff, Handshake, Reason, Verdict};
+use crate::syn::welcome;
+use crate::verdict::{Asked, Cause, Handoff, Handshake, Reason, Verdict};
 
 /// A service as all its replicas know it.
 #[derive(Clone, Debug)]
@@ -47,19 +48,6 @@ struct Talk<'a> {
     site: &'a Site,
     segment: &'a Segment<'a>,
     flow: &'a Flow,
-}
-
-/// An answer under way: what it is, and where the client's packet and the answer meet.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Under {
-    pub(crate) answer: Answer,
-    /// Bytes of it that the client has in order.
-    pub(crate) at: u32,
-    /// The sequence number at which the request begins: the acknowledgement of the segments.
-    pub(crate) seq: u32,
-    /// The timestamp, on a connection that has them.
-    pub(crate) stamp: Option<Answering>,
-    pub(crate) cut: Cut,
 }
 
 impl Site {
@@ -134,65 +122,6 @@ impl Site {
         Flight { pieces: span.pieces(&have(segment, under.at), wanted), octets, header: reply }
     }
 }
-
-/// The data that the client has beyond its acknowledgement, in bytes of the answer of which it has
-/// `at` in order.
-pub(crate) fn have(segment: &Segment<'_>, at: u32) -> Have {
-    let ack = segment.header.ack;
-    let mut have = Have::new();
-    for &(from, to) in segment.header.options.sack.blocks() {
-        // Data below the acknowledgement arrived twice (RFC 2883); a block far beyond is not of
-        // this answer.
-        let (from, to) = (from.wrapping_sub(ack), to.wrapping_sub(ack));
-        if from < to && to <= 2 * MAX_ANSWER {
-            let _ = have.try_push((at + from, at + to));
-        }
-    }
-    have
-}
-
-pub(crate) enum Decision {
-    Drop(Reason),
-    Kernel(Cause),
-    Adopt(Cause, Handshake),
-    /// A large answer.
-    Begin(Asked),
-    /// The answer to a SYN.
-    Welcome(Header),
-    /// These flags, acknowledging this.
-    Say(u8, u32),
-    Answer(Under),
-    /// An answer, with requests behind it in the segment.
-    Continue(Under, Handshake),
-    /// Data that does not begin where the request does: the client has so much of all answers.
-    Ahead(Class, u32),
-    /// The client reports this much of the answer that begins there, and has no data of its own.
-    Heard {
-        start: u32,
-        at: u32,
-    },
-}
-
-impl Decision {
-    /// What it comes to without memory. An answer is made by [`Site::flight`].
-    pub(crate) fn verdict(self, segment: &Segment<'_>) -> Verdict<'static> {
-        match self {
-            Decision::Drop(reason) => Verdict::Drop(reason),
-            Decision::Kernel(cause) => Verdict::Kernel(cause),
-            Decision::Adopt(cause, handshake) => Verdict::Adopt(cause, handshake),
-            Decision::Begin(asked) => Verdict::Begin(asked),
-            Decision::Welcome(header) => Verdict::Say(header),
-            Decision::Say(flags, ack) => Verdict::Say(say(segment, flags, ack)),
-            Decision::Ahead(..) => Verdict::Drop(Reason::Early),
-            Decision::Answer(_) | Decision::Continue(..) | Decision::Heard { .. } => {
-                Verdict::Drop(Reason::Acknowledgement)
-            }
-        }
-    }
-}
-
-pub(crate) const ACK: u8 = TcpFlags::ACK;
-pub(crate) const FIN_ACK: u8 = TcpFlags::ACK | TcpFlags::FIN;
 
 impl Talk<'_> {
     /// A connection with timestamps: the echoed one identifies the last data that the client has in

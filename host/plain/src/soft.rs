@@ -4,9 +4,10 @@
 
 use crate::answer::Answer;
 use crate::codec::{Class, Flow, MAX_ANSWER};
+use crate::decision::{Decision, Under, have};
 use crate::flight::{Cut, EVERYWHERE, Flight};
 use crate::segment::Segment;
-use crate::small::{Decision, Site, Under, have};
+use crate::small::Site;
 use crate::stamp::Answering;
 use crate::verdict::{Handoff, Handshake, Reason, Verdict};
 

@@ -1,7 +1,8 @@
 //! What a segment comes to: dropped, answered, or handed to the kernel's TCP, and what the kernel needs for that.
 
+use crate::answer::Answer;
+use crate::codec::Class;
 use crate::flight::Flight;
-use crate::large::Asked;
 use crate::segment::Header;
 use crate::stamp::{Scale, kernel_value};
 
@@ -59,6 +60,15 @@ pub struct Handshake {
     pub start: u32,
     /// The TSval of the stateless answer that ends the stateless part, which the client may still echo.
     pub answer: Option<u32>,
+}
+
+/// A request on a fresh connection, with the large answer to it.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    pub(crate) answer: Answer,
+    pub(crate) object: u16,
+    pub(crate) class: Class,
+    pub(crate) scale: Scale,
 }
 
 /// What a segment comes to.

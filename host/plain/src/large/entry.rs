@@ -5,12 +5,14 @@ use rivulet_packet::TcpFlags;
 
 use crate::answer::Answer;
 use crate::codec::Flow;
+use crate::decision::ACK;
 use crate::large::allowance::Account;
+use crate::large::due::Due;
 use crate::large::packet::Packet;
-use crate::large::sender::{Due, Sender};
+use crate::large::sender::Sender;
 use crate::large::stamp::{CELL, Download, LargeStamp, Seal, window_number};
 use crate::segment::{Header, MAX_SACK, Options, Segment, Stamps};
-use crate::small::{ACK, Site};
+use crate::small::Site;
 
 /// The last bytes of a client's request stay unacknowledged: the client retransmits them when no
 /// data arrives, and any live replica can answer.

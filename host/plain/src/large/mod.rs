@@ -12,9 +12,13 @@
 mod allowance;
 mod board;
 mod clock;
+mod due;
 mod entry;
+mod heard;
 mod others;
 mod packet;
+mod places;
+mod recognition;
 mod sender;
 mod stamp;
 mod window;
@@ -22,25 +26,26 @@ mod window;
 use std::collections::VecDeque;
 
 use arrayvec::ArrayVec;
-use rivulet_packet::segment::TcpFlags;
 
-use crate::answer::Answer;
-use crate::codec::{Class, Flow};
+use crate::codec::Flow;
+use crate::decision::{ACK, FIN_ACK};
 use crate::segment::{Header, Options, Segment, Stamps};
-use crate::small::{ACK, FIN_ACK, Site};
-use crate::stamp::{Scale, Stamp};
-use crate::verdict::Reason;
+use crate::small::Site;
+use crate::verdict::{Asked, Reason};
 use allowance::Allowance;
+use due::Due;
 use entry::{Entry, WITHHELD, header_of, sacked};
+use heard::Heard;
 use others::Others;
-use sender::{Due, Heard, Sender};
+use places::{NEVER, Places};
+use recognition::answer;
+use sender::Sender;
 use stamp::Placed;
 
 pub use packet::Packet;
+pub use recognition::{is_placed, is_under_way};
 pub use stamp::{Download, LargeStamp, MAX_LARGE, MAX_LARGE_OBJECTS, Seal, window_number, window_of};
 
-/// As many places a connection may have.
-const WAYS: usize = 4;
 /// Probes sent to a silent connection: ten in the first ten seconds, then at growing intervals for
 /// an hour. A replica that sent an earlier block is the only one that can notice the death of the
 /// replica sending now, and on a slow path a block takes minutes.
@@ -51,19 +56,13 @@ const PATIENCE_CLOSED: u32 = 64;
 /// The downloads that this replica lately sent something of, a bounded number; soft state.
 #[derive(Clone, Debug)]
 pub struct Downloads<W> {
-    places: Box<[Option<Entry<W>>]>,
-    /// Deadlines of the places, apart: all are looked at.
-    deadlines: Box<[u64]>,
-    next_deadline: u64,
+    places: Places<W>,
     allowance: Allowance,
     others: Others,
-    /// Places that may have data to send, in the order of their last segments.
-    active: VecDeque<usize>,
     /// Answers without data.
     say: VecDeque<(Header, W)>,
 }
 
-const NEVER: u64 = u64::MAX;
 /// Between two of the questions after a death, microseconds: a segment each, of thousands of connections maybe.
 const APART: u64 = 50;
 /// Answers without data that may wait.
@@ -73,21 +72,18 @@ impl<W: Copy> Downloads<W> {
     /// Room for so many connections, rounded up to a power of two.
     #[must_use]
     pub fn new(size: usize) -> Downloads<W> {
-        let size = size.max(WAYS).next_power_of_two();
+        let places = Places::new(size);
         Downloads {
-            places: (0..size).map(|_| None).collect(),
-            deadlines: vec![NEVER; size].into(),
-            next_deadline: NEVER,
             allowance: Allowance::new(),
-            others: Others::unknown(size / WAYS),
-            active: VecDeque::with_capacity(size),
+            others: Others::unknown(places.groups()),
+            places,
             say: VecDeque::with_capacity(SAID),
         }
     }
 
     /// Forgets everything.
     pub fn clear(&mut self) {
-        *self = Downloads::new(self.places.len());
+        *self = Downloads::new(self.places.size());
     }
 
     /// Records how long the set of live peers has been unchanged (`None`: no peers, or unknown;
@@ -102,21 +98,19 @@ impl<W: Copy> Downloads<W> {
     /// Probes silent clients, which may have been with a replica that died, one after the other.
     fn probe_clients_of_dead_replicas(&mut self, now: u64) {
         let mut at = now;
-        for (place, deadline) in self.places.iter_mut().zip(&mut self.deadlines) {
-            let Some(asked) = place.as_mut().and_then(|entry| entry.sender.ask_again(at)) else { continue };
-            *deadline = asked;
-            self.next_deadline = self.next_deadline.min(asked);
-            at += APART;
+        for n in self.places.numbers() {
+            let asked = self.places.get_mut(n).and_then(|entry| entry.sender.ask_again(at));
+            if asked.is_some() {
+                self.places.set_deadline(n, asked);
+                at += APART;
+            }
         }
     }
 
     /// Bytes of its memory, for any number of connections.
     #[must_use]
     pub fn octets(&self) -> usize {
-        size_of_val(&*self.places)
-            + size_of_val(&*self.deadlines)
-            + self.allowance.octets()
-            + self.others.octets()
+        self.places.octets() + self.allowance.octets() + self.others.octets()
     }
 
     /// How often something was not sent since its client had been sent too much that it did not acknowledge.
@@ -128,7 +122,7 @@ impl<W: Copy> Downloads<W> {
     /// How many are remembered.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.places.iter().flatten().count()
+        self.places.len()
     }
 
     /// Whether none is.
@@ -140,19 +134,19 @@ impl<W: Copy> Downloads<W> {
     /// [`next`](Self::next) has not come to its end.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        !self.active.is_empty() || !self.say.is_empty()
+        self.places.first_active().is_some() || !self.say.is_empty()
     }
 
     /// Time at which [`next`](Self::next) is due without a further segment, microseconds.
     #[must_use]
     pub fn deadline(&self) -> Option<u64> {
-        (self.next_deadline != NEVER).then_some(self.next_deadline)
+        Some(self.places.next_deadline()).filter(|deadline| *deadline != NEVER)
     }
 
     /// Whether something is remembered of this segment's connection.
     #[must_use]
     pub fn has_state_for(&self, segment: &Segment<'_>) -> bool {
-        self.find(&Flow::new(segment.header.src, segment.header.dst)).is_some()
+        self.places.find(&Flow::new(segment.header.src, segment.header.dst)).is_some()
     }
 
     /// A request for a large object on a fresh connection.
@@ -169,8 +163,8 @@ impl<W: Copy> Downloads<W> {
         let flow = &Flow::new(header.src, header.dst);
         let window = asked.scale.window(header.window);
         // A repeated request: the answer is late or lost.
-        if let Some(n) = self.find(flow)
-            && let Some(entry) = &mut self.places[n]
+        if let Some(n) = self.places.find(flow)
+            && let Some(entry) = self.places.get_mut(n)
             && entry.header.seq == header.ack
             && entry.of.object == asked.object
         {
@@ -205,7 +199,7 @@ impl<W: Copy> Downloads<W> {
             active: false,
         };
         let n = self.place(flow, now);
-        self.places[n] = Some(entry);
+        self.places.put(n, entry);
         self.route(n, site, path, way);
         self.touched(n, now);
     }
@@ -225,8 +219,8 @@ impl<W: Copy> Downloads<W> {
         if !LargeStamp::is_one(stamps.echo) {
             return self.hear_first(segment, now);
         }
-        let known = self.find(flow);
-        let known_one = known.and_then(|n| self.places[n].as_ref());
+        let known = self.places.find(flow);
+        let known_one = known.and_then(|n| self.places.get(n));
         let find = |of: Download| match known_one.filter(|entry| entry.of == of) {
             Some(entry) => Some(((entry.answer, entry.head, entry.length), entry.length)),
             None => answer(site, of),
@@ -245,16 +239,16 @@ impl<W: Copy> Downloads<W> {
         let heard = Heard { at, beyond: &beyond, twice, repair, window, told, nudge, cell, near, full };
         let base = header.ack.wrapping_sub(at);
         let known = known.filter(|n| {
-            self.places[*n].as_ref().is_some_and(|entry| entry.of == stamp.of && entry.header.seq == base)
+            self.places.get(*n).is_some_and(|entry| entry.of == stamp.of && entry.header.seq == base)
         });
         let speaks = !segment.payload.is_empty();
         // A client that repeats its request has lost its replica.
-        let before = known.and_then(|n| self.places[n].as_ref());
+        let before = known.and_then(|n| self.places.get(n));
         let shared = before.map_or((!speaks).then_some(now), |entry| entry.shared_by(at, now));
         // If one replica acknowledges all data, every replica does.
         let all = before.is_some_and(|entry| entry.all)
             || stamp.all
-            || self.others.remember(self.bucket(flow).start / WAYS, flow, shared, now);
+            || self.others.remember(self.places.group(flow), flow, shared, now);
         let ack = if all {
             segment.end()
         } else if speaks {
@@ -266,7 +260,7 @@ impl<W: Copy> Downloads<W> {
         };
         let n = match known {
             Some(n) => {
-                if let Some(entry) = &mut self.places[n] {
+                if let Some(entry) = self.places.get_mut(n) {
                     let earned = entry.sender.hear(&heard, now);
                     self.allowance.earn(entry.account, earned, now);
                 }
@@ -274,34 +268,37 @@ impl<W: Copy> Downloads<W> {
             }
             None => {
                 let n = self.place(flow, now);
-                self.places[n] = Some(Entry {
-                    flow: *flow,
-                    header: header_of(segment, base, ack),
-                    asked: segment.end(),
-                    unanswered: 0,
-                    all,
-                    shared,
-                    of: stamp.of,
-                    seal,
-                    sealed: None,
-                    answer,
-                    head,
-                    length,
-                    sender: Sender::resume(class, length, &heard, now),
-                    echoed: stamps.echo,
-                    once: (u32::MAX, 0),
-                    again: (u32::MAX, 0),
-                    path: 0,
-                    account: Allowance::account(flow, &site.keys),
-                    way,
-                    used: now,
-                    ahead: ArrayVec::new(),
-                    active: false,
-                });
+                self.places.put(
+                    n,
+                    Entry {
+                        flow: *flow,
+                        header: header_of(segment, base, ack),
+                        asked: segment.end(),
+                        unanswered: 0,
+                        all,
+                        shared,
+                        of: stamp.of,
+                        seal,
+                        sealed: None,
+                        answer,
+                        head,
+                        length,
+                        sender: Sender::resume(class, length, &heard, now),
+                        echoed: stamps.echo,
+                        once: (u32::MAX, 0),
+                        again: (u32::MAX, 0),
+                        path: 0,
+                        account: Allowance::account(flow, &site.keys),
+                        way,
+                        used: now,
+                        ahead: ArrayVec::new(),
+                        active: false,
+                    },
+                );
                 n
             }
         };
-        if let Some(entry) = &mut self.places[n] {
+        if let Some(entry) = self.places.get_mut(n) {
             if speaks || (ack.wrapping_sub(entry.header.ack) as i32) > 0 {
                 (entry.header.ack, entry.asked) = (ack, segment.end());
             }
@@ -324,8 +321,8 @@ impl<W: Copy> Downloads<W> {
     /// SYN-ACK's. Only the sender knows the object.
     fn hear_first(&mut self, segment: &Segment<'_>, now: u64) -> Option<Reason> {
         let header = &segment.header;
-        let known = self.find(&Flow::new(header.src, header.dst));
-        let Some((n, entry)) = known.and_then(|n| Some((n, self.places[n].as_mut()?))) else {
+        let known = self.places.find(&Flow::new(header.src, header.dst));
+        let Some((n, entry)) = known.and_then(|n| Some((n, self.places.get_mut(n)?))) else {
             return Some(Reason::Acknowledgement);
         };
         if entry.header.seq != header.ack {
@@ -341,18 +338,18 @@ impl<W: Copy> Downloads<W> {
 
     /// A reset with the expected number removes the state of its connection.
     pub fn reset(&mut self, segment: &Segment<'_>) {
-        let known = self.find(&Flow::new(segment.header.src, segment.header.dst));
+        let known = self.places.find(&Flow::new(segment.header.src, segment.header.dst));
         if let Some(n) = known
-            && self.places[n].as_ref().is_some_and(|entry| entry.is_reset_by(&segment.header))
+            && self.places.get(n).is_some_and(|entry| entry.is_reset_by(&segment.header))
         {
-            self.forget(n);
+            self.places.forget(n);
         }
     }
 
     /// The client has everything: acknowledges all its data.
     fn ended(&mut self, segment: &Segment<'_>, known: Option<usize>, fin: bool, way: W) -> Option<Reason> {
         if let Some(n) = known {
-            self.forget(n);
+            self.places.forget(n);
         }
         if fin && !segment.has_data_or_fin() {
             return Some(Reason::Acknowledgement);
@@ -369,14 +366,8 @@ impl<W: Copy> Downloads<W> {
             if let Some(packet) = self.next_received(site, now, 0) {
                 return Some(packet);
             }
-            if self.next_deadline > now {
-                return None;
-            }
-            let Some(n) = self.deadlines.iter().position(|deadline| *deadline <= now) else {
-                self.next_deadline = self.deadlines.iter().copied().min().unwrap_or(NEVER);
-                return None;
-            };
-            let state = self.places[n].as_mut().map(|entry| {
+            let n = self.places.due(now)?;
+            let state = self.places.get_mut(n).map(|entry| {
                 let patience = if entry.sender.is_closed() { PATIENCE_CLOSED } else { PATIENCE };
                 let silent = entry.sender.late(now);
                 if silent.is_some() {
@@ -385,10 +376,10 @@ impl<W: Copy> Downloads<W> {
                 (silent.is_none_or(|times| times <= patience), entry.sender.deadline())
             });
             if let Some((true, deadline)) = state {
-                self.deadlines[n] = deadline.unwrap_or(NEVER);
-                self.activate(n);
+                self.places.set_deadline(n, deadline);
+                self.places.activate(n);
             } else {
-                self.forget(n);
+                self.places.forget(n);
             }
         }
     }
@@ -402,14 +393,11 @@ impl<W: Copy> Downloads<W> {
         if let Some((header, way)) = self.say.pop_front() {
             return Some(Packet::without_data(header, way));
         }
-        while let Some(n) = self.active.front().copied() {
+        while let Some(n) = self.places.first_active() {
             if let Some(packet) = self.run(n, site, now, most) {
                 return Some(packet);
             }
-            self.active.pop_front();
-            if let Some(entry) = &mut self.places[n] {
-                entry.active = false;
-            }
+            self.places.deactivate_first();
         }
         None
     }
@@ -417,16 +405,16 @@ impl<W: Copy> Downloads<W> {
     /// Takes a packet back that found no room: it is the next of its connection.
     pub fn put_back(&mut self, packet: &Packet<'_, W>) {
         let Some((n, due, value)) = packet.of else { return };
-        if let Some(entry) = &mut self.places[n] {
+        if let Some(entry) = self.places.get_mut(n) {
             entry.keep(due, value);
-            self.activate(n);
+            self.places.activate(n);
         }
     }
 
     /// The next packet of a place, and what goes with it.
     fn run<'t>(&mut self, n: usize, site: &'t Site, now: u64, most: u32) -> Option<Packet<'t, W>> {
         let (first, value) = self.due(n, now)?;
-        let entry = self.places[n].as_mut()?;
+        let entry = self.places.get_mut(n)?;
         let (first, rest) = first.split(entry.sender.full(), most);
         if let Some(rest) = rest {
             entry.keep(rest, value);
@@ -434,7 +422,7 @@ impl<W: Copy> Downloads<W> {
         let mut packet = entry.packet(n, first, value, site);
         while packet.takes_more(most)
             && let Some((due, value)) = self.due(n, now)
-            && let Some(entry) = &mut self.places[n]
+            && let Some(entry) = self.places.get_mut(n)
         {
             let (next, rest) = due.split(entry.sender.full(), 0);
             if !packet.append(&entry.packet(n, next, value, site), most) {
@@ -450,20 +438,19 @@ impl<W: Copy> Downloads<W> {
 
     /// The next segment of a place, and its timestamp.
     fn due(&mut self, n: usize, now: u64) -> Option<(Due, u32)> {
-        let entry = self.places[n].as_mut()?;
+        let entry = self.places.get_mut(n)?;
         if let Some(kept) = entry.ahead.pop() {
             return Some(kept);
         }
         if !self.allowance.has(entry.account, entry.path, now) {
             return None;
         }
-        let due = entry.sender.next(entry.path, now);
-        let deadline = entry.sender.deadline().unwrap_or(NEVER);
-        self.deadlines[n] = deadline;
-        self.next_deadline = self.next_deadline.min(deadline);
-        let due = due?;
-        self.allowance.spend(entry.account, due.to - due.from);
-        Some((due, entry.value(&due)))
+        let due = entry.sender.next(entry.path, now).map(|due| (due, entry.value(&due)));
+        let (account, deadline) = (entry.account, entry.sender.deadline());
+        self.places.set_deadline(n, deadline);
+        let (due, value) = due?;
+        self.allowance.spend(account, due.to - due.from);
+        Some((due, value))
     }
 
     fn say(&mut self, header: Header, way: W) {
@@ -473,100 +460,28 @@ impl<W: Copy> Downloads<W> {
         }
     }
 
-    fn activate(&mut self, n: usize) {
-        if let Some(entry) = &mut self.places[n]
-            && !core::mem::replace(&mut entry.active, true)
-        {
-            self.active.push_back(n);
-        }
-    }
-
     fn route(&mut self, n: usize, site: &Site, path: Option<u16>, way: W) {
-        let Some(entry) = &mut self.places[n] else { return };
+        let Some(entry) = self.places.get_mut(n) else { return };
         let mtu = site.mtu.min(path.unwrap_or(u16::MAX));
         entry.way = way;
         entry.path = u32::from(mtu).saturating_sub(entry.header.length() as u32);
     }
 
     fn touched(&mut self, n: usize, now: u64) {
-        if let Some(entry) = &mut self.places[n] {
+        if let Some(entry) = self.places.get_mut(n) {
             entry.used = now;
         }
-        self.activate(n);
+        self.places.activate(n);
     }
 
-    fn bucket(&self, flow: &Flow) -> core::ops::Range<usize> {
-        let first = (flow.spread() as usize * WAYS) & (self.places.len() - 1);
-        first..first + WAYS
-    }
-
-    fn find(&self, flow: &Flow) -> Option<usize> {
-        self.bucket(flow).find(|n| self.places[*n].as_ref().is_some_and(|entry| entry.flow == *flow))
-    }
-
-    /// The place of a connection: its own, a free one, or the one with the oldest last segment.
+    /// Frees the place of a connection.
     fn place(&mut self, flow: &Flow, now: u64) -> usize {
-        let n = self.find(flow).or_else(|| {
-            self.bucket(flow).min_by_key(|n| self.places[*n].as_ref().map_or(0, |entry| entry.used + 1))
-        });
-        let n = n.unwrap_or(0);
+        let n = self.places.choose(flow);
         // A client that does not answer here is with another replica.
-        if let Some(entry) = self.places[n].as_ref().filter(|e| e.flow != *flow && !e.sender.is_silent()) {
-            self.others.evict(n / WAYS, &entry.flow, now);
+        if let Some(entry) = self.places.get(n).filter(|e| e.flow != *flow && !e.sender.is_silent()) {
+            self.others.evict(self.places.group(flow), &entry.flow, now);
         }
-        self.forget(n);
+        self.places.forget(n);
         n
     }
-
-    fn forget(&mut self, n: usize) {
-        if self.places[n].take().is_some_and(|entry| entry.active) {
-            self.active.retain(|active| *active != n);
-        }
-        self.deadlines[n] = NEVER;
-    }
-}
-
-/// An answer, bytes of its head, and of all.
-type Found = (Answer, u32, u32);
-
-/// The large answer that a timestamp names, bytes of its head, and of all.
-fn answer(site: &Site, of: Download) -> Option<(Found, u32)> {
-    let answer = Answer::large(of.object, &site.table)?;
-    let (head, length) = answer.lengths(&site.table);
-    Some(((answer, head, length), length))
-}
-
-/// Whether echo and acknowledgement of a segment are such as the client of a large answer has, which others have by chance only.
-#[must_use]
-pub fn is_placed(site: &Site, segment: &Segment<'_>) -> bool {
-    let header = &segment.header;
-    let flow = Flow::new(header.src, header.dst);
-    header.options.stamps.is_some_and(|Stamps { echo, .. }| {
-        let find = |of| answer(site, of);
-        let version = site.table.version();
-        LargeStamp::place((&flow, &site.keys), version, (header.ack, echo), find).is_some()
-    })
-}
-
-/// Whether a segment is of a client in the middle of a large answer: by its timestamp, or because
-/// it has bytes without the answer's beginning.
-#[must_use]
-pub fn is_under_way(segment: &Segment<'_>) -> bool {
-    let large = segment.header.options.stamps.is_some_and(|stamps| match Stamp::parse(stamps.echo) {
-        Stamp::Large => true,
-        Stamp::Opening { .. } => {
-            !segment.has_data_or_fin() && !segment.header.options.sack.blocks().is_empty()
-        }
-        _ => false,
-    });
-    large && segment.has(TcpFlags::ACK) && !segment.has(TcpFlags::SYN) && !segment.has(TcpFlags::RST)
-}
-
-/// The request on a fresh connection.
-#[derive(Clone, Copy, Debug)]
-pub struct Asked {
-    pub(crate) answer: Answer,
-    pub(crate) object: u16,
-    pub(crate) class: Class,
-    pub(crate) scale: Scale,
 }

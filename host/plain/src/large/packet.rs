@@ -4,7 +4,7 @@
 use rivulet_packet::BuildError;
 use rivulet_packet::segment::TcpFlags;
 
-use super::sender::Due;
+use super::due::Due;
 use crate::answer::Answer;
 use crate::segment::Header;
 use crate::small::Site;
@@ -103,18 +103,5 @@ impl<'t, W> Packet<'t, W> {
         });
         let data = data.ok_or(BuildError::Inconsistent { what: "data that is made" })?;
         Ok((self.header.finish_head(room, data.len())?, data))
-    }
-}
-
-impl Due {
-    /// Splits off what fits into a packet of `most` bytes, at least one full segment, from the
-    /// rest.
-    pub(super) fn split(self, full: u32, most: u32) -> (Due, Option<Due>) {
-        let room = (most / full).max(1) * full;
-        if self.to - self.from <= room {
-            return (self, None);
-        }
-        let at = self.from + room;
-        (Due { to: at, fin: false, ..self }, Some(Due { from: at, ..self }))
     }
 }

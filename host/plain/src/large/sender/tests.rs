@@ -1,4 +1,5 @@
 use super::*;
+use crate::large::due::Due;
 
 fn acknowledged<'a>(at: u32, beyond: &'a [(u32, u32)]) -> Heard<'a> {
     Heard { at, near: true, full: true, ..Heard::first(beyond, 10_000_000) }

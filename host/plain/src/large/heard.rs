@@ -1,0 +1,34 @@
+//! The contents of an acknowledgement of a large answer.
+
+/// The contents of an acknowledgement.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Heard<'a> {
+    /// Bytes of the answer that the client has in order; FIN counts as one.
+    pub(crate) at: u32,
+    /// What it has beyond.
+    pub(crate) beyond: &'a [(u32, u32)],
+    /// Bytes that arrived twice (RFC 2883).
+    pub(crate) twice: Option<(u32, u32)>,
+    /// What it had last in order was a repair.
+    pub(crate) repair: bool,
+    /// Bytes of its window.
+    pub(crate) window: u32,
+    /// The congestion window in the timestamp.
+    pub(crate) told: u32,
+    /// It repeats its request: nothing came for long.
+    pub(crate) nudge: bool,
+    /// Of the timestamp: its cell, whether that is next to `at`, and whether `at` is where full segments end ([`Placed`]).
+    ///
+    /// [`Placed`]: crate::large::stamp::Placed
+    pub(crate) cell: u32,
+    pub(crate) near: bool,
+    pub(crate) full: bool,
+}
+
+impl<'a> Heard<'a> {
+    /// Of a client that lacks the answer's beginning.
+    pub(crate) fn first(beyond: &'a [(u32, u32)], window: u32) -> Heard<'a> {
+        let (twice, repair, nudge, near, full) = (None, false, false, false, false);
+        Heard { at: 0, beyond, twice, repair, window, told: 0, nudge, cell: 0, near, full }
+    }
+}
