@@ -166,6 +166,15 @@ pub struct DigestInfo {
     pub fields: Vec<u32>,
 }
 
+/// A header type with an instance that packets can carry.
+#[derive(Clone, Debug)]
+pub struct HeaderInfo {
+    /// Name of the type in the program.
+    pub name: String,
+    /// Name and width in bits of each field, in order; without the variable-length field.
+    pub fields: Vec<(String, u32)>,
+}
+
 /// All of a program's objects, each list indexed by its identifier type.
 #[derive(Clone, Debug, Default)]
 pub struct ProgramInfo {
@@ -185,6 +194,8 @@ pub struct ProgramInfo {
     pub value_sets: Vec<ValueSetInfo>,
     /// Digests.
     pub digests: Vec<DigestInfo>,
+    /// Header types of packets, not of metadata.
+    pub headers: Vec<HeaderInfo>,
 }
 
 fn find<T>(list: &[T], name: &str, of: impl Fn(&T) -> &str) -> Option<u32> {

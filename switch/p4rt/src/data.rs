@@ -7,6 +7,7 @@ use crate::bytestring;
 use crate::error::{Result, invalid};
 use crate::proto::p4::config::v1 as config;
 use crate::proto::p4::v1::{P4Data, P4Header, P4StructLike, p4_data::Data};
+use crate::translation::Sdn;
 use config::p4_bitstring_like_type_spec::TypeSpec as Bits;
 use config::p4_data_type_spec::TypeSpec;
 
@@ -22,6 +23,9 @@ pub enum DataType {
     Unsigned(u32),
     /// `int<W>`
     Signed(u32),
+    /// A translated type: its form for controllers, and the bits of the data plane's `bit<W>`, which
+    /// only the program has.
+    Translated(Sdn, u32),
     /// `bool`
     Bool,
     /// A serializable enum of that many bits.
@@ -45,10 +49,31 @@ impl DataType {
         Resolver { types, place, parts: &mut parts }.data(spec, 0)
     }
 
-    /// Widths of the plain values in it, in order; `None` if the data plane chooses the width.
+    /// Takes the widths of translated values from those of the program's values, in order. Returns
+    /// false if the program has other values.
+    pub fn fit(&mut self, program: &[u32]) -> bool {
+        let mut widths = program.iter();
+        self.take_widths(&mut widths) && widths.next().is_none()
+    }
+
+    fn take_widths<'w>(&mut self, program: &mut impl Iterator<Item = &'w u32>) -> bool {
+        match self {
+            DataType::Translated(_, width) => {
+                *width = program.next().copied().unwrap_or(0);
+                *width > 0
+            }
+            DataType::Struct(m) | DataType::Tuple(m) | DataType::Header(m) => {
+                m.iter_mut().all(|t| t.take_widths(program))
+            }
+            plain => plain.leaves().first() == program.next(),
+        }
+    }
+
+    /// Widths of the plain values in it, in order.
     pub fn leaves(&self) -> Vec<u32> {
         match self {
             DataType::Unsigned(w) | DataType::Signed(w) | DataType::EnumValue(w) => vec![*w],
+            DataType::Translated(_, w) => vec![*w],
             DataType::Bool => vec![1],
             DataType::Struct(m) | DataType::Tuple(m) | DataType::Header(m) => {
                 m.iter().flat_map(DataType::leaves).collect()
@@ -68,6 +93,9 @@ impl DataType {
         match (self, data.and_then(|d| d.data.as_ref()).ok_or_else(wrong)?) {
             (DataType::Unsigned(w), Data::Bitstring(b)) | (DataType::EnumValue(w), Data::EnumValue(b)) => {
                 out.push(bytestring::unsigned(b, *w, place)?);
+            }
+            (DataType::Translated(sdn, w), Data::Bitstring(b)) => {
+                out.push(sdn.to_data_plane(b, *w, place)?);
             }
             (DataType::Signed(w), Data::Bitstring(b)) => out.push(bytestring::signed(b, *w, place)?),
             (DataType::Bool, Data::Bool(b)) => out.push(vec![u8::from(*b)]),
@@ -96,7 +124,7 @@ impl DataType {
     pub fn write<'a>(&self, values: &mut impl Iterator<Item = &'a [u8]>) -> P4Data {
         let all = |members: &[DataType], values: &mut _| members.iter().map(|m| m.write(values)).collect();
         let data = match self {
-            DataType::Unsigned(_) => Data::Bitstring(next_canonical(values)),
+            DataType::Unsigned(_) | DataType::Translated(..) => Data::Bitstring(next_canonical(values)),
             DataType::EnumValue(_) => Data::EnumValue(next_canonical(values)),
             DataType::Signed(w) => {
                 Data::Bitstring(bytestring::from_signed_bits(values.next().unwrap_or(&[0]), *w))
@@ -174,18 +202,14 @@ impl Resolver<'_> {
             }
             TypeSpec::NewType(named) => {
                 use config::p4_new_type_spec::Representation;
-                use config::p4_new_type_translation::SdnType;
                 let def =
                     types.and_then(|t| t.new_types.get(&named.name)).ok_or_else(|| unknown(&named.name))?;
                 match def.representation.as_ref() {
                     Some(Representation::OriginalType(t)) => self.data(Some(t), depth + 1),
-                    Some(Representation::TranslatedType(t)) => match t.sdn_type {
-                        Some(SdnType::SdnBitwidth(w)) => Ok(DataType::Unsigned(self.width(w)?)),
-                        _ => Err(invalid(format!(
-                            "{place}: {}: translation to strings is not served",
-                            named.name
-                        ))),
-                    },
+                    Some(Representation::TranslatedType(t)) => {
+                        let place = format_args!("{place}: {}", named.name);
+                        Ok(DataType::Translated(Sdn::of_type(t, &place)?, 0))
+                    }
                     None => Err(invalid(format!("{place}: {} has no representation", named.name))),
                 }
             }

@@ -75,6 +75,7 @@ mod service;
 mod stream;
 mod switch_service;
 mod tls;
+mod translation;
 mod write;
 
 pub use error::{SPACE, UpdateError};

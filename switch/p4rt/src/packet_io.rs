@@ -5,12 +5,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rivulet_engine::HeaderInfo;
 use tokio::sync::mpsc;
 
 use crate::bytestring;
 use crate::error::{Result, invalid};
 use crate::proto::p4::config::v1::ControllerPacketMetadata;
 use crate::proto::p4::v1::{PacketIn, PacketMetadata, PacketOut};
+use crate::translation::{Sdn, Types};
 
 /// Creates the channel from the packet path to the server, with room for `capacity` packets.
 pub fn packet_in_channel(capacity: usize) -> (PacketInSender, PacketIns) {
@@ -51,55 +53,76 @@ pub struct PacketIns {
     pub(crate) dropped: Arc<AtomicU64>,
 }
 
-/// The header with the metadata of one direction: fields in order without gaps.
+/// The header with the metadata of one direction: fields in order without gaps. Its layout is the
+/// program's; the P4Info has the controller's widths of translated fields.
 #[derive(Clone, Debug, Default)]
 pub struct Header {
     fields: Vec<Field>,
     by_id: HashMap<u32, usize>,
     bits: usize,
+    /// Why the layout is unknown, if it is.
+    unknown: Option<String>,
 }
 
 #[derive(Clone, Debug)]
 struct Field {
     id: u32,
     name: String,
+    /// Bits in the packet.
     width: u32,
+    /// The controller's form, if it differs.
+    sdn: Option<Sdn>,
     offset: usize,
 }
 
 impl Header {
     /// Checks the metadata of one direction. The header must have whole bytes, as p4c's BMv2 target
-    /// requires.
-    pub fn new(message: &ControllerPacketMetadata) -> Result<Header> {
+    /// requires. If a field's type is translated, the layout is that of the program's header with
+    /// these fields; without such a header, no packet can be exchanged, which is reported with the
+    /// first packet.
+    pub fn new(
+        message: &ControllerPacketMetadata,
+        types: Types<'_>,
+        program: &[HeaderInfo],
+    ) -> Result<Header> {
         let mut header = Header::default();
-        let place = message.preamble.as_ref().map_or("?", |p| &p.name);
+        let name = message.preamble.as_ref().map_or("?", |p| &p.name);
+        let place = format!("controller_packet_metadata {name}");
         for m in &message.metadata {
-            let width = u32::try_from(m.bitwidth).ok().filter(|w| (1..=2048).contains(w)).ok_or_else(|| {
-                invalid(format!(
-                    "controller_packet_metadata {place}: {} has a width of {} bits (translation to strings is not served)",
-                    m.name, m.bitwidth
-                ))
-            })?;
+            let at = format!("{place}: {}", m.name);
+            let sdn = types.translated(m.type_name.as_ref(), m.bitwidth, &at)?;
+            let width = u32::try_from(m.bitwidth).ok().filter(|w| (1..=2048).contains(w));
+            let width = width.ok_or_else(|| invalid(format!("{at} has a width of {} bits", m.bitwidth)))?;
             if header.by_id.insert(m.id, header.fields.len()).is_some() {
-                return Err(invalid(format!(
-                    "controller_packet_metadata {place}: id {} is used twice",
-                    m.id
-                )));
+                return Err(invalid(format!("{place}: id {} is used twice", m.id)));
             }
-            header.fields.push(Field { id: m.id, name: m.name.clone(), width, offset: header.bits });
-            header.bits += width as usize;
+            header.fields.push(Field { id: m.id, name: m.name.clone(), width, sdn, offset: 0 });
+        }
+        if header.fields.iter().any(|f| f.sdn.is_some()) {
+            match layout(&header.fields, program, &place)? {
+                Some(widths) => header.fields.iter_mut().zip(widths).for_each(|(f, w)| f.width = w),
+                None => {
+                    let unknown = format!("the program has no header with the fields of {place}");
+                    header.unknown = Some(unknown);
+                    return Ok(header);
+                }
+            }
+        }
+        for field in &mut header.fields {
+            field.offset = header.bits;
+            header.bits += field.width as usize;
         }
         if header.bits % 8 != 0 {
-            return Err(invalid(format!(
-                "controller_packet_metadata {place}: {} bits are no whole bytes",
-                header.bits
-            )));
+            return Err(invalid(format!("{place}: {} bits are no whole bytes", header.bits)));
         }
         Ok(header)
     }
 
     /// Builds the frame for the pipeline: the metadata as a header, then the payload.
     pub fn frame(&self, packet: &PacketOut) -> Result<Vec<u8>> {
+        if let Some(unknown) = &self.unknown {
+            return Err(invalid(unknown.clone()));
+        }
         let mut frame = vec![0; self.bits / 8];
         let mut seen = vec![false; self.fields.len()];
         for m in &packet.metadata {
@@ -110,8 +133,11 @@ impl Header {
             if std::mem::replace(&mut seen[at], true) {
                 return Err(invalid(format!("packet-out metadata {} is there twice", field.name)));
             }
-            let value = bytestring::unsigned(&m.value, field.width, &field.name)
-                .map_err(|e| invalid(format!("packet-out metadata {}", e.message)))?;
+            let value = match field.sdn {
+                None => bytestring::unsigned(&m.value, field.width, &field.name),
+                Some(sdn) => sdn.to_data_plane(&m.value, field.width, &field.name),
+            }
+            .map_err(|e| invalid(format!("packet-out metadata {}", e.message)))?;
             put_bits(&mut frame, field.offset, field.width, &value);
         }
         if let Some(missing) = seen.iter().position(|s| !s) {
@@ -122,15 +148,43 @@ impl Header {
     }
 
     /// Builds the packet-in for a packet from the CPU port; `None` if it is shorter than the
-    /// header.
+    /// header, or if a value has no form for controllers.
     pub fn packet_in(&self, frame: &[u8]) -> Option<PacketIn> {
+        if self.unknown.is_some() {
+            return None;
+        }
         let (head, payload) = frame.split_at_checked(self.bits / 8)?;
-        let metadata = self
-            .fields
-            .iter()
-            .map(|f| PacketMetadata { metadata_id: f.id, value: get_bits(head, f.offset, f.width) })
-            .collect();
+        let metadata = |f: &Field| {
+            let value = get_bits(head, f.offset, f.width);
+            match f.sdn {
+                Some(Sdn::Number(width)) if bytestring::bit_length(&value) > width as usize => None,
+                _ => Some(PacketMetadata { metadata_id: f.id, value }),
+            }
+        };
+        let metadata = self.fields.iter().map(metadata).collect::<Option<_>>()?;
         Some(PacketIn { payload: payload.to_vec(), metadata })
+    }
+}
+
+/// Widths of the fields in the program's header. The P4Info does not name the header's type, so it
+/// is the type with fields of these names, and of these widths where nothing is translated. `None`
+/// if there is none.
+fn layout(fields: &[Field], program: &[HeaderInfo], place: &str) -> Result<Option<Vec<u32>>> {
+    let fits = |h: &&HeaderInfo| {
+        let same = |(f, (name, width)): (&Field, &(String, u32))| {
+            f.name == *name && (f.sdn.is_some() || f.width == *width)
+        };
+        h.fields.len() == fields.len() && fields.iter().zip(&h.fields).all(same)
+    };
+    let widths = |h: &HeaderInfo| h.fields.iter().map(|(_, width)| *width).collect::<Vec<u32>>();
+    let mut fitting = program.iter().filter(fits);
+    let Some(first) = fitting.next() else { return Ok(None) };
+    match fitting.find(|h| widths(h) != widths(first)) {
+        Some(other) => Err(invalid(format!(
+            "{place}: the program's headers {} and {} have the same fields with other widths",
+            first.name, other.name
+        ))),
+        None => Ok(Some(widths(first))),
     }
 }
 
@@ -165,7 +219,8 @@ mod tests {
             .zip(1..)
             .map(|(w, id)| Metadata { id, name: format!("m{id}"), bitwidth: *w, ..Metadata::default() })
             .collect();
-        Header::new(&ControllerPacketMetadata { preamble: None, metadata })
+        let p4info = crate::proto::p4::config::v1::P4Info::default();
+        Header::new(&ControllerPacketMetadata { preamble: None, metadata }, Types::new(&p4info), &[])
     }
 
     fn out(values: &[(u32, &[u8])]) -> PacketOut {

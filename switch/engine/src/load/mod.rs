@@ -8,7 +8,7 @@ mod log;
 mod parser;
 mod tables;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::OnceLock;
 
 use crate::emit::Asm;
@@ -70,7 +70,7 @@ pub(crate) fn program(text: &[u8]) -> Result<Program, LoadError> {
     let special = special(&root, &mut layout)?;
     let phv_slots = layout.slots;
 
-    let mut info = ProgramInfo::default();
+    let mut info = ProgramInfo { headers: header_info(&layout), ..ProgramInfo::default() };
     arrays(&root, &layout, &mut info)?;
     let (action_ids, action_json, action_plans) = action_list(&root, &mut layout, &mut info)?;
     let registers: Vec<(String, u32)> = info.registers.iter().map(|r| (r.name.clone(), r.width)).collect();
@@ -274,6 +274,17 @@ fn special(root: &Json, l: &mut Layout) -> Res<Special> {
         }
     }
     Ok(s)
+}
+
+fn header_info(layout: &Layout) -> Vec<HeaderInfo> {
+    let carried: HashSet<usize> = layout.headers.iter().filter(|h| !h.metadata).map(|h| h.ty).collect();
+    let types = layout.types.iter().enumerate().filter(|(at, _)| carried.contains(at));
+    types
+        .map(|(_, t)| HeaderInfo {
+            name: t.name.clone(),
+            fields: t.fields.iter().filter(|f| !f.vl).map(|f| (f.name.clone(), f.width)).collect(),
+        })
+        .collect()
 }
 
 fn arrays(root: &Json, _layout: &Layout, info: &mut ProgramInfo) -> Res<()> {

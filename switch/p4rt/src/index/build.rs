@@ -12,6 +12,7 @@ use crate::data::DataType;
 use crate::error::{Result, invalid};
 use crate::packet_io::Header;
 use crate::proto::p4::config::v1 as config;
+use crate::translation::Types;
 use config::action_ref::Scope;
 use config::match_field::{Match, MatchType};
 use config::p4_ids::Prefix;
@@ -20,6 +21,7 @@ use config::p4_ids::Prefix;
 pub(super) struct Builder<'a> {
     pub p4info: &'a config::P4Info,
     pub program: &'a ProgramInfo,
+    pub types: Types<'a>,
     pub index: Index,
     pub ids: HashSet<u32>,
 }
@@ -69,9 +71,10 @@ impl<'a> Builder<'a> {
         for c in &info.controller_packet_metadata {
             let (_, name) =
                 self.preamble(c.preamble.as_ref(), "controller_packet_metadata", Prefix::ControllerHeader)?;
+            let header = || Header::new(c, self.types, &self.program.headers);
             match name {
-                "packet_in" => self.index.packet_in = Header::new(c)?,
-                "packet_out" => self.index.packet_out = Header::new(c)?,
+                "packet_in" => self.index.packet_in = header()?,
+                "packet_out" => self.index.packet_out = header()?,
                 other => {
                     return Err(invalid(format!("controller_packet_metadata {other} is neither direction")));
                 }
@@ -374,9 +377,10 @@ impl<'a> Builder<'a> {
             return Ok(());
         };
         let program = &self.program.registers[engine.index()];
-        let data = DataType::resolve(register.type_spec.as_ref(), self.p4info.type_info.as_ref(), &place)?;
+        let mut data =
+            DataType::resolve(register.type_spec.as_ref(), self.p4info.type_info.as_ref(), &place)?;
         // A single plain value, as in BMv2's registers.
-        if data.leaves() != [program.width] {
+        if !data.fit(&[program.width]) {
             return Err(invalid(format!(
                 "{place} has cells of {:?} bits in the P4Info, {} in the program",
                 data.leaves(),
@@ -421,8 +425,8 @@ impl<'a> Builder<'a> {
             self.leave_out(Object::Digest, id, name);
             return Ok(());
         };
-        let data = DataType::resolve(digest.type_spec.as_ref(), self.p4info.type_info.as_ref(), &place)?;
-        if let Some(other) = programs.iter().find(|p| p.fields != data.leaves()) {
+        let mut data = DataType::resolve(digest.type_spec.as_ref(), self.p4info.type_info.as_ref(), &place)?;
+        if let Some(other) = programs.iter().find(|p| !data.fit(&p.fields) || p.fields != program.fields) {
             return Err(invalid(format!(
                 "{place} has fields of {:?} bits in the P4Info, {:?} in the program",
                 data.leaves(),

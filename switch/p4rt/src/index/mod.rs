@@ -14,6 +14,7 @@ use crate::error::{Result, invalid, not_found};
 use crate::packet_io::Header;
 use crate::proto::p4::config::v1 as config;
 use crate::proto::p4::v1 as p4;
+use crate::translation::Types;
 use config::action_ref::Scope;
 use config::match_field::MatchType;
 
@@ -277,6 +278,7 @@ impl Index {
     /// # Errors
     /// INVALID_ARGUMENT with the name of the mismatching object.
     pub fn new(p4info: &config::P4Info, program: &ProgramInfo) -> Result<Index> {
-        build::Builder { p4info, program, index: Index::default(), ids: Default::default() }.build()
+        let types = Types::new(p4info);
+        build::Builder { p4info, program, types, index: Index::default(), ids: Default::default() }.build()
     }
 }

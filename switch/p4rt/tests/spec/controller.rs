@@ -183,7 +183,11 @@ pub struct Names {
 
 impl Names {
     pub fn new() -> Names {
-        Names { info: p4info() }
+        Names::of(p4info())
+    }
+
+    pub fn of(info: P4Info) -> Names {
+        Names { info }
     }
 
     pub fn id(&self, name: &str) -> u32 {

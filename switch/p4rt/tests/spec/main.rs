@@ -19,3 +19,4 @@ mod state;
 mod streams;
 mod tables;
 mod tls;
+mod translation;

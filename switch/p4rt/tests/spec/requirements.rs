@@ -15,6 +15,7 @@ const SOURCES: &[(&str, &str)] = &[
     ("streams", include_str!("streams.rs")),
     ("tables", include_str!("tables.rs")),
     ("tls", include_str!("tls.rs")),
+    ("translation", include_str!("translation.rs")),
 ];
 
 #[test]
