@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import removal_cm  # noqa: E402
+import removal_earlier  # noqa: E402
 import removal_moves  # noqa: E402
 import removal_plain  # noqa: E402
 import removal_stamps  # noqa: E402
@@ -58,6 +59,7 @@ REMOVALS = (
     | removal_trods.REMOVALS
     | removal_stamps.REMOVALS
     | removal_moves.REMOVALS
+    | removal_earlier.REMOVALS
     | removal_cm.REMOVALS
 )
 

@@ -114,8 +114,8 @@ REMOVALS: dict[str, Removal] = {
     "ts-part-of-a-head": named("if offset >= known.head.length =>", "if known.head.length > 0 =>", NOT_THIS),
     "ts-nobodys-read": named(" || stamp.object == NOBODYS", "", NOT_THIS),
     "ts-asked-again": named(
-        "offset < reach && asks_for(payload, response)",
-        "asks_for(payload, response)",
+        "(Some(response), None) if offset < reach =>",
+        "(Some(response), None) =>",
         "unannounced_client_shows_end_of_its_request",
     ),
     "ts-request-again": named(

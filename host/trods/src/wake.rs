@@ -42,8 +42,9 @@ pub struct Place {
     pub ack: u32,
     /// Its window, bytes from there.
     pub window: u32,
-    /// Its next number: beyond the stored data if it sent data that was never acknowledged.
-    pub seq: u32,
+    /// End of all that it has sent, if the segment shows that: one without data has the client's
+    /// next number (RFC 9293 section 3.10.7.4).
+    pub sent: Option<u32>,
 }
 
 /// The result of reading a client's segment.
@@ -195,8 +196,13 @@ pub fn read(record: &Record, segment: &Segment<'_>, now_ms: u64) -> Told {
         fresh: blocks.first() == Some(&(probed(record), probed(record).wrapping_add(1))),
         ack: header.ack,
         window: u32::from(header.window) << shift,
-        seq: header.seq,
+        sent: sent(segment),
     })
+}
+
+/// End of all that the client of this segment has sent, if it shows that.
+pub(crate) fn sent(segment: &Segment<'_>) -> Option<u32> {
+    segment.payload.is_empty().then_some(segment.header.seq)
 }
 
 /// Whether a segment is likely to be of the record's client, wherever that is by now, and can be answered: a stranger's numbers are

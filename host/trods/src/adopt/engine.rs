@@ -103,13 +103,20 @@ impl Adopters {
     /// Makes the kernel take over a connection, in the calling thread's network namespace, and
     /// serves it. The record must not be unprotected, and must have been stored under this
     /// replica's name; `connection` is the result of [`wake::connection`](crate::wake::connection).
+    /// `sent`: end of the data that the client had sent by then, if known; requests in it that must
+    /// not be executed twice reset the client.
     /// Bytes that the client holds behind holes are sent again: the programs bound its
     /// acknowledgements accordingly (`host/bpf/src/bpf/beyond.h`).
     ///
     /// # Errors
     /// [`RepairError`]: the kernel does not.
-    pub fn adopt(&self, record: Record, connection: &Connection) -> Result<(), RepairError> {
-        let adoption = Adoption::begin(record, connection, Instant::now())?;
+    pub fn adopt(
+        &self,
+        record: Record,
+        connection: &Connection,
+        sent: Option<u32>,
+    ) -> Result<(), RepairError> {
+        let adoption = Adoption::begin(record, connection, sent, Instant::now())?;
         self.shared.adopted.fetch_add(1, Ordering::Relaxed);
         if self.send.send(adoption).is_err() {
             return Err(RepairError {

@@ -35,6 +35,9 @@ pub enum Refusal {
     /// one.
     #[error("the client's address cannot be carried to the server")]
     Address,
+    /// The former replica's server may have executed a request that must not be executed twice.
+    #[error("a request that the former replica's server may have executed")]
+    Repeated,
     /// The server died while it was sent a request that must not be sent twice.
     #[error("a request was cut")]
     Interrupted,
@@ -111,6 +114,7 @@ impl Refusal {
             Refusal::Unknown => "unknown",
             Refusal::Far => "far",
             Refusal::Address => "address",
+            Refusal::Repeated => "repeated",
             Refusal::Interrupted => "interrupted",
             Refusal::Cut => "cut",
             Refusal::Idle => "idle",

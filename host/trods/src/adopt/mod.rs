@@ -8,6 +8,7 @@
 //! are compared. After the responses of the record this process relays between client and server.
 
 mod again;
+mod earlier;
 mod engine;
 mod identity;
 mod object;
@@ -23,6 +24,7 @@ use rivulet_pktio::repair::{Connection, RepairError, restore, unacknowledged};
 use rustix::net::sockopt;
 
 use self::again::Again;
+use self::earlier::EarlierData;
 use self::object::Part;
 use self::origin::{Origin, Pipe};
 use self::relay::Unanswered;
@@ -121,6 +123,8 @@ pub(crate) struct Adoption {
     /// Bytes to the client that precede those of the pipe.
     out: Vec<u8>,
     to_origin: Vec<u8>,
+    /// What of it may be sent in [`Step::Relay`].
+    earlier: EarlierData,
     /// What this server was sent in [`Step::Relay`] and has not answered.
     unanswered: Unanswered,
     client_ended: bool,
@@ -140,8 +144,13 @@ enum Stop {
 
 impl Adoption {
     /// Has the kernel take the connection over in the calling thread's network namespace. The service's address must stand
-    /// there, and the record must not be unprotected.
-    pub fn begin(record: Record, connection: &Connection, now: Instant) -> Result<Adoption, RepairError> {
+    /// there, and the record must not be unprotected. `sent` as in [`Adopters::adopt`].
+    pub fn begin(
+        record: Record,
+        connection: &Connection,
+        sent: Option<u32>,
+        now: Instant,
+    ) -> Result<Adoption, RepairError> {
         let client = restore(connection, None)?;
         let of = |step| move |source| RepairError { step, source };
         client.set_nonblocking(true).map_err(of("O_NONBLOCK"))?;
@@ -162,6 +171,7 @@ impl Adoption {
         }
         Ok(Adoption {
             client_ended: record.client_fin,
+            earlier: EarlierData::new(record.request_at, sent),
             record,
             at,
             offset,
@@ -256,12 +266,12 @@ impl Adoption {
             return [Some((self.client.as_fd(), false, false)), None];
         }
         let blocked = !self.out.is_empty() || self.pipe.filled() > 0;
-        let listens =
-            matches!(self.step, Step::Relay) && !self.client_ended && self.to_origin.len() < MAX_WAITING;
+        let is_relay = self.step == Step::Relay;
+        let listens = is_relay && !self.client_ended && self.to_origin.len() < MAX_WAITING;
         let listens = listens || self.step == Step::Drain;
         let client = Some((self.client.as_fd(), listens, blocked));
-        let origin =
-            self.origin.as_ref().map(|origin| (origin.as_fd(), !blocked, !self.to_origin.is_empty()));
+        let writes = if is_relay { self.earlier.has_ready() } else { !self.to_origin.is_empty() };
+        let origin = self.origin.as_ref().map(|origin| (origin.as_fd(), !blocked, writes));
         [client, origin]
     }
 

@@ -4,6 +4,9 @@
 //! done for GET and HEAD without a body alone. Any other message is sent once: what belongs to a message never begins another
 //! one, so the client of a request that was cut is reset. If the server resets the connection in an answer the client is reset too: an
 //! answer without a length would look whole behind a FIN.
+//!
+//! What of the client's data may be sent at all, where a former replica's server may have it, is in
+//! `earlier.rs`.
 
 use std::io::{self, Read};
 
@@ -75,22 +78,26 @@ impl Adoption {
                 Err(e) => return Err(stop_client(&e)),
             }
         }
+        let ready = self.earlier.ready(&self.to_origin, self.client_ended);
+        let mut ready = ready.map_err(|_| Stop::Refused(Refusal::Repeated))?;
         if self.origin.is_none() {
-            if self.to_origin.is_empty() {
-                // Every request is answered.
+            if ready == 0 {
+                // Every whole request is answered.
                 return if self.client_ended { self.say_all() } else { waits(progress) };
             }
             self.connect(config)?;
         }
         let Some(origin) = &mut self.origin else { return Err(Stop::Origin) };
         let mut is_broken = false;
-        while !self.to_origin.is_empty() {
-            match origin.write(&self.to_origin) {
+        while ready > 0 {
+            match origin.write(&self.to_origin[..ready]) {
                 Ok(count) => {
                     if !origin.has_spoken() {
                         self.unanswered.push(&self.to_origin[..count]);
                     }
                     self.to_origin.drain(..count);
+                    self.earlier.sent(count);
+                    ready -= count;
                     progress = true;
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
@@ -118,6 +125,7 @@ impl Adoption {
                 let Some(mut again) = self.unanswered.take_repeatable(&self.to_origin) else {
                     return Err(Stop::Refused(Refusal::Interrupted));
                 };
+                self.earlier.again(again.len());
                 again.append(&mut self.to_origin);
                 self.to_origin = again;
                 // A server without a pending request ends where its client did.

@@ -1,6 +1,6 @@
 //! Requests made of a request that a client sent: for another part of the same object, or for the same once more.
 
-use super::{INPUTS, fields, target, values};
+use super::{INPUTS, fields, request, target, values};
 
 /// Fields that ask for a part of an object or under a condition, and what becomes of the connection behind it: what asks for
 /// another part has its own.
@@ -67,6 +67,17 @@ pub fn repeated_request(head: &[u8], response: &[u8]) -> Vec<u8> {
     out.extend_from_slice(&inputs);
     out.extend_from_slice(b"\r\n");
     out
+}
+
+/// Length of the request with which `octets` begins, if it is for what the request with this head is
+/// for. Another one may follow: TCP joins the segments that it retransmits.
+#[must_use]
+pub fn same_request(octets: &[u8], head: &[u8]) -> Option<usize> {
+    let length = request(octets).ok()??.length;
+    let octets = &octets[..length];
+    let line = |octets: &[u8]| octets.split(|&b| b == b'\r').next().map(<[u8]>::to_vec);
+    let host = |octets| values(octets, "host").map(<[u8]>::to_ascii_lowercase).collect::<Vec<_>>();
+    (line(octets) == line(head) && host(octets) == host(head)).then_some(length)
 }
 
 /// The lines of a head that are wanted by the names of their fields; the first one, which has no name, has an empty one.

@@ -75,8 +75,7 @@ pub struct Departed {
     pub keys: RecordKeys,
     /// The replica that should get the client's segments to the service; `None` is this one.
     pub other: Box<dyn Fn(SocketAddr, SocketAddr) -> Option<Pin> + Send>,
-    /// Whether this replica gets no connections for now: then connections of others are not
-    /// searched for here.
+    /// This replica gets no connections for now: it searches for none of others.
     pub waits: bool,
     /// The records to read.
     pub reads: Reads,
@@ -137,8 +136,7 @@ impl std::fmt::Debug for Departed {
 #[derive(Debug)]
 pub(super) struct Found {
     pub record: Record,
-    /// Prefix of the keys of the dead replica's records; none: a connection of this host after the
-    /// death of its server.
+    /// Prefix of the keys of the dead replica's records; none: this host's own connection, after the death of its server.
     pub origin: Option<Arc<str>>,
     /// Records to delete after the adoption, so that a later search does not find them.
     pub stored: Vec<Stored>,
@@ -155,6 +153,8 @@ pub struct Heard {
     pub record: Record,
     /// The state of its new socket.
     pub connection: Connection,
+    /// End of all that the client has sent, if known.
+    pub sent: Option<u32>,
     /// What the programs make of its timestamps, if they do.
     pub stamped: Option<Stamped>,
 }
@@ -486,7 +486,7 @@ impl Rescue {
                 let connection = wake::connection(&record, &place, now_ms);
                 let stamped = ts::recorded(&record, &segment);
                 let record = record.taken_over(&connection, now_ms);
-                Some(Heard { record, connection, stamped })
+                Some(Heard { record, connection, sent: place.sent, stamped })
             }
             // Parked until the search is given up, because there is no client to reset.
             Told::Gone => None,

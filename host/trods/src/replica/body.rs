@@ -247,7 +247,7 @@ impl Body {
 
     /// Adopts a connection; its client has answered.
     fn adopt_here(&mut self, key: &FlowKey, heard: &Heard) -> Result<(), HoldError> {
-        let Heard { record, connection, stamped } = heard;
+        let Heard { record, connection, sent, stamped } = heard;
         // While it is parked, segments of the kernel do not leave.
         self.watch.abandon(key)?;
         if let Some(stamped) = stamped {
@@ -262,7 +262,7 @@ impl Body {
         // The new socket uses the kernel's timestamps, which the programs translate.
         let handshake = Handshake { stamps: None, ..record.handshake };
         let record = Record { handshake, ..record.clone() };
-        self.adopters(record.tuple.service)?.adopt(record, connection)?;
+        self.adopters(record.tuple.service)?.adopt(record, connection, *sent)?;
         self.watch.begin(key)?;
         tracing::debug!(client = %key.client(), "adopted");
         self.watch.hold().programs().unpark(key)?;
@@ -276,7 +276,7 @@ impl Body {
         let Some(names) = &mut self.names else { return Ok(()) };
         names.adopt(key, found, self.watch.hold().programs())?;
         let adopters = self.adopters(found.record.tuple.service)?;
-        adopters.adopt(found.record.clone(), &found.connection)?;
+        adopters.adopt(found.record.clone(), &found.connection, found.sent)?;
         tracing::debug!(client = %key.client(), object = found.stamped.object, "adopted");
         self.watch.hold().programs().unpark(key)?;
         self.watch.hold().programs().unpin(key)?;

@@ -45,6 +45,8 @@ pub(crate) struct Found {
     pub stamped: Stamped,
     /// The segment answers a probe: no other data is on its way to the client.
     pub fresh: bool,
+    /// End of all that the client has sent, if known.
+    pub sent: Option<u32>,
 }
 
 /// The result of reading a segment.
@@ -93,7 +95,7 @@ pub(crate) fn read(
         // The client has nothing of the response. The retransmitted request shows where it begins.
         None if stamp.object == 0 && offset == 0 => None,
         // A head's date is the first server's.
-        Some((_, known)) if offset >= known.head.length => known_response(with.table, stamp.object),
+        Some((_, known)) if offset >= known.head.length => with.table.response(stamp.object),
         _ => return Told::Nothing,
     };
     let next = match (&response, hint) {
@@ -103,9 +105,10 @@ pub(crate) fn read(
         // Without an announcement: while the response is incomplete, the client retransmits only
         // the request.
         (Some(_), None) if offset < reach && payload.is_empty() => header.seq,
-        (Some(response), None) if offset < reach && asks_for(payload, response) => {
-            header.seq.wrapping_add(payload.len() as u32)
-        }
+        (Some(response), None) if offset < reach => match again(payload, response) {
+            Some(length) => header.seq.wrapping_add(length as u32),
+            None => return Told::Nothing,
+        },
         _ => return Told::Nothing,
     };
     // The client has everything and has closed its half, which was acknowledged: it will send
@@ -131,8 +134,8 @@ pub(crate) fn read(
     // What it has behind a hole of what it asks for once more is of what others told of, and no part of the head: it is sent that.
     let bound = hint.filter(|_| asks_again && !blocks.is_empty()).and_then(|hint| {
         let (_, known) = with.table.get(hint.object)?;
-        let response = known_response(with.table, hint.object)?;
-        asks_for(payload, &response).then_some((hint.object, known.head))
+        let response = with.table.response(hint.object)?;
+        (again(payload, &response)? == payload.len()).then_some((hint.object, known.head))
     });
     let (behind, left) = bound.map_or((0, reach - offset), |(_, head)| (head.length, head.total));
     // After the client's own data its state is unknown.
@@ -147,7 +150,7 @@ pub(crate) fn read(
         fresh: blocks.first() == Some(&(isn, isn.wrapping_add(1))),
         ack: header.ack,
         window: u32::from(header.window) << stamp.scale.shift(),
-        seq: header.seq,
+        sent: wake::sent(segment),
     };
     let stamped = Stamped {
         heard: clock(),
@@ -165,7 +168,7 @@ pub(crate) fn read(
         limits: Limits::default(),
     };
     let connection = wake::connection(&record, &place, now_ms);
-    Told::Found(Box::new(Found { record, connection, stamped, fresh: place.fresh }))
+    Told::Found(Box::new(Found { record, connection, stamped, fresh: place.fresh, sent: place.sent }))
 }
 
 /// The record of a connection with a named response and this acknowledgement of the client. The
@@ -189,7 +192,7 @@ pub(crate) fn named(
     if stamped.client_fin || total != stamped.total || !(known.head.length..=total).contains(&offset) {
         return None;
     }
-    let response = known_response(with.table, stamped.object).filter(|_| !is_all);
+    let response = with.table.response(stamped.object).filter(|_| !is_all);
     if is_all && known.close {
         return None;
     }
@@ -250,20 +253,10 @@ pub(crate) fn recorded(record: &Record, segment: &Segment<'_>) -> Option<Stamped
     })
 }
 
-fn known_response(table: &Table, object: u32) -> Option<Response> {
-    let (row, known) = table.get(object)?;
-    let (request, head) = table.exchange(row, known);
-    let length = u64::from(known.head.total);
-    let body = Body::Object { request, head, check: row.content.check, digest: Some(row.content.digest) };
-    Some(Response { length, passed: length, close: known.close, body })
-}
-
-/// Whether bytes are a request for the object of a response.
-fn asks_for(octets: &[u8], response: &Response) -> bool {
-    let Body::Object { request, .. } = &response.body else { return false };
-    let line = |octets: &[u8]| octets.split(|&b| b == b'\r').next().map(<[u8]>::to_vec);
-    let host = |octets| head::values(octets, "host").map(<[u8]>::to_ascii_lowercase).collect::<Vec<_>>();
-    octets.ends_with(b"\r\n\r\n") && line(octets) == line(request) && host(octets) == host(request)
+/// Length of the request for the object of a response, if these bytes begin with it.
+fn again(octets: &[u8], response: &Response) -> Option<usize> {
+    let Body::Object { request, .. } = &response.body else { return None };
+    head::same_request(octets, request)
 }
 
 #[cfg(test)]
@@ -441,6 +434,10 @@ mod tests {
         assert_eq!(found(&client).connection.receive_next, ASKED, "it has no more to say");
         client.payload = REQUEST.to_vec();
         assert_eq!(found(&client).connection.receive_next, ASKED + REQUEST.len() as u32, "the same again");
+        client.payload = [REQUEST, b"POST /b HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n"].concat();
+        let joined = found(&client);
+        assert_eq!(joined.connection.receive_next, ASKED + REQUEST.len() as u32, "and no further one");
+        assert_eq!(joined.sent, None);
         client.payload = b"GET /b HTTP/1.1\r\n\r\n".to_vec();
         assert!(matches!(client.result(), Told::Nothing), "another one");
         // With all of the response it may be either.

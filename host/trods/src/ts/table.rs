@@ -6,6 +6,7 @@ use rivulet_plain::MAX_OBJECT;
 
 use crate::digest::Content;
 use crate::head::{self, Method};
+use crate::record::{Body, Response};
 
 /// Targets of a table: each has [`HEADS`] numbers.
 pub const MAX_TARGETS: usize = MAX_OBJECT as usize / HEADS;
@@ -148,6 +149,16 @@ impl Table {
         let n = object.checked_sub(1)? as usize;
         let row = self.rows.get(n / HEADS)?;
         Some((row, row.known[n % HEADS].as_ref()?))
+    }
+
+    /// The response that an object is, as a record has it.
+    #[must_use]
+    pub fn response(&self, object: u32) -> Option<Response> {
+        let (row, known) = self.get(object)?;
+        let (request, head) = self.exchange(row, known);
+        let length = u64::from(known.head.total);
+        let body = Body::Object { request, head, check: row.content.check, digest: Some(row.content.digest) };
+        Some(Response { length, passed: length, close: known.close, body })
     }
 
     /// The request for an object, and a head that has the same fields and length as the head of the

@@ -187,7 +187,7 @@ fn a_server_dies_that_an_adopted_connection_has() {
     rig.steer("replace", 2);
     rig.tell(1, 1);
     get(&mut stream, "small", &small);
-    assert_eq!(rig.hosts[1].replica.counts().adopted, 1);
+    eventually("it is counted", || rig.hosts[1].replica.counts().adopted == 1);
     rig.restart(1);
     get(&mut stream, "small", &small);
     ask(&mut stream, "large");

@@ -17,6 +17,7 @@ mod moves;
 mod pins;
 mod records;
 mod renewal;
+mod repeated;
 mod requests;
 mod stamps;
 mod store;

@@ -102,7 +102,7 @@ fn list(rig: &Rig) -> Option<List> {
     List::decode(&keys().open(&format!("{}.left", first()), &value[..length])?)
 }
 
-fn records(rig: &Rig) -> Vec<Record> {
+pub fn records(rig: &Rig) -> Vec<Record> {
     let loaded =
         in_netns(Some(rig.router.name()), || load(&rig.servers(), &first(), &keys(), Duration::from_secs(1)));
     loaded.unwrap().records.into_iter().map(|(_, record)| record).collect()

@@ -60,7 +60,7 @@ fn a_probe_is_old_data_with_a_new_timestamp() {
 fn answer_to_probe_gives_the_clients_state() {
     let record = record();
     let mut header = answer(&record);
-    let place = Place { fresh: false, ack: header.ack, window: 10 << 7, seq: header.seq };
+    let place = Place { fresh: false, ack: header.ack, window: 10 << 7, sent: Some(header.seq) };
     assert_eq!(read_answer(&record, &header), Told::Waits(place));
     // Data behind a hole; impossible blocks are ignored.
     header.options.sack.push((header.ack.wrapping_add(100), header.ack.wrapping_add(200)));
@@ -74,7 +74,7 @@ fn answer_to_probe_gives_the_clients_state() {
     assert_eq!(read_answer(&record, &header), Told::Waits(Place { fresh: true, ..place }));
     // And sent data that was never stored.
     header.seq = header.seq.wrapping_add(300);
-    let place = Place { fresh: true, seq: header.seq, ..place };
+    let place = Place { fresh: true, sent: Some(header.seq), ..place };
     assert_eq!(read_answer(&record, &header), Told::Waits(place));
 }
 
@@ -84,7 +84,7 @@ fn small_window_gets_shorter_segments() {
     let record = record();
     assert_eq!(record.handshake.mss, 1460);
     let mss = |window| {
-        let place = Place { fresh: true, ack: record.passed(), window, seq: record.acknowledged() };
+        let place = Place { fresh: true, ack: record.passed(), window, sent: Some(record.acknowledged()) };
         wake::connection(&record, &place, LATER).mss
     };
     for (window, segment) in
@@ -107,7 +107,8 @@ fn client_without_connection_answers_with_rst() {
 #[test]
 fn adopters_record_takes_precedence() {
     let mut cut_off = record();
-    let place = Place { fresh: true, ack: cut_off.passed(), window: 1000, seq: cut_off.acknowledged() };
+    let place =
+        Place { fresh: true, ack: cut_off.passed(), window: 1000, sent: Some(cut_off.acknowledged()) };
     let adopt = |record: &Record, now| record.clone().taken_over(&wake::connection(record, &place, now), now);
     let adopted = adopt(&cut_off, LATER);
     let again = adopt(&adopted, LATER + 1);

@@ -331,7 +331,7 @@ impl Rack {
     pub fn adopt(&self, adopters: &Adopters, record: Record) -> Place {
         let place = self.probe(&record);
         let connection = wake::connection(&record, &place, now_ms());
-        in_netns(Some(self.r2.name()), || adopters.adopt(record, &connection)).unwrap().unwrap();
+        in_netns(Some(self.r2.name()), || adopters.adopt(record, &connection, place.sent)).unwrap().unwrap();
         self.r2.run("nft flush chain ip t i");
         place
     }

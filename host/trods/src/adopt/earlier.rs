@@ -1,0 +1,131 @@
+//! Data that a client sent before its connection was adopted here. The former replica's server may
+//! have got it, and may have executed requests in it of which no record is stored.
+//!
+//! Only GET and HEAD without a body may be executed a second time (RFC 9110 section 9.2.2). So no
+//! part of a message that begins in such data reaches the server here before its whole head shows
+//! that it is one of these; the client of any other message is reset.
+
+use crate::flow::Reason;
+use crate::head;
+
+/// What of the client's data may be sent to the server.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EarlierData {
+    /// Bytes after those that may be sent which the former replica's server may have.
+    left: u64,
+    /// Bytes at the front of those that wait for the server which may be sent to it.
+    ready: usize,
+}
+
+impl EarlierData {
+    /// The client's requests without a response begin at `from`, and it had sent everything before
+    /// `to`. `None`: nobody knows how much it had sent.
+    pub fn new(from: u32, to: Option<u32>) -> EarlierData {
+        let left = to.map_or(u64::MAX, |to| (to.wrapping_sub(from) as i32).max(0) as u64);
+        EarlierData { left, ready: 0 }
+    }
+
+    /// Bytes of `waiting` that may be sent now; `is_all`: the client sends no more.
+    ///
+    /// # Errors
+    /// Why a message must not be executed twice.
+    pub fn ready(&mut self, waiting: &[u8], is_all: bool) -> Result<usize, Reason> {
+        while self.left > 0 && self.ready < waiting.len() {
+            match head::request(&waiting[self.ready..]) {
+                Ok(Some(request)) => {
+                    self.ready += request.length;
+                    self.left = self.left.saturating_sub(request.length as u64);
+                }
+                // A part of a head executes nothing.
+                Ok(None) if is_all => self.left = 0,
+                Ok(None) => return Ok(self.ready),
+                Err(reason) => return Err(reason),
+            }
+        }
+        if self.left == 0 {
+            self.ready = waiting.len();
+        }
+        Ok(self.ready)
+    }
+
+    /// Whether some of what waits may be sent, as of the last [`ready`](Self::ready).
+    pub fn has_ready(&self) -> bool {
+        self.ready > 0
+    }
+
+    /// The first bytes of those that wait were sent.
+    pub fn sent(&mut self, count: usize) {
+        self.ready -= count;
+    }
+
+    /// Bytes that were sent wait once more, in front of the others.
+    pub fn again(&mut self, count: usize) {
+        self.ready += count;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GET: &[u8] = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n";
+    const POST: &[u8] = b"POST /a HTTP/1.1\r\nContent-Length: 2\r\n\r\nab";
+
+    /// What of these bytes is ready, as they come, where the client had sent `known` bytes.
+    fn ready(known: Option<u32>, parts: &[&[u8]]) -> Option<usize> {
+        let mut earlier = EarlierData::new(u32::MAX - 3, known.map(|known| known.wrapping_sub(4)));
+        let (mut waiting, mut count) = (Vec::new(), 0);
+        for part in parts {
+            waiting.extend_from_slice(part);
+            let now = earlier.ready(&waiting, false).ok()?;
+            earlier.sent(now);
+            waiting.drain(..now);
+            count += now;
+        }
+        Some(count)
+    }
+
+    #[test]
+    fn only_whole_get_and_head_are_sent_of_earlier_data() {
+        let (get, post) = (GET.len() as u32, POST.len() as u32);
+        let body = b"GET /a HTTP/1.1\r\nContent-Length: 2\r\n\r\nab";
+        let head = b"HEAD /a HTTP/1.1\r\n\r\n";
+        let (get_and_post, gets) = ([GET, POST].concat(), [GET, GET].concat());
+        for (known, parts, want) in [
+            // The client had sent nothing: a new message is executed for the first time.
+            (Some(0), &[POST][..], Some(POST.len())),
+            (Some(0), &[b"\x16\x03", b"\x01"], Some(3)),
+            (Some(get), &[GET, POST], Some(GET.len() + POST.len())),
+            (Some(get), &[&GET[..9], &GET[9..], POST], Some(GET.len() + POST.len())),
+            (Some(9), &[GET, POST], Some(GET.len() + POST.len())),
+            (Some(get), &[&GET[..9]], Some(0)),
+            (Some(2 * get), &[&gets], Some(gets.len())),
+            (Some(get + 1), &[GET, POST], None),
+            (Some(get + post), &[&get_and_post], None),
+            (Some(post), &[POST], None),
+            (Some(1), &[POST], None),
+            (Some(1), &[b"P"], Some(0)),
+            (Some(2), &[b"P", b"UT / HTTP/1.1\r\n\r\n"], None),
+            (Some(body.len() as u32), &[body], None),
+            (Some(head.len() as u32), &[head, POST], Some(head.len() + POST.len())),
+            (Some(3), &[b"\x16\x03\x01"], None),
+            (Some(9), &[b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"], None),
+            (None, &[GET, GET], Some(2 * GET.len())),
+            (None, &[GET, POST], None),
+        ] {
+            let text = parts.iter().map(|part| String::from_utf8_lossy(part)).collect::<Vec<_>>();
+            assert_eq!(ready(known, parts), want, "{known:?} {text:?}");
+        }
+    }
+
+    #[test]
+    fn part_of_a_head_is_sent_when_the_client_ends() {
+        let mut earlier = EarlierData::new(7, None);
+        assert_eq!(earlier.ready(&GET[..9], false).ok(), Some(0));
+        assert_eq!(earlier.ready(&GET[..9], true).ok(), Some(9));
+        earlier.sent(9);
+        earlier.again(5);
+        assert_eq!(earlier.ready(&GET[..5], true).ok(), Some(5));
+        assert!(EarlierData::new(7, None).ready(POST, true).is_err());
+    }
+}
