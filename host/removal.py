@@ -25,6 +25,7 @@ import removal_earlier  # noqa: E402
 import removal_moves  # noqa: E402
 import removal_plain  # noqa: E402
 import removal_stamps  # noqa: E402
+import removal_tls  # noqa: E402
 import removal_transport  # noqa: E402
 import removal_trods  # noqa: E402
 from defences import Removal, parser, run, take_out  # noqa: E402
@@ -45,6 +46,7 @@ PROGRAMS = {
     "agents": ("-p", "rivulet", "--test", "it"),
     **removal_transport.PROGRAMS,
     **removal_plain.PROGRAMS,
+    **removal_tls.PROGRAMS,
     "calls": ("-p", "rivulet-libcm", "--test", "it"),
     "apps": ("-p", "rivulet-cm-apps", "--lib"),
     "streams": ("-p", "rivulet-cm-apps", "--test", "it"),
@@ -61,6 +63,7 @@ REMOVALS = (
     | removal_moves.REMOVALS
     | removal_earlier.REMOVALS
     | removal_cm.REMOVALS
+    | removal_tls.REMOVALS
 )
 
 

@@ -10,10 +10,12 @@
 
 #![forbid(unsafe_code)]
 
+mod layout;
 mod receive;
 mod response;
 mod seal;
 mod secret;
+mod state;
 
 pub use receive::{MAX_RECORD_BYTES, Message, Receiver, record_bytes};
 pub use response::{MAX_RESPONSE_RECORD, Record, Response};
@@ -21,6 +23,7 @@ pub use seal::{
     CLOSE_NOTIFY, ContentType, KEY_UPDATE, MAX_PLAINTEXT_BYTES, MAX_RECORDS, OVERHEAD_BYTES, RecordKey,
 };
 pub use secret::{CipherSuite, TrafficSecret};
+pub use state::{MAX_STATE_BYTES, Position, State, StateError, flow_place};
 
 /// A record cannot be made, or cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

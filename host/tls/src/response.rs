@@ -148,6 +148,20 @@ impl Response {
         None
     }
 
+    /// The record that has this byte of the plaintext, head first; `None` behind the response.
+    #[must_use]
+    pub fn record_with(self, plaintext: u64) -> Option<Record> {
+        let (mut run_offset, mut run_start) = (0, 0);
+        for run in self.runs() {
+            if plaintext < run_start + run.bytes {
+                let index = (plaintext - run_start) / run.record_bytes;
+                return self.record_at(run_offset + index * (run.record_bytes + OVERHEAD_BYTES));
+            }
+            (run_offset, run_start) = (run_offset + run.ciphertext_bytes(), run_start + run.bytes);
+        }
+        None
+    }
+
     /// The records from the one in which the byte at this offset of the ciphertext lies, to the last.
     pub fn records_from(self, offset: u64) -> impl Iterator<Item = Record> {
         std::iter::successors(self.record_at(offset), move |record| self.record_at(record.end()))

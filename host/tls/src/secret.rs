@@ -8,7 +8,7 @@ use zeroize::Zeroizing;
 use crate::{Error, seal::RecordKey};
 
 /// Bytes of the longest secret, which is that of SHA-384.
-const MAX_SECRET_BYTES: usize = 48;
+pub(crate) const MAX_SECRET_BYTES: usize = 48;
 
 /// The cipher suites of TLS 1.3 that this crate supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +30,16 @@ impl CipherSuite {
             0x1302 => Some(Self::Aes256GcmSha384),
             0x1303 => Some(Self::Chacha20Poly1305Sha256),
             _ => None,
+        }
+    }
+
+    /// Its number in a ServerHello.
+    #[must_use]
+    pub fn number(self) -> u16 {
+        match self {
+            Self::Aes128GcmSha256 => 0x1301,
+            Self::Aes256GcmSha384 => 0x1302,
+            Self::Chacha20Poly1305Sha256 => 0x1303,
         }
     }
 
@@ -78,6 +88,17 @@ impl TrafficSecret {
         Ok(Self { suite, bytes })
     }
 
+    /// The cipher suite that it is for.
+    #[must_use]
+    pub fn suite(&self) -> CipherSuite {
+        self.suite
+    }
+
+    /// The secret itself.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.suite.secret_bytes()]
+    }
+
     /// The secret of the next generation, which a KeyUpdate begins (section 7.2). Its records are counted from 0.
     #[must_use]
     pub fn next_generation(&self) -> Self {
@@ -105,8 +126,7 @@ impl TrafficSecret {
         let length = (out.len() as u16).to_be_bytes();
         let label_length = [(PREFIX.len() + label.len()) as u8];
         let info = [&length[..], &label_length, PREFIX, label, &[0]];
-        let secret = &self.bytes[..self.suite.secret_bytes()];
-        hkdf::Prk::new_less_safe(self.suite.hash(), secret)
+        hkdf::Prk::new_less_safe(self.suite.hash(), self.bytes())
             .expand(&info, OutputLength(out.len()))
             .and_then(|okm| okm.fill(out))
             .expect("no output is longer than 255 hashes");

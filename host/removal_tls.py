@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Removals of the defences of stored TLS connections: data for removal.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+
+from defences import Removal
+
+PROGRAMS = {"tls": ("-p", "rivulet-tls", "--test", "it")}
+
+
+def state(old: str, new: str, test: str) -> Removal:
+    return Removal("host/tls/src/state.rs", old, new, (f"tls:state::{test}",))
+
+
+def impossible(old: str, new: str = "false") -> Removal:
+    """A rule that every stored state obeys."""
+    return state(old, new, "impossible_state_is_refused")
+
+
+REMOVALS = {
+    # A store that others can write to.
+    "tls-other-flow": state("state.tuple() != *tuple", "false", "sealed_state_opens_for_its_flow_alone"),
+    "tls-secrets-debug": state(
+        '.field("responses", &self.http.responses.len())',
+        '.field("responses", &self.http.responses)',
+        "debug_output_has_no_secrets",
+    ),
+    "tls-long-state": state(
+        "bytes.len() > MAX_STATE_BYTES", "false", "cut_or_changed_bytes_are_refused_or_another_state"
+    ),
+    # States that no replica stores.
+    "tls-fin-early": impossible("state.client_fin && !state.http.client_fin"),
+    "tls-spent-key": impossible("state.write.record >= MAX_RECORDS"),
+    "tls-stray-update": impossible("u32::from(key_updates) >> (state.http.responses.len() + 1) != 0"),
+    "tls-flags": impossible("flags & !CLIENT_FIN != 0"),
+    "tls-acknowledged-unsent": Removal(
+        "host/tls/src/layout.rs",
+        "sent.checked_sub(before_end.into())",
+        "Some(sent.wrapping_sub(before_end.into()))",
+        ("tls:state::acknowledged_responses_are_dropped",),
+    ),
+}

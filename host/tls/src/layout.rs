@@ -1,0 +1,110 @@
+//! Where the parts of a stored connection lie in the stream that the client gets: responses, the KeyUpdates before them, and the
+//! `close_notify` behind the last.
+
+use rivulet_trods::{
+    Record,
+    head::{self, Method},
+    record::{self, Body},
+};
+
+use crate::{
+    CLOSE_NOTIFY, KEY_UPDATE, Response,
+    seal::{MAX_RECORDS, OVERHEAD_BYTES},
+};
+
+/// Ciphertext bytes of a KeyUpdate.
+const KEY_UPDATE_BYTES: u64 = KEY_UPDATE.len() as u64 + OVERHEAD_BYTES;
+/// Ciphertext bytes of a `close_notify`.
+const CLOSE_NOTIFY_BYTES: u64 = CLOSE_NOTIFY.len() as u64 + OVERHEAD_BYTES;
+
+/// What a part is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    KeyUpdate,
+    /// The response with this index, and its records.
+    Response(usize, Response),
+    CloseNotify,
+}
+
+/// A part of the stream that begins and ends with a record.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub kind: Kind,
+    /// KeyUpdates between the beginning of the stream and the part.
+    pub updates: u32,
+    /// Bytes of ciphertext.
+    pub bytes: u64,
+    /// Bytes of them that may have left.
+    pub sent: u64,
+}
+
+/// The parts in their order.
+#[derive(Debug)]
+pub(crate) struct Layout {
+    pub parts: Vec<Part>,
+}
+
+impl Layout {
+    /// Of responses that begin at this record number and TCP sequence number; bit `i` of `key_updates` stands for a KeyUpdate
+    /// before response `i`. None if a response has no known length, or needs more records than its key has.
+    pub fn of(http: &Record, key_updates: u16, mut record: u64, mut sequence: u32) -> Option<Layout> {
+        let mut parts = Vec::with_capacity(2 * http.responses.len() + 1);
+        let mut updates = 0;
+        for (index, stored) in http.responses.iter().enumerate() {
+            if key_updates >> index & 1 != 0 {
+                parts.push(whole(Kind::KeyUpdate, updates, record, KEY_UPDATE_BYTES)?);
+                (updates, record) = (updates + 1, 0);
+                sequence = sequence.wrapping_add(KEY_UPDATE_BYTES as u32);
+            }
+            let (head, body) = lengths(stored)?;
+            let response = Response::new(sequence, record, head, body).ok()?;
+            let bytes = response.ciphertext_bytes();
+            let sent = match stored.passed.checked_sub(1) {
+                None => 0,
+                Some(last) => response.record_with(last)?.end(),
+            };
+            parts.push(Part { kind: Kind::Response(index, response), updates, bytes, sent });
+            (record, sequence) = (response.next_record(), response.next_sequence());
+        }
+        let is_answered = http.responses.last().is_none_or(|last| last.passed == last.length);
+        let closes = http.responses.last().is_some_and(|last| last.close);
+        if is_answered && (closes || http.client_fin && http.requests.is_empty()) {
+            parts.push(whole(Kind::CloseNotify, updates, record, CLOSE_NOTIFY_BYTES)?);
+        }
+        Some(Layout { parts })
+    }
+
+    /// Bytes that may have left.
+    pub fn sent(&self) -> u64 {
+        self.parts.iter().map(|part| part.sent).sum()
+    }
+
+    /// Bytes between the beginning of the stream, at this sequence number, and the last place at or before its sent end that
+    /// has the other sequence number. A stream of more than 4 GB has several such places; what a client acknowledges lies
+    /// less than 4 GB before the end.
+    pub fn offset_of(&self, begin: u32, sequence: u32) -> Option<u64> {
+        let sent = self.sent();
+        let before_end = begin.wrapping_add(sent as u32).wrapping_sub(sequence);
+        sent.checked_sub(before_end.into())
+    }
+
+    /// The lengths of the parts, and how much of each may have left.
+    pub fn into_tcp_parts(self) -> Vec<(u64, u64)> {
+        self.parts.into_iter().map(|part| (part.bytes, part.sent)).collect()
+    }
+}
+
+/// A part of one record.
+fn whole(kind: Kind, updates: u32, record: u64, bytes: u64) -> Option<Part> {
+    (record < MAX_RECORDS).then_some(Part { kind, updates, bytes, sent: bytes })
+}
+
+/// Bytes of plaintext of a response's head and body. Without a known end, the body has more than any key can seal.
+pub(crate) fn lengths(response: &record::Response) -> Option<(u64, u64)> {
+    let head = match &response.body {
+        Body::Object { head, .. } | Body::Generated { head, .. } => head.len(),
+        // The length of a head does not depend on the method.
+        Body::Whole(bytes) => head::response(bytes, Method::Get).ok()??.length,
+    } as u64;
+    Some((head, response.length.checked_sub(head)?))
+}
