@@ -111,6 +111,31 @@ REMOVALS: dict[str, Removal] = {
         "stamped::segments_outside_of_the_window_change_no_stamped_connection",
         file="ts.h",
     ),
+    # The field X-TRODS in requests of clients.
+    "inputs-renamed": bpf(
+        "if (scan->last != INPUTS_NAME)",
+        "if (1)",
+        "inputs::clients_inputs_are_renamed_wherever_the_request_is_cut",
+        file="inputs.h",
+    ),
+    "inputs-cut": bpf(
+        "bool follows = before && before->next == s->seq;",
+        "bool follows = 0 && before;",
+        "inputs::clients_inputs_are_renamed_wherever_the_request_is_cut",
+        file="inputs.h",
+    ),
+    "inputs-out-of-order": trods(
+        "flow/watched.rs",
+        "if head.inputs {",
+        "if false {",
+        "it:generated::client_is_reset_that_sends_inputs_out_of_order",
+    ),
+    "inputs-answered": trods(
+        "hold/watch/mod.rs",
+        "if reason == Reason::Inputs {",
+        "if false {",
+        "it:generated::client_is_reset_that_sends_inputs_out_of_order",
+    ),
     # Segments of connections that no process holds: the search for a holder, then a reset.
     "refused-at-last": bpf(
         "if (since >= REFUSED_AT_LAST)",

@@ -128,6 +128,8 @@ pub struct Counters {
     /// Connections with a handshake that the programs did not see, or with an evicted entry: they
     /// are unprotected.
     pub handshake: u64,
+    /// Names of the field X-TRODS in requests of clients, which were changed.
+    pub inputs: u64,
 }
 
 /// Why timestamps do not name the response of a connection: connections by cause.
@@ -566,7 +568,7 @@ impl Trods {
     /// The system's.
     pub fn counters(&self) -> Result<Counters, Error> {
         let counters = map(&self.object, "counters")?;
-        let mut sums = [0u64; 24];
+        let mut sums = [0u64; 25];
         for (key, sum) in (0u32..).zip(&mut sums) {
             let values = counters.lookup_percpu(&key.to_ne_bytes(), MapFlags::ANY);
             for value in values.map_err(Error::of("BPF_MAP_LOOKUP_ELEM"))?.into_iter().flatten() {
@@ -577,7 +579,7 @@ impl Trods {
             sums;
         let [issued, named, options, ports, asking, fields, unlisted, head, second, no_room, rest @ ..] =
             rest;
-        let [reflected, outside, handshake] = rest;
+        let [reflected, outside, handshake, inputs] = rest;
         let unnamed = Unnamed { options, ports, asking, fields, unlisted, head, second, full: no_room };
         Ok(Counters {
             opened,
@@ -597,6 +599,7 @@ impl Trods {
             reflected,
             outside,
             handshake,
+            inputs,
         })
     }
 

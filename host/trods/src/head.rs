@@ -37,6 +37,8 @@ pub struct RequestHead {
     pub method: Method,
     /// The connection ends with the response.
     pub close: bool,
+    /// The client sent inputs ([`INPUTS`]), which only agents may send.
+    pub inputs: bool,
 }
 
 /// Where the body of a response ends (RFC 9112 section 6.3).
@@ -114,12 +116,14 @@ pub fn request(octets: &[u8]) -> Result<Option<RequestHead>, Reason> {
     if !is_known || first.target.is_empty() || first.target.contains(&b'\t') {
         return Err(Reason::Malformed);
     }
-    let mut close = first.old;
+    let (mut close, mut inputs) = (first.old, false);
     while let Some(line) = lines.next() {
         if line.is_empty() {
-            return lines.end().map(|length| Some(RequestHead { length, method, close }));
+            return lines.end().map(|length| Some(RequestHead { length, method, close, inputs }));
         }
         let field = lines.field(line)?;
+        // CGI gives both to a program as HTTP_X_TRODS (RFC 3875 section 4.1.18).
+        inputs |= field.is(INPUTS) || field.is("X_TRODS");
         if field.is("content-length") && field.value != b"0" || field.is("transfer-encoding") {
             return Err(Reason::Body);
         }
@@ -354,13 +358,16 @@ mod tests {
     #[test]
     fn requests() {
         let head = |text: &str| request(text.as_bytes()).unwrap().unwrap();
-        let whole = RequestHead { length: GET.len(), method: Method::Get, close: false };
+        let whole = RequestHead { length: GET.len(), method: Method::Get, close: false, inputs: false };
         assert_eq!(head(GET), whole);
         assert_eq!(head(&format!("{GET}GET /b")), whole);
         assert_eq!(head(&format!("\r\n{GET}")).length, GET.len() + 2);
         assert!(head("HEAD / HTTP/1.0\r\n\r\n").close);
         assert!(!head("GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n").close);
         assert!(head("GET / HTTP/1.1\r\nConnection: x, CLOSE\r\n\r\n").close);
+        for (name, want) in [("x-trods", true), ("X_TRODS", true), ("X-TRODX", false)] {
+            assert_eq!(head(&format!("GET / HTTP/1.1\r\n{name}: 5\r\n\r\n")).inputs, want, "{name}");
+        }
         for n in 0..GET.len() {
             assert_eq!(request(&GET.as_bytes()[..n]), Ok(None), "{n}");
         }
@@ -400,7 +407,7 @@ mod tests {
         let head = b"GET /caf\xe9 HTTP/1.1\r\nHost: h\r\n\r\n";
         assert_eq!(
             request(head),
-            Ok(Some(RequestHead { length: head.len(), method: Method::Get, close: false }))
+            Ok(Some(RequestHead { length: head.len(), method: Method::Get, close: false, inputs: false }))
         );
     }
 

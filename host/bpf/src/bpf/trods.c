@@ -25,6 +25,7 @@
 #include "trods_maps.h"
 #include "segment.h"
 #include "edit.h"
+#include "inputs.h"
 
 /* Parses a segment and looks up its service. NULL: it belongs to no protected service. */
 static __always_inline struct service *parse(struct __sk_buff *skb, struct segment *s, bool from_client)
@@ -82,7 +83,9 @@ static __always_inline void mention(const struct segment *s, __u8 kind, __u8 fla
 		tell(&at->event, s, kind, flags, seq, 0);
 }
 
-/* Copies the segment's data into as many events as it needs. */
+/*
+ * Copies the segment's data into as many events as it needs. The name of the field X-TRODS is changed in both (inputs.h).
+ */
 static __always_inline bool copy_data(struct __sk_buff *skb, const struct segment *s)
 {
 	struct scratch *at = scratch();
@@ -90,17 +93,23 @@ static __always_inline bool copy_data(struct __sk_buff *skb, const struct segmen
 
 	if (!at || length > MAX_SEGMENT)
 		return false;
+	begin_scan(s, &at->scan);
 	for (__u32 done = 0; done <= MAX_SEGMENT; done += EVENT_OCTETS) {
 		__u32 left = length - done, part = left < EVENT_OCTETS ? left : EVENT_OCTETS;
 		asm volatile("" : "+r"(part));
 		if (part && part <= EVENT_OCTETS && bpf_skb_load_bytes(skb, from + done, at->event.octets, part))
 			return false;
+		if (part && !scan_part(skb, s, done, part))
+			return false;
 		bool last = left <= EVENT_OCTETS;
 		__u8 flags = last && s->flags & FIN ? EVENT_HAS_FIN : 0;
 		if (!tell(&at->event, s, EVENT_REQUEST, flags, s->seq + done, part))
 			return false;
-		if (last)
+		if (last) {
+			if (length)
+				end_scan(s, &at->scan);
 			return true;
+		}
 	}
 	return false;
 }
@@ -157,6 +166,8 @@ static __always_inline void forget_former(const struct flow_key *key)
 		bpf_map_delete_elem(&dying, key);
 	if (has_happened(HAPPENED_WITHHELD))
 		bpf_map_delete_elem(&withheld, key);
+	if (has_happened(HAPPENED_SCAN))
+		bpf_map_delete_elem(&scans, key);
 }
 
 static __always_inline struct pin *find_pin(const struct flow_key *key)

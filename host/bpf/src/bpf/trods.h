@@ -32,6 +32,8 @@
 #define MAX_DYING (1 << 16)
 /* Connections with a withheld segment without data. */
 #define MAX_WITHHELD (1 << 14)
+/* Connections of which a request arrived in part; the oldest is evicted, and its next segment is taken for a whole request. */
+#define MAX_SCANS (1 << 14)
 /* Adopted connections whose limits were removed; the oldest is evicted. */
 #define MAX_FREED (1 << 14)
 /* Bytes of events that wait to be read. */
@@ -125,6 +127,7 @@ enum happened {
 	HAPPENED_PIN, /* pins */
 	HAPPENED_WITHHELD, /* withheld */
 	HAPPENED_FREED, /* freed */
+	HAPPENED_SCAN, /* scans */
 	HAPPENED,
 };
 
@@ -294,6 +297,7 @@ enum counter {
 	COUNT_REFLECTED, /* acknowledgements of requests, made from the client's (ts_reflect.h) */
 	COUNT_OUTSIDE, /* from clients, outside the server's window (window.h) */
 	COUNT_HANDSHAKE, /* connections whose handshake was not seen or was evicted: they are unprotected */
+	COUNT_INPUTS, /* names of the field X-TRODS in requests, changed (inputs.h) */
 	COUNTERS,
 };
 

@@ -93,6 +93,13 @@ struct refusals {
 	__u64 count;
 };
 
+/* The scan of a connection whose last segment ended within a head. */
+struct scan {
+	__u64 last; /* the last eight bytes of the head, in lower case */
+	__u32 next; /* sequence number after them */
+	__u32 state;
+};
+
 /* One value for each processor: softirqs of one processor do not interrupt each other. */
 struct scratch {
 	struct event event;
@@ -101,6 +108,7 @@ struct scratch {
 	struct stamped stamped;
 	struct turned turned;
 	struct refusals refusals;
+	struct scan scan;
 };
 
 struct {

@@ -15,6 +15,7 @@ struct parsed {
 	bool in_target;
 	bool has_fields; /* fields that may change the response */
 	__u32 host; /* offset after "\nhos" of the field Host; 0: absent */
+	__u32 inputs; /* offset after "\nx-t" of a field; 0: absent */
 };
 
 /* The value of the field Host. */
@@ -82,6 +83,11 @@ static long read_octet(__u32 n, struct parsed *p)
 	/* Range, If-..., Cookie, Authorization, Content-..., Transfer-Encoding, Expect */
 	if (last == OF('\n', 'r', 'a', 'n') || last == OF('\n', 'i', 'f', '-') || last == OF('\n', 'c', 'o', 'o') ||
 	    last == OF('\n', 'a', 'u', 't') || last == OF('\n', 't', 'r', 'a') || last == OF('\n', 'e', 'x', 'p'))
+		p->has_fields = true;
+	/* X-TRODS, also as X_TRODS: the request is scanned, or the connection is free (inputs.h). */
+	if (last == OF('\n', 'x', '-', 't') || last == OF('\n', 'x', '_', 't'))
+		p->inputs = at + 1;
+	if (last == OF('r', 'o', 'd', 's') && at == p->inputs + 3)
 		p->has_fields = true;
 	/* With two Host fields, servers may differ in the one that they take. */
 	if (last == OF('\n', 'h', 'o', 's')) {

@@ -969,3 +969,5 @@ fn client_of_no_connection_is_reset_in_the_end() {
         assert_eq!(rig.down(ACK, 500, 0, b"x").0, if pinned { SWALLOWED } else { NEXT });
     }
 }
+
+mod inputs;

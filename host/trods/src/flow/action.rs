@@ -78,11 +78,14 @@ pub enum Reason {
     Unseen,
     /// The server ended the connection at a place where it should not, and lives.
     Closed,
+    /// The client sent inputs ([`crate::head::INPUTS`]) in segments in which the programs do not change the name, such as
+    /// segments out of order. The server has them, so the connection ends, and no response leaves.
+    Inputs,
 }
 
 impl Reason {
     /// All of them.
-    pub const ALL: [Reason; 12] = [
+    pub const ALL: [Reason; 13] = [
         Reason::Tls,
         Reason::Http2,
         Reason::Method,
@@ -95,6 +98,7 @@ impl Reason {
         Reason::Store,
         Reason::Unseen,
         Reason::Closed,
+        Reason::Inputs,
     ];
 
     /// The name in metrics and reports.
@@ -113,6 +117,7 @@ impl Reason {
             Reason::Store => "store",
             Reason::Unseen => "unseen",
             Reason::Closed => "closed",
+            Reason::Inputs => "inputs",
         }
     }
 }

@@ -355,6 +355,9 @@ impl Watched {
     fn read_requests(&mut self) -> Result<(), Reason> {
         while let Some(rest) = self.client.octets().get(self.parsed..).filter(|rest| !rest.is_empty()) {
             let Some(head) = head::request(rest)? else { break };
+            if head.inputs {
+                return Err(Reason::Inputs);
+            }
             self.parsed += head.length;
             self.asked.push_back(head);
         }

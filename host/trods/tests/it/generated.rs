@@ -2,9 +2,12 @@
 //! root, and are skipped where namespaces cannot be made.
 
 use std::fs;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
 
-use rivulet_pktio::testing::eventually;
+use rivulet_pktio::in_netns;
+use rivulet_pktio::testing::{self, Netns, eventually};
 use rivulet_trods::flow::{REQUEST_PATIENCE, RESPONSE_PATIENCE};
 use rivulet_trods::record::{Body, Chunked, Response, Rest, Seen, UNKNOWN};
 use rivulet_trods::{Action, Flow, Limits, Reason, Record, Settings};
@@ -160,9 +163,18 @@ fn download(rig: &Rig, path: &str) -> (Option<i32>, Vec<u8>) {
     (status.code(), fs::read(rig.files.path().join("got")).unwrap())
 }
 
+/// A response of the first server, with a field in the request. A request of the same host passes no program, as those of an agent.
+fn response(from: &Netns, path: &str, field: &str) -> String {
+    let mut command = from.command("curl");
+    let url = format!("http://{SERVICE}/{path}");
+    let out = command.args(["-s", "-S", "-i", "-m", "60", "-H", field, &url]).output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8_lossy(&out.stdout).into_owned()
+}
+
 /// What a server generates with these inputs.
 fn whole(rig: &Rig, path: &str, inputs: &str) -> Vec<u8> {
-    let mut command = rig.client.command("curl");
+    let mut command = rig.hosts[1].netns.command("curl");
     let url = format!("http://{SERVICE}/8000000/{path}");
     let out =
         command.args(["-s", "-S", "-m", "60", "-H", &format!("X-TRODS: {inputs}"), &url]).output().unwrap();
@@ -207,7 +219,9 @@ fn deterministic_response_resumes_and_other_is_refused() {
 #[test]
 fn without_a_word_of_it_it_is_not_protected() {
     let Some(rig) = rig(CLOSED) else { return };
-    assert_eq!(whole(&rig, "same", "0").len(), 8_000_000);
+    let mut curl = rig.curl(&format!("http://{SERVICE}/8000000/same"));
+    assert!(curl.0.wait().unwrap().success());
+    assert_eq!(rig.got(), 8_000_000);
     let counts = || rig.hosts[0].replica.counts();
     eventually("it is counted", || counts().unprotected.get("dynamic") == Some(&1));
     assert_eq!(counts().unprotected.len(), 1);
@@ -232,4 +246,41 @@ fn restarted_server_resumes_generated_response() {
         assert!(counts.adopted > 0, "{counts:?}");
         assert_eq!((counts.refused, counts.unprotected), (0, Default::default()));
     }
+}
+
+#[test]
+fn server_never_gets_inputs_of_a_client() {
+    let Some(rig) = rig(CLOSED) else { return };
+    for field in ["X-TRODS: client", "x-trods: client", "X_Trods: client"] {
+        let got = response(&rig.client, "100/fields", field);
+        assert!(
+            got.contains(": client") && !got.to_lowercase().replace('_', "-").contains("x-trods"),
+            "{got}"
+        );
+    }
+    let own = response(&rig.hosts[0].netns, "100/fields", "X-TRODS: agent");
+    assert!(own.contains("X-TRODS: agent"), "{own}");
+    eventually("it is counted", || rig.hosts[0].replica.counts().unprotected == Default::default());
+}
+
+/// The first part of the request is lost, so the programs see the name of the field in two parts and in reverse.
+#[test]
+fn client_is_reset_that_sends_inputs_out_of_order() {
+    let Some(rig) = rig(CLOSED) else { return };
+    let to: SocketAddr = SERVICE.parse().unwrap();
+    let mut stream = in_netns(Some(rig.client.name()), || TcpStream::connect(to)).unwrap().unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream.set_read_timeout(Some(testing::PATIENCE)).unwrap();
+    rig.router.run("nft add table ip t");
+    rig.router.run("nft add chain ip t f { type filter hook forward priority 0 ; }");
+    // "GET" behind a TCP header with timestamps.
+    rig.router.run("nft add rule ip t f tcp dport 8080 @th,256,24 0x474554 drop");
+    stream.write_all(b"GET /100/fields HTTP/1.1\r\nHost: a\r\nX-TRO").unwrap();
+    stream.write_all(b"DS: client\r\n\r\n").unwrap();
+    eventually("the second part arrived", || rig.client.run("ss -Htin").contains("sacked:1"));
+    rig.router.run("nft delete table ip t");
+    let mut got = Vec::new();
+    let error = stream.read_to_end(&mut got).unwrap_err();
+    assert_eq!((error.kind(), got), (ErrorKind::ConnectionReset, Vec::new()));
+    eventually("it is counted", || rig.hosts[0].replica.counts().unprotected.get("inputs") == Some(&1));
 }

@@ -351,6 +351,8 @@ fn unlisted_target_continues_unnamed() {
         (other("Host: h", "Host: h\r\nIf-None-Match: x"), count(|u| u.fields)),
         (other("Host: h", "Host: h\r\ncookie: x"), count(|u| u.fields)),
         (other("Host: h", "Host: h\r\nAuthorization: x"), count(|u| u.fields)),
+        (other("Host: h", "Host: h\r\nX-Trods: x"), count(|u| u.fields)),
+        (other("Host: h", "Host: h\r\nx_trods: x"), count(|u| u.fields)),
         // Another site of the same server, or an ambiguous one.
         (other("Host: h", "Host: i"), count(|u| u.unlisted)),
         (other("Host: h", "Host: h:80"), count(|u| u.unlisted)),

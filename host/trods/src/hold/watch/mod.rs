@@ -476,6 +476,12 @@ impl<K: Keeper> Watch<K> {
                         true => self.hold.programs.free_adopted(key)?,
                         false => self.hold.programs.free(key)?,
                     }
+                    if reason == Reason::Inputs {
+                        for frame in connection.held {
+                            self.hold.forget(frame);
+                        }
+                        return self.hold.abort(key);
+                    }
                     for frame in connection.held {
                         self.hold.send(frame);
                     }

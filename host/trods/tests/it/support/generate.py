@@ -4,7 +4,7 @@
 
 `/SIZE/KIND`: so many octets that depend on a random number. Of KIND `inputs` it is told as X-TRODS, and taken from it
 if the request has it; of `same` it is always one; of `lies` always another. With `?chunked` in chunks, whose sizes
-depend on it too.
+depend on it too. `/SIZE/fields`: the fields of the request.
 """
 
 import random
@@ -27,6 +27,13 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path, _, query = self.path.partition("?")
         size, kind = path.strip("/").split("/")
+        if kind == "fields":
+            fields = str(self.headers).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(fields)))
+            self.end_headers()
+            self.wfile.write(fields)
+            return
         number = "1" if kind == "same" else str(random.getrandbits(32))
         self.send_response(200)
         if kind == "inputs":

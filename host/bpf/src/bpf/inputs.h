@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The field X-TRODS, in which a server lists the inputs of a generated response for the replica that resumes it
+ * (Lloyd and Freedman, section 7). It is between servers and agents: a client neither sends nor receives it.
+ *
+ * In a request the last letter of its name is changed before the server gets the segment, so the server finds an unknown
+ * field. Requests are scanned byte by byte, because TCP may cut them anywhere. A segment that arrives out of order is not
+ * scanned. The process reads the request in order and ends the connection if the name is still there (Reason::Inputs).
+ */
+#ifndef INPUTS_H
+#define INPUTS_H
+
+#include "segment.h"
+#include "trods_maps.h"
+
+/* Where in a request a scan is. */
+enum scanned {
+	SCANNED_NONE, /* a request begins with the next byte */
+	SCANNED_HEAD, /* within the head of a GET or HEAD */
+	SCANNED_OFF, /* the connection carries something else, which is not changed */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MAX_SCANS);
+	__type(key, struct flow_key);
+	__type(value, struct scan);
+} scans SEC(".maps");
+
+/* A scan of one part of a segment. */
+struct scanner {
+	struct __sk_buff *skb;
+	__u8 *octets;
+	__u32 length;
+	__u32 at; /* offset of the part in the frame; even distance from the TCP header */
+	__u32 checksum; /* offset of the TCP checksum */
+	__u32 state;
+	__u64 last;
+	__u64 failed;
+};
+
+/* "\nx-trods" */
+#define INPUTS_NAME 0x0a782d74726f6473ULL
+/* Turns an s into an x. */
+#define RENAMES ('s' ^ 'x')
+
+static long scan_octet(__u32 n, struct scanner *scan)
+{
+	if (n >= scan->length || n >= EVENT_OCTETS)
+		return 1;
+	__u8 before = scan->octets[n], octet = before;
+
+	if (scan->state == SCANNED_NONE) {
+		/* Empty lines before a request are allowed (RFC 9112, 2.2). */
+		if (octet != '\r' && octet != '\n')
+			scan->state = octet == 'G' || octet == 'H' ? SCANNED_HEAD : SCANNED_OFF;
+		scan->last = 0;
+		return scan->state == SCANNED_OFF;
+	}
+	if (octet >= 'A' && octet <= 'Z')
+		octet |= 0x20;
+	/* CGI gives both to a program as HTTP_X_TRODS (RFC 3875, 4.1.18). */
+	if (octet == '_')
+		octet = '-';
+	scan->last = scan->last << 8 | octet;
+	if ((scan->last & 0xffff) == 0x0a0a || (scan->last & 0xffffff) == 0x0a0d0a) {
+		scan->state = SCANNED_NONE;
+		return 0;
+	}
+	if (scan->last != INPUTS_NAME)
+		return 0;
+	__u8 after = before ^ RENAMES;
+	__be16 was = bpf_htons(n & 1 ? before : before << 8), is = bpf_htons(n & 1 ? after : after << 8);
+	scan->octets[n] = after;
+	scan->failed = bpf_l4_csum_replace(scan->skb, scan->checksum, was, is, sizeof(is)) ||
+		       bpf_skb_store_bytes(scan->skb, scan->at + n, &after, sizeof(after), 0);
+	count(COUNT_INPUTS);
+	return scan->failed != 0;
+}
+
+/* Begins the scan of a client's segment, where that of the segment before it ended. */
+static __always_inline void begin_scan(const struct segment *s, struct scan *scan)
+{
+	struct scan *before = has_happened(HAPPENED_SCAN) ? bpf_map_lookup_elem(&scans, &s->key) : NULL;
+	bool follows = before && before->next == s->seq;
+
+	scan->last = follows ? before->last : 0;
+	scan->state = follows ? before->state : SCANNED_NONE;
+}
+
+/*
+ * Scans a part of a client's segment, `done` bytes after its beginning, that was loaded into the scratch event, and changes the name
+ * of the field there and in the segment. False: the segment may be half changed. Not inlined, so that the verifier walks it once.
+ */
+__attribute__((noinline)) bool scan_part(struct __sk_buff *skb, const struct segment *s, __u32 done, __u32 length)
+{
+	struct scratch *at = scratch();
+
+	if (!at || !s)
+		return false;
+	struct scanner scanner = {
+		.skb = skb, .octets = at->event.octets, .length = length, .at = s->tcp + s->header + done,
+		.checksum = s->tcp + TCP_CHECKSUM, .state = at->scan.state, .last = at->scan.last,
+	};
+	if (scanner.state != SCANNED_OFF)
+		bpf_loop(EVENT_OCTETS, scan_octet, &scanner, 0);
+	at->scan.state = scanner.state;
+	at->scan.last = scanner.last;
+	return !scanner.failed;
+}
+
+/* The process has the segment: the next one is scanned from here on. */
+static __always_inline void end_scan(const struct segment *s, struct scan *scan)
+{
+	if (scan->state == SCANNED_NONE) {
+		if (has_happened(HAPPENED_SCAN))
+			bpf_map_delete_elem(&scans, &s->key);
+		return;
+	}
+	happens(HAPPENED_SCAN);
+	scan->next = s->seq + s->length;
+	bpf_map_update_elem(&scans, &s->key, scan, BPF_ANY);
+}
+
+#endif
