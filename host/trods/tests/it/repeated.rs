@@ -9,8 +9,10 @@ use std::net::TcpStream;
 use std::path::Path;
 
 use rivulet_pktio::testing::{Netns, Process, eventually};
+use rivulet_trods::hold::Absence;
+use rivulet_trods::testing::keys;
 
-use crate::moves::{connect, get, records};
+use crate::moves::{connect, drain, first, follow, get, records};
 use crate::stamps::named;
 use crate::support::nginx_with;
 use crate::survive::{Plan, Rig};
@@ -203,4 +205,35 @@ fn request_after_announced_response_is_executed_once() {
     eventually("they are adopted", || rig.hosts[1].replica.counts().adopted == 2);
     idle.write_all(&message("POST", "/run/new", "ab")).unwrap();
     eventually("it is executed", || executed(&rig, 1, "/run/new") == 1);
+}
+
+/// The client sends between the last moment in which its replica has the connection and its answer
+/// to the other one, which cannot know whether the request was executed.
+#[test]
+fn request_during_a_move_is_executed_once_at_most() {
+    let Some(rig) = Rig::new(&Plan { server: &writes_down, ..Plan::default() }) else { return };
+    let small = rig.file("small", 700);
+    let (mut stream, mut idle) = (connect(&rig), connect(&rig));
+    [&mut stream, &mut idle].into_iter().for_each(|stream| get(stream, &small));
+    let two = &rig.hosts[1].replica;
+    two.away(Absence {
+        number: (0, 0),
+        others: vec![(0, first(), keys())],
+        servers: rig.servers(),
+        named: Vec::new(),
+        alive: 0b11,
+        tor: rig.router.mac("x2"),
+        gets: Box::new(|_, _| true),
+    });
+    eventually("it knows who holds them", || !two.back().is_empty());
+    // Segments that are handed on end at the router.
+    rig.steer("replace", 2);
+    stream.write_all(&message("POST", "/run/during", "ab")).unwrap();
+    follow(&rig);
+    drain(&rig);
+    assert_reset(&mut stream, "/run/during");
+    assert_eq!([0, 1].map(|of| executed(&rig, of, "/run/during")), [0, 0]);
+    eventually("both move", || two.counts().adopted == 2);
+    idle.write_all(&message("POST", "/run/behind", "ab")).unwrap();
+    eventually("it is executed", || executed(&rig, 1, "/run/behind") == 1);
 }
