@@ -4,16 +4,18 @@
 //! read line by line: [`RequestLine::parse`] first, then [`Field::parse`] for each line, of which [`Framing`] keeps what
 //! decides where the request ends and whether the connection stays open. What a server does not serve is its own policy.
 //!
-//! Nothing here allocates.
+//! Nothing here allocates but [`Chunks`], which keeps the beginning of a line.
 
 #![forbid(unsafe_code)]
 
+mod chunks;
 mod condition;
 mod framing;
 mod line;
 mod range;
 mod target;
 
+pub use chunks::Chunks;
 pub use condition::{Conditions, EntityTag, Selection, entity_tags, matches_any, matches_if_range};
 pub use framing::{Framing, MAX_IGNORED_BODY};
 pub use line::{Field, Method, RequestLine, StatusLine, is_token};

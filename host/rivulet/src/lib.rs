@@ -9,3 +9,4 @@ mod process;
 pub mod run;
 mod second_chance;
 pub mod serve;
+pub mod tls;

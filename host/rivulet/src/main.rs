@@ -10,6 +10,7 @@ use rivulet_cli::cm::{self, CmArgs};
 use rivulet_cli::get::{self, GetArgs};
 use rivulet_cli::run::{self, RunArgs};
 use rivulet_cli::serve::{self, ServeArgs};
+use rivulet_cli::tls::{self, TlsArgs};
 use rivulet_server::keys::KeySet;
 
 /// Connections that survive the death of their server.
@@ -27,6 +28,7 @@ struct Cli {
 enum Command {
     Serve(ServeArgs),
     Agent(AgentArgs),
+    Tls(TlsArgs),
     #[command(hide = true)]
     StandIn(StandInArgs),
     Get(GetArgs),
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
     log(cli.log_json);
     let result = match cli.command {
         Command::Serve(args) => serve::serve(&args).map(|()| 0),
+        Command::Tls(args) => tls::run(&args).map(|()| 0),
         Command::Agent(args) => agent::run(&args).map(|()| 0),
         Command::StandIn(args) => agent::stand_in(&args).map(|()| 0),
         Command::Get(args) => get::get(&args),
@@ -84,7 +87,8 @@ fn log(json: bool) {
     use tracing_subscriber::EnvFilter;
     let filter = EnvFilter::try_from_env("RIVULET_LOG").unwrap_or_else(|_| {
         EnvFilter::new(
-            "warn,rivulet_cli::serve=info,rivulet_cli::agent=info,rivulet_agent=info,rivulet_trods=info",
+            "warn,rivulet_cli::serve=info,rivulet_cli::agent=info,rivulet_agent=info,rivulet_trods=info,rivulet_cli::tls=info,\
+             rivulet_terminator=info",
         )
     });
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);

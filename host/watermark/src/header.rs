@@ -14,7 +14,7 @@ pub(crate) struct Component {
     pub ac: usize,
 }
 
-/// The content of the headers.
+/// What the headers say.
 #[derive(Clone, Debug)]
 pub(crate) struct Header {
     pub width: u16,

@@ -76,13 +76,18 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Answers at `address` on a separate thread from now on.
 pub fn listen(address: SocketAddr, shared: Shared) -> io::Result<()> {
+    listen_with(address, move || page(&shared.snapshots()))
+}
+
+/// The same with the page that this function makes.
+pub(crate) fn listen_with(address: SocketAddr, page: impl Fn() -> String + Send + 'static) -> io::Result<()> {
     let listener = TcpListener::bind(address)?;
     std::thread::Builder::new().name("metrics".into()).spawn(move || {
         loop {
             // One at a time and not for long: this is for a scraper.
             match listener.accept() {
                 Ok((stream, _)) => {
-                    let _ = answer(stream, &shared);
+                    let _ = answer(stream, &page);
                 }
                 Err(_) => std::thread::sleep(Duration::from_millis(100)),
             }
@@ -91,7 +96,7 @@ pub fn listen(address: SocketAddr, shared: Shared) -> io::Result<()> {
     Ok(())
 }
 
-fn answer(mut stream: std::net::TcpStream, shared: &Shared) -> io::Result<()> {
+fn answer(mut stream: std::net::TcpStream, page: &impl Fn() -> String) -> io::Result<()> {
     let end = Instant::now() + PATIENCE;
     stream.set_write_timeout(Some(PATIENCE))?;
     // The request does not matter, there is one page. But all of its head is read, in any number of
@@ -110,7 +115,7 @@ fn answer(mut stream: std::net::TcpStream, shared: &Shared) -> io::Result<()> {
             Err(e) => return Err(e),
         }
     }
-    let page = page(&shared.snapshots());
+    let page = page();
     let answer = format!(
         "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{page}",
         page.len()
@@ -255,7 +260,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let server = std::thread::spawn(move || {
             let stream = listener.accept().unwrap().0;
-            under_signals(|| answer(stream, &Shared::of(1, Connections::default())))
+            under_signals(|| answer(stream, &|| page(&Shared::of(1, Connections::default()).snapshots())))
         });
         let mut stream = std::net::TcpStream::connect(address).unwrap();
         for piece in ["GET /metrics HTTP/1.1\r\n", "Host: x\r\n", "\r\n"] {
@@ -273,7 +278,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let server = std::thread::spawn(move || {
-            answer(listener.accept().unwrap().0, &Shared::of(1, Connections::default()))
+            answer(listener.accept().unwrap().0, &|| page(&Shared::of(1, Connections::default()).snapshots()))
         });
         let mut stream = std::net::TcpStream::connect(address).unwrap();
         // Often enough that no single read waits for long.

@@ -1,0 +1,122 @@
+//! `rivulet tls`: the TLS terminator before a server of plain HTTP.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use rivulet_terminator::{Certificate, Config, Files, Forwarded, Terminator, TimeLimits};
+
+use crate::process::{raise_descriptors, stop_on_signals, stopped, tell_ready};
+use crate::serve::metrics;
+
+/// Between two looks at whether the process is to end.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Ends TLS before a server of plain HTTP/1.1
+///
+/// Connections of TLS 1.3 have records that another replica can make again. Certificates, keys and ticket keys are read
+/// again when their files change.
+#[derive(Args, Debug)]
+pub struct TlsArgs {
+    /// Where clients connect; may be given several times
+    #[arg(long, value_name = "ADDRESS:PORT", required = true)]
+    pub listen: Vec<SocketAddr>,
+
+    /// Certificate and the intermediate ones (PEM); with several, clients choose by name (SNI), and the first is the default
+    #[arg(long = "certificate", value_name = "FILE", required = true)]
+    pub certificates: Vec<PathBuf>,
+
+    /// Private key of each --certificate, in their order (PEM, not encrypted)
+    #[arg(long = "key", value_name = "FILE", required = true)]
+    pub keys: Vec<PathBuf>,
+
+    /// The server of plain HTTP/1.1
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:80")]
+    pub server: SocketAddr,
+
+    /// How the server learns the client's address
+    #[arg(long, value_name = "HOW", value_enum, default_value = "x-forwarded")]
+    pub forwarded: ForwardedBy,
+
+    /// Keys of session tickets, one of 64 hexadecimal digits a line, the same at each replica: the first seals new tickets,
+    /// all open old ones. Without a file, only this process resumes its sessions
+    #[arg(long, value_name = "FILE")]
+    pub ticket_keys: Option<PathBuf>,
+
+    /// Connections at a time; more are closed at once
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub connections: u32,
+
+    /// Threads; without it as many as there are processors
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub workers: Option<u16>,
+
+    /// Serves counters in Prometheus's text format
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub metrics: Option<SocketAddr>,
+}
+
+/// A value of `--forwarded`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ForwardedBy {
+    /// The fields X-Forwarded-For, -Proto and -Host of each request
+    #[value(name = "x-forwarded")]
+    Fields,
+    /// The PROXY protocol, version 2
+    Proxy,
+}
+
+impl TlsArgs {
+    fn config(&self) -> anyhow::Result<Config> {
+        if self.certificates.len() != self.keys.len() {
+            bail!(
+                "{} --certificate and {} --key: give each certificate its key, in the same order",
+                self.certificates.len(),
+                self.keys.len()
+            );
+        }
+        let certificates = self.certificates.iter().zip(&self.keys);
+        let certificates =
+            certificates.map(|(chain, key)| Certificate { chain: chain.clone(), key: key.clone() }).collect();
+        let workers = self.workers.map(usize::from);
+        Ok(Config {
+            listen: self.listen.clone(),
+            server: self.server,
+            files: Files { certificates, ticket_keys: self.ticket_keys.clone() },
+            forwarded: match self.forwarded {
+                ForwardedBy::Fields => Forwarded::Fields,
+                ForwardedBy::Proxy => Forwarded::ProxyProtocol,
+            },
+            max_connections: self.connections as usize,
+            limits: TimeLimits::default(),
+            workers: workers.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, Into::into)),
+            observer: None,
+        })
+    }
+}
+
+/// Serves until a signal asks the process to end.
+///
+/// # Errors
+/// A file that cannot be used, an address where nothing can listen, or a thread that failed.
+pub fn run(args: &TlsArgs) -> anyhow::Result<()> {
+    stop_on_signals();
+    raise_descriptors();
+    let terminator = Terminator::start(args.config()?)?;
+    let counters = terminator.counters();
+    if let Some(address) = args.metrics {
+        metrics::listen_with(address, move || counters.page())
+            .with_context(|| format!("--metrics {address}"))?;
+    }
+    for address in terminator.addresses()? {
+        tracing::info!("HTTPS at {address}, HTTP of {}", args.server);
+    }
+    tell_ready();
+    while !stopped() && !terminator.has_failed() {
+        std::thread::sleep(LOOK);
+    }
+    terminator.stop()?;
+    Ok(())
+}

@@ -1,0 +1,347 @@
+//! One client's connection and its connection to the server: sockets, buffers, time limits. Nothing here blocks.
+
+use std::io::{self, ErrorKind};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use rustls::ServerConfig;
+
+use crate::buffer::{Input, Output};
+use crate::channel::Channel;
+use crate::counters::Counters;
+use crate::exchange::Progress;
+use crate::handshake::{Failure, Handshake};
+use crate::limits::TimeLimits;
+use crate::relay::{CLIENT_INPUT_BYTES, Context, Open};
+use crate::socket::Socket;
+
+/// Rounds of reading and writing before other connections have their turn.
+const ROUNDS: usize = 8;
+/// Bytes behind our `close_notify` that are read and thrown away: unread ones would make the kernel reset the connection,
+/// and the client lose the end of the response.
+const MAX_DISCARDED_BYTES: usize = 1 << 20;
+
+/// What a client of plain HTTP gets.
+const PLAIN_HTTP_REPLY: &[u8] =
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: 46\r\n\
+    Connection: close\r\n\r\n400 Bad Request: this port takes HTTPS alone.\n";
+
+/// What a turn came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// The connection waits for an event.
+    Wait,
+    /// It could go on at once.
+    Again,
+    /// It has ended.
+    Ended,
+}
+
+fn observe(context: &Context<'_>, client: &TcpStream, channel: &Channel) {
+    if let (Some(observer), Some(state)) = (context.observer, channel.state()) {
+        observer.observe(client, &state);
+    }
+}
+
+#[derive(Debug)]
+enum Stage {
+    Handshake(Handshake),
+    Open(Box<Open>),
+    /// The rest of the output goes to the client, then the client closes.
+    Closing {
+        is_shut: bool,
+        discarded: usize,
+    },
+}
+
+/// A client's connection.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) client: Socket,
+    peer: SocketAddr,
+    local: SocketAddr,
+    input: Input,
+    output: Output,
+    stage: Stage,
+    /// When the current wait began: of the handshake, a head, the end.
+    since: Instant,
+    /// When a byte last passed.
+    moved: Instant,
+    /// Bytes that the client moved since it is waited for.
+    client_bytes: u64,
+    /// When the client began to be waited for, with bytes to take or to send.
+    client_busy: Option<Instant>,
+}
+
+impl Connection {
+    pub(crate) fn new(
+        stream: TcpStream,
+        peer: SocketAddr,
+        config: &ServerConfig,
+        now: Instant,
+    ) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        let local = stream.local_addr()?;
+        let handshake = Handshake::new(config).map_err(io::Error::other)?;
+        Ok(Self {
+            client: Socket::new(stream),
+            peer,
+            local,
+            input: Input::new(CLIENT_INPUT_BYTES),
+            output: Output::default(),
+            stage: Stage::Handshake(handshake),
+            since: now,
+            moved: now,
+            client_bytes: 0,
+            client_busy: None,
+        })
+    }
+
+    pub(crate) fn stream(&self) -> &TcpStream {
+        &self.client.stream
+    }
+
+    pub(crate) fn server_socket(&mut self) -> Option<&mut Socket> {
+        match &mut self.stage {
+            Stage::Open(open) => open.server.as_mut().map(|server| &mut server.socket),
+            _ => None,
+        }
+    }
+
+    /// Moves what can be moved.
+    pub(crate) fn drive(&mut self, context: &Context<'_>, now: Instant) -> Turn {
+        for _ in 0..ROUNDS {
+            match self.round(context, now) {
+                Ok(true) => {}
+                Ok(false) => {
+                    self.rest();
+                    return Turn::Wait;
+                }
+                Err(error) => {
+                    tracing::debug!(%error, peer = %self.peer, "TLS connection");
+                    return Turn::Ended;
+                }
+            }
+        }
+        Turn::Again
+    }
+
+    /// Gives back the memory of empty buffers.
+    fn rest(&mut self) {
+        self.input.release();
+        self.output.release();
+        if let Stage::Open(open) = &mut self.stage {
+            open.to_server.release();
+            if open.data.is_empty() {
+                open.data = Vec::new();
+            }
+            if let Some(server) = &mut open.server {
+                server.input.release();
+            }
+        }
+    }
+
+    /// Returns whether anything changed; an error ends the connection.
+    fn round(&mut self, context: &Context<'_>, now: Instant) -> io::Result<bool> {
+        // A client that is gone is noticed also while nothing is read from it and nothing written to it.
+        if self.client.failed {
+            return Err(ErrorKind::ConnectionReset.into());
+        }
+        let written = self.client.write(&mut self.output)?;
+        let mut changed = self.count_client(written, now);
+        match &mut self.stage {
+            Stage::Handshake(_) => changed |= self.shake_hands(context, now)?,
+            Stage::Open(_) => changed |= self.exchange(context, now)?,
+            Stage::Closing { is_shut, discarded } => {
+                if self.output.is_empty() && !*is_shut {
+                    self.client.stream.shutdown(Shutdown::Write)?;
+                    *is_shut = true;
+                }
+                self.input.consume(self.input.len());
+                if let Some(count) = self.client.read(&mut self.input)? {
+                    *discarded += count;
+                    if count == 0 || *discarded > MAX_DISCARDED_BYTES {
+                        return Err(ErrorKind::ConnectionAborted.into());
+                    }
+                    changed = true;
+                }
+            }
+        }
+        Ok(changed)
+    }
+
+    fn count_client(&mut self, bytes: usize, now: Instant) -> bool {
+        if bytes > 0 {
+            self.moved = now;
+            self.client_bytes += bytes as u64;
+        }
+        bytes > 0
+    }
+
+    fn close(&mut self, now: Instant) {
+        self.stage = Stage::Closing { is_shut: false, discarded: 0 };
+        self.since = now;
+    }
+
+    fn shake_hands(&mut self, context: &Context<'_>, now: Instant) -> io::Result<bool> {
+        let read = self.client.read(&mut self.input)?;
+        let Stage::Handshake(handshake) = &mut self.stage else { return Ok(false) };
+        match handshake.advance(&mut self.input, self.output.bytes()) {
+            Ok(false) if read == Some(0) => Err(ErrorKind::UnexpectedEof.into()),
+            Ok(false) => Ok(read.is_some()),
+            Ok(true) => {
+                let resumed = handshake.is_resumed();
+                let Stage::Handshake(handshake) =
+                    std::mem::replace(&mut self.stage, Stage::Closing { is_shut: false, discarded: 0 })
+                else {
+                    return Ok(false);
+                };
+                let channel = handshake.into_channel().map_err(|_| ErrorKind::InvalidData)?;
+                context.counters.count_handshake(&channel, resumed);
+                observe(context, &self.client.stream, &channel);
+                self.stage = Stage::Open(Box::new(Open::new(channel, self.peer, context.forwarded)));
+                (self.since, self.moved) = (now, now);
+                Ok(true)
+            }
+            Err(failure) => {
+                context.counters.count_failure(failure);
+                match failure {
+                    Failure::PlainHttp => self.output.bytes().extend_from_slice(PLAIN_HTTP_REPLY),
+                    // rustls's alert is in the output.
+                    Failure::Refused => {}
+                    Failure::NotTls => return Err(ErrorKind::InvalidData.into()),
+                }
+                self.close(now);
+                Ok(true)
+            }
+        }
+    }
+
+    fn exchange(&mut self, context: &Context<'_>, now: Instant) -> io::Result<bool> {
+        let Stage::Open(open) = &mut self.stage else { return Ok(false) };
+        let was_empty = open.data.is_empty();
+        let mut client_bytes = 0;
+        let result = (|| -> io::Result<(bool, Progress)> {
+            let mut changed = false;
+            // Without a limit, a client could fill the memory by pipelining.
+            if !open.client_ended && open.exchange.wants_client(open.data.len()) {
+                let read = self.client.read(&mut self.input)?;
+                client_bytes = read.unwrap_or(0);
+                changed |= read.is_some();
+                let before = self.input.len();
+                match open.receive(&mut self.input, &mut self.output) {
+                    Ok(ended) => open.client_ended = ended,
+                    Err(broken) => {
+                        context.counters.count_broken();
+                        open.channel.send_alert(broken, self.output.bytes());
+                        return Ok((true, Progress::Abort));
+                    }
+                }
+                changed |= self.input.len() != before;
+                // The end of TCP without close_notify: no more comes, and what a cut request lacks is known by its length.
+                open.client_ended |= read == Some(0);
+            }
+            let step = open.step(context, &mut self.output, self.peer, self.local)?;
+            Ok((changed | step.0, step.1))
+        })();
+        // Before any byte of the response leaves.
+        if open.exchange.events.repeatable_responses > 0 {
+            observe(context, &self.client.stream, &open.channel);
+        }
+        open.count_events(context.counters);
+        let (mut changed, progress) = result?;
+        if changed {
+            self.moved = now;
+        }
+        if was_empty && !open.data.is_empty() {
+            self.since = now;
+        }
+        // The client is waited for while it has bytes to take, or a request has begun and not ended.
+        let is_waited_for = !self.output.is_empty() || open.exchange.awaits_request();
+        match (is_waited_for, self.client_busy) {
+            (true, None) => (self.client_busy, self.client_bytes) = (Some(now), 0),
+            (false, Some(_)) => self.client_busy = None,
+            _ => {}
+        }
+        match progress {
+            Progress::Open | Progress::Repeat => {}
+            Progress::Close => {
+                open.channel.close(self.output.bytes());
+                self.close(now);
+                changed = true;
+            }
+            Progress::Abort => {
+                // The client gets the sealed records and no close_notify, because its response is not whole.
+                self.close(now);
+                changed = true;
+            }
+        }
+        self.count_client(client_bytes, now);
+        Ok(changed)
+    }
+
+    /// Ends what took too long.
+    pub(crate) fn expire(&mut self, limits: &TimeLimits, now: Instant, counters: &Counters) -> Turn {
+        let waits = |since: Instant, limit: Duration| now.saturating_duration_since(since) > limit;
+        let is_slow = self.client_busy.is_some_and(|since| {
+            waits(since, limits.idle + Duration::from_secs(self.client_bytes / limits.least_rate))
+        });
+        let open = match &mut self.stage {
+            Stage::Handshake(_) => {
+                if !waits(self.since, limits.handshake) {
+                    return Turn::Wait;
+                }
+                counters.count_late_handshake();
+                return Turn::Ended;
+            }
+            Stage::Closing { .. } => {
+                return if waits(self.since, limits.linger) && waits(self.moved, limits.linger) {
+                    Turn::Ended
+                } else {
+                    Turn::Wait
+                };
+            }
+            Stage::Open(open) => open,
+        };
+        if open.exchange.is_idle() && self.output.is_empty() {
+            let is_late = if open.data.is_empty() {
+                waits(self.moved, limits.idle)
+            } else {
+                waits(self.since, limits.head)
+            };
+            if !is_late {
+                return Turn::Wait;
+            }
+            if !open.data.is_empty() {
+                open.exchange.replace_reply(408, &mut open.channel, &mut self.output);
+            }
+        } else {
+            let limit = if open.exchange.is_tunnel() { limits.tunnel } else { limits.idle };
+            if !waits(self.moved, limit) && (!is_slow || open.exchange.is_tunnel()) {
+                return Turn::Wait;
+            }
+            counters.count_late();
+            let is_server_late = open.exchange.awaits_head() && !open.exchange.awaits_request();
+            if !is_server_late {
+                return Turn::Ended;
+            }
+            open.exchange.replace_reply(504, &mut open.channel, &mut self.output);
+        }
+        open.channel.close(self.output.bytes());
+        self.close(now);
+        Turn::Again
+    }
+
+    /// Ends an idle connection, of a process that is about to end.
+    pub(crate) fn end_if_idle(&mut self, now: Instant) -> Turn {
+        match &mut self.stage {
+            Stage::Open(open) if open.exchange.is_idle() && self.output.is_empty() => {
+                open.channel.close(self.output.bytes());
+                self.close(now);
+                Turn::Again
+            }
+            _ => Turn::Wait,
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Certificates, keys and ticket keys: read from files, checked, and read again when a file has changed.
+
+use std::fmt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{ClientHello, NoServerSessionStorage, ProducesTickets, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use rustls::version::{TLS12, TLS13};
+use rustls::{ServerConfig, crypto};
+use webpki::EndEntityCert;
+use zeroize::Zeroizing;
+
+use crate::file_error::FileError;
+use crate::tickets::TicketKeys;
+
+/// A chain of certificates is far shorter.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// A certificate chain and its private key, as PEM files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Certificate {
+    /// The certificate, then the intermediate ones.
+    pub chain: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+}
+
+/// Inode, size and time of change of a file, if it is there.
+pub(crate) type Fingerprint = Option<(u64, u64, i64, i64)>;
+
+/// The files from which TLS is configured.
+#[derive(Clone, Debug, Default)]
+pub struct Files {
+    /// Chosen by the name that a client asks for (SNI). The first is for other names, and for clients that name none.
+    pub certificates: Vec<Certificate>,
+    /// Keys of session tickets, the same at each replica. Without a file they are this process's own.
+    pub ticket_keys: Option<PathBuf>,
+}
+
+impl Files {
+    /// Reads all files. `own_tickets` is used where there is no file of ticket keys.
+    pub(crate) fn load(&self, own_tickets: &Arc<dyn ProducesTickets>) -> Result<ServerConfig, FileError> {
+        let provider = Arc::new(crypto::ring::default_provider());
+        let mut entries = Vec::new();
+        for certificate in &self.certificates {
+            entries.push(certificate.load(&provider)?);
+        }
+        let ticketer = match &self.ticket_keys {
+            Some(path) => Arc::new(TicketKeys::read(path)?),
+            None => own_tickets.clone(),
+        };
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&TLS13, &TLS12])
+            .expect("ring has cipher suites of both versions")
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::new(Resolver(entries)));
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        config.ticketer = ticketer;
+        // All tickets fill one record, so that data begins at a known one.
+        config.send_tls13_tickets = 1;
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        // Data before Finished could be replayed.
+        config.max_early_data_size = 0;
+        Ok(config)
+    }
+
+    /// Changes when a file does.
+    pub(crate) fn fingerprint(&self) -> Vec<Fingerprint> {
+        let certificates = self.certificates.iter().flat_map(|c| [&c.chain, &c.key]);
+        certificates
+            .chain(&self.ticket_keys)
+            .map(|path| {
+                let meta = std::fs::metadata(path).ok()?;
+                Some((meta.ino(), meta.size(), meta.mtime(), meta.mtime_nsec()))
+            })
+            .collect()
+    }
+}
+
+/// A certificate and the names it holds for, in lower case.
+struct Entry {
+    names: Vec<String>,
+    key: Arc<CertifiedKey>,
+}
+
+impl Certificate {
+    fn load(&self, provider: &crypto::CryptoProvider) -> Result<Entry, FileError> {
+        let (in_chain, in_key) =
+            (|p: String| FileError::new(&self.chain, p), |p: String| FileError::new(&self.key, p));
+        let chain = read(&self.chain)?;
+        let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&chain)
+            .collect::<Result<_, _>>()
+            .map_err(|e| in_chain(format!("no PEM file of certificates: {e}")))?;
+        let first =
+            chain.first().ok_or_else(|| in_chain("it holds no BEGIN CERTIFICATE in PEM".to_owned()))?;
+        let leaf = EndEntityCert::try_from(first)
+            .map_err(|e| in_chain(format!("its first certificate cannot be read: {e}")))?;
+        let names: Vec<String> = leaf.valid_dns_names().map(str::to_ascii_lowercase).collect();
+        let key = rivulet_private_file::read(&self.key, MAX_FILE_BYTES).map_err(|e| in_key(e.to_string()))?;
+        let key = Zeroizing::new(key);
+        let key = PrivateKeyDer::from_pem_slice(&key).map_err(|e| match e {
+            rustls::pki_types::pem::Error::NoItemsFound => {
+                in_key("it holds no private key in PEM that is not encrypted".into())
+            }
+            e => in_key(format!("no PEM file of a private key: {e}")),
+        })?;
+        let key = CertifiedKey::from_der(chain, key, provider).map_err(|e| match e {
+            rustls::Error::InconsistentKeys(_) => {
+                in_key(format!("it is not the private key of {}", self.chain.display()))
+            }
+            e => in_key(format!("it cannot be used: {e}")),
+        })?;
+        Ok(Entry { names, key: Arc::new(key) })
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, FileError> {
+    use std::io::Read;
+    let error = |e: std::io::Error| FileError::new(path, e.to_string());
+    let mut bytes = Vec::new();
+    let file = std::fs::File::open(path).map_err(error)?;
+    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(error)?;
+    if bytes.len() as u64 > MAX_FILE_BYTES {
+        return Err(FileError::new(path, format!("it has more than {MAX_FILE_BYTES} bytes")));
+    }
+    Ok(bytes)
+}
+
+/// Chooses a certificate by the name that the client asks for.
+struct Resolver(Vec<Entry>);
+
+impl fmt::Debug for Resolver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|entry| &entry.names)).finish()
+    }
+}
+
+impl Resolver {
+    fn with_name(&self, name: &str) -> impl Iterator<Item = &Entry> {
+        self.0.iter().filter(move |entry| entry.names.iter().any(|n| n == name))
+    }
+}
+
+impl ResolvesServerCert for Resolver {
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        let schemes = hello.signature_schemes();
+        // A name may have a certificate of each kind of key.
+        let fits = |entry: &&Entry| entry.key.key.choose_scheme(schemes).is_some();
+        let named = hello.server_name().and_then(|name| {
+            let name = name.to_ascii_lowercase();
+            let wildcard = name.split_once('.').map(|(_, parent)| format!("*.{parent}"));
+            let by_wildcard = wildcard.as_deref().and_then(|name| self.with_name(name).find(fits));
+            self.with_name(&name).find(fits).or(by_wildcard)
+        });
+        let entry = named.or_else(|| self.0.iter().find(fits))?;
+        Some(entry.key.clone())
+    }
+}

@@ -1,0 +1,220 @@
+//! The TLS terminator: HTTPS from clients, plain HTTP/1.1 to one server, which need not know of it.
+//!
+//! The handshake is rustls's. Behind it, a connection of TLS 1.3 has records of our own, cut by the rule of
+//! [`rivulet_tls::Response`]: another replica that knows the connection's [`ConnectionState`] makes the same bytes again
+//! from any place on. TLS 1.2 is served by rustls alone.
+//!
+//! [`Terminator::start`] is the way in. `worker` has the threads, `connection` and `relay` the sockets of one connection,
+//! `handshake` its beginning, `channel` its records, `exchange` its HTTP, `files` and `tickets` the configuration.
+
+#![forbid(unsafe_code)]
+
+mod buffer;
+mod channel;
+mod connection;
+mod counters;
+mod exchange;
+mod file_error;
+mod files;
+mod handshake;
+mod head;
+mod limits;
+mod proxy_header;
+mod relay;
+mod shared;
+mod socket;
+mod state;
+mod tickets;
+mod worker;
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with, sockopt};
+use rustls::server::ProducesTickets;
+
+pub use counters::Counters;
+pub use file_error::FileError;
+pub use files::{Certificate, Files};
+pub use head::Forwarded;
+pub use limits::TimeLimits;
+pub use state::{ConnectionState, Direction, Observer, ResponsePlace};
+
+use shared::Shared;
+use worker::Worker;
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 1024;
+/// Between two looks at the files.
+const RELOAD: Duration = Duration::from_secs(1);
+
+/// What a terminator does.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Addresses for clients.
+    pub listen: Vec<SocketAddr>,
+    /// The server of plain HTTP.
+    pub server: SocketAddr,
+    /// Certificates and keys.
+    pub files: Files,
+    /// How the server learns the client's address.
+    pub forwarded: Forwarded,
+    /// Connections at a time.
+    pub max_connections: usize,
+    /// How long a connection may take.
+    pub limits: TimeLimits,
+    /// Threads.
+    pub workers: usize,
+    /// Gets the state of each connection of TLS 1.3.
+    pub observer: Option<Arc<dyn Observer>>,
+}
+
+/// A terminator cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A certificate, key or file of ticket keys.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// An address where nothing can listen.
+    #[error("cannot listen at {address}: {error}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The system's error.
+        error: io::Error,
+    },
+    /// Anything else.
+    #[error(transparent)]
+    System(#[from] io::Error),
+}
+
+/// A terminator that runs. It ends when it is dropped.
+pub struct Terminator {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<io::Result<()>>>,
+    reload: Option<JoinHandle<()>>,
+}
+
+impl Terminator {
+    /// Reads the files, listens, and starts the threads that serve.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn start(config: Config) -> Result<Self, StartError> {
+        let own_tickets = rustls::crypto::ring::Ticketer::new().map_err(io::Error::other)?;
+        let fingerprint = config.files.fingerprint();
+        let tls = config.files.load(&own_tickets)?;
+        let listeners = config
+            .listen
+            .iter()
+            .map(|&address| listen_at(address).map_err(|error| StartError::Listen { address, error }))
+            .collect::<Result<_, _>>()?;
+        let shared = Arc::new(Shared {
+            listeners,
+            server: config.server,
+            forwarded: config.forwarded,
+            max_connections: config.max_connections,
+            scarce_limits: config.limits.under_pressure(),
+            limits: config.limits,
+            config: RwLock::new(Arc::new(tls)),
+            counters: Arc::default(),
+            observer: config.observer,
+            stop: AtomicBool::new(false),
+        });
+        let mut terminator = Self { shared: shared.clone(), workers: Vec::new(), reload: None };
+        for n in 0..config.workers.max(1) {
+            let worker = Worker::new(shared.clone())?;
+            let thread = Builder::new().name(format!("tls-{n}")).spawn(move || worker.run())?;
+            terminator.workers.push(thread);
+        }
+        let files = config.files;
+        let reload = move || watch(&files, fingerprint, &own_tickets, &shared);
+        terminator.reload = Some(Builder::new().name("tls-files".into()).spawn(reload)?);
+        Ok(terminator)
+    }
+
+    /// The addresses where it listens.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
+        self.shared.listeners.iter().map(TcpListener::local_addr).collect()
+    }
+
+    /// Its counters.
+    #[must_use]
+    pub fn counters(&self) -> Arc<Counters> {
+        self.shared.counters.clone()
+    }
+
+    /// Whether a thread has ended before [`stop`](Self::stop).
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.workers.iter().any(JoinHandle::is_finished)
+    }
+
+    /// Accepts no more connections, ends idle ones, gives requests ten seconds, and returns when all have ended.
+    ///
+    /// # Errors
+    /// Why a thread ended.
+    pub fn stop(mut self) -> io::Result<()> {
+        self.end()
+    }
+
+    fn end(&mut self) -> io::Result<()> {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if let Some(reload) = self.reload.take() {
+            reload.thread().unpark();
+            let _ = reload.join();
+        }
+        let results = self.workers.drain(..).map(|worker| {
+            worker.join().unwrap_or_else(|_| Err(io::Error::other("a worker of the terminator panicked")))
+        });
+        results.collect::<Vec<_>>().into_iter().collect()
+    }
+}
+
+impl Drop for Terminator {
+    fn drop(&mut self) {
+        let _ = self.end();
+    }
+}
+
+fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = socket_with(family, SocketType::STREAM, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    bind(&socket, &address)?;
+    listen(&socket, BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Reads the files again when one has changed. Files with an error change nothing: the old ones stay in use.
+fn watch(
+    files: &Files,
+    mut fingerprint: Vec<files::Fingerprint>,
+    own_tickets: &Arc<dyn ProducesTickets>,
+    shared: &Shared,
+) {
+    while !shared.stop.load(Ordering::Relaxed) {
+        std::thread::park_timeout(RELOAD);
+        let now = files.fingerprint();
+        if now == fingerprint {
+            continue;
+        }
+        // Taken before the files are read: a change in the meantime is seen at the next look.
+        fingerprint = now;
+        match files.load(own_tickets) {
+            Ok(config) => {
+                *shared.config.write() = Arc::new(config);
+                tracing::info!("certificates and keys were read again");
+            }
+            Err(error) => tracing::warn!("the certificates and keys of before stay in use: {error}"),
+        }
+    }
+}

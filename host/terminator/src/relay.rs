@@ -1,0 +1,205 @@
+//! A client's connection behind its handshake and the connection to the server: bytes between the sockets and the exchange.
+
+use std::io;
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+
+use rustix::event::epoll::{self, EventData};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
+
+use crate::buffer::{Input, Output};
+use crate::channel::{Broken, Channel, Received};
+use crate::counters::Counters;
+use crate::exchange::{Exchange, MAX_OUTPUT_BYTES, Progress};
+use crate::head::Forwarded;
+use crate::proxy_header::proxy_header;
+use crate::socket::{EVENTS, Socket};
+use crate::state::Observer;
+
+/// Bytes that are read from the client at a time. Any record fits.
+pub(crate) const CLIENT_INPUT_BYTES: usize = 32 << 10;
+/// Bytes that are read from the server at a time.
+const SERVER_INPUT_BYTES: usize = 64 << 10;
+
+/// What a connection needs of its worker.
+pub(crate) struct Context<'a> {
+    pub(crate) epoll: &'a OwnedFd,
+    /// Event data of the server's socket.
+    pub(crate) server_token: u64,
+    pub(crate) server: SocketAddr,
+    pub(crate) forwarded: Forwarded,
+    pub(crate) counters: &'a Counters,
+    pub(crate) observer: Option<&'a dyn Observer>,
+}
+
+/// How the server ended its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ServerEnd {
+    Closed,
+    Failed,
+}
+
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) socket: Socket,
+    pub(crate) input: Input,
+    end: Option<ServerEnd>,
+    /// A response came on it before.
+    is_reused: bool,
+    /// Our direction has ended.
+    is_shut: bool,
+}
+
+/// A client's connection after its handshake, and the server's connection for it.
+#[derive(Debug)]
+pub(crate) struct Open {
+    pub(crate) channel: Channel,
+    pub(crate) exchange: Exchange,
+    /// Of the client, opened and not consumed yet.
+    pub(crate) data: Vec<u8>,
+    /// The client sends no more.
+    pub(crate) client_ended: bool,
+    pub(crate) to_server: Output,
+    pub(crate) server: Option<Server>,
+}
+
+impl Open {
+    pub(crate) fn new(channel: Channel, peer: SocketAddr, forwarded: Forwarded) -> Self {
+        Self {
+            channel,
+            exchange: Exchange::new(peer, forwarded),
+            data: Vec::new(),
+            client_ended: false,
+            to_server: Output::default(),
+            server: None,
+        }
+    }
+
+    /// Opens the client's records. Returns true if it sends no more.
+    pub(crate) fn receive(&mut self, input: &mut Input, output: &mut Output) -> Result<bool, Broken> {
+        let limit = self.data.len() + CLIENT_INPUT_BYTES;
+        Ok(self.channel.receive(input, &mut self.data, limit, output.bytes())? == Received::Closed)
+    }
+
+    /// Requests to the server, responses from it. Returns whether anything changed.
+    pub(crate) fn step(
+        &mut self,
+        context: &Context<'_>,
+        output: &mut Output,
+        peer: SocketAddr,
+        local: SocketAddr,
+    ) -> io::Result<(bool, Progress)> {
+        let mut changed = false;
+        // Between two requests the server sends nothing. Bytes would become the response to the next request.
+        if self.exchange.is_idle()
+            && !self.data.is_empty()
+            && let Some(server) = &mut self.server
+        {
+            server.socket.readable = true;
+            match server.socket.read(&mut server.input) {
+                Ok(None) => {}
+                Ok(Some(1..)) => return Ok((true, Progress::Abort)),
+                Ok(Some(0)) | Err(_) => self.server = None,
+            }
+        }
+        let before = self.data.len();
+        if let Err(status) = self.exchange.take_request(&mut self.data, &mut self.to_server) {
+            self.exchange.events.refused_requests += 1;
+            return Ok((true, self.exchange.replace_reply(status, &mut self.channel, output)));
+        }
+        changed |= self.data.len() != before;
+        if self.client_ended && !self.exchange.is_tunnel() {
+            if self.exchange.is_idle() {
+                return Ok((true, Progress::Close));
+            }
+            if self.exchange.awaits_request() && self.data.is_empty() {
+                return Ok((true, Progress::Abort));
+            }
+        }
+        if self.exchange.needs_server() && self.server.is_none() {
+            match self.connect(context, peer, local) {
+                Ok(server) => self.server = Some(server),
+                Err(error) => {
+                    tracing::warn!(%error, server = %context.server, "the server cannot be reached");
+                    self.exchange.events.bad_responses += 1;
+                    return Ok((true, self.exchange.replace_reply(502, &mut self.channel, output)));
+                }
+            }
+            changed = true;
+        }
+        let Some(server) = &mut self.server else { return Ok((changed, Progress::Open)) };
+        match server.socket.write(&mut self.to_server) {
+            Ok(count) => changed |= count > 0,
+            // What it sent before is still read: it may be the reason.
+            Err(_) => {
+                self.to_server = Output::default();
+                server.socket.writable = false;
+                server.socket.readable = true;
+                changed = true;
+            }
+        }
+        if self.client_ended && self.exchange.is_tunnel() && self.to_server.is_empty() && !server.is_shut {
+            server.is_shut = true;
+            let _ = server.socket.stream.shutdown(Shutdown::Write);
+        }
+        if server.end.is_none() && output.len() < MAX_OUTPUT_BYTES {
+            match server.socket.read(&mut server.input) {
+                Ok(None) => {}
+                Ok(Some(0)) => server.end = Some(ServerEnd::Closed),
+                Ok(Some(_)) => changed = true,
+                Err(_) => server.end = Some(ServerEnd::Failed),
+            }
+            changed |= server.end.is_some();
+        }
+        let (before, sealed) = (server.input.len(), output.len());
+        let mut progress = self.exchange.take_reply(&mut server.input, &mut self.channel, output);
+        changed |= server.input.len() != before || output.len() != sealed;
+        server.is_reused |= self.exchange.is_idle();
+        let Some(end) = server.end else { return Ok((changed, progress)) };
+        if progress == Progress::Open && output.len() < MAX_OUTPUT_BYTES {
+            progress = match end {
+                // A reset in the middle is no end.
+                ServerEnd::Failed if !self.exchange.awaits_head() && self.exchange.needs_server() => {
+                    Progress::Abort
+                }
+                _ => self.exchange.end_of_server(server.is_reused, &server.input, &mut self.channel, output),
+            };
+            self.server = None;
+            self.to_server = Output::default();
+            if progress == Progress::Repeat {
+                self.exchange.repeat_request(&mut self.to_server);
+            }
+            changed = true;
+        }
+        Ok((changed, progress))
+    }
+
+    /// A connection to the server, which may not be established yet.
+    fn connect(&mut self, context: &Context<'_>, peer: SocketAddr, local: SocketAddr) -> io::Result<Server> {
+        let family = if context.server.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+        match connect(&socket, &context.server) {
+            Ok(()) | Err(rustix::io::Errno::INPROGRESS) => {}
+            Err(e) => return Err(e.into()),
+        }
+        let stream = TcpStream::from(socket);
+        stream.set_nodelay(true)?;
+        epoll::add(context.epoll, &stream, EventData::new_u64(context.server_token), EVENTS)?;
+        if context.forwarded == Forwarded::ProxyProtocol {
+            let bytes = self.to_server.bytes();
+            bytes.splice(0..0, proxy_header(peer, local));
+        }
+        Ok(Server {
+            socket: Socket::new(stream),
+            input: Input::new(SERVER_INPUT_BYTES),
+            end: None,
+            is_reused: false,
+            is_shut: false,
+        })
+    }
+
+    pub(crate) fn count_events(&mut self, counters: &Counters) {
+        counters.add(&std::mem::take(&mut self.exchange.events));
+    }
+}
