@@ -55,7 +55,8 @@ class P4Switch(Switch):  # type: ignore[misc]
     """A P4 switch in its own namespace, with P4Runtime on a Unix socket.
 
     `binary`: embedded, bmv2, or a path that takes their flags. `program` and `p4info`: compiled program that it starts
-    with; without one a controller sends the program. `pcap`: write a file for each interface. `trace`: log each packet.
+    with; without one a controller sends the program. `pcap`: write a file for each interface, into `pcap_dir`. `trace`:
+    log each packet. `device_id`, `cpu_port` and `priority_queues` are the switch's own flags.
     """
 
     def __init__(
@@ -66,6 +67,10 @@ class P4Switch(Switch):  # type: ignore[misc]
         p4info: str = "",
         pcap: bool = False,
         trace: bool = False,
+        pcap_dir: str = "",
+        device_id: int = 1,
+        cpu_port: int | None = switches.CPU_PORT,
+        priority_queues: int | None = None,
         **params: Any,
     ) -> None:
         for path in filter(None, (program, p4info)):
@@ -75,7 +80,8 @@ class P4Switch(Switch):  # type: ignore[misc]
         self.path = binary if binary not in switches.SWITCHES else switches.program(binary)
         if not os.access(self.path, os.X_OK):
             raise RackError(f"{self.path} is not a program: binary= takes embedded, bmv2 or a path")
-        self.pcap, self.trace = pcap, trace
+        self.pcap, self.trace = Path(pcap_dir or LAB.folder / "pcap") if pcap else None, trace
+        self.device_id, self.cpu_port, self.priority_queues = device_id, cpu_port, priority_queues
         self.process: Process | None = None
         super().__init__(name, **{**params, "inNamespace": True})
 
@@ -93,13 +99,21 @@ class P4Switch(Switch):  # type: ignore[misc]
             space.turn_offloads_off(device)
             space.ip(f"link set {device} promisc on up")
         flags = ["--log-console", "-L", "trace" if self.trace else "info"]
-        if self.pcap:
-            (LAB.folder / "pcap").mkdir(parents=True, exist_ok=True)
-            flags.append(f"--pcap={LAB.folder / 'pcap'}")
+        if self.pcap is not None:
+            self.pcap.mkdir(parents=True, exist_ok=True)
+            flags.append(f"--pcap={self.pcap}")
         if self.p4info and self.kind == "embedded":
             flags += ["--p4info", self.p4info]
         command = switches.command(
-            self.kind, ports, f"unix:{self.socket}", flags=flags, path=self.path, json_file=self.program
+            self.kind,
+            ports,
+            f"unix:{self.socket}",
+            device_id=self.device_id,
+            flags=flags,
+            path=self.path,
+            json_file=self.program,
+            cpu_port=self.cpu_port,
+            priority_queues=self.priority_queues,
         )
         self.process = LAB.start(self.name, command, space)
         LAB.until(self.socket.exists, f"{self.name} opens its P4Runtime socket", 60.0, self.process)

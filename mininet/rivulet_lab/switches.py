@@ -43,12 +43,17 @@ def command(
     flags: Sequence[str] = (),
     path: str = "",
     json_file: str = "",
+    cpu_port: int | None = CPU_PORT,
+    priority_queues: int | None = None,
 ) -> list[str]:
     """Runs a switch with an interface for each port, and P4Runtime at `grpc` (HOST:PORT or unix:PATH).
 
-    `json_file`: compiled program that it starts with; without one it waits for a controller to send one.
+    `json_file`: compiled program that it starts with; without one it waits for a controller to send one. `cpu_port`:
+    port of packets to and from controllers (None: there is none).
     """
     interfaces = [word for port, device in ports.items() for word in ("-i", f"{port}@{device}")]
-    target = ["--cpu-port", str(CPU_PORT), "--drop-port", str(DROP_PORT), "--grpc-server-addr", grpc]
+    target = ["--drop-port", str(DROP_PORT), "--grpc-server-addr", grpc]
+    target += ["--cpu-port", str(cpu_port)] if cpu_port is not None else []
+    target += ["--priority-queues", str(priority_queues)] if priority_queues is not None else []
     start = ["--device-id", str(device_id), *flags, *interfaces, json_file or "--no-p4"]
     return [path or program(switch), *start, "--", *target]

@@ -55,14 +55,18 @@ def stripped(value: Any) -> Any:
     return value
 
 
-def compile_into(folder: Path) -> None:
-    """Runs p4c with relative paths and writes both outputs, without what depends on the machine."""
-    p4info = folder / OUTPUTS[1]
+def compile_program(program: Path, code: Path, p4info: Path) -> None:
+    """Runs p4c in the program's folder and writes both outputs, without what depends on the machine."""
     with tempfile.TemporaryDirectory() as scratch:
         command = ["p4c", "--Werror", "--target", "bmv2", "--arch", "v1model", "--p4runtime-files", str(p4info)]
-        subprocess.run([*command, "-o", scratch, PROGRAM], check=True, cwd=P4SRC)
-        raw = json.loads((Path(scratch) / "rivulet.json").read_text())
-    (folder / OUTPUTS[0]).write_text(json.dumps(stripped(raw), separators=(",", ":")) + "\n")
+        subprocess.run([*command, "-o", scratch, program.name], check=True, cwd=program.parent)
+        raw = json.loads((Path(scratch) / f"{program.stem}.json").read_text())
+    code.write_text(json.dumps(stripped(raw), separators=(",", ":")) + "\n")
+
+
+def compile_into(folder: Path) -> None:
+    """Compiles the ToR program into a folder."""
+    compile_program(P4SRC / PROGRAM, folder / OUTPUTS[0], folder / OUTPUTS[1])
 
 
 def build() -> None:

@@ -1,4 +1,4 @@
-//! The client's records after the handshake: their length, their opening, and what is in them.
+//! The client's records after the handshake: their lengths, how they are opened, and their content.
 
 use crate::{
     ContentType, Error, RecordKey, TrafficSecret,

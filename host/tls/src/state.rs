@@ -1,4 +1,4 @@
-//! What another replica needs to go on with a TLS connection, and how it is stored.
+//! What another replica needs to continue a TLS connection, and how it is stored.
 //!
 //! A [`State`] has the [record](rivulet_trods::Record) that TRODS stores for a plain HTTP connection, in numbers of
 //! plaintext, and for each direction where in TCP and in TLS that plaintext lies. The stored form is encrypted and
@@ -54,7 +54,7 @@ impl Position {
     }
 }
 
-/// Everything that another replica needs to go on with a connection.
+/// Everything that another replica needs to continue a connection.
 ///
 /// `{:?}` shows neither secrets nor what client and server sent.
 #[derive(Clone)]
@@ -160,7 +160,7 @@ impl State {
     /// None without keys.
     ///
     /// The associated data is the place, and each service and epoch has its own key, so the bytes are valid at this place
-    /// of this service alone. Flow and version are part of what is sealed.
+    /// of this service alone. Flow and version are sealed too.
     #[must_use]
     pub fn seal(&self, keys: &RecordKeys, place: &str) -> Option<Vec<u8>> {
         keys.seal(place, &self.encode())
@@ -168,7 +168,7 @@ impl State {
 
     /// Opens what [`seal`](Self::seal) made for this place.
     ///
-    /// An attacker who can write to the store can put back an older state of the same place. The caller must compare
+    /// An attacker with write access to the store can put back an older state of the same place. The caller must compare
     /// [`Record::age`] with those it knows.
     ///
     /// # Errors

@@ -93,7 +93,7 @@ impl<'a> BitReader<'a> {
         Bit { byte: byte as u32, bit: (8 - self.count % 8) as u8 % 8 }
     }
 
-    /// Drops what is left before the next marker; the marker's offset, that of its first 0xFF, and its number.
+    /// Drops the bits before the next marker; the marker's offset, that of its first 0xFF, and its number.
     /// `None`: the data ends without one.
     pub fn marker(&mut self) -> Option<(usize, u8)> {
         self.count = 0;
@@ -136,7 +136,7 @@ impl Partial {
     }
 }
 
-/// A window of a long output: what is written outside of it is counted and dropped.
+/// A window of a long output: bytes written outside of it are counted and dropped.
 pub(crate) struct Window<'a> {
     /// Offset of the next byte that is written.
     pub at: u64,
@@ -145,7 +145,7 @@ pub(crate) struct Window<'a> {
 }
 
 impl<'a> Window<'a> {
-    /// Keeps what is written from offset `from` on, as much as fits into `out`.
+    /// Keeps the bytes from offset `from` on, as many as fit into `out`.
     pub fn new(from: u64, out: &'a mut [u8]) -> Window<'a> {
         Window { at: 0, from, out }
     }

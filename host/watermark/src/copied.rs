@@ -2,14 +2,14 @@
 //!
 //! Shifted bits make other bytes, of which 0xFF is followed by a zero. How many bytes a part takes after the shift
 //! depends on the alignment alone, so [`Copied`] counts the bytes of ones at all eight: then a place in the output is
-//! found without reading what lies before it.
+//! found without reading the file before it.
 
 use crate::bits::{Bit, BitWriter, Partial, Window};
 
 /// Distance of places to start from, bytes of the file. A packet from the middle reads half of it in vain, and an
 /// index has 48 bytes for each.
 const DISTANCE: u32 = 4096;
-/// Bytes that are asked for at a time.
+/// Bytes per read.
 const BLOCK: usize = 1024;
 
 /// Where a copy can start.
@@ -20,7 +20,7 @@ struct Start {
     count: Count,
 }
 
-/// What is known of some bits.
+/// What a reader knows of some bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Count {
     bits: u32,
@@ -104,12 +104,12 @@ impl Copied {
         Partial { bits: ((shifted | u16::from(count.last)) & ((1 << left) - 1)) as u8, count: left }
     }
 
-    /// The whole bytes that all of it makes behind `before`, and what is left.
+    /// The whole bytes that `before` and these bits make, and the bits left over.
     pub fn output(&self, before: Partial) -> (u64, Partial) {
         (self.length(before, &self.all), Copied::rest(before, &self.all))
     }
 
-    /// Writes it behind `before`, and returns what is left. `read` gives bytes of the file.
+    /// Writes it behind `before`, and returns the bits left over. `read` gives bytes of the file.
     pub fn write<E>(
         &self,
         before: Partial,

@@ -14,7 +14,7 @@ pub(crate) struct Component {
     pub ac: usize,
 }
 
-/// What the headers say.
+/// The content of the headers.
 #[derive(Clone, Debug)]
 pub(crate) struct Header {
     pub width: u16,

@@ -11,7 +11,7 @@
 //!   marked. It takes tens of bytes and fits into a user continuation, so any replica with the same file makes the same
 //!   bytes.
 //!
-//! Nothing here reads files or allocates in proportion to what is read: [`Picture::read`] asks its caller for the bytes
+//! Nothing here reads files or allocates in proportion to its input: [`Picture::read`] asks its caller for the bytes
 //! of the original that it needs.
 //!
 //! No crate gives both the Huffman tables and the place of each code: `zune-jpeg` and `jpeg-decoder` give pixels,

@@ -179,7 +179,7 @@ impl Picture {
         Ok(writer.partial())
     }
 
-    /// The bits before a stretch that fill no byte; `rest` is what is left of what was copied before it.
+    /// The bits before a stretch that fill no byte; `rest` holds the bits left over from the copy before it.
     fn before(&self, index: usize, stretch: &Stretch, rest: Partial) -> Partial {
         let is_joined = index.checked_sub(1).is_some_and(|index| self.gaps[index].marker.is_none());
         if is_joined {

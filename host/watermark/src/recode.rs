@@ -10,7 +10,7 @@ const STEPS: i32 = 40;
 /// DC coefficients that baseline can have.
 pub(crate) const DC_RANGE: std::ops::RangeInclusive<i32> = -1024..=1023;
 
-/// What is needed to read and write MCUs.
+/// The tables for reading and writing MCUs.
 #[derive(Clone, Debug)]
 pub(crate) struct Coder {
     pub components: Vec<Component>,
@@ -24,7 +24,7 @@ pub(crate) struct Coder {
     pub layout: Layout,
 }
 
-/// MCUs of one row that letters can cover, and those behind them whose DC differences follow.
+/// MCUs of one row that letters can cover, and the MCUs behind them, which have DC differences that follow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Stretch {
     pub first: u32,

@@ -9,12 +9,12 @@
 //! timeout, and the client's acknowledgement reaches the replica that the ToR chooses then
 //! (`docs/plain.md`, "Large answers").
 
+mod acknowledgement;
 mod allowance;
 mod board;
 mod clock;
 mod due;
 mod entry;
-mod heard;
 mod others;
 mod packet;
 mod places;
@@ -32,10 +32,10 @@ use crate::decision::{ACK, FIN_ACK};
 use crate::segment::{Header, Options, Segment, Stamps};
 use crate::small::Site;
 use crate::verdict::{Asked, Reason};
+use acknowledgement::Acknowledgement;
 use allowance::Allowance;
 use due::Due;
 use entry::{Entry, WITHHELD, header_of, sacked};
-use heard::Heard;
 use others::Others;
 use places::{NEVER, Places};
 use recognition::answer;
@@ -168,7 +168,7 @@ impl<W: Copy> Downloads<W> {
             && entry.header.seq == header.ack
             && entry.of.object == asked.object
         {
-            entry.sender.hear(&Heard { nudge: true, ..Heard::first(&[], window) }, now);
+            entry.sender.hear(&Acknowledgement { nudge: true, ..Acknowledgement::first(&[], window) }, now);
             self.touched(n, now);
             return;
         }
@@ -236,7 +236,8 @@ impl<W: Copy> Downloads<W> {
         let (told, window) = (window_of(stamp.window), stamp.of.scale.window(header.window));
         let nudge = segment.has_data_or_fin();
         let repair = stamp.repair;
-        let heard = Heard { at, beyond: &beyond, twice, repair, window, told, nudge, cell, near, full };
+        let heard =
+            Acknowledgement { at, beyond: &beyond, twice, repair, window, told, nudge, cell, near, full };
         let base = header.ack.wrapping_sub(at);
         let known = known.filter(|n| {
             self.places.get(*n).is_some_and(|entry| entry.of == stamp.of && entry.header.seq == base)
@@ -330,7 +331,7 @@ impl<W: Copy> Downloads<W> {
         }
         let (beyond, twice) = sacked(header, 0, entry.length);
         let window = entry.of.scale.window(header.window);
-        entry.sender.hear(&Heard { twice, ..Heard::first(&beyond, window) }, now);
+        entry.sender.hear(&Acknowledgement { twice, ..Acknowledgement::first(&beyond, window) }, now);
         entry.unanswered = 0;
         self.touched(n, now);
         None

@@ -8,9 +8,9 @@
 mod transmit;
 
 use crate::codec::Class;
+use crate::large::acknowledgement::Acknowledgement;
 use crate::large::board::Board;
 use crate::large::clock::{Clock, Time};
-use crate::large::heard::Heard;
 use crate::large::stamp::{CELL, CELLS};
 use crate::large::window::Window;
 
@@ -130,7 +130,7 @@ impl Sender {
     }
 
     /// A sender for an answer that other replicas began, from an acknowledgement.
-    pub(crate) fn resume(class: Class, length: u32, heard: &Heard<'_>, now: Time) -> Sender {
+    pub(crate) fn resume(class: Class, length: u32, heard: &Acknowledgement<'_>, now: Time) -> Sender {
         let told = heard.told.min(MAX_TOLD_SEGMENTS * class.segment());
         let mut sender = Sender::new(class, length, Window::from_stamp(class.segment(), told));
         (sender.una, sender.edge) = (heard.at, heard.at.saturating_add(heard.window));
@@ -176,7 +176,7 @@ impl Sender {
 
     /// Raises the credit by what an acknowledgement shows that is next to the cell of its timestamp and brings news: a part of a window where
     /// full segments end, all behind what this sender sent, in another cell than the first. `acked`: bytes that it acknowledges anew.
-    fn trust(&mut self, heard: &Heard<'_>, acked: u32, news: bool) {
+    fn trust(&mut self, heard: &Acknowledgement<'_>, acked: u32, news: bool) {
         if !heard.near || self.credit == u32::MAX {
             return;
         }
@@ -240,7 +240,7 @@ impl Sender {
     /// Takes in an acknowledgement. Returns the newly acknowledged bytes that were sent here, by
     /// timestamps that fit them: a client that acknowledges data that it did not get has to guess
     /// one for each cell.
-    pub(crate) fn hear(&mut self, heard: &Heard<'_>, now: Time) -> u32 {
+    pub(crate) fn hear(&mut self, heard: &Acknowledgement<'_>, now: Time) -> u32 {
         let at = heard.at;
         if at > self.end {
             return 0;
@@ -311,7 +311,7 @@ impl Sender {
     /// An answered probe shows which earlier data is lost. A duplicate SACK is an answer. An
     /// acknowledgement that the probe alone can explain may be one, if nothing follows. A higher
     /// one comes from late data, as after a pause of the machine.
-    fn answered(&mut self, heard: &Heard<'_>, advanced: bool, now: Time) {
+    fn answered(&mut self, heard: &Acknowledgement<'_>, advanced: bool, now: Time) {
         let Some(probe) = self.probe else { return };
         let is_twice = heard.twice.is_some_and(|(from, to)| from <= probe.from && probe.from < to);
         if is_twice {

@@ -4,7 +4,7 @@
 //! slot 8 | kind 2 | window 6 | all 1 | object 10, encrypted | check 2 | scale 3
 //! ```
 //!
-//! The slot is the position of the segment's first octet in cells of 64 kB, so that values grow along a connection (PAWS), also
+//! The slot is the position of the segment's first byte in cells of 64 kB, so that values grow along a connection (PAWS), also
 //! in segments that are sent again: within a cell *repair* (2) stands above *steady* (1). The client echoes the value of the
 //! segment that reached its last acknowledgement (RFC 7323 section 4.3): position, object and window of some round trip
 //! ago, to any replica.

@@ -1,4 +1,4 @@
-//! The stored form of a connection: it survives encoding, and nothing else is taken for one.
+//! The stored form of a connection: decoding gives back what was encoded and refuses other bytes.
 
 use proptest::prelude::*;
 use rivulet_tls::{
@@ -24,7 +24,7 @@ fn keys(service: u16) -> RecordKeys {
     RecordKeys::new(service, 1, &[(1, [7; 16])])
 }
 
-/// A connection behind its handshake, whose next bytes have these TCP numbers, on which these responses were sent.
+/// A connection after its handshake with these responses; its next bytes in both directions have this TCP number.
 pub fn state(suite: CipherSuite, sequence: u32, responses: Vec<record::Response>) -> State {
     let secret = |byte| TrafficSecret::new(suite, &vec![byte; suite.secret_bytes()]).unwrap();
     let handshake = Handshake {
@@ -178,7 +178,7 @@ fn sealed_state_opens_for_its_flow_alone() {
     refused(State::open_flow(&keys(5), &Tuple { client: service, service: client }, &sealed));
     refused(State::open(&keys(5), "3-5.1.7.12", &sealed));
     refused(State::open(&keys(6), &place, &sealed));
-    // One who has the keys, and put it at the wrong place.
+    // Sealed with the right keys, but stored at the wrong place.
     let sealed = state.seal(&keys(5), &flow_place(&other)).unwrap();
     let opened = State::open_flow(&keys(5), &other, &sealed);
     assert_eq!(opened.map(drop), Err(StateError::Field("another flow")));

@@ -10,7 +10,7 @@ pub struct Recipe {
     /// Sampling factors of each component.
     pub factors: Vec<(u8, u8)>,
     pub interval: u16,
-    /// Each component has a scan of its own.
+    /// Each component has its own scan.
     pub is_split: bool,
     /// Highest size of a DC difference that has a code.
     pub categories: u8,

@@ -2,7 +2,7 @@
 
 /// The contents of an acknowledgement.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Heard<'a> {
+pub(crate) struct Acknowledgement<'a> {
     /// Bytes of the answer that the client has in order; FIN counts as one.
     pub(crate) at: u32,
     /// What it has beyond.
@@ -25,10 +25,10 @@ pub(crate) struct Heard<'a> {
     pub(crate) full: bool,
 }
 
-impl<'a> Heard<'a> {
+impl<'a> Acknowledgement<'a> {
     /// Of a client that lacks the answer's beginning.
-    pub(crate) fn first(beyond: &'a [(u32, u32)], window: u32) -> Heard<'a> {
+    pub(crate) fn first(beyond: &'a [(u32, u32)], window: u32) -> Acknowledgement<'a> {
         let (twice, repair, nudge, near, full) = (None, false, false, false, false);
-        Heard { at: 0, beyond, twice, repair, window, told: 0, nudge, cell: 0, near, full }
+        Acknowledgement { at: 0, beyond, twice, repair, window, told: 0, nudge, cell: 0, near, full }
     }
 }
