@@ -6,37 +6,37 @@ use crate::flow::Reason;
 /// value must fit into 32 bits.
 const MAX_DIGITS: u8 = 16;
 
-/// Where in a chunked body a reader is.
+/// Position of a reader in a chunked body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chunked {
-    /// In the size of a chunk, of which so many digits were there.
+    /// In the size of a chunk.
     Size {
-        /// Their number.
+        /// Digits of the size that were read.
         digits: u8,
         /// Their value.
         size: u32,
     },
-    /// Behind it, before an extension or the end of the line.
+    /// After the size, before an extension or the end of the line.
     Behind(u32),
-    /// In an extension.
+    /// In a chunk extension.
     Extension(u32),
     /// One more byte ends the line.
     SizeEnd(u32),
     /// Bytes left of a chunk, at least one.
     Data(u32),
-    /// Behind a chunk.
+    /// After the data of a chunk, before its CR.
     DataReturn,
-    /// One byte more.
+    /// Before the LF that ends the chunk.
     DataEnd,
-    /// Before a line of trailers, or the last line, which is empty.
+    /// Before a trailer field, or the empty line that ends the body.
     Trailer,
-    /// In such a line.
+    /// In a trailer field.
     Field,
     /// One more byte ends the line.
     FieldEnd,
     /// The body is.
     LastEnd,
-    /// Behind the body.
+    /// After the body.
     Over,
 }
 

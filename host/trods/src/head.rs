@@ -48,7 +48,7 @@ pub enum Framing {
     Length(u64),
     /// Chunked coding.
     Chunked,
-    /// With the connection.
+    /// The body ends when the server closes the connection.
     Close,
 }
 
@@ -74,11 +74,11 @@ pub struct ResponseHead<'a> {
     pub length: usize,
     /// The status code, 200 or above.
     pub status: u16,
-    /// Where its body ends.
+    /// How the end of the body is marked.
     pub framing: Framing,
     /// The object and part that the body is, if known.
     pub object: Option<Object<'a>>,
-    /// It lists the inputs from which it was generated ([`INPUTS`]).
+    /// Whether the head lists the inputs from which the response was generated ([`INPUTS`]).
     pub inputs: bool,
     /// The server closes behind it.
     pub close: bool,
@@ -263,7 +263,7 @@ const VERSION: &[u8] = b"HTTP/1.";
 /// The lines of a head that has begun, without their ends.
 struct Lines<'a> {
     octets: &'a [u8],
-    /// Behind the last line that was read.
+    /// Offset after the last line that was read.
     at: usize,
     /// Fields so far.
     fields: usize,

@@ -86,7 +86,7 @@ impl Term {
         (self.known != self.absences).then_some(self.absences)
     }
 
-    /// Whether it was among those that take plain TCP when last heard of.
+    /// Whether this replica took plain TCP according to the ToR's latest answer.
     #[must_use]
     pub fn is_taking(&self) -> bool {
         self.taking
@@ -97,7 +97,7 @@ impl Term {
         self.known = self.known.max(absence);
     }
 
-    /// What the programs are to hold to.
+    /// The lease for the BPF programs.
     #[must_use]
     pub fn lease(&self) -> Lease {
         self.lease

@@ -35,7 +35,7 @@ pub struct Tuple {
     pub service: SocketAddr,
 }
 
-/// What the handshake agreed.
+/// Options that both ends agreed on in the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handshake {
     /// The client's initial sequence number.
@@ -73,7 +73,7 @@ pub enum Body {
         head: Vec<u8>,
         /// Bytes of the body that were seen, and their CRC-32C, which differs for another object.
         check: (u32, u32),
-        /// Of all of the object, as the server has it; none while that is not known.
+        /// Digest of the whole object on that server; `None` while it is unknown.
         digest: Option<Digest>,
     },
     /// From a server that generates the same bytes again. Only bytes that were seen were let pass,
@@ -86,7 +86,7 @@ pub enum Body {
         /// The body up to where it was let pass.
         seen: Seen,
     },
-    /// From the record: head, body, everything.
+    /// The record holds the whole response, head and body.
     Whole(Vec<u8>),
 }
 
@@ -95,7 +95,7 @@ pub enum Body {
 pub struct Response {
     /// Bytes of head and body, or [`UNKNOWN`].
     pub length: u64,
-    /// Most bytes that were let pass. The client's acknowledgement lies at most 2^32 - 1 bytes
+    /// The largest number of bytes that were let pass. The client's acknowledgement lies at most 2^32 - 1 bytes
     /// before it.
     pub passed: u64,
     /// The server closes behind it.
@@ -120,7 +120,7 @@ impl Response {
 pub struct Record {
     /// The two ends.
     pub tuple: Tuple,
-    /// What they agreed.
+    /// Options agreed on in the handshake.
     pub handshake: Handshake,
     /// Grows with each record of a connection: the highest is the one that counts.
     pub version: u32,
@@ -135,7 +135,7 @@ pub struct Record {
     pub request_at: u32,
     /// Data of the client that was or may have been acknowledged and is not answered yet.
     pub requests: Vec<u8>,
-    /// Behind it the client ended its half of the connection.
+    /// Whether the client sent FIN after `requests`.
     pub client_fin: bool,
 }
 
@@ -161,7 +161,7 @@ impl Age {
 }
 
 impl Age {
-    /// As a list of connections has it (`moves`).
+    /// Encodes the age for a list of leaving connections (`moves`).
     #[must_use]
     pub fn encode(&self) -> [u8; 20] {
         let mut octets = [0; 20];
@@ -172,7 +172,7 @@ impl Age {
         octets
     }
 
-    /// What [`Age::encode`] made.
+    /// Decodes the result of [`Age::encode`].
     #[must_use]
     pub fn decode(octets: &[u8; 20]) -> Age {
         let word =
@@ -183,7 +183,7 @@ impl Age {
 }
 
 impl Record {
-    /// By which it is compared with others between the same ends.
+    /// The age by which records of connections between the same ends are compared.
     #[must_use]
     pub fn age(&self) -> Age {
         let Handshake { client_isn, service_isn, at_ms, .. } = self.handshake;

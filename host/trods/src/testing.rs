@@ -3,7 +3,7 @@
 use crate::record::{Handshake, Record, Tuple};
 use crate::store::RecordKeys;
 
-/// What all replicas of a test seal with.
+/// The record keys of all replicas of a test.
 #[must_use]
 pub fn keys() -> RecordKeys {
     RecordKeys::new(5, 1, &[(1, [7; 16])])

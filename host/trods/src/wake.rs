@@ -24,14 +24,14 @@ pub(crate) const MAX_UNKNOWN: u32 = 1 << 16;
 const MAX_BACK: u64 = (1 << 31) - 2;
 /// Indices of timestamps that the programs make, of which one is not behind the client's, whatever that is.
 pub(crate) const PROBED: [u8; 3] = [0, 11, 22];
-/// What every client takes in a segment (RFC 9293 section 3.7.1).
+/// Bytes of a segment that every client accepts (RFC 9293 section 3.7.1).
 const MIN_SEGMENT: u16 = 536;
 /// Versions that a replica may store before the next one's begin.
 const VERSIONS: u32 = 1 << 16;
 /// The window that is offered, unscaled: of no account to a client that is not listening yet.
 const WINDOW: u16 = 1024;
 
-/// Where a client is.
+/// Position of a client in its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The segment answers a probe, so the client has everything that was on its way before.
@@ -40,7 +40,7 @@ pub struct Place {
     pub fresh: bool,
     /// The next number that it expects.
     pub ack: u32,
-    /// Its window, bytes from there.
+    /// The client's receive window, bytes from `ack` on.
     pub window: u32,
     /// End of all that it has sent, if the segment shows that: one without data has the client's
     /// next number (RFC 9293 section 3.10.7.4).
@@ -50,11 +50,11 @@ pub struct Place {
 /// The result of reading a client's segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
-    /// It waits here.
+    /// The client waits at this position.
     Waits(Place),
-    /// It knows nothing of the connection any more: the record is of no use.
+    /// The client no longer knows the connection: the record is useless.
     Gone,
-    /// Nothing: the segment is not its, or not of this connection.
+    /// Nothing: the segment is not the client's, or not of this connection.
     Nothing,
 }
 
@@ -119,7 +119,7 @@ pub(crate) fn question(service: SocketAddr, client: SocketAddr, acked: u32) -> R
 #[derive(Debug)]
 pub struct Prober {
     v4: OwnedFd,
-    /// None where there is no IPv6.
+    /// `None` on a host without IPv6.
     v6: Option<OwnedFd>,
 }
 
@@ -127,7 +127,7 @@ impl Prober {
     /// In the calling thread's network namespace. Needs `CAP_NET_RAW`.
     ///
     /// # Errors
-    /// The system's.
+    /// A system call fails.
     pub fn open() -> io::Result<Prober> {
         // With this protocol number the headers are written here (raw(7), ipv6(7)), and the socket
         // never receives.
@@ -295,7 +295,8 @@ fn probed(record: &Record) -> u32 {
     old(record).wrapping_sub(u32::from(record.handshake.stamps.is_some()))
 }
 
-/// The number of a byte that the client has had.
+/// A sequence number before everything that the client may still lack: the client has had that byte
+/// and answers it with an acknowledgement.
 fn old(record: &Record) -> u32 {
     record.passed().wrapping_sub((reach(record) + 1).min(MAX_BACK) as u32)
 }

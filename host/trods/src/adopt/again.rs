@@ -130,7 +130,7 @@ impl Adoption {
     }
 }
 
-/// Nothing came.
+/// Fails with `Waits` or an error because the server sent no bytes.
 fn silence(origin: &Origin) -> Result<(), Stop> {
     Err(if origin.is_ended() { Stop::Origin } else { Stop::Waits })
 }

@@ -8,7 +8,7 @@
 use crate::flow::Reason;
 use crate::head;
 
-/// What of the client's data may be sent to the server.
+/// How much of the client's data may be sent to the server.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EarlierData {
     /// Bytes after those that may be sent which the former replica's server may have.

@@ -21,17 +21,17 @@ use crate::record::{Record, Tuple};
 
 /// Interval of the checks for timeouts.
 const LOOK: Duration = Duration::from_millis(50);
-/// What the descriptor that wakes the thread is called among those of connections.
+/// Key of the descriptor that wakes the thread, in the epoll set of the connections.
 const WAKE: u64 = u64::MAX;
 
-/// What became of a connection.
+/// How an adopted connection ended.
 #[derive(Debug)]
 pub enum Outcome {
-    /// It was served to its end.
+    /// The client got everything and closed.
     Over,
-    /// It was idle for too long and was closed.
+    /// The connection was idle for too long and was closed.
     Idle,
-    /// Its client was reset.
+    /// This replica reset the client, for this reason.
     Refused(Refusal),
 }
 
@@ -40,9 +40,9 @@ pub enum Outcome {
 pub struct Counts {
     /// Sockets that the kernel made.
     pub adopted: u64,
-    /// Those of them that ended with a reset of the client.
+    /// Adopted connections that ended with a reset of the client.
     pub refused: u64,
-    /// Those that were resumed in the middle of an object of unknown digest (`unknown: trust`).
+    /// Connections resumed in the middle of an object of unknown digest (`unknown: trust`).
     pub trusted: u64,
     /// Answers with all of an object, of servers without ranges, that were read through to the place.
     pub read_through: u64,
@@ -72,7 +72,7 @@ impl Adopters {
     /// connection when it has ended.
     ///
     /// # Errors
-    /// The system's.
+    /// A system call fails.
     pub fn start(mut config: AdoptConfig, ended: Sender<(Tuple, Outcome)>) -> io::Result<Adopters> {
         if config.adopt_as == AdoptAs::Client
             && let Err(e) = transparent::prepare(config.origin.ip())
@@ -128,7 +128,7 @@ impl Adopters {
         Ok(())
     }
 
-    /// How many there were.
+    /// Numbers of adopted connections since the start.
     #[must_use]
     pub fn counts(&self) -> Counts {
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -164,7 +164,8 @@ impl Drop for Adopters {
 struct Entry {
     adoption: Adoption,
     tuple: Tuple,
-    /// What each descriptor is waited for now, and which connection to the server the second one is.
+    /// The events for which each descriptor is registered with epoll; the second descriptor is that of
+    /// the current connection to the server.
     waits: [Option<(RawFd, EventFlags)>; 2],
     origins: u32,
 }

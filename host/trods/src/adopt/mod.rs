@@ -39,7 +39,7 @@ pub use identity::Refusal;
 const MAX_WAITING: usize = 16_384;
 /// Pieces of a body, a pipe's worth each, that one connection moves before others have their turn.
 const MAX_PIECES: usize = 16;
-/// After an attempt that did not reach the server the next one waits so long.
+/// Pause after an attempt that did not reach the server.
 const RETRY: Duration = Duration::from_millis(50);
 
 /// How connections are resumed.
@@ -55,16 +55,16 @@ pub struct AdoptConfig {
     pub adopt_as: AdoptAs,
     /// The client's address can be carried to it, as far as is known.
     pub carries: bool,
-    /// What the own server has.
+    /// Digests of the local server's objects.
     pub digests: Digests,
-    /// What becomes of a connection in the middle of an object that was not compared.
+    /// How to treat a connection in the middle of an object of unknown digest.
     pub unknown: Unknown,
 }
 
-/// What a turn came to.
+/// Result of one turn of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// It waits for descriptors or its deadline.
+    /// The connection waits for its descriptors or its deadline.
     Waits,
     /// Client and server are done with it, or the client is gone.
     Over,
@@ -98,7 +98,7 @@ enum Step {
     Cut,
 }
 
-/// One connection that was taken over.
+/// One adopted connection.
 #[derive(Debug)]
 pub(crate) struct Adoption {
     record: Record,
@@ -123,9 +123,10 @@ pub(crate) struct Adoption {
     /// Bytes to the client that precede those of the pipe.
     out: Vec<u8>,
     to_origin: Vec<u8>,
-    /// What of it may be sent in [`Step::Relay`].
+    /// How much of `to_origin` may be sent in [`Step::Relay`]: of the requests that the former
+    /// replica's server may have executed, only GET and HEAD are sent again.
     earlier: EarlierData,
-    /// What this server was sent in [`Step::Relay`] and has not answered.
+    /// Requests sent to this server in [`Step::Relay`] that it has not answered.
     unanswered: Unanswered,
     client_ended: bool,
     /// Time of the last event, and of the next request to the server.
@@ -198,7 +199,7 @@ impl Adoption {
         self.record.tuple
     }
 
-    /// How many connections to the server there were.
+    /// Number of connections to the server so far.
     pub fn origins(&self) -> u32 {
         self.origins
     }
@@ -260,7 +261,8 @@ impl Adoption {
         }
     }
 
-    /// Descriptors with what they are waited for: readable, writable.
+    /// The descriptors of the client and of the server, each with whether to wait until it is readable,
+    /// and until it is writable.
     pub fn interests(&self) -> [Option<(BorrowedFd<'_>, bool, bool)>; 2] {
         if self.retry_at.is_some() {
             return [Some((self.client.as_fd(), false, false)), None];

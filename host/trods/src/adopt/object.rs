@@ -1,5 +1,5 @@
-//! The rest of an object from the own server: asked for by `Range`, or read through to its place where the server sends all of
-//! it, or where the client signed its own `Range`. Nothing is sent to the client before the answer is known to be of the same object.
+//! Fetches the rest of an object from the local server: by `Range`, or by reading the whole object up to that place if the
+//! server sends all of it or the client signed its own `Range`. Nothing is sent to the client before the answer is known to be of the same object.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 pub(super) enum Part {
     /// The body's known beginning.
     Seen,
-    /// The rest, so many bytes.
+    /// The rest of the object: this many bytes.
     Rest(u64),
 }
 
@@ -52,7 +52,7 @@ impl Adoption {
         self.connect(config)
     }
 
-    /// Whether the own server has the same bytes as the one before, by their digests.
+    /// Compares the digest in the record with that of the local server's object.
     fn compare_digests(&mut self, config: &AdoptConfig) -> Result<(), Stop> {
         let response = &self.record.responses[self.at];
         if !needs_digest(response) || self.compared == Some(self.at) {

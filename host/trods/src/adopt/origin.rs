@@ -20,7 +20,7 @@ pub(super) struct Origin {
     input: Vec<u8>,
     ended: bool,
     spoken: bool,
-    /// It took something.
+    /// Whether the server accepted the connection.
     connected: bool,
 }
 
@@ -58,12 +58,12 @@ impl Origin {
         self.ended
     }
 
-    /// Whether it ever took something.
+    /// Whether the server accepted the connection.
     pub fn is_connected(&self) -> bool {
         self.connected
     }
 
-    /// Whether it ever said something.
+    /// Whether the server has sent any byte.
     pub fn has_spoken(&self) -> bool {
         self.spoken
     }
@@ -121,7 +121,7 @@ impl Origin {
     }
 }
 
-/// Where a pipe is read, and where it is written.
+/// The read end and the write end of a pipe.
 pub(super) type Ends = (OwnedFd, OwnedFd);
 
 /// A pipe that moves bytes without a copy. It is created when it is needed.

@@ -16,7 +16,7 @@ use crate::head;
 /// Bytes that the current server was sent and has not answered.
 #[derive(Debug, Default)]
 pub(super) struct Unanswered {
-    /// From the first byte of a request on.
+    /// Bytes sent to the server, from the first byte of an unanswered request on.
     sent: Vec<u8>,
     /// More was sent than is kept.
     is_cut: bool,

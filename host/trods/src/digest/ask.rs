@@ -1,4 +1,4 @@
-//! The own server asked for all of an object.
+//! Requests a whole object from the local server, to compute its digest.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::TcpStream;
@@ -8,20 +8,23 @@ use super::{Content, Digest, Wanted, shorten};
 use crate::head::{self, MAX_HEAD, Method};
 use crate::record::MAX_CHECK;
 
-/// How long the server may take to begin, and for each [`LEAST`] bytes then: others wait behind the object.
+/// Limit on the time until the server's first bytes, and then for each [`LEAST`] bytes: other objects
+/// wait in the queue meanwhile.
 const PATIENCE: Duration = Duration::from_secs(2);
 const LEAST: u64 = 2 << 20;
-/// What a client waits for is looked at after so long at most, however slow the object is that is being read.
+/// Longest time between two checks for an object that a client waits for, while a slow object is
+/// being read.
 const LOOK: Duration = Duration::from_millis(100);
 /// Bytes that are read at a time.
 const CHUNK: usize = 256 << 10;
-/// Without a client that waits the thread rests so many times as long as it worked: a quarter of a processor.
+/// While no client waits, the thread pauses for this multiple of the time that it worked, and so uses
+/// at most a quarter of a processor.
 const REST: u32 = 3;
 
-/// The time that the server was waited for.
+/// The time spent waiting for the server, for the limits of [`PATIENCE`] and [`LEAST`].
 struct Pace {
     waited: Duration,
-    /// Bytes since that began.
+    /// Bytes received since `waited` was last 0.
     bytes: u64,
 }
 
@@ -58,7 +61,7 @@ impl Pace {
         Ok(server.buffer())
     }
 
-    /// So many were taken.
+    /// Counts bytes that were read.
     fn take(&mut self, count: usize) -> io::Result<()> {
         self.bytes += count as u64;
         if self.bytes >= LEAST {

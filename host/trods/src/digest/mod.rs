@@ -2,7 +2,7 @@
 //!
 //! A server describes an object by entity tag and length, and two servers may give both for
 //! different bytes: `cp -p`, `rsync` after an edit, and reproducible builds leave files of equal
-//! time and length. So a replica requests each object that it protects from its own server, once
+//! time and length. So a replica requests each object that it protects from its local server, once
 //! and slowly, and keeps a digest of all bytes. The record of a connection has this digest, and a
 //! replica that adopts the connection compares it with its own ([`Digests::look_up`]). Replicas
 //! list the objects with known digests in the store ([`share`]), so that others compute theirs
@@ -36,21 +36,21 @@ const AGAIN: Duration = Duration::from_secs(30);
 /// listed for other replicas.
 const STALE: Duration = Duration::from_secs(600);
 
-/// What all bytes of an object come to: BLAKE3, its first 128 bits.
+/// Digest of all bytes of an object: the first 128 bits of BLAKE3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Digest(pub [u8; 16]);
 
-/// What an object's bytes come to.
+/// The digest of an object, and the checksum of its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Content {
-    /// All of them.
+    /// Digest of all bytes.
     pub digest: Digest,
-    /// How many the first ones are, and their CRC-32C, as in records.
+    /// Number of the first bytes that records check, and their CRC-32C.
     pub check: (u32, u32),
 }
 
 impl Default for Content {
-    /// Of none.
+    /// Of an empty object.
     fn default() -> Content {
         Content { digest: Digest(shorten(&blake3::Hasher::new())), check: (0, 0) }
     }
@@ -185,18 +185,18 @@ fn shorten(hash: &blake3::Hasher) -> [u8; 16] {
 pub enum Knowledge {
     /// Its digest.
     Digest(Digest),
-    /// The own server is being asked.
+    /// The object is being requested from the local server.
     Asked,
-    /// The own server does not have it, or does not give it to this host.
+    /// The local server does not have the object, or refuses it to this host.
     Unavailable,
 }
 
-/// The result of one request to the own server.
+/// The result of one request to the local server.
 #[derive(Debug)]
 struct Known {
-    /// None: the server did not bring it.
+    /// `None`: the server did not send the object.
     content: Option<Content>,
-    /// When it was.
+    /// Time of the request.
     at: Instant,
     /// When a client was served it last.
     served: Option<Instant>,
@@ -257,7 +257,7 @@ struct Shared {
 #[derive(Clone, Debug, Default)]
 pub struct Digests(Arc<Shared>);
 
-/// The thread that asks the own servers; it ends with this.
+/// The thread that requests objects from the local servers; it ends when this is dropped.
 #[derive(Debug)]
 pub struct Worker {
     digests: Digests,
@@ -268,7 +268,7 @@ impl Digests {
     /// Starts to ask servers, in a network namespace.
     ///
     /// # Errors
-    /// No thread.
+    /// The thread cannot be started.
     pub fn start(&self, netns: Option<String>) -> std::io::Result<Worker> {
         let digests = self.clone();
         let thread = std::thread::Builder::new().name("digests".into()).spawn(move || {
@@ -335,7 +335,7 @@ impl Digests {
         }
     }
 
-    /// How many were made since the start.
+    /// Number of digests computed since the start.
     #[must_use]
     pub fn made(&self) -> u64 {
         self.0.made.load(Ordering::Relaxed)

@@ -1,5 +1,5 @@
 //! Lists of protected objects, which replicas exchange through the store: each requests the objects
-//! that others list from its own server. The lists have no digests; those are in the records of
+//! that others list from its local server. The lists have no digests; those are in the records of
 //! connections.
 
 use std::net::SocketAddr;
@@ -14,20 +14,20 @@ use crate::store::{Notices, RecordKeys};
 
 /// Objects of a list: the newest ones.
 pub(super) const MAX_LISTED: usize = 1024;
-/// A list is written in parts, as long as a record at most, and so many.
+/// A list is written in parts, each at most as long as a record; and their maximum number.
 const MAX_PART: usize = MAX_RECORD;
 const PARTS: usize = 32;
-/// Lists are written and read after this time, and count for so many seconds.
+/// Interval at which lists are written and read, and the seconds for which a list is valid.
 const SHARE: Duration = Duration::from_secs(1);
 const COUNTS: u32 = 60;
-/// What a list begins with.
+/// First bytes of a list.
 const MAGIC: &[u8; 4] = b"TRO\x01";
 
 /// The thread that exchanges lists; it ends soon after this.
 #[derive(Debug)]
 pub struct Sharing {
     stop: Arc<AtomicBool>,
-    /// What it exchanges.
+    /// The replicas and keys with which lists are exchanged.
     pub with: Peers,
 }
 
@@ -54,7 +54,7 @@ impl Sharing {
     /// Starts it, in the calling thread's network namespace.
     ///
     /// # Errors
-    /// No thread.
+    /// The thread cannot be started.
     pub fn start(
         digests: &Digests,
         netns: Option<String>,
@@ -142,7 +142,7 @@ fn encode(all: &[Wanted]) -> Vec<Vec<u8>> {
     done
 }
 
-/// Those that are requests; whatever is behind something that is none is left out.
+/// Decodes the requests of a list, up to the first entry that is no request.
 fn decode(list: &[u8]) -> Vec<Wanted> {
     let mut all = Vec::new();
     let Some(mut rest) = list.strip_prefix(MAGIC).filter(|_| list.len() <= MAX_PART) else { return all };

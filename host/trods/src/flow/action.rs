@@ -2,7 +2,7 @@
 
 use crate::record::Record;
 
-/// What holds for all connections of a service.
+/// Settings of all connections of a service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
     /// Bytes that cannot be stored stay held (`failure: closed`) or pass unprotected (`open`).
@@ -32,7 +32,7 @@ pub enum AdoptAs {
 /// What becomes of a connection in the middle of an object of which a digest is not known (`unknown`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Unknown {
-    /// Its client is reset.
+    /// Reset the client.
     #[default]
     Reset,
     /// Entity tag, length and the bytes of the first flight are believed.
@@ -61,7 +61,7 @@ pub enum Reason {
     Method,
     /// A request with a body.
     Body,
-    /// What no rule of HTTP/1 makes a request or a response.
+    /// Data that is neither a request nor a response of HTTP/1.
     Malformed,
     /// A head or a queue of requests that is too long for a record.
     TooLong,
@@ -140,7 +140,7 @@ pub enum Action {
     Limits(Limits),
     /// Store a record and then call [`Flow::stored`]. At most one ticket is outstanding.
     Store {
-        /// What `stored` is to be called with.
+        /// Identifies the record in the later call of `stored`.
         ticket: u64,
         /// The record, in place of the former one.
         record: Box<Record>,

@@ -38,7 +38,7 @@ enum State {
     /// The handshake is not over.
     Opening,
     Watched(Box<Watched>),
-    /// It has no limits any more, or is closed.
+    /// The connection has no limits any more, or is closed.
     Over,
 }
 

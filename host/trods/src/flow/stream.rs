@@ -40,7 +40,7 @@ impl Stream {
         self.fin == Some(self.end())
     }
 
-    /// Whether it is as full as it may be.
+    /// Whether the stream holds as many bytes as it may.
     pub fn is_full(&self) -> bool {
         self.have.len() >= self.limit
     }

@@ -34,10 +34,10 @@ const RETRY: u64 = 100;
 #[derive(Debug)]
 struct Storing {
     ticket: u64,
-    /// What holds as soon as it is kept.
+    /// The limits that apply as soon as the store has the record.
     limits: Limits,
     unprotected: bool,
-    /// Nothing waits for it: it was stored before.
+    /// The record was stored before, so no data waits for it.
     renewal: bool,
 }
 
@@ -49,11 +49,11 @@ pub(super) struct Watched {
     pub is_full: bool,
     /// The head of an object is there, and not all of its first flight.
     pub awaits_flight: bool,
-    /// As it was handed out last, but for `responses` and `response_at`, which are as they are now.
+    /// The record as last sent to the store; only `responses` and `response_at` are current.
     record: Record,
-    /// From the first request that is not answered.
+    /// The client's bytes, from the first unanswered request on.
     client: Stream,
-    /// From the first byte that may not pass.
+    /// The server's bytes, from the first withheld byte on.
     server: Stream,
     /// Whole heads of requests in `client`, with their lengths.
     asked: VecDeque<RequestHead>,
@@ -78,7 +78,7 @@ pub(super) struct Watched {
     /// Not before this.
     retry_at: u64,
     giving_up: Option<Reason>,
-    /// Where the server's FIN was.
+    /// Sequence number of the server's FIN.
     server_fin: Option<u32>,
 }
 
@@ -340,7 +340,7 @@ impl Watched {
         self.closing || self.client.octets().is_empty()
     }
 
-    /// Behind what the client sent without a hole, FIN counted.
+    /// Sequence number after the client's contiguous data, with FIN counted.
     fn arrived(&self) -> u32 {
         self.client.end().wrapping_add(u32::from(self.client.is_ended()))
     }

@@ -49,7 +49,7 @@ pub fn is_bound(head: &[u8]) -> bool {
     })
 }
 
-/// What stands behind the first place of `marker`.
+/// The text after the first occurrence of `marker`.
 fn behind<'a>(text: &'a [u8], marker: &[u8]) -> Option<&'a [u8]> {
     let at = text.windows(marker.len()).position(|window| window == marker)?;
     Some(&text[at + marker.len()..])

@@ -1,4 +1,4 @@
-//! One watched connection: its flow, and the frames that wait.
+//! One watched connection: its flow, and the frames that are held back.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -15,13 +15,13 @@ use crate::record::{Handshake, MAX_CHECK, Record, Tuple};
 pub(super) struct Connection {
     pub flow: Flow,
     pub limits: Limits,
-    /// Where the server's data begin.
+    /// Sequence number of the server's first byte.
     pub first: u32,
     /// Frames that may not leave yet, in their order.
     pub held: VecDeque<Frame>,
     /// Sequence number from which the flow read when it got the held frames.
     read: u32,
-    /// What the client sent: its end without a gap, and at all.
+    /// End of the client's contiguous data, and of all its data.
     next: u32,
     most: u32,
     /// Time of the next tick, milliseconds of Unix time; 0: none.
@@ -34,7 +34,7 @@ pub(super) struct Connection {
     pub named: bool,
     /// The kernel is about to have its socket.
     pub awaited: bool,
-    /// Its process died, and did not end it.
+    /// The server's process died without ending the connection.
     pub died: bool,
     /// Another replica held it before: only this process ends it, for its server.
     pub adopted: bool,
@@ -86,7 +86,7 @@ impl Connection {
         Connection { named: service != first, ..Connection::of(flow, limits, first, client, now) }
     }
 
-    /// One that another replica had.
+    /// A connection that was another replica's, from its record.
     pub fn adopted(record: &Record, settings: &Settings, now: u64, out: &mut Vec<Action>) -> Connection {
         let flow = Flow::resume(record.clone(), settings, now, out);
         let (limits, first, next) =
@@ -163,7 +163,7 @@ impl Connection {
         self.read_held(Some(frame), out);
     }
 
-    /// Its time has come.
+    /// Handles the connection's timer.
     pub fn tick(&mut self, now: u64, out: &mut Vec<Action>) {
         self.flow.tick(now, out);
         self.read_held(None, out);
@@ -297,7 +297,7 @@ mod tests {
         }
     }
 
-    /// What leaves of a frame may be lost, and its server's TCP sends all of it again.
+    /// The part of a frame that was released can be lost; then the server's TCP retransmits the whole frame.
     #[test]
     fn retransmission_leaves_up_to_the_limit() {
         if skipped(Feature::Tcx) {

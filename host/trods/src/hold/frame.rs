@@ -10,7 +10,7 @@ use rivulet_plain::Segment;
 
 /// Bytes of an Ethernet header. Frames of a local sender have no VLAN tag.
 const ETHERNET: usize = 14;
-/// Where flags and checksum stand in a TCP header, and a flag (RFC 3168 section 6.1.2).
+/// Offsets of flags and checksum in a TCP header, and the CWR flag (RFC 3168 section 6.1.2).
 const TCP_FLAGS: usize = 13;
 const CWR: u8 = 0x80;
 const TCP_CHECKSUM: usize = 16;
@@ -72,7 +72,7 @@ impl Frame {
         &self.octets[self.data..]
     }
 
-    /// Whether it has nothing that another one does not have.
+    /// Whether every byte of this frame is in the other one too.
     #[must_use]
     pub(super) fn is_within(&self, other: &Frame) -> bool {
         let not_before = |a: u32, b: u32| a.wrapping_sub(b) as i32 >= 0;

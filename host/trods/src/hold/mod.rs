@@ -77,7 +77,7 @@ pub struct Hold {
     interface: Interface,
     index: u32,
     mac: [u8; 6],
-    /// Where a frame is read.
+    /// Buffer into which a frame is read.
     scratch: Box<[u8]>,
     spare: Vec<Vec<u8>>,
     /// For the frames that were read and are not sent.
@@ -165,7 +165,7 @@ impl Hold {
     /// What the programs counted.
     ///
     /// # Errors
-    /// The system's.
+    /// A system call fails.
     pub fn counters(&self) -> Result<Counters, HoldError> {
         Ok(self.programs.counters()?)
     }
@@ -185,7 +185,7 @@ impl Hold {
     /// Hands over events ([`Trods::events`]).
     ///
     /// # Errors
-    /// The system's.
+    /// A system call fails.
     pub fn events(&mut self, most: usize, take: impl FnMut(Event<'_>)) -> Result<usize, HoldError> {
         Ok(self.programs.events(most, take)?)
     }
@@ -193,7 +193,7 @@ impl Hold {
     /// Takes the next held frame. Frames that are not segments are skipped.
     ///
     /// # Errors
-    /// The system's.
+    /// A system call fails.
     pub fn take(&mut self) -> Result<Option<Frame>, HoldError> {
         while let Some(read) = self.tap.read(&mut self.scratch)? {
             let Some(octets) = self.scratch.get(..read.len) else { continue };
@@ -235,7 +235,7 @@ impl Hold {
     /// Sends the last segment without data that the programs did not let leave, if there is one.
     ///
     /// # Errors
-    /// The system's.
+    /// A system call fails.
     pub fn send_withheld(&mut self, key: &FlowKey) -> Result<(), HoldError> {
         if let Some(mut octets) = self.programs.take_withheld(key)?
             && frame::complete(&mut octets)

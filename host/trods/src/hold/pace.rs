@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-/// So many are probed at a time, of each kind.
+/// Number of connections of each kind that are probed at a time.
 const AT_A_TIME: u32 = 16;
 /// Spacing of the following probes. Connections with a waiting client go as fast as one processor
 /// adopts them; the others at the pace of the local web server. A client that sends something is

@@ -51,7 +51,7 @@ impl std::fmt::Debug for Absence {
     }
 }
 
-/// What became known of an absence.
+/// The result of querying the pins after an absence.
 #[derive(Debug)]
 pub struct Known {
     /// Which.
@@ -79,7 +79,7 @@ impl Pins {
     /// known, or when the store did not answer in time.
     ///
     /// # Errors
-    /// No thread.
+    /// The thread cannot be started.
     pub fn ask(&self, absence: Absence, wake: impl FnOnce() + Send + 'static) -> Result<(), HoldError> {
         let load = self.load.clone();
         std::thread::Builder::new().name("pins".into()).spawn(move || {

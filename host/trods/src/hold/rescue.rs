@@ -71,7 +71,7 @@ pub struct Departed {
     pub prefix: String,
     /// The servers of its store.
     pub servers: Vec<SocketAddr>,
-    /// What its records are sealed with.
+    /// Keys that seal its records.
     pub keys: RecordKeys,
     /// The replica that should get the client's segments to the service; `None` is this one.
     pub other: Box<dyn Fn(SocketAddr, SocketAddr) -> Option<Pin> + Send>,
@@ -242,7 +242,7 @@ impl Rescue {
     /// Looks for the connections of a replica. `wake` is called when their records have come, on another thread.
     ///
     /// # Errors
-    /// No thread.
+    /// The thread cannot be started.
     pub fn depart(
         &mut self,
         departed: Departed,
@@ -318,7 +318,7 @@ impl Rescue {
     /// Takes records in, probes clients, gives clients up.
     ///
     /// # Errors
-    /// The system's.
+    /// A system call fails.
     pub fn turn<K: Keeper>(
         &mut self,
         now: Instant,
@@ -370,7 +370,7 @@ impl Rescue {
     /// search here takes precedence; otherwise the connection counts as found.
     ///
     /// # Errors
-    /// The system's.
+    /// A system call fails.
     pub fn hand_over<K: Keeper>(
         &mut self,
         key: &FlowKey,
@@ -545,7 +545,7 @@ impl Rescue {
         Ok(())
     }
 
-    /// The connections that are searched for.
+    /// Number of connections for which this replica searches.
     #[must_use]
     pub fn count(&self) -> usize {
         self.orphans.len()

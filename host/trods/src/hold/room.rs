@@ -28,12 +28,12 @@ fn keys(client: IpAddr) -> [((bool, u128), usize); 2] {
 }
 
 impl Room {
-    /// For so much of all clients together.
+    /// Makes room for `most` units of all clients together.
     pub(crate) fn new(most: usize) -> Room {
         Room { most, held: 0, clients: HashMap::new() }
     }
 
-    /// Whether so much more of this client's may be held.
+    /// Whether `count` more units of this client fit.
     pub(crate) fn has(&self, client: IpAddr, count: usize) -> bool {
         let of = |key| self.clients.get(&key).copied().unwrap_or(0);
         self.held + count <= self.most

@@ -23,10 +23,10 @@ const MAX_SCALE: u8 = 14;
 /// Why bytes are not a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// It begins otherwise: something else, or of another version.
+    /// The first bytes are wrong: no record, or one of another version.
     #[error("no record of this version")]
     Magic,
-    /// It ends early, goes on behind its end, or its sum does not hold.
+    /// The record is too short or too long, or its checksum is wrong.
     #[error("damaged")]
     Damaged,
     /// A field has a value that no record has.
@@ -226,7 +226,7 @@ impl Response {
     }
 }
 
-/// Whether it is a value of the programs that names nothing.
+/// Whether a TSval made by the BPF programs names no object.
 fn is_base(value: u32) -> bool {
     ObjectStamp::parse(value).is_some_and(|stamp| (stamp.index, stamp.object) == (0, 0))
 }

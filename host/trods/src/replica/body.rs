@@ -1,4 +1,4 @@
-//! What the thread of a [`Replica`](super::Replica) does, in which order.
+//! The event loop of the thread of a [`Replica`](super::Replica).
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -23,12 +23,12 @@ use crate::record::{Handshake, Record, Tuple};
 use crate::store::{Store, StoreConfig};
 use crate::ts::{self, Absences, Found, Names};
 
-/// Between two looks at everything that does not make itself heard.
+/// Interval at which everything is checked that has no descriptor to wait for.
 const LOOK: Duration = Duration::from_millis(100);
 /// Delay after an unexpected end of a connection before its server is probed: the time in which a
 /// killed process exits.
 const DEATH: Duration = Duration::from_millis(20);
-/// And has so long to accept.
+/// Time for which the server may take to accept a connection.
 const ACCEPT: Duration = Duration::from_millis(20);
 /// For how long requests for the rest of a response are repeated.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -37,7 +37,7 @@ const AGAIN: Duration = Duration::from_millis(250);
 /// An adopted connection on which nothing happens is closed, as nginx does.
 const IDLE: Duration = Duration::from_secs(75);
 
-/// What the thread has.
+/// State of the thread.
 pub(super) struct Body {
     /// Services with connections that timestamps name.
     names: Option<Names>,
@@ -56,7 +56,7 @@ pub(super) struct Body {
     settings: HashMap<SocketAddr, Settings>,
     /// Threads that serve adopted connections, by service.
     adopters: HashMap<(SocketAddr, AdoptAs, Unknown), Adopters>,
-    /// What became of adopted connections.
+    /// Receives how each adopted connection ended.
     ended: Sender<(Tuple, Outcome)>,
     ends: Receiver<(Tuple, Outcome)>,
     /// Connections that their server ended, and when.
@@ -101,7 +101,7 @@ impl Body {
         }
     }
 
-    /// Until it is to stop.
+    /// Runs until the replica stops.
     pub(super) fn run(&mut self) {
         let mut looked = Instant::now();
         while !self.shared.stop.load(Ordering::Relaxed) {

@@ -31,21 +31,21 @@ pub struct Protected {
     pub sockets: Vec<SocketAddr>,
     /// Under which lease, of [`Replica::set_lease`].
     pub lease: u32,
-    /// How.
+    /// How its connections are protected.
     pub settings: Settings,
     /// The store of records, of all connections or of those that timestamps do not name.
     pub store: Option<StoreConfig>,
-    /// What records are sealed with.
+    /// Keys that seal the records.
     pub keys: RecordKeys,
     /// Prefixes of the other replicas' records; their protected objects are digested here, too.
     pub others: Vec<String>,
-    /// How timestamps name it.
+    /// How timestamps name the responses of this service.
     pub named: Option<Named>,
 }
 
 /// A dead or excluded replica that announced its connections.
 pub struct Gone {
-    /// Its number.
+    /// Number of the replica.
     pub replica: u8,
     /// The services.
     pub services: Vec<SocketAddr>,
@@ -55,7 +55,7 @@ pub struct Gone {
     pub waits: bool,
 }
 
-/// What became of connections since the start.
+/// Numbers of connections since the start, by outcome.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Connections of which a record was stored.
@@ -242,7 +242,7 @@ impl Replica {
         }
     }
 
-    /// What became of connections.
+    /// Numbers of connections since the start, by outcome.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.shared.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()

@@ -25,7 +25,7 @@ const MAX_LINE: u64 = 512;
 /// A value as it was found: its number may be another connection's by the time that it is to be deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stored {
-    /// Where.
+    /// The store server that has the record.
     pub server: SocketAddr,
     /// Under which number.
     pub number: u32,
@@ -290,7 +290,7 @@ impl Reader {
     }
 }
 
-/// What a replica of the service sealed for this key.
+/// Opens a value that a replica of the service sealed for this key.
 fn open(keys: &RecordKeys, key: &str, sealed: &[u8]) -> Option<Vec<u8>> {
     let value = keys.open(key, sealed);
     if value.is_none() {

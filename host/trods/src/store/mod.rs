@@ -31,7 +31,8 @@ pub use sealed::{RecordKeys, SEALED};
 pub const LIFETIME: u32 = 3600;
 /// Default timeout of a server, after which the next one is asked ([`StoreConfig::patience`]).
 pub const PATIENCE: Duration = Duration::from_millis(2);
-/// So many patiences after its beginning an attempt has failed; so many if a server goes on answering others before it.
+/// An attempt fails after this many times the patience; after [`GIVE_UP_BUSY`] times if the server
+/// keeps answering earlier commands.
 const GIVE_UP: u32 = 100;
 const GIVE_UP_BUSY: u32 = 1000;
 /// For this long a server that was late is the last choice.
@@ -41,7 +42,7 @@ const STEP: u32 = 256;
 const ANNOUNCE: Duration = Duration::from_secs(LIFETIME as u64 / 3);
 /// A record that was not stored again for this long is, or for up to twice as long: not all at a time.
 pub const RENEWAL: Duration = Duration::from_secs(LIFETIME as u64 / 3);
-/// One that is kept by fewer servers than it should be is stored again after so long.
+/// A record with fewer copies than configured is stored again after this time.
 const AGAIN: Duration = Duration::from_secs(10);
 /// Connections that may have records.
 pub const MAX_NUMBER: u32 = 1 << 20;
@@ -67,7 +68,7 @@ pub struct StoreConfig {
     pub formers: Vec<u64>,
     /// How long a server may take.
     pub patience: Duration,
-    /// After how long a record is to be stored again, at least ([`Store::is_stale`]).
+    /// Minimum age at which a record is stored again ([`Store::is_stale`]).
     pub renewal: Duration,
 }
 
@@ -88,7 +89,7 @@ pub enum StoreError {
     Name(String),
 }
 
-/// What became of a record.
+/// Result of storing a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
     /// The connection's number.
@@ -288,7 +289,8 @@ impl Store {
             return false;
         };
         let age = now.saturating_duration_since(*since);
-        // Spread by a fraction of the number's, the golden ratio's.
+        // The multiplication (by 2^32 over the golden ratio) spreads consecutive numbers evenly over
+        // 0 to 1, so that records stored together are not renewed together.
         let spread = self.renewal.mul_f64(f64::from(n.wrapping_mul(0x9e37_79b9)) / f64::from(u32::MAX));
         let takers = self.servers.iter().filter(|server| server.takes()).count() as u32;
         let copies = keep.count_ones();

@@ -18,7 +18,7 @@ const NONCE: usize = 12;
 const TAG: usize = 16;
 /// The form of sealed values. No record of before begins with it.
 const FORM: u8 = 0xa5;
-/// What keys are derived for.
+/// Context string of the key derivation.
 const PURPOSE: &str = "Rivulet TRODS records 2026-11";
 
 /// The keys of a service's values, by epoch.
@@ -88,7 +88,7 @@ impl RecordKeys {
     }
 }
 
-/// What a value is bound to: its key in the store.
+/// Associated data of a sealed value: its key in the store.
 fn associated(place: &str) -> &[u8] {
     place.as_bytes()
 }

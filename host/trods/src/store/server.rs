@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, ipproto, sock
 
 use super::put_command;
 
-/// Between attempts to connect.
+/// Pause between attempts to connect.
 const RETRY: Duration = Duration::from_millis(200);
 /// A connection without an answer for this long is broken.
 const SILENCE: Duration = Duration::from_secs(1);
@@ -25,7 +25,7 @@ const MAX_LINE: usize = 2048;
 /// Most deletions that wait for an unreachable server; further records expire.
 const MAX_STALE: usize = 65_536;
 
-/// What a command was.
+/// Kind of a command sent to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Put,
@@ -33,7 +33,7 @@ pub(super) enum Kind {
     Other,
 }
 
-/// What a server said to a record.
+/// The server's answer about a record.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answer {
     pub serial: u64,
@@ -57,17 +57,17 @@ pub(super) struct Server {
     others: u64,
     /// Numbers of records to delete there.
     stale: HashSet<u32>,
-    /// Of records that broke with the connection.
+    /// Failed answers for the records that were in flight when the connection broke.
     broken: Vec<Answer>,
     /// The connection broke since the last call of `take_lost`.
     lost: bool,
 }
 
-/// What a replica's keys begin with, and the sealed values by which others find its records.
+/// Prefix of a replica's keys, and the sealed values by which others find its records.
 #[derive(Debug)]
 pub(super) struct Names {
     pub prefix: String,
-    /// Where its incarnations stand, and which they are.
+    /// Key of the list of its incarnations, and the list.
     pub index_key: String,
     pub index: Vec<u8>,
     /// A number above all that are in use; empty if none is.

@@ -1,4 +1,4 @@
-//! The own server asked for what it has: a list of targets, which it serves itself, and the head of each.
+//! Asks the local server which objects it has: requests the list of targets, and the head of each.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::table::{MAX_TARGET, MAX_TARGETS, Row, Table};
 use crate::digest::{Digests, Knowledge, Wanted};
 
-/// How long the server may take.
+/// Time limit for an answer of the server.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Bytes of the longest list.
 const MAX_LIST: u64 = 64 << 20;
@@ -17,7 +17,7 @@ const MAX_HOST: usize = 255;
 /// Most bytes of a head.
 const MAX_HEAD: u64 = 8192;
 
-/// Between two looks whether objects have digests.
+/// Interval at which it checks whether the objects have digests.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// The table as the server at a service's addresses has it, in the calling thread's network namespace. What a digest cannot be made

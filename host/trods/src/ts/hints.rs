@@ -33,17 +33,17 @@ const MAGIC: [u8; 4] = *b"RvT\x03";
 const NAMED: u8 = 1 << 0;
 const LEFT: u8 = 1 << 1;
 const HEIR: u8 = 2;
-/// Above an entry's generation: how quiet its client is.
+/// Shift of the bits above an entry's generation: the time since its client's last segment ([`quiet`]).
 const QUIET: u8 = 5;
 
 /// The announcement of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hint {
-    /// Behind what its client was acknowledged.
+    /// The client's next sequence number: everything before it was acknowledged.
     pub client_next: u32,
-    /// What all its timestamps have.
+    /// Bits that all timestamps of the connection share.
     pub base: u32,
-    /// What it is being sent; 0: nothing yet.
+    /// Number of the object that is being sent; 0: none yet.
     pub object: u32,
     /// The connection can be resumed; otherwise only its holder is announced.
     pub is_named: bool,
@@ -85,17 +85,17 @@ pub struct Peers {
     pub own: u8,
     /// The others', and where their agents listen.
     pub others: Vec<(u8, SocketAddr)>,
-    /// What all of them know.
+    /// Secret of all replicas of the service, which authenticates announcements.
     pub secret: [u8; 8],
 }
 
-/// The socket of this replica, and what the others told.
+/// The socket of this replica, and the announcements of the others.
 #[derive(Debug)]
 pub struct Hints {
     socket: UdpSocket,
     peers: HashMap<SocketAddr, Peers>,
     known: HashMap<FlowKey, (u8, Hint, Instant)>,
-    /// Those that another replica told of than before.
+    /// Connections that were last announced by another replica than before.
     moved: Vec<FlowKey>,
     /// Connections that are left to a member.
     left: Vec<FlowKey>,
@@ -111,14 +111,14 @@ impl Hints {
     /// Listens at a port, in the calling thread's network namespace.
     ///
     /// # Errors
-    /// The system's.
+    /// A system call fails.
     pub fn open(port: u16) -> io::Result<Hints> {
         let any: SocketAddr = (std::net::Ipv6Addr::UNSPECIFIED, port).into();
         let socket =
             UdpSocket::bind(any).or_else(|_| UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, port)))?;
         socket.set_nonblocking(true)?;
         let (peers, known, waiting) = (HashMap::new(), HashMap::new(), HashMap::new());
-        // Above those of the process before, which sends less than a batch a microsecond.
+        // Larger than all numbers of the former process, which sends less than a batch a microsecond.
         let next = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_micros() as u64);
         let (moved, left, heard) = (Vec::new(), Vec::new(), HashMap::new());
         Ok(Hints { socket, peers, known, moved, left, waiting, next, heard })
@@ -238,7 +238,7 @@ impl Hints {
         self.known.iter().map(|(key, (sender, hint, told))| (*key, *sender, *hint, *told))
     }
 
-    /// It goes on here.
+    /// Forgets the announcement of a connection that this replica resumed.
     pub fn forget(&mut self, key: &FlowKey) {
         self.known.remove(key);
     }
@@ -326,7 +326,7 @@ mod tests {
 
     use super::*;
 
-    /// Above all before.
+    /// A batch number larger than all earlier ones.
     fn number() -> u64 {
         static LAST: AtomicU64 = AtomicU64::new(1);
         LAST.fetch_add(1, Ordering::Relaxed)
@@ -449,8 +449,8 @@ mod tests {
         assert_eq!(told(&mut hints, 1, 0, now + LIFETIME / 2), [(2, 1)]);
         assert_eq!(told(&mut hints, 1, 1, now), [(1, 1)], "of two that went on with it whoever told last");
         assert_eq!(told(&mut hints, 1, 0, now), [(1, 0)], "its next one between the same ports");
-        // A later connection between the same ports takes precedence, for any number of adoptions
-        // of the former.
+        // A later connection between the same ports takes precedence over the former one, however
+        // often the former was adopted (9 times here).
         let begins = 7 + (1 << 30);
         // Unless the client has sent on the former one since, or recently: then the ISN has
         // wrapped.

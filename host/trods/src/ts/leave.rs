@@ -55,7 +55,7 @@ pub(super) struct Leaving {
 #[derive(Debug)]
 struct Left {
     hint: Hint,
-    /// None while it is unknown which replica gets the client's segments.
+    /// The adopter; `None` while it is unknown which replica gets the client's segments.
     to: Option<Pin>,
     since: Instant,
     again_at: Instant,
@@ -132,14 +132,14 @@ impl Names {
             }
             let Some(to) = self.leaving.heir(&key) else { continue };
             room -= 1;
-            // First of all it is muted.
+            // The connection is muted before anything is announced.
             self.leave_to(&key, to, watch)?;
             tracing::debug!(client = %key.client(), holder = to.holder, "left");
             let hint = hint(&stamped);
             self.hints.tell(key, Hint { left_to: Some(to.holder), ..hint });
             self.leaving.left.insert(key, Left { hint, to: Some(to), since: now, again_at: now + AGAIN });
             self.leaving.moved += 1;
-            // It was counted as movable and is now among those without an adopter.
+            // The connection is now counted in `left`: as movable too it would count twice.
             self.leaving.movable = self.leaving.movable.saturating_sub(1);
         }
         Ok(())

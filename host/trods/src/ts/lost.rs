@@ -43,12 +43,12 @@ struct Lost {
     probes: usize,
 }
 
-/// All connections that are searched for.
+/// All connections for which this replica searches.
 #[derive(Debug, Default)]
 pub(super) struct LostOnes {
     all: HashMap<FlowKey, Lost>,
     due: BinaryHeap<Reverse<(Instant, FlowKey)>>,
-    /// Those that their clients do not know.
+    /// Connections that their clients no longer know.
     gone: Vec<FlowKey>,
     /// Probes that began at this time.
     pace: Option<(Instant, u32)>,
@@ -99,7 +99,7 @@ impl LostOnes {
         known.is_some_and(|known| hint.is_after(known))
     }
 
-    /// It is another's now.
+    /// Ends the search, because another replica has the connection.
     pub fn forget(&mut self, key: &FlowKey, programs: &Trods) -> Result<(), HoldError> {
         if self.all.remove(key).is_some() {
             programs.unpark(key)?;
@@ -210,7 +210,7 @@ fn probe(key: &FlowKey, hint: &Hint, with: Reading<'_>, prober: &Prober) -> io::
     Ok(())
 }
 
-/// What a probe acknowledges.
+/// The acknowledgement number of a probe.
 pub(super) fn probed_ack(client_next: u32) -> u32 {
     client_next.wrapping_sub(OLD)
 }

@@ -41,7 +41,7 @@ pub use self::leave::LeaveNamed;
 pub(crate) use self::read::{Found, handshake, recorded};
 pub use table::{Known, MAX_TARGETS, Row, Table};
 
-/// Between two questions what the own server has.
+/// Interval of requests for the local server's list of objects.
 const ASK: Duration = Duration::from_secs(5);
 /// Interval of announcements of all connections, and the longest delay for a new one.
 const TELL: Duration = Duration::from_secs(1);
@@ -61,7 +61,7 @@ const DATA_AHEAD: u32 = 1 << 30;
 /// How the connections of a service are named.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
-    /// Where the own server has the list of targets.
+    /// Path of the list of targets on the local server.
     pub list: String,
     /// Keys of ISNs, each with its epoch's lowest bit: the first one makes them.
     pub keys: Vec<(CookieKey, bool)>,
@@ -81,7 +81,7 @@ struct Service {
     sockets: Vec<SocketAddr>,
     named: Named,
     table: Arc<Table>,
-    /// What the programs call the table.
+    /// Number of the table in the BPF programs.
     number: u32,
     hunting: u64,
     stop: Arc<AtomicBool>,
@@ -117,7 +117,7 @@ impl Names {
     /// Nothing is named.
     ///
     /// # Errors
-    /// The system's.
+    /// A system call fails.
     pub fn open(netns: Option<&str>, digests: &Digests) -> Result<Names, HoldError> {
         let (hints, prober) = in_netns(netns, || (Hints::open(hints::PORT), Prober::open()))?;
         let (ask, asked) = channel();
@@ -179,7 +179,7 @@ impl Names {
         self.at.iter().map(|(socket, n)| (*socket, self.services[*n].table.version())).collect()
     }
 
-    /// What there is to wait for, and how long at most.
+    /// The descriptor to wait for, and the longest time to wait.
     pub fn wait(&self) -> (BorrowedFd<'_>, Duration) {
         let pause = self.lost.deadline().map(|at| at.saturating_duration_since(Instant::now()));
         (self.hints.readable(), pause.map_or(BATCH, |pause| pause.min(BATCH)))

@@ -29,7 +29,7 @@ pub(crate) fn is_near(seq: u32, next: u32) -> bool {
     seq.wrapping_sub(next) <= MAX_UNKNOWN || next.wrapping_sub(seq) <= MAX_UNKNOWN
 }
 
-/// What a service's connections are read with.
+/// Keys and limits for reading segments of a service's connections.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reading<'a> {
     /// Keys of ISNs, each with its epoch's lowest bit.
@@ -55,9 +55,9 @@ pub(crate) enum Told {
     Found(Box<Found>),
     /// The connection can be resumed when the client repeats its last segment.
     Waits,
-    /// Its client knows nothing of the connection any more.
+    /// The client no longer knows the connection.
     Gone,
-    /// Nothing.
+    /// The segment shows nothing.
     Nothing,
 }
 

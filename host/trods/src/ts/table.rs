@@ -18,13 +18,13 @@ const MAX_TOTAL: u64 = u32::MAX as u64 - (1 << 30);
 /// The head of a response, and whether its server closes behind it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {
-    /// As the programs know it.
+    /// The head in the form that the BPF programs use.
     pub head: KnownHead,
     /// The server closes behind it.
     pub close: bool,
 }
 
-/// What a target is answered with.
+/// The answer to a request for a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
     /// `Host` of requests for it, in lower case: servers have several sites.
@@ -39,7 +39,7 @@ pub struct Row {
     pub length: u64,
     /// Each head, where connections go on and where they do not.
     pub known: [Option<Known>; HEADS],
-    /// What the object's bytes come to, and those of its beginning.
+    /// Digest of the object, and checksum of its first bytes.
     pub content: Content,
 }
 
@@ -95,7 +95,7 @@ fn date(octets: &[u8]) -> usize {
     0
 }
 
-/// All of them.
+/// All rows of a server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
     rows: Vec<Row>,
@@ -143,7 +143,7 @@ impl Table {
         &self.rows
     }
 
-    /// What a number stands for.
+    /// The row and head for which a number stands.
     #[must_use]
     pub fn get(&self, object: u32) -> Option<(&Row, &Known)> {
         let n = object.checked_sub(1)? as usize;

@@ -20,7 +20,7 @@ fn head(length: u64) -> Vec<u8> {
     format!("HTTP/1.1 200 OK\r\nETag: \"x\"\r\nContent-Length: {length}\r\n\r\n").into_bytes()
 }
 
-/// The sequence number so far behind the first.
+/// The sequence number at this distance from the first.
 fn at(octets: u64) -> u32 {
     SERVICE.wrapping_add(octets as u32)
 }

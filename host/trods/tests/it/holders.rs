@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 
 use stateright::{Checker, Model, Property};
 
-/// Replicas. The first one that takes connections gets what the client sends.
+/// Number of replicas. The client's segments go to the first live one that takes connections.
 const REPLICAS: usize = 3;
 /// Agents that are killed in a run. (With three the same is found, in 20 s.)
 const KILLS: u8 = 2;
@@ -33,15 +33,15 @@ type Process = (usize, u8);
 struct Rack {
     alive: [bool; REPLICAS],
     incarnation: [u8; REPLICAS],
-    /// What the controller tells of it; 0: nothing yet.
+    /// The incarnation that the controller reports; 0: none yet.
     told: [u8; REPLICAS],
-    /// Gets what clients send, if it is the first one.
+    /// Whether the replica takes connections.
     takes: [bool; REPLICAS],
-    /// Who is alive, as each one heard last from the ToR.
+    /// The live replicas in the ToR's latest answer to each replica.
     sees: [[bool; REPLICAS]; REPLICAS],
-    /// Records that each one is about to read.
+    /// Records that each replica is about to read.
     reads: [BTreeSet<Process>; REPLICAS],
-    /// Who has read a record, and answers the client if it gets its segments.
+    /// Replicas that have read a record, and resume the connection when the client's segments come.
     looks: [bool; REPLICAS],
     /// The connection's records in the store.
     records: BTreeSet<Process>,
@@ -56,24 +56,24 @@ enum Event {
     Dies(usize),
     /// It starts again.
     Returns(usize),
-    /// The controller tells the others of its incarnation.
+    /// The controller reports its incarnation to the others.
     IsTold(usize),
-    /// It hears from the ToR who is alive.
+    /// It gets the set of live replicas from the ToR.
     Hears(usize),
     /// The controller lets it take connections again.
     IsReadmitted(usize),
-    /// It reads what this process stored.
+    /// It reads the records that this process stored.
     Reads(usize, Process),
-    /// The client's segment comes to it: it goes on with the connection.
+    /// It gets the client's segment and resumes the connection.
     GoesOn(usize),
-    /// The client's segment comes to it, and no replica has a record.
+    /// It gets the client's segment, and no replica has a record.
     Resets(usize),
 }
 
 struct Racks(Rules);
 
 impl Rack {
-    /// Who gets what the client sends.
+    /// The replica that gets the client's segments.
     fn first(&self) -> Option<usize> {
         (0..REPLICAS).find(|n| self.alive[*n] && self.takes[*n])
     }
@@ -128,7 +128,7 @@ impl Model for Racks {
             if rack.sees[n] != rack.alive {
                 events.push(Event::Hears(n));
             }
-            // It says that it is ready once it has heard, and read.
+            // A replica is ready once it knows the live set and has read all records.
             if !rack.takes[n]
                 && rack.sees[n][n]
                 && rack.reads[n].is_empty()
@@ -137,7 +137,7 @@ impl Model for Racks {
                 events.push(Event::IsReadmitted(n));
             }
             events.extend(rack.reads[n].iter().map(|of| Event::Reads(n, *of)));
-            // It looks again while somebody's connections may be without a holder.
+            // It reads again while a connection may be without a holder.
             if self.0 == Rules::Always && !rack.looks[n] && rack.holder.is_none() {
                 let formers =
                     rack.records.iter().filter(|of| rack.is_former(n, **of) && !rack.reads[n].contains(*of));
@@ -161,7 +161,7 @@ impl Model for Racks {
                 rack.sees[n] = [false; REPLICAS];
                 rack.reads[n].clear();
                 rack.kills += 1;
-                // Its server goes on, and the ToR drops what it says.
+                // Its web server stays alive, but the ToR drops its segments.
                 rack.holder = rack.holder.filter(|(holder, _)| *holder != n);
             }
             Event::Returns(n) => {
@@ -192,7 +192,7 @@ impl Model for Racks {
             Event::IsReadmitted(n) => rack.takes[n] = true,
             Event::Reads(n, of) => {
                 rack.reads[n].remove(&of);
-                // What is held is newer.
+                // A held connection has a newer record than the one read.
                 rack.looks[n] |= rack.records.contains(&of) && rack.holder.is_none();
             }
             Event::GoesOn(n) => {
@@ -208,7 +208,7 @@ impl Model for Racks {
 
     fn properties(&self) -> Vec<Property<Racks>> {
         vec![
-            // Runs end, since kills are counted: where nothing can happen any more somebody holds the connection.
+            // The number of kills is limited, so each run ends; at its end a replica holds the connection, or it was reset.
             Property::eventually("held or reset", |_, rack: &Rack| {
                 rack.is_reset || rack.kills == KILLS && rack.holder.is_some()
             }),
@@ -228,7 +228,8 @@ fn every_connection_is_held_or_reset_in_the_end() {
     checked.assert_properties();
 }
 
-/// The run that was seen: a holder is killed, returns, and dies again before anybody has gone on with its connection.
+/// The run that was observed: a holder is killed, returns, and dies again before another replica has resumed its
+/// connection.
 #[test]
 fn records_read_on_a_death_alone_leave_connections_hanging() {
     let checked = Racks(Rules::OnDeath).checker().spawn_bfs().join();

@@ -20,7 +20,7 @@ use rivulet_trods::{Settings, Tuple};
 use crate::survive::{Plan, Rig, SERVICE};
 use crate::watch::Shared;
 
-/// An idle connection, adopted at a replica whose client is the test's own.
+/// An idle connection that a replica adopted; the test itself sends the client's segments.
 struct Idle {
     watch: Watch<Shared>,
     key: FlowKey,
@@ -32,7 +32,7 @@ struct Idle {
     _replica: Netns,
 }
 
-/// What the client has, and what it sends next.
+/// Sequence numbers: the server's bytes that the client has, and the client's next byte.
 const ACKED: u32 = 900;
 const NEXT: u32 = 30;
 
@@ -97,13 +97,13 @@ impl Idle {
         ends
     }
 
-    /// Whether its end was told of, of which the server's kernel says nothing else.
+    /// Whether the watch reported the early end of the connection, for which the server's kernel sends no segment.
     fn is_reported(&mut self) -> bool {
         self.watch.turn(|key, _| panic!("an orphan: {key:?}")).unwrap();
         self.watch.ended_early() == [self.key]
     }
 
-    /// The client has everything before this number, and says this.
+    /// The client acknowledges everything before `ack`, and sends `data`.
     fn say(&mut self, ack: u32, data: &[u8]) {
         let (src, dst, flags) = (self.tuple.client, self.tuple.service, TcpFlags(TcpFlags::ACK));
         let header = Header { src, dst, seq: NEXT, ack, flags, window: 1000, options: Options::default() };
@@ -139,7 +139,7 @@ fn an_adopted_connection_ends_when_this_process_meant_it() {
     assert_eq!(idle.watch.status().unprotected.len(), 0);
 }
 
-/// What nobody has acknowledged its client would say again, but after a retransmission timeout.
+/// The client would retransmit unacknowledged data, but only after a retransmission timeout.
 #[test]
 fn unread_client_data_keeps_connection_here() {
     let Some(mut idle) = Idle::new() else { return };
@@ -173,7 +173,7 @@ fn read(stream: &mut TcpStream, content: &[u8]) {
     assert!(body == content);
 }
 
-/// On the host that adopted a connection the server dies too, while nothing is said on it and in the middle of a response.
+/// The server of the adopting host dies too: once while the connection is idle, once in the middle of a response.
 #[test]
 fn a_server_dies_that_an_adopted_connection_has() {
     let Some(mut rig) = Rig::new(&Plan::default()) else { return };

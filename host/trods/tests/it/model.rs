@@ -1,7 +1,7 @@
-//! Random connections through a flow, and beside it a naive reader of what was let pass.
+//! Random connections through a flow, checked against a naive reader of the bytes that were let pass.
 //!
-//! After each step the replica may die: what its client has, what its client still keeps, and the record in the store must
-//! give exactly the octets that the server would have sent. So nothing was acknowledged or let pass without its meaning.
+//! The replica may die after each step. The bytes that the client has, the unacknowledged bytes that it still keeps, and
+//! the record in the store must then give exactly the bytes that the server would have sent.
 
 use std::collections::VecDeque;
 
@@ -12,14 +12,15 @@ use rivulet_trods::{Action, Flow, Limits, Reason, Record, Settings};
 
 use crate::support::{Dice, established, server};
 
-/// A piece of one direction: where it begins in its stream, its octets, FIN behind it, and what its sender had then.
+/// A segment of one direction: its offset in the stream, its bytes, whether FIN follows, and the bytes of the other
+/// direction that its sender had then.
 type Piece = (usize, Vec<u8>, bool, usize);
 
-/// Which octets of a stream are there.
+/// The bytes of a stream that have arrived.
 #[derive(Default)]
 struct Had {
     octets: Vec<bool>,
-    /// So many without a hole.
+    /// Number of bytes without a hole.
     all: usize,
 }
 
@@ -31,9 +32,9 @@ impl Had {
     }
 }
 
-/// What a record in the store is good for.
+/// The bytes that a record in the store can restore.
 struct Kept {
-    /// Where what it gives begins and ends, and up to where the client's octets are in it.
+    /// Offsets in the server's stream between which the record gives bytes, and the end of the client's bytes in it.
     before: usize,
     passed: usize,
     known: usize,
@@ -49,12 +50,12 @@ struct World {
     store: VecDeque<(u64, Record)>,
     kept: Option<Kept>,
     stores: usize,
-    /// What the client will say, and what it is to be answered.
+    /// The bytes that the client will send, and the expected answer.
     requests: Vec<u8>,
     want: Vec<u8>,
-    /// Where the requests end that it sends together, and the answers to those before them.
+    /// Ends of the batches of requests that the client sends together, and of the answers to the batches before.
     batches: Vec<(usize, usize)>,
-    /// Where each request ends, and its answer.
+    /// End offsets of each request and of its answer.
     ends: Vec<(usize, usize)>,
     said: usize,
     acknowledged: usize,
@@ -187,7 +188,7 @@ impl World {
         self.act(&mut out);
     }
 
-    /// A piece of what is not acknowledged, as often again as it likes.
+    /// The client sends a part of its unacknowledged data; it may repeat it any number of times.
     fn client_sends(&mut self) {
         // The reader is slightly behind, not more.
         if self.copies.len() > 3 {

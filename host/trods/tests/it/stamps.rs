@@ -265,7 +265,7 @@ fn connection_adopted_elsewhere_is_not_adopted_here() {
         rig.report_named_death(1, 1, Some(Pin { tor: TOR, holder: 3 }));
         // Until data in flight no longer matters: then any segment of the client will do.
         std::thread::sleep(Duration::from_millis(300));
-        // It is searched for here by now.
+        // By now this replica searches for the connection.
         if is_told {
             third.tell();
         }

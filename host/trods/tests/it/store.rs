@@ -94,7 +94,7 @@ fn store(servers: &[SocketAddr], copies: u8, patience: Duration) -> Store {
     Store::new(&config, &keys(), Instant::now()).unwrap()
 }
 
-/// Turns until so many are done.
+/// Runs the store until `count` operations are done, and returns their results.
 fn finish(store: &mut Store, count: usize) -> Vec<Done> {
     let mut done = Vec::new();
     let deadline = Instant::now() + PATIENCE;

@@ -57,7 +57,7 @@ pub struct Plan<'a> {
     pub server: Start<'a>,
     /// Where it is.
     pub service: &'a str,
-    /// So many of [`STORES`].
+    /// How many of [`STORES`] to start.
     pub stores: usize,
     pub renewal: Duration,
     /// Until when replicas may send at first.

@@ -23,7 +23,7 @@ enum Rules {
     Asked,
 }
 
-/// A replica forgets a refusal after so long without a segment, seconds, as the programs do.
+/// Seconds without a segment after which a replica, and the BPF programs, forget a refusal.
 const REFUSED_PAUSE: u16 = 3;
 /// Restarts of agents, and segments that the client sends by itself before it gives up.
 const RESTARTS: u8 = 4;

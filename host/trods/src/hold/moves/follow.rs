@@ -21,7 +21,8 @@ const PATIENCE: Duration = Duration::from_millis(100);
 const WANTED: Duration = Duration::from_secs(2);
 /// For this long the expected adopter of a connection is computed again, because it may change.
 const RECENT: Duration = Duration::from_secs(5);
-/// And so long a list is read of a replica that is not left any more: the last connections may be on their way.
+/// Time for which the list of a replica is read after the last connection left it: the last entries
+/// may still be on their way.
 const AFTER: Duration = Duration::from_secs(3);
 
 /// The replicas with lists to read.
@@ -48,7 +49,7 @@ impl Followers {
     /// this replica's index in the pool. `wake` is called when something was found, on another thread.
     ///
     /// # Errors
-    /// No thread.
+    /// The thread cannot be started.
     pub fn set(
         &mut self,
         all: Vec<(u8, Departed)>,

@@ -13,19 +13,19 @@ use super::{AT_A_TIME, LISTED, Left, List, POLL, Rounds, list_key, mark_key};
 use crate::hold::{HoldError, Stores, Watch};
 use crate::store::{LIFETIME, Notices, RecordKeys};
 
-/// So many may be left that the one that is to go on has not read of.
+/// Maximum number of left connections that their adopter has not yet read from the list.
 const AHEAD: u64 = LISTED as u64 / 2;
 /// After this time no member searches for a connection that was left; its record is only a number
 /// then.
 const KEPT: Duration = Duration::from_secs(90);
-/// As the mark of a member that does not read.
+/// Mark of a member that does not read the list.
 const NOT_READING: u64 = u64::MAX;
 /// Members of a pool.
 const MEMBERS: u8 = 64;
 
 /// Services that a replica is to be left by.
 pub struct Leave {
-    /// What the keys of its records begin with.
+    /// Prefix of the keys of this replica's records.
     pub prefix: String,
     /// The servers of its store.
     pub servers: Vec<SocketAddr>,
@@ -43,7 +43,7 @@ impl std::fmt::Debug for Leave {
     }
 }
 
-/// What leaves.
+/// The connections that are leaving.
 #[derive(Debug, Default)]
 pub struct Leaving {
     places: Vec<Place>,
@@ -65,7 +65,7 @@ impl Leaving {
     /// Starts to leave exactly these services. Connections of others that were left stay so.
     ///
     /// # Errors
-    /// No thread.
+    /// The thread cannot be started.
     pub fn set(&mut self, all: Vec<Leave>) -> Result<(), HoldError> {
         let mut before = std::mem::take(&mut self.places);
         let now = Instant::now();
@@ -169,7 +169,7 @@ struct Desk {
 }
 
 impl Desk {
-    /// Its thread ends when this is dropped and all is written.
+    /// Starts the thread, which ends when this is dropped and everything is written.
     fn open(leave: &Leave, first: u64) -> Result<Desk, HoldError> {
         let marks = Arc::new([const { AtomicU64::new(NOT_READING) }; MEMBERS as usize]);
         let (send, receive) = channel();

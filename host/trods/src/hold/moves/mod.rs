@@ -18,7 +18,7 @@ pub use leave::{Leave, Leaving};
 pub use list::{LISTED, Left, List};
 pub(crate) use rounds::{AT_A_TIME, Rounds};
 
-/// Between two looks at the others' word.
+/// Interval at which the other members' marks are read.
 const POLL: Duration = Duration::from_millis(4);
 
 /// The key of the list of a replica's connections that were left.

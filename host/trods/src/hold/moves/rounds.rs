@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use rivulet_bpf::trods::FlowKey;
 
-/// So many are left at a time, and the next ones so much later.
+/// Number of connections that leave at a time, and the pause before the next ones.
 pub(crate) const AT_A_TIME: usize = 16;
 const STEP: Duration = Duration::from_millis(4);
-/// So many are looked at meanwhile, and all of them again after this.
+/// Connections that are checked in each step, and the minimum interval of checks of the whole list.
 const LOOKED: usize = 512;
 const ROUND: Duration = Duration::from_millis(20);
 /// After this time the ToR sends clients' segments to the adopter, and the adopter has the pins of
@@ -17,7 +17,7 @@ const SETTLE: Duration = Duration::from_millis(200);
 /// A response that is over so soon is not moved.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Which of them are looked at when.
+/// The order in which connections are checked.
 #[derive(Debug)]
 pub(crate) struct Rounds {
     since: Instant,

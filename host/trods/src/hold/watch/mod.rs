@@ -30,7 +30,7 @@ pub(super) const ASK: u64 = REQUEST_PATIENCE + 1;
 /// Between two looks at what a client acknowledged, for a connection that needs to know, milliseconds.
 pub(super) const LOOK: u64 = 2;
 
-/// Where records go. Nothing of it blocks.
+/// Takes records. No method blocks.
 pub trait Keeper {
     /// Stores a record in place of the connection's last.
     fn store(&mut self, key: &FlowKey, ticket: u64, record: &Record);
@@ -52,7 +52,7 @@ pub trait Keeper {
     fn wait<'k>(&'k self, on: &mut Vec<(BorrowedFd<'k>, bool)>);
 }
 
-/// How the connections of this replica are.
+/// Numbers of this replica's connections, by state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     /// Connections that are watched now.
@@ -66,11 +66,11 @@ pub struct Status {
 /// A connection with timestamps of the programs that was about to end here.
 #[derive(Clone, Copy, Debug)]
 pub struct Ended {
-    /// Which.
+    /// The connection.
     pub key: FlowKey,
-    /// Since its server's process died.
+    /// Whether it ended because its server's process died.
     pub of_dead: bool,
-    /// By a RST.
+    /// Whether it ended by a RST.
     pub is_reset: bool,
 }
 
@@ -145,10 +145,10 @@ pub struct Watch<K> {
 }
 
 impl<K: Keeper> Watch<K> {
-    /// Nothing is watched before [`Watch::set_services`].
+    /// Starts with no service: [`Watch::set_services`] names them.
     ///
     /// # Errors
-    /// The system's.
+    /// A system call fails.
     pub fn new(hold: Hold, keeper: K) -> Result<Watch<K>, HoldError> {
         Ok(Watch {
             leases: hold.programs.leases()?,
@@ -193,7 +193,7 @@ impl<K: Keeper> Watch<K> {
         &mut self.keeper
     }
 
-    /// How the connections are.
+    /// Numbers of the connections, by state.
     pub fn status(&self) -> Status {
         Status { watched: self.connections.len() as u64, ..self.status.clone() }
     }
@@ -243,7 +243,8 @@ impl<K: Keeper> Watch<K> {
                 } else if !self.succeeds {
                     self.hold.abort_closing(*service)?;
                 }
-                // They began before anybody watched, and end with their server. What this host asks its own server is none.
+                // These connections began unwatched, so they die with their server. Connections of this
+                // host itself (health checks, digests) do not count.
                 let clients = self.hold.clients(*service)?.into_iter();
                 let are_formers = issuer > 0 && !self.succeeds;
                 for client in clients.filter(|client| client.ip() != service.ip()) {
@@ -266,8 +267,8 @@ impl<K: Keeper> Watch<K> {
         Ok(formers)
     }
 
-    /// Of these services the programs make handshakes and timestamps, from the next [`Watch::set_services`] on: the issuer's
-    /// number, and whether what timestamps cannot name is watched, or free.
+    /// From the next [`Watch::set_services`] on, the BPF programs make the handshakes and timestamps of these services. For
+    /// each: its issuer's number, and whether responses that timestamps cannot name are watched or left unprotected.
     pub fn set_issuers(&mut self, issuers: HashMap<SocketAddr, (u32, bool)>) {
         self.issuers = issuers;
     }
@@ -304,7 +305,7 @@ impl<K: Keeper> Watch<K> {
         let _ = poll(&mut set, Timespec::try_from(pause).ok().as_ref());
     }
 
-    /// Does what there is to do; `parked` gets the packets of orphans ([`What::Parked`]).
+    /// Handles events and actions; `parked` gets the packets of orphans ([`What::Parked`]).
     ///
     /// # Errors
     /// The system's; the next call goes on.
@@ -354,7 +355,7 @@ impl<K: Keeper> Watch<K> {
     /// or leaves.
     ///
     /// # Errors
-    /// The system's.
+    /// A system call fails.
     pub fn record(&mut self, record: &Record, stamped: &Stamped) -> Result<(), HoldError> {
         let Tuple { client, service } = record.tuple;
         let key = FlowKey::new(client, service);
@@ -379,7 +380,7 @@ impl<K: Keeper> Watch<K> {
     /// are passed on from now on.
     ///
     /// # Errors
-    /// The system's.
+    /// A system call fails.
     pub fn begin(&mut self, key: &FlowKey) -> Result<(), HoldError> {
         let Some(connection) = self.connections.get_mut(key) else { return Ok(()) };
         connection.awaited = false;
@@ -391,7 +392,7 @@ impl<K: Keeper> Watch<K> {
     /// Exchanges records and results with the store.
     ///
     /// # Errors
-    /// The system's.
+    /// A system call fails.
     pub fn settle(&mut self) -> Result<(), HoldError> {
         let Watch { keeper, connections, actions, said, status, .. } = self;
         keeper.turn(&mut |key, ticket, kept| {

@@ -38,7 +38,7 @@ impl<K: Keeper> Watch<K> {
     /// would reset the client.
     ///
     /// # Errors
-    /// The system's.
+    /// A system call fails.
     pub(super) fn keep_closing(&mut self, service: SocketAddr) -> Result<(), HoldError> {
         for client in self.hold.closing(service)? {
             let key = FlowKey::new(client, service);
@@ -57,7 +57,7 @@ impl<K: Keeper> Watch<K> {
     /// began and that have no record. To be called about ten times a second.
     ///
     /// # Errors
-    /// The system's.
+    /// A system call fails.
     pub fn reset_closing(
         &mut self,
         now: Instant,
@@ -92,7 +92,7 @@ impl<K: Keeper> Watch<K> {
     /// The client of a connection that was adopted is reset.
     ///
     /// # Errors
-    /// The system's.
+    /// A system call fails.
     pub fn refuse(&mut self, key: &FlowKey) -> Result<(), HoldError> {
         self.let_go(key, Reason::Closed)
     }
@@ -100,7 +100,7 @@ impl<K: Keeper> Watch<K> {
     /// Closes an adopted connection that is idle.
     ///
     /// # Errors
-    /// The system's.
+    /// A system call fails.
     pub fn leave(&mut self, key: &FlowKey) -> Result<(), HoldError> {
         let Some(connection) = self.connections.get_mut(key) else { return Ok(()) };
         connection.leaves = true;
@@ -118,7 +118,7 @@ impl<K: Keeper> Watch<K> {
     /// waits for an adopter or the next report.
     ///
     /// # Errors
-    /// The system's.
+    /// A system call fails.
     pub fn judge(&mut self, key: &FlowKey, accepts: bool) -> Result<Option<Record>, HoldError> {
         let Some(connection) = self.connections.get_mut(key) else { return Ok(None) };
         let (died, adopted) = (connection.died, connection.adopted);
@@ -152,7 +152,7 @@ impl<K: Keeper> Watch<K> {
     /// here.
     ///
     /// # Errors
-    /// The system's.
+    /// A system call fails.
     pub fn withdraw(&mut self, key: &FlowKey) -> Result<(), HoldError> {
         self.hold.programs.park(key)?;
         self.drop_socket(key)
@@ -173,7 +173,7 @@ impl<K: Keeper> Watch<K> {
     /// may send on it.
     ///
     /// # Errors
-    /// The system's.
+    /// A system call fails.
     pub fn movable(&mut self, key: &FlowKey) -> Result<Option<Record>, HoldError> {
         // Includes the client's data since the last turn, which no other replica has.
         self.catch_up()?;
@@ -192,7 +192,7 @@ impl<K: Keeper> Watch<K> {
     /// in the store is left.
     ///
     /// # Errors
-    /// The system's.
+    /// A system call fails.
     pub fn move_to(&mut self, key: &FlowKey, to: Pin) -> Result<(), HoldError> {
         // First of all it is muted.
         self.hold.programs.pin(key, to)?;
@@ -221,7 +221,7 @@ impl<K: Keeper> Watch<K> {
     /// a [stale](Keeper::is_stale) record is stored again. To be called about ten times a second.
     ///
     /// # Errors
-    /// The system's.
+    /// A system call fails.
     pub fn sweep(&mut self) -> Result<(), HoldError> {
         let now = now_ms();
         if self.swept.is_empty() {
@@ -256,7 +256,7 @@ impl<K: Keeper> Watch<K> {
     /// deleted.
     ///
     /// # Errors
-    /// The system's.
+    /// A system call fails.
     pub fn hand_over(&mut self, key: &FlowKey, to: Pin, theirs: &Age) -> Result<bool, HoldError> {
         let is_outdated = self.is_ahead(key, theirs) || self.is_elsewhere(key, theirs);
         tracing::debug!(client = %key.client(), ?theirs, holder = to.holder, is_outdated, "held elsewhere");
@@ -297,7 +297,7 @@ impl<K: Keeper> Watch<K> {
     /// pinned or parked.
     ///
     /// # Errors
-    /// The system's.
+    /// A system call fails.
     pub fn abandon(&mut self, key: &FlowKey) -> Result<(), HoldError> {
         if let Some(connection) = self.connections.remove(key) {
             self.end(key, connection)?;

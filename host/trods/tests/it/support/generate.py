@@ -2,9 +2,9 @@
 
     generate.py ADDRESS PORT
 
-`/SIZE/KIND`: so many octets that depend on a random number. Of KIND `inputs` it is told as X-TRODS, and taken from it
-if the request has it; of `same` it is always one; of `lies` always another. With `?chunked` in chunks, whose sizes
-depend on it too. `/SIZE/fields`: the fields of the request.
+`/SIZE/KIND`: SIZE bytes that depend on a random number. With KIND `inputs` the number is sent in `X-TRODS`, and taken
+from that field if the request has it. With `same` it is constant; with `lies` it differs from the one in `X-TRODS`.
+`?chunked` sends chunks, and their sizes depend on the number too. `/SIZE/fields`: the fields of the request.
 """
 
 import random
