@@ -39,7 +39,8 @@ pub(crate) enum Decision {
     Answer(Under),
     /// An answer, with requests behind it in the segment.
     Continue(Under, Handshake),
-    /// Data that does not begin where the request does: the client has so much of all answers.
+    /// Data that does not begin where the request does; the number: bytes of all answers so far
+    /// that the client has.
     Ahead(Class, u32),
     /// The client reports this much of the answer that begins there, and has no data of its own.
     Heard {

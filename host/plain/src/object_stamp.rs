@@ -29,7 +29,7 @@ const KIND: u32 = 3 << 22;
 pub const NOBODYS: u32 = (1 << 19) - 1;
 /// The largest number of an object; 0 is none.
 pub const MAX_OBJECT: u32 = NOBODYS - 1;
-/// So many indices there are.
+/// Number of indices.
 pub const INDICES: u32 = 32;
 /// How far an index may be ahead of the one that the client echoes: PAWS compares within half of the range.
 pub const MAX_AHEAD: u32 = INDICES / 2 - 1;
@@ -50,7 +50,7 @@ pub struct ObjectStamp {
 }
 
 impl ObjectStamp {
-    /// Reads a value; `None` if it is of another kind.
+    /// Decodes a timestamp value; `None` if it is of another kind.
     #[must_use]
     pub fn parse(value: u32) -> Option<ObjectStamp> {
         (value & KIND == KIND).then(|| ObjectStamp {

@@ -177,7 +177,8 @@ impl Talk<'_> {
         if answering.version != self.version() {
             return Decision::Drop(Reason::Version);
         }
-        // The request again. It is the one that was answered if it ends where that one did.
+        // A repeated request. It is the request that was answered if it ends at the same sequence
+        // number.
         let decision = self.ask(header.seq, self.segment.payload, class, answering.start, answering.scale);
         match decision {
             Decision::Answer(Under { stamp: Some(now), .. }) if now != answering => {

@@ -41,7 +41,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// A ring for so many answers, rounded up to a power of two.
+    /// A ring for `size` answers, rounded up to a power of two.
     #[must_use]
     pub fn new(size: usize) -> Ring {
         Ring { slots: vec![None; size.max(1).next_power_of_two()].into() }

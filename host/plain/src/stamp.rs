@@ -19,9 +19,9 @@ use crate::codec::{CookieKeys, FIRST_START, Flow, MAX_START};
 const SCALES: [u8; 8] = [0, 2, 4, 6, 7, 8, 9, 11];
 /// Minutes for which a SYN-ACK's timestamp may begin an answer.
 pub const MINUTES: u32 = 14;
-/// Bits of a client's sequence number in [`Answering::next`].
+/// Mask of the bits of a client's sequence number that [`Answering::next`] holds.
 const NEXT: u32 = 0xfff;
-/// Bits of one in a SYN-ACK's value.
+/// Mask of the bits of a client's sequence number in the timestamp of a SYN-ACK.
 const SEALED: u32 = 0x7fff;
 
 /// The time of a SYN-ACK: the common clock, of which ToRs have the lowest 48 bits of microseconds,

@@ -5,17 +5,17 @@
 pub(crate) struct Acknowledgement<'a> {
     /// Bytes of the answer that the client has in order; FIN counts as one.
     pub(crate) at: u32,
-    /// What it has beyond.
+    /// Ranges that the client has beyond them (SACK).
     pub(crate) beyond: &'a [(u32, u32)],
     /// Bytes that arrived twice (RFC 2883).
     pub(crate) twice: Option<(u32, u32)>,
-    /// What it had last in order was a repair.
+    /// Whether the last segment that the client got in order was a retransmission.
     pub(crate) repair: bool,
-    /// Bytes of its window.
+    /// The client's receive window, bytes.
     pub(crate) window: u32,
     /// The congestion window in the timestamp.
     pub(crate) told: u32,
-    /// It repeats its request: nothing came for long.
+    /// Whether the client retransmits its request, because no data came for a while.
     pub(crate) nudge: bool,
     /// Of the timestamp: its cell, whether that is next to `at`, and whether `at` is where full segments end ([`Placed`]).
     ///

@@ -9,7 +9,7 @@ const CELLS: usize = 1 << 12;
 /// Bytes that may be sent without acknowledgements: windows after a change of replica, requests,
 /// repairs.
 pub(crate) const BURST: u32 = 8 << 20;
-/// So many a millisecond come back.
+/// Bytes by which the allowance refills each millisecond, up to [`BURST`].
 pub(crate) const RATE: u32 = 2 << 10;
 /// Bytes earned for each acknowledged byte: slow start sends twice the acknowledged bytes, and
 /// losses are sent again.
@@ -19,7 +19,7 @@ pub(crate) const EARNED: u32 = 2;
 struct Cell {
     /// Bytes left.
     left: u32,
-    /// Until when it was filled, milliseconds.
+    /// Time of the last refill, milliseconds.
     at: u32,
 }
 
@@ -67,7 +67,7 @@ impl Allowance {
         cell.left = cell.left.saturating_add(acked.saturating_mul(EARNED)).min(BURST);
     }
 
-    /// Whether so much may be sent.
+    /// Whether the account allows this many bytes; counts a refusal.
     pub(crate) fn has(&mut self, account: Account, octets: u32, now: Time) -> bool {
         let has = self.cell(account, now).left >= octets;
         self.refused += u64::from(!has);

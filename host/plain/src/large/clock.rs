@@ -77,7 +77,8 @@ impl Clock {
         2 * round
     }
 
-    /// Between timeouts, of which there were so many on end.
+    /// The pause before the next timeout after `timeouts` consecutive ones; `closed`: the client's
+    /// window is closed.
     pub(crate) fn pause(&self, timeouts: u32, closed: bool) -> Time {
         if closed {
             (self.timeout() << timeouts.min(8)).min(LONGEST_CLOSED)

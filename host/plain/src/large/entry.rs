@@ -83,7 +83,8 @@ impl<W: Copy> Entry<W> {
         header.seq.wrapping_sub(self.header.ack) <= self.asked.wrapping_sub(self.header.ack)
     }
 
-    /// When another replica was last seen to have it, now that the client has so much.
+    /// When another replica was last seen to send to this client; `at`: bytes of the answer that
+    /// the client has. If this replica has not sent that far, another one is sending now.
     pub(super) fn shared_by(&self, at: u32, now: u64) -> Option<u64> {
         if self.sender.has_sent(at) { self.shared } else { Some(now) }
     }

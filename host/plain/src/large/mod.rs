@@ -50,7 +50,7 @@ pub use stamp::{Download, LargeStamp, MAX_LARGE, MAX_LARGE_OBJECTS, Seal, window
 /// an hour. A replica that sent an earlier block is the only one that can notice the death of the
 /// replica sending now, and on a slow path a block takes minutes.
 const PATIENCE: u32 = 19;
-/// Where a window is closed: half an hour.
+/// Probes sent to a client with a closed window: half an hour of them.
 const PATIENCE_CLOSED: u32 = 64;
 
 /// The downloads that this replica lately sent something of, a bounded number; soft state.
@@ -63,13 +63,14 @@ pub struct Downloads<W> {
     say: VecDeque<(Header, W)>,
 }
 
-/// Between two of the questions after a death, microseconds: a segment each, of thousands of connections maybe.
+/// Spacing of the probes sent after a peer's death, microseconds: there may be thousands of
+/// connections to probe, with a segment each.
 const APART: u64 = 50;
 /// Answers without data that may wait.
 const SAID: usize = 64;
 
 impl<W: Copy> Downloads<W> {
-    /// Room for so many connections, rounded up to a power of two.
+    /// Makes room for `size` connections, rounded up to a power of two.
     #[must_use]
     pub fn new(size: usize) -> Downloads<W> {
         let places = Places::new(size);
@@ -113,19 +114,19 @@ impl<W: Copy> Downloads<W> {
         self.places.octets() + self.allowance.octets() + self.others.octets()
     }
 
-    /// How often something was not sent since its client had been sent too much that it did not acknowledge.
+    /// Segments that were not sent because their client had too many unacknowledged bytes.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.allowance.refused()
     }
 
-    /// How many are remembered.
+    /// Number of remembered connections.
     #[must_use]
     pub fn len(&self) -> usize {
         self.places.len()
     }
 
-    /// Whether none is.
+    /// Whether no connection is remembered.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -455,7 +456,7 @@ impl<W: Copy> Downloads<W> {
     }
 
     fn say(&mut self, header: Header, way: W) {
-        // A client that is not answered repeats what it said.
+        // The client retransmits a segment that gets no answer.
         if self.say.len() < SAID {
             self.say.push_back((header, way));
         }

@@ -26,12 +26,13 @@ struct Eviction {
 
 #[derive(Clone, Debug)]
 pub(super) struct Others {
-    /// Since when the same replicas are alive, this one not alone; none if that is not so, or not known.
+    /// Since when the set of live peers is unchanged; `None` without peers, or if it is unknown.
     since: Option<Time>,
-    /// How many have died so far.
+    /// Number of peers that have died so far.
     died: u32,
-    /// By set of the table. A connection that was evicted comes back to its own set, so others are judged as before: a
-    /// client that chooses its ports fills one set with five connections.
+    /// The latest eviction of each set of the connection table. It is kept by set because an evicted
+    /// connection can only come back to the same set. A client that chooses its ports can fill a set
+    /// with five connections, and then spoils the judgement of that set alone.
     evictions: Box<[Option<Eviction>]>,
 }
 
@@ -46,7 +47,8 @@ impl Others {
         size_of_val(&*self.evictions)
     }
 
-    /// The same others are alive since then, none if that is not known, and so many have died so far; whether these are others than before.
+    /// Records since when the set of live peers is unchanged (`None`: unknown) and how many peers
+    /// have died so far. Returns whether that number has changed.
     pub(super) fn know(&mut self, since: Option<Time>, died: u32) -> bool {
         self.since = since;
         std::mem::replace(&mut self.died, died) != died

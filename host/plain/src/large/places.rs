@@ -22,7 +22,7 @@ pub(super) struct Places<W> {
 }
 
 impl<W: Copy> Places<W> {
-    /// Room for so many connections, rounded up to a power of two.
+    /// Makes room for `size` connections, rounded up to a power of two.
     pub(super) fn new(size: usize) -> Places<W> {
         let size = size.max(WAYS).next_power_of_two();
         Places {

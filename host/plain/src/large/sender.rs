@@ -56,15 +56,17 @@ pub(crate) struct Sender {
     recover: Option<u32>,
     /// The window grows during recovery, because it restarted.
     anew: bool,
-    /// What the client has not below it is lost.
+    /// Data below this number that the client has not reported counts as lost.
     lost: u32,
     /// Losses below this number were retransmitted.
     again: u32,
-    /// `nxt` at the last repair: what the client has of behind it came after all of them.
+    /// `nxt` at the last repair: data above it was sent after all repairs.
     sent_then: u32,
-    /// So far the client has told of something when it was looked at last, and when what it has not below that is lost.
+    /// The highest number that the client had reported at the last check, and the time from which
+    /// unreported data below it counts as lost.
     suspect: Option<(u32, Time)>,
-    /// How long what overtakes is waited for, in quarters of a round trip; 0: it is not known to happen.
+    /// Time in which segments may overtake each other, in quarters of a round trip; 0: reordering
+    /// has not been seen.
     overtakes: u32,
     /// Up to the cell of this byte, all cells have repair values.
     repaired: u32,
@@ -124,7 +126,7 @@ impl Sender {
         }
     }
 
-    /// Of an answer that begins.
+    /// A sender at the beginning of an answer.
     pub(crate) fn begin(class: Class, length: u32, window: u32) -> Sender {
         Sender { edge: window, ..Sender::new(class, length, Window::initial(class.segment())) }
     }

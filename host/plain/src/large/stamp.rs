@@ -112,19 +112,20 @@ impl Seal {
     }
 }
 
-/// Where an acknowledgement stands.
+/// Position of an acknowledgement in a large answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Placed {
     pub(crate) class: Class,
     /// Bytes of the answer that the client has.
     pub(crate) at: u32,
-    /// It has FIN too.
+    /// Whether the client has the FIN too.
     pub(crate) fin: bool,
     /// The cell that the timestamp names.
     pub(crate) cell: u32,
-    /// It is that cell or one of the next, as where nothing was lost.
+    /// Whether `at` lies in that cell or at most [`NEAR`] cells after it, as it does if nothing was
+    /// lost.
     pub(crate) near: bool,
-    /// Full segments end there; else those of a narrow path.
+    /// Whether a full segment ends at `at`; otherwise the path needs shorter segments.
     pub(crate) full: bool,
     pub(crate) seal: Seal,
 }

@@ -21,12 +21,12 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Of an answer that begins.
+    /// The window at the beginning of an answer.
     pub(crate) fn initial(full: u32) -> Window {
         Window { full, octets: INITIAL * full, threshold: MAX_LARGE, counted: 0, before: None, needless: 0 }
     }
 
-    /// As another sender told.
+    /// The window that another replica put into the echoed timestamp.
     pub(crate) fn from_stamp(full: u32, octets: u32) -> Window {
         let octets = octets.max(2 * full);
         Window { octets, threshold: octets, ..Window::initial(full) }
@@ -49,7 +49,7 @@ impl Window {
         self.counted = 0;
     }
 
-    /// A loss, with so much under way.
+    /// Halves the window after a loss with `flight` bytes in flight.
     pub(crate) fn halve(&mut self, flight: u32) {
         self.lower(flight);
         self.octets = self.threshold;
@@ -65,18 +65,19 @@ impl Window {
         self.octets = self.full;
     }
 
-    /// Nothing is under way any more: from a small window on, to where it was.
+    /// Restarts with a small window because no data is in flight any more; slow start then goes up
+    /// to the former window.
     pub(crate) fn restart(&mut self) {
         self.threshold = self.threshold.min(self.octets).max(2 * self.full);
         self.octets = self.octets.min(INITIAL * self.full);
     }
 
-    /// A loss is mended.
+    /// Ends the recovery from a loss with `pipe` bytes in flight.
     pub(crate) fn mended(&mut self, pipe: u32) {
         self.octets = self.octets.min(self.threshold.max(pipe + self.full));
     }
 
-    /// So much is sent again.
+    /// Counts retransmitted bytes.
     pub(crate) fn again(&mut self, octets: u32) {
         self.needless = self.needless.saturating_add(octets);
     }
@@ -94,7 +95,7 @@ impl Window {
         true
     }
 
-    /// So much was acknowledged while the window kept something back.
+    /// Grows the window by the acknowledged bytes; called only if the window limited sending.
     pub(crate) fn grow(&mut self, acked: u32) {
         if self.octets < self.threshold {
             self.octets = (self.octets + acked).min(self.threshold);

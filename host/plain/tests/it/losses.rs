@@ -66,12 +66,12 @@ impl Dice {
     }
 }
 
-/// What replicas remember.
+/// How much the replicas remember.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Memory {
     Nothing,
     All,
-    /// It is lost every now and then.
+    /// The memory is lost every now and then.
     Some,
 }
 

@@ -9,7 +9,8 @@ use crate::support::{get, keys, site};
 
 const MINUTE: u32 = 1000;
 
-/// A segment of a client that has so much of its first answer, and everything from `beyond` on.
+/// A segment of a client that has the first `at` bytes of its first answer, and everything from
+/// `beyond` on.
 fn client_packet(port: u16, seq: u32, at: u32, beyond: Option<u32>, payload: &[u8]) -> Vec<u8> {
     let (src, dst) = (format!("10.0.0.1:{port}").parse().unwrap(), "10.9.0.1:80".parse().unwrap());
     let flow = Flow::new(src, dst);

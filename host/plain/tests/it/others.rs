@@ -10,7 +10,7 @@ use crate::support::path::{Fate, Passed, Path, Server};
 
 const SECOND: u64 = 1_000_000;
 const SIZE: usize = 20_000_000;
-/// As a ToR notices that a replica is dead.
+/// Time until the ToR notices that a replica is dead, microseconds.
 const NOTICED: u64 = 50_000;
 /// Three minutes and more, a block of 1 MB in ten seconds.
 const SLOW: Path =

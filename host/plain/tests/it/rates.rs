@@ -1,4 +1,4 @@
-//! The rate of large answers beside that of a sender as Linux's with Reno.
+//! Compares the rate of large answers with that of a sender that behaves like Linux's TCP with Reno.
 
 use rivulet_packet::TcpFlags;
 use rivulet_plain::Segment;
@@ -10,12 +10,13 @@ use crate::support::reno::Reno;
 use crate::support::shared::{Flow, share};
 use crate::support::{bodies, content, get, site_of};
 
-/// Of a client as Linux is.
+/// A client that behaves like Linux.
 fn linux() -> Nature {
     Nature { buffer: 8_000_000, shift: Some(9), delayed: 2, compressed: 44, dsack: true, ..Nature::default() }
 }
 
-/// Microseconds that a download takes; of 10,000 packets so many are lost each way, and so many late by up to a millisecond.
+/// Microseconds that a download takes. Of 10,000 packets each way, `loss` are lost and `late` are
+/// delayed by up to a millisecond.
 fn alone(size: usize, path: &Path, loss: u64, late: u64, seed: u64, server: Box<dyn Server>) -> u64 {
     let client = Client::new(linux(), 4000, seed as u32, &[get(size, "")]);
     let mut dice = Dice(seed << 8 | 7);
@@ -29,7 +30,8 @@ fn alone(size: usize, path: &Path, loss: u64, late: u64, seed: u64, server: Box<
     flows[0].done.expect("whole")
 }
 
-/// What so many large answers get of what as many senders as Linux's get, of one bottleneck of 100 Mb/s and 10 ms.
+/// Throughput of `count` large answers beside `count` senders with Linux's Reno on one bottleneck
+/// of 100 Mb/s and 10 ms, relative to theirs.
 fn beside(count: usize, seconds: u64, seed: u64) -> f64 {
     let size = 14_000_000 * seconds as usize / count;
     let site = site_of(&[size]);

@@ -16,10 +16,10 @@ fn fine(_: Way, _: usize) -> Fate {
     Fate::Arrives
 }
 
-/// What answers a request, which comes with its number; it may lose one.
+/// Back end under test: takes a query and its number; returns the answer, or `None` to lose it.
 type BackEnd<'f> = dyn FnMut(&[u8], usize) -> Option<Vec<u8>> + 'f;
 
-/// What a run saw besides.
+/// Further counts of a run.
 #[derive(Default)]
 struct Seen {
     asked: usize,

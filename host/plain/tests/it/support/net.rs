@@ -20,14 +20,14 @@ pub enum Way {
     ToClient,
 }
 
-/// What becomes of a packet.
+/// Fate of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Arrives,
     Lost,
-    /// So much later than others, milliseconds.
+    /// Delayed by this many milliseconds more than the others.
     Late(u64),
-    /// It comes twice, the second time so much later.
+    /// Arrives twice, the second time this many milliseconds later.
     Twice(u64),
 }
 
@@ -51,7 +51,7 @@ pub type Server<'f> = dyn FnMut(&[u8], &Net<'_>, u64, &mut Outcome) -> Vec<Vec<u
 
 pub struct Net<'s> {
     pub replicas: Vec<&'s Site>,
-    /// What they remember, if they do.
+    /// The replicas' remembered answers, if they remember any.
     pub memories: Vec<RefCell<Replica>>,
     /// Bytes of the longest packet on the path to the client.
     pub path: usize,
@@ -188,7 +188,7 @@ impl<'s> Net<'s> {
         carry_out(replica.borrow_mut().receive(&segment, minute, self.told), packet, outcome)
     }
 
-    /// With so many replicas that remember.
+    /// Adds `count` replicas that remember answers.
     pub fn remembering(mut self, count: usize) -> Net<'s> {
         let memory = || RefCell::new(Replica { site: self.replicas[0].clone(), ring: Some(Ring::new(64)) });
         self.memories = (0..count).map(|_| memory()).collect();

@@ -8,16 +8,16 @@ use rivulet_plain::{Downloads, Segment, Site, Verdict, is_under_way};
 
 use super::client::Client;
 
-/// What becomes of a packet.
+/// Fate of a packet on the path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Arrives,
     Lost,
-    /// So much later than others, microseconds.
+    /// Delayed by this many microseconds more than the others.
     Late(u64),
 }
 
-/// Where a packet goes.
+/// Direction of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     ToServer,
@@ -30,7 +30,7 @@ pub struct Path {
     /// Bytes a second towards the client, and the queue's length; 0: unlimited.
     pub rate: u64,
     pub queue: usize,
-    /// From when to when nothing arrives at replicas, microseconds: it waits.
+    /// Interval in which packets to the replicas wait, microseconds.
     pub still: (u64, u64),
     /// When the client has given up, microseconds.
     pub patience: u64,
@@ -58,7 +58,7 @@ pub struct Passed {
     pub stall: u64,
 }
 
-/// What answers a client.
+/// A server under test.
 pub trait Server {
     /// Its answer to a packet, microseconds.
     fn take(&mut self, packet: &[u8], now: u64) -> Vec<Vec<u8>>;
@@ -138,7 +138,7 @@ impl Server for Node {
 pub type Choose<'f> = dyn FnMut(&[u8], &mut [Node], u64) -> Option<usize> + 'f;
 
 impl Path {
-    /// Until the client is done, or has no patience left.
+    /// Runs until the client is done or its user timeout has passed.
     pub fn run(
         &self,
         client: &mut Client,

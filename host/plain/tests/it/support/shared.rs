@@ -21,8 +21,8 @@ impl Flow {
     }
 }
 
-/// Until all are done, or so many microseconds have passed; `fate` of a packet of a connection. Gives the packets that the queue had no
-/// room for.
+/// Runs until all flows are done or `until` microseconds have passed. `fate` decides on each packet
+/// of a connection. Returns the number of packets for which the queue had no room.
 pub fn share(path: &Path, flows: &mut [Flow], until: u64, fate: &mut dyn FnMut(usize, Way) -> Fate) -> usize {
     let mut events: BTreeMap<(u64, usize), (usize, Way, Vec<u8>)> = BTreeMap::new();
     let (mut now, mut count, mut free, mut overflowed) = (0u64, 0usize, 0u64, 0);
