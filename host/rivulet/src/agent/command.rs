@@ -22,7 +22,7 @@ use crate::serve::ServiceAddresses;
 const CHORES: Duration = Duration::from_millis(20);
 /// Between two looks at the interface: it may be another, or have another Ethernet address.
 const LOOK: Duration = Duration::from_millis(200);
-/// Between two reports on services of plain TCP.
+/// Interval of reports on services of plain TCP.
 const REPORT: Duration = Duration::from_millis(100);
 
 /// Runs until SIGTERM or SIGINT.

@@ -11,11 +11,12 @@ use std::path::{Path, PathBuf};
 
 use super::beside;
 
-/// Numbers of before that are kept, and for so many seconds: longer than a record is stored that is not stored again.
+/// Number of earlier incarnations that are remembered, and the seconds for which they are: longer
+/// than a record that nobody renews stays in the store.
 const FORMERS: usize = 15;
 const LIFETIME: u32 = 2 * rivulet_trods::store::LIFETIME;
 
-/// Where the last number is kept.
+/// Path of the file with the last number.
 fn place(socket: &Path) -> PathBuf {
     beside(socket, ".incarnation")
 }

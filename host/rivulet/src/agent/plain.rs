@@ -25,28 +25,28 @@ use super::stand_in::Predecessor;
 use super::trods::Guard;
 use rivulet_trods::Wake;
 
-/// Between two checks.
+/// Interval of a service's health checks.
 const CHECK: Duration = Duration::from_millis(50);
-/// A check takes this long at most.
+/// Time limit of a check.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Services that are checked at a time.
 const AT_ONCE: usize = 32;
 /// Age beyond which a result is ignored.
 const GOOD_FOR: Duration = Duration::from_secs(1);
-/// Between two looks at the kernel's list of connections, and how many times as long as one takes at least: the kernel looks
-/// through all sockets of the machine, and through those that only wait.
+/// Minimum interval of counts of the kernel's connections; it is also at least [`SELDOM`] times the duration of a count,
+/// because the kernel searches all sockets of the machine, those in TIME-WAIT too.
 const COUNT: Duration = Duration::from_secs(1);
 const SELDOM: u32 = 100;
 /// Interval of the interface's checks.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// What a check found.
+/// Result of a health check.
 #[derive(Clone, Debug)]
 struct Health {
     at: Instant,
     /// Why the service is not ready.
     trouble: Option<String>,
-    /// Its established connections.
+    /// Number of the service's established connections.
     load: u16,
 }
 

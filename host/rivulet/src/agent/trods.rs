@@ -62,15 +62,15 @@ pub(super) struct Place {
     pub services: Vec<Service>,
 }
 
-/// What protects the connections of this host.
+/// Protection of this host's connections: the replica, and its services by lease.
 #[derive(Debug)]
 pub(super) struct Guard {
     interface: Interface,
-    /// Where names show the next agent that this one's programs are there.
+    /// Folder of names by which the next agent finds this agent's BPF programs.
     programs: PathBuf,
     wake: Wake,
     incarnation: u32,
-    /// Of the processes before this one.
+    /// Incarnations of the processes before this one.
     formers: Vec<u32>,
     replica: Option<Replica>,
     /// Whether its programs make handshakes.
@@ -78,7 +78,7 @@ pub(super) struct Guard {
     /// Another process of this replica still sends heartbeats and protects nothing. Until the ToR
     /// answers this one, it protects nothing, either, and mutes nothing.
     waits: bool,
-    /// In the order of their leases.
+    /// One for each pool that this replica is in; the index is that of its lease.
     places: Vec<Place>,
     /// Why nothing is protected that should be.
     trouble: Option<String>,
@@ -378,9 +378,9 @@ impl Place {
                 looked_for.extend(self.services.iter().filter_map(former));
                 Some(self.absence((number, absence), alive, Box::new(|_, _| true)))
             }
-            // A change of the set moves connections with two dead candidates, although neither this
-            // replica nor their holder was away. During the query of an absence a change waits: the
-            // answer may be older.
+            // If both candidates of a connection are dead, any change of the live set moves it,
+            // although neither this replica nor the holder was away: the pins are read again. A
+            // change during such a query waits, because the answer may be older than the change.
             None if plain != self.plain || self.look_at.is_some_and(|at| at <= now) => {
                 Some(self.absence((number, 0), alive, self.gets(plain)))
             }
@@ -453,7 +453,7 @@ impl Place {
         (!services.is_empty()).then(|| Gone { replica: dead, services, other: Box::new(other), waits })
     }
 
-    /// What this replica gets while these take plain TCP.
+    /// Which connections the slots give to this replica while the members `plain` take plain TCP.
     fn gets(&self, plain: u64) -> Gets {
         let (own, slots) = (self.member.replica, self.services.iter().map(|s| s.slots.clone()));
         let slots: Vec<_> = slots.flatten().collect();
@@ -485,7 +485,7 @@ impl Place {
     }
 }
 
-/// Where the list is of what timestamps name, if they do.
+/// Path of the list of objects that timestamps name; `None` if they name none.
 pub(super) fn objects(service: &Service) -> Option<&String> {
     service.trods.as_ref()?.objects.as_ref()
 }
@@ -530,7 +530,7 @@ pub(super) fn record_keys(service: &Service) -> RecordKeys {
     RecordKeys::new(keys.service, keys.usable_seal, &masters)
 }
 
-/// What the keys of a replica's records of a service begin with.
+/// Prefix of the keys under which a replica's records of a service are stored.
 pub(super) fn prefix(
     service: &Service,
     pool: u16,
@@ -691,7 +691,7 @@ pub(super) mod tests {
         (absence.map(|a| a.number.1), departed.into_iter().map(of).collect())
     }
 
-    /// Behind both absences with which each replica begins.
+    /// A place after the two absences of every start: until the ToR answers, and until it takes plain TCP.
     fn settled() -> Place {
         let mut place = place();
         for (absence, plain) in [(2, ALL & !0b10), (3, ALL)] {

@@ -1,4 +1,4 @@
-//! What `rivulet cm status` prints.
+//! The output of `rivulet cm status`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -28,7 +28,7 @@ pub(super) enum Command {
 /// Acknowledges what `send` sends, or returns it, by UDP and TCP at the same port, until SIGTERM or SIGINT
 #[derive(Args, Debug)]
 pub(super) struct ReceiveArgs {
-    /// Where: an address of this host, or 0.0.0.0 or [::], and a port
+    /// Address of this host, or 0.0.0.0 or [::], and port to receive on
     #[arg(value_name = "ADDRESS:PORT")]
     pub at: SocketAddr,
 }
@@ -36,11 +36,11 @@ pub(super) struct ReceiveArgs {
 /// Sends packets to a receiver, and prints what they took
 #[derive(Args, Debug)]
 pub(super) struct SendArgs {
-    /// Where the receiver is
+    /// Address and port of the receiver
     #[arg(value_name = "ADDRESS:PORT")]
     pub to: SocketAddr,
 
-    /// By which interface
+    /// Programming interface that the sender uses
     #[arg(long, value_enum)]
     pub style: Style,
 
@@ -84,7 +84,7 @@ pub(super) enum Style {
     AlfNoconnect,
     /// As `alf` over several sockets, for all of which one call requests, and one gives feedback
     Bulk,
-    /// By a clock, at the rate that callbacks tell; nothing is requested
+    /// Sends by a timer, at the rate that callbacks report; requests no grants
     Rate,
     /// TCP without Nagle's delay, by the Congestion Manager's congestion control
     TcpCm,

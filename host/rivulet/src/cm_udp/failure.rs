@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// By exit code.
+/// A failure, by exit code.
 #[derive(Debug)]
 pub(super) enum Failure {
     /// 1: this host.

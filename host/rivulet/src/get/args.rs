@@ -43,7 +43,7 @@ pub struct GetArgs {
     #[arg(long, value_name = "MS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     pub sample_ms: u64,
 
-    /// Give up when nothing came for so many seconds
+    /// Give up after this many seconds without data
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     pub stall_timeout: u64,
 }

@@ -21,7 +21,7 @@ const BLOCK: usize = 256 << 10;
 /// Bytes of a stream that may wait to be read: more than any path holds.
 const RECEIVE_BUFFER: usize = 16 << 20;
 
-/// What happened to one URL.
+/// Result of the download of one URL.
 #[derive(Debug, Serialize)]
 struct Report {
     url: String,
@@ -213,7 +213,7 @@ fn tell(args: &GetArgs, report: &Report, stdout_is_taken: bool) -> anyhow::Resul
 /// One URL on its way into one file.
 struct Download<'a> {
     args: &'a GetArgs,
-    /// As it was given.
+    /// The URL as given.
     text: &'a str,
     bars: &'a MultiProgress,
     url: &'a Url,

@@ -1,4 +1,4 @@
-//! What a download looked like from the application's side.
+//! Measures a download as the application sees it.
 
 use std::time::{Duration, Instant};
 
@@ -26,15 +26,15 @@ pub struct Meter {
 pub struct Reading {
     /// Bytes that arrived.
     pub bytes: u64,
-    /// From the start to the last byte.
+    /// Seconds from the start to the last byte.
     pub seconds: f64,
     /// Megabits a second over that time.
     pub mbit_per_s: f64,
-    /// From the start to the first byte of the body.
+    /// Milliseconds from the start to the first byte of the body.
     pub first_byte_ms: Option<f64>,
     /// Longest time between two arrivals.
     pub longest_gap_ms: f64,
-    /// When that time began, from the start.
+    /// Begin of that gap, milliseconds from the start.
     pub longest_gap_at_ms: f64,
     /// (milliseconds from the start, bytes so far)
     pub samples: Vec<(f64, u64)>,

@@ -1,4 +1,4 @@
-//! As much of a URL as a download needs.
+//! Parses the parts of a URL that a download needs.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
@@ -54,7 +54,7 @@ impl Url {
         found.next().with_context(|| format!("{}: no address", self.host))
     }
 
-    /// What a download is called: the last part of the path.
+    /// File name of a download: the last part of the path.
     #[must_use]
     pub fn file_name(&self) -> String {
         let path = self.target.split('?').next().unwrap_or_default();

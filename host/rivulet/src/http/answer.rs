@@ -39,7 +39,7 @@ pub struct Answer<'a> {
     file: Option<Part>,
 }
 
-/// What of which content is sent.
+/// A range of a content to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Part {
     identity: Identity,

@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-/// Threads: so many slow files do not hold up others.
+/// Number of threads: one file fewer than this can be slow without delaying the others.
 const THREADS: usize = 4;
 /// Most waiting jobs; further ones are refused, and asked for again.
 const MAX_JOBS: usize = 4096;
 /// After a wait that timed out, no caller waits for this long, microseconds: the disk is slow.
 const SLOW: u64 = 50_000;
 
-/// What a job is about; there is one of a kind at a time.
+/// Identifies a job; equal jobs run only once at a time.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Key {
     /// The content of this name is to be had.
@@ -26,7 +26,7 @@ pub(super) enum Key {
     Former([u8; 16]),
     /// This block of the mapping at this address is to be in memory.
     Page(usize, usize),
-    /// A piece of this upload: from there on, so long.
+    /// Writes a piece of the upload with this identity: offset and length.
     Write([u8; 16], u64, usize),
 }
 
@@ -134,7 +134,7 @@ impl Shared {
                 continue;
             };
             drop(state);
-            // One that panics has said so, and leaves the thread to the others.
+            // A job that panics has printed its message; the thread stays for other jobs.
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
             state = self.state.lock();
             state.pending.remove(&key);

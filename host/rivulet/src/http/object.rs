@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use super::guard::Mapping;
 use super::stamp::Stamp;
 
-/// What an answer was made from.
+/// Identity of the content from which an answer was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
     /// Bytes.

@@ -64,7 +64,7 @@ pub enum Lookup {
     Found(Arc<Object>),
     /// A directory; ask again with a slash at the end.
     Directory,
-    /// Nothing that is served.
+    /// The name is not served.
     Missing,
     /// A file that may not be read.
     Forbidden,

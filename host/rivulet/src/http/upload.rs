@@ -579,7 +579,7 @@ mod tests {
         }
     }
 
-    /// A thing of so many seconds ago.
+    /// Sets the file's modification time to `seconds` ago.
     fn age(path: &Path, seconds: u64) {
         let then = SystemTime::now() - Duration::from_secs(seconds);
         File::options().write(true).open(path).unwrap().set_modified(then).unwrap();

@@ -174,7 +174,7 @@ fn open(dir: &Path, args: &ServeArgs) -> anyhow::Result<Site> {
     Ok(Site { objects, uploads })
 }
 
-/// What serves.
+/// The parts of a running server.
 struct Place<'a> {
     server: &'a mut Server,
     workers: &'a Workers,
@@ -184,14 +184,14 @@ struct Place<'a> {
     listeners: Option<&'a mut Listeners>,
 }
 
-/// What became of an update.
+/// Result of applying an update.
 enum Taken {
     Up,
-    /// It was, except for parts that may follow later.
+    /// Applied, except for parts that may follow later.
     Partly,
-    /// Its objects are being read.
+    /// Not yet applied: the objects of a service are being read.
     NotYet,
-    /// It could not be.
+    /// The update could not be applied.
     Failed,
 }
 

@@ -61,7 +61,7 @@ impl Default for Limits {
     }
 }
 
-/// What became of connections; they only grow.
+/// Counters of connections, by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
     /// Connections that found no room.
@@ -228,7 +228,7 @@ impl Guest {
         }
     }
 
-    /// So many bytes of the body or answer were read or written.
+    /// Counts bytes of the body or answer that were read or written.
     pub(super) fn count(&self, bytes: usize) {
         self.progress.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }

@@ -34,7 +34,7 @@ pub struct Snapshot {
 pub struct Shared(Arc<[Mutex<Snapshot>]>, Connections);
 
 impl Shared {
-    /// Places for so many workers.
+    /// Makes a place for each of `workers` workers.
     #[must_use]
     pub(super) fn of(workers: usize, connections: Connections) -> Shared {
         Shared((0..workers.max(1)).map(|_| Mutex::default()).collect(), connections)
@@ -71,7 +71,7 @@ impl Shared {
     }
 }
 
-/// Longest time for the head of a request.
+/// Time limit for the head of a request.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Answers at `address` on a separate thread from now on.

@@ -324,8 +324,8 @@ fn linger(stream: &mut impl Line, guest: &Guest) -> io::Result<()> {
     }
 }
 
-/// Whether to wait for a client that has so many bytes of its last answers still to take: as long as it takes some, and has not given way
-/// to another.
+/// Decides whether to wait for a client; the argument of the closure: bytes of its last answers that
+/// it has not read. Waits as long as the client reads some and has not been evicted for another.
 pub(super) fn taking(guest: &Guest) -> impl FnMut(u32) -> bool {
     let mut pace: Option<(Pace<'_>, u32)> = None;
     move |left| {

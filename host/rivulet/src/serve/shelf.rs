@@ -31,7 +31,7 @@ enum State {
     There,
 }
 
-/// What services need of the table.
+/// Requirements of the services on the table.
 pub(super) enum Wanted {
     /// Nothing to load, or loaded already.
     Nothing,

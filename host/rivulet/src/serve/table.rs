@@ -54,7 +54,7 @@ pub(super) fn read(dir: &Path, unknown: bool, large: bool) -> io::Result<Table> 
                     reading.take_in(&folder, &prefix, &name, &mut folders)?;
                 }
             }
-            // Without the directory itself there is no table.
+            // If the root directory cannot be read, there is no table.
             Err(e) if prefix.is_empty() => return Err(e),
             Err(e) => {
                 let name = &prefix[..prefix.len() - 1];

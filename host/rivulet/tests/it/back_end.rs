@@ -32,7 +32,7 @@ struct NameServer {
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
-    /// So many of the next queries are lost.
+    /// Number of the next queries that are lost.
     lose: AtomicU32,
     by_udp: AtomicU32,
     by_tcp: AtomicU32,

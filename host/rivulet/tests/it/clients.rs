@@ -72,7 +72,7 @@ impl Download<'_> {
         String::from_utf8_lossy(&std::fs::read(&self.said).unwrap()).into_owned()
     }
 
-    /// Waits until the client was given so much.
+    /// Waits until the client was sent this many bytes.
     fn given(&mut self, octets: u64) {
         eventually("what is sent", || {
             assert!(self.client.lives(), "it ended before {octets} octets: {}", self.output());

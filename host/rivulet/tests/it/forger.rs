@@ -97,7 +97,8 @@ fn a_blind_forger_draws_less_than_it_sends() {
     assert!(drawn < sent, "{drawn} bytes for {sent}");
 }
 
-/// A client that is gone resets what it is sent still; after that it is sent nothing.
+/// The kernel of a client program that ended answers the next segment with a RST; after that the
+/// server sends nothing more.
 #[test]
 fn reset_ends_the_transmission() {
     let Some(rack) = Rack::new() else { return };

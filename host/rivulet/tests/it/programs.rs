@@ -136,7 +136,7 @@ fn a_go_program_and_its_errors() {
     assert!(rig.client.counter("TcpActiveOpens") > 0);
 }
 
-/// What goes on behind the command's end goes on by plain TCP.
+/// A child process that outlives `rivulet run` connects by plain TCP.
 #[test]
 fn process_outliving_its_command_connects_by_plain_tcp() {
     let Some(rig) = Rig::new() else { return };

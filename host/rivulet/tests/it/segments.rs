@@ -56,9 +56,9 @@ struct Rig {
     tor: AfPacket,
     mac: [u8; 6],
     replica: [u8; 6],
-    /// Of what the ToR sends.
+    /// Hop limit of the packets that the ToR sends.
     hops: u8,
-    /// It has something beyond what it acknowledges.
+    /// Whether the segment has a SACK block.
     sack: bool,
     /// Hops left of the returned segment.
     left: Option<u8>,
@@ -67,7 +67,7 @@ struct Rig {
     _namespaces: [Netns; 2],
 }
 
-/// What a segment brought.
+/// Reactions of the replica to a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Brought {
     /// Segments with data to the client.
@@ -81,7 +81,7 @@ struct Brought {
 }
 
 impl Rig {
-    /// With objects to answer from.
+    /// Starts a replica with objects to answer from.
     fn new(plain: Plain, drains: Plain, clients: &[SocketAddr]) -> Option<(Rig, Vec<TcpStream>)> {
         let (mut rig, sockets) = Rig::open(plain, drains, clients)?;
         rig.server.set_objects(Arc::new(table()));
@@ -160,7 +160,7 @@ impl Rig {
         ))
     }
 
-    /// What a segment without data brings that comes from this Ethernet address.
+    /// Sends a segment without data from this Ethernet address, and returns the reactions to it.
     fn bring(&mut self, from: [u8; 6], client: SocketAddr, ack: u32, echo: Option<u32>) -> Brought {
         let mut header = Header {
             src: client,
@@ -177,7 +177,7 @@ impl Rig {
         self.exchange(from, &header, &[])
     }
 
-    /// What a segment brings.
+    /// Sends a segment and returns the reactions to it.
     fn exchange(&mut self, from: [u8; 6], header: &Header, payload: &[u8]) -> Brought {
         let client = header.src;
         let mut packet = vec![0; header.length()];
@@ -252,7 +252,7 @@ fn kernel_keeps_segments_that_resemble_large_answers() {
 fn segment_unknown_to_both_returns_to_the_tor_once() {
     let ends = |port| SocketAddr::from(([10, 88, 0, 9], port));
     let here = ends(40_001);
-    // Of every kind of value, and none.
+    // Echoes of every kind of timestamp, and none.
     let echoes = [Some(5), Some(1 << 22 | 77), Some(2 << 22 | 77), Some(3 << 22 | 77), None];
     for (plain, drains) in WAYS {
         let Some((mut rig, _socket)) = Rig::new(plain, drains, &[here]) else { return };
@@ -278,7 +278,8 @@ fn segment_unknown_to_both_returns_to_the_tor_once() {
     }
 }
 
-/// With the address of a ToR that spreads, whatever came to it.
+/// Every segment comes from the Ethernet address of a ToR that also distributes new connections; the hop count shows
+/// whether another replica forwarded it.
 #[test]
 fn hop_count_shows_a_forwarded_segment() {
     let elsewhere = SocketAddr::from(([10, 88, 0, 9], 40_002));
@@ -294,7 +295,8 @@ fn hop_count_shows_a_forwarded_segment() {
     assert!(rig.bring(mac, elsewhere, ack, Some(echo)).answers > 0);
 }
 
-/// What shows a cookie by chance goes to the other replica too, and if that one does not have it either it may be late: it is not reset.
+/// A segment with a valid cookie and a wrong timestamp is forwarded to the other candidate. If that one does not know the
+/// connection either, the segment may merely be late, so it is not reset.
 #[test]
 fn cookie_without_its_timestamp_is_forwarded_and_not_reset() {
     let elsewhere = SocketAddr::from(([10, 88, 0, 9], 40_002));
@@ -336,7 +338,8 @@ fn replica_without_content_forwards_segments_once() {
     }
 }
 
-/// Where large answers are given, too, an acknowledgement of nothing with something beyond it may be of a small one.
+/// A client that lacks the first segment acknowledges none of the answer and reports later bytes by
+/// SACK. On a service with large answers too, such an acknowledgement can be of a small answer.
 #[test]
 fn the_first_segment_of_a_small_answer_is_mended() {
     let client = SocketAddr::from(([10, 88, 0, 9], 40_002));

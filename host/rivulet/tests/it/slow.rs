@@ -30,7 +30,7 @@ const BOUND: Duration = Duration::from_secs(1);
 
 /// The folder below it, with sleep in it.
 struct Slow {
-    /// By inode number, from 1 on.
+    /// Paths by inode number, from 1 on.
     paths: Vec<PathBuf>,
     open: HashMap<u64, File>,
     handles: u64,

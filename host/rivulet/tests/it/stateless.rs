@@ -36,11 +36,11 @@ pub(crate) struct Rack {
     pub(crate) middle: Netns,
 }
 
-/// What the wire does, and has done.
+/// Settings and counters of the wire.
 #[derive(Default)]
 pub(crate) struct Wire {
     stop: AtomicBool,
-    /// Of 1,000 packets each way.
+    /// Lost packets of 1,000, each way.
     pub(crate) loss: AtomicU32,
     /// Only this replica gets packets; [`BY_CHANCE`] or [`AS_TOR`] for either.
     pub(crate) only: AtomicU32,
@@ -149,7 +149,7 @@ impl Rack {
         command.output().unwrap()
     }
 
-    /// What curl gets, which must succeed.
+    /// Runs curl, which must succeed, and returns its output.
     pub(crate) fn get(&self, args: &[&str]) -> Vec<u8> {
         let out = self.curl(args);
         assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));

@@ -21,7 +21,7 @@ fn second_chances(rig: &Rig) -> usize {
     rig.server.run("nft list tables netdev").lines().filter(|line| line.contains("rivulet_guard_")).count()
 }
 
-/// As the controller gives it while replica 2 is drained, or not.
+/// The service as the controller sends it while replica 2 is drained, or not.
 fn service(rig: &Rig, drained: bool) -> Service {
     let pair = if drained { [0, 2] } else { [2, 0] };
     Service { slots: pair.repeat(2), ..replicated(rig, 0) }
@@ -35,7 +35,7 @@ fn drained_replica_serves_through_an_agent_restart() {
     rig.server.ip("addr add 10.9.0.1/32 dev lo");
     let content = rig.file("small", 1000);
     let _python = rig.plain_server();
-    // It began before anybody could protect it.
+    // This connection began before the agent could protect it.
     let mut found = None;
     eventually("the server listens", || {
         let connect = || TcpStream::connect(format!("{SERVICE}:80"));

@@ -1,4 +1,4 @@
-//! One client, and the calls of one that may not call itself.
+//! One client of the daemon, and the calls made for a client that may not run BPF programs.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,7 +17,7 @@ const TURN: usize = 16;
 pub(super) struct Client {
     pub peer: Peer,
     pub socket: Option<OwnedFd>,
-    /// It cannot call itself.
+    /// Whether the daemon calls the BPF programs for it, because it may not.
     proxied: bool,
 }
 

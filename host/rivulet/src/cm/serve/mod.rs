@@ -34,10 +34,10 @@ const LISTENER: u64 = 0;
 const CONNECTION: u64 = 1 << 32;
 const PROCESS: u64 = 2 << 32;
 
-/// What `serve` takes.
+/// Arguments of `serve`.
 #[derive(Args, Debug)]
 pub(super) struct ServeArgs {
-    /// Where programs find the door
+    /// Path of the socket to which programs connect
     #[arg(long, value_name = "PATH", default_value = libcm::daemon::SOCKET)]
     socket: PathBuf,
 
@@ -49,15 +49,15 @@ pub(super) struct ServeArgs {
     #[arg(long = "user", value_name = "UID")]
     users: Vec<u32>,
 
-    /// Most flows of a user, with its subordinate user ids, at the same time
+    /// Maximum number of flows of a user, with its subordinate user ids, at the same time
     #[arg(long, value_name = "COUNT", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=32_768))]
     flows: u32,
 
-    /// Most programs of a user, with its subordinate user ids, at the same time; each takes 80 KiB of the kernel's memory
+    /// Maximum number of programs of a user, with its subordinate user ids, at the same time; each takes 80 KiB of the kernel's memory
     #[arg(long, value_name = "COUNT", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     programs: u32,
 
-    /// Most programs of all users at the same time, and so the kernel's memory for them: 80 MiB
+    /// Maximum number of programs of all users at the same time; the default limits the kernel's memory for them to 80 MiB
     #[arg(long, value_name = "COUNT", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=4096))]
     all_programs: u32,
 
@@ -65,7 +65,7 @@ pub(super) struct ServeArgs {
     #[arg(long = "reserve", value_name = "UID")]
     reserved: Vec<u32>,
 
-    /// Most destinations of all users with kept windows, which bounds the kernel's memory for them: 8 KiB each
+    /// Maximum number of destinations of all users with kept windows, which bounds the kernel's memory for them: 8 KiB each
     #[arg(long, value_name = "COUNT", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     destinations: u32,
 
@@ -116,7 +116,7 @@ fn alone(socket: &Path) -> anyhow::Result<fs::File> {
     Ok(file)
 }
 
-/// Those that are pinned, or new ones.
+/// Opens the pinned BPF programs, or loads and pins new ones.
 fn calls(folder: &Path, args: &ServeArgs) -> anyhow::Result<Calls> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     if let Some(calls) = Calls::pinned(folder).map_err(|e| anyhow!("{e}"))? {

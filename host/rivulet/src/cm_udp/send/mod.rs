@@ -20,10 +20,10 @@ use super::tcp;
 
 /// Time without an answer after which outstanding packets count as lost.
 const SILENCE: Duration = Duration::from_secs(1);
-/// Such times in a row after which the receiver counts as absent.
+/// Consecutive [`SILENCE`]s after which the receiver counts as absent.
 const SILENCES: u32 = 5;
 
-/// What it took.
+/// Result of a run.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Outcome {
     pub arrived: u64,
@@ -32,7 +32,7 @@ pub(super) struct Outcome {
     pub packets: u64,
     pub answers: u64,
     pub calls: Calls,
-    /// What the flow has of the network in the end: bytes a second, ns.
+    /// Rate (bytes a second) and round-trip time (ns) of the flow at the end.
     pub rate: Option<u64>,
     pub rtt: Option<u64>,
     pub proxied: bool,
@@ -55,7 +55,7 @@ struct Report<'a> {
     count: u64,
     echo: bool,
     seconds: f64,
-    /// Of the processor, in this process and in the kernel for it.
+    /// Processor time, in this process and in the kernel for it.
     cpu_seconds: f64,
     us_a_packet: f64,
     #[serde(flatten)]
@@ -101,7 +101,7 @@ pub(super) fn run(args: &SendArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What it takes, seconds, by the clock and of the processor.
+/// Runs it and returns its duration and its processor time, seconds.
 fn timed(run: impl FnOnce() -> Result<Outcome, Failure>) -> Result<(Outcome, f64, f64), Failure> {
     let (clock, before) = (Clock::start(), processor());
     let outcome = run()?;
@@ -201,7 +201,7 @@ impl Patience {
         self.silences = 0;
     }
 
-    /// Waits so long at most.
+    /// Waits for an event, at most for `time`.
     fn until(&mut self, calls: &mut Calls, time: Duration) -> Result<(), Failure> {
         calls.wait += 1;
         self.waiter.wait(time).map(drop)

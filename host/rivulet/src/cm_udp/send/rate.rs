@@ -12,7 +12,8 @@ use crate::cm_udp::socket::{Clock, TURN};
 /// Changes of the rate that make a callback.
 const THRESHOLDS: Thresholds =
     Thresholds { rate_down: 0.95, rate_up: 1.05, rtt_down: 0.0, rtt_up: f64::INFINITY };
-/// A clock that comes late sends at once what it would have sent meanwhile, of so much time at most, ns.
+/// When the timer fires late, the packets missed meanwhile are sent at once: those of at most this
+/// time, ns.
 const LATE: u64 = 1_000_000;
 /// Packets that are sent before any rate is known.
 const FIRST: u64 = 2;
@@ -64,7 +65,7 @@ pub(super) fn run(args: &SendArgs, client: &mut Client) -> Result<Outcome, Failu
 
 /// When the next packet may leave.
 struct Pacer {
-    /// Between two packets, ns; 0: no rate is known.
+    /// Time between two packets, ns; 0: no rate is known.
     interval: u64,
     /// ns
     next: u64,
