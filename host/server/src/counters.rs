@@ -8,7 +8,7 @@ use crate::back_end::BackEndCounters;
 /// Why a client of stateless TCP is refused with an RST.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unserved {
-    /// Its SYN lacks an option that stateless TCP needs.
+    /// The SYN lacks an option that stateless TCP needs.
     Syn,
     /// The segment belongs to a socket that is closed, or is another kernel's.
     Stray,
@@ -18,7 +18,7 @@ pub enum Unserved {
     Full,
     /// The kernel cannot take it over, or no application serves adopted connections.
     Kernel,
-    /// Its connection began with content that is no longer in force.
+    /// The connection began with content that is no longer in force.
     Content,
 }
 
@@ -37,7 +37,7 @@ pub struct Counters {
     pub frames: u64,
     /// Requests accepted by the step.
     pub requests: u64,
-    /// Those of them that terminated their trickle.
+    /// Requests that terminated their trickle.
     pub terminated: u64,
     /// Responses given to the interface.
     pub responses: u64,

@@ -94,7 +94,7 @@ pub struct NonceEpoch {
     pub epoch: u16,
     /// K: the words k0 and k1, bytes in little-endian order.
     pub k: Secret<8>,
-    /// K', likewise.
+    /// K': its words k0 and k1, in the same form.
     pub k_prime: Secret<8>,
     /// Key of the opening PRF.
     pub opening: Secret<16>,

@@ -65,10 +65,10 @@ pub struct InForce {
 pub enum Plain {
     /// Not at all.
     None,
-    /// By the kernel's TCP.
+    /// The kernel's TCP answers plain clients.
     #[default]
     Kernel,
-    /// From each of their packets alone, without state (`docs/plain.md`).
+    /// Each packet of a plain client is answered by itself, without state (`docs/plain.md`).
     Stateless,
     /// By the kernel's TCP; a connection outlives its replica (`docs/trods.md`).
     Trods,

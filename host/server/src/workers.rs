@@ -148,7 +148,7 @@ impl Place {
         self.own().behind.store(behind);
     }
 
-    /// Clears that record after new keys.
+    /// Clears the record of services with outdated keys, because new keys have come.
     pub fn has_news(&self) {
         self.own().behind.store(ServiceSet::default());
     }

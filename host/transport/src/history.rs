@@ -29,7 +29,8 @@ pub struct History {
     pub first_loss: Option<u32>,
     /// Offset of the first number with an ECN mark.
     pub first_mark: Option<u32>,
-    /// Length of the run of losses directly before the range of the answered number.
+    /// Number of consecutive losses directly before the range of received numbers that holds the
+    /// answered number.
     pub run: u32,
     /// Position of the answered number in its range; 0 directly follows the run of losses.
     pub place: u32,

@@ -62,11 +62,11 @@ impl std::fmt::Debug for Doorway {
 /// The owner of a segment, and whether it was passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Belongs {
-    /// It was passed to the kernel.
+    /// The packet was passed to this host's kernel.
     Passed,
     /// The kernel should have it but had no room.
     Lost,
-    /// It belongs to a connection of another kernel.
+    /// The packet belongs to a connection of another host's kernel.
     Stray,
     /// No owner is known: judge it. `over`: if it gets an answer, a connection of the kernel here
     /// is over.

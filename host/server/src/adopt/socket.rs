@@ -111,7 +111,7 @@ impl Adopted {
     /// thread.
     ///
     /// # Errors
-    /// The system's.
+    /// A system call fails.
     pub fn handle(&self) -> io::Result<TcpStream> {
         self.stream.try_clone()
     }
@@ -129,7 +129,7 @@ impl Adopted {
     /// Shuts down our direction.
     ///
     /// # Errors
-    /// The system's.
+    /// A system call fails.
     pub fn shut(&self) -> io::Result<()> {
         self.stream.shutdown(Shutdown::Write)
     }

@@ -16,11 +16,11 @@ use super::{BackEnd, BackEndCounters};
 /// Progress of one query of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// It was sent as a datagram.
+    /// The query was sent as a datagram.
     Asked,
-    /// It was queued for TCP.
+    /// The query was queued for TCP.
     ByTcp,
-    /// Its answer is at this range of bytes.
+    /// The answer has come; its range in the buffer.
     There(usize, usize),
 }
 

@@ -17,7 +17,7 @@ pub(crate) use exchanges::{Answered, Exchanges};
 pub struct BackEnd {
     /// Its protocol.
     pub protocol: Protocol,
-    /// Where it is.
+    /// Address and port of the back end.
     pub address: SocketAddr,
     /// It sends the same bytes for the same request on every replica, now and a minute later. Only
     /// then may an answer have more than one segment.
@@ -59,7 +59,7 @@ pub struct BackEndCounters {
     pub dropped: u64,
     /// Queries sent again by TCP, because the answer does not fit a datagram.
     pub by_tcp: u64,
-    /// Those of them without an answer by TCP.
+    /// Queries by TCP that got no answer.
     pub tcp_failed: u64,
     /// Answers in progress for which the back end now sends other bytes: it is not deterministic.
     pub changed: u64,

@@ -20,9 +20,9 @@ pub(crate) struct Back {
 pub(super) enum Disposition {
     /// Not at all: judge it as any other segment.
     Unrelated,
-    /// It belongs to one of them, which may now have something to send.
+    /// The segment belongs to a large answer, which may now have data to send.
     Handled,
-    /// It has the form of such a segment but belongs to no large answer.
+    /// The segment looks like one of a large answer but belongs to none.
     Unknown,
     /// It has the form of such a segment but belongs to a connection of this host's kernel.
     Kernel,
@@ -123,7 +123,7 @@ fn send_whole(packet: &Packet<'_, Back>, size: u16, io: &mut dyn PacketIo) -> Re
 /// Selects the large answers that send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Due {
-    /// Those with a segment received just now.
+    /// Large answers with a segment received just now.
     Acknowledged,
     /// Also those with an expired timer. Use it only when all received frames have been handled.
     Expired,

@@ -124,7 +124,7 @@ pub struct Server {
     place: Place,
     filters: Filters,
     tunnels: Tunnels,
-    /// What plain clients are served without state.
+    /// Content that plain clients are served without state.
     content: Option<Content>,
     /// Requests in progress at the back end.
     exchanges: Option<Exchanges>,
@@ -443,7 +443,7 @@ impl Server {
         &self.counters
     }
 
-    /// What moves the packets.
+    /// The packet I/O.
     #[must_use]
     pub fn backend(&self) -> Backend {
         self.io.backend()

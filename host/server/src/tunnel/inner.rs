@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn both_tunnel_kinds_in_both_families() {
+    fn tunnel_packets_of_both_kinds_and_families_are_found() {
         for (kind, ether_type) in [(4, eth::IPV4), (41, eth::IPV6)] {
             for (frame, source) in [
                 (v4(kind, INNER), "10.0.3.254"),

@@ -215,7 +215,7 @@ mod tests {
             assert_eq!(frame[place.clone()][..length], outer[..length], "tagged {tagged}");
             assert_eq!(frame[place][length..], outer[length + 20..]);
         }
-        // So many rules that the filter of a packet socket is wider than they are.
+        // Too many rules for the filter of a packet socket, which then admits more than they name.
         let rules = (0..1024u16).map(|n| rivulet_pktio::filter::TcpRule {
             destinations: vec![[10, 8, (n >> 8) as u8, n as u8].into()],
             destination_ports: vec![443..=443],

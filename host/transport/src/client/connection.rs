@@ -72,21 +72,21 @@ pub(super) enum Window {
 pub(super) enum Revival {
     /// No revival in progress.
     None,
-    /// By TIMEOUT: `attempts` were sent, the next one is due at `due`.
+    /// The client sends TIMEOUT requests: `attempts` were sent, the next one is due at `due`.
     Timeout {
         /// Number sent so far.
         attempts: u8,
         /// When the next one, or a RESTART, is due.
         due: Time,
     },
-    /// By REKEY, repeated until the window that it opens arrives.
+    /// The client repeats a REKEY request until the window that it opens arrives.
     Rekey {
         /// Number sent so far.
         attempts: u8,
         /// When the next one, or a RESTART, is due.
         due: Time,
     },
-    /// By RESTART.
+    /// The client repeats a RESTART request.
     Restart {
         /// Number sent so far.
         attempts: u32,

@@ -65,9 +65,9 @@ impl Refusal {
         "verdict",
     ];
 
-    /// How an application answers a want with a refused continuation. Another replica may already
-    /// have a key that is missing here, so the client asks the others. For every other reason a
-    /// retry is useless.
+    /// The answer to a request for content (a want) whose continuation was refused. If a key is
+    /// missing here, another replica may already have it, so the client tries the others. After any
+    /// other refusal a retry is useless.
     #[must_use]
     pub fn answer(&self) -> Answer<'static> {
         match self {

@@ -249,7 +249,8 @@ fn the_first_window_after_a_pause_takes_a_round_trip() {
     };
     assert!(w.run(60_000_000, fate, |w| w.got(stream).len() > 400_000));
     assert_eq!(sent.iter().filter(|at| **at < start + ROUND).count(), 1, "the request, alone");
-    // After its response: ten requests at once, and the window within a round trip, evenly spaced.
+    // After the first response the client sends ten requests at once, and the rest of the window
+    // evenly spaced over a round trip.
     let second: Vec<u64> =
         sent.iter().filter(|at| (start + ROUND..start + 2 * ROUND).contains(*at)).copied().collect();
     let at_once = second.iter().filter(|at| **at < start + ROUND + 200).count();
