@@ -34,8 +34,8 @@ impl Bucket {
         self.more.as_ref().map_or(&[], |m| m.as_slice())
     }
 
-    /// Sorts slots: best first; of equal ones the slot that BMv2 finds first. `None` if there are
-    /// none.
+    /// Sorts the slots of entries with equal keys by priority, highest first; among equal priorities
+    /// the entry that BMv2 finds first comes first. `None` without slots.
     fn of(mut slots: Vec<u32>, priorities: &[i32]) -> Option<Bucket> {
         slots.sort_by_key(|s| (-i64::from(priorities[*s as usize]), *s));
         let first = *slots.first()?;

@@ -26,7 +26,7 @@ pub(crate) struct Seat(Mutex<Option<Arc<Live>>>);
 pub(crate) enum Home {
     /// Owned by the only packet path.
     Own(Option<Arc<Live>>),
-    /// Shared by several; the index of this one.
+    /// Shared by several packet paths: their references, and the index of this path's own.
     Shared(Arc<[Seat]>, usize),
 }
 

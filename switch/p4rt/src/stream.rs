@@ -112,7 +112,7 @@ impl Inbox {
         self.control.try_recv().ok()
     }
 
-    /// Whether the stream must end.
+    /// Whether the server has ended the stream.
     #[cfg(test)]
     pub fn was_ended(&self) -> bool {
         self.end.status.get().is_some()

@@ -21,7 +21,8 @@ pub(super) enum Before {
     Unlock,
 }
 
-/// The span of each node, and the arrays of each span. `uses`: the arrays that each node names.
+/// Returns the span of each node (its index, `None` outside of all spans), and the arrays that are
+/// locked in each span. `uses`: the arrays that each node names.
 fn spans(uses: &[BTreeSet<u32>]) -> (Vec<Option<usize>>, Vec<Vec<u32>>) {
     // First and last node of each array, ordered by the first.
     let mut of_array: HashMap<u32, (usize, usize)> = HashMap::new();
@@ -49,7 +50,8 @@ fn spans(uses: &[BTreeSet<u32>]) -> (Vec<Option<usize>>, Vec<Vec<u32>>) {
     (of_node, merged.into_iter().map(|(_, _, arrays)| arrays).collect())
 }
 
-/// Each node's action. `before`: the possible predecessors of each node; the first one has none.
+/// Returns what each node does with locks before its own code. `of_node`: the span of each node;
+/// `before`: its possible predecessors, none for the first node; `sets`: the lock set of each span.
 fn transitions(of_node: &[Option<usize>], before: &[Vec<usize>], sets: &[u32]) -> Vec<Before> {
     let at = |(node, before): (usize, &Vec<usize>)| match of_node[node] {
         Some(span) if before.is_empty() || before.iter().any(|b| of_node[*b] != Some(span)) => {
