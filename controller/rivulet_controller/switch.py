@@ -349,7 +349,7 @@ class SwitchLink:
                     for batch in _batches(items):
                         await self._write(switch, sign, batch)
             self._applied, self._needs_full_diff = dict(fragments), False
-            # Entries that were kept because of `remove` and still have to be deleted.
+            # With `remove=False` these entries stay on the switch until a later call deletes them.
             self._not_deleted = () if remove else todo.delete
             return todo
 

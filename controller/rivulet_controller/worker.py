@@ -109,7 +109,7 @@ class Worker:
             async with asyncio.timeout(wall_s):
                 failed, result = await self._exchange(frame)
         except (TimeoutError, EOFError, OSError, asyncio.IncompleteReadError) as error:
-            log.warning("worker %s: a job was ended (%s)", self.name, type(error).__name__)
+            log.warning("worker %s: killed, because a job exceeded its limits (%s)", self.name, type(error).__name__)
             await self._kill()
             raise Overdue(f"took more than {cpu_s:g} s of processor time, {wall_s:g} s or 1 GiB of memory") from None
         except BaseException:

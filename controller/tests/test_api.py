@@ -36,8 +36,8 @@ ME = {"x-rivulet-client": "a test"}
 async def api(
     tmp_path: Path, text: str = RACK, tokens: str = "", peer: str | None = None
 ) -> AsyncIterator[tuple[Controller, FakeSwitch, httpx.AsyncClient]]:
-    """A controller with a connected switch, and a client of its API: over a Unix socket, or from
-    the address `peer`.
+    """A controller with a connected switch, and a client of its API: over a Unix socket, or over
+    TCP with the source address `peer`.
     """
     token_file = tmp_path / "tokens"
     token_file.touch(mode=0o600)

@@ -181,7 +181,7 @@ def test_a_withdrawn_nonce_key_is_unusable_before_it_goes() -> None:
     }
 
 
-def test_draining_and_maintenance() -> None:
+def test_draining_changes_slots_and_maintenance_the_pool() -> None:
     state = State()
     before = lines(fragments(config(), state=state))
     away = lines(fragments(config(), draining=frozenset({"r1"}), state=state))

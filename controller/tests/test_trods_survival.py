@@ -64,7 +64,7 @@ class PlainRack(NetRack):
         return self.all_live() and self.take_plain_tcp()
 
     def trods(self, what: str) -> int:
-        """A count of connections, summed over the replicas present."""
+        """Sums a TRODS counter of connections (`what`) over all replicas that report it."""
         return sum((replica["trods"] or {}).get(what, 0) for replica in self.status()["replicas"])
 
 

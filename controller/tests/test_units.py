@@ -15,7 +15,7 @@ EXPOSURE_MAX = {"rivulet-cm": 35}
 for all users."""
 
 
-def test_all_units_are_covered() -> None:
+def test_every_systemd_unit_is_tested() -> None:
     assert [u.stem for u in UNITS] == [
         "rivulet-agent",
         "rivulet-cm",
