@@ -418,9 +418,9 @@ HEAD = """# Results
 
 Written by `make results` from the JSON in `bench/results/`. Absolute figures are those of one small shared machine:
 compare the ratios, and run the benches on your machine. Each section ends with its bars: the measured value, the
-bound, and whether it was reached. A section marked stale was measured before a change of the code that it measures.
-The simulator's figures are in [simulator.md](simulator.md), those of the control plane in
-[control-plane.md](control-plane.md).
+bound, and whether it was reached; "…, of nginx" is the ratio to nginx under the same load. A section marked stale was
+measured before a change of the code that it measures. The simulator's figures are in [simulator.md](simulator.md),
+those of the control plane in [control-plane.md](control-plane.md).
 """
 
 
