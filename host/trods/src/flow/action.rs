@@ -22,20 +22,21 @@ pub struct Settings {
 /// The client address that the local server gets behind an adopted connection (`adopt_as`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AdoptAs {
-    /// The client's: what the server allows, limits and logs by address stays right. Where it cannot be carried the client is reset.
+    /// The client's address, so that the server's access rules, limits and logs by address stay right. If the local server
+    /// cannot be reached from it, the client is reset.
     #[default]
     Client,
-    /// The service's own.
+    /// The address of the service.
     Server,
 }
 
-/// What becomes of a connection in the middle of an object of which a digest is not known (`unknown`).
+/// How to treat a connection in the middle of an object of unknown digest (`unknown`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Unknown {
     /// Reset the client.
     #[default]
     Reset,
-    /// Entity tag, length and the bytes of the first flight are believed.
+    /// Trust the entity tag, the length and the checksum of the first flight.
     Trust,
 }
 
@@ -76,7 +77,7 @@ pub enum Reason {
     Store,
     /// The connection was begun before it was watched.
     Unseen,
-    /// The server ended the connection at a place where it should not, and lives.
+    /// The server ended the connection in the middle of a response, although its process lives.
     Closed,
     /// The client sent inputs ([`crate::head::INPUTS`]) in segments in which the programs do not change the name, such as
     /// segments out of order. The server has them, so the connection ends, and no response leaves.
@@ -84,7 +85,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Reason; 13] = [
         Reason::Tls,
         Reason::Http2,
@@ -129,14 +130,14 @@ pub struct Limits {
     pub ack: u32,
     /// End of the bytes to the client that may pass.
     pub data: u32,
-    /// The one place where FIN may stand.
+    /// The only sequence number at which a FIN may pass.
     pub fin_at: Option<u32>,
 }
 
 /// An action for the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// These hold from now on.
+    /// Apply these limits from now on.
     Limits(Limits),
     /// Store a record and then call [`Flow::stored`]. At most one ticket is outstanding.
     Store {
@@ -145,8 +146,8 @@ pub enum Action {
         /// The record, in place of the former one.
         record: Box<Record>,
     },
-    /// The record is to be deleted.
+    /// Delete the record.
     Forget,
-    /// No limits any more; counted by reason. Nothing follows but `Forget`.
+    /// Remove the limits and count the reason. Only `Forget` can follow.
     Unprotected(Reason),
 }

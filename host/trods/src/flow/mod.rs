@@ -35,7 +35,7 @@ pub struct Flow {
 
 #[derive(Debug)]
 enum State {
-    /// The handshake is not over.
+    /// The handshake is in progress.
     Opening,
     Watched(Box<Watched>),
     /// The connection has no limits any more, or is closed.
@@ -90,7 +90,7 @@ impl Flow {
         self.state = State::Watched(Box::new(watched));
     }
 
-    /// A connection on which client and server go on at these numbers, and have everything before them.
+    /// A connection whose client and server continue at these sequence numbers, and have everything before them.
     #[must_use]
     pub fn midway(
         tuple: Tuple,
@@ -104,7 +104,7 @@ impl Flow {
         Flow { tuple, settings: *settings, now: handshake.at_ms, syn: None, state }
     }
 
-    /// What holds now: at first the end of the handshake, the same that the BPF program sets by itself.
+    /// The current limits: at first the end of the handshake, as the BPF program sets them by itself.
     #[must_use]
     pub fn limits(&self) -> Limits {
         match &self.state {

@@ -58,9 +58,9 @@ pub(super) struct Watched {
     /// Whole heads of requests in `client`, with their lengths.
     asked: VecDeque<RequestHead>,
     parsed: usize,
-    /// Where the requests of the record's responses begin ([`Wake::Client`]).
+    /// Sequence numbers at which the requests of the record's responses begin ([`Wake::Client`]).
     begun: VecDeque<u32>,
-    /// The last response said that the server closes.
+    /// The last response announced that the server closes the connection (`Connection: close`).
     closing: bool,
     limits: Limits,
     storing: Option<Storing>,
@@ -118,7 +118,7 @@ impl Watched {
         watched
     }
 
-    /// The first steps of a connection that was taken over.
+    /// The first steps of an adopted connection.
     pub fn begin(&mut self, now: u64, out: &mut Vec<Action>) -> bool {
         self.now = now;
         if let Err(reason) = self.read_requests() {
@@ -459,7 +459,7 @@ impl Watched {
         Ok(true)
     }
 
-    /// Nothing of a body that can be generated again, if this is one.
+    /// The state before the first byte of a body that can be generated again; `None` for other bodies.
     fn generated(&self, asked: &RequestHead, head: &ResponseHead<'_>) -> Option<Seen> {
         let may = self.settings.deterministic || head.inputs;
         Seen::nothing(head.framing).filter(|_| may && asked.method == Method::Get)

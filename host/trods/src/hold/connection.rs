@@ -28,21 +28,21 @@ pub(super) struct Connection {
     pub due: u64,
     /// A FIN of the server's was withheld.
     pub fin: bool,
-    /// A record of it was stored.
+    /// Whether a record of the connection was stored.
     pub stored: bool,
-    /// Timestamps named what it carried before.
+    /// Whether timestamps named its response before.
     pub named: bool,
-    /// The kernel is about to have its socket.
+    /// Whether its socket is being made in the kernel.
     pub awaited: bool,
     /// The server's process died without ending the connection.
     pub died: bool,
-    /// Another replica held it before: only this process ends it, for its server.
+    /// Whether another replica held it before: then only this process may end it, for its server.
     pub adopted: bool,
-    /// This process ends it.
+    /// Whether this process is ending it.
     pub leaves: bool,
-    /// [`Watch::ended_early`](super::Watch::ended_early) has reported it.
+    /// Whether [`Watch::ended_early`](super::Watch::ended_early) has reported it.
     pub judged: bool,
-    /// What the client had acknowledged and sent when that was looked at last, and when it was something new, milliseconds.
+    /// The client's acknowledgement and sequence number at the last check, and when they last changed, milliseconds.
     said: (u32, u32, u64),
 }
 
@@ -182,7 +182,7 @@ impl Connection {
         }
     }
 
-    /// Notes that its server ended it too early. It is reported once until it is judged.
+    /// Notes that the server ended the connection too early. It is reported once until it is judged.
     pub fn note_early(&mut self, key: &FlowKey, early: &mut Vec<FlowKey>) {
         if !std::mem::replace(&mut self.judged, true) {
             early.push(*key);

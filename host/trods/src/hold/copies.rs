@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rivulet_bpf::trods::FlowKey;
 use rivulet_plain::Segment;
 
-/// Longer than it takes until a connection that was left goes on.
+/// Longer than it takes until a connection that was left is resumed.
 const KEPT: Duration = Duration::from_secs(1);
 /// Packets that are kept; the oldest give way.
 const MOST: usize = 4096;
@@ -21,7 +21,7 @@ pub(super) struct Copies {
 }
 
 impl Copies {
-    /// Keeps one that has data; `segment` is what stands in it.
+    /// Keeps a packet that has data; `segment` is the parsed packet.
     pub fn keep(&mut self, key: &FlowKey, packet: &[u8], segment: &Segment<'_>, now: Instant) {
         while self.order.front().is_some_and(|(at, _)| now >= *at + KEPT) || self.order.len() >= MOST {
             let Some((_, oldest)) = self.order.pop_front() else { break };

@@ -1,4 +1,4 @@
-//! A frame of a server's that is held.
+//! A server's frame that is held back.
 
 use rivulet_bpf::trods::FlowKey;
 use rivulet_packet::checksum::Sum;
@@ -28,7 +28,7 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// Reads one; `buffer` becomes its memory. None if it is no whole segment.
+    /// Parses a frame; `buffer` becomes its memory. `None` if it is no whole segment.
     pub(super) fn new(octets: &[u8], known: &TapFrame, mut buffer: Vec<u8>) -> Option<Frame> {
         let segment = Segment::parse(octets.get(ETHERNET..)?).ok()?;
         let header = &segment.header;
@@ -54,13 +54,13 @@ impl Frame {
         self.seq
     }
 
-    /// Sequence number behind its data.
+    /// Sequence number after its data.
     #[must_use]
     pub fn end(&self) -> u32 {
         self.seq.wrapping_add((self.octets.len() - self.data) as u32)
     }
 
-    /// A FIN stands behind the data.
+    /// Whether a FIN follows the data.
     #[must_use]
     pub fn fin(&self) -> bool {
         self.fin
@@ -95,7 +95,7 @@ impl Frame {
         front
     }
 
-    /// Writes what follows from sequence number and end, without a flag: the headers are another frame's.
+    /// Adapts headers copied from another frame to this frame's sequence number and length, and clears `flag`.
     fn seal(&mut self, flag: u8) {
         let packet = &mut self.octets[ETHERNET..];
         let length = packet.len();
@@ -112,7 +112,7 @@ impl Frame {
         let tcp = &mut packet[start..];
         tcp[4..8].copy_from_slice(&self.seq.to_be_bytes());
         tcp[TCP_FLAGS] &= !flag;
-        // It was read as a segment, and is one.
+        // Parsed as a segment before, so this cannot fail.
         let _ = sum(&mut self.octets, self.checksum);
     }
 

@@ -39,30 +39,30 @@ use room::Room;
 pub(crate) use watch::now_ms;
 pub use watch::{Ended, Formers, Keeper, Status, Watch};
 
-/// A server of the store that has not told all it has in this time is done without.
+/// Time limit for a store server to send all its records; later records are ignored.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// The name of the TAP.
 const TAP: &str = "trods%d";
-/// Frames that wait in it.
+/// Queue length of the TAP, frames.
 const QUEUE: u32 = 4096;
-/// Bytes of all held frames; further frames are dropped, and TCP sends them again.
+/// Maximum bytes of all held frames; further frames are dropped, and TCP retransmits them.
 const MAX_HELD: usize = 64 << 20;
-/// Buffers that are kept for frames to come.
+/// Maximum number of buffers kept for later frames.
 const SPARE: usize = 128;
 
 /// Why a replica cannot protect connections.
 #[derive(Debug, thiserror::Error)]
 pub enum HoldError {
-    /// The programs.
+    /// The BPF programs.
     #[error(transparent)]
     Bpf(#[from] rivulet_bpf::Error),
-    /// An interface: the one that is watched, or the TAP.
+    /// An interface: the watched one, or the TAP.
     #[error(transparent)]
     Open(#[from] OpenError),
     /// A socket.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// Connections cannot be taken over.
+    /// Connections cannot be adopted.
     #[error("TCP_REPAIR: {0}")]
     Repair(#[from] rivulet_pktio::repair::RepairError),
 }
@@ -80,9 +80,9 @@ pub struct Hold {
     /// Buffer into which a frame is read.
     scratch: Box<[u8]>,
     spare: Vec<Vec<u8>>,
-    /// For the frames that were read and are not sent.
+    /// Buffers for the frames that were read and are not sent.
     room: Room,
-    /// Frames for which there was no room.
+    /// Number of frames dropped for lack of room.
     dropped: u64,
 }
 
@@ -99,12 +99,12 @@ impl Hold {
     /// Loads the programs and attaches them to an interface. Needs root, or `CAP_BPF`, `CAP_NET_ADMIN` and `CAP_NET_RAW`.
     ///
     /// # Errors
-    /// What the kernel lacks or refuses, in words for the operator.
+    /// An error that names what the kernel lacks or refuses, for the operator.
     pub fn open(interface: &Interface) -> Result<Hold, HoldError> {
         Hold::with(Trods::load()?, interface)
     }
 
-    /// With programs that make handshakes, where services want that.
+    /// Like [`Hold::open`], with BPF programs that can make handshakes.
     ///
     /// # Errors
     /// As [`Hold::open`], and that the kernel cannot.
@@ -142,7 +142,7 @@ impl Hold {
     /// The interface of that name may be another one: then the programs go there. True if they did.
     ///
     /// # Errors
-    /// There is none now; to be tried again.
+    /// The interface does not exist now; try again.
     pub fn follow(&mut self) -> Result<bool, HoldError> {
         let LinkInfo { index, mac, .. } = LinkInfo::of(&self.interface)?;
         self.mac = mac;
@@ -156,13 +156,13 @@ impl Hold {
         Ok(true)
     }
 
-    /// The programs' maps.
+    /// The maps of the BPF programs.
     #[must_use]
     pub fn programs(&self) -> &Trods {
         &self.programs
     }
 
-    /// What the programs counted.
+    /// Counters of the BPF programs.
     ///
     /// # Errors
     /// A system call fails.
@@ -170,13 +170,13 @@ impl Hold {
         Ok(self.programs.counters()?)
     }
 
-    /// Frames that were dropped since too many were held.
+    /// Number of frames dropped because too many were held.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    /// Readable when there are events, and when there are frames.
+    /// Descriptors that are readable when there are events, and when there are held frames.
     #[must_use]
     pub fn readable(&self) -> [BorrowedFd<'_>; 2] {
         [self.programs.readable(), self.tap.as_fd()]
@@ -216,15 +216,15 @@ impl Hold {
         self.forget(frame);
     }
 
-    /// Sends what of a frame lies before a sequence number, which is within its data; the rest stays.
+    /// Sends the part of a frame before a sequence number within its data, and keeps the rest.
     pub fn send_until(&mut self, frame: &mut Frame, at: u32) {
         let front = frame.cut(at, self.spare.pop().unwrap_or_default());
-        // Its headers are there twice.
+        // Both parts have headers, so they need more room than the frame.
         self.room.take(front.key().client().ip(), front.octets().len() - front.data().len());
         self.send(front);
     }
 
-    /// Gives a frame up.
+    /// Drops a frame.
     pub fn forget(&mut self, frame: Frame) {
         self.room.give_back(frame.key().client().ip(), frame.octets().len());
         if self.spare.len() < SPARE {
@@ -245,7 +245,7 @@ impl Hold {
         Ok(())
     }
 
-    /// Has a packet of a connection's client come in again. One that is lost its TCP sends again.
+    /// Injects a client's packet as if it had just arrived. If it is lost, the client's TCP retransmits it.
     pub fn hear_again(&mut self, key: &FlowKey, packet: &[u8]) {
         if let Some(frame) = self.framed(key, self.mac, packet)
             && let Err(e) = self.tap.write(&frame)
@@ -261,13 +261,13 @@ impl Hold {
         (ethernet.fill(&mut frame, ether_type) && frame::complete(&mut frame)).then_some(frame)
     }
 
-    /// A connection has neither limits nor timestamps any more that are made here.
+    /// Removes the limits of a connection, and the timestamps that this host makes for it.
     fn clear(&self, key: &FlowKey) -> Result<(), HoldError> {
         self.programs.free(key)?;
         Ok(self.programs.stamps().forget(key)?)
     }
 
-    /// Has the kernel forget a connection.
+    /// Makes the kernel forget a connection.
     fn abort(&self, key: &FlowKey) -> Result<(), HoldError> {
         self.sockets.abort(key.service(), key.client())?;
         Ok(())
@@ -281,12 +281,12 @@ impl Hold {
         Ok(())
     }
 
-    /// The clients of connections that the kernel ends, since the process of their socket closed them or died.
+    /// Clients of connections that the kernel is ending, because their process closed them or died.
     fn closing(&self, service: SocketAddr) -> Result<Vec<SocketAddr>, HoldError> {
         Ok(self.sockets.closing(service)?)
     }
 
-    /// Has the kernel forget a connection without a word to its client.
+    /// Makes the kernel forget a connection without sending a segment to the client.
     fn silence(&self, key: &FlowKey) -> Result<(), HoldError> {
         self.programs.park(key)?;
         let result = self.abort(key);

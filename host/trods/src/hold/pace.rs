@@ -26,7 +26,7 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// When the next one is probed that is found now.
+    /// Reserves the next probe time for a connection that was just found.
     pub fn next(&mut self, is_waited_for: bool, now: Instant) -> Instant {
         let (lane, step) = match is_waited_for {
             true => (&mut self.waited_for, STEP),

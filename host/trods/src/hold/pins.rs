@@ -31,7 +31,7 @@ pub struct Absence {
 }
 
 impl Absence {
-    /// As a change that this replica was there for, of what others told.
+    /// The same as a change of the live set during which this replica was present.
     pub(crate) fn once_more(&self) -> Absence {
         Absence {
             number: (self.number.0, 0),
@@ -54,7 +54,7 @@ impl std::fmt::Debug for Absence {
 /// The result of querying the pins after an absence.
 #[derive(Debug)]
 pub struct Known {
-    /// Which.
+    /// Number of the absence.
     pub number: (u32, u64),
     /// Connections with their holders, and the age of that information.
     pub held: Vec<(FlowKey, Pin, Age)>,

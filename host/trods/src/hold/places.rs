@@ -15,13 +15,13 @@ use crate::digest::{self, Digests, Wanted};
 use crate::record::{MAX_RECORD, Record};
 use crate::store::{Done, RecordKeys, Store, StoreConfig};
 
-/// A store, and which connection has which number in it.
+/// A store, and the number of each connection in it.
 #[derive(Debug)]
 struct Places {
     store: Store,
     config: StoreConfig,
     numbers: HashMap<FlowKey, u32>,
-    /// By number.
+    /// Connections by number.
     taken: Vec<Option<Taken>>,
     free: BinaryHeap<Reverse<u32>>,
 }
@@ -63,7 +63,7 @@ pub struct Stores {
     handed: u64,
     done: Vec<Done>,
     digests: Digests,
-    /// Connections with records that lack digests, and of which objects.
+    /// Connections whose records lack digests, and the objects that these digests are of.
     undigested: HashMap<FlowKey, Vec<Wanted>>,
 }
 
@@ -88,7 +88,7 @@ impl Stores {
             self.undigested.remove(key);
         }
         if record.size() > MAX_RECORD {
-            // Then the digest is unknown.
+            // The digest stays unknown.
             return Cow::Borrowed(whole);
         }
         Cow::Owned(record)
@@ -129,7 +129,7 @@ impl Stores {
         places.numbers.get(key).copied()
     }
 
-    /// Whether some store keeps the records of a service.
+    /// Whether any store keeps the records of a service.
     #[must_use]
     pub fn serves(&self, service: &SocketAddr) -> bool {
         self.services.contains_key(service)

@@ -14,9 +14,9 @@ use rivulet_bpf::trods::FlowKey;
 /// Probes of a client, milliseconds after the refusal: shortly after RSTs may leave
 /// (`REFUSED_AFTER`, `REFUSED_AT_LAST` in `refusals.h`), and one more in case that was lost.
 const QUESTIONS: [u64; 3] = [1050, 2100, 4000];
-/// Most clients at a time: more than one replica has. More than that is a flood.
+/// Maximum number of clients at a time: more than the connections of one replica; beyond that it is a flood.
 const MOST: usize = 16_384;
-/// Between two looks whether this replica may send, and for how long it is waited for.
+/// Interval of checks whether this replica may send, and the longest time to wait for that.
 const RETRY: Duration = Duration::from_millis(250);
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -77,7 +77,7 @@ impl Refusals {
             ask.push((key, refusal.seq));
             refusal.asked += 1;
             match QUESTIONS.get(refusal.asked) {
-                // Never two at once, however late this is called.
+                // Never two probes at once, however late this is called.
                 Some(ms) => {
                     let at = (refusal.since + Duration::from_millis(*ms)).max(now + RETRY);
                     self.due.push(Reverse((at, key)));

@@ -1,4 +1,4 @@
-//! The connections of dead replicas: their records, the probes to their clients, and what these answer.
+//! Searches for the connections of dead replicas: reads their records, probes their clients and reads the answers.
 //!
 //! Every survivor loads all records of a dead replica and parks all its connections, because only
 //! the ToR decides where a client's segments go. The replica that should get them sends the probe,
@@ -31,12 +31,12 @@ use crate::wake::{self, MAX_UNKNOWN, Prober, Told};
 const PROBES: [u64; 13] = [0, 30, 100, 300, 1000, 2000, 3000, 4000, 5000, 6000, 8000, 15_000, 30_000];
 /// After this time an adopted connection has a record of this replica, or its limits were removed.
 const STORED: Duration = Duration::from_secs(1);
-/// Most connections that are searched for at a time.
+/// Maximum number of connections in the search.
 const MAX_ORPHANS: usize = 65_536;
 /// For this long an answer is awaited that shows that no other data is on its way to the client;
 /// after that any answer will do.
 const FRESH: Duration = Duration::from_millis(200);
-/// After this a connection is not looked for any more: its client is gone.
+/// After this time the search for a connection ends: its client is gone.
 const GIVE_UP: Duration = Duration::from_secs(60);
 /// A client that sends on a connection that is searched for, with numbers that fit no record, is
 /// reset after this time.
@@ -51,14 +51,14 @@ const REMEMBERED: Duration = Duration::from_secs(60);
 /// from then on.
 const LEAVE: Duration = Duration::from_secs(5);
 
-/// Whether records are read that a replica stored under other incarnations.
+/// Which incarnations of a replica have their records read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reads {
-    /// They are not: those of the incarnation that is known alone.
+    /// Only the incarnation that the controller reported.
     Told,
-    /// They are, too.
+    /// All incarnations.
     All,
-    /// They alone are: it is this replica itself.
+    /// Only former incarnations, because it is this replica itself.
     OwnFormers,
     /// Only records of former incarnations: the replica lives and may be about to adopt these
     /// connections itself.
@@ -67,7 +67,7 @@ pub enum Reads {
 
 /// A replica that is dead, or was excluded.
 pub struct Departed {
-    /// What the keys of its records begin with ([`store::prefix`]).
+    /// Prefix of the keys of its records ([`store::prefix`]).
     pub prefix: String,
     /// The servers of its store.
     pub servers: Vec<SocketAddr>,
@@ -87,7 +87,7 @@ impl Departed {
         self.prefix.rsplit_once('.').and_then(|(_, n)| n.parse().ok()).unwrap_or(0)
     }
 
-    /// What it stored under one of its prefixes. Blocks.
+    /// Reads the records under one of its prefixes. Blocks.
     fn read(&self, prefix: String, asked: u64, seen: &Mutex<HashMap<Stored, Instant>>) -> Vec<Found> {
         let loaded = store::load(&self.servers, &prefix, &self.keys, PATIENCE);
         let (count, servers) = (loaded.records.len(), loaded.servers);
@@ -115,7 +115,7 @@ fn is_read(reads: Reads, n: u64, told: u64) -> bool {
     }
 }
 
-/// Whether these values were there some time ago as they are now.
+/// Whether the store had the same values some time ago.
 fn are_left(stored: &[Stored], seen: &Mutex<HashMap<Stored, Instant>>) -> bool {
     let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
     let now = Instant::now();
@@ -149,13 +149,13 @@ pub(super) struct Found {
 /// A connection that can be resumed.
 #[derive(Debug)]
 pub struct Heard {
-    /// Its record, as it is to be stored.
+    /// The record for this replica to store.
     pub record: Record,
     /// The state of its new socket.
     pub connection: Connection,
     /// End of all that the client has sent, if known.
     pub sent: Option<u32>,
-    /// What the programs make of its timestamps, if they do.
+    /// State of its timestamps in the BPF programs, if they make them.
     pub stamped: Option<Stamped>,
 }
 
@@ -164,14 +164,14 @@ pub struct Heard {
 struct Orphan {
     found: Found,
     began: Instant,
-    /// When it is probed first.
+    /// Time of the first probe.
     first: Instant,
     probes: usize,
-    /// When its client said something first that fits no record.
+    /// Time of the client's first segment that fits no record.
     unknown: Option<Instant>,
 }
 
-/// A question that was not answered yet.
+/// A query of a replica's records that is in progress.
 #[derive(Debug)]
 struct Loading(Arc<AtomicUsize>);
 
@@ -195,15 +195,15 @@ pub struct Rescue {
     due: BinaryHeap<Reverse<(Instant, FlowKey)>>,
     load: Sender<Vec<Found>>,
     loaded: Receiver<Vec<Found>>,
-    /// Questions that were not answered yet.
+    /// Queries in progress.
     loading: Arc<AtomicUsize>,
-    /// Questions for a replica's records so far.
+    /// Number of queries so far.
     asked: u64,
     /// When records of former incarnations of living replicas were seen first.
     seen: Arc<Mutex<HashMap<Stored, Instant>>>,
-    /// Clients that are to be reset: what they said last.
+    /// Clients to reset, each with its last segment.
     unknown: Vec<(FlowKey, Vec<u8>)>,
-    /// Records of connections that go on here, and since when.
+    /// Records of connections that were resumed here, and when.
     outdated: Vec<(Instant, Arc<str>, Vec<Stored>)>,
     copies: Copies,
     pace: Pace,
@@ -239,7 +239,7 @@ impl Rescue {
         })
     }
 
-    /// Looks for the connections of a replica. `wake` is called when their records have come, on another thread.
+    /// Starts the search for the connections of a replica. `wake` is called on another thread when their records have come.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -304,18 +304,18 @@ impl Rescue {
         })
     }
 
-    /// Where records come in that were read otherwise.
+    /// The channel for records that other parts have read.
     pub(super) fn inbox(&self) -> Sender<Vec<Found>> {
         self.load.clone()
     }
 
-    /// When there is something to do.
+    /// Time of the next step.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.due.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// Takes records in, probes clients, gives clients up.
+    /// Takes records in, probes clients, and ends searches that took too long.
     ///
     /// # Errors
     /// A system call fails.
@@ -401,7 +401,7 @@ impl Rescue {
         self.orphans.insert(key, Orphan { found, began: now, first: now, probes: 0, unknown: None });
     }
 
-    /// A record was read.
+    /// Handles a record that was read.
     fn take_in<K: Keeper>(
         &mut self,
         found: Found,
@@ -538,7 +538,7 @@ impl Rescue {
         std::thread::Builder::new().name("outdated".into()).spawn(move || {
             for of in outdated.chunk_by(|a, b| Arc::ptr_eq(&a.1, &b.1)) {
                 let stored = of.iter().flat_map(|(.., stored)| stored).copied().collect();
-                // What cannot be reached expires.
+                // A record on a server that cannot be reached expires by itself.
                 let _ = store::erase(&of[0].1, stored, PATIENCE);
             }
         })?;
@@ -637,7 +637,7 @@ mod tests {
         (record(client), FlowKey::new(client, SERVICE.parse().unwrap()))
     }
 
-    /// What its client answers; `fresh`: to a probe.
+    /// A client's answer; `fresh`: to a probe.
     fn answer(record: &Record, fresh: bool) -> Vec<u8> {
         let mut options = Options::default();
         if fresh {
@@ -801,7 +801,7 @@ mod tests {
             let orphan = &rig.rescue.orphans[&key];
             assert_eq!((orphan.found.other, orphan.probes), (other, probes));
         }
-        // What an earlier question brings comes late.
+        // The result of an earlier query comes late.
         rig.found(std::iter::once(record.clone()), None, false, now);
         rig.rescue.asked -= 2;
         rig.found(std::iter::once(record.clone()), Some(PIN), false, now);

@@ -27,7 +27,7 @@ const GIVE_UP: Duration = Duration::from_secs(60);
 pub struct LeaveNamed {
     /// Services of the connections that leave.
     pub services: Vec<SocketAddr>,
-    /// They have no store, and this replica is to be left by all. Else it is by what the process before it had.
+    /// Whether all connections leave, of services without a store. Otherwise only those of the former process do.
     pub drains: bool,
     /// The adopter of a connection, by client and service.
     pub to: Box<dyn Fn(SocketAddr, SocketAddr) -> Option<Pin> + Send>,

@@ -1,4 +1,4 @@
-//! Members that adopt the connections which a replica leaves.
+//! The adopting side of a planned move: reads the lists of replicas that are being drained.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -45,8 +45,8 @@ struct Shared {
 }
 
 impl Followers {
-    /// These replicas are left by their connections, as they know themselves; others are not any more, or never were. `own`:
-    /// this replica's index in the pool. `wake` is called when something was found, on another thread.
+    /// Sets the replicas that are being drained; lists of others are no longer read. `own`: this replica's index in the
+    /// pool. `wake` is called on another thread when a connection was found.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -105,7 +105,7 @@ struct Reader {
     mark: String,
     load: Sender<Vec<Found>>,
     shared: Arc<Shared>,
-    /// Up to which place of the list.
+    /// Place in the list up to which it was read.
     read: Option<u64>,
     /// Connections with records to read, and since when.
     wanted: VecDeque<(Instant, Left)>,

@@ -1,4 +1,4 @@
-//! The replica that is left.
+//! The leaving side of a planned move: mutes the connections of a drained replica and lists them.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -23,7 +23,7 @@ const NOT_READING: u64 = u64::MAX;
 /// Members of a pool.
 const MEMBERS: u8 = 64;
 
-/// Services that a replica is to be left by.
+/// The services whose connections leave, and how.
 pub struct Leave {
     /// Prefix of the keys of this replica's records.
     pub prefix: String,
@@ -57,12 +57,12 @@ struct Place {
     leave: Leave,
     rounds: Rounds,
     desk: Desk,
-    /// The place in the list behind the last one that was named.
+    /// Place in the list after its last entry.
     named: u64,
 }
 
 impl Leaving {
-    /// Starts to leave exactly these services. Connections of others that were left stay so.
+    /// Sets the services whose connections leave from now on. Connections that have left stay away.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -87,25 +87,25 @@ impl Leaving {
         Ok(())
     }
 
-    /// When there is something to do.
+    /// Time of the next step.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.places.iter().map(|place| place.rounds.deadline()).min()
     }
 
-    /// The services that are left.
+    /// The services whose connections leave.
     #[must_use]
     pub fn services(&self) -> Vec<SocketAddr> {
         self.places.iter().flat_map(|place| &place.leave.services).copied().collect()
     }
 
-    /// Connections that were left.
+    /// Number of connections that have left.
     #[must_use]
     pub fn moved(&self) -> u64 {
         self.moved
     }
 
-    /// Leaves some connections.
+    /// Moves some connections.
     ///
     /// # Errors
     /// A system call failed; connections that were not muted stay here.
@@ -226,7 +226,7 @@ fn write(
         let mut read = [NOT_READING; MEMBERS as usize];
         notices.get(&keys, |place, value| {
             let told = std::str::from_utf8(value).ok().and_then(|digits| digits.parse::<u64>().ok());
-            // Of two servers that one counts which heard later.
+            // If two servers have different marks, the later one counts.
             let is_later = |told: &u64| read[place] == NOT_READING || *told > read[place];
             read[place] = told.filter(is_later).unwrap_or(read[place]);
         });
@@ -234,7 +234,7 @@ fn write(
     }
 }
 
-/// Places of a list that is begun now come after those of every one before.
+/// First place of a new list: larger than every place of earlier lists.
 fn now_us() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64
 }

@@ -1,10 +1,10 @@
-//! The last connections that a replica left, as the store has them.
+//! The list of connections that left a replica last, and its form in the store.
 
 use std::collections::VecDeque;
 
 use crate::record::Age;
 
-/// Connections of a list: those that were left last.
+/// Maximum number of connections in a list; older ones are dropped.
 pub const LISTED: usize = 256;
 /// Bytes of an entry.
 const ENTRY: usize = 24;
@@ -14,7 +14,7 @@ const ENTRY: usize = 24;
 pub struct Left {
     /// The number of its record.
     pub number: u32,
-    /// What that is known by from another connection's that has the number later.
+    /// Age of the record, which tells it from a later connection's record under the same number.
     pub age: Age,
 }
 
@@ -33,7 +33,7 @@ impl List {
         List { first, entries: VecDeque::new() }
     }
 
-    /// One more.
+    /// Appends an entry.
     pub fn push(&mut self, left: Left) {
         self.entries.push_back(left);
         if self.entries.len() > LISTED {
@@ -42,19 +42,19 @@ impl List {
         }
     }
 
-    /// The place behind the last one.
+    /// The place after the last entry.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.first.saturating_add(self.entries.len() as u64)
     }
 
-    /// Those from this place on that are remembered.
+    /// The remembered entries from this place on.
     pub fn from(&self, place: u64) -> impl Iterator<Item = Left> {
         let known = usize::try_from(place.saturating_sub(self.first)).unwrap_or(usize::MAX);
         self.entries.iter().skip(known).copied()
     }
 
-    /// As a value: the first place, then each number and age.
+    /// Encodes the list: the first place, then each number and age.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut octets = Vec::with_capacity(8 + ENTRY * self.entries.len());
@@ -66,7 +66,7 @@ impl List {
         octets
     }
 
-    /// What [`List::encode`] made; None of anything else.
+    /// Decodes the result of [`List::encode`]; `None` for anything else.
     #[must_use]
     pub fn decode(octets: &[u8]) -> Option<List> {
         let (first, rest) = octets.split_first_chunk::<8>()?;

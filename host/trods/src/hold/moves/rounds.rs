@@ -14,7 +14,7 @@ const ROUND: Duration = Duration::from_millis(20);
 /// connections that are not left yet. Segments that reach it earlier would be lost until the
 /// client's timer.
 const SETTLE: Duration = Duration::from_millis(200);
-/// A response that is over so soon is not moved.
+/// A response that may end within this time is not moved.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// The order in which connections are checked.
@@ -28,12 +28,12 @@ pub(crate) struct Rounds {
 }
 
 impl Rounds {
-    /// They begin to leave.
+    /// Starts the rounds.
     pub fn begin(now: Instant) -> Rounds {
         Rounds { since: now, todo: Vec::new(), round_at: now, step_at: now + SETTLE }
     }
 
-    /// When there is something to do.
+    /// Time of the next step.
     pub fn deadline(&self) -> Instant {
         if self.todo.is_empty() { self.step_at.max(self.round_at) } else { self.step_at }
     }
@@ -51,7 +51,7 @@ impl Rounds {
         self.todo.split_off(self.todo.len().saturating_sub(LOOKED))
     }
 
-    /// There was no room for one in this step.
+    /// Puts a connection back for which this step had no room.
     pub fn put_back(&mut self, key: FlowKey) {
         self.todo.push(key);
     }
