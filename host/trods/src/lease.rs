@@ -34,9 +34,9 @@ pub struct Term {
     /// connections since it did.
     taking: bool,
     out: bool,
-    /// Until when the ToR has not excluded it, of [`clock`].
+    /// Time ([`clock`]) until which the ToR cannot have excluded it.
     sure: u64,
-    /// How often it came or went, and since which of these it knows what others hold.
+    /// Number of absences and returns so far, and the last one after which the pins were complete.
     absences: u64,
     known: u64,
     lease: Lease,
@@ -92,7 +92,7 @@ impl Term {
         self.taking
     }
 
-    /// It is known what others hold since that absence.
+    /// Notes that the pins are complete after that absence.
     pub fn back(&mut self, absence: u64) {
         self.known = self.known.max(absence);
     }
@@ -104,7 +104,7 @@ impl Term {
     }
 }
 
-/// When an instant is, of [`clock`].
+/// Converts an instant to [`clock`].
 #[must_use]
 pub fn at(instant: Instant) -> u64 {
     let (now, clock) = (Instant::now(), clock());
@@ -201,12 +201,12 @@ mod tests {
         assert_eq!((term.away(), term.lease().until), (None, late + 3_000 + BOUND));
     }
 
-    /// Others look for its connections, and what it knows of what they hold is old.
+    /// Others search for its connections, and its pins are outdated.
     #[test]
     fn possibly_excluded_replica_is_mute_until_readmitted() {
         let (own, others) = (0b100, 0b011);
-        // The answer excludes it, whatever else it has; or no answer for longer than the bound, and
-        // then one without plain TCP.
+        // The ToR's answer excludes it; or no answer for longer than the bound, and then one without
+        // plain TCP.
         for plain in [Some(others), Some(own | others), None] {
             let mut term = Term::new(2, Duration::from_nanos(BOUND));
             term.answered(1_000, own | others, own | others, 2_000);

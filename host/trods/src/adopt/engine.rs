@@ -144,7 +144,7 @@ impl Adopters {
     }
 
     fn wake(&self) {
-        // One that cannot be counted any further is awake.
+        // If the counter is full, the thread is awake already.
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
     }
 }

@@ -52,14 +52,14 @@ pub(super) struct Body {
     digests: Digests,
     /// Exchanges lists of objects, a store each.
     sharing: Vec<Sharing>,
-    /// How connections of services are protected.
+    /// Protection settings of each service.
     settings: HashMap<SocketAddr, Settings>,
     /// Threads that serve adopted connections, by service.
     adopters: HashMap<(SocketAddr, AdoptAs, Unknown), Adopters>,
     /// Receives how each adopted connection ended.
     ended: Sender<(Tuple, Outcome)>,
     ends: Receiver<(Tuple, Outcome)>,
-    /// Connections that their server ended, and when.
+    /// Connections that their server ended too early, and when.
     early: VecDeque<(Instant, FlowKey)>,
     leaving: Leaving,
     followers: Followers,
@@ -68,7 +68,7 @@ pub(super) struct Body {
 }
 
 impl Body {
-    /// Nothing is protected yet.
+    /// Starts without protected services.
     pub(super) fn new(
         netns: Option<String>,
         watch: Watch<Stores>,
@@ -230,7 +230,7 @@ impl Body {
         while let Ok((Tuple { client, service }, outcome)) = self.ends.try_recv() {
             let key = FlowKey::new(client, service);
             match outcome {
-                // That is seen on the interface.
+                // The watch sees that end on the interface.
                 Outcome::Over => continue,
                 Outcome::Idle => self.watch.leave(&key)?,
                 Outcome::Refused(_) => self.watch.refuse(&key)?,
@@ -270,7 +270,7 @@ impl Body {
         Ok(())
     }
 
-    /// The same of one that its client named.
+    /// Adopts a connection that its client's timestamp named.
     fn adopt_named(&mut self, key: &FlowKey, found: &Found) -> Result<(), HoldError> {
         self.watch.abandon(key)?;
         let Some(names) = &mut self.names else { return Ok(()) };
@@ -318,7 +318,7 @@ impl Body {
         self.pins.ask(absence, move || shared.wake())
     }
 
-    /// It is known what others hold since an absence.
+    /// Notes that the pins are complete after an absence.
     fn back(&self, absence: (u32, u64)) {
         self.shared.back.lock().unwrap_or_else(PoisonError::into_inner).push(absence);
     }
@@ -333,7 +333,7 @@ impl Body {
             let accepts = || TcpStream::connect_timeout(&service, ACCEPT).is_ok();
             let lives = *lives.entry(service).or_insert_with(accepts);
             if let Some(mut record) = self.watch.judge(&key, lives)? {
-                // The server that is there now may have something else.
+                // A restarted server may have other objects.
                 self.digests.fill(&key, &mut record.responses);
                 self.digests.forget(service, &record.responses);
                 self.rescue.here(key, record, Instant::now());
@@ -430,7 +430,7 @@ impl Body {
         })
     }
 
-    /// Counts, and whether the interface is another one.
+    /// Updates the counters, and checks whether the interface was replaced.
     fn look(&mut self) {
         if let Err(e) = self.watch.hold_mut().follow() {
             tracing::debug!(error = %e, "the interface");

@@ -29,7 +29,7 @@ use body::Body;
 pub struct Protected {
     /// Addresses and port of the service.
     pub sockets: Vec<SocketAddr>,
-    /// Under which lease, of [`Replica::set_lease`].
+    /// Index of its lease ([`Replica::set_lease`]).
     pub lease: u32,
     /// How its connections are protected.
     pub settings: Settings,
@@ -62,11 +62,11 @@ pub struct Counts {
     pub protected: u64,
     /// Connections that were not protected to their end, by [reason](Reason::name).
     pub unprotected: BTreeMap<&'static str, u64>,
-    /// Connections of other replicas that go on here.
+    /// Connections of other replicas that were resumed here.
     pub adopted: u64,
     /// Of these, connections that ended with a reset of the client.
     pub refused: u64,
-    /// Why, by [reason](crate::adopt::Refusal::name).
+    /// These resets, by [reason](crate::adopt::Refusal::name).
     pub refusals: BTreeMap<&'static str, u64>,
     /// Connections that were resumed in the middle of an object of unknown digest.
     pub trusted: u64,
@@ -74,7 +74,7 @@ pub struct Counts {
     pub outside: u64,
     /// Answers with all of an object, of servers without ranges, that were read through.
     pub read_through: u64,
-    /// Objects of which a digest was made.
+    /// Objects with a computed digest.
     pub digests: u64,
     /// Connections that were left to other replicas.
     pub moved: u64,
@@ -95,7 +95,7 @@ enum Command {
     Succeed,
 }
 
-/// The thread. It ends with this.
+/// The thread, which ends when this is dropped.
 #[derive(Debug)]
 pub struct Replica {
     commands: Sender<Command>,
@@ -113,7 +113,7 @@ struct Shared {
     tables: Mutex<HashMap<SocketAddr, u32>>,
     /// Absences that are over.
     back: Mutex<Vec<(u32, u64)>>,
-    /// Until when others adopt connections of the previous process.
+    /// Time until which others adopt connections of the previous process.
     settles: Mutex<Option<Instant>>,
 }
 
@@ -134,7 +134,7 @@ impl Replica {
     /// As [`Replica::start`], with names of programs in this folder ([`Hold::open_in`]).
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Replica::start`].
     pub fn start_in(
         folder: &Path,
         interface: &Interface,
@@ -175,7 +175,7 @@ impl Replica {
         Ok(Replica { commands, leases, shared, thread: Some(thread) })
     }
 
-    /// These services are protected from now on, and no others.
+    /// Protects exactly these services from now on.
     pub fn protect(&self, services: Vec<Protected>) {
         self.command(Command::Services(services));
     }
@@ -186,17 +186,17 @@ impl Replica {
         self.command(Command::Succeed);
     }
 
-    /// A replica died: searches for its connections.
+    /// Searches for the connections of a dead replica by its records.
     pub fn departed(&self, departed: Departed) {
         self.command(Command::Departed(departed));
     }
 
-    /// A replica died that announced its connections: searches for them.
+    /// Searches for the connections that a dead replica announced.
     pub fn departed_named(&self, gone: Gone) {
         self.command(Command::Gone(gone));
     }
 
-    /// The version of the table of what a service's server has; 0: none yet.
+    /// The version of the table of a service's objects; 0: no table yet.
     #[must_use]
     pub fn table(&self, service: &SocketAddr) -> u32 {
         let tables = self.shared.tables.lock().unwrap_or_else(PoisonError::into_inner);
@@ -235,7 +235,7 @@ impl Replica {
         settles.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Sets a lease: until when services under it may send.
+    /// Sets the time until which services under a lease may send.
     pub fn set_lease(&self, number: u32, lease: Lease) {
         if let Err(e) = self.leases.set(number, lease) {
             tracing::error!(error = %e, "a lease cannot be set");
@@ -249,7 +249,7 @@ impl Replica {
     }
 
     fn command(&self, command: Command) {
-        // A thread that is gone has said so.
+        // A thread that ended has reported why.
         let _ = self.commands.send(command);
         self.shared.wake();
     }
@@ -269,7 +269,7 @@ impl Drop for Replica {
 
 impl Shared {
     fn wake(&self) {
-        // One that cannot be counted any further is awake.
+        // If the counter is full, the thread is awake already.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 }

@@ -1,4 +1,4 @@
-//! The records of a replica that is gone, as another one reads them.
+//! Reads the records of a dead replica.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
@@ -27,7 +27,7 @@ const MAX_LINE: u64 = 512;
 pub struct Stored {
     /// The store server that has the record.
     pub server: SocketAddr,
-    /// Under which number.
+    /// Its number in the key.
     pub number: u32,
     /// memcached's unique number of this value, which a later value at the same key does not have.
     pub cas: u64,
@@ -38,7 +38,7 @@ pub struct Stored {
 pub struct Loaded {
     /// The newest record of each connection, with all that is stored of it; unprotected ones are among them.
     pub records: Vec<(Vec<Stored>, Record)>,
-    /// Servers that told all they have.
+    /// Number of servers that sent all their records.
     pub servers: usize,
     /// Values that no replica of the service has put there, or that are no records.
     pub damaged: usize,
@@ -224,7 +224,7 @@ impl Reader {
         }
     }
 
-    /// The next value, if there is one, and by what it is known.
+    /// Reads the next value, if there is one, with its identity.
     pub fn value(&mut self) -> io::Result<Option<(u64, Vec<u8>)>> {
         let line = self.line()?;
         if line == b"EN" {

@@ -27,7 +27,7 @@ pub use load::{Loaded, Stored, clock_ahead, erase, incarnations, load, load_all,
 pub(crate) use notice::Notices;
 pub use sealed::{RecordKeys, SEALED};
 
-/// Seconds after which a record that was not stored again is gone.
+/// Lifetime of a record in the store, seconds.
 pub const LIFETIME: u32 = 3600;
 /// Default timeout of a server, after which the next one is asked ([`StoreConfig::patience`]).
 pub const PATIENCE: Duration = Duration::from_millis(2);
@@ -35,25 +35,25 @@ pub const PATIENCE: Duration = Duration::from_millis(2);
 /// keeps answering earlier commands.
 const GIVE_UP: u32 = 100;
 const GIVE_UP_BUSY: u32 = 1000;
-/// For this long a server that was late is the last choice.
+/// Time for which a server that was late is only the last choice.
 const SUSPECT: Duration = Duration::from_secs(1);
-/// The numbers in use are announced in such steps, and again after a third of their lifetime.
+/// The highest number in use is announced rounded up to a multiple of this, and again after a third of its lifetime.
 const STEP: u32 = 256;
 const ANNOUNCE: Duration = Duration::from_secs(LIFETIME as u64 / 3);
-/// A record that was not stored again for this long is, or for up to twice as long: not all at a time.
+/// A record is stored again at this age, or up to twice this age: the ages differ so that the renewals are spread.
 pub const RENEWAL: Duration = Duration::from_secs(LIFETIME as u64 / 3);
 /// A record with fewer copies than configured is stored again after this time.
 const AGAIN: Duration = Duration::from_secs(10);
-/// Connections that may have records.
+/// Maximum number of connections with records.
 pub const MAX_NUMBER: u32 = 1 << 20;
 /// Most incarnations of a replica that are searched for.
 const MAX_INCARNATIONS: usize = 16;
-/// Buffers of records that are kept for records to come.
+/// Maximum number of buffers kept for later records.
 const SPARE: usize = 256;
-/// Servers of a store.
+/// Maximum number of servers of a store.
 pub const MAX_SERVERS: usize = 16;
 
-/// A store as it is configured.
+/// Configuration of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreConfig {
     /// The servers.
@@ -64,9 +64,9 @@ pub struct StoreConfig {
     pub copies: u8,
     /// The first part of all keys, of [`prefix`].
     pub prefix: String,
-    /// Incarnations of before of which there may be records, so that others [find](incarnations) those.
+    /// Earlier incarnations that may have records; they are announced so that others [find](incarnations) those.
     pub formers: Vec<u64>,
-    /// How long a server may take.
+    /// Timeout of a server.
     pub patience: Duration,
     /// Minimum age at which a record is stored again ([`Store::is_stale`]).
     pub renewal: Duration,
@@ -75,7 +75,7 @@ pub struct StoreConfig {
 /// Why a store cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// There is no server but on this host.
+    /// All servers are on this host.
     #[error("no server of the store is on another host")]
     Alone,
     /// More than [`MAX_SERVERS`].
@@ -96,11 +96,11 @@ pub struct Done {
     pub n: u32,
     /// The ticket that came with it.
     pub ticket: u64,
-    /// Whether a server keeps it; with two copies asked and one server left, whether that does.
+    /// Whether the record is stored; if two copies are wanted and one server is left, whether that server has it.
     pub kept: bool,
 }
 
-/// What the keys of a replica begin with.
+/// Prefix of a replica's keys.
 ///
 /// # Errors
 /// [`StoreError::Name`]: names are printable ASCII without spaces and dots, at most 64 bytes.
@@ -117,10 +117,10 @@ pub fn prefix(pool: &str, replica: &str, incarnation: u64) -> Result<String, Sto
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
     job: Option<u64>,
-    /// Servers that may have something of it, a bit each, and those that said that they keep the last record.
+    /// Servers that may have any of its records, one bit each, and those that acknowledged the last one.
     holders: u16,
     keep: u16,
-    /// When that was handed out.
+    /// Time at which the last record was passed to a server.
     since: Option<Instant>,
 }
 
@@ -130,7 +130,7 @@ struct Job {
     ticket: u64,
     /// Sealed.
     record: Vec<u8>,
-    /// Servers that were asked, one bit each; those without an answer; those that keep it.
+    /// Servers to which it was sent, one bit each; those that have not answered; those that stored it.
     asked: u16,
     waiting: u32,
     kept: u32,
@@ -153,12 +153,12 @@ pub struct Store {
     servers: Vec<Server>,
     jobs: HashMap<u64, Job>,
     count: u64,
-    /// When jobs are to be looked at.
+    /// Times at which jobs are checked.
     timers: BinaryHeap<Reverse<(Instant, u64)>>,
     renewal: Duration,
     /// The state of each connection, by its number.
     current: Vec<Entry>,
-    /// Above all numbers in use.
+    /// The announced bound, above all numbers in use.
     announced: u32,
     announce_at: Instant,
     done: Vec<Done>,
@@ -229,8 +229,8 @@ impl Store {
         }
     }
 
-    /// Stores the record of connection `n`, below [`MAX_NUMBER`], in place of the one before. What became of it
-    /// [`Store::turn`] reports, unless the next one replaced it on its way. Without keys nothing is kept.
+    /// Stores the record of connection `n`, below [`MAX_NUMBER`], in place of the one before. [`Store::turn`]
+    /// reports the result, unless a later record replaced it before it was sent. Without keys nothing is stored.
     pub fn put(&mut self, n: u32, ticket: u64, record: &Record, now: Instant) {
         use std::fmt::Write;
         self.place.clear();
@@ -324,7 +324,7 @@ impl Store {
             let Some(Reverse((_, serial))) = self.timers.pop() else { break };
             self.look_at(serial, now);
         }
-        // What the last of these put out.
+        // Sends what the steps above queued.
         for server in &mut self.servers {
             server.flush(now);
         }
@@ -336,7 +336,7 @@ impl Store {
         self.servers.iter().filter_map(Server::descriptor)
     }
 
-    /// When [`Store::turn`] has something to do though no descriptor is ready.
+    /// Time of the next call of [`Store::turn`] if no descriptor becomes ready.
     #[must_use]
     pub fn deadline(&self) -> Instant {
         let servers = self.servers.iter().map(Server::deadline);
@@ -344,7 +344,7 @@ impl Store {
         servers.chain(timer).fold(self.announce_at, Instant::min)
     }
 
-    /// Records that are on their way.
+    /// Number of records that are being stored.
     #[must_use]
     pub fn pending(&self) -> usize {
         self.jobs.len()
@@ -440,7 +440,7 @@ impl Store {
         self.judge(answer.serial, false);
     }
 
-    /// Whether a job is over.
+    /// Whether a job is finished.
     fn judge(&mut self, serial: u64, late: bool) {
         let Some(job) = self.jobs.get(&serial) else { return };
         if job.kept >= self.copies || job.waiting == 0 || late {

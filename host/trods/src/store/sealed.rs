@@ -12,11 +12,11 @@ use std::sync::Arc;
 use aes_gcm_siv::aead::{Aead, AeadInPlace, KeyInit, Payload};
 use aes_gcm_siv::{Aes256GcmSiv, Nonce};
 
-/// Bytes that a sealed value has more: its form, the key's epoch, a nonce, a tag.
+/// Bytes that sealing adds to a value: form, key epoch, nonce and tag.
 pub const SEALED: usize = 1 + 2 + NONCE + TAG;
 const NONCE: usize = 12;
 const TAG: usize = 16;
-/// The form of sealed values. No record of before begins with it.
+/// First byte of sealed values; no record of a version without sealing begins with it.
 const FORM: u8 = 0xa5;
 /// Context string of the key derivation.
 const PURPOSE: &str = "Rivulet TRODS records 2026-11";
@@ -59,13 +59,13 @@ impl RecordKeys {
         self.0.usable
     }
 
-    /// The epoch that seals, and all of them: with others of these the keys are others.
+    /// The sealing epoch and all epochs: if they are unchanged, so are the keys.
     #[must_use]
     pub fn epochs(&self) -> (u16, Vec<u16>) {
         (self.0.usable, self.0.keys.iter().map(|(epoch, _)| *epoch).collect())
     }
 
-    /// A value that is to stand under this key of the store. None without keys.
+    /// Seals a value for this key of the store. `None` without keys.
     #[must_use]
     pub fn seal(&self, place: &str, value: &[u8]) -> Option<Vec<u8>> {
         let mut out = Vec::with_capacity(SEALED + value.len());
@@ -119,7 +119,7 @@ impl Sealer {
                 u128::from_be_bytes(random)
             }
         };
-        // Of a nonce that comes twice only that the same value was sealed twice would be seen (RFC 8452 section 9).
+        // A repeated nonce would reveal only whether the same value was sealed twice (RFC 8452 section 9).
         self.next = Some(next.wrapping_add(1));
         let [_, _, _, _, nonce @ ..] = next.to_be_bytes();
         out.clear();

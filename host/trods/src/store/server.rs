@@ -29,7 +29,7 @@ const MAX_STALE: usize = 65_536;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Put,
-    /// Whatever comes of it.
+    /// A command with an answer that does not matter.
     Other,
 }
 
@@ -45,21 +45,21 @@ pub(super) struct Server {
     address: SocketAddr,
     stream: Option<TcpStream>,
     retry_at: Instant,
-    /// The last choice until then.
+    /// Until this time the server is only the last choice.
     pub suspect_until: Instant,
     out: Vec<u8>,
     sent: usize,
     input: Vec<u8>,
     waiting: VecDeque<(u64, Kind, Instant)>,
-    /// When it answered last.
+    /// Time of its last answer.
     answered: Option<Instant>,
     /// Opaque numbers of commands that are no records count down from the top.
     others: u64,
-    /// Numbers of records to delete there.
+    /// Numbers of records to delete on the server.
     stale: HashSet<u32>,
     /// Failed answers for the records that were in flight when the connection broke.
     broken: Vec<Answer>,
-    /// The connection broke since the last call of `take_lost`.
+    /// Whether the connection broke since the last call of `take_lost`.
     lost: bool,
 }
 
@@ -93,7 +93,7 @@ impl Server {
         }
     }
 
-    /// Whether a record may be handed to it.
+    /// Whether the server takes another record.
     pub fn takes(&self) -> bool {
         self.stream.is_some() && self.out.len() - self.sent < MAX_OUT && self.waiting.len() < MAX_WAITING
     }
@@ -119,7 +119,7 @@ impl Server {
         self.waiting.front().is_some_and(|(_, _, since)| now.saturating_duration_since(*since) >= patience)
     }
 
-    /// Whether it answers: it did so lately.
+    /// Whether the server has answered within this time.
     pub fn answers(&self, now: Instant, within: Duration) -> bool {
         self.stream.is_some() && self.answered.is_some_and(|at| now.saturating_duration_since(at) < within)
     }
@@ -144,7 +144,7 @@ impl Server {
         }
     }
 
-    /// Deletes a record as soon as may be.
+    /// Deletes a record as soon as the server can be reached.
     pub fn delete(&mut self, n: u32) {
         if self.stale.len() < MAX_STALE {
             self.stale.insert(n);

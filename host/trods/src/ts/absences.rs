@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use crate::hold::Absence;
 
-/// After this others have told of all connections that they have, though one word was lost: they do every second.
+/// After this time others have announced all their connections, even if one announcement was lost: they repeat them each
+/// second.
 const TOLD: Duration = Duration::from_millis(1200);
 /// Time after which immediate announcements have arrived.
 const SOON: Duration = Duration::from_millis(50);
@@ -16,7 +17,7 @@ const DEAF: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(crate) struct Absences {
     waiting: Vec<(Instant, Absence)>,
-    /// Since when, and when last, this replica has listened.
+    /// First and last time at which this replica read announcements.
     listens: (Instant, Instant),
 }
 
@@ -26,7 +27,7 @@ impl Absences {
         Absences { waiting: Vec::new(), listens: (now, now) }
     }
 
-    /// It listens now.
+    /// Notes that announcements were read.
     pub fn listen(&mut self, now: Instant) {
         let (since, last) = self.listens;
         self.listens = (if now.saturating_duration_since(last) > DEAF { now } else { since }, now);
@@ -43,13 +44,13 @@ impl Absences {
         let (soon, last) = (now + SOON, now + TOLD);
         let at = (self.listens.0 + TOLD).max(soon);
         if at < last {
-            // Clients come here by now.
+            // By now clients' segments come to this replica.
             self.waiting.extend([now, last].map(|at| (at, absence.once_more())));
         }
         self.waiting.push((at, absence));
     }
 
-    /// One of which all is known by now.
+    /// Returns an absence for which all announcements have come.
     pub fn due(&mut self, now: Instant) -> Option<Absence> {
         let at = self.waiting.iter().position(|(at, _)| *at <= now)?;
         Some(self.waiting.swap_remove(at).1)

@@ -14,14 +14,14 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const MAX_LIST: u64 = 64 << 20;
 /// Bytes of the longest host name.
 const MAX_HOST: usize = 255;
-/// Most bytes of a head.
+/// Maximum bytes of a head.
 const MAX_HEAD: u64 = 8192;
 
 /// Interval at which it checks whether the objects have digests.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The table as the server at a service's addresses has it, in the calling thread's network namespace. What a digest cannot be made
-/// of is not in it.
+/// Requests the table of the server at a service's addresses, in the calling thread's network namespace. Objects without a
+/// digest are left out.
 ///
 /// # Errors
 /// The server is not there, or its answers are of no use; `Interrupted`: `stop` was set.
@@ -137,7 +137,7 @@ fn rows_of(origin: SocketAddr, places: &[&Place<'_>], rows: &mut Vec<(SocketAddr
     Ok(())
 }
 
-/// The head of one that closes, of the head of one that does not.
+/// Derives the head with `Connection: close` from the head without.
 fn closed(head: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(head.len());
     for line in head.split_inclusive(|&b| b == b'\n') {

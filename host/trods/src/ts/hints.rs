@@ -13,11 +13,11 @@ use rivulet_packet::nonce::half_sip_hash_64;
 
 use super::read::is_near;
 
-/// The port.
+/// UDP port of the announcements.
 pub const PORT: u16 = 7113;
 /// Lifetime of an announcement.
 const LIFETIME: Duration = Duration::from_millis(3500);
-/// Most known connections; further ones are dropped.
+/// Maximum number of known connections; further ones are dropped.
 const MAX_KNOWN: usize = 1 << 18;
 /// Head of a datagram: sender, number of connections, service, serial number.
 const HEAD: usize = 4 + 2 + 2 + 18 + 8;
@@ -26,7 +26,7 @@ const HEAD: usize = 4 + 2 + 2 + 18 + 8;
 const NUMBERED: Duration = Duration::from_secs(60);
 const ENTRY: usize = 32;
 const TAG: usize = 8;
-/// Entries that a frame of Ethernet has room for.
+/// Number of entries that fit into an Ethernet frame.
 const MAX_ENTRIES: usize = 44;
 const MAGIC: [u8; 4] = *b"RvT\x03";
 /// Flags of an entry; the upper bits are the member that it is left to.
@@ -45,17 +45,17 @@ pub struct Hint {
     pub base: u32,
     /// Number of the object that is being sent; 0: none yet.
     pub object: u32,
-    /// The connection can be resumed; otherwise only its holder is announced.
+    /// Whether the connection can be resumed; otherwise only its holder is announced.
     pub is_named: bool,
     /// Number of adoptions: the former holder may still announce the connection.
     pub generation: Generation,
-    /// The former holder sends nothing on it any more: this member is to adopt it.
+    /// The member that should adopt it, because the holder has muted it.
     pub left_to: Option<u8>,
     /// Time since the client's last segment ([`quiet`]).
     pub quiet: u8,
 }
 
-/// How long that is, three bits: 0 below a second, and one more each time that it is four times as long.
+/// Encodes a time in three bits: 0 below a second, then one more for each factor of four.
 #[must_use]
 pub fn quiet(nanoseconds: u64) -> u8 {
     let seconds = nanoseconds / 1_000_000_000;
@@ -83,7 +83,7 @@ impl Hint {
 pub struct Peers {
     /// This replica's number.
     pub own: u8,
-    /// The others', and where their agents listen.
+    /// The other replicas' numbers, and the addresses of their agents.
     pub others: Vec<(u8, SocketAddr)>,
     /// Secret of all replicas of the service, which authenticates announcements.
     pub secret: [u8; 8],
@@ -137,7 +137,7 @@ impl Hints {
         self.socket.as_fd()
     }
 
-    /// Has the others told of a connection, with the next [`Hints::flush`].
+    /// Announces a connection to the others, with the next [`Hints::flush`].
     pub fn tell(&mut self, key: FlowKey, hint: Hint) {
         let waiting = self.waiting.entry(key.service()).or_default();
         waiting.push((key, hint));
@@ -146,7 +146,7 @@ impl Hints {
         }
     }
 
-    /// Sends what waits. What cannot be sent is lost, as anything else may be.
+    /// Sends the waiting announcements. Those that cannot be sent are lost, like any datagram.
     pub fn flush(&mut self) {
         for (service, waiting) in &mut self.waiting {
             let Some(peers) = self.peers.get(service) else {
@@ -223,7 +223,7 @@ impl Hints {
         self.known.get(key).map(|(sender, hint, _)| (*sender, hint))
     }
 
-    /// Since this was called last, connections that another replica told of than before.
+    /// Connections that, since the last call, were announced by another replica than before.
     pub fn moved(&mut self) -> Vec<FlowKey> {
         std::mem::take(&mut self.moved)
     }

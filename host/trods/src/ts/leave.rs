@@ -16,7 +16,7 @@ use super::hints::Hint;
 use super::{Names, hint, read, reading};
 use crate::hold::{AT_A_TIME, HoldError, Keeper, Rounds, Watch, now_ms};
 
-/// Connections that are recorded at once: the store has others to keep.
+/// Number of connections that are recorded at a time: the store has other work too.
 const AT_ONCE: usize = 256;
 /// First interval of repeated announcements, until an adopter announces the connection; the
 /// interval grows to an eighth of the elapsed time, up to the limit.
@@ -43,12 +43,12 @@ impl std::fmt::Debug for LeaveNamed {
 #[derive(Debug, Default)]
 pub(super) struct Leaving {
     leaves: Vec<LeaveNamed>,
-    /// While something leaves.
+    /// Progress of the rounds, while connections leave.
     rounds: Option<Rounds>,
     again_at: Option<Instant>,
     left: HashMap<FlowKey, Left>,
     moved: u64,
-    /// Connections that could be left, when that was counted last.
+    /// Number of movable connections at the last count.
     pub movable: u64,
 }
 
@@ -69,13 +69,13 @@ impl Leaving {
     }
 }
 
-/// Whether timestamps name it, or will: then another replica can resume it.
+/// Whether timestamps name the connection, or will: then another replica can resume it.
 pub(super) fn is_movable(stamped: &Stamped) -> bool {
     matches!(stamped.phase, Phase::Asked | Phase::Named | Phase::Echoed)
 }
 
 impl Names {
-    /// Connections go on so elsewhere from now on, and in no other way.
+    /// Sets which connections leave from now on, and to which members.
     pub fn set_leaves(&mut self, leaves: Vec<LeaveNamed>, now: Instant) {
         let leaving = &mut self.leaving;
         let rounds = leaving.rounds.take().unwrap_or_else(|| Rounds::begin(now));
@@ -180,8 +180,8 @@ impl Names {
         Ok(())
     }
 
-    /// Gives connections of these services to the watch, of which a client has at least the head of its response, and has said so.
-    /// The others have one a moment later, or ask for more.
+    /// Passes connections of these services to the watch, if the client has acknowledged at least the head of its response.
+    /// The other clients acknowledge theirs a moment later.
     pub fn record<K: Keeper>(&self, services: &[SocketAddr], watch: &mut Watch<K>) -> Result<(), HoldError> {
         let mut keys = Vec::new();
         watch.hold().programs().stamps().each(|key, stamped| {

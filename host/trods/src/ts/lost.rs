@@ -16,7 +16,7 @@ use super::read::{Found, Reading, Told, read};
 use crate::hold::HoldError;
 use crate::wake::{PROBED, Prober};
 
-/// When a client is probed, milliseconds after the first time.
+/// Times of the probes, milliseconds after the first one.
 const PROBES: [u64; 16] =
     [0, 30, 70, 120, 180, 250, 330, 420, 520, 640, 780, 1000, 1500, 3000, 10_000, 30_000];
 /// For this long the answer to a probe is awaited; after that any segment will do.
@@ -25,12 +25,12 @@ const FRESH: Duration = Duration::from_millis(200);
 /// adopt.
 const GIVE_UP: Duration = Duration::from_secs(60);
 const LEAVE: Duration = Duration::from_secs(5);
-/// Clients that are probed at once, and between two such times.
+/// Number of clients that are probed at a time, and the pause before the next ones.
 const BURST: u32 = 16;
 const PACE: Duration = Duration::from_millis(2);
-/// What no client has sent so far ahead: an acknowledgement that it takes for an old one.
+/// Distance of a probe's acknowledgement below the client's next number: the client takes it for an old acknowledgement.
 const OLD: u32 = 4096;
-/// Most connections that are searched for at a time.
+/// Maximum number of connections in the search.
 const MAX_LOST: usize = 65_536;
 
 #[derive(Debug)]
@@ -55,7 +55,7 @@ pub(super) struct LostOnes {
 }
 
 impl LostOnes {
-    /// Looks for a connection.
+    /// Starts the search for a connection.
     pub fn look_for(
         &mut self,
         key: FlowKey,
@@ -111,7 +111,7 @@ impl LostOnes {
         self.due.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// Probes clients, gives them up.
+    /// Probes clients, and ends searches that took too long.
     pub fn turn<'r>(
         &mut self,
         now: Instant,
@@ -126,7 +126,7 @@ impl LostOnes {
             && at <= now
         {
             self.due.pop();
-            // Its client has begun another one between these ports.
+            // The client has begun another connection between these ports.
             if programs.stamps().get(&key)?.is_some() {
                 self.forget(&key, programs)?;
                 continue;
@@ -154,7 +154,7 @@ impl LostOnes {
         Ok(())
     }
 
-    /// A client's packet; returns the connection if it can be resumed at its numbers.
+    /// Reads a client's packet; returns the connection if its numbers suffice to resume it.
     pub fn take_packet(
         &mut self,
         key: &FlowKey,

@@ -1,5 +1,5 @@
-//! Connections that outlive their replica without a store: the timestamp that a client echoes names what it is being sent, and its
-//! acknowledgement how far it has that (`docs/trods-stamps.md`).
+//! Connections that outlive their replica without a store: the timestamp that a client echoes names the object that it is
+//! downloading, and its acknowledgement shows how much of it the client has (`docs/trods-stamps.md`).
 //!
 //! The programs do the work on segments (`host/bpf/src/bpf/ts.h`). This module has the [`Table`] of
 //! the local server's objects, which they look up; the announcements between replicas, [`hints`];
@@ -51,11 +51,11 @@ const BATCH: Duration = Duration::from_millis(2);
 const DEATH: Duration = Duration::from_millis(20);
 const ACCEPT: Duration = Duration::from_millis(20);
 const REVIVAL: Duration = Duration::from_secs(60);
-/// For this long after a death segments of unknown clients are examined.
+/// Time after a death for which segments of unknown clients are examined.
 pub(crate) const HUNT: Duration = Duration::from_secs(5);
 /// A connection without segments for this long is over, nanoseconds.
 const IDLE: u64 = 15 * 60 * 1_000_000_000;
-/// Data that are let pass at a time, as the programs do.
+/// Bytes that are let pass at a time; the BPF programs have the same limit.
 const DATA_AHEAD: u32 = 1 << 30;
 
 /// How the connections of a service are named.
@@ -65,7 +65,7 @@ pub struct Named {
     pub list: String,
     /// Keys of ISNs, each with its epoch's lowest bit: the first one makes them.
     pub keys: Vec<(CookieKey, bool)>,
-    /// The version of the table that is in force; none: the own.
+    /// The version of the table that is in force; `None`: that of the local server.
     pub in_force: Option<u32>,
     /// The receivers of announcements.
     pub peers: Peers,
@@ -75,7 +75,7 @@ pub struct Named {
     pub mss: [u16; 2],
 }
 
-/// One service.
+/// A service with named connections.
 #[derive(Debug)]
 struct Service {
     sockets: Vec<SocketAddr>,
@@ -102,9 +102,9 @@ pub(crate) struct Names {
     /// Connections that were found and are resumed here: older parked segments are of no use.
     found: HashSet<FlowKey>,
     prober: Prober,
-    /// Connections that their server ended, first at this time, looked at next at that.
+    /// Connections that their server ended too early: the time of the end, and that of the next check.
     early: VecDeque<(Instant, Instant, FlowKey)>,
-    /// Those of them that still wait for that.
+    /// The connections of `early` that still wait for a check.
     ending: HashSet<FlowKey>,
     told_at: Instant,
     leaving: Leaving,
@@ -114,7 +114,7 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// Nothing is named.
+    /// Starts without named services.
     ///
     /// # Errors
     /// A system call fails.
@@ -235,13 +235,13 @@ impl Names {
         self.found.insert(*key);
     }
 
-    /// It is the watch's.
+    /// Leaves a connection to the watch, which has its record.
     pub fn resume_recorded(&mut self, key: &FlowKey, programs: &Trods) -> Result<(), HoldError> {
         self.hints.forget(key);
         self.lost.forget(key, programs)
     }
 
-    /// It could not go on here now.
+    /// Searches again for a connection that could not be resumed here.
     pub fn look_again<K: Keeper>(
         &mut self,
         key: &FlowKey,
@@ -266,7 +266,7 @@ impl Names {
         watch.hold_mut().send_withheld(key)
     }
 
-    /// Reads answers, announces, probes and judges.
+    /// Reads answers and announcements, announces connections, probes clients, and checks ended connections.
     pub fn turn<K: Keeper>(&mut self, now: Instant, watch: &mut Watch<K>) -> Result<(), HoldError> {
         while let Ok((socket, table)) = self.asked.try_recv() {
             self.take_table(socket, table, watch.hold().programs())?;
@@ -399,7 +399,7 @@ impl Names {
         remove(programs, &before, number)
     }
 
-    /// Has the programs make handshakes; of responses those are named that the table in force has.
+    /// Lets the BPF programs make handshakes; they name the responses with objects in the table in force.
     fn issue(&self, n: usize, programs: &Trods) -> Result<(), HoldError> {
         let Service { named, table, number, hunting, .. } = &self.services[n];
         let Some((key, odd)) = named.keys.first() else { return Ok(()) };

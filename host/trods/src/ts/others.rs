@@ -1,4 +1,4 @@
-//! Holders of connections by their announcements, and dead replicas.
+//! Evaluates announcements: which replica holds a connection, and which connections dead replicas had.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -44,7 +44,7 @@ impl Names {
         self.issue(n, programs)
     }
 
-    /// What others hold of the connections that this replica gets is theirs, also where it is still here.
+    /// Pins the connections of other holders that this replica may get, even if this replica still has some of them.
     pub fn yield_to<K: Keeper>(&mut self, absence: &Absence, watch: &mut Watch<K>) -> Result<(), HoldError> {
         let Absence { named, tor, alive, gets, .. } = absence;
         // A dead replica may have announced the connection a moment ago, and does so until its
@@ -89,7 +89,7 @@ impl Names {
             }
             let programs = watch.hold().programs();
             if let Some(own) = programs.stamps().get(&key)? {
-                // It goes on here, or did before it went on elsewhere.
+                // This replica has the connection, or had it before the other one did.
                 if !hint.is_after(&super::hint(&own)) {
                     continue;
                 }
@@ -102,7 +102,7 @@ impl Names {
         Ok(())
     }
 
-    /// A connection is that one's.
+    /// Pins a connection to its holder.
     pub(super) fn leave_to<K: Keeper>(
         &mut self,
         key: &FlowKey,
@@ -121,7 +121,7 @@ impl Names {
     /// Whether a packet is of a connection that a live replica holds.
     pub(super) fn is_others(&self, key: &FlowKey, packet: &[u8]) -> bool {
         let Some((_, hint)) = self.hints.holder(key).filter(|_| !self.lost.has(key)) else { return false };
-        // Else it is the next one between these ports.
+        // Otherwise the packet is of the next connection between these ports.
         Segment::parse(packet).is_ok_and(|segment| is_near(segment.header.seq, hint.client_next))
     }
 

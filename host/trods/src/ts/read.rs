@@ -73,7 +73,7 @@ pub(crate) fn read(
     let has = |flag| segment.has(flag);
     let is_theirs = (header.src, header.dst) == (tuple.client, tuple.service);
     if let Some(hint) = hint.filter(|_| is_theirs && has(TcpFlags::RST)) {
-        // Where it said to be, or in answer to a probe (RFC 9293 section 3.10.7.1).
+        // A valid RST has the number that the client announced, or answers a probe (RFC 9293 section 3.10.7.1).
         let is_its = [hint.client_next, probed_ack(hint.client_next)].contains(&header.seq);
         return if is_its { Told::Gone } else { Told::Nothing };
     }
@@ -183,7 +183,7 @@ pub(crate) fn named(
 ) -> Option<Record> {
     let (_, known) = with.table.get(stamped.object)?;
     let (first, total) = (stamped.isn.wrapping_add(1), known.head.total);
-    // Of before another content it is another's number.
+    // Before a change of content the number stood for another object.
     if !with.keys.iter().any(|(of, _)| object_isn(*of, key.client(), key.service()) == stamped.isn) {
         return None;
     }
@@ -219,7 +219,7 @@ fn agreed(stamp: &ObjectStamp, isn: u32, next: u32, now_ms: u64) -> Handshake {
         mss: stamp.class.mss(),
         scales: Some((stamp.scale.shift(), OUR_SCALE)),
         sack: true,
-        // The programs make what the client sees.
+        // The BPF programs make the timestamps that the client sees.
         timestamp: Some(now_ms as u32),
         first_timestamp: None,
         stamps: Some(ObjectStamp { index: 0, object: 0, ..*stamp }.value()),
@@ -382,7 +382,7 @@ mod tests {
         }
     }
 
-    /// Of another response, which this one's replica does not have.
+    /// The head of another response, which this replica does not have.
     #[test]
     fn client_with_bytes_after_the_object_is_not_resumed() {
         let mut client = client();

@@ -1,5 +1,5 @@
-//! The table of objects: what each of a list of targets is answered with, and which number timestamps call that by. Replicas that
-//! have the same content have the same table.
+//! The table of objects: the answer to each target of a list, and its number in timestamps. Replicas with the same content
+//! have the same table.
 
 use rivulet_bpf::trods::{DATE, HEAD_MAX, HEADS, KnownHead, head_sum};
 use rivulet_plain::MAX_OBJECT;
@@ -15,12 +15,12 @@ pub const MAX_TARGET: usize = 1024;
 /// Most bytes of head and body: the range of sequence numbers without the largest window.
 const MAX_TOTAL: u64 = u32::MAX as u64 - (1 << 30);
 
-/// The head of a response, and whether its server closes behind it.
+/// The head of a response, and whether the server closes the connection after it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {
     /// The head in the form that the BPF programs use.
     pub head: KnownHead,
-    /// The server closes behind it.
+    /// Whether the server closes the connection after it.
     pub close: bool,
 }
 
@@ -37,14 +37,14 @@ pub struct Row {
     pub encoding: Option<Vec<u8>>,
     /// Bytes of the object.
     pub length: u64,
-    /// Each head, where connections go on and where they do not.
+    /// The heads of responses that keep the connection open, and that close it.
     pub known: [Option<Known>; HEADS],
     /// Digest of the object, and checksum of its first bytes.
     pub content: Content,
 }
 
 impl Row {
-    /// From the heads that a target is answered with; `None` if the first is none of an object that can be had again by ranges.
+    /// Makes a row of the heads of a target's answers; `None` if the first one is not of an object that can be requested by range.
     #[must_use]
     pub fn new(host: &str, target: &[u8], heads: [Option<&[u8]>; HEADS]) -> Option<Row> {
         let first = heads[0].and_then(|octets| head::response(octets, Method::Get).ok()?)?;
@@ -75,7 +75,7 @@ impl Row {
         })
     }
 
-    /// A request for it.
+    /// A request for the object.
     #[must_use]
     pub fn request(&self) -> Vec<u8> {
         [b"GET ", &self.target[..], b" HTTP/1.1\r\nHost: ", &self.host, b"\r\n\r\n"].concat()
@@ -131,7 +131,7 @@ impl Table {
         Table { rows, version: sum.max(1) }
     }
 
-    /// Another content has another one; 0: there is none.
+    /// Version of the content: different for different content; 0: no table.
     #[must_use]
     pub fn version(&self) -> u32 {
         self.version

@@ -339,7 +339,7 @@ impl<K: Keeper> Watch<K> {
     /// replica's name before any byte leaves.
     ///
     /// # Errors
-    /// No room for it.
+    /// There is no room for another connection.
     pub fn adopt(&mut self, record: &Record, acked: u32) -> Result<(), HoldError> {
         let Tuple { client, service } = record.tuple;
         let key = FlowKey::new(client, service);
@@ -362,12 +362,12 @@ impl<K: Keeper> Watch<K> {
         let settings = self.services.get(&service).map(|s| s.settings).unwrap_or_default();
         let mut connection = Connection::adopted(record, &settings, now_ms(), &mut self.said);
         (connection.named, connection.adopted, connection.awaited) = (true, stamped.adopted, false);
-        // What the programs may have said meanwhile is not ahead of this.
+        // Events that the programs queued meanwhile are not newer than this state.
         let ahead = u32::from(stamped.index.wrapping_sub(stamped.echo) % 32) < MAX_AHEAD;
         let index = (stamped.index + u8::from(ahead)) % 32;
         let stamped = Stamped { phase: Phase::Recorded, index, ..*stamped };
         if !self.hold.programs.record(&key, &stamped, &connection.limits(stamped.limits.acked))? {
-            // It ended, or its client said more than is known of.
+            // The connection ended, or its client has sent newer data.
             self.said.clear();
             return Ok(());
         }
@@ -436,12 +436,12 @@ impl<K: Keeper> Watch<K> {
         }
     }
 
-    /// Does what the flows said.
+    /// Carries out the actions of the flows.
     fn act(&mut self) -> Result<(), HoldError> {
         let mut actions = std::mem::take(&mut self.actions);
         let mut result = Ok(());
         for (key, action) in actions.drain(..) {
-            // One that fails leaves the others as they are; its connection stays held.
+            // A failed action does not stop the others; its connection stays held.
             result = result.and(self.act_one(&key, action));
         }
         self.actions = actions;
@@ -454,7 +454,7 @@ impl<K: Keeper> Watch<K> {
             Action::Forget => self.keeper.forget(key),
             Action::Limits(limits) => {
                 let Some(connection) = self.connections.get_mut(key) else { return Ok(()) };
-                // What stands lower now, as behind a new request, lets nothing go that was withheld.
+                // A limit that is lower than before (as after a new request) releases no withheld frame.
                 let before = connection.limits;
                 let raised =
                     before.ack != limits.ack || limits.fin_at.is_some() && before.fin_at != limits.fin_at;

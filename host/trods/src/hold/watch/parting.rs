@@ -11,13 +11,13 @@ use crate::flow::{Action, Flow, Reason};
 use crate::hold::connection::Connection;
 use crate::record::{Age, Record};
 
-/// Connections of others that are remembered; beyond it all are forgotten, as if they had not been seen.
+/// Maximum number of remembered connections of others; when it is exceeded all are forgotten.
 const MAX_ELSEWHERE: usize = 65_536;
 /// Most connections that the kernel was closing when the process began; further ones end silently.
 const MAX_CLOSING: usize = 8192;
-/// The kernel ends these when their records must have been read, if there are any.
+/// Time after which the kernel ends these: by then their records have been read, if there are any.
 const CLOSING: Duration = Duration::from_secs(1);
-/// Connections that are looked at at once.
+/// Number of connections that are checked at a time.
 const SWEPT: usize = 256;
 
 impl<K: Keeper> Watch<K> {
@@ -27,7 +27,8 @@ impl<K: Keeper> Watch<K> {
         std::mem::take(&mut self.early)
     }
 
-    /// Clients of connections that the kernel does not know and did not reset, since this was called last, and what they acknowledged.
+    /// Clients of connections that the kernel does not know and did not reset, since the last call, with their
+    /// acknowledgement numbers.
     pub fn refused(&mut self) -> Vec<(FlowKey, u32)> {
         std::mem::take(&mut self.refused)
     }
@@ -89,7 +90,7 @@ impl<K: Keeper> Watch<K> {
         Ok(())
     }
 
-    /// The client of a connection that was adopted is reset.
+    /// Resets the client of an adopted connection.
     ///
     /// # Errors
     /// A system call fails.
@@ -140,7 +141,7 @@ impl<K: Keeper> Watch<K> {
             connection.note_early(key, &mut self.early);
             return Ok(None);
         };
-        // It came before the end of the client's was stored, and has left since: only the client's last word is missing.
+        // The server's FIN came before the client's FIN was stored, and has left since: only the client's last ACK is missing.
         if !connection.died && connection.flow.closes() && !connection.flow.ends_early() {
             return Ok(None);
         }
@@ -163,7 +164,7 @@ impl<K: Keeper> Watch<K> {
         self.hold.hear_again(key, packet);
     }
 
-    /// The connections of these services.
+    /// Lists the connections of these services.
     #[must_use]
     pub fn keys(&self, services: &[SocketAddr]) -> Vec<FlowKey> {
         self.connections.keys().filter(|key| services.contains(&key.service())).copied().collect()
@@ -211,7 +212,7 @@ impl<K: Keeper> Watch<K> {
         self.hold.abort(key)
     }
 
-    /// The client of a connection that was to be adopted on this host is gone.
+    /// Ends a connection that was to be adopted on this host, because its client is gone.
     pub fn forget(&mut self, key: &FlowKey) {
         self.keeper.forget(key);
     }
@@ -229,7 +230,7 @@ impl<K: Keeper> Watch<K> {
         }
         for key in self.swept.split_off(self.swept.len().saturating_sub(SWEPT)) {
             let Some(connection) = self.connections.get_mut(&key) else { continue };
-            // Without limits the programs have forgotten it, for another one between its ports that never began.
+            // The programs have no limits for it: a later SYN between the same ports replaced it, and that connection never began.
             let limits = self.hold.programs.limits(&key)?;
             let idle = self.idle.as_millis() as u64;
             if limits.is_some_and(|limits| connection.last_activity(limits.acked, now) + idle > now) {
@@ -286,7 +287,7 @@ impl<K: Keeper> Watch<K> {
         self.connections.contains_key(key)
     }
 
-    /// Whether this replica knows more of a connection than a record of another's.
+    /// Whether this replica has a newer state of a connection than another replica's record.
     #[must_use]
     pub fn is_ahead(&self, key: &FlowKey, theirs: &Age) -> bool {
         self.connections.get(key).is_some_and(|connection| !connection.flow.is_behind(theirs))
