@@ -16,7 +16,6 @@ LOG = "info,rivulet_trods=debug"
 _TOLD = re.compile(
     r"^(\S+Z) +DEBUG (protected|adopted|unprotected|unprotected: it began before) client=\S+?:(\d+)(?: |$)"
 )
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 Said = dict[int, list[tuple[float, str]]]
 """By the client's port: times of log lines about its connection, by the monotonic clock, and their kinds."""
@@ -29,7 +28,7 @@ def read(logs: Iterable[Path]) -> Said:
     for log in logs:
         with log.open(errors="replace") as lines:
             for line in lines:
-                if found := _TOLD.match(_COLOUR.sub("", line.rstrip())):
+                if found := _TOLD.match(line.rstrip()):
                     said.setdefault(int(found[3]), []).append((_seconds(found[1]) - ahead, found[2]))
     for told in said.values():
         told.sort()
