@@ -14,16 +14,16 @@ use crate::head::{Method, Request, name};
 use crate::large::MAX_LARGE;
 use crate::objects::{Found, Object, Table};
 
-/// No entry of the table.
+/// Index that means no entry of the table.
 const NONE: u32 = u32::MAX;
 
-/// Where an answer may end.
+/// The places at which an answer may end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ends {
-    /// On a connection with timestamps: where no segment of any class ends, and at an odd multiple of 64, so that the next answer
-    /// begins at a multiple of 64.
+    /// On a connection with timestamps: at an odd multiple of 64 (so the next answer begins at a multiple of 64) at which no
+    /// segment of any class ends.
     Stamped,
-    /// On a connection without timestamps, with this number of the client's first byte.
+    /// On a connection without timestamps; the field: sequence number of the client's first byte.
     Bare(u32),
 }
 
@@ -42,19 +42,19 @@ pub struct Answer {
     pad: u16,
 }
 
-/// What a request comes to.
+/// Decision on a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// This answer.
+    /// Answer it with a small answer.
     Answer(Answer),
-    /// This one, of the large object of this number, which only a connection with timestamps can have.
+    /// Answer it with the large object of this number; only possible on a connection with timestamps.
     Large(Answer, u16),
     /// The kernel's TCP is to answer.
     Kernel,
 }
 
 impl Answer {
-    /// What a request is answered; a function of the request and the table.
+    /// Decides how to answer a request: a function of the request and the table alone.
     #[must_use]
     pub fn to(request: &Request<'_>, table: &Table, ends: Ends) -> Outcome {
         let mut answer = Answer::status(200, request.close);
@@ -87,7 +87,7 @@ impl Answer {
         }
     }
 
-    /// The whole of a large object. The connection ends with it.
+    /// An answer with the whole of a large object, after which the connection ends.
     pub(crate) fn large(number: u16, table: &Table) -> Option<Answer> {
         let entry = table.large(number)?;
         let mut answer = Answer { entry, ..Answer::status(200, true) };
@@ -128,7 +128,7 @@ impl Answer {
         Answer { status, close, head_only: false, entry: NONE, first: 0, length: 0, pad: 0 }
     }
 
-    /// Which part of an object is sent, if any.
+    /// Chooses the part of the object to send, if any.
     fn choose(&mut self, request: &Request<'_>, object: &Object) {
         let size = object.body.len() as u64;
         self.length = u32::try_from(size).unwrap_or(u32::MAX);
@@ -143,7 +143,7 @@ impl Answer {
         }
     }
 
-    /// Pads the head so that the answer ends where it may.
+    /// Pads the head so that the answer ends at an allowed place.
     fn ending(mut self, table: &Table, ends: Ends) -> Outcome {
         // It may exceed 32 bits; all lengths above this maximum are treated alike.
         let body = u32::try_from(self.body(table).len()).map_or(MAX_LARGE, |n| n.min(MAX_LARGE));
@@ -172,13 +172,13 @@ impl Answer {
         (length - bare) as u16
     }
 
-    /// Whether the connection ends with it.
+    /// Whether the connection ends after the answer.
     #[must_use]
     pub fn closes(&self) -> bool {
         self.close
     }
 
-    /// The same, and the connection ends with it.
+    /// The same answer, but the connection ends after it.
     #[must_use]
     pub fn closing(self, table: &Table, ends: Ends) -> Outcome {
         Answer { close: true, pad: 0, ..self }.ending(table, ends)

@@ -22,7 +22,7 @@ impl<'t> AnswerBytes<'t> {
 }
 
 impl AnswerBytes<'_> {
-    /// How many there are.
+    /// Number of bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a response is never empty")]
     pub fn len(&self) -> u32 {

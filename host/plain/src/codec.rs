@@ -29,7 +29,7 @@ pub(crate) const BARE_SEQUENCE: u32 = 0x1fe;
 /// The upper half of each kilobyte of a bare connection: there answers end.
 pub(crate) const BARE_END: u32 = 0x200;
 
-/// A key of HalfSipHash under which a service makes its cookies.
+/// A HalfSipHash key with which a service makes its cookies.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct CookieKey {
     /// First word.
@@ -39,7 +39,7 @@ pub struct CookieKey {
 }
 
 impl CookieKey {
-    /// From the 8 bytes that the controller hands out: both words little-endian.
+    /// Makes a key of the 8 bytes that the controller hands out: two little-endian words.
     #[must_use]
     pub fn new(key: [u8; 8]) -> Self {
         let [a, b, c, d, e, f, g, h] = key;
@@ -61,9 +61,10 @@ impl fmt::Debug for CookieKey {
 /// The keys in force: cookies are made with the first, and read with all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CookieKeys {
-    /// The present epoch's.
+    /// The key of the present epoch.
     pub current: CookieKey,
-    /// The epoch's before it, while connections of it are answered, and the next one's, which others may use already.
+    /// The key of the former epoch, while its connections are answered, and that of the next epoch, which other replicas may
+    /// use already.
     pub others: [Option<CookieKey>; 2],
 }
 
@@ -85,7 +86,7 @@ const SIZES: [u16; 4] = [536, 1220, 1440, 1460];
 pub struct Class(u8);
 
 impl Class {
-    /// Of a maximum segment size; `None` for one below the smallest, 536.
+    /// The class of a maximum segment size; `None` below the smallest, 536.
     #[must_use]
     pub fn of(mss: u16) -> Option<Class> {
         SIZES.iter().rposition(|&size| size <= mss).map(|n| Class(n as u8))
@@ -109,7 +110,7 @@ impl Class {
         (u32::from(self.mss()) - 12) & !7
     }
 
-    /// Of a number; its lowest two bits count.
+    /// The class with this number, of which the lowest two bits count.
     pub(crate) fn numbered(number: u32) -> Class {
         Class((number & 3) as u8)
     }
@@ -129,19 +130,19 @@ pub enum Place {
         class: Class,
         /// Bytes of all answers that the client has.
         at: u32,
-        /// It has the last one's FIN too.
+        /// Whether it has the last answer's FIN too.
         fin: bool,
     },
-    /// On one without, within its only answer.
+    /// On a connection without timestamps, within its only answer.
     Bare {
         /// Bytes that the client has, a multiple of [`BARE_SEGMENT`].
         at: u32,
         /// The bits of the client's first sequence number that the cookie holds.
         sequence: u32,
     },
-    /// On one without, at the end.
+    /// On a connection without timestamps, at the end of its answer.
     BareEnd {
-        /// The client has the FIN too.
+        /// Whether the client has the FIN too.
         fin: bool,
     },
 }
@@ -210,7 +211,7 @@ impl Flow {
         if (a, b, c) == (0, 0, 0xffff) { [a, b, c, d] } else { [a, b, 0, 0] }
     }
 
-    /// Where an acknowledgement stands; `None` if it is none of ours, or out of reach.
+    /// Position of an acknowledgement; `None` if it fits no cookie of ours or is out of reach.
     #[must_use]
     pub fn place(&self, keys: &CookieKeys, ack: u32, stamped: bool) -> Option<Place> {
         let distance = self.distance(keys, ack, stamped)?;

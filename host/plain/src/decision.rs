@@ -1,4 +1,4 @@
-//! What a segment from a client comes to, before it is made into a verdict with segments to send.
+//! The decision on a client's segment, before it becomes a verdict with segments to send.
 
 use rivulet_packet::segment::TcpFlags;
 
@@ -34,7 +34,7 @@ pub(crate) enum Decision {
     Begin(Asked),
     /// The answer to a SYN.
     Welcome(Header),
-    /// These flags, acknowledging this.
+    /// A segment without data: its flags and its acknowledgement.
     Say(u8, u32),
     Answer(Under),
     /// An answer, with requests behind it in the segment.
@@ -42,7 +42,7 @@ pub(crate) enum Decision {
     /// Data that does not begin where the request does; the number: bytes of all answers so far
     /// that the client has.
     Ahead(Class, u32),
-    /// The client reports this much of the answer that begins there, and has no data of its own.
+    /// An acknowledgement without data: the client has `at` bytes of the answer that begins at `start`.
     Heard {
         start: u32,
         at: u32,
@@ -50,7 +50,7 @@ pub(crate) enum Decision {
 }
 
 impl Decision {
-    /// What it comes to without memory. An answer is made by [`Site::flight`].
+    /// The verdict of a replica without memory. [`Site::flight`] makes the answers.
     pub(crate) fn verdict(self, segment: &Segment<'_>) -> Verdict<'static> {
         match self {
             Decision::Drop(reason) => Verdict::Drop(reason),

@@ -13,7 +13,7 @@ use arrayvec::ArrayVec;
 
 use self::message::{FIXED, HEADER, Options, TYPE_OPT, find_opt, plain_name, word};
 
-/// Queries answered together: more in one segment are the kernel's.
+/// Maximum number of queries of a segment; the kernel's TCP serves segments with more.
 pub const MAX_QUERIES: usize = 16;
 /// Bytes of the longest query, without its length: those of one segment.
 pub const MAX_QUERY: usize = 1460;
@@ -33,13 +33,13 @@ const TYPE_AXFR: u16 = 252;
 /// Why the data of a segment is not answered here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Its last query is not whole.
+    /// The last query is incomplete.
     Split,
-    /// Something that is no ordinary query, or too many of them.
+    /// A message that is no ordinary query, or too many queries.
     Other,
 }
 
-/// A query as it stands in a segment.
+/// A query in a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Query<'a> {
     message: &'a [u8],
@@ -51,11 +51,11 @@ pub struct Query<'a> {
 /// The EDNS part of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Edns {
-    /// Nothing.
+    /// The query has no OPT record.
     None,
-    /// An OPT record stands there, its owner's name not counted, and is the last record.
+    /// Offset of the OPT record (after its owner's name), which is the last record.
     Opt(usize),
-    /// Nothing in it may be changed but the number.
+    /// The query is signed: only its number may be changed.
     Signed,
 }
 
@@ -71,7 +71,7 @@ pub fn queries(mut data: &[u8]) -> Result<Queries<'_>, Fault> {
     loop {
         let (length, rest) = data.split_first_chunk().ok_or(Fault::Split)?;
         let length = usize::from(u16::from_be_bytes(*length));
-        // A length that no segment holds is not waited for.
+        // A query longer than any segment never becomes complete.
         if !(HEADER..=MAX_QUERY).contains(&length) {
             return Err(Fault::Other);
         }
@@ -110,11 +110,11 @@ pub fn is_answer(query: &[u8], message: &[u8]) -> bool {
 /// What a datagram from the back end is to a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// Its answer, without the OPT record at this place.
+    /// The answer; the OPT record at this place has to be removed.
     Answer(Option<usize>),
-    /// Truncated, or not representable as it is: to be asked by TCP, unchanged.
+    /// Truncated, or not representable: the unchanged query has to be sent by TCP.
     ByTcp,
-    /// It answers something else.
+    /// The datagram answers another query.
     Foreign,
 }
 
@@ -157,7 +157,7 @@ impl<'a> Query<'a> {
         self.message
     }
 
-    /// The client's number of it.
+    /// The query's number from the client.
     #[must_use]
     pub fn id(&self) -> u16 {
         word(self.message, 0).unwrap_or_default()
@@ -220,7 +220,7 @@ impl<'a> Query<'a> {
             Ok(Some((at, end, extended))) if end == datagram.len() && extended == 0 => {
                 Reply::Answer(Some(at))
             }
-            // A server of before EDNS knows the question, and not the record that was added (RFC 6891 section 7).
+            // A server without EDNS understands the question but not the added record (RFC 6891 section 7).
             Ok(None) if !matches!(header[3] & 15, FORMERR | NOTIMP) => Reply::Answer(None),
             _ => Reply::ByTcp,
         }

@@ -3,9 +3,10 @@
 //! An acknowledgement gives the client's offset. Whether that is the answer's end follows from the
 //! places at which segments end: segments end on grids, and answers never do.
 //!
-//! * the first segment at 1,200 octets, which every path takes, those behind it one class's segment further each;
-//! * where the first one arrived and none behind it, every 1,200 octets: the path takes no more;
-//! * where a window or a path is smaller still, every 128.
+//! * normally the first segment ends at 1,200 bytes, which every path carries, and each further one a full segment of the
+//!   client's class later;
+//! * if only the first segment arrived, every 1,200 bytes: the path carries no longer segments;
+//! * if a window or a path is smaller still, every 128 bytes.
 
 use arrayvec::ArrayVec;
 use rivulet_packet::BuildError;
@@ -17,7 +18,7 @@ use crate::segment::{Header, MAX_SACK};
 
 /// Bytes of data in a segment that fits every path, including IPv6 with 1,280 bytes.
 pub const EVERYWHERE: u32 = 1200;
-/// Where segments end if there is room for no more.
+/// Multiple at which segments end if there is no room for longer ones.
 pub const TINY: u32 = 128;
 /// Segments of a flight (RFC 6928), counted as full ones with their options.
 const INITIAL_WINDOW: u32 = 10;
@@ -43,9 +44,9 @@ fn is_narrow(class: Class, at: u32) -> bool {
 pub enum Cut {
     /// Full segments of a class.
     Full(Class),
-    /// 1,200 bytes.
+    /// At multiples of 1,200 bytes.
     Narrow,
-    /// A bare connection's.
+    /// At multiples of 1,024 bytes, on a bare connection.
     Bare,
 }
 
@@ -61,7 +62,7 @@ impl Cut {
         if is_narrow(class, at) && narrow && at > 0 { Cut::Narrow } else { Cut::Full(class) }
     }
 
-    /// Where the segment ends that begins at `at`, at most `room` further; `None` if there is no such place.
+    /// End of the segment that begins at `at`, at most `room` bytes later; `None` if no allowed end is that near.
     pub(crate) fn end(self, at: u32, room: u32) -> Option<u32> {
         let end = match self {
             Cut::Bare => return Some((at / BARE_SEGMENT + 1) * BARE_SEGMENT).filter(|end| end - at <= room),
@@ -82,13 +83,13 @@ impl Cut {
 pub struct Piece {
     /// Its first byte in the answer.
     pub from: u32,
-    /// Behind its last.
+    /// Offset after its last byte.
     pub to: u32,
-    /// FIN is set in it.
+    /// Whether the segment has FIN.
     pub fin: bool,
 }
 
-/// Segments sent at once, however small they are.
+/// Maximum number of segments sent at once, however small they are.
 pub const MAX_PIECES: usize = 16;
 
 /// The segments of a flight.
@@ -97,7 +98,7 @@ pub(crate) type Pieces = ArrayVec<Piece, MAX_PIECES>;
 /// Bytes `[from, to)` of the answer that the client has beyond its acknowledgement.
 pub(crate) type Have = ArrayVec<(u32, u32), MAX_SACK>;
 
-/// What an answer is cut by.
+/// Parameters that determine how an answer is cut into segments.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
     pub(crate) cut: Cut,
@@ -109,7 +110,7 @@ pub(crate) struct Span {
     pub(crate) path: u32,
     /// Bytes of the answer.
     pub(crate) length: u32,
-    /// FIN stands behind it.
+    /// Whether FIN follows the answer.
     pub(crate) closes: bool,
 }
 
@@ -141,7 +142,7 @@ impl Span {
             let fin = self.closes && to == self.length && self.window > self.length;
             let piece = Piece { from, to, fin };
             from = to;
-            // What the client has of a segment is no reason to cut it otherwise.
+            // A segment is cut at the same places if the client has a part of it.
             if have.iter().any(|&(a, b)| a <= piece.from && to <= b) || !wanted(&piece) {
                 continue;
             }

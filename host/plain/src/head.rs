@@ -15,17 +15,17 @@ pub struct Request<'a> {
     pub method: Method,
     /// The target as it stands in the request line.
     pub target: &'a [u8],
-    /// The connection ends with the answer.
+    /// Whether the connection ends after the answer.
     pub close: bool,
     /// `Range`.
     pub range: RangeSpec,
-    /// The lines of the head in which conditions stand; nothing if there are none.
+    /// The lines of the head with conditions; empty without conditions.
     pub conditions: &'a [u8],
     /// Bytes of the head; a body is never part of it.
     pub length: usize,
 }
 
-/// What the data of a segment begins with.
+/// The beginning of a segment's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parsed<'a> {
     /// A whole head.
@@ -37,13 +37,13 @@ pub enum Parsed<'a> {
     Split,
     /// A request with a body.
     Body,
-    /// No GET and no HEAD.
+    /// A method other than GET and HEAD.
     Other,
     /// A GET or HEAD that is refused with this status; the connection ends with it.
     Bad(u16),
 }
 
-/// Reads what a segment begins with.
+/// Parses the beginning of a segment's data.
 #[must_use]
 pub fn parse(data: &[u8]) -> Parsed<'_> {
     // Empty lines in front of a request are forgiven (RFC 9112 section 2.2).
@@ -97,7 +97,7 @@ fn fields<'a>(
 }
 
 impl Request<'_> {
-    /// What the request gets of a content of `size` bytes that has this hash.
+    /// Selects what the request gets of a content with this hash and size.
     pub(crate) fn select(&self, hash: &[u8; 16], size: u64) -> Selection {
         let mut conditions = Conditions::default();
         let mut at = 0;
@@ -120,7 +120,7 @@ impl Request<'_> {
     }
 }
 
-/// What stands between the quotes of a content's entity tag: its hash in hexadecimal digits.
+/// The opaque part of a content's entity tag: its hash in hexadecimal digits.
 fn entity_tag(hash: &[u8; 16]) -> [u8; 32] {
     let digit = |n: u8| b"0123456789abcdef"[usize::from(n & 15)];
     core::array::from_fn(|n| digit(if n % 2 == 0 { hash[n / 2] >> 4 } else { hash[n / 2] }))
@@ -149,7 +149,7 @@ pub const MAX_NAME: usize = rivulet_http::MAX_PATH;
 /// A name in the table.
 pub type Name = ArrayVec<u8, { MAX_NAME + INDEX.len() }>;
 
-/// What a path means that ends in a slash.
+/// Name appended to a path that ends in a slash.
 const INDEX: &[u8] = b"index.html";
 
 /// The name that a target stands for, without a slash in front, and whether it has a query.

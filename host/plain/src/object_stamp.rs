@@ -21,7 +21,7 @@ use rivulet_packet::slot::address_words;
 use crate::codec::{Class, CookieKey};
 use crate::stamp::Scale;
 
-/// What the ISN's hash has in front of it, so that it is not a stateless cookie's ("TROD").
+/// Prefix of the hash of the ISN, which separates it from stateless cookies ("TROD").
 const DOMAIN: u32 = 0x5452_4f44;
 /// The kind of the kernel's own values, in place.
 const KIND: u32 = 3 << 22;
@@ -39,7 +39,7 @@ pub const MAX_AHEAD: u32 = INDICES / 2 - 1;
 pub struct ObjectStamp {
     /// Time, in steps, of which the lowest five bits count.
     pub index: u8,
-    /// What the client's segments may hold.
+    /// Class of the client's segment size.
     pub class: Class,
     /// The lowest bit of the epoch of the ISN's key.
     pub odd: bool,

@@ -14,7 +14,7 @@ const LARGE: usize = 12_000;
 /// Not secret: versions distinguish tables and prove nothing.
 const VERSION_KEY: [u8; 8] = *b"rivulet\0";
 
-/// Some content with its identity.
+/// A content with its identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Object {
     /// Its media type, for `Content-Type`.
@@ -25,7 +25,7 @@ pub struct Object {
     pub body: Box<[u8]>,
 }
 
-/// What stands under a name.
+/// An entry of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// An object that is answered here.
@@ -57,21 +57,21 @@ pub struct Table {
     large: Box<[u32]>,
 }
 
-/// What a name leads to.
+/// Result of looking up a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// The entry of this number is an object.
     Object(u32),
     /// The entry of this number is a folder.
     Folder(u32),
-    /// The kernel's.
+    /// The kernel's TCP serves the name.
     Kernel,
-    /// Nothing has this name.
+    /// No entry has this name.
     Missing,
 }
 
 impl Table {
-    /// Makes a table. With `unknown` a name that is not in it is the kernel's, without nothing has that name.
+    /// Makes a table. With `unknown` the kernel's TCP serves names that are not in the table; otherwise they do not exist.
     ///
     /// # Errors
     /// [`TableError`].
@@ -141,20 +141,20 @@ impl Table {
         self.version
     }
 
-    /// How many entries there are.
+    /// Number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no entries.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// What stands under a name, which has no slash in front. Below a name that is the kernel's, a linked folder or one that
-    /// cannot be read, all is the kernel's.
+    /// Looks up a name (without a leading slash). The kernel's TCP serves all names below a name that it serves itself, such as
+    /// a linked folder or one that cannot be read.
     #[must_use]
     pub fn find(&self, name: &[u8]) -> Found {
         let at = |name: &[u8]| self.entries.binary_search_by(|entry| -> Ordering { entry.0[..].cmp(name) });

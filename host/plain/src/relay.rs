@@ -43,7 +43,7 @@ pub struct Relay {
     /// The back end gives the same bytes for the same request from any replica, now and a minute
     /// later.
     pub deterministic: bool,
-    /// Bytes of the longest IP packet that leaves here.
+    /// Maximum bytes of an IP packet sent by this replica.
     pub mtu: u16,
 }
 
@@ -59,24 +59,24 @@ pub struct Ask {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
-    /// With timestamps, nothing sent yet.
+    /// A connection with timestamps on which nothing was sent yet.
     Opening(Class, Scale),
-    /// With timestamps, this answer under way.
+    /// A connection with timestamps and this answer in progress.
     Answer(Whole),
-    /// Without.
+    /// A connection without timestamps.
     Bare,
 }
 
 /// The verdict on a segment before the back end is asked.
 #[derive(Clone, Debug)]
 pub enum Judged {
-    /// Nothing.
+    /// Send nothing.
     Drop(Reason),
-    /// One segment without data.
+    /// Send one segment without data.
     Say(Header),
-    /// A question to the back end.
+    /// Send this query to the back end.
     Ask(Ask),
-    /// The kernel's.
+    /// Pass the segment to the kernel's TCP.
     Kernel(Cause),
     /// The kernel takes over with this segment, the first with data: the back end is asked by TCP.
     Adopt(Cause, Handshake),
@@ -106,7 +106,7 @@ impl Relay {
             return Judged::Drop(Reason::Flags);
         }
         let stamps = header.options.stamps;
-        // A kernel's positions are its own.
+        // Positions in a kernel's connection mean nothing here.
         if stamps.is_some_and(|stamps| Stamp::parse(stamps.echo) == Stamp::Kernel) {
             return Judged::Kernel(Cause::Adopted);
         }
@@ -122,7 +122,7 @@ impl Relay {
         }
     }
 
-    /// The client has had the SYN-ACK and nothing else.
+    /// The client has had only the SYN-ACK.
     fn opening(
         &self,
         segment: &Segment<'_>,
@@ -139,7 +139,7 @@ impl Relay {
             return Judged::Drop(Reason::Acknowledgement);
         }
         match stamp.opens(flow, &self.keys, minute, seq) {
-            // A client that goes without having asked for anything.
+            // A client that closes without a request.
             Opened::Yes(_) if segment.payload.is_empty() => tell(segment, FIN_ACK, seq.wrapping_add(1)),
             Opened::Yes(scale) => {
                 let by = By::Opening(Class::numbered(distance >> 1), scale);
@@ -158,7 +158,7 @@ impl Relay {
         if at > whole.length + 1 {
             return Judged::Drop(Reason::Stamp);
         }
-        // All, and FIN.
+        // The client has the whole answer and FIN.
         if at > whole.length {
             return if speaks {
                 tell(segment, ACK, segment.end())
@@ -166,7 +166,7 @@ impl Relay {
                 Judged::Drop(Reason::Acknowledgement)
             };
         }
-        // All but FIN, for which its window had no room.
+        // The client has everything except FIN, for which its window had no room.
         if at == whole.length {
             return tell(segment, FIN_ACK, segment.end());
         }
@@ -272,7 +272,7 @@ impl Relay {
                 Cut::Full(class) => class.segment(),
                 Cut::Narrow | Cut::Bare => BARE_SEGMENT,
             };
-            // With FIN or not at all: a client that has it has all.
+            // The segment is sent with FIN or not at all: then a client that has it has everything.
             if length > full.min(room) || window <= length {
                 return ask.by.adoption(segment, Cause::Object);
             }

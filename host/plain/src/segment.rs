@@ -44,7 +44,7 @@ pub struct Stamps {
 /// Sequence numbers `[from, to)` that the client has beyond its acknowledgement (RFC 2018).
 pub type SackBlock = (u32, u32);
 
-/// The options that mean something here. Others are passed over.
+/// The options that are used here. Others are ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// Maximum segment size; in a SYN.
@@ -168,7 +168,7 @@ fn word(bytes: &[u8], at: usize) -> u32 {
     bytes[at..].first_chunk().map_or(0, |b| u32::from_be_bytes(*b))
 }
 
-/// What stands in the headers of a segment.
+/// The contents of a segment's headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Source address and port.
@@ -181,7 +181,7 @@ pub struct Header {
     pub ack: u32,
     /// Flags; ECE and CWR, which are above them, are neither read nor set.
     pub flags: TcpFlags,
-    /// The window as it stands there, not scaled.
+    /// The window field, not scaled.
     pub window: u16,
     /// The options.
     pub options: Options,

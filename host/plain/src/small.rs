@@ -28,18 +28,18 @@ use crate::verdict::{Asked, Cause, Handoff, Handshake, Reason, Verdict};
 pub struct Site {
     /// The keys of its cookies.
     pub keys: CookieKeys,
-    /// What it serves.
+    /// The objects that it serves.
     pub table: Arc<Table>,
-    /// Bytes of the longest IP packet that leaves here.
+    /// Maximum bytes of an IP packet sent by this replica.
     pub mtu: u16,
-    /// Answers longer than [`MAX_ANSWER`] are given here too ([`Verdict::Begin`]); else they are the kernel's.
+    /// Whether answers longer than [`MAX_ANSWER`] are sent here too ([`Verdict::Begin`]); otherwise the kernel's TCP sends them.
     pub large: bool,
 }
 
 /// The answer to a request.
 enum Told {
     Small(Answer),
-    /// Of the object of this number.
+    /// A large answer, with the number of its object.
     Large(Answer, u16),
 }
 
@@ -65,7 +65,7 @@ impl Site {
         }
     }
 
-    /// What a segment comes to, before anything is made of it.
+    /// Decides on a segment, without making any segments to send.
     pub(crate) fn decide(&self, segment: &Segment<'_>, flow: &Flow, minute: u32) -> Decision {
         let header = &segment.header;
         if segment.has(TcpFlags::RST) {
@@ -139,7 +139,7 @@ impl Talk<'_> {
                     return Decision::Heard { start: 0, at: 0 };
                 }
                 return match stamp.opens(self.flow, &self.site.keys, minute, header.seq) {
-                    // A client that goes without having asked for anything.
+                    // A client that closes without a request.
                     Opened::Yes(_) if self.segment.payload.is_empty() => {
                         Decision::Say(FIN_ACK, header.seq.wrapping_add(1))
                     }
@@ -155,7 +155,7 @@ impl Talk<'_> {
             return Decision::Drop(Reason::Stamp);
         };
         if fin {
-            // It has all that there will ever be.
+            // The client has everything: no further answer can follow FIN.
             return match self.segment.has_data_or_fin() {
                 true => Decision::Say(ACK, self.segment.end()),
                 false => Decision::Drop(Reason::Acknowledgement),
@@ -188,7 +188,7 @@ impl Talk<'_> {
                 let cut = Cut::again(class, behind, &have(self.segment, behind));
                 Decision::Answer(Under { at: behind, cut, ..under })
             }
-            // Never another's affair in the middle of an answer.
+            // In the middle of an answer the kernel's TCP cannot take over.
             Decision::Kernel(_) => Decision::Drop(Reason::Split),
             other => other,
         }
@@ -264,7 +264,7 @@ impl Talk<'_> {
         }
     }
 
-    /// The client has all of it.
+    /// The client has the whole answer.
     fn bare_end(&self, fin: bool) -> Decision {
         match (self.segment.has_data_or_fin(), fin) {
             (false, _) => Decision::Drop(Reason::Acknowledgement),
@@ -318,7 +318,7 @@ impl Talk<'_> {
                 false => Decision::Kernel(Cause::Object),
             },
             Ok((Told::Small(mut answer), length)) => {
-                // What would begin behind the cookie's reach is not begun.
+                // An answer that would begin beyond the cookie's reach is not begun.
                 if !answer.closes() && start + 2 * MAX_ANSWER > MAX_START {
                     match answer.closing(&self.site.table, Ends::Stamped) {
                         Outcome::Answer(closing) => answer = closing,

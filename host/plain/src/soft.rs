@@ -30,7 +30,7 @@ struct Slot {
     length: u32,
     /// End of the bytes that were sent.
     high: u32,
-    /// Segments that were sent again: each is once.
+    /// Bit set of the segments that were retransmitted: each is at most once.
     again: u32,
 }
 
@@ -64,7 +64,7 @@ impl Ring {
     }
 }
 
-/// A service, and what this replica of it may forget.
+/// A service, and the soft state of this replica.
 #[derive(Debug)]
 pub struct Replica {
     /// The service.
@@ -146,9 +146,9 @@ fn begin<'t>(
     flight
 }
 
-/// What becomes of a client that sends more requests while an answer is under way, `at` bytes of all answers having come: the
-/// kernel takes it over. It needs the answer, to repeat it, and so can only where the answer is remembered; else the client
-/// repeats its requests when it has the answer.
+/// Passes a connection to the kernel if the client sends further requests while an answer is in progress; `at`: bytes of all
+/// answers that the client has. The kernel may have to retransmit the answer, so this works only while the answer is
+/// remembered; otherwise the client repeats its requests when it has the answer.
 fn ahead<'t>(
     site: &'t Site,
     slot: &Slot,
@@ -178,7 +178,7 @@ fn next_segments<'t>(
     at: u32,
     path: Option<u16>,
 ) -> Option<Verdict<'t>> {
-    // Of a connection that came after, or from before.
+    // The segment is of a later or an earlier connection between the same ports.
     let sent = segment.header.seq.wrapping_sub(slot.seq);
     if sent == 0 || sent > u32::from(u16::MAX) || at >= slot.length || at > MAX_ANSWER {
         return None;

@@ -36,13 +36,13 @@ pub fn minute(clock: u64) -> u32 {
 pub struct Scale(u8);
 
 impl Scale {
-    /// Of a shift: the largest known one that is not above it, so that no window is taken for a larger one.
+    /// The scale of a shift: the largest known one that is not above it, so that no window is overestimated.
     #[must_use]
     pub fn of(shift: u8) -> Scale {
         Scale(SCALES.iter().rposition(|&s| s <= shift).unwrap_or(0) as u8)
     }
 
-    /// Of a number in a timestamp; its lowest three bits count.
+    /// The scale with this number in a timestamp, of which the lowest three bits count.
     pub(crate) fn numbered(number: u32) -> Scale {
         Scale((number & 7) as u8)
     }
@@ -96,7 +96,7 @@ impl Answering {
 /// A timestamp of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stamp {
-    /// The SYN-ACK's.
+    /// The timestamp of a SYN-ACK.
     Opening {
         /// The lowest four bits of the minute in which it was sent.
         minute: u8,
@@ -105,11 +105,11 @@ pub enum Stamp {
         /// The client's window scale.
         scale: Scale,
     },
-    /// That of an answer.
+    /// The timestamp of an answer.
     Answer(Answering),
     /// That of a large answer. No such answers are given yet.
     Large,
-    /// That of a connection which the kernel's TCP has.
+    /// The timestamp of a connection of the kernel's TCP.
     Kernel,
 }
 
@@ -158,12 +158,12 @@ impl Stamp {
     }
 }
 
-/// What [`Stamp::opens`] found.
+/// Result of [`Stamp::opens`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opened {
-    /// It may begin an answer, to a client of this window scale.
+    /// An answer may begin, to a client with this window scale.
     Yes(Scale),
-    /// It may not.
+    /// No answer may begin.
     No,
 }
 

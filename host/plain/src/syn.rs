@@ -32,7 +32,7 @@ pub(crate) fn welcome(
             let stamps = Stamps { value, echo: stamps.value };
             (flow.stamped(keys.current, class), Some(stamps), offered.scale.map(|_| 0))
         }
-        // A window that is never as large as a segment, or a path that takes none, is the kernel's affair.
+        // The kernel's TCP serves clients with a window smaller than a segment, or with a path that carries none.
         (None, _) if u32::from(smaller).min(header.window.into()) >= BARE_SEGMENT => {
             (flow.bare(keys.current, first), None, None)
         }

@@ -1,4 +1,4 @@
-//! What a segment comes to: dropped, answered, or handed to the kernel's TCP, and what the kernel needs for that.
+//! The verdict on a segment: drop it, answer it, or pass it to the kernel's TCP with the state that the kernel needs.
 
 use crate::answer::Answer;
 use crate::codec::Class;
@@ -9,15 +9,15 @@ use crate::stamp::{Scale, kernel_value};
 /// Why no segment is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// Its flags are no client's.
+    /// Flags that no client sends.
     Flags,
     /// A reset. There is nothing to reset, so a forged one does no harm.
     Reset,
-    /// It acknowledges no cookie of this rack, or a number out of its reach.
+    /// The acknowledgement fits no cookie of this rack, or is out of the cookie's reach.
     Cookie,
-    /// Its timestamp is not one that goes with its acknowledgement.
+    /// The timestamp does not fit the acknowledgement.
     Stamp,
-    /// An acknowledgement without data: the client is on its way.
+    /// A bare acknowledgement: the client will send more.
     Acknowledgement,
     /// Data or FIN that is not this answer's request, while the client has not the whole answer.
     Early,
@@ -25,18 +25,18 @@ pub enum Reason {
     Version,
     /// The end of the request is not in the segment.
     Split,
-    /// What the back end answers now is not what it answered when the answer was begun: the connection has to end.
+    /// The back end's answer differs from the one that was begun: the connection has to end.
     Changed,
 }
 
-/// Why the kernel's TCP is to take the connection over, or has it already.
+/// Why the kernel's TCP takes the connection over, or has it already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cause {
-    /// The SYN offers less than is needed here.
+    /// The SYN lacks an option that stateless TCP needs.
     Syn,
     /// The connection has a socket of the kernel.
     Adopted,
-    /// No GET and no HEAD, or a body; no ordinary query of DNS.
+    /// Neither GET nor HEAD, or a request with a body; or no ordinary DNS query.
     Request,
     /// The object is not in the table, or the answer is too long.
     Object,
@@ -46,8 +46,8 @@ pub enum Cause {
     Pipelined,
 }
 
-/// What a socket of the kernel's needs of a connection of which only this segment was seen. The rest is in the segment: its
-/// acknowledgement is what the client has.
+/// The state that the kernel's socket of a connection needs beside the present segment. The segment's acknowledgement gives
+/// the bytes that the client has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handshake {
     /// The client's maximum segment size, or less.
@@ -56,7 +56,8 @@ pub struct Handshake {
     pub scale: Option<Scale>,
     /// The sequence number of the first byte that the kernel is to receive.
     pub receive_next: u32,
-    /// Where the answer begins with which the kernel's part begins, bytes from the first one: its clock starts above that.
+    /// Offset, from the first answer, of the answer with which the kernel's part begins; the clock of its timestamps starts
+    /// above that.
     pub start: u32,
     /// The TSval of the stateless answer that ends the stateless part, which the client may still echo.
     pub answer: Option<u32>,
@@ -71,19 +72,19 @@ pub struct Asked {
     pub(crate) scale: Scale,
 }
 
-/// What a segment comes to.
+/// The verdict on a segment.
 #[derive(Clone, Debug)]
 pub enum Verdict<'t> {
-    /// Nothing.
+    /// Send nothing.
     Drop(Reason),
-    /// One segment without data.
+    /// Send one segment without data.
     Say(Header),
-    /// Segments of an answer.
+    /// Send segments of an answer.
     Answer(Flight<'t>),
     /// A large answer begins: [`Downloads::begin`](crate::Downloads::begin).
     Begin(Asked),
-    /// The kernel's, which cannot take it over from here: an answer was given before, or no replica
-    /// has it.
+    /// The segment belongs to a connection that the kernel cannot take over here: an answer was sent
+    /// before, or no replica has it.
     Kernel(Cause),
     /// The kernel's from this segment on: the first with data on its connection, or, if [`Handshake::start`] is not 0, the first
     /// behind answers that were given without state. What follows it is nothing for [`Site::judge`](crate::Site::judge).
@@ -97,7 +98,7 @@ pub enum Verdict<'t> {
 /// An answer with which a connection passes to the kernel.
 #[derive(Clone, Debug)]
 pub struct Handoff<'t> {
-    /// What the kernel's socket needs.
+    /// State for the kernel's socket.
     pub handshake: Handshake,
     /// The segments to send now; none if all of them were sent before.
     pub flight: Flight<'t>,

@@ -33,7 +33,7 @@ pub struct Whole {
 }
 
 impl Whole {
-    /// Of an answer.
+    /// The timestamp of an answer.
     #[must_use]
     pub fn of(octets: &[u8], class: Class, scale: Scale) -> Whole {
         let check = (half_sip_hash_32(CHECK_KEY, octets) & CHECK) as u16;

@@ -1,4 +1,4 @@
-//! Where names, records and options of EDNS lie in a message (RFC 1035 section 4, RFC 6891). Nothing here trusts a length.
+//! Finds names, records and EDNS options in a message (RFC 1035 section 4, RFC 6891). All lengths are checked.
 
 /// Bytes of a header.
 pub(super) const HEADER: usize = 12;
@@ -16,7 +16,7 @@ pub(super) fn word(message: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(*message.get(at..)?.first_chunk()?))
 }
 
-/// Where a name ends that begins at `at` and has no pointers.
+/// End of the name that begins at `at`; `None` if it has pointers.
 pub(super) fn plain_name(message: &[u8], mut at: usize) -> Option<usize> {
     let start = at;
     loop {
@@ -28,7 +28,7 @@ pub(super) fn plain_name(message: &[u8], mut at: usize) -> Option<usize> {
     }
 }
 
-/// Where a name ends as it stands at `at`; a pointer ends it.
+/// End of the name that begins at `at`; a pointer ends a name.
 fn any_name(message: &[u8], mut at: usize) -> Option<usize> {
     loop {
         match *message.get(at)? {
@@ -69,7 +69,7 @@ pub(super) fn find_opt(message: &[u8]) -> Result<Option<(usize, usize, u8)>, ()>
 pub(super) struct Options<'a>(pub(super) &'a [u8]);
 
 pub(super) struct EdnsOption<'a> {
-    /// With its code and length.
+    /// The whole option, with its code and length.
     pub(super) bytes: &'a [u8],
     pub(super) whole: bool,
 }

@@ -25,7 +25,7 @@ const UNPROVEN_SEGMENTS: u32 = 10;
 const MAX_STRETCH_BYTES: u32 = CELL;
 /// The same for an acknowledgement that is not where full segments end: a forger hits such a position once in sixteen.
 const UNPROVEN_NARROW_SEGMENTS: u32 = 2;
-/// Segments of the largest window that is taken over from a timestamp.
+/// Maximum window that is adopted from a timestamp, segments.
 const MAX_TOLD_SEGMENTS: u32 = 1024;
 
 /// A probe.
@@ -34,9 +34,9 @@ struct Probe {
     /// End of the data that was sent before the probe.
     before: u32,
     from: u32,
-    /// What the client acknowledges if the probe, and no more, has come.
+    /// Acknowledgement of a client that got the probe and no other data.
     reach: u32,
-    /// If nothing more has come until then, nothing is under way.
+    /// If no other segment arrives by this time, nothing is in flight.
     over: Option<Time>,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct Sender {
     board: Board,
     /// A loss is repaired until everything below it is acknowledged.
     recover: Option<u32>,
-    /// The window grows during recovery, because it restarted.
+    /// Whether the window grows during recovery, because it restarted.
     anew: bool,
     /// Data below this number that the client has not reported counts as lost.
     lost: u32,
@@ -71,13 +71,13 @@ pub(crate) struct Sender {
     /// Up to the cell of this byte, all cells have repair values.
     repaired: u32,
     probe: Option<Probe>,
-    /// Only the window limited the last transmission.
+    /// Whether only the window limited the last transmission.
     limited: bool,
     clock: Clock,
     /// Time of the next probe or timeout.
     deadline: Option<Time>,
     backoff: u32,
-    /// One segment is sent regardless of the window.
+    /// Whether one segment is sent regardless of the window.
     urgent: bool,
     /// Bytes of new data that are sent without waiting for more room.
     piece: u32,
@@ -87,9 +87,9 @@ pub(crate) struct Sender {
     own: u32,
     /// The allowance was credited for what this sender sent below this position.
     earned: u32,
-    /// The cell of the timestamp that this sender was made of.
+    /// Cell of the timestamp from which this sender was derived.
     began: u32,
-    /// An acknowledgement came that is next to the cell of its timestamp. Until then only probes are sent.
+    /// Whether an acknowledgement near the cell of its timestamp has come. Until then only probes are sent.
     placed: bool,
 }
 
@@ -203,12 +203,12 @@ impl Sender {
         self.class.segment()
     }
 
-    /// All is acknowledged.
+    /// Whether everything is acknowledged.
     pub(crate) fn is_done(&self) -> bool {
         self.una >= self.end
     }
 
-    /// Nothing is under way, since the client takes nothing.
+    /// Whether nothing is in flight because the client's window is closed.
     pub(crate) fn is_closed(&self) -> bool {
         self.nxt == self.una
     }
@@ -325,7 +325,7 @@ impl Sender {
         }
     }
 
-    /// Nothing of what went before the probe is under way.
+    /// Handles a probe's end: nothing that was sent before the probe is in flight.
     fn over(&mut self, probe: Probe) {
         self.probe = None;
         if self.una < probe.before {
@@ -383,7 +383,7 @@ impl Sender {
         }
     }
 
-    /// Everything up to `to` that is not there is lost, and nothing under way: from a small window on.
+    /// Counts all unreported data up to `to` as lost and nothing as in flight; restarts with a small window.
     fn restart(&mut self, to: u32) {
         self.lost = to;
         self.again = self.una;
@@ -454,7 +454,7 @@ impl Sender {
         Some(self.backoff)
     }
 
-    /// Has a segment sent next that draws an answer.
+    /// Makes the next segment one that draws an answer.
     fn send_probe(&mut self) {
         let (from, to) = if self.is_spent() { self.question() } else { self.probing(u32::MAX) };
         self.probe = Some(Probe { before: self.nxt, from, reach: self.board.hole(to), over: None });

@@ -32,7 +32,7 @@ pub const MAX_LARGE_OBJECTS: usize = 1 << 10;
 const CHECK: u32 = 3 << 3;
 /// Cells that an acknowledgement is ahead of its timestamp's, at most, where nothing was lost: receivers acknowledge up to 64 kB at once.
 const NEAR: u32 = 2;
-/// What the check's hash has in front of it, so that it is not another one's ("LARG").
+/// Prefix of the check's hash, which separates it from other hashes ("LARG").
 const DOMAIN: u32 = 0x4c41_5247;
 /// The same for the pad of the object's number: `DOMAIN` with kind 0, which no value that is checked has.
 const PAD_DOMAIN: u32 = DOMAIN;
@@ -82,17 +82,17 @@ pub struct Download {
     pub scale: Scale,
 }
 
-/// What timestamps of a connection are checked by: its key, and the version of the table that it is answered from.
+/// Key and table version that determine the checks in a connection's timestamps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seal {
     key: CookieKey,
     version: u32,
-    /// What the object's number is encrypted with, in place.
+    /// Pad that encrypts the object's number, in place.
     pad: u32,
 }
 
 impl Seal {
-    /// Of a connection with a cookie of this key, that is answered from this version of the table.
+    /// The seal of a connection with a cookie of this key, answered from this version of the table.
     #[must_use]
     pub fn new(flow: &Flow, key: CookieKey, version: u32) -> Seal {
         Seal { key, version, pad: flow.seal(key, [PAD_DOMAIN, version]) & OBJECT }
@@ -139,7 +139,7 @@ impl Flow {
 }
 
 impl LargeStamp {
-    /// Whether a value is one of these, whatever its connection.
+    /// Whether a value has the form of a large answer's timestamp, on any connection.
     #[must_use]
     pub fn is_one(value: u32) -> bool {
         matches!(value >> 22 & 3, 1 | 2)
@@ -163,7 +163,7 @@ impl LargeStamp {
         Some(LargeStamp { slot, repair, window, all, of })
     }
 
-    /// The value but for its check.
+    /// The value without its check.
     fn bare(self) -> u32 {
         u32::from(self.slot) << 24
             | (1 + u32::from(self.repair)) << 22
