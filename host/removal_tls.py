@@ -38,10 +38,38 @@ REMOVALS = {
     "tls-spent-key": impossible("state.write.record >= MAX_RECORDS"),
     "tls-stray-update": impossible("u32::from(key_updates) >> (state.http.responses.len() + 1) != 0"),
     "tls-flags": impossible("flags & !CLIENT_FIN != 0"),
+    # The rest of the stream, for a client that has a part of it.
+    "tls-had": Removal(
+        "host/tls/src/writer.rs",
+        "out.drain(start..start + std::mem::take(&mut self.skip));",
+        "",
+        ("tls:plan::stream_resumes_at_every_acknowledged_number",),
+    ),
+    "tls-unprotected": Removal(
+        "host/tls/src/plan.rs",
+        "state.http.unprotected",
+        "false",
+        ("tls:plan::acknowledgement_of_a_partly_sent_response_lies_in_what_left",),
+    ),
+    "tls-other-body": Removal(
+        "host/tls/src/source.rs",
+        "crc32c::crc32c(body) != sum",
+        "false",
+        ("tls:plan::server_is_asked_for_the_rest_and_its_answer_compared",),
+    ),
+    "tls-behind-response": Removal(
+        "host/tls/src/writer.rs",
+        "let Some((response, record)) = self.response.clone() else { return Err(Error::NoResponse) };",
+        "let Some((response, record)) = self.response.clone() else { return Ok(()) };",
+        ("tls:plan::stream_resumes_at_every_acknowledged_number",),
+    ),
     "tls-acknowledged-unsent": Removal(
         "host/tls/src/layout.rs",
         "sent.checked_sub(before_end.into())",
         "Some(sent.wrapping_sub(before_end.into()))",
-        ("tls:state::acknowledged_responses_are_dropped",),
+        (
+            "tls:state::acknowledged_responses_are_dropped",
+            "tls:plan::acknowledgement_that_no_replica_sent_is_refused",
+        ),
     ),
 }

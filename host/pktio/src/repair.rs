@@ -28,6 +28,11 @@ const WINDOW_SCALE: u32 = 3;
 const SACK_PERMITTED: u32 = 4;
 const TIMESTAMPS: u32 = 8;
 
+/// linux/tcp.h: `tcpi_options`.
+const WITH_TIMESTAMPS: u8 = 1;
+const WITH_SACK: u8 = 2;
+const WITH_SCALES: u8 = 4;
+
 /// net/tcp.h: bounds of the segment size.
 const MIN_MSS: u16 = 88;
 const MAX_MSS: u16 = 32_767;
@@ -142,6 +147,62 @@ pub fn restore_with(
     entered.map_err(|e| RepairError { step: "the namespace", source: io::Error::other(e) })?
 }
 
+/// The state of an established connection of this process, from which [`restore`] makes it elsewhere: the next byte to be
+/// written has number `send_next`, the next to be read `receive_next`. Concurrent reads and writes of the stream fail. Needs
+/// `CAP_NET_ADMIN`.
+///
+/// # Errors
+/// As of [`restore`].
+pub fn read(stream: &TcpStream) -> Result<Connection, RepairError> {
+    let io = |step| move |source| RepairError { step, source };
+    let (local, remote) = (stream.local_addr(), stream.peer_addr());
+    set(stream, libc::TCP_REPAIR, &[ON], "TCP_REPAIR")?;
+    let connection = (|| {
+        let mut info = [0u8; 8];
+        get(stream, libc::TCP_INFO, &mut info, "TCP_INFO")?;
+        // linux/tcp.h: struct tcp_info. Options agreed, then the shifts of the peer's windows and of ours, four bits each.
+        let [_, _, _, _, _, options, shifts, _] = info;
+        let number = |queue| {
+            let mut next = [0u32];
+            set(stream, libc::TCP_REPAIR_QUEUE, &[queue], "TCP_REPAIR_QUEUE")?;
+            get(stream, libc::TCP_QUEUE_SEQ, &mut next, "TCP_QUEUE_SEQ")?;
+            Ok(next[0])
+        };
+        let send_next = number(SEND_QUEUE)?;
+        // More may come between two calls, and nothing is read meanwhile.
+        let mut unread = rustix::io::ioctl_fionread(stream).map_err(of("FIONREAD"))?;
+        let receive_next = loop {
+            let received = number(RECEIVE_QUEUE)?;
+            let before =
+                std::mem::replace(&mut unread, rustix::io::ioctl_fionread(stream).map_err(of("FIONREAD"))?);
+            if before == unread {
+                break received.wrapping_sub(unread as u32);
+            }
+        };
+        let (mut mss, mut timestamp) = ([0u32], [0u32]);
+        get(stream, libc::TCP_MAXSEG, &mut mss, "TCP_MAXSEG")?;
+        get(stream, libc::TCP_TIMESTAMP, &mut timestamp, "TCP_TIMESTAMP")?;
+        let mut window =
+            [const { RepairWindow { snd_wl1: 0, snd_wnd: 0, max_window: 0, rcv_wnd: 0, rcv_wup: 0 } }];
+        get(stream, libc::TCP_REPAIR_WINDOW, &mut window, "TCP_REPAIR_WINDOW")?;
+        Ok(Connection {
+            local: local.map_err(io("getsockname"))?,
+            remote: remote.map_err(io("getpeername"))?,
+            send_next,
+            receive_next,
+            send_window: window[0].snd_wnd,
+            receive_window: window[0].rcv_wnd,
+            mss: u16::try_from(mss[0]).unwrap_or(u16::MAX),
+            scales: (options & WITH_SCALES != 0).then_some((shifts & 15, shifts >> 4)),
+            sack: options & WITH_SACK != 0,
+            // The lowest bit is the unit.
+            timestamp: (options & WITH_TIMESTAMPS != 0).then_some(timestamp[0] & !1),
+        })
+    })();
+    off(stream)?;
+    connection
+}
+
 /// Sets a connection's TSval to this value, rounded up to an even number. Concurrent reads and
 /// writes of the stream fail.
 ///
@@ -244,6 +305,30 @@ fn set<T>(socket: &impl AsFd, name: i32, value: &[T], step: &'static str) -> Res
     let (at, length) = (value.as_ptr().cast(), size_of_val(value) as libc::socklen_t);
     // SAFETY: pointer and length are those of `value`, which is read only.
     match unsafe { libc::setsockopt(socket.as_fd().as_raw_fd(), libc::IPPROTO_TCP, name, at, length) } {
+        0 => Ok(()),
+        _ => Err(RepairError { step, source: io::Error::last_os_error() }),
+    }
+}
+
+/// Types of which every content is a value.
+trait Plain {}
+impl Plain for u8 {}
+impl Plain for u32 {}
+impl Plain for RepairWindow {}
+
+/// Reads a TCP option into an array of its C structure, which the kernel fills as far as it is long.
+fn get<T: Plain>(
+    socket: &impl AsFd,
+    name: i32,
+    value: &mut [T],
+    step: &'static str,
+) -> Result<(), RepairError> {
+    let mut length = size_of_val(value) as libc::socklen_t;
+    let at = value.as_mut_ptr().cast();
+    // SAFETY: pointer and length are those of `value`, whose type has no invalid values.
+    let done =
+        unsafe { libc::getsockopt(socket.as_fd().as_raw_fd(), libc::IPPROTO_TCP, name, at, &raw mut length) };
+    match done {
         0 => Ok(()),
         _ => Err(RepairError { step, source: io::Error::last_os_error() }),
     }

@@ -13,9 +13,9 @@ use crate::{
 };
 
 /// Ciphertext bytes of a KeyUpdate.
-const KEY_UPDATE_BYTES: u64 = KEY_UPDATE.len() as u64 + OVERHEAD_BYTES;
+pub(crate) const KEY_UPDATE_BYTES: u64 = KEY_UPDATE.len() as u64 + OVERHEAD_BYTES;
 /// Ciphertext bytes of a `close_notify`.
-const CLOSE_NOTIFY_BYTES: u64 = CLOSE_NOTIFY.len() as u64 + OVERHEAD_BYTES;
+pub(crate) const CLOSE_NOTIFY_BYTES: u64 = CLOSE_NOTIFY.len() as u64 + OVERHEAD_BYTES;
 
 /// What a part is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +32,10 @@ pub(crate) struct Part {
     pub kind: Kind,
     /// KeyUpdates between the beginning of the stream and the part.
     pub updates: u32,
+    /// The number of its first record.
+    pub record: u64,
+    /// Its TCP sequence number.
+    pub sequence: u32,
     /// Bytes of ciphertext.
     pub bytes: u64,
     /// Bytes of them that may have left.
@@ -52,7 +56,7 @@ impl Layout {
         let mut updates = 0;
         for (index, stored) in http.responses.iter().enumerate() {
             if key_updates >> index & 1 != 0 {
-                parts.push(whole(Kind::KeyUpdate, updates, record, KEY_UPDATE_BYTES)?);
+                parts.push(whole(Kind::KeyUpdate, updates, record, sequence, KEY_UPDATE_BYTES)?);
                 (updates, record) = (updates + 1, 0);
                 sequence = sequence.wrapping_add(KEY_UPDATE_BYTES as u32);
             }
@@ -63,13 +67,20 @@ impl Layout {
                 None => 0,
                 Some(last) => response.record_with(last)?.end(),
             };
-            parts.push(Part { kind: Kind::Response(index, response), updates, bytes, sent });
+            parts.push(Part {
+                kind: Kind::Response(index, response),
+                updates,
+                record,
+                sequence,
+                bytes,
+                sent,
+            });
             (record, sequence) = (response.next_record(), response.next_sequence());
         }
         let is_answered = http.responses.last().is_none_or(|last| last.passed == last.length);
         let closes = http.responses.last().is_some_and(|last| last.close);
         if is_answered && (closes || http.client_fin && http.requests.is_empty()) {
-            parts.push(whole(Kind::CloseNotify, updates, record, CLOSE_NOTIFY_BYTES)?);
+            parts.push(whole(Kind::CloseNotify, updates, record, sequence, CLOSE_NOTIFY_BYTES)?);
         }
         Some(Layout { parts })
     }
@@ -95,8 +106,8 @@ impl Layout {
 }
 
 /// A part of one record.
-fn whole(kind: Kind, updates: u32, record: u64, bytes: u64) -> Option<Part> {
-    (record < MAX_RECORDS).then_some(Part { kind, updates, bytes, sent: bytes })
+fn whole(kind: Kind, updates: u32, record: u64, sequence: u32, bytes: u64) -> Option<Part> {
+    (record < MAX_RECORDS).then_some(Part { kind, updates, record, sequence, bytes, sent: bytes })
 }
 
 /// Bytes of plaintext of a response's head and body. Without a known end, the body has more than any key can seal.

@@ -11,19 +11,25 @@
 #![forbid(unsafe_code)]
 
 mod layout;
+mod plan;
 mod receive;
 mod response;
 mod seal;
 mod secret;
+mod source;
 mod state;
+mod writer;
 
+pub use plan::{Needed, PlanError, Resumption};
 pub use receive::{MAX_RECORD_BYTES, Message, Receiver, record_bytes};
 pub use response::{MAX_RESPONSE_RECORD, Record, Response};
 pub use seal::{
     CLOSE_NOTIFY, ContentType, KEY_UPDATE, MAX_PLAINTEXT_BYTES, MAX_RECORDS, OVERHEAD_BYTES, RecordKey,
 };
 pub use secret::{CipherSuite, TrafficSecret};
+pub use source::{Answers, Source};
 pub use state::{MAX_STATE_BYTES, Position, State, StateError, flow_place};
+pub use writer::Writer;
 
 /// A record cannot be made, or cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -48,6 +54,9 @@ pub enum Error {
     /// The record is authentic, and holds what a client may not send after the handshake (alert 10).
     #[error("the record holds no data, alert or KeyUpdate")]
     UnexpectedMessage,
+    /// Plaintext came outside of a response, or more of it than its length.
+    #[error("plaintext that is in no response")]
+    NoResponse,
     /// The secret does not have the length of its cipher suite's hash.
     #[error("a traffic secret of this cipher suite has {expected} bytes, not {actual}")]
     SecretLength {

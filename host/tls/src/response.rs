@@ -102,6 +102,12 @@ impl Response {
         self.runs().into_iter().map(Run::ciphertext_bytes).sum()
     }
 
+    /// Bytes of plaintext.
+    #[must_use]
+    pub fn plaintext_bytes(self) -> u64 {
+        self.head + self.body
+    }
+
     /// The TCP sequence number behind the response, where the next record of the connection begins.
     #[must_use]
     pub fn next_sequence(self) -> u32 {

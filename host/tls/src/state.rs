@@ -45,7 +45,7 @@ pub struct Position {
 
 impl Position {
     /// A position behind this one, after this many KeyUpdates.
-    fn after(&self, updates: u32, record: u64, sequence: u32) -> Position {
+    pub(crate) fn after(&self, updates: u32, record: u64, sequence: u32) -> Position {
         let mut secret = self.secret.clone();
         for _ in 0..updates {
             secret = secret.next_generation();
@@ -169,7 +169,8 @@ impl State {
     /// Opens what [`seal`](Self::seal) made for this place.
     ///
     /// An attacker with write access to the store can put back an older state of the same place. The caller must compare
-    /// [`Record::age`] with those it knows.
+    /// [`Record::age`] with those it knows; [`Resumption::begin`](crate::Resumption::begin) refuses a client that has
+    /// acknowledged more than the state allows.
     ///
     /// # Errors
     /// [`StateError`].
@@ -210,7 +211,7 @@ impl State {
         }
     }
 
-    fn layout(&self) -> Option<Layout> {
+    pub(crate) fn layout(&self) -> Option<Layout> {
         Layout::of(&self.http, self.key_updates, self.write.record, self.write.sequence)
     }
 

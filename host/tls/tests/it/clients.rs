@@ -35,14 +35,14 @@ const BODY_BYTES: u64 = 300_000;
 /// The offset in the second response at which the second writer begins, in the middle of a record of 16,384 bytes.
 const CUT: u64 = 150_000;
 
-const SUITES: [(CipherSuite, SupportedCipherSuite); 3] = [
+pub const SUITES: [(CipherSuite, SupportedCipherSuite); 3] = [
     (CipherSuite::Aes128GcmSha256, suites::TLS13_AES_128_GCM_SHA256),
     (CipherSuite::Aes256GcmSha384, suites::TLS13_AES_256_GCM_SHA384),
     (CipherSuite::Chacha20Poly1305Sha256, suites::TLS13_CHACHA20_POLY1305_SHA256),
 ];
 
 #[derive(Debug, Default)]
-struct Secrets(Mutex<HashMap<String, Vec<u8>>>);
+pub struct Secrets(Mutex<HashMap<String, Vec<u8>>>);
 
 impl KeyLog for Secrets {
     fn log(&self, label: &str, _client_random: &[u8], secret: &[u8]) {
@@ -51,7 +51,7 @@ impl KeyLog for Secrets {
 }
 
 impl Secrets {
-    fn get(&self, label: &str, suite: CipherSuite) -> TrafficSecret {
+    pub fn get(&self, label: &str, suite: CipherSuite) -> TrafficSecret {
         TrafficSecret::new(suite, &self.0.lock().unwrap()[label]).unwrap()
     }
 }

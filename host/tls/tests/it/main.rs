@@ -1,8 +1,10 @@
 //! The records against RFC 8448's trace, against themselves made from any place on, and at real clients; the stored form of
 //! a connection.
 
+mod adoption;
 mod clients;
 mod corpus;
+mod plan;
 mod receive;
 mod state;
 mod stream;

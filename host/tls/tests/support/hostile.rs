@@ -1,6 +1,6 @@
 //! The work of the fuzz targets for arbitrary bytes.
 
-use rivulet_tls::{MAX_STATE_BYTES, State};
+use rivulet_tls::{MAX_STATE_BYTES, Resumption, Source, State};
 
 /// A state, of which the HTTP part gets a valid sum. The first acknowledged number comes from the bytes, too.
 pub fn state(bytes: &[u8]) {
@@ -15,6 +15,20 @@ pub fn state(bytes: &[u8]) {
     assert!(again.len() <= MAX_STATE_BYTES);
     assert_eq!(*State::decode(&again).expect("what was encoded").encode(), *again);
     let tcp = state.tcp_record();
+    for acked in [tcp.response_at, acked, tcp.passed()] {
+        let mut out = Vec::new();
+        let Ok(mut resumption) = Resumption::begin(&state, acked) else { continue };
+        while let Ok(Some(needed)) = resumption.next(&mut out) {
+            let response = &state.http.responses[needed.response];
+            assert!(needed.length > 0 && needed.from + needed.length == response.length);
+            let Ok(source) = Source::of(response, needed.from) else { break };
+            let mut answers = source.answers();
+            assert_eq!(source.stored.len() as u64 + answers.missing(), needed.length);
+            let mut plaintext = source.stored.to_vec();
+            let _ = answers.read(bytes.get(200..).unwrap_or_default(), &mut plaintext);
+            resumption.write(&plaintext, &mut out).expect("no more than the response has");
+        }
+    }
     for acked in [tcp.response_at, acked, tcp.passed()] {
         state.drop_acknowledged(acked);
         assert_eq!(state.tcp_record().passed(), tcp.passed());

@@ -61,7 +61,7 @@ const MAX_THROUGH: u64 = 1 << 30;
 
 /// An answer that has the requested bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Answer {
+pub struct Answer {
     /// Bytes of its head.
     pub head: usize,
     /// Bytes of its body before the requested ones.
@@ -70,20 +70,34 @@ pub(super) struct Answer {
     pub is_whole: bool,
 }
 
+/// [`same_object`] for a step of an adoption.
+pub(super) fn same(response: &Response, octets: &[u8], from: u64, length: u64) -> Result<Answer, Stop> {
+    same_object(response, octets, from, length).map_err(Stop::Refused)?.ok_or(Stop::Waits)
+}
+
 /// Whether the head at the beginning of these bytes brings `length` bytes from `from` on of the same body: alone, or within all
 /// of the object, as servers answer that know no ranges, or within the part for which the client [signed](head::is_bound) a request.
-pub(super) fn same(response: &Response, octets: &[u8], from: u64, length: u64) -> Result<Answer, Stop> {
+/// `None` while the head is incomplete.
+///
+/// # Errors
+/// Why the answer is not of the object that the client was receiving.
+pub fn same_object(
+    response: &Response,
+    octets: &[u8],
+    from: u64,
+    length: u64,
+) -> Result<Option<Answer>, Refusal> {
     let head = match head::response(octets, Method::Get) {
         Ok(Some(head)) => head,
-        Ok(None) => return Err(Stop::Waits),
-        Err(_) => return Err(Stop::Refused(Refusal::Malformed)),
+        Ok(None) => return Ok(None),
+        Err(_) => return Err(Refusal::Malformed),
     };
-    let want = response.object().ok_or(Stop::Refused(Refusal::Malformed))?;
+    let want = response.object().ok_or(Refusal::Malformed)?;
     let first = want.first + from;
     let is_bound = matches!(&response.body, Body::Object { request, .. } if head::is_bound(request));
     let is_whole = head.status == 200;
     if !is_whole && head.status != 206 {
-        return Err(Stop::Refused(Refusal::Status(head.status)));
+        return Err(Refusal::Status(head.status));
     }
     let refusal = match head.object {
         None => Refusal::Tag,
@@ -91,14 +105,14 @@ pub(super) fn same(response: &Response, octets: &[u8], from: u64, length: u64) -
         Some(got) if got.encoding != want.encoding => Refusal::Coding,
         Some(got) if got.total != want.total => Refusal::Length,
         Some(_) if is_whole && first > MAX_THROUGH => Refusal::Far,
-        Some(_) if is_whole => return Ok(Answer { head: head.length, before: first, is_whole }),
+        Some(_) if is_whole => return Ok(Some(Answer { head: head.length, before: first, is_whole })),
         Some(got) if is_bound && (got.first, got.length) == (want.first, want.length) => {
-            return Ok(Answer { head: head.length, before: from, is_whole: true });
+            return Ok(Some(Answer { head: head.length, before: from, is_whole: true }));
         }
         Some(got) if (got.first, got.length) != (first, length) => Refusal::Length,
-        Some(_) => return Ok(Answer { head: head.length, before: 0, is_whole }),
+        Some(_) => return Ok(Some(Answer { head: head.length, before: 0, is_whole })),
     };
-    Err(Stop::Refused(refusal))
+    Err(refusal)
 }
 
 impl Refusal {

@@ -1,0 +1,134 @@
+//! How another replica goes on from a [`State`] and the TCP sequence number that the client has acknowledged: the rest of the
+//! stream, byte for byte, from the middle of a record on.
+
+use std::{iter::Peekable, vec};
+
+use crate::{
+    Error, Position, State, Writer,
+    layout::{Kind, Part},
+};
+
+/// Why a connection cannot go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// The client has acknowledged what no replica with this state can have sent: the state is old, or another connection's.
+    #[error("the client acknowledged bytes that this state does not allow")]
+    Acknowledged,
+    /// The replica gave up the protection of this connection.
+    #[error("the connection is not protected")]
+    Unprotected,
+    /// The length of a response is not known. No state that was decoded is like this.
+    #[error("a response has no known length")]
+    Length,
+}
+
+/// Plaintext that is needed next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needed {
+    /// Index of the response in the state's `http.responses`.
+    pub response: usize,
+    /// The first byte of it, counted from the beginning of its head: where a record begins, so perhaps before what the client
+    /// lacks. The tag of the record covers all of its plaintext.
+    pub from: u64,
+    /// Bytes to the end of the response.
+    pub length: u64,
+}
+
+/// Makes the rest of the responses of a state.
+#[derive(Debug)]
+pub struct Resumption {
+    writer: Writer,
+    parts: Peekable<vec::IntoIter<Part>>,
+    /// Bytes of the first part that the client has.
+    had: u64,
+    owes_key_update: bool,
+}
+
+impl Resumption {
+    /// For a client that has acknowledged this TCP sequence number, from which the connection's socket sends.
+    ///
+    /// # Errors
+    /// [`PlanError`].
+    pub fn begin(state: &State, acked: u32) -> Result<Resumption, PlanError> {
+        if state.http.unprotected {
+            return Err(PlanError::Unprotected);
+        }
+        let layout = state.layout().ok_or(PlanError::Length)?;
+        let mut had = layout.offset_of(state.write.sequence, acked).ok_or(PlanError::Acknowledged)?;
+        let mut position = state.write.clone();
+        let mut parts = layout.parts.into_iter().peekable();
+        while let Some(part) = parts.next_if(|part| had >= part.bytes) {
+            had -= part.bytes;
+            position = behind(state, &part);
+        }
+        if let Some(first) = parts.peek() {
+            position = state.write.after(first.updates, first.record, first.sequence);
+        }
+        let owes_key_update = state.key_updates >> state.http.responses.len() & 1 != 0;
+        Ok(Resumption { writer: Writer::new(position), parts, had, owes_key_update })
+    }
+
+    /// Appends what needs no plaintext to `out`, and returns the plaintext that comes next, for [`write`](Self::write). `None`
+    /// if everything is written.
+    ///
+    /// # Errors
+    /// [`Error::NoResponse`] before all plaintext of the response before was written. A decoded state gives no other.
+    pub fn next(&mut self, out: &mut Vec<u8>) -> Result<Option<Needed>, Error> {
+        if self.writer.is_in_response() {
+            return Err(Error::NoResponse);
+        }
+        for part in self.parts.by_ref() {
+            let had = std::mem::take(&mut self.had);
+            match part.kind {
+                Kind::KeyUpdate => {
+                    self.writer.skip(had as usize);
+                    self.writer.key_update(out)?;
+                }
+                Kind::CloseNotify => {
+                    self.writer.skip(had as usize);
+                    self.writer.close_notify(out)?;
+                }
+                Kind::Response(index, response) => {
+                    self.writer.begin_at(response, had)?;
+                    if let Some(record) = response.record_at(had) {
+                        self.writer.skip((had - record.offset) as usize);
+                        let from = record.plaintext.start;
+                        let length = response.plaintext_bytes() - from;
+                        return Ok(Some(Needed { response: index, from, length }));
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes plaintext of the response that [`next`](Self::next) returned, and appends its records to `out`.
+    ///
+    /// # Errors
+    /// [`Error::NoResponse`] for plaintext behind the response's end.
+    pub fn write(&mut self, plaintext: &[u8], out: &mut Vec<u8>) -> Result<(), Error> {
+        self.writer.write(plaintext, out)
+    }
+
+    /// Whether a KeyUpdate must come before the next response, because the client asked for one.
+    #[must_use]
+    pub fn owes_key_update(&self) -> bool {
+        self.owes_key_update
+    }
+
+    /// The writer of what follows, once [`next`](Self::next) returned `None`.
+    #[must_use]
+    pub fn into_writer(self) -> Writer {
+        self.writer
+    }
+}
+
+/// The position behind a part.
+fn behind(state: &State, part: &Part) -> Position {
+    let sequence = part.sequence.wrapping_add(part.bytes as u32);
+    match part.kind {
+        Kind::KeyUpdate => state.write.after(part.updates + 1, 0, sequence),
+        Kind::CloseNotify => state.write.after(part.updates, part.record + 1, sequence),
+        Kind::Response(_, response) => state.write.after(part.updates, response.next_record(), sequence),
+    }
+}

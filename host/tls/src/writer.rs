@@ -1,0 +1,147 @@
+//! Makes the records that a server sends, in their order, by the record rule.
+
+use crate::{
+    CLOSE_NOTIFY, ContentType, Error, KEY_UPDATE, OVERHEAD_BYTES, Position, Record, RecordKey, Response,
+};
+
+/// The sending direction of a connection.
+#[derive(Debug)]
+pub struct Writer {
+    position: Position,
+    key: RecordKey,
+    /// The response that is being written, and the record that its next plaintext belongs to.
+    response: Option<(Response, Record)>,
+    /// Plaintext of that record.
+    pending: Vec<u8>,
+    /// Bytes of the next record that the client has.
+    skip: usize,
+}
+
+impl Writer {
+    /// The next record begins here.
+    #[must_use]
+    pub fn new(position: Position) -> Writer {
+        let key = position.secret.record_key();
+        Writer { position, key, response: None, pending: Vec::new(), skip: 0 }
+    }
+
+    /// Where the next response, KeyUpdate or `close_notify` begins; of an unfinished response, where it began.
+    #[must_use]
+    pub fn position(&self) -> &Position {
+        &self.position
+    }
+
+    /// Whether a response lacks plaintext.
+    #[must_use]
+    pub fn is_in_response(&self) -> bool {
+        self.response.is_some()
+    }
+
+    /// Leaves out this many bytes of the next record, which the client has.
+    pub(crate) fn skip(&mut self, bytes: usize) {
+        self.skip = bytes;
+    }
+
+    /// Appends a KeyUpdate to `out`. Call it right before a response.
+    ///
+    /// # Errors
+    /// [`Error::KeySpent`]; [`Error::NoResponse`] within a response.
+    pub fn key_update(&mut self, out: &mut Vec<u8>) -> Result<(), Error> {
+        let (_, sequence) = self.single(ContentType::Handshake, &KEY_UPDATE, out)?;
+        self.position = self.position.after(1, 0, sequence);
+        self.key = self.position.secret.record_key();
+        Ok(())
+    }
+
+    /// Appends a `close_notify` to `out`.
+    ///
+    /// # Errors
+    /// [`Error::KeySpent`]; [`Error::NoResponse`] within a response.
+    pub fn close_notify(&mut self, out: &mut Vec<u8>) -> Result<(), Error> {
+        let (record, sequence) = self.single(ContentType::Alert, &CLOSE_NOTIFY, out)?;
+        (self.position.record, self.position.sequence) = (record, sequence);
+        Ok(())
+    }
+
+    /// Seals a record between responses, and returns the number and the TCP sequence number behind it.
+    fn single(
+        &mut self,
+        content: ContentType,
+        plaintext: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<(u64, u32), Error> {
+        if self.response.is_some() {
+            return Err(Error::NoResponse);
+        }
+        let Position { record, sequence, .. } = self.position;
+        self.seal(record, content, plaintext, out)?;
+        Ok((record + 1, sequence.wrapping_add(plaintext.len() as u32 + OVERHEAD_BYTES as u32)))
+    }
+
+    /// Begins a response with head and body of these lengths. An empty one is over at once.
+    ///
+    /// # Errors
+    /// [`Error::ResponseTooLong`]: a [`key_update`](Self::key_update) must come before it. [`Error::NoResponse`] within a
+    /// response.
+    pub fn begin(&mut self, head: u64, body: u64) -> Result<(), Error> {
+        let response = Response::new(self.position.sequence, self.position.record, head, body)?;
+        self.begin_at(response, 0)
+    }
+
+    /// Begins a response at the record in which the byte at this offset of its ciphertext lies.
+    pub(crate) fn begin_at(&mut self, response: Response, offset: u64) -> Result<(), Error> {
+        if self.response.is_some() {
+            return Err(Error::NoResponse);
+        }
+        self.go_on(response, offset);
+        Ok(())
+    }
+
+    fn go_on(&mut self, response: Response, offset: u64) {
+        self.response = response.record_at(offset).map(|record| (response, record));
+        if self.response.is_none() {
+            (self.position.record, self.position.sequence) =
+                (response.next_record(), response.next_sequence());
+        }
+    }
+
+    /// Takes the next plaintext of the response, and appends its records to `out` as they get full.
+    ///
+    /// # Errors
+    /// [`Error::NoResponse`] for plaintext behind the response's end.
+    pub fn write(&mut self, mut plaintext: &[u8], out: &mut Vec<u8>) -> Result<(), Error> {
+        while !plaintext.is_empty() {
+            let Some((response, record)) = self.response.clone() else { return Err(Error::NoResponse) };
+            let length = (record.plaintext.end - record.plaintext.start) as usize;
+            let (part, rest) = plaintext.split_at(plaintext.len().min(length - self.pending.len()));
+            plaintext = rest;
+            if part.len() == length {
+                self.seal(record.number, ContentType::ApplicationData, part, out)?;
+            } else {
+                self.pending.extend_from_slice(part);
+                if self.pending.len() < length {
+                    break;
+                }
+                let pending = std::mem::take(&mut self.pending);
+                self.seal(record.number, ContentType::ApplicationData, &pending, out)?;
+                self.pending = pending;
+                self.pending.clear();
+            }
+            self.go_on(response, record.end());
+        }
+        Ok(())
+    }
+
+    fn seal(
+        &mut self,
+        number: u64,
+        content: ContentType,
+        plaintext: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<(), Error> {
+        let start = out.len();
+        self.key.seal(number, content, plaintext, out)?;
+        out.drain(start..start + std::mem::take(&mut self.skip));
+        Ok(())
+    }
+}
