@@ -66,7 +66,7 @@ impl Again {
 }
 
 impl Adoption {
-    /// Has the server asked for the response once more.
+    /// Requests the response from the server once more.
     pub(super) fn ask_again(&mut self, request: &[u8], head: &[u8]) {
         self.to_origin.extend_from_slice(&head::repeated_request(request, head));
         self.step = Step::Again;

@@ -53,12 +53,12 @@ impl EarlierData {
         self.ready > 0
     }
 
-    /// The first bytes of those that wait were sent.
+    /// Notes that the first `count` waiting bytes were sent.
     pub fn sent(&mut self, count: usize) {
         self.ready -= count;
     }
 
-    /// Bytes that were sent wait once more, in front of the others.
+    /// Notes that `count` sent bytes wait again, in front of the others.
     pub fn again(&mut self, count: usize) {
         self.ready += count;
     }
@@ -71,7 +71,7 @@ mod tests {
     const GET: &[u8] = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n";
     const POST: &[u8] = b"POST /a HTTP/1.1\r\nContent-Length: 2\r\n\r\nab";
 
-    /// What of these bytes is ready, as they come, where the client had sent `known` bytes.
+    /// Passes these parts one by one; returns the bytes that are ready if the client had sent `known` bytes.
     fn ready(known: Option<u32>, parts: &[&[u8]]) -> Option<usize> {
         let mut earlier = EarlierData::new(u32::MAX - 3, known.map(|known| known.wrapping_sub(4)));
         let (mut waiting, mut count) = (Vec::new(), 0);

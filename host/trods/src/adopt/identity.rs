@@ -44,7 +44,7 @@ pub enum Refusal {
     /// The server reset its connection in the middle of an answer.
     #[error("an answer was cut")]
     Cut,
-    /// Nothing happened for too long, perhaps in the middle of an answer.
+    /// The connection was idle for too long, perhaps in the middle of an answer.
     #[error("idle, perhaps in the middle of an answer")]
     Idle,
     /// The server's answer is not HTTP.
@@ -66,7 +66,7 @@ pub struct Answer {
     pub head: usize,
     /// Bytes of its body before the requested ones.
     pub before: u64,
-    /// It has all that the client asked for, so that no other answer is needed.
+    /// Whether the answer has all bytes that the client requested, so that no further answer is needed.
     pub is_whole: bool,
 }
 

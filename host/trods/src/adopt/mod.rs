@@ -68,7 +68,7 @@ pub(crate) enum Turn {
     Waits,
     /// Client and server are done with it, or the client is gone.
     Over,
-    /// It was idle for too long and was closed.
+    /// The connection was idle for too long and was closed.
     Idle,
     /// The client was reset.
     Refused(Refusal),

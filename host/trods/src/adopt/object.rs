@@ -14,7 +14,7 @@ use crate::record::{Body, MAX_CHECK};
 /// Polling interval while the local server is asked for the whole object.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// What follows the bytes that are dropped.
+/// The part of the answer that follows the dropped bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     /// The body's known beginning.

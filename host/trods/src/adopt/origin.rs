@@ -25,7 +25,7 @@ pub(super) struct Origin {
 }
 
 impl Origin {
-    /// From the client's address where one is given ([`transparent`]).
+    /// Connects to the server, from the client's address if one is given ([`transparent`]).
     pub fn connect(address: SocketAddr, client: Option<IpAddr>) -> io::Result<Origin> {
         if let Some(client) = client {
             return Ok(Origin::of(transparent::connect_as(client, address)?));

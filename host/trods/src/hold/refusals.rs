@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 struct Refusal {
     seq: u32,
     noted: Instant,
-    /// Since when this replica may send, or a RST was held back; questions count from it.
+    /// Start of the probe times: when this replica could send again, or when a RST was held back.
     since: Instant,
     asked: usize,
 }

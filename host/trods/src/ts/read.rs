@@ -440,7 +440,7 @@ mod tests {
         assert_eq!(joined.sent, None);
         client.payload = b"GET /b HTTP/1.1\r\n\r\n".to_vec();
         assert!(matches!(client.result(), Told::Nothing), "another one");
-        // With all of the response it may be either.
+        // If the client has the whole response, the request may be new or a repetition.
         client.payload = REQUEST.to_vec();
         client.header.ack = client.header.ack.wrapping_add(50_000 + HEAD.len() as u32);
         assert!(matches!(client.result(), Told::Nothing));

@@ -168,7 +168,7 @@ fn client_gets_the_rest_from_any_place_and_further_answers() {
         let place = rack.adopt(&adopters, cut.record);
         assert_eq!(place.ack.wrapping_sub(cut.start), had as u32);
         assert!(rest(&mut cut.client, full.len() - had) == full[had..], "{had}");
-        // It is a connection as any other.
+        // The adopted connection serves further requests like any other.
         for _ in 0..3 {
             cut.client.write_all(b"GET /b.bin HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
             let mut answer = Vec::new();
@@ -462,7 +462,7 @@ fn a_server_that_starts_again_generates_the_same_once_more() {
     }
 }
 
-/// What a server in nginx's place does with a connection.
+/// Serves one connection with this function in place of nginx.
 fn serve_one(rack: &Rack, serve: impl FnOnce(TcpStream) + Send + 'static) -> std::thread::JoinHandle<()> {
     let listener = in_netns(Some(rack.r2.name()), || TcpListener::bind("127.0.0.1:80")).unwrap().unwrap();
     std::thread::spawn(move || serve(listener.accept().unwrap().0))

@@ -171,7 +171,7 @@ fn a_full_record_waits_for_the_client() {
 fn a_full_record_waits_for_the_client_though_the_server_was_late_before() {
     let mut flow = flow(&OPEN);
     after(|out| flow.request(CLIENT, &GET.repeat(2), false, out));
-    // Both are stored whole, and not at once.
+    // Both responses are stored whole, one after the other.
     let one = [&b"HTTP/1.1 200 OK\r\nContent-Length: 4040\r\n\r\n"[..], &[7; 4040]].concat();
     let (length, two) = (one.len(), one.repeat(2));
     let (record, then) = kept(&mut flow, |flow, out| flow.response(SERVICE, &two[..length + 9], false, out));
@@ -258,7 +258,7 @@ fn fin_does_not_pass_while_a_request_waits() {
     assert_eq!(after(|out| flow.request(CLIENT + N, b"GE", false, out)), limits(CLIENT + N, end, None));
     assert_eq!(after(|out| flow.response(end, b"", true, out)), []);
     assert!(flow.ends_early());
-    // It lives and means it.
+    // The server lives, so it meant to end the connection.
     let mut out = Vec::new();
     flow.let_go(Reason::Closed, &mut out);
     let [(ticket, record)] = stores(&out).try_into().unwrap();
@@ -375,7 +375,7 @@ fn a_store_that_fails_lets_pass_or_holds() {
     let (record, then) = kept(&mut flow, |flow, out| flow.tick(1000, out));
     let end = at(head.len() as u64 + 10);
     assert_eq!((record.version, then), (2, limits(CLIENT + N, end, Some(end))));
-    // And once more when its server died later.
+    // The record is stored again, as after the death of its store server.
     let (record, then) = kept(&mut flow, |flow, out| flow.renew(out));
     assert_eq!((record.version, record.responses.len(), then), (3, 1, vec![]));
 }

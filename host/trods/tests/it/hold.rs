@@ -123,7 +123,7 @@ impl Rig {
     }
 }
 
-/// As much as is there now.
+/// Reads the bytes that are there now.
 fn at_hand(stream: &mut TcpStream) -> Vec<u8> {
     let mut got = Vec::new();
     match stream.read_to_end(&mut got) {

@@ -94,7 +94,7 @@ pub fn store(rig: &Rig, say: &[u8], until: &[u8]) -> Vec<u8> {
     told
 }
 
-/// What the first replica named.
+/// The list of connections that left the first replica.
 fn list(rig: &Rig) -> Option<List> {
     let told = store(rig, format!("mg {}.left v\r\nmn\r\n", first()).as_bytes(), b"MN\r\n");
     let (line, value) = told.split_at(told.windows(2).position(|two| two == b"\r\n")? + 2);
@@ -152,7 +152,7 @@ fn idle_connections_move_to_a_reading_member() {
     }
     let moved = || rig.hosts[0].replica.counts().moved;
     assert_eq!((moved(), sockets(&rig, 0), list(&rig).unwrap().end()), (0, 40, first), "to nobody");
-    // It learns now that it is to read.
+    // The adopter learns only now that it has to read the list.
     follow(&rig);
     rig.steer("replace", 2);
     eventually("all of them move", || moved() == 40);
@@ -171,7 +171,7 @@ fn idle_connections_move_to_a_reading_member() {
 fn parked_data_reaches_the_adopter() {
     let Some(rig) = Rig::new(&Plan::default()) else { return };
     let small = rig.file("small", 700);
-    // Its client sends nothing again.
+    // Its client retransmits nothing in this time.
     rig.client.ip("route replace default via 10.8.0.254 rto_min 100s");
     rig.client.run("sysctl -qw net.ipv4.tcp_early_retrans=0");
     let mut stream = connect(&rig);

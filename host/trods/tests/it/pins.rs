@@ -50,7 +50,7 @@ fn hold(server: &Memcached, n: u8, records: &[Record]) {
     assert!(done.iter().all(|done| done.kept));
 }
 
-/// What a replica gets to know that asks these members.
+/// The pins that a replica reads from these members.
 fn ask(server: &Memcached, others: &[u8], number: (u32, u64), gets: fn(u16) -> bool) -> Known {
     let (pins, (awake, woken)) = (Pins::default(), channel());
     let absence = Absence {

@@ -35,7 +35,7 @@ fn get(stream: &mut TcpStream, content: &[u8]) {
     }
 }
 
-/// What a store has of the first replica.
+/// The first replica's records in a store.
 fn records(rig: &Rig, server: SocketAddr) -> Vec<Record> {
     let loaded =
         in_netns(Some(rig.router.name()), || load(&[server], "www.r1.1", &keys(), PATIENCE)).unwrap();
@@ -84,7 +84,7 @@ fn records_of_dead_store_server_move_to_the_other() {
     let left = servers.remove(1 - first);
     eventually("all of them at the other", || records(&rig, left).len() == 20);
     assert_eq!(rig.hosts[0].replica.counts().unprotected, Default::default());
-    // The replica dies too, and they go on.
+    // The replica dies too, and another one resumes the connections.
     rig.router.ip("link set x1 down");
     rig.steer("replace", 2);
     rig.tell(1, 1);

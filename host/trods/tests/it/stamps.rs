@@ -23,7 +23,7 @@ fn rig(plan: &Plan<'_>, files: &[(&str, usize)]) -> Option<Rig> {
     named(&Plan { stores: 0, ..*plan }, files)
 }
 
-/// With what stores the plan has.
+/// The same as [`rig`], with the stores of the plan.
 pub fn named(plan: &Plan<'_>, files: &[(&str, usize)]) -> Option<Rig> {
     let rig = Rig::new(&Plan { named: true, ..*plan })?;
     for (name, octets) in files {
@@ -131,7 +131,7 @@ fn departed_client_is_not_probed_again() {
         let at = stream.local_addr().unwrap();
         rig.router.ip("link set x1 down");
         rig.steer("replace", 2);
-        // Nothing of it is left, as of a machine that was switched off and on.
+        // The client forgets the connection, like a machine that was switched off and on.
         rig.client.run("ss -K dst 10.8.9.9");
         drop(stream);
         rig.client.run("nft add table ip t");
@@ -186,7 +186,7 @@ fn a_client_that_has_all_need_not_ask_again() {
 #[test]
 fn downloads_resume_with_holes_and_wide_windows() {
     let Some(rig) = rig(&Plan::default(), &[("large", 30_000_000)]) else { return };
-    // Of the megabyte most waits here.
+    // Most of the megabyte waits in this queue.
     rig.router.run("tc qdisc replace dev x0 root tbf rate 100mbit burst 64kb limit 1500kb");
     rig.router.run("nft add table ip t");
     rig.router.run("nft add chain ip t f { type filter hook forward priority 0 ; }");
@@ -272,7 +272,7 @@ fn connection_adopted_elsewhere_is_not_adopted_here() {
         rig.steer("replace", 2);
         stream.write_all(b"\r\n").unwrap();
         if is_told {
-            // It announces it twice and more.
+            // The third replica announces the connection at least twice in this time.
             std::thread::sleep(Duration::from_secs(1));
             assert_eq!(other.counts().adopted, 0);
         } else {
@@ -281,7 +281,7 @@ fn connection_adopted_elsewhere_is_not_adopted_here() {
     }
 }
 
-/// It may not send yet, and its announcement is from before its absence.
+/// The holder may not send yet, and its announcement is older than its absence.
 #[test]
 fn returning_replica_gets_no_segments_before_announcing() {
     let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
@@ -308,7 +308,7 @@ fn connection_of_live_holder_is_not_started_here() {
     // Another replica died: segments of unannounced clients are examined.
     rig.report_named_death(1, 5, None);
     rig.steer("replace", 2);
-    // Until the client has spoken.
+    // Until the client has sent a segment.
     std::thread::sleep(Duration::from_millis(1800));
     assert_eq!(rig.hosts[1].replica.counts().adopted, 0);
     rig.tell_named(1, 1);
@@ -475,7 +475,7 @@ fn connections_of_dead_process_are_left_to_others() {
             assert_eq!(stream.read_to_end(&mut rest).unwrap_err().kind(), ErrorKind::WouldBlock);
             rig.steer("replace", 2);
             rig.tell_named(1, 1);
-            // It died between naming it and telling others.
+            // The process died between naming the connection and announcing it.
             programs.stamps().put(&third.key, &third.stamped()).unwrap();
             programs.killed();
             rig.hosts[1].netns.run("nft delete table ip t");
@@ -527,7 +527,7 @@ impl Third {
         (Third { hints, key, hint: told.unwrap() }, stream)
     }
 
-    /// What the programs have that named it.
+    /// State of the connection in the BPF programs of the replica that named it.
     fn stamped(&self) -> Stamped {
         let Hint { client_next, base, object, generation, .. } = self.hint;
         let (phase, adopted, client_fin) = (Phase::Echoed, false, false);

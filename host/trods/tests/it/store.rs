@@ -179,7 +179,7 @@ fn newer_record_is_not_deleted() {
     let mut left = server.load();
     left.sort_by_key(|(n, _)| *n);
     assert_eq!(left, [(7, of(7, 2)), (299, of(299, 2))]);
-    // It is no failure that nothing is there any more.
+    // A missing record is no failure.
     assert_eq!(erase("web.r1.7", outdated, PATIENCE), 1);
 }
 
@@ -295,7 +295,7 @@ fn serve(
 #[test]
 fn a_server_that_is_slow_is_helped_out_by_the_next() {
     let Some(good) = Memcached::start() else { return };
-    // It never answers.
+    // This server never answers.
     let (slow, told) = pretender(|_, _| Some(String::new()));
     let mut store = store(&[slow, good.address], 1, Duration::from_millis(50));
     for version in 1..10 {
@@ -418,7 +418,7 @@ fn records_of_lost_server_are_stale() {
     };
     assert_eq!((soon(&single), soon(&both), late(&single), late(&both)), (0, 0, 0, 0));
     drop(one);
-    // It is noticed without anything being stored.
+    // The loss is noticed although nothing is stored.
     let mut done = Vec::new();
     eventually("the loss", || {
         single.turn(Instant::now(), &mut done);
@@ -433,7 +433,7 @@ fn records_of_lost_server_are_stale() {
     eventually("the other loss", || {
         single.turn(Instant::now(), &mut done);
         both.turn(Instant::now(), &mut done);
-        // Between attempts to connect.
+        // Between attempts to connect there is no descriptor.
         single.descriptors().count() == 0 && soon(&single) == 0
     });
 }
@@ -540,7 +540,7 @@ fn forge(server: &Memcached, key: &str, value: &[u8]) {
     assert_eq!(answer, "HD\r\n");
 }
 
-/// What stands under a key.
+/// The value of a key.
 fn value(server: &Memcached, key: &str) -> Vec<u8> {
     let mut stream = TcpStream::connect(server.address).unwrap();
     stream.write_all(format!("mg {key} v\r\n").as_bytes()).unwrap();

@@ -43,26 +43,26 @@ pub struct Host {
 }
 
 impl Host {
-    /// Of the server alone.
+    /// Folder of the server alone.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 }
 
-/// What there is beside the client and two replicas.
+/// Variable parts of a rig with a client and two replicas.
 pub struct Plan<'a> {
-    /// Of the client's link.
+    /// Rate of the client's link.
     pub rate: &'a str,
     pub settings: Settings,
     pub server: Start<'a>,
-    /// Where it is.
+    /// Address and port of the service.
     pub service: &'a str,
     /// How many of [`STORES`] to start.
     pub stores: usize,
     pub renewal: Duration,
-    /// Until when replicas may send at first.
+    /// End of the replicas' first lease.
     pub until: u64,
-    /// By timestamps, of what the list at `/list` names; stores are for the rest.
+    /// Whether timestamps name the objects of the list at `/list`; stores protect the other responses.
     pub named: bool,
 }
 
@@ -189,7 +189,7 @@ impl Rig {
         replica
     }
 
-    /// What protects the first replica's connections is another process from now on; its server goes on.
+    /// Replaces the process that protects the first replica's connections; the web server keeps running.
     pub fn another(&mut self, plan: &Plan<'_>) {
         let Host { replica, server, dir, netns } = self.hosts.remove(0);
         drop(replica);
@@ -197,13 +197,13 @@ impl Rig {
         self.hosts.insert(0, Host { replica, server, dir, netns });
     }
 
-    /// Those of the stores that there are, or were.
+    /// Addresses of the started stores, running or not.
     pub fn servers(&self) -> Vec<SocketAddr> {
         let all = STORES.iter().take(self.stores.len());
         all.map(|address| SocketAddr::new(address.parse().unwrap(), PORT)).collect()
     }
 
-    /// Has what the client sends go to replica `n`.
+    /// Routes the client's segments to replica `n`.
     pub fn steer(&self, how: &str, n: u8) {
         self.router.ip(&format!("route {how} 10.8.9.9/32 via 10.8.{n}.1"));
         self.router.ip(&format!("route {how} fd00:8:9::9/128 via fd00:8:{n}::1"));
@@ -354,7 +354,7 @@ fn download_resumes_elsewhere_after_death_of_nginx() {
     assert_eq!(rig.hosts[1].replica.counts().refused, 0);
 }
 
-/// Its last segment is a round trip away, or lost: a finished connection is not resumed.
+/// A finished connection is not resumed, even if its last segment is still in flight or lost.
 #[test]
 fn connection_closed_by_client_ends_once() {
     let Some(rig) = Rig::new(&Plan::default()) else { return };

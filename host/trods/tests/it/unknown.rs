@@ -32,7 +32,7 @@ const SEGMENTS: u8 = 10;
 /// A client of a connection that no replica holds and no record describes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Client {
-    /// Its timer, seconds.
+    /// Retransmission timer of the client, seconds.
     timeout: u16,
     /// Segments that it sent by itself.
     segments: u8,
@@ -46,7 +46,7 @@ struct Client {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Event {
-    /// Its timer ends.
+    /// The client's timer expires, and it sends a segment.
     Sends,
     /// A replica asks it, and it sends another segment.
     IsAsked(usize),
@@ -147,7 +147,7 @@ fn ask(stream: &mut TcpStream, path: &str) {
     assert!(stream.read(&mut [0; 4096]).unwrap() > 0);
 }
 
-/// It sends one segment, and would send the next one an hour later.
+/// The client sends one segment, and would send the next one only an hour later.
 #[test]
 fn client_of_unknown_connection_is_probed() {
     let Some(rig) = Rig::new(&Plan::default()) else { return };

@@ -23,7 +23,7 @@ use crate::support::nginx;
 
 const SERVICE: &str = "10.7.0.2:8080";
 
-/// What a store does, and what it has.
+/// A test's store: its behaviour and its contents.
 #[derive(Debug, Default)]
 pub struct Shelf {
     records: HashMap<FlowKey, Record>,
@@ -31,9 +31,9 @@ pub struct Shelf {
     handed: usize,
     /// Each record that was stored, in its order.
     history: Vec<Record>,
-    /// What it has not told of yet.
+    /// Results that it has not reported yet.
     pending: VecDeque<(FlowKey, u64)>,
-    /// It reports nothing while this is set.
+    /// While this is set, it reports no results.
     silent: bool,
     failing: bool,
     /// Whatever it has is to be stored again.
@@ -41,7 +41,7 @@ pub struct Shelf {
     forgotten: usize,
 }
 
-/// It stores at once by default.
+/// A store that by default stores at once.
 #[derive(Clone, Debug, Default)]
 pub struct Shared(Arc<Mutex<Shelf>>);
 
@@ -363,7 +363,7 @@ fn stale_record_is_stored_again_and_failure_changes_nothing() {
         let [.., one, two] = &shelf.history[..] else { panic!() };
         assert_eq!((same(one), two.version), (same(two), one.version + 1));
     }
-    // What it has it has still.
+    // The client keeps what it has received.
     let failed = {
         let mut shelf = rig.store.0.lock().unwrap();
         shelf.failing = true;

@@ -12,12 +12,12 @@ use rivulet_pktio::testing::{Netns, Process, eventually};
 use crate::support::nginx_with;
 use crate::survive::{Plan, Rig, SERVICE};
 
-/// What becomes of a download from a server.
+/// Result of a download from a server after its replica's death.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// It goes on.
+    /// The download continues.
     Protected,
-    /// It is not protected, by this reason.
+    /// The connection was not protected, for this reason.
     Unprotected(&'static str),
 }
 

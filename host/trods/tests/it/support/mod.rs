@@ -1,4 +1,4 @@
-//! What tests of connections stand on.
+//! Shared parts of the tests of connections.
 
 pub mod rack;
 

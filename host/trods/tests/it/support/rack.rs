@@ -58,7 +58,7 @@ pub fn nginx_with(ns: &Netns, folder: &Path, www: &Path, change: impl Fn(&str) -
     process
 }
 
-/// What a flow made of a connection, with everything stored at once.
+/// Result of passing a connection through a flow, with everything stored at once.
 pub struct Seen {
     flow: Flow,
     pub record: Option<Record>,
