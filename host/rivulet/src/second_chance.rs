@@ -27,7 +27,7 @@ const STRAIGHT: u32 = 5;
 /// Segments a second, and at once, of unknown connections of a service under TRODS: more than the
 /// clients of a drained replica. Beyond that clients retransmit, or it is a flood.
 const STRAYS: u32 = 20_000;
-/// Before the guard's drops, so that nothing depends on their order.
+/// Priority before the guard's drops, so that nothing depends on their order.
 const PRIORITY: i32 = -10;
 
 /// The second chance of one interface.
@@ -42,7 +42,7 @@ pub struct SecondChance {
 }
 
 impl SecondChance {
-    /// Nothing is handed on before [`SecondChance::ensure`].
+    /// Starts without rules: [`SecondChance::ensure`] sets them.
     #[must_use]
     pub fn new(interface: &Interface) -> SecondChance {
         let interface = interface.name().to_owned();
@@ -355,7 +355,7 @@ mod tests {
             stream
         }
 
-        /// What the rule with this in it has counted.
+        /// Count of the rule that contains this text.
         fn count(&self, part: &str) -> u64 {
             let rules = self.replica.run("nft list ruleset");
             let rule = rules.lines().find(|line| line.contains(part)).unwrap();

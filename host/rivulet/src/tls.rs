@@ -11,7 +11,7 @@ use rivulet_terminator::{Certificate, Config, Files, Forwarded, Terminator, Time
 use crate::process::{raise_descriptors, stop_on_signals, stopped, tell_ready};
 use crate::serve::metrics;
 
-/// Between two looks at whether the process is to end.
+/// Interval of checks whether the process should end.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Ends TLS before a server of plain HTTP/1.1

@@ -20,7 +20,7 @@ use crate::serve::ServiceAddresses;
 
 /// Longest sleep, so that signals and updates are noticed.
 const CHORES: Duration = Duration::from_millis(20);
-/// Between two looks at the interface: it may be another, or have another Ethernet address.
+/// Interval of checks of the interface: it may be replaced, or get another Ethernet address.
 const LOOK: Duration = Duration::from_millis(200);
 /// Interval of reports on services of plain TCP.
 const REPORT: Duration = Duration::from_millis(100);

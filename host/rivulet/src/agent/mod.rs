@@ -19,7 +19,7 @@ pub use args::{AgentArgs, ControllerArgs};
 pub use command::run;
 pub use stand_in::{StandInArgs, run as stand_in};
 
-/// What an agent leaves for the next one stands beside its socket, under its name and a suffix.
+/// Path of a file that an agent leaves for the next one: that of its socket with a suffix.
 fn beside(socket: &Path, suffix: &str) -> PathBuf {
     let mut path = socket.as_os_str().to_owned();
     path.push(suffix);

@@ -71,7 +71,7 @@ pub(super) struct PlainTcp {
     beats: Vec<(Vec<u16>, Beat)>,
     board: Arc<Mutex<Board>>,
     guard: Guard,
-    /// It sends heartbeats until this one does.
+    /// The former agent's stand-in, which sends heartbeats until this agent does.
     predecessor: Option<Predecessor>,
 }
 
@@ -290,7 +290,7 @@ fn check_all(board: &Mutex<Board>, path: Option<&str>, count_at: &mut Instant) {
     // Side by side: a service that hangs is not to make the results of others old.
     std::thread::scope(|scope| {
         for _ in 1..services.len().min(AT_ONCE) {
-            // Where there is no thread, there are fewer.
+            // If a thread cannot be started, fewer threads check.
             let _ = std::thread::Builder::new().name("health".into()).spawn_scoped(scope, work);
         }
         work();

@@ -29,7 +29,7 @@ const STANDS: Duration = Duration::from_secs(20);
 /// Bytes on the socket: the process is there; it is no longer needed.
 const THERE: u8 = b'+';
 const OVER: u8 = b'.';
-/// Before each frame, when it is due: microseconds.
+/// Bytes of the field before each frame: when the frame is due, microseconds.
 const AT: usize = 4;
 
 /// Sends heartbeats that it reads from standard input, for an agent that is being restarted.
@@ -38,7 +38,7 @@ pub struct StandInArgs {
     /// Interface towards the ToR
     #[arg(long)]
     interface: String,
-    /// Where the next agent finds it
+    /// Path of the socket on which the next agent finds this process
     #[arg(long)]
     socket: PathBuf,
 }
@@ -167,7 +167,7 @@ impl Predecessor {
         UnixStream::connect(door(socket)).ok().map(Predecessor)
     }
 
-    /// It is not needed any more.
+    /// Ends the stand-in.
     pub fn release(mut self) {
         // One that has ended meanwhile is not needed either.
         let _ = self.0.write_all(&[OVER]);

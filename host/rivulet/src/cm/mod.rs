@@ -36,7 +36,7 @@ enum Command {
         #[arg(long, value_name = "PACKETS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100))]
         initial_window: u32,
 
-        /// Most destinations with kept state; further connections are as without it
+        /// Maximum number of destinations with kept state; connections to further ones behave as without the manager
         #[arg(long, value_name = "COUNT", default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(1..))]
         destinations: u32,
     },

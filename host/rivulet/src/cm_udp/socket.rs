@@ -11,7 +11,7 @@ use rustix::net::{RecvFlags, recv};
 use super::failure::Failure;
 use super::wire::{HEAD, Head, Kind};
 
-/// Most answers that are read before others have their turn.
+/// Maximum number of answers read at a time, before other sockets are served.
 pub(super) const TURN: usize = 64;
 
 /// Sends datagrams of one size.

@@ -251,7 +251,7 @@ impl<'a> Download<'a> {
         name.into()
     }
 
-    /// Where the entity tag of the `.part` file is kept.
+    /// Path of the file with the entity tag of the `.part` file.
     fn tag(&self) -> PathBuf {
         let mut name = self.path.clone().into_os_string();
         name.push(".part.etag");

@@ -34,7 +34,7 @@ pub struct Answer<'a> {
     head_len: u16,
     /// The path of the request.
     name: &'a [u8],
-    /// Its query, for the location of a 301.
+    /// The target's query, for the location of a 301.
     query: Option<&'a [u8]>,
     file: Option<Part>,
 }
@@ -53,7 +53,7 @@ pub enum ReadError {
     /// The content of that identity is not on this replica.
     #[error("this replica does not hold that content")]
     NotMine,
-    /// Its hash is being computed.
+    /// The hash of the content is being computed.
     #[error("the content is being hashed")]
     NotYet,
     /// Offset or length lie beyond the answer.

@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex};
 
 /// Number of threads: one file fewer than this can be slow without delaying the others.
 const THREADS: usize = 4;
-/// Most waiting jobs; further ones are refused, and asked for again.
+/// Maximum number of waiting jobs; further ones are refused, and requested again later.
 const MAX_JOBS: usize = 4096;
 /// After a wait that timed out, no caller waits for this long, microseconds: the disk is slow.
 const SLOW: u64 = 50_000;
@@ -20,7 +20,7 @@ const SLOW: u64 = 50_000;
 pub(super) enum Key {
     /// The content of this name is to be had.
     Load(Box<[u8]>),
-    /// Whether it is still the same.
+    /// Check whether the file has changed.
     Check(Box<[u8]>),
     /// Whether a file begins with the content of this hash.
     Former([u8; 16]),

@@ -41,7 +41,7 @@ static REGIONS: [Slot; SLOTS] = [const {
 
 /// Page size.
 static PAGE: AtomicUsize = AtomicUsize::new(4096);
-/// What SIGBUS did before: set once, before our handler is installed.
+/// The former action of SIGBUS: set once, before our handler is installed.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// A read-only mapping of a file's first bytes.

@@ -40,7 +40,7 @@ pub struct Request {
     pub method: Method,
     /// Path, percent-decoded, without the query; begins with `/` and has no empty parts.
     pub path: Vec<u8>,
-    /// What stood behind `?`, as it was sent.
+    /// The query after `?`, as it was sent.
     pub query: Query,
     /// `Range`
     pub range: RangeSpec,
@@ -80,9 +80,9 @@ pub enum BodyKind {
     /// A whole content.
     #[default]
     Whole,
-    /// A part of one.
+    /// A part of a content (`Content-Range`).
     Part,
-    /// Coded.
+    /// A content with a coding (`Content-Encoding`).
     Coded,
 }
 

@@ -54,10 +54,10 @@ const MAX_FORMER: usize = 256;
 const MAX_FOLDERS: usize = 4096;
 /// How long the packet path waits for a disk: about as long as one that has the file in memory takes.
 pub(super) const MOMENT: Duration = Duration::from_millis(1);
-/// How long others do.
+/// Longest time for which other callers wait.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What stands under a name.
+/// Result of looking up a name.
 #[derive(Debug)]
 pub enum Lookup {
     /// A file.
@@ -68,7 +68,7 @@ pub enum Lookup {
     Missing,
     /// A file that may not be read.
     Forbidden,
-    /// Its hash is being computed; ask again shortly.
+    /// The hash of the content is being computed; look up again shortly.
     Pending,
     /// No memory or descriptors for it now.
     Exhausted,

@@ -18,12 +18,12 @@ use super::{BodyKind, MAX_ANSWER, Method, Request, Status};
 /// Version of the encoding; another one is refused.
 const VERSION: u8 = 4;
 
-/// What answers are made from.
+/// The files and uploads that answers are made from.
 #[derive(Clone, Debug)]
 pub struct Site {
     /// The files.
     pub objects: Objects,
-    /// Where uploads go; without it PUT and POST are refused.
+    /// Store of uploads; without it PUT and POST are refused.
     pub uploads: Option<Uploads>,
 }
 
@@ -82,10 +82,10 @@ pub struct Promise {
     pub answer: Vec<u8>,
 }
 
-/// What a session is in the middle of.
+/// State of a session in its current request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reads {
-    /// Nothing: it is between two requests.
+    /// Between two requests.
     Nothing,
     /// A request's head.
     Head,

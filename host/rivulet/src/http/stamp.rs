@@ -14,7 +14,7 @@ pub(super) struct Stamp {
 }
 
 impl Stamp {
-    /// Of the file that is open.
+    /// The stamp of an open file.
     pub(super) fn of(file: &File) -> io::Result<Stamp> {
         let stat = rustix::fs::fstat(file)?;
         Ok(Stamp {
@@ -25,7 +25,7 @@ impl Stamp {
             changed: (stat.st_ctime, stat.st_ctime_nsec),
         })
     }
-    /// Of the same file, as if it had these bytes alone.
+    /// The stamp of the same file, as if only its first `size` bytes existed.
     pub(super) fn cut_to(self, size: u64) -> Stamp {
         Stamp { size, ..self }
     }

@@ -33,7 +33,7 @@ const FOLDER: &str = ".rivulet-uploads";
 const MAX_RANGES: usize = 4096;
 /// Unfinished uploads of all replicas together: each has two files, and a sweep opens all of them.
 const MAX_UNFINISHED: usize = 4096;
-/// What a map begins with, by its state.
+/// First bytes of a map, by its state.
 const OPEN: &[u8; 8] = b"rvupload";
 const MOVING: &[u8; 8] = b"rvup-mov";
 const DONE: &[u8; 8] = b"rvup-end";
@@ -45,10 +45,10 @@ const HEADER: usize = 16;
 const REMEMBERED: Duration = Duration::from_secs(600);
 /// Interval of the removal of expired uploads.
 const SWEEP: Duration = Duration::from_secs(60);
-/// Most results that were not fetched; beyond that, work is repeated.
+/// Maximum number of results that wait to be fetched; beyond that, work is repeated.
 const MAX_RESULTS: usize = 1024;
 
-/// How much may be stored.
+/// Limits on uploads.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Longest body, bytes.
@@ -116,10 +116,10 @@ pub struct Upload {
     pub create: bool,
 }
 
-/// What became of a piece.
+/// Result of writing a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written {
-    /// It is there; others are missing.
+    /// The piece is stored; others are missing.
     Partly,
     /// All is there, and the file has its name.
     Completely {
@@ -395,13 +395,13 @@ impl Store {
     }
 }
 
-/// How far an upload is.
+/// Progress of an upload.
 enum State {
     /// These ranges are there.
     Open(Vec<(u64, u64)>),
     /// All is there, and the file is getting its name.
     Moving { replaced: bool },
-    /// It has its name.
+    /// The file has its final name.
     Done { replaced: bool },
 }
 

@@ -1,4 +1,4 @@
-//! Which connections are open, and how those that are over failed.
+//! Accounts for the open connections, and for the failures of those that ended.
 
 use std::collections::VecDeque;
 use std::io;
@@ -43,7 +43,7 @@ impl Activity {
 pub(super) struct Counted(Arc<Activity>);
 
 impl Counted {
-    /// None at the maximum.
+    /// Counts one more connection; `None` at the maximum.
     pub(super) fn new(activity: &Arc<Activity>) -> Option<Counted> {
         let counted = Counted(activity.clone());
         (activity.open.fetch_add(1, Ordering::AcqRel) < MAX_CONNECTIONS).then_some(counted)
@@ -82,7 +82,7 @@ impl Ended {
     }
 }
 
-/// Where a connection's failure is noted.
+/// Record of the failures of connections.
 pub(super) struct Failures {
     pub(super) ended: Arc<Ended>,
     pub(super) id: u64,
@@ -94,7 +94,7 @@ impl Failures {
     }
 }
 
-/// What connect(2) or a later call gives for an error of the stack.
+/// The errno that connect(2) or a later call returns for an error of the stack.
 pub(super) fn errno_of(error: &io::Error) -> i32 {
     error.raw_os_error().unwrap_or(match error.kind() {
         io::ErrorKind::ConnectionRefused => libc::ECONNREFUSED,

@@ -41,9 +41,9 @@ pub(super) struct Call {
     pub arguments: [u64; 6],
 }
 
-/// What to do with a call.
+/// Decision on a caught call.
 pub(super) enum Verdict {
-    /// It returns this: 0, or an errno.
+    /// The call returns this: 0, or an errno.
     Returns(i32),
     /// The kernel does it.
     Kernel,

@@ -64,7 +64,7 @@ pub struct RunArgs {
 /// How a program's connections are caught.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum By {
-    /// By a preloaded library, and by their system calls where they do not use that
+    /// By a preloaded library, and by their system calls for programs that do not use it
     Auto,
     /// By the preloaded library alone; programs that do not use it stay on plain TCP and are named
     Shim,

@@ -18,7 +18,7 @@ const STACK_SIZE: usize = 512 << 10;
 /// Time without data of the program after which the SYN leaves without data, for protocols in which
 /// the server sends first.
 const SILENCE: Duration = Duration::from_millis(5);
-/// How long what a program wrote before it closed is still delivered without any progress.
+/// Time without progress for which the data that a program wrote before it closed is still delivered.
 const LINGER: Duration = Duration::from_secs(60);
 
 /// Starts both directions; the connection is closed when the program has closed its end.
@@ -37,7 +37,7 @@ pub(super) fn start(stream: Stream, end: UnixStream, counted: Counted, failures:
     spawn("down", Box::new(move || down(&of_down, &end, &count_down, &failures)));
 }
 
-/// From the program to the server.
+/// Copies from the program to the server.
 fn up(stream: &Stream, end: &UnixStream, counted: &Counted) {
     if !readable_within(end, SILENCE) {
         stream.open_silently();
@@ -87,7 +87,7 @@ fn linger(stream: &Stream, counted: &Counted) {
     }
 }
 
-/// From the server to the program.
+/// Copies from the server to the program.
 fn down(stream: &Stream, end: &UnixStream, counted: &Counted, failures: &Failures) {
     let mut block = vec![0; BLOCK];
     let mut wanted = true;

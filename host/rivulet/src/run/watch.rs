@@ -184,7 +184,7 @@ impl Answers {
     }
 }
 
-/// Where a call of connect leads, if the stack is to have the connection.
+/// The destination of a connect call, if our stack takes the connection.
 fn target(call: &Call, socket: &OwnedFd) -> Option<SocketAddr> {
     let mut raw = [0u8; RAW];
     let raw = &mut raw[..(call.arguments[2] as usize).min(RAW)];

@@ -169,7 +169,7 @@ impl ServeArgs {
         Ok(vec![service])
     }
 
-    /// What answers in place of files.
+    /// The back end that answers in place of files.
     pub fn back_end(&self) -> anyhow::Result<Option<BackEnd>> {
         let Some(back_end) = self.back_end else { return Ok(None) };
         if self.keys.is_some() && self.plain != Plain::Stateless {
@@ -178,7 +178,7 @@ impl ServeArgs {
         Ok(Some(BackEnd { deterministic: self.deterministic, ..back_end }))
     }
 
-    /// How much may be uploaded.
+    /// Limits on uploads.
     pub fn limits(&self) -> Limits {
         let expiry = Duration::from_secs(self.upload_expiry);
         Limits { body: self.upload_max, unfinished: self.upload_quota, expiry }

@@ -242,7 +242,7 @@ impl Place<'_> {
         services.iter().cloned().partition(fits)
     }
 
-    /// None while its objects are missing; otherwise the missing parts, in words.
+    /// Applies the services; `None` while objects are missing, otherwise a description of the missing parts.
     fn try_up(
         &mut self,
         services: &[Service],

@@ -17,7 +17,7 @@ use rivulet_pktio::repair::unacknowledged;
 /// Connections at a time.
 pub(super) const MAX_CONNECTIONS: usize = 512;
 
-/// How many connections there may be, and how slow they may be.
+/// Limits on the number and the slowness of connections.
 #[derive(Clone, Debug)]
 pub(super) struct Limits {
     /// Connections at a time.
@@ -40,7 +40,7 @@ pub(super) struct Limits {
     pub(super) slow_rate: u64,
     /// Age of a body or an answer from which on it may give way.
     pub(super) young: Duration,
-    /// How long the last bytes of a client are read and thrown away behind the last answer.
+    /// Time for which bytes of a client are read and discarded after the last answer.
     pub(super) linger: Duration,
 }
 
@@ -99,18 +99,18 @@ struct Open {
     progress: Arc<Progress>,
 }
 
-/// What a connection does.
+/// Activity of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// It waits for a whole head, for content to be read, or for its end.
+    /// Waits for a whole head, for content to be read, or for the end.
     Waiting,
-    /// It receives a body.
+    /// Receives a body.
     Body,
-    /// It sends an answer.
+    /// Sends an answer.
     Answer,
 }
 
-/// What a connection's thread and the table both look at, without a lock.
+/// State that a connection's thread and the table share without a lock.
 #[derive(Debug, Default)]
 struct Progress {
     /// Bytes of the body or answer that were read or written.
@@ -166,7 +166,7 @@ impl Connections {
         Some(Guest { connections: self.clone(), number, progress })
     }
 
-    /// How many are open.
+    /// Number of open connections.
     pub(super) fn open(&self) -> usize {
         self.0.table.lock().open.len()
     }
@@ -217,7 +217,7 @@ impl Table {
 }
 
 impl Guest {
-    /// It does this from now on. Waiting goes on through all that it waits for without a request.
+    /// Notes the connection's activity. Consecutive waits without a request count as one.
     pub(super) fn enter(&self, phase: Phase) {
         if let Some(open) = self.connections.0.table.lock().open.get_mut(&self.number)
             && (open.phase, phase) != (Phase::Waiting, Phase::Waiting)
@@ -233,7 +233,7 @@ impl Guest {
         self.progress.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// It gave way to another.
+    /// Whether it was closed to make room for another connection.
     pub(super) fn is_displaced(&self) -> bool {
         self.progress.displaced.load(Ordering::Acquire)
     }
@@ -242,7 +242,7 @@ impl Guest {
         self.connections.limits()
     }
 
-    /// It is closed since it was too slow.
+    /// Counts a connection that was closed because it was too slow.
     pub(super) fn count_late(&self) {
         self.connections.0.table.lock().counts.late += 1;
     }

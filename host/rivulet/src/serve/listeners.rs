@@ -19,7 +19,7 @@ pub(super) struct Listeners {
     site: Site,
     connections: Connections,
     open: HashSet<SocketAddr>,
-    /// Those that clients cannot reach, and why.
+    /// Addresses that clients cannot reach, and why.
     failed: HashMap<SocketAddr, String>,
     tried: Instant,
 }
@@ -88,7 +88,7 @@ impl Listeners {
     }
 }
 
-/// Where the kernel's TCP is to answer.
+/// Addresses at which the kernel's TCP answers.
 fn wanted<'a>(services: impl Iterator<Item = &'a Service>) -> impl Iterator<Item = SocketAddr> {
     services.filter(|s| s.plain == Plain::Kernel).flat_map(Service::sockets)
 }

@@ -58,7 +58,7 @@ impl Shared {
         }
     }
 
-    /// What all workers counted.
+    /// Sums of all workers' counters.
     #[must_use]
     pub fn counters(&self) -> Counters {
         let mut sum = Counters::default();

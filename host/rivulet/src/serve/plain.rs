@@ -10,9 +10,9 @@ use super::adopted;
 use super::connections::{Connections, Guest, Phase};
 use crate::http::{Answer, Input, Objects, Promise, ReadError, Reads, Session, Site};
 
-/// How long a request may wait for its content to be hashed.
+/// Maximum time that a request waits for its content to be hashed.
 const HASHING: Duration = Duration::from_secs(120);
-/// Between two looks at content that is being read, while it is not waited for.
+/// Interval of checks of content that is being read.
 const LOOK: Duration = Duration::from_millis(10);
 /// How long content is waited for without a look at whether the connection has given way to another.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -78,7 +78,7 @@ fn accept(listener: &TcpListener, site: &Site, connections: &Connections) {
     }
 }
 
-/// Where connections go that were begun without state.
+/// The doorway for connections that began without state and pass to the kernel.
 pub(super) fn doorway(site: &Site, connections: Connections) -> io::Result<Doorway> {
     let site = site.patient_for(PATIENCE);
     adopted::doorway("tcp", connections, move |mut client, guest| {
@@ -91,7 +91,7 @@ pub(super) fn doorway(site: &Site, connections: Connections) -> io::Result<Doorw
 
 /// A connection of the kernel's TCP: a listener's, or one that was adopted.
 trait Line: Read + Write {
-    /// How long reading and writing wait.
+    /// Sets the timeout of reads and writes.
     fn set_patience(&self, longest: Duration) -> io::Result<()>;
 
     /// Ends our direction.
@@ -126,7 +126,7 @@ fn serve(mut stream: TcpStream, site: &Site, guest: &Guest) -> io::Result<()> {
     linger(&mut stream, guest)
 }
 
-/// What a client is in the middle of, since when, and how many bytes of it have passed.
+/// Current activity of a client, its start, and the bytes transferred in it.
 struct Pace<'a> {
     doing: Doing,
     since: Instant,
@@ -137,9 +137,9 @@ struct Pace<'a> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Doing {
     Reads(Reads),
-    /// It takes an answer.
+    /// The client receives an answer.
     Takes,
-    /// It may still send something behind its last answer.
+    /// The client may still send bytes after its last answer.
     Ends,
 }
 

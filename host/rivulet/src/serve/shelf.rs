@@ -46,7 +46,7 @@ impl Shelf {
         Shelf { dir: dir.to_owned(), unknown, large, state: State::Unread }
     }
 
-    /// What these services need. What could not be read is read again the next time.
+    /// What these services need. A table that could not be read is read again the next time.
     pub(super) fn wanted(&mut self, services: &[Service]) -> anyhow::Result<Wanted> {
         // A controller asks for the content's version before it has anybody answered from it.
         if !services.iter().any(|service| service.answers_plain() || service.content.is_some()) {

@@ -25,7 +25,7 @@ const PAYLOAD: usize = 9000;
 /// The file server.
 pub struct Files {
     site: Site,
-    /// What goes into a packet, on its way there.
+    /// Buffer for the data of a packet.
     data: Box<[u8]>,
 }
 

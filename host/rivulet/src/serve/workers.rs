@@ -52,7 +52,7 @@ impl Workers {
         Ok(workers)
     }
 
-    /// What the leader serves now.
+    /// Sets the services of the leader for the other workers.
     pub(super) fn replace(&self, services: &[Service]) {
         for worker in &self.0 {
             // One that has ended is found by `check`.

@@ -314,7 +314,7 @@ fn connection_of_another_replica_is_refused_at_once() {
     assert_eq!(rack.sum("rivulet_plain_handed_on_total"), 0, "there is no ToR");
 }
 
-/// Behind a ToR it first has the other candidate asked.
+/// Behind a ToR a segment of an unknown connection first goes to the other candidate.
 #[test]
 fn segment_of_another_replica_returns_to_the_tor() {
     let Some(rack) = Rack::steered() else { return };

@@ -38,7 +38,7 @@ pub fn service(rig: &Rig) -> Service {
     }
 }
 
-/// What a controller gave, once.
+/// Stores services as if a controller had sent them once.
 pub fn keep(rig: &Rig, service: Service) {
     let update = Update { version: 3, services: vec![service] };
     let mut file = std::fs::File::options();

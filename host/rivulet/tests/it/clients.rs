@@ -53,7 +53,7 @@ fn page_of(content: &[u8]) -> String {
     format!("{} octets, {hash}", content.len())
 }
 
-/// As a ToR notices that a replica is dead.
+/// Time until the ToR notices that a replica is dead.
 const NOTICED: Duration = Duration::from_millis(50);
 /// Bytes a second: the replica is killed in the middle.
 const RATE: u64 = 4_000_000;

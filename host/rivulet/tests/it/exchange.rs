@@ -86,7 +86,7 @@ pub fn parts(text: &str, tag: &str) -> Vec<Vec<u8>> {
 pub trait Duplex: Read + Write {}
 impl<T: Read + Write> Duplex for T {}
 
-/// How connections to a server are made.
+/// Opens a connection to a server.
 pub type Connect<'a> = dyn Fn() -> Box<dyn Duplex + Send> + Sync + 'a;
 
 /// What a server answers to a request and to what follows it, in short: status, range or location and, of what succeeded, the
@@ -199,7 +199,7 @@ pub fn store(dir: &Path) {
     fs::write(dir.join(OsStr::from_bytes(b"latin\xe9.txt")), "latin").unwrap();
 }
 
-/// What every server answers to the requests, several at a time.
+/// Answers of every server to the requests, several at a time.
 pub fn answers(servers: &[(&str, &Connect<'_>)], requests: &[Vec<Vec<Vec<u8>>>]) -> Vec<Vec<String>> {
     let next = AtomicUsize::new(0);
     let all = Mutex::new(vec![Vec::new(); requests.len()]);

@@ -12,7 +12,7 @@ fn serve(rack: &Rack, replica: usize) -> Process {
     rack.serve_with(replica, &["--large"])
 }
 
-/// What a program at the client prints.
+/// Runs a program at the client and returns its output.
 fn prints(rack: &Rack, program: &str, args: &[&str]) -> Vec<u8> {
     let out = rack.client.command(program).args(args).output().unwrap();
     assert!(out.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&out.stderr));

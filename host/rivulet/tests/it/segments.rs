@@ -76,7 +76,7 @@ struct Brought {
     resets: usize,
     /// Segments of the client's, back to the ToR.
     back: usize,
-    /// How many the kernel had.
+    /// Segments that the kernel got.
     passed: u64,
 }
 

@@ -36,7 +36,7 @@ impl Rig {
         in_netns(Some(self.client.name()), || (0..count).map(|_| connect().unwrap()).collect()).unwrap()
     }
 
-    /// What curl gets from an address of the client's.
+    /// Runs curl from this address of the client and returns the body.
     fn curl(&self, from: &str) -> Result<Vec<u8>, String> {
         let mut command = self.client.command("curl");
         command.args(["-sS", "--max-time", "20", "--interface", from, &format!("http://{SERVICE}/file")]);

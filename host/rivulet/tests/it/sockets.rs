@@ -32,7 +32,7 @@ fn sockets_behave_as_over_tcp() {
     assert_eq!(rig.client.counter("TcpActiveOpens"), before, "none of it was the kernel's TCP");
 }
 
-/// What one call after the other gives, result and errno, over the kernel's TCP and over Rivulet.
+/// Compares result and errno of each call over the kernel's TCP and over Rivulet.
 #[test]
 fn calls_return_the_same_as_over_tcp() {
     const SILENT: &str = "10.9.0.9";

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use crate::rig::{RIVULET, SERVICE};
 
 pub(crate) const SERVICE6: &str = "fd00:9::1";
-/// What the wire does with a client's packets: either replica by chance, or as a ToR does.
+/// Values of `Wire::only`: packets go to either replica by chance, or as a ToR would send them.
 pub(crate) const BY_CHANCE: u32 = 2;
 pub(crate) const AS_TOR: u32 = 3;
 /// Large answers by their acknowledged bytes, 256 kB at a time, the rest as a ToR does.
@@ -113,7 +113,7 @@ impl Rack {
         self.serve_with(replica, &[])
     }
 
-    /// With more flags.
+    /// Starts a replica with further flags.
     pub(crate) fn serve_with(&self, replica: usize, flags: &[&str]) -> Process {
         let www = self.dir.path().join("www");
         self.start(replica, 80, &[&[www.to_str().unwrap()], flags].concat())

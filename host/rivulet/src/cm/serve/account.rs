@@ -31,7 +31,7 @@ pub(super) fn account(uid: u32, pid: u32) -> io::Result<u32> {
     Ok(owner_of(owner.unwrap_or(uid), known.ranges(Path::new("/etc/subuid"), Path::new("/etc/passwd"))))
 }
 
-/// Of the daemon, which has one thread for this.
+/// The ranges of the daemon; only one of its threads reads them.
 static KNOWN: Mutex<Subordinates> = Mutex::new(Subordinates { files: None, ranges: Vec::new(), reads: 0 });
 
 /// The contents of the two files until one of them changes, so that repeated connections do not
@@ -40,7 +40,7 @@ static KNOWN: Mutex<Subordinates> = Mutex::new(Subordinates { files: None, range
 struct Subordinates {
     files: Option<[Option<Stamp>; 2]>,
     ranges: Vec<Range>,
-    /// How often they were read.
+    /// Number of times that the files were read.
     reads: u64,
 }
 

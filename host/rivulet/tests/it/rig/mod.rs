@@ -157,7 +157,7 @@ impl Rig {
         self.client.ip(&format!("route add {SERVICE}/32 via 10.88.0.2"));
     }
 
-    /// How much of a download has come.
+    /// Waits until this many bytes of a download have come.
     pub fn progress(&self, octets: u64) {
         let part = self.dir.path().join("out.part");
         eventually("progress", || std::fs::metadata(&part).map_or(0, |m| m.len()) >= octets);
@@ -198,7 +198,7 @@ impl Rig {
         AfPacket::open(&client, rivulet_pktio::Config { filter, ..Default::default() }).unwrap()
     }
 
-    /// Those that came since the last call.
+    /// Heartbeats that came since the last call.
     pub fn read_heartbeats(io: &mut AfPacket) -> Vec<Heartbeat> {
         let mut all = Vec::new();
         while let count @ 1.. = io.recv().unwrap() {
