@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_cannot_be_is_none() {
+    fn impossible_states_are_not_decoded() {
         for (place, digits, size) in
             [(0, 17, 0), (0, 0, 1), (0, 2, 256), (1, 1, 5), (4, 0, 0), (5, 0, 1), (11, 1, 0), (12, 0, 0)]
         {

@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn requests() {
+    fn request_heads_are_parsed_or_refused() {
         let head = |text: &str| request(text.as_bytes()).unwrap().unwrap();
         let whole = RequestHead { length: GET.len(), method: Method::Get, close: false, inputs: false };
         assert_eq!(head(GET), whole);
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn responses() {
+    fn response_heads_are_parsed_or_refused() {
         let text = answer("ETag: \"x\"\r\nContent-Length: 10\r\nConnection: close\r\n");
         let head = response(text.as_bytes(), Method::Get).unwrap().unwrap();
         let object = Object { etag: b"\"x\"", encoding: None, first: 0, length: 10, total: 10 };

@@ -138,7 +138,7 @@ impl Prober {
     /// Sends the [`probe`] of a connection. The service's address must stand on this host.
     ///
     /// # Errors
-    /// The system's; a queue that is full is one.
+    /// A system call fails; a queue that is full is one.
     pub fn send(&self, record: &Record, now_ms: u64) -> io::Result<()> {
         let packets = probes(record, now_ms).map_err(io::Error::other)?;
         packets.iter().try_for_each(|packet| self.send_packet(record.tuple.client, packet))

@@ -790,7 +790,7 @@ mod tests {
         assert_eq!(rig.rescue.count(), 0);
     }
 
-    /// As when the expected adopter dies or returns.
+    /// A record is read again when the expected adopter dies or returns.
     #[test]
     fn record_read_again_is_probed_by_the_present_adopter() {
         let Some(mut rig) = Rig::new() else { return };

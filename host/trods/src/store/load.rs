@@ -242,7 +242,7 @@ impl Reader {
 
     fn all(&mut self, prefix: &str, keys: &RecordKeys, found: &mut Values) -> io::Result<()> {
         let ask = |numbers: Range<u32>| questions(prefix, numbers);
-        // The first ones with the question how many there are: a client waits for each round trip.
+        // The first records are requested together with the count, because a client waits for each round trip.
         self.ask(format!("mg {prefix} v c\r\n{}", ask(0..FIRST)).as_bytes())?;
         let count = self.value()?.and_then(|(_, sealed)| number(&open(keys, prefix, &sealed)?));
         let mut asked = 0..FIRST;

@@ -247,7 +247,7 @@ impl Server {
             let mut words = line.split(|&b| b == b' ');
             let said = words.next().unwrap_or_default();
             let kept = match said {
-                // Full, or out of order: it answers, and keeps nothing.
+                // The server is full or broken: it answers, but stores nothing.
                 b"SERVER_ERROR" => false,
                 b"HD" | b"NF" | b"NS" | b"EX" => {
                     let opaque =

@@ -12,12 +12,12 @@ mod inputs;
 use inputs::{inputs, replay};
 
 #[test]
-fn requests() {
+fn stored_requests_do_not_panic() {
     replay("trods_request", hostile::request);
 }
 
 #[test]
-fn responses() {
+fn stored_responses_do_not_panic() {
     replay("trods_response", hostile::response);
 }
 
@@ -44,7 +44,7 @@ fn records_of_all_kinds_are_there() {
 }
 
 #[test]
-fn flows() {
+fn stored_flows_do_not_panic() {
     replay("trods_flow", hostile::flow);
 }
 

@@ -308,9 +308,9 @@ impl<K: Keeper> Watch<K> {
     /// Handles events and actions; `parked` gets the packets of orphans ([`What::Parked`]).
     ///
     /// # Errors
-    /// The system's; the next call goes on.
+    /// A system call fails; the next call continues.
     pub fn turn(&mut self, mut parked: impl FnMut(&FlowKey, &[u8])) -> Result<(), HoldError> {
-        // Connections that wait for the store wait for nothing further.
+        // First of all: connections that wait for the store should not wait for other work too.
         self.settle()?;
         for (key, packet) in self.waiting.drain(..) {
             parked(&key, &packet);
