@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn answers() {
+    fn answers_follow_the_request_and_the_table() {
         let table = table(100);
         let get = |target: &str, more: &str| {
             answered(&table, &format!("GET {target} HTTP/1.1\r\nHost: h\r\n{more}\r\n"), Ends::Stamped)

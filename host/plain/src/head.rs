@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn heads() {
+    fn heads_are_parsed_or_refused() {
         let text =
             "\r\nGET /a?x HTTP/1.1\r\nHost: h\r\nRange: bytes=5-9\r\nIf-None-Match: \"x\"\r\n\r\nGET /b";
         let request = whole(text);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn possible_first_segments() {
+    fn beginnings_of_requests_are_recognized() {
         for text in
             ["GET / HTTP/1.1", "P", "POS", "VERSION-CONTROL /", "UPDATEREDIRECTREF /", "\u{16}\u{3}\u{1}"]
         {
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn targets() {
+    fn targets_map_to_table_names() {
         let named = |target: &str| match name(target.as_bytes(), Method::Get) {
             Ok((name, _)) => String::from_utf8(name.to_vec()).unwrap(),
             Err(status) => status.to_string(),

@@ -248,7 +248,7 @@ impl Relay {
                 return Verdict::Drop(Reason::Changed);
             }
             By::Answer(before) => (Some(before), Cut::again(before.class, ask.at, &have(segment, ask.at))),
-            // Nothing has been sent of it, but where a client without timestamps has something already.
+            // The back end's answer cannot be sent here: drop if the client has a part of another answer, else the kernel adopts.
             _ if length == 0 && ask.at > 0 => return Verdict::Drop(Reason::Changed),
             by if length == 0 => return by.adoption(segment, Cause::Object),
             By::Opening(class, scale) => (Some(Whole::of(octets, class, scale)), Cut::Full(class)),

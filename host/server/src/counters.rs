@@ -12,7 +12,7 @@ pub enum Unserved {
     Syn,
     /// The segment belongs to a socket that is closed, or is another kernel's.
     Stray,
-    /// Its request needs the kernel, but an answer was sent without state before.
+    /// The request needs the kernel's TCP, but an answer was sent without state before.
     Later,
     /// The maximum number of connections is held.
     Full,

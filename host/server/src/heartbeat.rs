@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn pace_and_sequence() {
+    fn heartbeats_keep_their_interval_and_count_up() {
         let mut beat = beat();
         assert_eq!(beat.frame(999, OWN, true, 0, 0), None);
         let frame = beat.frame(1000, OWN, true, 5, 0).unwrap();

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn byte_strings() {
+    fn byte_strings_convert_to_limbs_and_back() {
         assert_eq!(limbs_of(&[0, 0, 1, 0], 9).unwrap()[..], [256]);
         assert!(limbs_of(&[2, 0], 9).is_none());
         assert_eq!(limbs_of(&[1; 9], 72).unwrap()[..], [0x0101_0101_0101_0101, 1]);

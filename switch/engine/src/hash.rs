@@ -192,7 +192,7 @@ mod tests {
 
     /// The check values of the CRC catalogue, over "123456789".
     #[test]
-    fn check_values() {
+    fn crcs_give_their_check_values() {
         let crc = |name: &str| match Algorithm::by_name(name) {
             Some(Algorithm::Crc(c)) => c.compute(b"123456789"),
             _ => panic!(),
@@ -205,14 +205,14 @@ mod tests {
     }
 
     #[test]
-    fn internet_checksum() {
+    fn internet_checksum_matches_rfc_1071() {
         // The example of RFC 1071, section 3.
         assert_eq!(csum16(&[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7]), !0xddf2 & 0xffff);
         assert_eq!(csum16(&[1]), !0x0100 & 0xffff);
     }
 
     #[test]
-    fn the_small_ones() {
+    fn xor_identity_and_xxh64_match_references() {
         assert_eq!(xor::<2>(&[1, 2, 3, 4, 5]), 0x0102 ^ 0x0304 ^ 0x0500);
         assert_eq!(identity(&[1, 2, 3]), 0x010203);
         assert_eq!(xxh64(b""), 0xef46_db37_51d8_e999);

@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn hexadecimal_numbers() {
+    fn hexadecimal_numbers_are_parsed_or_refused() {
         let v = parse(br#"["-0x10", "0x0aba03", "f", "0x", "zz"]"#).unwrap();
         let j = Json::root(&v).items().unwrap();
         assert_eq!(j[0].hex().unwrap(), BigInt::from(-16));

@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prefixes() {
+    fn prefix_masks_cover_the_upper_bits() {
         assert_eq!(prefix_mask(32, 24)[..], [0xffff_ff00]);
         assert_eq!(prefix_mask(32, 0)[..], [0]);
         assert_eq!(prefix_mask(128, 65)[..], [1 << 63, u64::MAX]);

@@ -242,7 +242,7 @@ pub struct CloneSession {
     pub multicast_group: Option<u16>,
     /// Bytes kept of each clone; 0 keeps all.
     pub packet_length_bytes: u32,
-    /// Stored and read back; also the clone's queue priority if priority queues are enabled.
+    /// The P4Runtime field, returned on reads; also the clone's queue priority if priority queues are enabled.
     pub class_of_service: u32,
 }
 

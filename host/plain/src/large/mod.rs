@@ -413,7 +413,7 @@ impl<W: Copy> Downloads<W> {
         }
     }
 
-    /// The next packet of a place, and what goes with it.
+    /// The next packet of a connection: a due segment and the ones that follow it directly.
     fn run<'t>(&mut self, n: usize, site: &'t Site, now: u64, most: u32) -> Option<Packet<'t, W>> {
         let (first, value) = self.due(n, now)?;
         let entry = self.places.get_mut(n)?;

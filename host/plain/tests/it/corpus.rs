@@ -8,7 +8,7 @@ mod inputs;
 use inputs::replay;
 
 #[test]
-fn heads() {
+fn stored_heads_do_not_panic() {
     replay("plain_head", hostile::head);
 }
 
@@ -18,7 +18,7 @@ fn packets_of_hostile_clients() {
 }
 
 #[test]
-fn messages_of_dns() {
+fn stored_dns_messages_do_not_panic() {
     replay("plain_dns", hostile::dns);
 }
 

@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gaps_and_samples() {
+    fn longest_gap_and_samples_are_measured() {
         let mut meter = Meter::new(Duration::from_millis(1));
         meter.take(10);
         std::thread::sleep(Duration::from_millis(30));

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_of_urls() {
+    fn host_port_target_and_file_name_are_parsed() {
         let cases = [
             ("http://10.9.0.1/a/b%20c?x=1#y", "10.9.0.1", 80, "/a/b%20c?x=1", "b c"),
             ("http://[fd00::1]:8080", "fd00::1", 8080, "/", "index.html"),

@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn statuses_and_headers() {
+    fn requests_get_their_status_headers_and_body() {
         let (_dir, objects) = store();
         let etag = response(&objects, "GET /ten.txt", "");
         let etag = etag.lines().find_map(|l| l.strip_prefix("ETag: ")).unwrap().to_owned();

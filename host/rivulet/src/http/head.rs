@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_get() {
+    fn path_query_and_range_are_parsed() {
         let request = whole("GET /a%20b?x=1 HTTP/1.1\r\nHost: h\r\nRange: bytes=5-9\r\n\r\n");
         assert_eq!((&request.path[..], request.query), (&b"/a b"[..], Query::Is(b"x=1".to_vec())));
         assert_eq!(request.range, RangeSpec::Span(5, 9));
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn absolute_targets() {
+    fn absolute_targets_give_their_path() {
         for (target, path) in
             [("http://h/a?b", "/a"), ("HTTP://h:80/a", "/a"), ("http://h", "/"), ("http://h?x=/secret", "/")]
         {
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals() {
+    fn malformed_heads_are_refused_with_their_status() {
         let long = "x".repeat(MAX_LINE + 1);
         let cases = [
             ("GET /\r\n\r\n".to_owned(), 400),

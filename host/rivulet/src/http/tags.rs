@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn encodings_come_back() {
+    fn encoding_round_trips() {
         let mut tags = Tags::default();
         tags.add_list(format!("\"{}\"", "0f".repeat(16)).as_bytes(), false).unwrap();
         let mut out = Vec::new();

@@ -704,7 +704,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_join() {
+    fn overlapping_and_adjacent_ranges_are_merged() {
         let mut ranges = Vec::new();
         for (start, end) in [(10, 20), (30, 40), (20, 30), (5, 6), (0, 50), (60, 60)] {
             insert(&mut ranges, start, end).unwrap();

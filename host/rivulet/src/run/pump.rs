@@ -103,7 +103,7 @@ fn down(stream: &Stream, end: &UnixStream, counted: &Counted, failures: &Failure
             Err(e) => {
                 if e.kind() != io::ErrorKind::ConnectionAborted {
                     tracing::warn!(peer = %stream.peer_addr(), error = %e, "connection");
-                    // Noted before the program sees the end, and asks.
+                    // The failure is noted before the program sees the end of the stream and queries the error.
                     failures.note(&e);
                 }
                 // Nothing reads what the program still writes: that must not block forever.

@@ -185,7 +185,7 @@ impl Open {
         }
         let mut bytes = self.progress.bytes.load(Ordering::Relaxed);
         if self.phase == Phase::Answer {
-            // What only our kernel has is not the client's yet.
+            // Bytes that are still in our kernel's send queue have not reached the client.
             bytes = bytes.saturating_sub(unacknowledged(&self.socket).map_or(0, u64::from));
         }
         let rate = u128::from(bytes) * 1000 / age.as_millis().max(1);

@@ -71,7 +71,7 @@ fn answer(socket: &UdpSocket, shared: &Shared) {
     let mut asked = [0; 2048];
     while !shared.stop.load(Ordering::Relaxed) {
         let Ok((length, from)) = socket.recv_from(&mut asked) else { continue };
-        // Is it there? The root's name is empty.
+        // A probe of the back end has an empty name (the root).
         if asked[12] == 0 {
             let _ = socket.send_to(&[&asked[..2], &[0x80, 5], &asked[4..length]].concat(), from);
             continue;

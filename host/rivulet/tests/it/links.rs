@@ -53,7 +53,7 @@ fn an_interface_that_goes_down_and_up() {
 /// The server's interface and the client's are deleted, missing for a while, and created again: the
 /// same connection continues, and the kernels send nothing, as before.
 #[test]
-fn interfaces_made_anew() {
+fn connection_survives_recreated_interfaces() {
     let Some(rig) = Rig::new() else { return };
     let _server = rig.serve(&["--metrics", "127.0.0.1:9090"]);
     // A queue larger than the server's share: the rest waits as requests when the interface goes.
@@ -186,7 +186,7 @@ fn descriptors(pid: u32) -> usize {
 /// No descriptors left: the server reports that to clients of another file, lives, and loses none;
 /// a client reports it and ends.
 #[test]
-fn out_of_descriptors() {
+fn server_without_free_descriptors_keeps_serving() {
     let Some(rig) = Rig::new() else { return };
     let names: Vec<String> = (0..40).map(|i| format!("f{i}")).collect();
     for name in &names {

@@ -29,7 +29,7 @@ pub(crate) type Flow = (SocketAddr, SocketAddr);
 pub(super) enum Owner {
     /// The kernel: it has a socket for the connection, or answers for one that was closed.
     Kernel,
-    /// A kernel, but not this one.
+    /// Another replica's kernel has the connection.
     Stray,
     /// Not known here.
     Stateless,

@@ -200,7 +200,7 @@ mod tests {
         let mut now = clock.since;
         for minute in 0..60 * 24 * 30 {
             now += Duration::from_secs(60);
-            // As late as after a wait of maximum length, followed by another long one.
+            // Calls it as rarely as possible: after two waits of maximum length.
             if minute % 30 == 0
                 && let Some(next) = clock.next(now)
             {

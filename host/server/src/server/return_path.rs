@@ -183,7 +183,7 @@ impl ReturnPath {
     ) {
         match verdict {
             Verdict::Drop(reason) => tracing::trace!(client = %segment.header.src, ?reason, "plain"),
-            // Handled where large answers are stored.
+            // The caller, which stores large answers, handles this verdict.
             Verdict::Begin(_) => {}
             Verdict::Say(header) => self.send_header(&header, io, counters),
             Verdict::Answer(flight) | Verdict::Continue(Handoff { flight, .. }) => {

@@ -121,7 +121,7 @@ impl Connection {
         if input && !asked.uconts.is_full() {
             let room = limit.saturating_sub(asked.length + INPUT_HEADER);
             if let Some(id) = self.turn_after(self.last_input_stream, |s| s.input.has_packet(now)) {
-                // Also if this one did not fit, so that the next stream gets its chance.
+                // Set even if this packet does not fit, so that the next stream gets its chance.
                 self.last_input_stream = id;
                 if let Some(found) = self.streams.get_mut(&id).and_then(|s| s.input.take_packet(room, now)) {
                     asked.length += INPUT_HEADER + (found.range.end - found.range.start) as usize;

@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_start_is_found_behind_any_name() {
+    fn start_time_is_parsed_after_any_process_name() {
         let rest = "S 1 1 1 0 -1 4194560 1 1 1 1 1 1 1 1 20 0 1 0 4711 1 1";
         for name in ["cat", "a b", "x) S 9 9", ")"] {
             assert_eq!(parse(&format!("7 ({name}) {rest}")), Some(4711), "{name}");
