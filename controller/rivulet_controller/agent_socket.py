@@ -50,7 +50,7 @@ DEAD_AFTER_S = 60.0
 killed."""
 
 CHUNK_BYTES = 64 << 10
-"""Most bytes that a relay buffers in each direction."""
+"""Maximum number of bytes that a relay buffers in each direction."""
 
 CREDENTIALS = struct.Struct("iII")
 """struct ucred of unix(7): process, user, group."""

@@ -122,7 +122,7 @@ class Agent:
 
     @property
     def error(self) -> str:
-        """Its error about the last update; empty if there is none."""
+        """The agent's error about the last update; empty if there is none."""
         return self.report.error if self.report is not None else ""
 
     @property

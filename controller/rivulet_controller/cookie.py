@@ -51,7 +51,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How the ToR handles a segment."""
+    """The ToR's decision on a segment."""
 
     meaning: str
     reason: str = ""

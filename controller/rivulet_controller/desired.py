@@ -82,9 +82,9 @@ class Numbers:
     services: Mapping[str, int]
     pools: Mapping[str, int]
     replicas: Mapping[str, Mapping[str, int]]
-    """By pool, then by replica."""
+    """Numbers of replicas, by pool, then by replica."""
     next_hops: Mapping[str, Mapping[str, int]]
-    """By switch, then by the name of the next hop (l2.py)."""
+    """Numbers of next hops, by switch, then by name (l2.py)."""
     secret: bytes = field(repr=False)
     """Secret from which the keys of slots are derived."""
 

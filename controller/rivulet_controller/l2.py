@@ -29,7 +29,7 @@ class Hop:
     port: int
     vlan: int
     mac: str | None
-    """None while unknown."""
+    """MAC address; None while it is unknown."""
     mtu: int
 
 

@@ -41,7 +41,7 @@ class RequestCounts:
     refused: int
     """Requests that it refused, as its agent reports."""
     incarnation: int
-    """Identifies its process."""
+    """Incarnation: identifies the replica's process."""
 
 
 @dataclass(slots=True)

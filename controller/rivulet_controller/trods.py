@@ -180,7 +180,7 @@ class TrodsCounts:
     refused: int = 0
     """Connections of another replica that were reset instead of adopted."""
     refusals: Mapping[str, int] = field(default_factory=dict)
-    """Of `refused`, by reason."""
+    """The connections of `refused`, by reason."""
     trusted: int = 0
     """Connections adopted within an object whose bytes were not compared between replicas."""
     outside: int = 0

@@ -30,7 +30,7 @@ from .switch import SwitchError
 from .worker import Worker
 
 LINES_MAX = 100_000
-"""Most lines of a plan; a last line has the number left out."""
+"""Maximum number of lines of a plan; a last line gives the number of lines left out."""
 
 CHUNK = 256
 """Entries pickled at a time: a thread that pickles blocks the event loop for that long."""

@@ -88,7 +88,7 @@ def test_drain_leaves_flows_of_other_replicas_alone(rack: NetRack) -> None:
 
 
 @pytest.mark.parametrize("rack", ["embedded"], indirect=True)
-def test_weights_and_maintenance(rack: NetRack) -> None:
+def test_weights_and_maintenance_steer_new_flows(rack: NetRack) -> None:
     rack.client.post("/api/replicas/r1/weight", {"weight": 0})
     rack.until(rack.as_described, "weighed")
     assert new_flows(rack)["r1"] == 0

@@ -79,7 +79,7 @@ def test_vlans_become_rows() -> None:
         ("vlan: 20,", "vlan: 4095,", "replicas.2.vlan: 4095: must be at most 4094"),
     ],
 )
-def test_mistakes_in_vlans(old: str, new: str, words: str) -> None:
+def test_mistakes_in_vlans_are_reported(old: str, new: str, words: str) -> None:
     assert old in VLANS
     with pytest.raises(ConfigError) as caught:
         parse(VLANS.replace(old, new), "rack.yaml")
