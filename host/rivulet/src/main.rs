@@ -93,7 +93,8 @@ fn log(json: bool) {
         )
     });
     let stderr = std::io::stderr;
-    let in_colour = stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let in_colour =
+        stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr).with_ansi(in_colour);
     if json { log.json().init() } else { log.with_target(false).init() }
 }
