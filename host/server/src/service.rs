@@ -63,7 +63,7 @@ pub struct InForce {
 /// How clients with plain TCP are served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Plain {
-    /// Not at all.
+    /// Plain clients get no answer.
     None,
     /// The kernel's TCP answers plain clients.
     #[default]
