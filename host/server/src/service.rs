@@ -63,7 +63,7 @@ pub struct InForce {
 /// How clients with plain TCP are served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Plain {
-    /// Plain clients get no answer.
+    /// Plain clients are not served.
     None,
     /// The kernel's TCP answers plain clients.
     #[default]
