@@ -21,13 +21,14 @@ MANIFEST = HERE / "programs.json"
 
 
 def programs() -> list[Path]:
-    """Every program; a file in `include` is part of those in the folder above it."""
-    return sorted([*HERE.glob("examples/*/*.p4"), *HERE.glob("exercises/*/*.p4")])
+    """Every program; the files in a folder `include` beside their folders are parts of them."""
+    found = [*HERE.glob("examples/*/*.p4"), *HERE.glob("exercises/*/starter.p4"), *HERE.glob("exercises/*/solution.p4")]
+    return sorted(found)
 
 
 def sources(program: Path) -> list[Path]:
     """The files that a program is compiled from."""
-    return [program, *sorted(program.parent.glob("include/*.p4"))]
+    return [program, *sorted(program.parent.parent.glob("include/*.p4"))]
 
 
 def outputs(program: Path, folder: Path | None = None) -> tuple[Path, Path]:

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// A switch that notices by itself that a replica is dead: replicas send heartbeats, and a request whose
+// replica has been quiet for longer than a bound goes to the next one.
+#include <core.p4>
+#include <v1model.p4>
+
+struct metadata_t {
+    bit<8>  replicas;
+    bit<48> bound;
+    bit<8>  replica;
+}
+
+#include "../include/base.p4"
+
+control ExerciseIngress(inout headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard) {
+    // For each replica the time of its last heartbeat, microseconds; 0: none yet.
+    register<bit<48>>(16) last_heartbeat;
+    bit<48> last;
+
+    action drop() {
+        mark_to_drop(standard);
+    }
+
+    action forward(bit<9> port) {
+        standard.egress_spec = port;
+        hdr.ipv4.ttl = hdr.ipv4.ttl - 1;
+    }
+
+    action service(bit<8> replicas, bit<48> bound) {
+        meta.replicas = replicas;
+        meta.bound = bound;
+    }
+
+    // A destination is behind one port, or a service of several replicas.
+    table routes {
+        key = { hdr.ipv4.dst: lpm; }
+        actions = { forward; service; drop; }
+        default_action = drop();
+        size = 64;
+    }
+
+    table replicas {
+        key = { meta.replica: exact; }
+        actions = { forward; drop; }
+        default_action = drop();
+        size = 16;
+    }
+
+    apply {
+        if (hdr.heartbeat.isValid()) {
+            last_heartbeat.write((bit<32>)hdr.heartbeat.replica, standard.ingress_global_timestamp);
+            drop();
+        } else if (hdr.ipv4.isValid() && hdr.ipv4.ttl > 1) {
+            switch (routes.apply().action_run) {
+                service: {
+                    hash(meta.replica, HashAlgorithm.crc16, 8w0,
+                         { hdr.ipv4.src, hdr.ipv4.dst, hdr.tcp.src, hdr.tcp.dst }, meta.replicas);
+                    last_heartbeat.read(last, (bit<32>)meta.replica);
+                    if (last == 0 || standard.ingress_global_timestamp - last > meta.bound) {
+                        meta.replica = meta.replica + 1;
+                        if (meta.replica >= meta.replicas) {
+                            meta.replica = 0;
+                        }
+                        last_heartbeat.read(last, (bit<32>)meta.replica);
+                    }
+                    if (last == 0 || standard.ingress_global_timestamp - last > meta.bound) {
+                        drop();
+                    } else {
+                        replicas.apply();
+                    }
+                }
+            }
+        } else {
+            drop();
+        }
+    }
+}
+
+V1Switch(
+    BaseParser(), BaseVerify(), ExerciseIngress(), BaseEgress(), BaseChecksum(), BaseDeparser()
+) main;
