@@ -49,13 +49,13 @@ REMOVALS = {
         "host/tls/src/plan.rs",
         "state.http.unprotected",
         "false",
-        ("tls:plan::acknowledgement_of_a_partly_sent_response_lies_in_what_left",),
+        ("tls:plan::acknowledgement_lies_in_the_sent_part_of_a_response",),
     ),
     "tls-other-body": Removal(
         "host/tls/src/source.rs",
         "crc32c::crc32c(body) != sum",
         "false",
-        ("tls:plan::server_is_asked_for_the_rest_and_its_answer_compared",),
+        ("tls:plan::rest_is_requested_from_the_server_and_compared",),
     ),
     "tls-behind-response": Removal(
         "host/tls/src/writer.rs",

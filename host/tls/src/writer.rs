@@ -93,11 +93,11 @@ impl Writer {
         if self.response.is_some() {
             return Err(Error::NoResponse);
         }
-        self.go_on(response, offset);
+        self.move_to(response, offset);
         Ok(())
     }
 
-    fn go_on(&mut self, response: Response, offset: u64) {
+    fn move_to(&mut self, response: Response, offset: u64) {
         self.response = response.record_at(offset).map(|record| (response, record));
         if self.response.is_none() {
             (self.position.record, self.position.sequence) =
@@ -127,7 +127,7 @@ impl Writer {
                 self.pending = pending;
                 self.pending.clear();
             }
-            self.go_on(response, record.end());
+            self.move_to(response, record.end());
         }
         Ok(())
     }

@@ -144,7 +144,7 @@ proptest! {
 }
 
 #[test]
-fn acknowledgement_of_a_partly_sent_response_lies_in_what_left() {
+fn acknowledgement_lies_in_the_sent_part_of_a_response() {
     let mut state = state(CipherSuite::Aes128GcmSha256, 5, vec![object(1 << 33)]);
     let response = &mut state.http.responses[0];
     let head = response.length - (1 << 33);
@@ -200,7 +200,7 @@ fn read(answers: &mut Answers<'_>, bytes: &[u8], chunk: usize) -> Result<Vec<u8>
 }
 
 #[test]
-fn server_is_asked_for_the_rest_and_its_answer_compared() {
+fn rest_is_requested_from_the_server_and_compared() {
     let whole = body(0, 20_000);
     for (count, from) in [(0, 0), (0, 5000), (14_600, 0), (14_600, 5000), (14_600, 19_999)] {
         let response = checked(count);
