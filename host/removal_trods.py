@@ -124,6 +124,28 @@ REMOVALS: dict[str, Removal] = {
         "inputs::clients_inputs_are_renamed_wherever_the_request_is_cut",
         file="inputs.h",
     ),
+    "inputs-overwritten": bpf(
+        "else if (s.length && verdict == NEXT && !blank_fields(skb, &s))",
+        "else if (0 && !blank_fields(skb, &s))",
+        "inputs::servers_inputs_are_overwritten_in_every_segment_that_leaves",
+    ),
+    "inputs-of-former": bpf(
+        "bpf_map_delete_elem(&blanks, &s.key);\n\t\telse",
+        "(void)0;\n\t\telse",
+        "inputs::servers_inputs_are_overwritten_in_every_segment_that_leaves",
+    ),
+    "inputs-numbers-again": bpf(
+        "if (after(s->seq, b.to + BLANK_BEHIND)) {",
+        "if (0) {",
+        "inputs::servers_inputs_are_overwritten_in_every_segment_that_leaves",
+        file="inputs.h",
+    ),
+    "inputs-resumed": trods(
+        "flow/watched.rs",
+        "watched.blanks.extend(blanks(at, head));",
+        "let _ = blanks(at, head);",
+        "it:generated::stored_head_has_no_inputs_at_another_replica",
+    ),
     "inputs-out-of-order": trods(
         "flow/watched.rs",
         "if head.inputs {",

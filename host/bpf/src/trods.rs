@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use libbpf_rs::libbpf_sys::{BPF_TCX_EGRESS, BPF_TCX_INGRESS};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, OpenObject, Program, RingBuffer, RingBufferBuilder};
 
-pub use layout::{EVENT_OCTETS, Event, FlowKey, Limits, Pin, TCP_HEADER_MAX, What};
+pub use layout::{EVENT_OCTETS, Event, FlowKey, Limits, MAX_FIELDS, Pin, TCP_HEADER_MAX, What};
 
 pub use stamped::{
     DATE, Generation, HEAD_MAX, HEADS, Issuer, KnownHead, MAX_ISSUERS, Phase, Stamped, Stamps, can_issue,
@@ -181,6 +181,7 @@ pub struct Trods {
     died: MapHandle,
     withheld: MapHandle,
     freed: MapHandle,
+    blanks: MapHandle,
     happened: MapHandle,
     stamps: Stamps,
     issues: bool,
@@ -235,6 +236,7 @@ impl Trods {
         let (services, leases, flows) = (handle("services")?, handle("leases")?, handle("flows")?);
         let (orphans, pins, withheld) = (handle("orphans")?, handle("pins")?, handle("withheld")?);
         let (died, happened, freed) = (handle("dying")?, handle("happened")?, handle("freed")?);
+        let blanks = handle("blanks")?;
         let stamps = Stamps::of(&object)?;
         Ok(Trods {
             object,
@@ -254,6 +256,7 @@ impl Trods {
             died,
             withheld,
             freed,
+            blanks,
             happened,
             stamps,
             issues,
@@ -460,6 +463,19 @@ impl Trods {
         self.happens(layout::HAPPENED_FREED)?;
         update(&self.freed, key.octets(), &[1], MapFlags::ANY)?;
         self.free(key)
+    }
+
+    /// Fields of responses that the client receives without their contents: sequence numbers of their beginning and of the end of
+    /// their line. They take the place of those before, and hold until the connection is another one, also without limits.
+    ///
+    /// # Errors
+    /// The system's; if there is no room the oldest connection gives way.
+    pub fn blank(&self, key: &FlowKey, fields: &[(u32, u32)]) -> Result<(), Error> {
+        if fields.is_empty() {
+            return delete(&self.blanks, key.octets());
+        }
+        self.happens(layout::HAPPENED_BLANKS)?;
+        update(&self.blanks, key.octets(), &layout::blanks(fields), MapFlags::ANY)
     }
 
     /// Takes the last segment without data that was not let through: a frame of which the TCP checksum may be missing.

@@ -4,6 +4,8 @@
 //! [`rivulet_http`] reads the lines. What it accepts and another reader could understand differently is refused here: the
 //! server must see the same requests as this agent does.
 
+use std::ops::Range;
+
 use rivulet_http::{Field, RequestLine, StatusLine};
 
 use crate::flow::Reason;
@@ -219,6 +221,14 @@ pub fn response(octets: &[u8], method: Method) -> Result<Option<ResponseHead<'_>
     Ok(Some(ResponseHead { length, status, framing, object, inputs, close }))
 }
 
+/// Where the lines of [`INPUTS`] lie in a response that begins with a parsed head, without their ends.
+pub(crate) fn inputs_of(octets: &[u8]) -> impl Iterator<Item = Range<usize>> {
+    fields(octets).filter(|(name, _)| name.eq_ignore_ascii_case(INPUTS.as_bytes())).map(|(_, line)| {
+        let from = line.as_ptr().addr() - octets.as_ptr().addr();
+        from..from + line.trim_ascii_end().len()
+    })
+}
+
 /// The target of a request from its parsed head.
 pub(crate) fn target(head: &[u8]) -> Option<&[u8]> {
     let (_, line) = fields(head).next()?;
@@ -430,6 +440,14 @@ mod tests {
         let none = "HTTP/1.0 304 N\r\nContent-Length: 10\r\n\r\n";
         let head = response(none.as_bytes(), Method::Get).unwrap().unwrap();
         assert_eq!((head.framing, head.close), (Framing::Length(0), true));
+    }
+
+    #[test]
+    fn inputs_are_found_in_the_head_alone() {
+        let text =
+            "HTTP/1.1 200 OK\r\nx-trods: a \r\nA: X-TRODS\r\nX-TRODS:\nX-TRODS-B: b\r\n\r\nX-TRODS: body\r\n";
+        let found: Vec<&str> = inputs_of(text.as_bytes()).map(|at| &text[at]).collect();
+        assert_eq!(found, ["x-trods: a", "X-TRODS:"]);
     }
 
     #[test]

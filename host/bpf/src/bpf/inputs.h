@@ -6,6 +6,10 @@
  * In a request the last letter of its name is changed before the server gets the segment, so the server finds an unknown
  * field. Requests are scanned byte by byte, because TCP may cut them anywhere. A segment that arrives out of order is not
  * scanned. The process reads the request in order and ends the connection if the name is still there (Reason::Inputs).
+ *
+ * In a response the field is overwritten by one of the same length without a value, in each segment that leaves. The process
+ * reads the heads of responses before they may leave, and sets the places. The kernel retransmits without the process, in
+ * segments of any length, so the program does it each time. Held frames and records have the field as the server sent it.
  */
 #ifndef INPUTS_H
 #define INPUTS_H
@@ -120,6 +124,81 @@ static __always_inline void end_scan(const struct segment *s, struct scan *scan)
 	happens(HAPPENED_SCAN);
 	scan->next = s->seq + s->length;
 	bpf_map_update_elem(&scans, &s->key, scan, BPF_ANY);
+}
+
+/* Fields of responses that are overwritten (struct blanks). */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MAX_BLANKS);
+	__type(key, struct flow_key);
+	__type(value, struct blanks);
+} blanks SEC(".maps");
+
+/* "Padding:", then spaces. */
+#define BLANK_NAME 0x50616464696e673aULL
+#define BLANK_NAME_OCTETS 8
+/* Most bytes of a field: those of a head. */
+#define FIELD_MAX 2048
+/* Data so far behind a field: its numbers may be used again soon. */
+#define BLANK_BEHIND (1U << 30)
+
+struct blanker {
+	struct __sk_buff *skb;
+	__u32 seq, length; /* of the segment's data */
+	__u32 at; /* offset of the data in the frame; even distance from the TCP header */
+	__u32 checksum;
+	__u32 from, to;
+	__u64 failed;
+};
+
+static long blank_octet(__u32 n, struct blanker *b)
+{
+	__u32 in = b->from + n - b->seq;
+	__u8 before, after = ' ';
+
+	if (n >= b->to - b->from)
+		return 1;
+	if (in >= b->length)
+		return 0;
+	if (n < BLANK_NAME_OCTETS)
+		after = BLANK_NAME >> 8 * (BLANK_NAME_OCTETS - 1 - n);
+	b->failed = 1;
+	if (bpf_skb_load_bytes(b->skb, b->at + in, &before, sizeof(before)))
+		return 1;
+	__be16 was = bpf_htons(in & 1 ? before : before << 8), is = bpf_htons(in & 1 ? after : after << 8);
+	if (bpf_l4_csum_replace(b->skb, b->checksum, was, is, sizeof(is)) ||
+	    bpf_skb_store_bytes(b->skb, b->at + in, &after, sizeof(after), 0))
+		return 1;
+	b->failed = 0;
+	return 0;
+}
+
+/*
+ * Overwrites the fields of a segment that leaves. False: the segment may be half changed. Not inlined, so that the verifier
+ * walks it once.
+ */
+__attribute__((noinline)) bool blank_fields(struct __sk_buff *skb, const struct segment *s)
+{
+	struct blanks *of = s ? bpf_map_lookup_elem(&blanks, &s->key) : NULL;
+
+	if (!of)
+		return true;
+	struct blanker b = {
+		.skb = skb, .seq = s->seq, .length = s->length, .at = s->tcp + s->header, .checksum = s->tcp + TCP_CHECKSUM,
+	};
+	for (__u32 n = 0; n < MAX_FIELDS && n < of->count; n++) {
+		b.from = of->fields[n].from;
+		b.to = of->fields[n].to;
+		if (after(s->seq, b.to + BLANK_BEHIND)) {
+			bpf_map_delete_elem(&blanks, &s->key);
+			return true;
+		}
+		if (after(b.to, s->seq) && after(s->seq + s->length, b.from))
+			bpf_loop(FIELD_MAX, blank_octet, &b, 0);
+		if (b.failed)
+			return false;
+	}
+	return true;
 }
 
 #endif

@@ -168,6 +168,8 @@ static __always_inline void forget_former(const struct flow_key *key)
 		bpf_map_delete_elem(&withheld, key);
 	if (has_happened(HAPPENED_SCAN))
 		bpf_map_delete_elem(&scans, key);
+	if (has_happened(HAPPENED_BLANKS))
+		bpf_map_delete_elem(&blanks, key);
 }
 
 static __always_inline struct pin *find_pin(const struct flow_key *key)
@@ -493,6 +495,12 @@ int trods_egress(struct __sk_buff *skb)
 	}
 	__u64 now = bpf_ktime_get_ns();
 	int verdict = judge(skb, &s, service, lease, st, at, now);
+	if (has_happened(HAPPENED_BLANKS)) {
+		if (s.flags & SYN)
+			bpf_map_delete_elem(&blanks, &s.key);
+		else if (s.length && verdict == NEXT && !blank_fields(skb, &s))
+			return swallow();
+	}
 	return st && verdict == NEXT ? stamp(skb, &s, st, at, now) : verdict;
 }
 

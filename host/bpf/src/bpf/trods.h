@@ -34,6 +34,9 @@
 #define MAX_WITHHELD (1 << 14)
 /* Connections of which a request arrived in part; the oldest is evicted, and its next segment is taken for a whole request. */
 #define MAX_SCANS (1 << 14)
+/* Connections with fields in responses that are overwritten, and such fields of one connection. */
+#define MAX_BLANKS (1 << 14)
+#define MAX_FIELDS 16
 /* Adopted connections whose limits were removed; the oldest is evicted. */
 #define MAX_FREED (1 << 14)
 /* Bytes of events that wait to be read. */
@@ -128,6 +131,7 @@ enum happened {
 	HAPPENED_WITHHELD, /* withheld */
 	HAPPENED_FREED, /* freed */
 	HAPPENED_SCAN, /* scans */
+	HAPPENED_BLANKS, /* blanks */
 	HAPPENED,
 };
 
@@ -145,6 +149,17 @@ struct opening {
 	__u8 has_syn;
 	__u8 has_syn_ack;
 	__u16 zero;
+};
+
+/* A field of a response that clients do not receive: the sequence numbers of its name and of the end of its line. */
+struct field {
+	__u32 from;
+	__u32 to;
+};
+
+struct blanks {
+	__u32 count;
+	struct field fields[MAX_FIELDS];
 };
 
 /* The last withheld segment without data, as a frame. */

@@ -23,6 +23,9 @@ const ADOPTED: u32 = 1 << 2;
 /// Of `enum happened`.
 pub(super) const HAPPENED_PIN: u32 = 1;
 pub(super) const HAPPENED_FREED: u32 = 3;
+pub(super) const HAPPENED_BLANKS: u32 = 5;
+/// Most fields of one connection that are overwritten in responses.
+pub const MAX_FIELDS: usize = 16;
 /// Bytes of [`What::Unnamed`].
 const UNNAMED: usize = 16;
 
@@ -176,6 +179,18 @@ impl Limits {
             adopted: flag(ADOPTED),
         }
     }
+}
+
+/// `struct blanks`; at most [`MAX_FIELDS`] of the fields.
+pub(super) fn blanks(fields: &[(u32, u32)]) -> [u8; 4 + 8 * MAX_FIELDS] {
+    let mut octets = [0; 4 + 8 * MAX_FIELDS];
+    let fields = &fields[..fields.len().min(MAX_FIELDS)];
+    octets[..4].copy_from_slice(&(fields.len() as u32).to_ne_bytes());
+    for (to, (from, end)) in octets[4..].chunks_exact_mut(8).zip(fields) {
+        to[..4].copy_from_slice(&from.to_ne_bytes());
+        to[4..].copy_from_slice(&end.to_ne_bytes());
+    }
+    octets
 }
 
 /// An event of a connection.

@@ -139,6 +139,9 @@ pub struct Limits {
 pub enum Action {
     /// Apply these limits from now on.
     Limits(Limits),
+    /// The client does not receive these fields with [inputs](crate::head::INPUTS), in place of those before: sequence numbers of
+    /// their beginning and of the end of their line. To be done before what follows, and also to hold without limits.
+    Blank(Vec<(u32, u32)>),
     /// Store a record and then call [`Flow::stored`]. At most one ticket is outstanding.
     Store {
         /// Identifies the record in the later call of `stored`.

@@ -50,8 +50,8 @@ impl Flow {
     }
 
     /// A connection that this replica adopts at this time, from a record that is not unprotected.
-    /// The first action in `out` stores the record under this replica's name; nothing of a response
-    /// may pass before ([`Flow::limits`] has that).
+    /// The first action in `out`, behind [`Action::Blank`], stores the record under this replica's
+    /// name; nothing of a response may pass before ([`Flow::limits`] has that).
     #[must_use]
     pub fn resume(record: Record, settings: &Settings, now_ms: u64, out: &mut Vec<Action>) -> Flow {
         let (tuple, mut watched) = (record.tuple, Box::new(Watched::resume(record, settings)));

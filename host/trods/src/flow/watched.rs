@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use rivulet_bpf::trods::MAX_FIELDS;
+
 use super::action::{Action, Limits, Reason, Settings, Wake};
 use super::stream::Stream;
 use crate::chunked;
@@ -51,6 +53,9 @@ pub(super) struct Watched {
     pub awaits_flight: bool,
     /// The record as last sent to the store; only `responses` and `response_at` are current.
     record: Record,
+    /// Fields with inputs in responses that the client is not known to have, and whether [`Action::Blank`] is due.
+    blanks: Vec<(u32, u32)>,
+    blanks_changed: bool,
     /// The client's bytes, from the first unanswered request on.
     client: Stream,
     /// The server's bytes, from the first withheld byte on.
@@ -115,6 +120,16 @@ impl Watched {
         watched.covered = watched.record.acknowledged();
         watched.closing = watched.record.responses.last().is_some_and(|response| response.close);
         watched.changed = true;
+        let mut at = watched.record.response_at;
+        for response in &watched.record.responses {
+            let (Body::Object { head, .. } | Body::Generated { head, .. } | Body::Whole(head)) =
+                &response.body;
+            watched.blanks.extend(blanks(at, head));
+            at = at.wrapping_add(response.passed as u32);
+        }
+        // A record has at most as many as a connection has room for, unless another version stored it.
+        watched.blanks.truncate(MAX_FIELDS);
+        watched.blanks_changed = !watched.blanks.is_empty();
         watched
     }
 
@@ -137,6 +152,8 @@ impl Watched {
             server: Stream::new(record.passed(), MAX_CHECK),
             covered: record.request_at,
             record,
+            blanks: Vec::new(),
+            blanks_changed: false,
             asked: VecDeque::new(),
             parsed: 0,
             begun: VecDeque::new(),
@@ -194,6 +211,9 @@ impl Watched {
 
     pub fn acknowledged(&mut self, ack: u32) {
         self.record.drop_acknowledged(ack);
+        let count = self.blanks.len();
+        self.blanks.retain(|(_, to)| ack.wrapping_sub(*to) as i32 <= 0);
+        self.blanks_changed |= count != self.blanks.len();
     }
 
     pub fn renew(&mut self) {
@@ -271,6 +291,9 @@ impl Watched {
 
     /// Emits the actions that follow from new input. True if the connection is over.
     pub fn settle(&mut self, out: &mut Vec<Action>) -> bool {
+        if std::mem::take(&mut self.blanks_changed) {
+            out.push(Action::Blank(self.blanks.clone()));
+        }
         if let Some(reason) = self.giving_up
             && !self.is_known_to_store()
         {
@@ -393,6 +416,20 @@ impl Watched {
             return Ok(false);
         }
         let Some(head) = head::response(octets, asked.method)? else { return Ok(false) };
+        if head.inputs
+            && self.blanks.last().is_none_or(|(_, to)| to.wrapping_sub(self.server.start()) as i32 <= 0)
+        {
+            let found: Vec<_> = blanks(self.server.start(), octets).collect();
+            if self.blanks.len() + found.len() > MAX_FIELDS {
+                if self.record.responses.is_empty() {
+                    return Err(Reason::TooLong);
+                }
+                self.is_full = true;
+                return Ok(false);
+            }
+            self.blanks.extend(found);
+            self.blanks_changed = true;
+        }
         let rest = &octets[head.length..];
         let request = self.client.octets().get(..asked.length).unwrap_or_default();
         let close = head.close || asked.close;
@@ -464,6 +501,12 @@ impl Watched {
         let may = self.settings.deterministic || head.inputs;
         Seen::nothing(head.framing).filter(|_| may && asked.method == Method::Get)
     }
+}
+
+/// Sequence numbers of the fields with inputs in a response that begins at this number.
+fn blanks(at: u32, octets: &[u8]) -> impl Iterator<Item = (u32, u32)> {
+    head::inputs_of(octets)
+        .map(move |field| (at.wrapping_add(field.start as u32), at.wrapping_add(field.end as u32)))
 }
 
 /// Lets further bytes of a response pass: all of these, or as many as the flow has read where it

@@ -52,7 +52,10 @@ impl Row {
         let known = heads.map(|octets| {
             let octets = octets?;
             let head = head::response(octets, Method::Get).ok()??;
-            let same = head.object.is_some_and(|other| other == object) && head.length == octets.len();
+            // The process would not see its inputs, and clients would.
+            let same = head.object.is_some_and(|other| other == object)
+                && head.length == octets.len()
+                && !head.inputs;
             let total = octets.len() as u64 + object.length;
             if !same || octets.len() > HEAD_MAX || total > MAX_TOTAL {
                 return None;

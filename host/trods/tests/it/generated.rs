@@ -99,6 +99,62 @@ fn end_of_chunks_is_found_and_later_bytes_wait() {
     }
 }
 
+/// Also of a response that is not protected, and again where another replica resumes the connection.
+#[test]
+fn inputs_are_blanked_before_the_head_may_leave() {
+    let blanked = |out: &[Action]| -> Vec<(u32, u32)> {
+        match out {
+            [Action::Blank(fields), Action::Store { .. } | Action::Unprotected(_), ..] => {
+                fields.iter().map(|(from, to)| (from.wrapping_sub(START), to.wrapping_sub(START))).collect()
+            }
+            _ => panic!("{out:?}"),
+        }
+    };
+    let wanted = vec![(17, 27)];
+    let small = [&head("X-TRODS: 5\r\nContent-Length: 100\r\n")[..], &body(100)].concat();
+    let object = [&head("X-TRODS: 5\r\nETag: \"x\"\r\nContent-Length: 5000\r\n")[..], &body(5000)].concat();
+    let long = [&head("X-TRODS: 5\r\nContent-Length: 5000\r\n")[..], &body(5000)].concat();
+    let endless = [&head("X-TRODS: 5\r\n")[..], &body(5000)].concat();
+    for (response, is_stored) in [(small, true), (object, true), (long, true), (endless, false)] {
+        let (mut flow, mut out) = (requested(&OPEN), Vec::new());
+        flow.response(START, &response, false, &mut out);
+        assert_eq!(blanked(&out), wanted);
+        let stored = stores(&out);
+        assert_eq!(stored.len(), usize::from(is_stored));
+        let Some((ticket, record)) = stored.into_iter().next() else { continue };
+        let mut out = Vec::new();
+        let _ = Flow::resume(record, &OPEN, 7, &mut out);
+        assert_eq!(blanked(&out), wanted);
+        // Acknowledged in part, and whole.
+        let mut out = Vec::new();
+        flow.acknowledged(START.wrapping_add(26));
+        flow.stored(ticket, true, &mut out);
+        assert!(!out.iter().any(|action| matches!(action, Action::Blank(_))), "{out:?}");
+        flow.acknowledged(START.wrapping_add(28));
+        flow.tick(8, &mut out);
+        assert!(out.contains(&Action::Blank(Vec::new())), "{out:?}");
+    }
+}
+
+/// A connection has room for 16 fields, and a further response waits until the client has acknowledged earlier ones.
+#[test]
+fn response_waits_for_room_for_its_inputs() {
+    let response =
+        |fields: usize| [head(&("X-TRODS: 5\r\n".repeat(fields) + "Content-Length: 0\r\n"))].concat();
+    let mut flow = requested(&OPEN);
+    flow.request(CLIENT + GET.len() as u32, GET, false, &mut Vec::new());
+    let (first, second) = (response(10), response(7));
+    let both = [&first[..], &second].concat();
+    let (record, _) = kept(&mut flow, 0, &both, false);
+    assert_eq!((record.responses.len(), flow.wants_acknowledgement()), (1, true));
+    flow.acknowledged(START.wrapping_add(first.len() as u32));
+    let (record, _) = kept(&mut flow, 0, &both, false);
+    assert_eq!((record.responses.len(), flow.wants_acknowledgement()), (1, false));
+    let mut out = Vec::new();
+    requested(&OPEN).response(START, &response(17), false, &mut out);
+    assert_eq!(out, [Action::Unprotected(Reason::TooLong)]);
+}
+
 #[test]
 fn a_small_answer_is_stored_whole_unless_it_comes_slowly() {
     let small = [&head("Content-Length: 100\r\n")[..], &body(100)].concat();
@@ -130,7 +186,7 @@ fn response_without_inputs_is_unprotected() {
     let large = body(5000);
     // Without a known end it could be truncated; not deterministic; and malformed chunks.
     for (settings, fields, reason) in [
-        (DETERMINISTIC, "X-TRODS: 5\r\n", Reason::Dynamic),
+        (DETERMINISTIC, "A: 5\r\n", Reason::Dynamic),
         (OPEN, "Content-Length: 5000\r\nX-TRODS-Not: 5\r\n", Reason::Dynamic),
         (OPEN, "Transfer-Encoding: chunked\r\n", Reason::Dynamic),
         (DETERMINISTIC, "Transfer-Encoding: chunked\r\n", Reason::Malformed),
@@ -172,6 +228,14 @@ fn response(from: &Netns, path: &str, field: &str) -> String {
     String::from_utf8_lossy(&out.stdout).into_owned()
 }
 
+/// The inputs of a response, which its server shows the test in another field. The client receives none in X-TRODS.
+fn inputs_of(head: &str) -> String {
+    assert!(!head.to_lowercase().contains("x-trods"), "{head}");
+    let blank = head.lines().find(|line| line.starts_with("Padding:")).unwrap();
+    assert_eq!(blank.trim_end(), "Padding:");
+    head.lines().find_map(|line| line.strip_prefix("Shown: ")).unwrap().to_owned()
+}
+
 /// What a server generates with these inputs.
 fn whole(rig: &Rig, path: &str, inputs: &str) -> Vec<u8> {
     let mut command = rig.hosts[1].netns.command("curl");
@@ -188,9 +252,8 @@ fn response_with_inputs_resumes_with_them() {
         let Some(rig) = rig(CLOSED) else { return };
         let (status, got) = download(&rig, path);
         assert_eq!((status, got.len()), (Some(0), 8_000_000), "{path}");
-        let head = fs::read_to_string(rig.files.path().join("head")).unwrap();
-        let inputs = head.lines().find_map(|line| line.strip_prefix("X-TRODS: ")).unwrap();
-        assert!(got == whole(&rig, path, inputs), "{path}");
+        let inputs = inputs_of(&fs::read_to_string(rig.files.path().join("head")).unwrap());
+        assert!(got == whole(&rig, path, &inputs), "{path}");
         let (first, second) = (rig.hosts[0].replica.counts(), rig.hosts[1].replica.counts());
         assert_eq!((first.protected, second.adopted, second.refused), (1, 1, 0));
         assert_eq!((first.unprotected, second.unprotected), Default::default());
@@ -239,9 +302,8 @@ fn restarted_server_resumes_generated_response() {
         host.server.0.wait().unwrap();
         host.server = generate(&host.netns, SERVICE);
         assert!(curl.0.wait().unwrap().success(), "{path}: {} octets", rig.got());
-        let head = fs::read_to_string(head).unwrap();
-        let inputs = head.lines().find_map(|line| line.strip_prefix("X-TRODS: ")).unwrap();
-        assert!(fs::read(rig.files.path().join("got")).unwrap() == whole(&rig, path, inputs), "{path}");
+        let inputs = inputs_of(&fs::read_to_string(head).unwrap());
+        assert!(fs::read(rig.files.path().join("got")).unwrap() == whole(&rig, path, &inputs), "{path}");
         let counts = rig.hosts[0].replica.counts();
         assert!(counts.adopted > 0, "{counts:?}");
         assert_eq!((counts.refused, counts.unprotected), (0, Default::default()));
@@ -283,4 +345,55 @@ fn client_is_reset_that_sends_inputs_out_of_order() {
     let error = stream.read_to_end(&mut got).unwrap_err();
     assert_eq!((error.kind(), got), (ErrorKind::ConnectionReset, Vec::new()));
     eventually("it is counted", || rig.hosts[0].replica.counts().unprotected.get("inputs") == Some(&1));
+}
+
+/// Drops the segments in which a response's head begins, until it is given the rest.
+fn lose_heads(rig: &Rig) -> impl Fn() -> u32 {
+    rig.router.run("nft add table ip t");
+    rig.router.run("nft add chain ip t f { type filter hook forward priority 0 ; }");
+    // "HTTP" behind a TCP header with timestamps.
+    rig.router.run("nft add rule ip t f tcp sport 8080 @th,256,32 0x48545450 counter drop");
+    || {
+        let said = rig.router.run("nft list chain ip t f");
+        let (_, count) = said.split_once("counter packets ").unwrap();
+        count.split(' ').next().unwrap().parse::<u32>().unwrap()
+    }
+}
+
+/// The kernel retransmits by itself what may leave, and no frame of it passes the process.
+#[test]
+fn retransmitted_head_has_no_inputs() {
+    for path in ["100/inputs", "100000/inputs", "100/inputs?chunked"] {
+        let Some(rig) = rig(CLOSED) else { return };
+        let lost = lose_heads(&rig);
+        let head = rig.files.path().join("head");
+        let mut curl = rig.curl(&format!("-D {} http://{SERVICE}/{path}", head.display()));
+        eventually("it is lost, and its retransmission", || lost() >= 3);
+        rig.router.run("nft delete table ip t");
+        assert!(curl.0.wait().unwrap().success(), "{path}");
+        inputs_of(&fs::read_to_string(head).unwrap());
+        assert_eq!(rig.hosts[0].replica.counts().unprotected, Default::default());
+    }
+}
+
+/// The client has nothing of the response: the other replica sends the head that is stored.
+#[test]
+fn stored_head_has_no_inputs_at_another_replica() {
+    for path in ["100/inputs", "8000000/inputs"] {
+        let Some(rig) = rig(CLOSED) else { return };
+        let lost = lose_heads(&rig);
+        let head = rig.files.path().join("head");
+        let mut curl = rig.curl(&format!("-D {} http://{SERVICE}/{path}", head.display()));
+        eventually("it is lost", || lost() >= 1);
+        rig.router.ip("link set x1 down");
+        rig.router.run("nft delete table ip t");
+        rig.steer("replace", 2);
+        rig.tell(1, 1);
+        assert!(curl.0.wait().unwrap().success(), "{path}");
+        let inputs = inputs_of(&fs::read_to_string(head).unwrap());
+        if path.starts_with('8') {
+            assert!(fs::read(rig.files.path().join("got")).unwrap() == whole(&rig, "inputs", &inputs));
+        }
+        eventually("it is counted", || rig.hosts[1].replica.counts().adopted == 1);
+    }
 }

@@ -149,6 +149,7 @@ impl World {
                     self.stores += 1;
                 }
                 Action::Forget => self.kept = None,
+                Action::Blank(_) => {}
                 Action::Unprotected(reason) => self.unprotected = Some(reason),
             }
         }

@@ -100,3 +100,54 @@ fn uploads_are_not_changed() {
     assert_eq!(rig.up_changed(0, REQUEST.as_bytes()), RENAMED.as_bytes());
     assert_eq!(rig.counters().inputs, 2);
 }
+
+impl Rig {
+    /// Data of the server at this place, as the client receives it; None if it does not leave.
+    fn down_changed(&self, seq: u32, data: &[u8]) -> Option<Vec<u8>> {
+        let (from, to) = (self.service, self.client);
+        let (seq, ack) = (SERVER.wrapping_add(seq), CLIENT);
+        let segment = Segment { from, to, seq, ack, flags: ACK, options: vec![], data: data.into() };
+        let (verdict, out) = self.run("trods_egress", &segment.frame());
+        let data = out[out.len() - data.len()..].to_vec();
+        assert_eq!(out, Segment { data: data.clone(), ..segment }.frame(), "the checksum is valid");
+        (verdict == NEXT).then_some(data)
+    }
+}
+
+const RESPONSE: &str = "HTTP/1.1 200 OK\r\nX-TRODS: 5\r\nA: b\r\nx-trods:\r\n\r\nX-TRODS: 5\r\n";
+const BLANKED: &str = "HTTP/1.1 200 OK\r\nPadding:  \r\nA: b\r\nPadding:\r\n\r\nX-TRODS: 5\r\n";
+
+#[test]
+fn servers_inputs_are_overwritten_in_every_segment_that_leaves() {
+    for (client, service) in [("192.0.2.7:1025", "10.9.0.1:80"), ("[2001:db8::7]:1025", "[fd00:9::1]:80")] {
+        let Some(mut rig) = Rig::new(client, service) else { return };
+        rig.open();
+        let at = |n: u32| SERVER.wrapping_add(n);
+        rig.trods.blank(&rig.key(), &[(at(17), at(27)), (at(35), at(43))]).unwrap();
+        let whole = RESPONSE.as_bytes();
+        // What is held is not changed: the process reads it.
+        let held = rig.run("trods_egress", &{
+            let (from, to, ack, data) = (rig.service, rig.client, CLIENT, whole.to_vec());
+            Segment { from, to, seq: SERVER, ack, flags: ACK, options: vec![], data }.frame()
+        });
+        assert!(held.1.ends_with(whole));
+        rig.limit(0, whole.len() as u32, None);
+        for from in 0..whole.len() {
+            for to in from + 1..=whole.len() {
+                let got = rig.down_changed(from as u32, &whole[from..to]).unwrap();
+                assert_eq!(String::from_utf8(got).unwrap(), BLANKED[from..to], "{from} to {to}");
+            }
+        }
+        // Without limits too.
+        rig.trods.free(&rig.key()).unwrap();
+        assert_eq!(rig.down_changed(0, whole).unwrap(), BLANKED.as_bytes());
+        // The connection has used all numbers in between.
+        assert!(rig.down_changed(3 << 29, whole).is_some());
+        assert_eq!(rig.down_changed(0, whole).unwrap(), whole);
+        // Another one between the same ports.
+        rig.trods.blank(&rig.key(), &[(at(17), at(27))]).unwrap();
+        rig.open();
+        rig.limit(0, whole.len() as u32, None);
+        assert_eq!(rig.down_changed(0, whole).unwrap(), whole);
+    }
+}

@@ -452,6 +452,7 @@ impl<K: Keeper> Watch<K> {
         match action {
             Action::Store { ticket, record } => self.keeper.store(key, ticket, &record),
             Action::Forget => self.keeper.forget(key),
+            Action::Blank(fields) => self.hold.programs.blank(key, &fields)?,
             Action::Limits(limits) => {
                 let Some(connection) = self.connections.get_mut(key) else { return Ok(()) };
                 // A limit that is lower than before (as after a new request) releases no withheld frame.

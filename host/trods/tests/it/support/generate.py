@@ -39,6 +39,7 @@ class Handler(BaseHTTPRequestHandler):
         if kind == "inputs":
             number = self.headers.get("X-TRODS", number)
             self.send_header("X-TRODS", number)
+            self.send_header("Shown", number)
         chunked = query == "chunked"
         if chunked:
             self.send_header("Transfer-Encoding", "chunked")
