@@ -34,7 +34,7 @@ fn random(seed: &mut u64) -> u64 {
 }
 
 /// Downloads a large and a small object over one connection, whose replica dies at a number of places of the large one. `{ca}`,
-/// `{big}`, `{small}` and `{url}` of the arguments are replaced: files, and the service's address.
+/// `{big}`, `{small}`, `{folder}` and `{url}` of the arguments are replaced: files, their folder, and the service's address.
 fn survive(program: &str, arguments: &[&str], places: usize) {
     if Command::new(program).arg("--version").output().is_err() {
         eprintln!("SKIPPED: there is no {program}");
@@ -43,8 +43,8 @@ fn survive(program: &str, arguments: &[&str], places: usize) {
     let Some(mut rack) = Rack::new() else { return };
     let mut seed = 42;
     let big: Vec<u8> = (0..SIZE / 8).flat_map(|_| random(&mut seed).to_be_bytes()).collect();
-    fs::write(rack.www().join("big.bin"), &big).unwrap();
-    fs::write(rack.www().join("small.bin"), &big[..30_000]).unwrap();
+    fs::write(rack.www().join("big"), &big).unwrap();
+    fs::write(rack.www().join("small"), &big[..30_000]).unwrap();
     let (folder, _servers) = (rack.folder().to_owned(), rack.start_servers());
     for round in 0..places {
         let place = random(&mut seed) % (SIZE as u64 - 3 * AHEAD);
@@ -57,6 +57,7 @@ fn survive(program: &str, arguments: &[&str], places: usize) {
         let names = [
             ("{ca}", folder.join("ca.pem").display().to_string()),
             ("{big}", got.display().to_string()),
+            ("{folder}", folder.display().to_string()),
             ("{small}", small.display().to_string()),
             ("{url}", format!("https://{}", replica::SERVICE.trim_end_matches(":443"))),
         ];
@@ -97,10 +98,10 @@ fn curl_outlives_its_replica_at_twenty_places() {
             "{ca}",
             "-o",
             "{big}",
-            "{url}/big.bin",
+            "{url}/big",
             "-o",
             "{small}",
-            "{url}/small.bin",
+            "{url}/small",
         ],
         20,
     );
@@ -113,11 +114,20 @@ import http.client, shutil, ssl, sys
 ca, url, big, small = sys.argv[1:]
 context = ssl.create_default_context(cafile=ca)
 connection = http.client.HTTPSConnection(url.removeprefix('https://'), context=context, timeout=60)
-for path, name in ('/big.bin', big), ('/small.bin', small):
+for path, name in ('/big', big), ('/small', small):
     connection.request('GET', path)
     with open(name, 'wb') as file:
         shutil.copyfileobj(connection.getresponse(), file)
     assert connection.sock, 'the connection was kept'
 ";
     survive("python3", &["-c", SCRIPT, "{ca}", "{url}", "{big}", "{small}"], 3);
+}
+
+#[test]
+fn wget_outlives_its_replica() {
+    survive(
+        "wget",
+        &["-q", "-t", "1", "-T", "60", "--ca-certificate={ca}", "-P", "{folder}", "{url}/big", "{url}/small"],
+        3,
+    );
 }
