@@ -1,9 +1,11 @@
 //! A forwarding-pipeline configuration: the engine's pipeline, the index of its P4Info, and data
 //! that P4Runtime reads back but packets do not need.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use prost::Message as _;
 use rivulet_engine::{Pipeline, Program, TableId};
 
 use crate::error::{Result, invalid};
@@ -46,6 +48,26 @@ pub struct ProfileUse {
     pub groups: BTreeMap<u32, i32>,
 }
 
+/// A device configuration of P4Runtime's first releases. BMv2 accepts it, and the controllers of
+/// p4lang/tutorials still send it.
+#[derive(Clone, PartialEq, prost::Message)]
+struct WrappedProgram {
+    #[prost(bytes = "vec", tag = "3")]
+    device_data: Vec<u8>,
+}
+
+/// The JSON of a device configuration: all of it, or the field of the old message.
+fn program_json(device_config: &[u8]) -> Cow<'_, [u8]> {
+    // No JSON object begins with the key of a field of this message.
+    if device_config.trim_ascii_start().first() == Some(&b'{') {
+        return Cow::Borrowed(device_config);
+    }
+    match WrappedProgram::decode(device_config) {
+        Ok(wrapped) if !wrapped.device_data.is_empty() => Cow::Owned(wrapped.device_data),
+        _ => Cow::Borrowed(device_config),
+    }
+}
+
 impl Config {
     /// Loads a configuration: compiles the program and checks the P4Info against it.
     ///
@@ -55,7 +77,7 @@ impl Config {
         if stored.p4_device_config.is_empty() {
             return Err(invalid("p4_device_config is empty: it has to be the JSON that p4c wrote"));
         }
-        let program = Program::from_json(&stored.p4_device_config)
+        let program = Program::from_json(&program_json(&stored.p4_device_config))
             .map_err(|e| invalid(format!("p4_device_config: {e}")))?;
         let mut config = Config::over(Pipeline::new(program), Arc::new(stored))?;
         for table in config.index.tables.values().filter(|t| t.has_priority) {

@@ -195,6 +195,23 @@ async fn a_bad_pipeline_is_refused_by_name_and_the_old_one_stays() {
     assert_eq!(get(&mut c, ResponseType::CookieOnly).await.unwrap().cookie.unwrap().cookie, 99);
 }
 
+/// The controllers of p4lang/tutorials send the JSON in a message of P4Runtime's first releases, as
+/// `reassign` (field 1) and `device_data` (field 3). It is read back as written.
+#[tokio::test(flavor = "multi_thread")]
+async fn json_in_the_old_message_is_accepted() {
+    let bench = Bench::empty().await;
+    let mut c = bench.primary(1).await;
+    let mut wrapped = vec![0x08, 1, 0x1a];
+    prost::encoding::encode_varint(JSON.len() as u64, &mut wrapped);
+    wrapped.extend_from_slice(JSON);
+    let config = p4::ForwardingPipelineConfig { p4_device_config: wrapped.clone(), ..config() };
+    c.set_pipeline(PipelineAction::VerifyAndCommit, Some(config)).await.unwrap();
+    assert_eq!(get(&mut c, ResponseType::All).await.unwrap().p4_device_config, wrapped);
+    let cut = p4::ForwardingPipelineConfig { p4_device_config: wrapped[..99].to_vec(), ..self::config() };
+    let refused = c.set_pipeline(PipelineAction::Verify, Some(cut)).await.unwrap_err();
+    assert!(refused.message().contains("p4_device_config: not JSON"), "{refused:?}");
+}
+
 /// Annotations, such as references between tables, are for controllers: they are kept unchanged.
 #[tokio::test(flavor = "multi_thread")]
 async fn annotations_are_kept() {
