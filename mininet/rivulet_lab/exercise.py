@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 try:
-    from mininet.cli import CLI
     from mininet.log import error, output
     from mininet.net import Mininet
     from mininet.node import Host, Switch
@@ -22,7 +21,7 @@ from mininet.topo import Topo
 from .binaries import RackError, binary
 from .console import Console
 from .lab import Process, standing
-from .mininet_nodes import LAB, P4Switch
+from .mininet_nodes import LAB, LabCLI, P4Switch
 from .namespaces import Namespace, shape
 from .p4runtime import Connection
 from .runtime_json import Runtime
@@ -102,7 +101,7 @@ class ExerciseTopo(Topo):  # type: ignore[misc]
                 self.addLink(one[0], two[0], port1=one[1], port2=two[1])
 
 
-class ExerciseCLI(CLI):  # type: ignore[misc]
+class ExerciseCLI(LabCLI):
     """Mininet's prompt with `console` and `trace`."""
 
     def do_console(self, line: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -205,7 +206,21 @@ class RackTopo(Topo):  # type: ignore[misc]
             self.addLink(host.name, "s1", port1=0, port2=host.port)
 
 
-class RackCLI(CLI):  # type: ignore[misc]
+class LabCLI(CLI):  # type: ignore[misc]
+    """Mininet's prompt, which a missing terminal program does not end."""
+
+    def do_xterm(self, line: str, term: str = "xterm") -> None:
+        """xterm HOST ...: opens a terminal on each host; needs a display, xterm and xhost."""
+        missing = [name for name in (term, "xhost") if shutil.which(name) is None]
+        if not os.environ.get("DISPLAY"):
+            error("there is no display: DISPLAY is not set\n")
+        elif missing:
+            error(f"{' and '.join(missing)} is not installed: apt install xterm x11-xserver-utils\n")
+        else:
+            super().do_xterm(line, term)
+
+
+class RackCLI(LabCLI):
     """Mininet's prompt with `r1 kill`, `r1 return` and `trace`."""
 
     def default(self, line: str) -> Any:

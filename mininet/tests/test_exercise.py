@@ -27,7 +27,11 @@ SOME = ["embedded", pytest.param("bmv2", marks=pytest.mark.long)]
 
 def lab(folder: Path, *words: str, prompt: str = "") -> subprocess.CompletedProcess[str]:
     """Runs `rivulet-lab` in a folder."""
-    return subprocess.run([*LAB, *words], cwd=folder, input=prompt, capture_output=True, text=True, timeout=120)
+    # A display that does not exist: `xterm` must not end the lab.
+    environment = {**os.environ, "DISPLAY": ":77"}
+    return subprocess.run(
+        [*LAB, *words], cwd=folder, input=prompt, capture_output=True, text=True, timeout=120, env=environment
+    )
 
 
 @pytest.fixture
@@ -50,6 +54,7 @@ def test_topology_runs_with_its_runtime_json(router: Path, switch: str) -> None:
     if switch not in switches.installed():
         pytest.skip(f"{switch} is not installed")
     commands = (
+        "xterm h1\n"
         "pingall\n"
         "h1 ping -c1 -W5 h3\n"
         "h1 ip -br addr show eth0\n"
@@ -67,6 +72,7 @@ def test_topology_runs_with_its_runtime_json(router: Path, switch: str) -> None:
     # Mininet prints to the error output.
     printed = done.stderr
     assert "s1: unix:logs/s1.sock, device 0; 10 entries of s1-runtime.json" in printed
+    assert shutil.which("xhost") or "is not installed: apt install xterm" in printed
     assert "(6/6 received)" in printed and "1 received" in printed
     assert "10.0.1.1/24" in printed, "the host's interface is eth0"
     assert "rate 20Mbit" in printed
