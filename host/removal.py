@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import removal_cm  # noqa: E402
 import removal_earlier  # noqa: E402
+import removal_inputs  # noqa: E402
 import removal_moves  # noqa: E402
 import removal_plain  # noqa: E402
 import removal_stamps  # noqa: E402
@@ -62,6 +63,7 @@ REMOVALS = (
     | removal_stamps.REMOVALS
     | removal_moves.REMOVALS
     | removal_earlier.REMOVALS
+    | removal_inputs.REMOVALS
     | removal_cm.REMOVALS
     | removal_tls.REMOVALS
 )

@@ -20,7 +20,7 @@ LEAVE, FOLLOW = "trods/src/hold/moves/leave.rs", "trods/src/hold/moves/follow.rs
 STAYS = "connection_for_another_member_is_not_adopted"
 IDLE = "idle_connections_move_to_a_reading_member"
 MEMBERS = "bpf/src/bpf/members.h"
-TURNED = "bpf:trods::tests::unknown_segment_is_returned_to_tor_at_once"
+TURNED = "bpf:trods::tests::unknown::unknown_segment_is_returned_to_tor_at_once"
 COPIES, KEPT = "trods/src/hold/copies.rs", "trods:hold::copies::tests::the_last_is_kept_for_a_while"
 HEARD_AGAIN = "parked_data_reaches_the_adopter"
 HEARD = "agents:upgrade::drained_replica_serves_through_an_agent_restart"
@@ -119,6 +119,6 @@ REMOVALS = {
         MEMBERS,
         "if (at->turned.count < TURNED) {",
         "if (1) {",
-        "bpf:trods::tests::flood_of_unknown_segments_is_mostly_not_returned",
+        "bpf:trods::tests::unknown::flood_of_unknown_segments_is_mostly_not_returned",
     ),
 }

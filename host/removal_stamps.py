@@ -63,13 +63,13 @@ REMOVALS: dict[str, Removal] = {
     "ts-kernels-handshake": bpf(
         "\t\tif (s.flags & SYN)\n\t\t\tbpf_map_delete_elem(&stamped, &s.key);\n",
         "",
-        "stamped::kernel_handshake_removes_former_connection",
+        "stamped::recorded::kernel_handshake_removes_former_connection",
     ),
     "ts-record-echoed": Removal(
         "host/bpf/src/trods.rs",
         "is_none_or(|now| now.phase != Phase::Echoed)",
         "is_none()",
-        ("bpf:trods::tests::stamped::changed_connection_is_not_recorded",),
+        ("bpf:trods::tests::stamped::recorded::changed_connection_is_not_recorded",),
     ),
     # Stamped connections of a process that died, and connections without limits.
     "ts-dying": bpf("st ? limits_of(&key, st) : bpf", "bpf", DYING, file="dying.c"),
@@ -160,13 +160,13 @@ REMOVALS: dict[str, Removal] = {
     "awaited-untouched": bpf(
         "if (limits && limits->flags & LIMITS_AWAITED)",
         "if (0)",
-        "stamped::segment_before_socket_exists_is_replayed",
+        "stamped::recorded::segment_before_socket_exists_is_replayed",
         file="ts.h",
     ),
     "awaited": bpf(
         "if (limits->flags & LIMITS_AWAITED)",
         "if (0)",
-        "stamped::segment_before_socket_exists_is_replayed",
+        "stamped::recorded::segment_before_socket_exists_is_replayed",
     ),
     "ts-taken-once": Removal(
         "host/bpf/src/bpf/ts.h",

@@ -49,10 +49,10 @@ BEYOND_FREED = "beyond::ack_is_lowered_without_limits_too"
 BEYOND = "beyond::ack_beyond_sent_data_is_lowered_to_it"
 FIRST = "completed_handshake_opens_connection_and_copies_client_data"
 DEAD = "fin_of_dying_process_leaves_only_at_announced_end"
-ORPHAN = "segments_of_orphan_are_parked_until_new_handshake"
-RESET = "no_reset_leaves_a_connection_that_is_protected_or_looked_for"
+ORPHAN = "unknown::segments_of_orphan_are_parked_until_new_handshake"
+RESET = "unknown::no_reset_leaves_a_connection_that_is_protected_or_looked_for"
 LEASE = "nothing_leaves_after_lease_ends"
-HELD_BY_OTHERS = "pinned_connection_is_handed_on_once_and_kernel_is_muted"
+HELD_BY_OTHERS = "unknown::pinned_connection_is_handed_on_once_and_kernel_is_muted"
 DAMAGED = "a_damaged_segment_is_the_kernels_to_drop"
 LINGERS = "bpf:linger::tests::programs_outlive_a_process_that_dies_and_go_with_one_that_takes_them_off"
 NEWER = "trods:hold::rescue::tests::stale_record_hides_no_newer_one"
@@ -111,64 +111,17 @@ REMOVALS: dict[str, Removal] = {
         "stamped::segments_outside_of_the_window_change_no_stamped_connection",
         file="ts.h",
     ),
-    # The field X-TRODS in requests of clients.
-    "inputs-renamed": bpf(
-        "if (scan->last != INPUTS_NAME)",
-        "if (1)",
-        "inputs::clients_inputs_are_renamed_wherever_the_request_is_cut",
-        file="inputs.h",
-    ),
-    "inputs-cut": bpf(
-        "bool follows = before && before->next == s->seq;",
-        "bool follows = 0 && before;",
-        "inputs::clients_inputs_are_renamed_wherever_the_request_is_cut",
-        file="inputs.h",
-    ),
-    "inputs-overwritten": bpf(
-        "else if (s.length && verdict == NEXT && !blank_fields(skb, &s))",
-        "else if (0 && !blank_fields(skb, &s))",
-        "inputs::servers_inputs_are_overwritten_in_every_segment_that_leaves",
-    ),
-    "inputs-of-former": bpf(
-        "bpf_map_delete_elem(&blanks, &s.key);\n\t\telse",
-        "(void)0;\n\t\telse",
-        "inputs::servers_inputs_are_overwritten_in_every_segment_that_leaves",
-    ),
-    "inputs-numbers-again": bpf(
-        "if (after(s->seq, b.to + BLANK_BEHIND)) {",
-        "if (0) {",
-        "inputs::servers_inputs_are_overwritten_in_every_segment_that_leaves",
-        file="inputs.h",
-    ),
-    "inputs-resumed": trods(
-        "flow/watched.rs",
-        "watched.blanks.extend(blanks(at, head));",
-        "let _ = blanks(at, head);",
-        "it:generated::stored_head_has_no_inputs_at_another_replica",
-    ),
-    "inputs-out-of-order": trods(
-        "flow/watched.rs",
-        "if head.inputs {",
-        "if false {",
-        "it:generated::client_is_reset_that_sends_inputs_out_of_order",
-    ),
-    "inputs-answered": trods(
-        "hold/watch/mod.rs",
-        "if reason == Reason::Inputs {",
-        "if false {",
-        "it:generated::client_is_reset_that_sends_inputs_out_of_order",
-    ),
     # Segments of connections that no process holds: the search for a holder, then a reset.
     "refused-at-last": bpf(
         "if (since >= REFUSED_AT_LAST)",
         "if (0)",
-        "client_of_no_connection_is_reset_in_the_end",
+        "unknown::client_of_no_connection_is_reset_in_the_end",
         file="refusals.h",
     ),
     "refused-told": bpf(
         "\tif (!is_pinned)\n\t\ttell_refusal(s, now);\n\treturn true;",
         "\treturn true;",
-        "unknown_connection_is_reset_one_second_after_first_segment",
+        "unknown::unknown_connection_is_reset_one_second_after_first_segment",
         file="refusals.h",
     ),
     "refused-muted": bpf("if (s->flags & RST && !is_known)", "if (0 && !is_known)", LEASE, file="refusals.h"),
@@ -263,12 +216,12 @@ REMOVALS: dict[str, Removal] = {
         "(is_parked || refuses_early(s, lease, now, is_pinned))", "refuses_early(s, lease, now, is_pinned)", RESET
     ),
     "rst-pause": bpf(
-        "now - before->last < REFUSED_PAUSE", "1", "reset_waits_again_after_a_pause", file="refusals.h"
+        "now - before->last < REFUSED_PAUSE", "1", "unknown::reset_waits_again_after_a_pause", file="refusals.h"
     ),
     "rst-unknown": bpf(
         " || refuses_early(s, lease, now, is_pinned)",
         "",
-        "unknown_connection_is_reset_one_second_after_first_segment",
+        "unknown::unknown_connection_is_reset_one_second_after_first_segment",
     ),
     # Which replica may send on a connection.
     "lease": bpf("return mute(skb, &s, lease, now, true);", ";", LEASE),
@@ -296,7 +249,7 @@ REMOVALS: dict[str, Removal] = {
     "parked": bpf(
         "if (!hunts && !bpf_map_lookup_elem(&orphans, &s.key)) {",
         "if (s.tcp) {",
-        "segments_of_orphan_are_parked_until_new_handshake",
+        "unknown::segments_of_orphan_are_parked_until_new_handshake",
     ),
     # Without it, a flood of acknowledgements of unknown connections would reach the process.
     "unknown-untold": bpf("if (!hunts && !bpf_map_lookup_elem(&orphans, &s.key)) {", "if (0) {", FIRST),

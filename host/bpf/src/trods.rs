@@ -1,7 +1,9 @@
 //! The programs of TRODS (`src/bpf/trods.c`): they decide which segments of a server's TCP leave an
 //! interface, and send events to a process.
 
+mod counters;
 mod layout;
+mod lease;
 mod presence;
 mod stamped;
 
@@ -16,8 +18,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use libbpf_rs::libbpf_sys::{BPF_TCX_EGRESS, BPF_TCX_INGRESS};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, OpenObject, Program, RingBuffer, RingBufferBuilder};
 
+pub use counters::{Counters, Unnamed};
 pub use layout::{EVENT_OCTETS, Event, FlowKey, Limits, MAX_FIELDS, Pin, TCP_HEADER_MAX, What};
-
+pub use lease::{Lease, Leases};
 pub use stamped::{
     DATE, Generation, HEAD_MAX, HEADS, Issuer, KnownHead, MAX_ISSUERS, Phase, Stamped, Stamps, can_issue,
     head_sum, target_hash,
@@ -39,119 +42,8 @@ pub const RELEASED: u32 = 0x5452_4f44;
 pub const KNOWN: u32 = 0x5452_4f4b;
 /// Mark of clients' segments of connections that neither the program nor the kernel knows.
 pub const UNKNOWN: u32 = 0x5452_4f55;
-/// Bytes of `struct lease`.
-const LEASE: usize = 24;
 /// Bytes of `struct withheld`.
 const WITHHELD: usize = 4 + 128;
-
-/// Until when something holds, nanoseconds of `CLOCK_MONOTONIC` (`struct lease`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lease {
-    /// Until then the replica may send on protected connections.
-    pub until: u64,
-    /// Until then no RST is sent for unknown connections.
-    pub settling: u64,
-    /// The ToR's Ethernet address. Segments from another source were handed on, so their source is
-    /// not the way to the client. 0: unknown.
-    pub tor: [u8; 6],
-}
-
-/// The leases of loaded programs.
-#[derive(Debug)]
-pub struct Leases(MapHandle);
-
-impl Leases {
-    /// Sets one.
-    ///
-    /// # Errors
-    /// A number that is not below [`MAX_LEASES`].
-    pub fn set(&self, number: u32, lease: Lease) -> Result<(), Error> {
-        let mut value = [0; LEASE];
-        value[..8].copy_from_slice(&lease.until.to_ne_bytes());
-        value[8..16].copy_from_slice(&lease.settling.to_ne_bytes());
-        value[16..22].copy_from_slice(&lease.tor);
-        update(&self.0, &number.to_ne_bytes(), &value, MapFlags::ANY)
-    }
-
-    /// What it is.
-    ///
-    /// # Errors
-    /// A number that is not below [`MAX_LEASES`].
-    pub fn get(&self, number: u32) -> Result<Lease, Error> {
-        let mut value = [0; LEASE];
-        let found = self.0.lookup_into(&number.to_ne_bytes(), &mut value, MapFlags::ANY);
-        if !found.map_err(Error::of("BPF_MAP_LOOKUP_ELEM"))? {
-            return Err(missing("leases"));
-        }
-        let at = |from: usize| value[from..].first_chunk().map_or(0, |octets| u64::from_ne_bytes(*octets));
-        let tor = value[16..].first_chunk().copied().unwrap_or_default();
-        Ok(Lease { until: at(0), settling: at(8), tor })
-    }
-}
-
-/// What the programs counted since they were loaded: segments, but for the first two.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Connections that got limits.
-    pub opened: u64,
-    /// Connections for which there was no room.
-    pub full: u64,
-    /// Given to the TAP.
-    pub held: u64,
-    /// Acknowledgements not let through.
-    pub acks: u64,
-    /// Data with a lowered acknowledgement.
-    pub clamped: u64,
-    /// FINs not let through.
-    pub fins: u64,
-    /// RSTs not let through.
-    pub resets: u64,
-    /// Muted by a lease.
-    pub muted: u64,
-    /// Of orphans, given to the process alone.
-    pub parked: u64,
-    /// From clients, dropped since there was no room for their copy.
-    pub lost: u64,
-    /// From clients, handed on to the holder.
-    pub handed_on: u64,
-    /// Connections with a handshake that the programs answered.
-    pub issued: u64,
-    /// Of these, connections with a response that timestamps name.
-    pub named: u64,
-    /// Those that go on unprotected, by cause.
-    pub unnamed: Unnamed,
-    /// Acknowledgements of requests that were made from the client's segments, where no other
-    /// segment would carry them.
-    pub reflected: u64,
-    /// From clients, outside of what the server's window accepts: they change nothing.
-    pub outside: u64,
-    /// Connections with a handshake that the programs did not see, or with an evicted entry: they
-    /// are unprotected.
-    pub handshake: u64,
-    /// Names of the field X-TRODS in requests of clients, which were changed.
-    pub inputs: u64,
-}
-
-/// Why timestamps do not name the response of a connection: connections by cause.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Unnamed {
-    /// The client's SYN lacks timestamps, SACK or a window scale.
-    pub options: u64,
-    /// The kernel still had one between the same ports.
-    pub ports: u64,
-    /// No GET in one whole segment, or the server sends first.
-    pub asking: u64,
-    /// With credentials, a cookie, for a part, or under a condition.
-    pub fields: u64,
-    /// For nothing that is in the table.
-    pub unlisted: u64,
-    /// The head of the response is not the table's.
-    pub head: u64,
-    /// It asked once more.
-    pub second: u64,
-    /// There was no room.
-    pub full: u64,
-}
 
 /// Events on their way from the ring to the caller.
 #[derive(Debug, Default)]
@@ -576,47 +468,6 @@ impl Trods {
                 Err(Error::Os { operation: "reading events", source })
             }
         }
-    }
-
-    /// The counters.
-    ///
-    /// # Errors
-    /// The system's.
-    pub fn counters(&self) -> Result<Counters, Error> {
-        let counters = map(&self.object, "counters")?;
-        let mut sums = [0u64; 25];
-        for (key, sum) in (0u32..).zip(&mut sums) {
-            let values = counters.lookup_percpu(&key.to_ne_bytes(), MapFlags::ANY);
-            for value in values.map_err(Error::of("BPF_MAP_LOOKUP_ELEM"))?.into_iter().flatten() {
-                *sum += value.first_chunk().map_or(0, |octets| u64::from_ne_bytes(*octets));
-            }
-        }
-        let [opened, full, held, acks, clamped, fins, resets, muted, parked, lost, handed_on, rest @ ..] =
-            sums;
-        let [issued, named, options, ports, asking, fields, unlisted, head, second, no_room, rest @ ..] =
-            rest;
-        let [reflected, outside, handshake, inputs] = rest;
-        let unnamed = Unnamed { options, ports, asking, fields, unlisted, head, second, full: no_room };
-        Ok(Counters {
-            opened,
-            full,
-            held,
-            acks,
-            clamped,
-            fins,
-            resets,
-            muted,
-            parked,
-            lost,
-            handed_on,
-            issued,
-            named,
-            unnamed,
-            reflected,
-            outside,
-            handshake,
-            inputs,
-        })
     }
 
     fn program(&self, name: &'static str) -> Result<Program<'_>, Error> {
