@@ -226,8 +226,10 @@ impl Served {
             self.writer.write(&bytes, &mut out).map_err(io::Error::other)?;
             self.socket.write_all(&out)?;
             left -= bytes.len() as u64;
-            while length - left >= self.limit {
-                std::thread::park();
+            if length - left >= self.limit {
+                loop {
+                    std::thread::park();
+                }
             }
             (bytes, out) = (Vec::new(), Vec::new());
             if left > 0 {
