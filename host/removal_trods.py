@@ -111,6 +111,14 @@ REMOVALS: dict[str, Removal] = {
         "stamped::segments_outside_of_the_window_change_no_stamped_connection",
         file="ts.h",
     ),
+    # A connection is stored soon after its handshake.
+    "handshake-stored": trods(
+        "flow/watched.rs",
+        "else { HANDSHAKE_PATIENCE };",
+        "else { REQUEST_PATIENCE };",
+        "it:cases::a_slow_answer_does_not_keep_a_request_waiting",
+        "it:survive::first_request_after_a_death_is_answered",
+    ),
     # Segments of connections that no process holds: the search for a holder, then a reset.
     "refused-at-last": bpf(
         "if (since >= REFUSED_AT_LAST)",

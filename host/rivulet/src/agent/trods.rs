@@ -26,7 +26,7 @@ use super::incarnation::Incarnation;
 use super::moves;
 
 /// Nanoseconds after which all connections are stored that began before the ToR sent their clients elsewhere: they may have said
-/// nothing yet (`REQUEST_PATIENCE`), and the store has to keep them.
+/// nothing yet (`HANDSHAKE_PATIENCE`), and the store has to keep them.
 const LATE_NS: u64 = 150_000_000;
 
 /// Nanoseconds after a change at which connections without a holder are searched for.

@@ -17,7 +17,7 @@ use self::watched::Watched;
 use crate::record::{Age, Handshake, Record, Tuple};
 
 pub use action::{Action, AdoptAs, Limits, Reason, Settings, Unknown, Wake};
-pub use watched::{FLIGHT_PATIENCE, GATE, REQUEST_PATIENCE, RESPONSE_PATIENCE};
+pub use watched::{FLIGHT_PATIENCE, GATE, HANDSHAKE_PATIENCE, REQUEST_PATIENCE, RESPONSE_PATIENCE};
 
 /// RFC 9293 section 3.7.1.
 const DEFAULT_MSS: u16 = 536;
@@ -132,6 +132,12 @@ impl Flow {
     #[must_use]
     pub fn awaits_flight(&self) -> bool {
         matches!(&self.state, State::Watched(watched) if watched.awaits_flight)
+    }
+
+    /// Whether no record of the connection was made yet ([`HANDSHAKE_PATIENCE`]).
+    #[must_use]
+    pub fn is_new(&self) -> bool {
+        matches!(&self.state, State::Watched(watched) if !watched.is_known_to_store())
     }
 
     /// Sequence number from which the server's bytes are read; at most as many are kept as are

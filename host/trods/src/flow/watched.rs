@@ -19,6 +19,9 @@ pub const GATE: u64 = 1 << 30;
 /// Milliseconds after which a request is stored without its response, and a response that can be generated again as far as it
 /// is there.
 pub const REQUEST_PATIENCE: u64 = 50;
+/// Milliseconds after which a connection is stored for the first time, with or without a request. A
+/// response that is stored earlier saves this write. If the replica dies earlier, the client is reset.
+pub const HANDSHAKE_PATIENCE: u64 = 5;
 /// Milliseconds after which the rest of a head, or of a response that could be stored whole, is not awaited any more.
 pub const RESPONSE_PATIENCE: u64 = 250;
 /// Milliseconds for which the rest of an object's first flight is awaited: it comes with the head, unless the server is slow or the
@@ -307,7 +310,8 @@ impl Watched {
             let ack = self.acknowledges();
             self.limit(Limits { ack, ..self.limits }, out);
         }
-        let is_late = self.uncovered.is_some_and(|since| self.now.saturating_sub(since) >= REQUEST_PATIENCE);
+        let patience = if self.is_known_to_store() { REQUEST_PATIENCE } else { HANDSHAKE_PATIENCE };
+        let is_late = self.uncovered.is_some_and(|since| self.now.saturating_sub(since) >= patience);
         let is_new = self.giving_up.is_some() || self.changed || is_late;
         if self.storing.is_none() && (is_new || self.renews) && self.now >= self.retry_at {
             self.store(!is_new, out);

@@ -7,7 +7,7 @@ use rivulet_bpf::trods::{FlowKey, What};
 
 use super::watch::{ASK, LOOK};
 use super::{Frame, Hold};
-use crate::flow::{Action, FLIGHT_PATIENCE, Flow, Limits, Settings};
+use crate::flow::{Action, FLIGHT_PATIENCE, Flow, HANDSHAKE_PATIENCE, Limits, Settings};
 use crate::record::{Handshake, MAX_CHECK, Record, Tuple};
 
 /// One connection.
@@ -192,7 +192,9 @@ impl Connection {
     /// Schedules a tick, unless an earlier one is due.
     pub fn ask_later(&mut self, key: &FlowKey, now: u64, due: &mut BinaryHeap<Reverse<(u64, FlowKey)>>) {
         let at = now
-            + if self.flow.wants_acknowledgement() {
+            + if self.flow.is_new() {
+                HANDSHAKE_PATIENCE
+            } else if self.flow.wants_acknowledgement() {
                 LOOK
             } else if self.flow.awaits_flight() {
                 FLIGHT_PATIENCE + 1

@@ -1,6 +1,6 @@
 //! Connections step by step.
 
-use rivulet_trods::flow::{FLIGHT_PATIENCE, GATE, REQUEST_PATIENCE, RESPONSE_PATIENCE};
+use rivulet_trods::flow::{FLIGHT_PATIENCE, GATE, HANDSHAKE_PATIENCE, REQUEST_PATIENCE, RESPONSE_PATIENCE};
 use rivulet_trods::record::Body;
 use rivulet_trods::{Action, Flow, Limits, Reason, Record, Settings};
 
@@ -100,9 +100,18 @@ fn a_response_is_stored_when_its_head_is_there() {
 #[test]
 fn a_slow_answer_does_not_keep_a_request_waiting() {
     let mut flow = flow(&OPEN);
+    assert_eq!(after(|out| flow.tick(HANDSHAKE_PATIENCE - 1, out)), []);
+    assert!(flow.is_new());
+    let (record, then) = kept(&mut flow, |flow, out| flow.tick(HANDSHAKE_PATIENCE, out));
+    assert_eq!(
+        (record.requests.len(), record.request_at, record.responses.len(), then),
+        (0, CLIENT, 0, vec![])
+    );
+    assert!(!flow.is_new());
     after(|out| flow.request(CLIENT, GET, false, out));
-    assert_eq!(after(|out| flow.tick(REQUEST_PATIENCE - 1, out)), []);
-    let (record, then) = kept(&mut flow, |flow, out| flow.tick(REQUEST_PATIENCE, out));
+    assert_eq!(after(|out| flow.tick(HANDSHAKE_PATIENCE + REQUEST_PATIENCE - 1, out)), []);
+    let late = HANDSHAKE_PATIENCE + REQUEST_PATIENCE;
+    let (record, then) = kept(&mut flow, |flow, out| flow.tick(late, out));
     assert_eq!((&record.requests[..], record.request_at, record.responses.len()), (GET, CLIENT, 0));
     assert_eq!(then, limits(CLIENT + N, SERVICE, None));
     assert_eq!(after(|out| flow.tick(10 * REQUEST_PATIENCE, out)), []);
