@@ -2,6 +2,7 @@
 //! interface, and send events to a process.
 
 mod counters;
+mod entry;
 mod layout;
 mod lease;
 mod presence;
@@ -26,6 +27,7 @@ pub use stamped::{
     head_sum, target_hash,
 };
 
+use self::entry::{delete, update};
 use crate::Error;
 use crate::dying::Dying;
 use crate::linger::Linger;
@@ -472,18 +474,6 @@ impl Trods {
 
     fn program(&self, name: &'static str) -> Result<Program<'_>, Error> {
         self.object.progs().find(|p| p.name() == name).ok_or_else(|| missing(name))
-    }
-}
-
-fn update(map: &dyn MapCore, key: &[u8], value: &[u8], flags: MapFlags) -> Result<(), Error> {
-    map.update(key, value, flags).map_err(Error::of("BPF_MAP_UPDATE_ELEM"))
-}
-
-/// Deletes an entry. A missing entry is no error.
-fn delete(map: &dyn MapCore, key: &[u8]) -> Result<(), Error> {
-    match map.delete(key) {
-        Err(e) if e.kind() != libbpf_rs::ErrorKind::NotFound => Err(Error::of("BPF_MAP_DELETE_ELEM")(e)),
-        _ => Ok(()),
     }
 }
 

@@ -201,4 +201,13 @@ __attribute__((noinline)) bool blank_fields(struct __sk_buff *skb, const struct 
 	return true;
 }
 
+/* Forgets what was kept of a former connection with this key. */
+static __always_inline void forget_inputs(const struct flow_key *key)
+{
+	if (has_happened(HAPPENED_SCAN))
+		bpf_map_delete_elem(&scans, key);
+	if (has_happened(HAPPENED_BLANKS))
+		bpf_map_delete_elem(&blanks, key);
+}
+
 #endif

@@ -72,8 +72,7 @@ static __always_inline bool tell(struct event *e, const struct segment *s, __u8 
 }
 
 /*
- * Sends an event for a segment without data. Without room in the ring, the next such segment makes
- * it.
+ * Sends an event for a segment without data. Without room in the ring, the next such segment makes it.
  */
 static __always_inline void mention(const struct segment *s, __u8 kind, __u8 flags, __u32 seq)
 {
@@ -83,9 +82,7 @@ static __always_inline void mention(const struct segment *s, __u8 kind, __u8 fla
 		tell(&at->event, s, kind, flags, seq, 0);
 }
 
-/*
- * Copies the segment's data into as many events as it needs. The name of the field X-TRODS is changed in both (inputs.h).
- */
+/* Copies the segment's data into events. The name of the field X-TRODS is changed in both (inputs.h). */
 static __always_inline bool copy_data(struct __sk_buff *skb, const struct segment *s)
 {
 	struct scratch *at = scratch();
@@ -105,11 +102,10 @@ static __always_inline bool copy_data(struct __sk_buff *skb, const struct segmen
 		__u8 flags = last && s->flags & FIN ? EVENT_HAS_FIN : 0;
 		if (!tell(&at->event, s, EVENT_REQUEST, flags, s->seq + done, part))
 			return false;
-		if (last) {
-			if (length)
-				end_scan(s, &at->scan);
+		if (last && length)
+			end_scan(s, &at->scan);
+		if (last)
 			return true;
-		}
 	}
 	return false;
 }
@@ -166,10 +162,7 @@ static __always_inline void forget_former(const struct flow_key *key)
 		bpf_map_delete_elem(&dying, key);
 	if (has_happened(HAPPENED_WITHHELD))
 		bpf_map_delete_elem(&withheld, key);
-	if (has_happened(HAPPENED_SCAN))
-		bpf_map_delete_elem(&scans, key);
-	if (has_happened(HAPPENED_BLANKS))
-		bpf_map_delete_elem(&blanks, key);
+	forget_inputs(key);
 }
 
 static __always_inline struct pin *find_pin(const struct flow_key *key)

@@ -2,7 +2,7 @@
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 
-use super::update;
+use super::entry::update;
 use crate::Error;
 use crate::object::missing;
 

@@ -7,8 +7,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use libbpf_rs::libbpf_sys::{bpf_map_get_next_key, bpf_map_lookup_elem};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapInfo, Object};
 
+use super::entry::{delete, update};
 use super::layout::{self, FlowKey, LIMITS, Limits};
-use super::{delete, update};
 use crate::Error;
 use crate::object::map;
 
