@@ -1,22 +1,11 @@
-//! Flows: their names and the state kept for each.
+//! The state that is kept of each flow.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::net::SocketAddr;
 
 use crate::group::Member;
 use crate::thresholds::Watch;
 use crate::{MacroflowId, Nanos};
-
-/// A flow (`cm_flowid`). A number is never reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FlowId(pub(crate) u64);
-
-impl fmt::Display for FlowId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "flow {}", self.0)
-    }
-}
 
 /// The addresses, protocol and code point that identify a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -28,8 +28,10 @@
 
 pub mod controller;
 mod error;
+mod event;
 mod flow;
 mod group;
+mod ids;
 mod macroflow;
 mod manager;
 mod pace;
@@ -46,8 +48,9 @@ pub const SECOND: Nanos = 1_000_000_000;
 
 pub use controller::{Aimd, Congestion, Controller, Rules};
 pub use error::Error;
-pub use flow::{FlowId, Key};
+pub use event::{Event, Status, Update};
+pub use flow::Key;
 pub use group::{Group, Member};
-pub use macroflow::MacroflowId;
-pub use manager::{Config, Event, MAX_BULK, Manager, Status, Update};
+pub use ids::{FlowId, MacroflowId};
+pub use manager::{Config, MAX_BULK, Manager};
 pub use thresholds::Thresholds;

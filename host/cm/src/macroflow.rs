@@ -8,10 +8,6 @@ use crate::pace::Pace;
 use crate::scheduler::Scheduler;
 use crate::{FlowId, Group, Nanos};
 
-/// A macroflow (`cm_mid`). A number is never reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct MacroflowId(pub(crate) u64);
-
 /// Flows with equal paths share a macroflow by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Path {

@@ -2,8 +2,8 @@
 
 use super::{Due, Manager};
 use crate::flow::Flow;
-use crate::macroflow::{Macroflow, MacroflowId};
-use crate::{FlowId, Nanos};
+use crate::macroflow::Macroflow;
+use crate::{FlowId, MacroflowId, Nanos};
 
 impl Manager {
     /// Grants the macroflow's free room to waiting flows in the scheduler's order, and sets its
@@ -50,18 +50,5 @@ fn give(now: Nanos, id: FlowId, flow: &mut Flow, macroflow: &mut Macroflow) {
     }
     flow.grants.push_back(now);
     flow.undelivered += 1;
-    super::state::refresh(id, flow, macroflow);
-}
-
-/// Removes a flow's oldest grants.
-pub(super) fn consume(id: FlowId, flow: &mut Flow, macroflow: &mut Macroflow, count: usize) {
-    let count = count.min(flow.grants.len());
-    let Some(oldest) = flow.grants.front().copied().filter(|_| count > 0) else { return };
-    macroflow.granted.remove(&(oldest, id));
-    flow.grants.drain(..count);
-    macroflow.reserved -= count as u64 * u64::from(flow.mtu);
-    if let Some(oldest) = flow.grants.front() {
-        macroflow.granted.insert((*oldest, id));
-    }
-    flow.undelivered = flow.undelivered.min(flow.grants.len());
+    super::account::refresh(id, flow, macroflow);
 }

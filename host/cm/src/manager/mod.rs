@@ -1,5 +1,6 @@
 //! The paper's calls.
 
+mod account;
 mod bulk;
 mod grants;
 mod state;
@@ -8,10 +9,10 @@ mod watching;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::controller::{Aimd, Controller, Report, Rules};
+use crate::controller::{Aimd, Controller, Rules};
 use crate::flow::Flow;
 use crate::macroflow::{Macroflow, Path};
-use crate::{Congestion, Error, FlowId, Key, MILLISECOND, MacroflowId, Nanos, SECOND, scheduler};
+use crate::{Error, Event, FlowId, Key, MILLISECOND, MacroflowId, Nanos, SECOND, Status, Update, scheduler};
 
 /// Largest number of operations in a bulk call.
 pub const MAX_BULK: usize = 64;
@@ -52,54 +53,6 @@ impl Default for Config {
             requests: 1024,
         }
     }
-}
-
-/// A flow's share of the network, from its macroflow's state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Status {
-    /// Bytes a second: the flow's share of the window each round trip.
-    pub rate: u64,
-    /// Smoothed round trip time, ns.
-    pub rtt: Nanos,
-    /// Mean deviation of the round trip time, ns.
-    pub deviation: Nanos,
-    /// Recently lost bytes per million.
-    pub loss: u32,
-}
-
-/// Feedback that a client got from its receiver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Update {
-    /// Bytes now known to have arrived or to be lost.
-    pub nsent: u64,
-    /// Bytes of `nsent` that arrived.
-    pub nrecd: u64,
-    /// Kind of congestion.
-    pub congestion: Congestion,
-    /// Round trip time sample in ns; 0: none.
-    pub rtt: Nanos,
-}
-
-/// An event for a client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// The flow may send one packet of up to an MTU (`cmapp_send`).
-    Send {
-        /// The flow.
-        flow: FlowId,
-        /// The token registered by [`Manager::register_send`].
-        token: u64,
-    },
-    /// The flow's share crossed a threshold (`cmapp_update`). Changes not yet polled are merged
-    /// into one event.
-    Update {
-        /// The flow.
-        flow: FlowId,
-        /// The token registered by [`Manager::register_update`].
-        token: u64,
-        /// The flow's share now.
-        status: Status,
-    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -250,7 +203,7 @@ impl Manager {
         if flow.requests == 1 {
             macroflow.scheduler.wait(id, flow.weight);
         }
-        let id = state::refresh(id, flow, macroflow);
+        let id = account::refresh(id, flow, macroflow);
         self.settle(now, id);
         Ok(())
     }
@@ -275,13 +228,13 @@ impl Manager {
         let (flow, macroflow) = self.both(id)?;
         let used = nsent.div_ceil(flow.mtu).max(1) as usize;
         let used = used.min(flow.grants.len());
-        grants::consume(id, flow, macroflow, used);
+        account::consume(id, flow, macroflow, used);
         if nsent > 0 {
             macroflow.controller.charge(now, u64::from(nsent));
             let outstanding = flow.outstanding();
-            state::outstanding(now, id, flow, macroflow, outstanding + u64::from(nsent), outstanding == 0);
+            account::outstanding(now, id, flow, macroflow, outstanding + u64::from(nsent), outstanding == 0);
         }
-        let id = state::refresh(id, flow, macroflow);
+        let id = account::refresh(id, flow, macroflow);
         self.settle(now, id);
         Ok(())
     }
@@ -293,8 +246,8 @@ impl Manager {
     /// There is no such flow.
     pub fn update(&mut self, now: Nanos, id: FlowId, update: Update) -> Result<(), Error> {
         let (flow, macroflow) = self.both(id)?;
-        state::report(now, id, flow, macroflow, &update);
-        let id = state::refresh(id, flow, macroflow);
+        account::report(now, id, flow, macroflow, &update);
+        let id = account::refresh(id, flow, macroflow);
         self.settle(now, id);
         self.watch(id);
         Ok(())
@@ -308,7 +261,7 @@ impl Manager {
     pub fn query(&mut self, now: Nanos, id: FlowId) -> Result<Option<Status>, Error> {
         let (flow, macroflow) = self.both(id)?;
         macroflow.controller.age(now);
-        Ok(watching::status(flow, macroflow))
+        Ok(account::status(flow, macroflow))
     }
 
     /// For a client that cannot be called back and asks whenever one of its packets is
@@ -322,7 +275,7 @@ impl Manager {
         let (flow, macroflow) = self.both(id)?;
         macroflow.controller.age(now);
         flow.pulled = Some((0, hungry));
-        state::refresh(id, flow, macroflow);
+        account::refresh(id, flow, macroflow);
         let window = macroflow.controller.window();
         let packets = macroflow.group.packets(&mut flow.member, window, flow.mtu, next);
         flow.pulled = Some((u64::from(packets) * u64::from(flow.mtu), hungry));
@@ -373,9 +326,9 @@ impl Manager {
             }
             if outstanding > 0 {
                 macroflow.controller.charge(now, outstanding);
-                state::outstanding(now, id, &mut flow, macroflow, outstanding, true);
+                account::outstanding(now, id, &mut flow, macroflow, outstanding, true);
             }
-            state::refresh(id, &mut flow, macroflow);
+            account::refresh(id, &mut flow, macroflow);
         }
         self.flows.insert(id, flow);
         self.settle(now, from);

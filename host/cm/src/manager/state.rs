@@ -1,13 +1,10 @@
 //! Adds, changes and removes the flows of macroflows.
 
-use super::{Manager, Report, Update};
-use crate::controller::Congestion;
+use super::{Manager, account};
+use crate::controller::Report;
 use crate::flow::Flow;
-use crate::macroflow::{Macroflow, MacroflowId, Path};
-use crate::{FlowId, Member, Nanos};
-
-/// The loss rate is averaged over this many windows.
-const FATE: u64 = 16;
+use crate::macroflow::{Macroflow, Path};
+use crate::{FlowId, MacroflowId, Member, Nanos};
 
 impl Manager {
     /// Creates a macroflow without flows.
@@ -59,13 +56,13 @@ impl Manager {
     pub(super) fn exit(&mut self, now: Nanos, id: FlowId, flow: &mut Flow) {
         let Some(macroflow) = self.macroflows.get_mut(&flow.macroflow) else { return };
         let granted = flow.grants.len();
-        super::grants::consume(id, flow, macroflow, granted);
+        account::consume(id, flow, macroflow, granted);
         flow.requests = 0;
         macroflow.scheduler.remove(id);
         let resolved = flow.outstanding();
-        outstanding(now, id, flow, macroflow, 0, false);
+        account::outstanding(now, id, flow, macroflow, 0, false);
         macroflow.controller.report(now, &Report { flow: id.0, resolved, ..Report::default() });
-        refresh(id, flow, macroflow);
+        account::refresh(id, flow, macroflow);
         macroflow.group.leave(&mut flow.member);
         flow.member = Member::default();
         macroflow.watching.remove(&id);
@@ -79,62 +76,4 @@ impl Manager {
             self.forget(flow.macroflow);
         }
     }
-}
-
-/// Sets the flow's outstanding bytes. `feedback`: restart its feedback timeout.
-pub(super) fn outstanding(
-    now: Nanos,
-    id: FlowId,
-    flow: &mut Flow,
-    macroflow: &mut Macroflow,
-    bytes: u64,
-    feedback: bool,
-) {
-    if flow.outstanding() > 0 {
-        macroflow.awaiting_feedback.remove(&(flow.last_feedback, id));
-    }
-    if feedback {
-        flow.last_feedback = now;
-    }
-    if bytes > 0 {
-        macroflow.awaiting_feedback.insert((flow.last_feedback, id));
-    }
-    let hungry = flow.member.hungry();
-    macroflow.group.set(&mut flow.member, bytes, hungry);
-    macroflow.busy = now;
-}
-
-/// Applies a flow's feedback.
-pub(super) fn report(now: Nanos, id: FlowId, flow: &mut Flow, macroflow: &mut Macroflow, update: &Update) {
-    let before = flow.outstanding();
-    let resolved = update.nsent.min(before);
-    let acked = update.nrecd.min(resolved);
-    // A flow that pulls knows only its own part of the window.
-    let limited = macroflow.limited(flow.pulled.map(|p| (before, p.0)), flow.mtu);
-    outstanding(now, id, flow, macroflow, before - resolved, true);
-    let Update { congestion, rtt, .. } = *update;
-    let report = Report { flow: id.0, resolved, acked, congestion, old: false, limited, rtt };
-    macroflow.controller.report(now, &report);
-    // ECN marks, and losses of unknown size, do not count as lost bytes.
-    let lost = if congestion == Congestion::None { 0 } else { resolved - acked };
-    macroflow.fate.0 += resolved;
-    macroflow.fate.1 += lost;
-    if macroflow.fate.0 > FATE * macroflow.controller.window() {
-        macroflow.fate = (macroflow.fate.0 / 2, macroflow.fate.1 / 2);
-    }
-}
-
-/// Updates whether the flow is active, that is, shares the window.
-pub(super) fn refresh(id: FlowId, flow: &mut Flow, macroflow: &mut Macroflow) -> MacroflowId {
-    let waits = flow.requests > 0;
-    let active = waits || !flow.grants.is_empty() || flow.outstanding() > 0;
-    if active != flow.active {
-        let weight = u64::from(flow.weight);
-        macroflow.active = if active { macroflow.active + weight } else { macroflow.active - weight };
-        flow.active = active;
-    }
-    let bytes = flow.outstanding();
-    macroflow.group.set(&mut flow.member, bytes, waits || flow.pulled.is_some_and(|p| p.1));
-    debug_assert!(flow.outstanding() == 0 || macroflow.awaiting_feedback.contains(&(flow.last_feedback, id)));
-    flow.macroflow
 }

@@ -1,9 +1,9 @@
 //! Timers: paced grants, unused grants, missing feedback and expired history.
 
-use super::{Manager, Update, state};
+use super::{Manager, account};
 use crate::controller::rules::FORGET;
-use crate::macroflow::{Macroflow, MacroflowId};
-use crate::{Congestion, Nanos};
+use crate::macroflow::Macroflow;
+use crate::{Congestion, MacroflowId, Nanos, Update};
 
 impl Manager {
     /// When [`Manager::handle_timeout`] must be called next, if at all.
@@ -38,16 +38,16 @@ impl Manager {
             && since + grant <= now
         {
             let Some(state) = self.flows.get_mut(&flow) else { break };
-            super::grants::consume(flow, state, macroflow, 1);
-            state::refresh(flow, state, macroflow);
+            account::consume(flow, state, macroflow, 1);
+            account::refresh(flow, state, macroflow);
         }
         while let Some((since, flow)) = macroflow.awaiting_feedback.first().copied()
             && since + silence <= now
         {
             let Some(state) = self.flows.get_mut(&flow) else { break };
             let lost = Update { nsent: u64::MAX, congestion: Congestion::Persistent, ..Update::default() };
-            state::report(now, flow, state, macroflow, &lost);
-            state::refresh(flow, state, macroflow);
+            account::report(now, flow, state, macroflow, &lost);
+            account::refresh(flow, state, macroflow);
         }
     }
 

@@ -1,10 +1,9 @@
 //! Clients that subscribe to changes of their share.
 
-use super::{Due, Event, Manager, Status};
-use crate::flow::Flow;
-use crate::macroflow::{Macroflow, MacroflowId};
+use super::account::status;
+use super::{Due, Manager};
 use crate::thresholds::{Thresholds, Watch};
-use crate::{Error, FlowId};
+use crate::{Error, Event, FlowId, MacroflowId};
 
 impl Manager {
     /// Subscribes to changes of the flow's share, with this token in the events
@@ -65,19 +64,4 @@ impl Manager {
         (watch.due, watch.reported) = (false, Some(status));
         Some(Event::Update { flow: id, token: watch.token, status })
     }
-}
-
-/// The flow's share by weight among the active flows, counting itself.
-pub(super) fn status(flow: &Flow, macroflow: &Macroflow) -> Option<Status> {
-    let rate = macroflow.controller.rate()?;
-    let rtt = macroflow.controller.rtt();
-    let weight = u128::from(flow.weight);
-    let all = u128::from(macroflow.active) + if flow.active { 0 } else { weight };
-    let (resolved, lost) = macroflow.fate;
-    Some(Status {
-        rate: (u128::from(rate) * weight / all) as u64,
-        rtt: rtt.smoothed()?,
-        deviation: rtt.deviation(),
-        loss: (u128::from(lost) * 1_000_000 / u128::from(resolved.max(1))) as u32,
-    })
 }

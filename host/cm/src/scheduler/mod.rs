@@ -1,8 +1,10 @@
 //! Schedulers: which flow of a macroflow sends next.
 
+mod kind;
 mod round_robin;
 mod weighted;
 
+pub use kind::Kind;
 pub use round_robin::RoundRobin;
 pub use weighted::Weighted;
 
@@ -24,23 +26,4 @@ pub trait Scheduler: std::fmt::Debug + Send {
 
     /// Changes a flow's weight.
     fn set_weight(&mut self, flow: FlowId, weight: u32);
-}
-
-/// Scheduler of new macroflows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Kind {
-    /// The paper's unweighted round robin.
-    #[default]
-    RoundRobin,
-    /// Turns in proportion to weights.
-    Weighted,
-}
-
-impl Kind {
-    pub(crate) fn make(self) -> Box<dyn Scheduler> {
-        match self {
-            Kind::RoundRobin => Box::<RoundRobin>::default(),
-            Kind::Weighted => Box::<Weighted>::default(),
-        }
-    }
 }
