@@ -4,11 +4,8 @@ use crate::ids::{LinkId, NodeId};
 use crate::link::{Config, End};
 use crate::managed::{Host, Style};
 use crate::net::Network;
-use crate::tcp::{Client, Server};
+use crate::tcp::{Client, MSS, Server};
 use crate::{Nanos, SECOND};
-
-/// Payload bytes of a full segment of the reference TCP, which makes a full Ethernet frame.
-pub const MSS: u32 = 1500 - crate::tcp::HEADERS;
 
 /// One flow of the reference TCP.
 #[derive(Debug, Clone, Copy)]

@@ -11,10 +11,10 @@ use rivulet_cm::{Config, Congestion, Event, FlowId, Key, Manager, Update};
 use rivulet_packet::Ecn;
 
 use crate::Nanos;
-use crate::dumbbell::MSS;
 use crate::ids::{LinkId, NodeId};
 use crate::net::{Context, Node};
 use crate::packet::{Body, FRAMING, Packet};
+use crate::segment::MSS;
 use crate::tcp::{Ack, Control, HEADERS, Kind, Managed, Rto, Segment, Sender};
 
 /// How connections get permission to send.

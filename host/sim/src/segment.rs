@@ -5,6 +5,8 @@ use rivulet_packet::Ecn;
 
 /// Bytes of headers of a segment with timestamps: IPv4 20, TCP 32.
 pub const HEADERS: u32 = 52;
+/// Payload bytes of a full segment of the reference TCP, which makes a full Ethernet frame.
+pub const MSS: u32 = 1500 - HEADERS;
 
 /// A segment of the reference TCP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

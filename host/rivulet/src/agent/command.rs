@@ -10,7 +10,8 @@ use super::args::{AgentArgs, user};
 use super::beside;
 use super::incarnation;
 use super::plain::PlainTcp;
-use super::stand_in::{self, Predecessor};
+use super::predecessor::Predecessor;
+use super::stand_in;
 use crate::process::{
     STARTING, before_other_threads, prefer_this_thread, raise_descriptors, stop_on_signals, stopped,
     tell_ready,

@@ -12,6 +12,7 @@ mod command;
 mod incarnation;
 mod moves;
 mod plain;
+mod predecessor;
 mod stand_in;
 mod trods;
 

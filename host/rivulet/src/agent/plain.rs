@@ -21,7 +21,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::incarnation::Incarnation;
 use super::moves;
-use super::stand_in::Predecessor;
+use super::predecessor::Predecessor;
 use super::trods::Guard;
 use rivulet_trods::Wake;
 

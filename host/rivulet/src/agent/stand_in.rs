@@ -21,15 +21,14 @@ use rivulet_pktio::guard::Table;
 use rivulet_pktio::{Interface, PacketIo, TxFrame};
 use rivulet_server::heartbeat::FRAME;
 
-use super::beside;
 use super::plain::PlainTcp;
+use super::predecessor::{OVER, door};
 
 /// Lifetime of the process: an agent is upgraded and restarted in this time.
 const STANDS: Duration = Duration::from_secs(20);
-/// Bytes on the socket: the process is there; it is no longer needed.
+/// Byte on standard output: the process is there.
 const THERE: u8 = b'+';
-const OVER: u8 = b'.';
-/// Bytes of the field before each frame: when the frame is due, microseconds.
+/// Before each frame, when it is due: microseconds.
 const AT: usize = 4;
 
 /// Sends heartbeats that it reads from standard input, for an agent that is being restarted.
@@ -41,11 +40,6 @@ pub struct StandInArgs {
     /// Path of the socket on which the next agent finds this process
     #[arg(long)]
     socket: PathBuf,
-}
-
-/// The socket at which the next agent finds the process.
-fn door(socket: &Path) -> PathBuf {
-    beside(socket, ".stand-in")
 }
 
 /// Leaves a process behind that sends heartbeats; none leaves this one after that. It sends them until the other is there, and
@@ -154,22 +148,5 @@ fn is_over(listener: &UnixListener, next: &mut Option<UnixStream>) -> bool {
             false
         }
         _ => false,
-    }
-}
-
-/// The process that replaces the former agent.
-#[derive(Debug)]
-pub(super) struct Predecessor(UnixStream);
-
-impl Predecessor {
-    /// Connects to the process, if there is one.
-    pub fn find(socket: &Path) -> Option<Predecessor> {
-        UnixStream::connect(door(socket)).ok().map(Predecessor)
-    }
-
-    /// Ends the stand-in.
-    pub fn release(mut self) {
-        // One that has ended meanwhile is not needed either.
-        let _ = self.0.write_all(&[OVER]);
     }
 }

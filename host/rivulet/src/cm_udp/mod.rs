@@ -4,6 +4,7 @@
 mod args;
 mod failure;
 mod flight;
+mod outcome;
 mod receive;
 mod send;
 mod socket;

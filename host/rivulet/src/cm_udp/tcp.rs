@@ -9,7 +9,7 @@ use anyhow::anyhow;
 
 use super::args::{SendArgs, Style};
 use super::failure::Failure;
-use super::send::{Calls, Outcome};
+use super::outcome::{Calls, Outcome};
 use super::wire::{HEAD, Head, Kind};
 
 /// Time without progress after which the receiver counts as absent.

@@ -10,6 +10,7 @@ use rivulet_http::{Conditions, EscapedPath, Selection};
 use super::codec::{Malformed, Reader, put_bytes};
 use super::object::Identity;
 use super::objects::{Lookup, MAX_NAME, Objects};
+use super::read_error::ReadError;
 use super::{Method, Query, Request, Status};
 
 /// Version of the encoding; another one is refused.
@@ -45,20 +46,6 @@ struct Part {
     identity: Identity,
     first: u64,
     len: u64,
-}
-
-/// Why bytes of an answer are not available here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ReadError {
-    /// The content of that identity is not on this replica.
-    #[error("this replica does not hold that content")]
-    NotMine,
-    /// The hash of the content is being computed.
-    #[error("the content is being hashed")]
-    NotYet,
-    /// Offset or length lie beyond the answer.
-    #[error("beyond the end of the answer")]
-    Beyond,
 }
 
 impl<'a> Answer<'a> {

@@ -22,10 +22,10 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, RwLock};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
-use super::answer::ReadError;
 use super::desk::{Desk, Key};
 use super::guard::Mapping;
 use super::object::{Content, Identity, Object};
+use super::read_error::ReadError;
 use super::stamp::Stamp;
 
 /// Files above this size are hashed before the first request.

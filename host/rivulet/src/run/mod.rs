@@ -9,28 +9,25 @@ mod door;
 mod filter;
 mod opening;
 mod pump;
+mod shim;
 mod watch;
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::{Args, ValueEnum};
 use opening::Opener;
 use rivulet_client::{Config, IoChoice, Stack};
 
 /// Bytes of a connection that may wait for the program to read them: a window of a long, fast path.
 const RECEIVE_BUFFER: usize = 8 << 20;
-/// File name of the shim.
-const SHIM: &str = "librivulet_shim.so";
-/// Environment variable with the path of the shim.
-const SHIM_ENV: &str = "RIVULET_SHIM";
 
 /// Runs a command with its TCP connections over Rivulet: `rivulet run -- curl http://...`
 ///
@@ -73,7 +70,7 @@ pub enum By {
 /// Runs a command with its TCP connections over Rivulet; gives the exit code that a shell would show.
 pub fn run(args: &RunArgs) -> anyhow::Result<u8> {
     let (program, arguments) = args.command.split_first().context("no command given")?;
-    let shim = find_shim()?;
+    let shim = shim::find_shim()?;
     let config = Config { receive_buffer: RECEIVE_BUFFER, ..Config::default() };
     let stack = Stack::with_io(config, args.io).context("the stack thread")?;
     stack.remember_for_user();
@@ -162,32 +159,4 @@ fn preload(shim: &Path) -> OsString {
         value.push(before);
     }
     value
-}
-
-/// Beside this program, where cargo and packages put it.
-fn find_shim() -> anyhow::Result<PathBuf> {
-    if let Some(path) = std::env::var_os(SHIM_ENV) {
-        let path = PathBuf::from(path);
-        if !path.is_file() {
-            bail!("{SHIM_ENV} names {}, which is not a file", path.display());
-        }
-        return Ok(path);
-    }
-    let program = std::env::current_exe().context("where this program is")?;
-    let folder = program.parent().context("the folder of this program")?;
-    let places = ["", "deps", "../lib", "../lib/rivulet", "../deps"];
-    let candidates = places.iter().map(|place| folder.join(place).join(SHIM));
-    let found = candidates.into_iter().find(|path| path.is_file());
-    let found = found.with_context(|| {
-        format!(
-            "{SHIM} is not beside {} (build it with `cargo build -p rivulet-shim`, or set {SHIM_ENV})",
-            program.display()
-        )
-    })?;
-    // The list of preloaded libraries is split at colons and spaces.
-    let found = found.canonicalize().unwrap_or(found);
-    if OsStr::new(&found).to_string_lossy().contains([':', ' ']) {
-        bail!("{}: a path with a colon or a space cannot be preloaded; set {SHIM_ENV}", found.display());
-    }
-    Ok(found)
 }

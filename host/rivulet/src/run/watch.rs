@@ -18,9 +18,9 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::AddressFamily;
 use rustix::net::sockopt::{socket_domain, socket_error};
 
-use super::SHIM;
 use super::call::{Call, Verdict, What, let_pass, next};
 use super::opening::Opener;
+use super::shim::SHIM;
 
 /// linux/socket.h
 const SOL_TLS: u64 = 282;

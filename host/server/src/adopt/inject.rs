@@ -17,6 +17,8 @@ use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, ipproto, se
 
 /// Socket buffer in bytes. Packets are consumed at once, unless the CPU is overloaded.
 const QUEUE: usize = 4 << 20;
+/// Maximum length of a packet passed to the kernel, in bytes: a jumbo frame's.
+pub(super) const MAX_PACKET: usize = 9216;
 const TCP: u8 = 6;
 
 /// The path to the kernel.
@@ -33,7 +35,7 @@ impl Injector {
     pub fn open(netns: Option<&str>) -> io::Result<Injector> {
         in_netns(netns, || {
             let v4 = raw(AddressFamily::INET)?;
-            Ok(Injector { v4, v6: raw(AddressFamily::INET6).ok(), packet: vec![0; super::MAX_PACKET].into() })
+            Ok(Injector { v4, v6: raw(AddressFamily::INET6).ok(), packet: vec![0; MAX_PACKET].into() })
         })
         .map_err(io::Error::other)?
     }

@@ -20,8 +20,6 @@ use crate::counters::Unserved;
 
 /// Maximum number of connections held at a time, over all workers.
 pub const MAX_ADOPTED: usize = 4096;
-/// Maximum length of a packet passed to the kernel, in bytes: a jumbo frame's.
-const MAX_PACKET: usize = 9216;
 /// The window in SYN-ACKs of stateless TCP.
 const WINDOW: u32 = 0xffff;
 

@@ -1,20 +1,13 @@
 //! Large answers in the event loop: handles acknowledgements, sends what the windows allow, and
 //! probes silent clients when their timers are due.
 
-use rivulet_packet::{EthHeader, eth};
+use rivulet_packet::eth;
 use rivulet_pktio::{Backend, Checksum, IoError, PacketIo, Segmentation, SegmentationKind, TxFrame};
 use rivulet_plain::{Asked, Packet, Reason, Segment, Stamp, is_placed, is_under_way};
 
 use super::Server;
+use super::door::{Back, Door, Objects};
 use super::kernel::Kernel;
-use super::plain::{Door, Objects};
-
-/// Ethernet addresses for segments to a client.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Back {
-    pub(super) ethernet: EthHeader,
-    pub(super) ether_type: u16,
-}
 
 /// How a segment relates to the large answers.
 pub(super) enum Disposition {

@@ -4,83 +4,60 @@
 //! ([`Server::open_workers`]). In the steady state nothing is allocated, and nothing is kept from
 //! one packet to the next except soft state that may be dropped at any time.
 
+mod application;
+mod content;
+mod door;
 mod downloads;
 mod event_loop;
 mod kernel;
+mod origin;
 mod plain;
 mod return_path;
+mod sockets;
+mod transport;
 
-pub(crate) use plain::Door;
+pub use application::Application;
+pub(crate) use door::Door;
+pub(crate) use origin::Origin;
+pub(crate) use transport::common_clock;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use rivulet_pktio::guard::KernelGuard;
 use rivulet_pktio::{AfPacket, Backend, IoChoice, LinkInfo, OpenError, PacketIo, Stats};
-use rivulet_plain::{Protocol, Table};
-use rivulet_transport::Time;
-use rivulet_transport::server::{MinisocketCache, Policy, Refusal, ReplayMemory, Server as Transport};
+use rivulet_transport::server::Policy;
 
-use crate::adopt::{Adopter, Doorway};
-use crate::back_end::{BackEnd, Exchanges};
+use crate::adopt::Adopter;
+use crate::back_end::Exchanges;
 use crate::config::{Config, ServerError};
 use crate::counters::Counters;
 use crate::interface::{Opener, awaited};
-use crate::minisocket::Minisocket;
 use crate::paths::Paths;
 use crate::pulse::{PoolView, Pulse};
 use crate::rules::{Filters, segments, shares};
 use crate::running::Running;
-use crate::service::{Plain, Service, check_all};
+use crate::service::{Service, check_all};
 use crate::service_set::ServiceSet;
 use crate::tunnel::{self, Tunnels};
 use crate::workers::Place;
+use door::{Content, Memory};
+use sockets::Sockets;
+use transport::transport;
 
-/// Uses that the replay memory stores for a horizon, 16 bytes each, for all services: 65,000
-/// requests a second at 4 s for each of up to 16 services. More services share it, down to this
-/// minimum each. Above it, repeated requests pass.
-const REPLAY_USES: usize = 1 << 22;
-const REPLAY_USES_OF_ONE: (usize, usize) = (1 << 12, 1 << 18);
 /// How long a departing replica serves packets already in flight, and how long it waits for its
 /// heartbeats to be sent.
 const LEAVING: Duration = Duration::from_millis(50);
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Maximum wait in one iteration of a departing replica.
 const TURN: Duration = Duration::from_millis(2);
-/// Continuations in the minisocket caches of all services, and the limits for one: a round trip of
-/// 20 ms at 400,000 packets a second, in a megabyte.
-const MINISOCKETS: usize = 1 << 17;
-const MINISOCKETS_OF_ONE: (usize, usize) = (1 << 9, 1 << 13);
 /// Interval between reads of the interface's state, microseconds.
 const LINK_CHECK_US: u64 = 200_000;
 /// Maximum length of our IP and TCP headers in bytes (IPv6, TCP with 28 bytes), subtracted from the
 /// MTU.
 const HEADERS: u32 = 68;
-
-/// A server application: the Rust form of the `msk_*` programs. It keeps no state of a connection
-/// between two calls, and puts what it needs later into user continuations.
-pub trait Application {
-    /// Handles an event. REQUEST events arrive at least once and in any order. An error refuses the
-    /// request: there is no answer, and the refusal is counted.
-    fn event(&mut self, msk: &mut Minisocket<'_, '_>) -> Result<(), Refusal>;
-}
-
-/// The origin of a frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Origin {
-    /// Received from the interface.
-    Wire,
-    /// Received through a tunnel from another rack's ToR.
-    Tunnel,
-    /// Judged before, and detached by the application.
-    Detached {
-        /// Its ToR block was trusted.
-        trusted: bool,
-    },
-}
 
 /// A server on one interface, or one of several workers.
 pub struct Server {
@@ -132,30 +109,7 @@ pub struct Server {
     adopter: Adopter,
     kernel: kernel::Kernel,
     /// Which answers to plain clients are remembered.
-    memory: plain::Memory,
-}
-
-/// The source of answers to plain clients.
-#[derive(Clone, Debug)]
-pub(crate) enum Content {
-    /// A table of objects.
-    Objects(Arc<Table>),
-    /// A program reached by UDP.
-    BackEnd(BackEnd),
-}
-
-impl Content {
-    /// Identifies the content; never 0.
-    fn version(&self) -> u32 {
-        match self {
-            Content::Objects(table) => table.version(),
-            // The answers of a back end are unknown here. The version only shows that no replica
-            // serves files in its place.
-            Content::BackEnd(back_end) => {
-                1 + u32::from(back_end.deterministic) + 2 * u32::from(back_end.protocol == Protocol::Dns)
-            }
-        }
-    }
+    memory: Memory,
 }
 
 impl Server {
@@ -226,7 +180,7 @@ impl Server {
             exchanges: None,
             adopter: Adopter::default(),
             kernel: kernel::Kernel::default(),
-            memory: plain::Memory { ring: true, large: false },
+            memory: Memory { ring: true, large: false },
         };
         server.replace(config.services.clone())?;
         Ok(server)
@@ -273,7 +227,7 @@ impl Server {
             });
             let transport = transport(policy, replay, count);
             let mut served = Running::new(service, transport);
-            served.plain = plain::door(&served.service, self.content.as_ref(), self.link.mtu, self.memory);
+            served.plain = door::door(&served.service, self.content.as_ref(), self.link.mtu, self.memory);
             if let (Some(door), Some(before)) = (&mut served.plain, remembered) {
                 door.inherit(before);
             }
@@ -329,97 +283,7 @@ impl Server {
         for running in &mut self.running {
             running.transport.policy.payload = payload;
             if let Some(plain) = &mut running.plain {
-                plain.set_mtu(plain::mtu(link.mtu));
-            }
-        }
-    }
-
-    /// Serves these objects to plain clients, for services that answer them without state. All
-    /// replicas must have the same objects.
-    pub fn set_objects(&mut self, table: Arc<Table>) {
-        self.exchanges = None;
-        self.set_content(Content::Objects(table));
-    }
-
-    /// Answers plain clients through a back end, for services that answer them without state. All
-    /// replicas must have the same program behind them.
-    ///
-    /// # Errors
-    /// No descriptors or threads are left for it.
-    pub fn set_back_end(&mut self, back_end: BackEnd) -> std::io::Result<()> {
-        let mut exchanges = Exchanges::new(back_end)?;
-        // Only the leader probes the back end, for all workers, as it sends heartbeats for all.
-        if self.place.leads() {
-            exchanges.probe()?;
-        }
-        self.exchanges = Some(exchanges);
-        self.set_content(Content::BackEnd(back_end));
-        Ok(())
-    }
-
-    fn set_content(&mut self, content: Content) {
-        for running in &mut self.running {
-            running.plain = plain::door(&running.service, Some(&content), self.link.mtu, self.memory);
-        }
-        self.content = Some(content);
-    }
-
-    /// Version of the content for plain clients, never 0; `None` without content. Replicas with the
-    /// same version send the same bytes.
-    #[must_use]
-    pub fn content(&self) -> Option<u32> {
-        self.content.as_ref().map(Content::version)
-    }
-
-    /// The first service that does not answer plain clients here because other content is in force.
-    #[must_use]
-    pub fn without_content(&self) -> Option<&Service> {
-        let other = |service: &&Service| {
-            let wanted = service.content.filter(|_| service.plain == Plain::Stateless);
-            wanted.is_some_and(|wanted| Some(wanted.version) != self.content())
-        };
-        self.services().find(other)
-    }
-
-    /// Lets the kernel's TCP take over connections of plain clients that cannot be answered without
-    /// state. All workers of a replica get clones of one doorway. If the system does not allow it,
-    /// a warning gives the reason.
-    pub fn set_doorway(&mut self, doorway: Doorway) {
-        self.adopter.set_doorway(doorway);
-        self.prepare_to_adopt();
-    }
-
-    fn prepare_to_adopt(&mut self) {
-        let changes = self.services().any(Service::changes_hands);
-        self.kernel.prepare(changes, self.io.interface().netns());
-        if self.services().any(Service::answers_plain) {
-            self.adopter.prepare(self.io.interface().netns());
-        }
-    }
-
-    /// Connections taken over by the kernel and still held, over all workers.
-    #[must_use]
-    pub fn adopted(&self) -> usize {
-        self.adopter.held()
-    }
-
-    /// Sets whether answers in progress are remembered (default: yes). For measurements of the
-    /// benefit.
-    pub fn set_ring(&mut self, ring: bool) {
-        self.memory.ring = ring;
-        self.set_memory();
-    }
-
-    /// Sets whether large objects are answered without state too (default: no).
-    pub fn set_large(&mut self, large: bool) {
-        self.memory.large = large;
-        self.set_memory();
-    }
-
-    fn set_memory(&mut self) {
-        for running in &mut self.running {
-            if let Some(plain) = &mut running.plain {
-                plain.set_memory(self.memory);
+                plain.set_mtu(door::mtu(link.mtu));
             }
         }
     }
@@ -550,26 +414,6 @@ impl Server {
     }
 }
 
-/// Index of the service at each address and port, sorted.
-#[derive(Default)]
-pub(crate) struct Sockets(Vec<(SocketAddr, usize)>);
-
-impl Sockets {
-    fn of(running: &[Running]) -> Sockets {
-        let places = running.iter().enumerate();
-        let mut sockets: Vec<_> =
-            places.flat_map(|(index, r)| r.service.sockets().map(move |socket| (socket, index))).collect();
-        sockets.sort_unstable();
-        Sockets(sockets)
-    }
-
-    /// Index of the service at this address and port.
-    pub(crate) fn place(&self, address: SocketAddr) -> Option<usize> {
-        let at = self.0.binary_search_by_key(&address, |(socket, _)| *socket).ok()?;
-        Some(self.0[at].1)
-    }
-}
-
 /// Maximum frame length in bytes: a jumbo frame of 9000 with its tag.
 const MAX_FRAME: usize = 9216;
 
@@ -580,44 +424,4 @@ fn elapsed(since: Instant) -> u64 {
 /// TCP payload of a packet of `mtu` bytes.
 fn payload(mtu: u32) -> u16 {
     mtu.saturating_sub(HEADERS).clamp(300, 8952) as u16
-}
-
-/// The clock of replicas without a ToR's stamps: real time, which NTP synchronizes.
-pub(crate) fn common_clock() -> Time {
-    Time(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64)
-}
-
-/// Makes the transport of a service. It has a replay memory even behind a trusted ToR, for requests
-/// that the ToR could not judge.
-fn transport(policy: Policy, replay: Option<ReplayMemory>, services: usize) -> Transport {
-    let share = |all: usize, (least, most): (usize, usize)| {
-        (all / services.max(1).next_power_of_two()).clamp(least, most)
-    };
-    // It covers a whole horizon one horizon from now, not from the first request.
-    let fresh = || {
-        ReplayMemory::new(share(REPLAY_USES, REPLAY_USES_OF_ONE), policy.horizon, secret())
-            .since(common_clock())
-    };
-    Transport {
-        policy,
-        replay: Some(replay.unwrap_or_else(fresh)),
-        cache: Some(MinisocketCache::new(share(MINISOCKETS, MINISOCKETS_OF_ONE))),
-    }
-}
-
-/// A secret that prevents others from choosing numbers that collide in the replay memory.
-fn secret() -> u64 {
-    // Without randomness from the kernel it can be guessed, and the defence lets some repeats pass.
-    getrandom::u64().unwrap_or_default()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn server_behind_a_trusted_tor_has_a_replay_memory() {
-        let transport = transport(Policy { trust_tor: true, ..Policy::default() }, None, 1);
-        assert!(transport.replay.is_some() && transport.cache.is_some());
-    }
 }

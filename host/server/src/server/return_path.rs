@@ -5,9 +5,9 @@ use rivulet_packet::{EthHeader, TcpFlags};
 use rivulet_pktio::PacketIo;
 use rivulet_plain::{Cause, Handoff, Header, Segment, Verdict, is_under_way, refusal};
 
-use super::Origin;
-use super::downloads::Back;
+use super::door::Back;
 use super::kernel::Kernel;
+use super::origin::Origin;
 use crate::counters::{Counters, Unserved};
 use crate::service::{Plain, Service};
 

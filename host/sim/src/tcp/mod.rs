@@ -19,4 +19,4 @@ pub use rto::Rto;
 pub use sender::Sender;
 pub use server::Server;
 
-pub use crate::segment::{Ack, HEADERS, Kind, Segment};
+pub use crate::segment::{Ack, HEADERS, Kind, MSS, Segment};

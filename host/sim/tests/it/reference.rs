@@ -1,8 +1,9 @@
 //! Checks that the reference TCP behaves like Reno with SACK and RACK.
 
-use rivulet_sim::dumbbell::{Dumbbell, MSS, TcpFlow, queue_for, tcp_completion};
+use rivulet_sim::dumbbell::{Dumbbell, TcpFlow, queue_for, tcp_completion};
 use rivulet_sim::link::{Config, Discipline};
 use rivulet_sim::net::Network;
+use rivulet_sim::tcp::MSS;
 use rivulet_sim::tcp::{Client, Server};
 use rivulet_sim::{MILLISECOND, Nanos, SECOND, stats};
 

@@ -2,9 +2,11 @@
 
 use libcm::{Client, Event};
 
-use super::{Calls, Lane, Outcome, Patience, outcome};
+use super::lane::{Lane, outcome};
+use super::patience::Patience;
 use crate::cm_udp::args::{SendArgs, Style};
 use crate::cm_udp::failure::Failure;
+use crate::cm_udp::outcome::{Calls, Outcome};
 use crate::cm_udp::socket::{Clock, TURN};
 
 pub(super) fn run(args: &SendArgs, client: &mut Client) -> Result<Outcome, Failure> {

@@ -2,10 +2,12 @@
 
 use libcm::{Client, CmUdp, Event};
 
-use super::{Calls, Lane, Outcome, Patience, fits, outcome};
+use super::lane::{Lane, fits, outcome};
+use super::patience::Patience;
 use crate::cm_udp::args::SendArgs;
 use crate::cm_udp::failure::Failure;
 use crate::cm_udp::flight::Flight;
+use crate::cm_udp::outcome::{Calls, Outcome};
 use crate::cm_udp::socket::{Clock, Socket, TURN};
 
 /// Datagrams that wait at most.

@@ -2,10 +2,12 @@
 
 use libcm::{Client, Event, FlowId, Update};
 
-use super::{Calls, Lane, Outcome, Patience, outcome};
+use super::lane::{Lane, outcome};
+use super::patience::Patience;
 use crate::cm_udp::args::SendArgs;
 use crate::cm_udp::failure::Failure;
 use crate::cm_udp::flight::both;
+use crate::cm_udp::outcome::{Calls, Outcome};
 use crate::cm_udp::socket::{Clock, TURN};
 
 /// Default number of sockets.

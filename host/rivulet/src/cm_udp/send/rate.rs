@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use libcm::{Client, Event, Thresholds};
 
-use super::{Calls, Lane, Outcome, Patience, SILENCE, outcome};
+use super::lane::{Lane, outcome};
+use super::patience::{Patience, SILENCE};
 use crate::cm_udp::args::SendArgs;
 use crate::cm_udp::failure::Failure;
+use crate::cm_udp::outcome::{Calls, Outcome};
 use crate::cm_udp::socket::{Clock, TURN};
 
 /// Changes of the rate that make a callback.

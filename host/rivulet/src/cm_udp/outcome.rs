@@ -1,0 +1,28 @@
+//! The result of sending.
+
+use serde::Serialize;
+
+/// What it took.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct Outcome {
+    pub arrived: u64,
+    pub lost: u64,
+    /// Packets that left, and packets that came: of TCP, the kernel's count of segments.
+    pub packets: u64,
+    pub answers: u64,
+    pub calls: Calls,
+    /// What the flow has of the network in the end: bytes a second, ns.
+    pub rate: Option<u64>,
+    pub rtt: Option<u64>,
+    pub proxied: bool,
+}
+
+/// Calls that were made, whatever became of them.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(super) struct Calls {
+    pub request: u64,
+    pub notify: u64,
+    pub update: u64,
+    /// Times that the process waited.
+    pub wait: u64,
+}

@@ -1,0 +1,53 @@
+//! How long a sender waits for its receiver.
+
+use std::time::Duration;
+
+use anyhow::anyhow;
+use libcm::Client;
+
+use crate::cm_udp::args::SendArgs;
+use crate::cm_udp::failure::Failure;
+use crate::cm_udp::outcome::Calls;
+use crate::cm_udp::socket::{Socket, Waiter};
+
+/// Time without an answer after which outstanding packets count as lost.
+pub(super) const SILENCE: Duration = Duration::from_secs(1);
+/// Such times in a row after which the receiver counts as absent.
+const SILENCES: u32 = 5;
+
+/// Waits for something to happen, and counts how often nothing did.
+pub(super) struct Patience {
+    waiter: Waiter,
+    silences: u32,
+}
+
+impl Patience {
+    pub(super) fn new<'a>(client: &Client, sockets: impl Iterator<Item = &'a Socket>) -> Patience {
+        Patience { waiter: Waiter::new(client, sockets.map(|s| &s.udp)), silences: 0 }
+    }
+
+    /// Something came.
+    pub(super) fn reset(&mut self) {
+        self.silences = 0;
+    }
+
+    /// Waits so long at most.
+    pub(super) fn until(&mut self, calls: &mut Calls, time: Duration) -> Result<(), Failure> {
+        calls.wait += 1;
+        self.waiter.wait(time).map(drop)
+    }
+
+    /// False: nothing happened for as long as an answer may take.
+    pub(super) fn wait(&mut self, calls: &mut Calls, args: &SendArgs) -> Result<bool, Failure> {
+        calls.wait += 1;
+        if self.waiter.wait(SILENCE)? {
+            return Ok(true);
+        }
+        self.silences += 1;
+        if self.silences >= SILENCES {
+            let seconds = SILENCES * SILENCE.as_secs() as u32;
+            return Err(Failure::Receiver(anyhow!("nothing came from {} for {seconds} s", args.to)));
+        }
+        Ok(false)
+    }
+}

@@ -1,0 +1,15 @@
+//! Why bytes of an answer cannot be read here.
+
+/// Why bytes of an answer are not available here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReadError {
+    /// The content of that identity is not on this replica.
+    #[error("this replica does not hold that content")]
+    NotMine,
+    /// Its hash is being computed.
+    #[error("the content is being hashed")]
+    NotYet,
+    /// Offset or length lie beyond the answer.
+    #[error("beyond the end of the answer")]
+    Beyond,
+}
