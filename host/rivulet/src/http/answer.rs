@@ -8,8 +8,9 @@ use std::time::{Duration, UNIX_EPOCH};
 use rivulet_http::{Conditions, EscapedPath, Selection};
 
 use super::codec::{Malformed, Reader, put_bytes};
+use super::lookup::Lookup;
 use super::object::Identity;
-use super::objects::{Lookup, MAX_NAME, Objects};
+use super::objects::{MAX_NAME, Objects};
 use super::read_error::ReadError;
 use super::{Method, Query, Request, Status};
 

@@ -4,6 +4,7 @@ mod close;
 mod connection;
 mod generation;
 mod input;
+mod losses;
 mod output;
 mod path;
 mod plain;

@@ -3,6 +3,7 @@
 mod build;
 mod cache;
 mod plan;
+mod policy;
 mod refusal;
 mod replay;
 mod reply;
@@ -11,10 +12,11 @@ mod server;
 mod step;
 
 pub use cache::MinisocketCache;
-pub use plan::{Head, HeadKind, InputEvent, Plan, STEADY_OVERHEAD, Sent};
+pub use plan::{Head, HeadKind, InputEvent, Plan, STEADY_OVERHEAD, Sent, Verdict};
+pub use policy::Policy;
 pub use refusal::Refusal;
 pub use replay::{LeftBy, ReplayKey, ReplayMemory, ReplayStatistics, Use};
 pub use reply::{Answer, Reply, RespondError};
 pub use server::Server;
 pub(crate) use step::predict;
-pub use step::{Policy, Verdict, step};
+pub use step::step;

@@ -12,6 +12,16 @@ use crate::retired::WINDOW_TOKEN_LENGTH;
 use crate::ucont::{self, UserContinuation};
 use crate::verdict::MAX_RESPONSES;
 
+/// The responses to a request.
+#[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant)] // a box would allocate
+pub enum Verdict<'a> {
+    /// None: the trickle terminates.
+    Terminate,
+    /// These responses.
+    Respond(Plan<'a>),
+}
+
 /// Capacity of a plan; no decision yields more responses.
 const HEADS: usize = MAX_RESPONSES;
 /// Length of the fixed fields of a response: number, nonce, content, answers, and the offset of its

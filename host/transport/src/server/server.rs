@@ -3,11 +3,13 @@
 use rivulet_packet::{RequestClass, Segment, TransportContinuation};
 
 use super::cache::MinisocketCache;
+use super::plan::Verdict;
 use super::plan::{Plan, Sent};
+use super::policy::Policy;
 use super::refusal::Refusal;
 use super::replay::{LeftBy, ReplayKey, ReplayMemory, Use};
 use super::reply::{Reply, RespondError};
-use super::step::{Policy, SoftStateFacts, Verdict, step_with_facts};
+use super::step::{SoftStateFacts, step_with_facts};
 use crate::keys::KeyRing;
 use crate::retired::Retired;
 use crate::time::Time;
