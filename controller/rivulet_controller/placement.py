@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 
-from .config import Config
+from .config import SKETCH_MBPS, Config, SwitchConfig
 from .desired import Numbers
 from .l2 import next_hops
+from .names import Names
 from .slots import pair
 from .state import Decision, Pairs, State
+
+log = logging.getLogger("rivulet.controller")
 
 
 def weights(config: Config, decisions: Mapping[str, Decision]) -> dict[str, int]:
@@ -17,6 +21,25 @@ def weights(config: Config, decisions: Mapping[str, Decision]) -> dict[str, int]
         r.name: r.weight if (chosen := decisions.get(r.name, Decision()).weight) is None else chosen
         for r in config.replicas
     }
+
+
+def prepare(config: Config, state: State, names_of: Callable[[SwitchConfig], Names]) -> Numbers:
+    """Assigns numbers and slots for a configuration. Raises NamesError or OutOfNumbers."""
+    for switch in config.switches:
+        names = names_of(switch)
+        # Raises NamesError here, where it refuses the configuration, rather than while entries
+        # are computed.
+        for service in config.services:
+            for cell in service.meters.of_classes():
+                names.value("service_meter_t", cell.upper())
+    for switch in config.wider_than_the_sketch():
+        log.warning(
+            "switch %s: links of %d Mb/s exceed the replay sketch (%d Mb/s); replicas check what it cannot",
+            switch.name, switch.link_mbps, SKETCH_MBPS,
+        )  # fmt: skip
+    numbers = number(config, state)
+    assign(config, state, numbers)
+    return numbers
 
 
 def number(config: Config, state: State) -> Numbers:

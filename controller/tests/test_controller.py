@@ -18,7 +18,7 @@ from finsy.proto import p4r, rpc_code
 from harness import as_described, connected, problem, rack, running, until
 from sample_rack import ARP_REPLY, ARTIFACTS, NAMES, RACK, config
 
-from rivulet_controller import controller as controller_module
+from rivulet_controller import confirmations
 from rivulet_controller.clock import FIRST_WAIT_S, signed
 from rivulet_controller.controller import Controller
 from rivulet_controller.keys import RACK_RING, Kind
@@ -339,7 +339,7 @@ async def test_agent_reports_mac_of_replica(switch: FakeSwitch, tmp_path: Path) 
 async def test_key_is_used_only_once_all_live_replicas_hold_it(
     switch: FakeSwitch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller_module, "AGENT_PATIENCE_S", 60.0)
+    monkeypatch.setattr(confirmations, "AGENT_PATIENCE_S", 60.0)
     async with running(switch, tmp_path) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
         assert "seal_epoch=0x0" in next(line for line in switch.lines() if line.startswith("service_checks"))
@@ -362,7 +362,7 @@ async def test_key_waits_for_reconnecting_agents(
     switch: FakeSwitch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: the first agent to reconnect made a key usable that the other replicas lacked."""
-    monkeypatch.setattr(controller_module, "AGENT_PATIENCE_S", 1e6)
+    monkeypatch.setattr(confirmations, "AGENT_PATIENCE_S", 1e6)
     agents = f"unix:{tmp_path}/agents"
 
     def usable(controller: Controller) -> int:
@@ -390,7 +390,7 @@ async def test_key_waits_for_agent_that_just_disconnected(
     switch: FakeSwitch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: in the round that noticed its disconnection, the agent counted as long absent."""
-    monkeypatch.setattr(controller_module, "AGENT_PATIENCE_S", 1e6)
+    monkeypatch.setattr(confirmations, "AGENT_PATIENCE_S", 1e6)
     agents = f"unix:{tmp_path}/agents"
     async with running(switch, tmp_path) as controller, FakeAgent(agents, "r1"), FakeAgent(agents, "r2"):
         ring = lambda: controller.state.rings["web"]  # noqa: E731
@@ -398,7 +398,7 @@ async def test_key_waits_for_agent_that_just_disconnected(
             await until(lambda: (k := ring().usable(Kind.SEAL)) is not None and k.epoch == 1, "all hold the first")
             three.silent = True
             # It was connected for a long time.
-            controller._began = float("-inf")
+            controller.confirmations.began = float("-inf")
             controller.rotate("web", frozenset({Kind.SEAL}))
             await until(
                 lambda: all(("web", Kind.SEAL, 2) in controller.agents.agents[name].held for name in ("r1", "r2")),
@@ -416,7 +416,7 @@ async def test_key_waits_for_replica_behind_restarted_agent(
     """Regression: a reconnected agent holds the key at once, its replica only after it has
     attached.
     """
-    monkeypatch.setattr(controller_module, "AGENT_PATIENCE_S", 1e6)
+    monkeypatch.setattr(confirmations, "AGENT_PATIENCE_S", 1e6)
     agents = f"unix:{tmp_path}/agents"
     async with running(switch, tmp_path) as controller, FakeAgent(agents, "r1"), FakeAgent(agents, "r2"):
 
@@ -444,7 +444,7 @@ async def test_key_waits_for_replica_behind_restarted_agent(
 async def test_unconfirmed_key_delays_rotation_for_bounded_time(
     switch: FakeSwitch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller_module, "AGENT_PATIENCE_S", 1.0)
+    monkeypatch.setattr(confirmations, "AGENT_PATIENCE_S", 1.0)
     agents = f"unix:{tmp_path}/agents"
     two = FakeAgent(agents, "r2", silent=True)
     async with running(switch, tmp_path) as controller, two, FakeAgent(agents, "r1"):
@@ -456,7 +456,7 @@ async def test_rotation_on_demand_and_by_time(
     switch: FakeSwitch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # r3 never registers.
-    monkeypatch.setattr(controller_module, "AGENT_PATIENCE_S", 0.2)
+    monkeypatch.setattr(confirmations, "AGENT_PATIENCE_S", 0.2)
     text = RACK + "keys: {seal_rotation: 200ms, nonce_rotation: 3000s, horizon: 100ms, resume: 1s}\n"
     agents = f"unix:{tmp_path}/agents"
     async with running(switch, tmp_path, text) as controller, FakeAgent(agents, "r1") as one, FakeAgent(agents, "r2"):

@@ -18,9 +18,11 @@ import pytest
 from sample_rack import NAMES, RACK, config
 
 from rivulet_controller import clock as clock_module
+from rivulet_controller import confirmations, saver
 from rivulet_controller import controller as controller_module
 from rivulet_controller.agents import Agent
-from rivulet_controller.controller import AGENT_PATIENCE_S, Controller
+from rivulet_controller.confirmations import AGENT_PATIENCE_S
+from rivulet_controller.controller import Controller
 from rivulet_controller.keys import RACK_RING, KeyRing, Kind, words
 from rivulet_controller.keys import State as KeyState
 from rivulet_controller.pb.rivulet.agent.v1 import agent_pb2
@@ -64,7 +66,7 @@ class World:
         self.true = 1000.0
         self.lie = 1.7e9
         fake = SimpleNamespace(time=lambda: self.true + self.lie, monotonic=lambda: self.true)
-        for module in (controller_module, clock_module):
+        for module in (controller_module, confirmations, saver, clock_module):
             monkeypatch.setattr(module, "time", fake)
         monkeypatch.setattr("rivulet_controller.agents.time", fake)
         self.store = Memory()
@@ -117,7 +119,7 @@ class World:
     def connect(self, name: str) -> None:
         agent = Agent(name, 1, bytes(6), "model", self.true)
         self.controller.agents.agents[name] = agent
-        agent.send(self.controller._first_update(name))
+        agent.send(self.controller.updates.first(name))
 
     def _take_up(self, agent: Agent) -> None:
         """An agent applies its last update and reports it."""
@@ -137,8 +139,8 @@ class World:
         before = {kind: self._usable(kind) for kind in Kind}
         holds = {name: agent.held for name, agent in controller.agents.agents.items()}
         controller._tick_rings()
-        await controller._save()
-        controller._send_updates()
+        await controller.saver.save()
+        controller.updates.send()
         ring = controller.state.rings["web"]
         if not self.tor_gone:
             self.switch.lost_at = self.true
