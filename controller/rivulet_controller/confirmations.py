@@ -116,7 +116,7 @@ class Confirmations:
                 return False
             for switch in self._fleet.switches.values():
                 if not switch.link.connected:
-                    # It keeps stamping the epochs that were usable when it was lost.
+                    # A lost switch keeps stamping requests with the epochs usable at that time.
                     if clock - switch.lost_at < SWITCH_PATIENCE_S:
                         return False
                 elif not self._holds(switch, kind, epoch, service, ring):

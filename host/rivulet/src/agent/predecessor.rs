@@ -24,7 +24,7 @@ impl Predecessor {
         UnixStream::connect(door(socket)).ok().map(Predecessor)
     }
 
-    /// It is not needed any more.
+    /// Ends the stand-in.
     pub fn release(mut self) {
         // One that has ended meanwhile is not needed either.
         let _ = self.0.write_all(&[OVER]);

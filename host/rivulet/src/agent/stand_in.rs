@@ -28,7 +28,7 @@ use super::predecessor::{OVER, door};
 const STANDS: Duration = Duration::from_secs(20);
 /// Byte on standard output: the process is there.
 const THERE: u8 = b'+';
-/// Before each frame, when it is due: microseconds.
+/// Bytes of the field before each frame: when the frame is due, microseconds.
 const AT: usize = 4;
 
 /// Sends heartbeats that it reads from standard input, for an agent that is being restarted.

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// What it took.
+/// Result of a run.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Outcome {
     pub arrived: u64,
@@ -11,7 +11,7 @@ pub(super) struct Outcome {
     pub packets: u64,
     pub answers: u64,
     pub calls: Calls,
-    /// What the flow has of the network in the end: bytes a second, ns.
+    /// Rate (bytes a second) and round-trip time (ns) of the flow at the end.
     pub rate: Option<u64>,
     pub rtt: Option<u64>,
     pub proxied: bool,

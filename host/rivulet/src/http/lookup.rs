@@ -12,11 +12,11 @@ pub enum Lookup {
     Found(Arc<Object>),
     /// A directory; ask again with a slash at the end.
     Directory,
-    /// Nothing that is served.
+    /// The name is not served.
     Missing,
     /// A file that may not be read.
     Forbidden,
-    /// Its hash is being computed; ask again shortly.
+    /// The hash of the content is being computed; look up again shortly.
     Pending,
     /// No memory or descriptors for it now.
     Exhausted,

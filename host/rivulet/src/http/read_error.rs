@@ -6,7 +6,7 @@ pub enum ReadError {
     /// The content of that identity is not on this replica.
     #[error("this replica does not hold that content")]
     NotMine,
-    /// Its hash is being computed.
+    /// The hash of the content is being computed.
     #[error("the content is being hashed")]
     NotYet,
     /// Offset or length lie beyond the answer.

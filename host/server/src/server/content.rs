@@ -26,7 +26,7 @@ impl Server {
     /// No descriptors or threads are left for it.
     pub fn set_back_end(&mut self, back_end: BackEnd) -> std::io::Result<()> {
         let mut exchanges = Exchanges::new(back_end)?;
-        // The leader does it for all workers, like heartbeats.
+        // Only the leader probes the back end, for all workers, as it sends heartbeats for all.
         if self.place.leads() {
             exchanges.probe()?;
         }

@@ -66,7 +66,7 @@ impl Door {
         }
     }
 
-    /// Applies the limits of remembered answers; back ends remember none.
+    /// Applies new limits on remembered answers; services with a back end remember no answers.
     pub(super) fn set_memory(&mut self, memory: Memory) {
         if let Door::Objects(objects) = self {
             let Objects { replica, downloads } = objects.as_mut();

@@ -12,7 +12,7 @@ use crate::cm_udp::socket::{Socket, Waiter};
 
 /// Time without an answer after which outstanding packets count as lost.
 pub(super) const SILENCE: Duration = Duration::from_secs(1);
-/// Such times in a row after which the receiver counts as absent.
+/// Consecutive [`SILENCE`]s after which the receiver counts as absent.
 const SILENCES: u32 = 5;
 
 /// Waits for something to happen, and counts how often nothing did.
@@ -31,7 +31,7 @@ impl Patience {
         self.silences = 0;
     }
 
-    /// Waits so long at most.
+    /// Waits for an event, at most for `time`.
     pub(super) fn until(&mut self, calls: &mut Calls, time: Duration) -> Result<(), Failure> {
         calls.wait += 1;
         self.waiter.wait(time).map(drop)

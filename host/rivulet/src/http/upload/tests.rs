@@ -103,7 +103,7 @@ fn a_process_that_died_while_finishing_is_made_good() {
     }
 }
 
-/// A thing of so many seconds ago.
+/// Sets the file's modification time to `seconds` ago.
 fn age(path: &Path, seconds: u64) {
     let then = SystemTime::now() - Duration::from_secs(seconds);
     File::options().write(true).open(path).unwrap().set_modified(then).unwrap();
@@ -223,7 +223,7 @@ fn forbidden_upload_targets_are_refused() {
 }
 
 #[test]
-fn ranges_join() {
+fn overlapping_and_adjacent_ranges_are_merged() {
     let mut ranges = Vec::new();
     for (start, end) in [(10, 20), (30, 40), (20, 30), (5, 6), (0, 50), (60, 60)] {
         insert(&mut ranges, start, end).unwrap();
