@@ -1,8 +1,8 @@
 use super::*;
 use crate::large::due::Due;
 
-fn acknowledged<'a>(at: u32, beyond: &'a [(u32, u32)]) -> Heard<'a> {
-    Heard { at, near: true, full: true, ..Heard::first(beyond, 10_000_000) }
+fn acknowledged<'a>(at: u32, beyond: &'a [(u32, u32)]) -> Acknowledgement<'a> {
+    Acknowledgement { at, near: true, full: true, ..Acknowledgement::first(beyond, 10_000_000) }
 }
 
 fn sent(sender: &mut Sender, now: Time) -> Vec<Due> {
@@ -50,7 +50,7 @@ fn half_of_a_window_is_whole_segments() {
 
 /// A client that is in the middle of a window of 700 segments, as another replica meets it.
 fn resumed(at: u32) -> Sender {
-    let heard = Heard { told: 1 << 20, ..acknowledged(at, &[]) };
+    let heard = Acknowledgement { told: 1 << 20, ..acknowledged(at, &[]) };
     Sender::resume(Class::of(1460).unwrap(), 100_000_000, &heard, 0)
 }
 
@@ -70,7 +70,7 @@ fn each_acknowledgement_releases_ten_segments() {
     sender.hear(&acknowledged(at + 46 * full, &[]), 3000);
     assert!((80..=88).contains(&sent(&mut sender, 3000).len()));
     let behind = sender.own + full;
-    sender.hear(&Heard { cell: sender.began + 1, ..acknowledged(behind, &[]) }, 4000);
+    sender.hear(&Acknowledgement { cell: sender.began + 1, ..acknowledged(behind, &[]) }, 4000);
     assert!(sent(&mut sender, 4000).len() > 200, "what it sent is acknowledged");
 }
 
@@ -80,12 +80,12 @@ fn each_acknowledgement_releases_ten_segments() {
 fn a_client_far_from_its_timestamp_answers_a_probe() {
     let full = resumed(0).full();
     let at = 1000 * full;
-    let far = Heard { told: 1 << 20, near: false, repair: true, ..acknowledged(at, &[]) };
+    let far = Acknowledgement { told: 1 << 20, near: false, repair: true, ..acknowledged(at, &[]) };
     let mut sender = Sender::resume(Class::of(1460).unwrap(), 100_000_000, &far, 0);
     let probe = sent(&mut sender, 0);
     assert_eq!(probe.iter().map(|due| (due.from, due.to)).collect::<Vec<_>>(), [(at - 8, at)]);
     // Another far one shows nothing.
-    sender.hear(&Heard { near: false, ..acknowledged(at + full, &[]) }, 1000);
+    sender.hear(&Acknowledgement { near: false, ..acknowledged(at + full, &[]) }, 1000);
     assert!(sent(&mut sender, 1000).is_empty());
     sender.hear(&acknowledged(at + full, &[]), 2000);
     assert_eq!(sent(&mut sender, 2000).len(), 10);
@@ -98,6 +98,7 @@ fn sacked_bytes_of_others_earn_nothing() {
     sent(&mut sender, 0);
     let (at, sacked) = (sender.una, (sender.nxt + 1_000_000, sender.nxt + 1_001_460));
     sender.hear(&acknowledged(at, &[sacked]), 1000);
-    let earned = sender.hear(&Heard { cell: sender.began + 1, ..acknowledged(sacked.1, &[]) }, 2000);
+    let earned =
+        sender.hear(&Acknowledgement { cell: sender.began + 1, ..acknowledged(sacked.1, &[]) }, 2000);
     assert_eq!((earned, sender.credit < u32::MAX), (0, true));
 }
