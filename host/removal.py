@@ -26,6 +26,7 @@ import removal_inputs  # noqa: E402
 import removal_moves  # noqa: E402
 import removal_plain  # noqa: E402
 import removal_stamps  # noqa: E402
+import removal_terminator  # noqa: E402
 import removal_tls  # noqa: E402
 import removal_transport  # noqa: E402
 import removal_trods  # noqa: E402
@@ -47,6 +48,7 @@ PROGRAMS = {
     "agents": ("-p", "rivulet", "--test", "it"),
     **removal_transport.PROGRAMS,
     **removal_plain.PROGRAMS,
+    **removal_terminator.PROGRAMS,
     **removal_tls.PROGRAMS,
     "calls": ("-p", "rivulet-libcm", "--test", "it"),
     "apps": ("-p", "rivulet-cm-apps", "--lib"),
@@ -65,6 +67,7 @@ REMOVALS = (
     | removal_earlier.REMOVALS
     | removal_inputs.REMOVALS
     | removal_cm.REMOVALS
+    | removal_terminator.REMOVALS
     | removal_tls.REMOVALS
 )
 

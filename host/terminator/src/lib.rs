@@ -24,6 +24,9 @@ mod relay;
 mod shared;
 mod socket;
 mod state;
+#[cfg(feature = "testing")]
+#[doc(hidden)]
+pub mod testing;
 mod tickets;
 mod worker;
 

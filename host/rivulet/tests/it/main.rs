@@ -36,6 +36,7 @@ mod sockets;
 mod stateless;
 mod streams;
 mod survival;
+mod tls;
 mod tokens;
 mod trods;
 mod upgrade;

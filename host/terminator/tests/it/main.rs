@@ -2,6 +2,7 @@
 
 mod backend;
 mod clients;
+mod corpus;
 mod files;
 mod hostile;
 mod http;

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Removals of the defences of the TLS terminator: data for removal.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+
+from defences import Removal
+
+PROGRAMS = {
+    "terminator": ("-p", "rivulet-terminator", "--lib"),
+    "https": ("-p", "rivulet-terminator", "--test", "it"),
+    "chunks": ("-p", "rivulet-http", "--lib"),
+}
+
+
+def terminator(file: str, old: str, new: str, test: str) -> Removal:
+    """In the terminator."""
+    return Removal(f"host/terminator/src/{file}", old, new, (test,))
+
+
+HTTP, HOSTILE, HEADS = "https:http::", "https:hostile::", "terminator:head::tests::"
+FIELDS = HEADS + "clients_own_forwarding_fields_are_removed"
+AMBIGUOUS = HEADS + "ambiguous_requests_are_refused"
+TICKET = "terminator:tickets::tests::"
+IN_TIME = HOSTILE + "half_handshakes_and_idle_connections_end_in_time"
+
+REMOVALS: dict[str, Removal] = {
+    "tls-one-record": terminator(
+        "handshake.rs",
+        "let mut rest = record;",
+        "let mut rest = input.data();",
+        "https:records::another_replica_makes_the_captured_ciphertext_from_any_place_on",
+    ),
+    "tls-ticket-record": terminator(
+        "handshake.rs",
+        "next_record: self.ticket_records,",
+        "next_record: 0,",
+        "https:records::another_replica_makes_the_captured_ciphertext_from_any_place_on",
+    ),
+    "tls-handshake-bytes": terminator(
+        "handshake.rs",
+        "if self.received_bytes > MAX_HANDSHAKE_BYTES {",
+        "if false {",
+        HOSTILE + "handshake_without_end_is_refused",
+    ),
+    "tls-not-tls": terminator(
+        "handshake.rs",
+        "_ => Err(Failure::NotTls),",
+        "_ => Ok(()),",
+        HOSTILE + "plain_http_gets_an_answer_and_other_protocols_none",
+    ),
+    "tls-empty-records": terminator(
+        "channel.rs",
+        "if self.empty_records > MAX_EMPTY_RECORDS {",
+        "if false {",
+        HOSTILE + "floods_of_records_without_data_end_the_connection",
+    ),
+    "tls-cut": terminator(
+        "exchange.rs",
+        "self.events.bad_responses += 1;\n                Progress::Abort",
+        "self.events.bad_responses += 1;\n                Progress::Close",
+        HTTP + "cut_response_has_no_close_notify",
+    ),
+    "tls-twice": terminator(
+        "exchange.rs",
+        "if request.is_repeatable {",
+        "if true {",
+        HTTP + "post_is_never_sent_twice",
+    ),
+    "tls-unrequested": terminator(
+        "exchange.rs",
+        "return if server.is_empty() { Progress::Open } else { Progress::Abort };",
+        "return Progress::Open;",
+        HTTP + "unrequested_response_ends_the_connection",
+    ),
+    "tls-upgrade": terminator(
+        "exchange.rs",
+        "(reply.status != 101 || upgrade)",
+        "true",
+        HTTP + "response_101_without_an_upgrade_is_refused",
+    ),
+    "tls-read-ahead": terminator(
+        "exchange.rs",
+        "RequestPhase::Complete => waiting == 0,",
+        "RequestPhase::Complete => true,",
+        HOSTILE + "pipeline_is_not_read_ahead_without_limit",
+    ),
+    "tls-forwarded": terminator("head.rs", "is_forwarded\n        ||", "false\n        ||", FIELDS),
+    "tls-underscore": terminator("head.rs", " || a == b'_' && lower == b'-'", "", FIELDS),
+    "tls-http2": terminator("head.rs", " && !names_http2(p)", "", FIELDS),
+    "tls-two-lengths": terminator("head.rs", "framing.coded && framing.length.is_some() || ", "", AMBIGUOUS),
+    "tls-connect": terminator("head.rs", 'if first.starts_with(b"CONNECT ") {', "if false {", AMBIGUOUS),
+    "tls-ticket-age": terminator(
+        "tickets.rs", " && now.saturating_sub(issued) <= LIFETIME_S", "", TICKET + "old_ticket_is_refused"
+    ),
+    "tls-late-handshake": terminator(
+        "connection.rs", "if !waits(self.since, limits.handshake) {", "if true {", IN_TIME
+    ),
+    "tls-slow": terminator(
+        "connection.rs",
+        "(!is_slow || open.exchange.is_tunnel())",
+        "true",
+        HOSTILE + "slow_reader_ends_when_it_takes_too_little",
+    ),
+    "tls-connections": terminator(
+        "worker.rs",
+        "if counters.open.load(Ordering::Relaxed) >= self.shared.max_connections {",
+        "if false {",
+        HOSTILE + "connections_beyond_the_limit_are_closed_and_idle_ones_give_way",
+    ),
+    "tls-chunk-line": Removal(
+        "host/http/src/chunks.rs",
+        'self.line.strip_suffix(b"\\r\\n").ok_or(BAD_REQUEST)?',
+        "self.line.trim_ascii_end()",
+        ("chunks:chunks::tests::ambiguous_chunks_are_refused",),
+    ),
+}
