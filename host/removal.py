@@ -30,6 +30,7 @@ import removal_terminator  # noqa: E402
 import removal_tls  # noqa: E402
 import removal_transport  # noqa: E402
 import removal_trods  # noqa: E402
+import removal_window  # noqa: E402
 from defences import Removal, parser, run, take_out  # noqa: E402
 
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).absolute() / "removal"
@@ -62,6 +63,7 @@ REMOVALS = (
     removal_transport.REMOVALS
     | removal_plain.REMOVALS
     | removal_trods.REMOVALS
+    | removal_window.REMOVALS
     | removal_stamps.REMOVALS
     | removal_moves.REMOVALS
     | removal_earlier.REMOVALS

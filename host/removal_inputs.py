@@ -47,7 +47,7 @@ REMOVALS: dict[str, Removal] = {
         "it:generated::stored_head_has_no_inputs_at_another_replica",
     ),
     "inputs-out-of-order": trods(
-        "flow/watched.rs",
+        "flow/watched/read.rs",
         "if head.inputs {",
         "if false {",
         "it:generated::client_is_reset_that_sends_inputs_out_of_order",

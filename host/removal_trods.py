@@ -43,10 +43,6 @@ def answer(old: str, new: str = "") -> Removal:
 OTHER_BYTES = "it:digests::other_bytes_under_the_same_tag_are_never_mixed"
 NOT_COMPARED = "it:digests::object_of_unknown_digest_is_reset_or_trusted"
 FIRST_FLIGHT = "it:digests::first_flight_is_compared_without_digests"
-BEYOND_GOES_ON = "it:survive::data_behind_holes_does_not_stall_the_adopter"
-BEYOND_ENDED = "beyond::fin_acked_early_does_not_end_connection"
-BEYOND_FREED = "beyond::ack_is_lowered_without_limits_too"
-BEYOND = "beyond::ack_beyond_sent_data_is_lowered_to_it"
 FIRST = "completed_handshake_opens_connection_and_copies_client_data"
 DEAD = "fin_of_dying_process_leaves_only_at_announced_end"
 ORPHAN = "unknown::segments_of_orphan_are_parked_until_new_handshake"
@@ -75,42 +71,6 @@ OUT = "trods:lease::tests::possibly_excluded_replica_is_mute_until_readmitted"
 AWAY = "trods:lease::tests::returning_replica_sends_nothing_before_it_has_the_pins"
 
 REMOVALS: dict[str, Removal] = {
-    # Bytes that a client holds behind holes, and acknowledges before the new replica has sent them.
-    "beyond": bpf("if (limits->flags & LIMITS_ADOPTED && !bound_ack(skb, &s, &heard))", "if (0)", BEYOND),
-    "beyond-ended": bpf("heard == limits->fin + 1", "s.ack == limits->fin + 1", BEYOND_ENDED),
-    "beyond-freed": bpf("bound_freed(skb, &s) ? NEXT : DROP", "NEXT", BEYOND_FREED),
-    "beyond-adopted": bpf("if (limits->flags & LIMITS_ADOPTED && ", "if (", BEYOND),
-    "beyond-most": bpf("if (!beyond || beyond > BEYOND_MOST)", "if (!beyond)", BEYOND, file="beyond.h"),
-    "beyond-told": trods(
-        "hold/connection.rs",
-        "awaited, adopted, .. } = *self",
-        "awaited, .. } = *self; let adopted = false",
-        BEYOND_GOES_ON,
-    ),
-    # Segments outside of the window, sent by an attacker without the sequence numbers.
-    "outside": bpf(
-        "if (!is_acceptable(&s, heard, limits, 1)) {",
-        "if (0) {",
-        "segments_outside_of_the_window_change_nothing",
-    ),
-    "outside-number": bpf(
-        "if (s->seq - limits->ack + CLIENT_BEHIND >= CLIENT_BEHIND + CLIENT_AHEAD)",
-        "if (0)",
-        "segments_outside_of_the_window_change_nothing",
-        file="window.h",
-    ),
-    "outside-acknowledgement": bpf(
-        "return ack - limits->acked + ACK_BEHIND <= reach + beyond;",
-        "return reach | beyond | 1;",
-        "segments_outside_of_the_window_change_nothing",
-        file="window.h",
-    ),
-    "outside-stamped": bpf(
-        "if (held && !is_acceptable(",
-        "if (0 && !is_acceptable(",
-        "stamped::segments_outside_of_the_window_change_no_stamped_connection",
-        file="ts.h",
-    ),
     # A connection is stored soon after its handshake.
     "handshake-stored": trods(
         "flow/watched.rs",
@@ -370,7 +330,7 @@ REMOVALS: dict[str, Removal] = {
         NOT_COMPARED,
     ),
     "identity-flight": trods(
-        "flow/watched.rs",
+        "flow/watched/read.rs",
         "if octets.len() < wanted && !is_late {",
         "if false {",
         FIRST_FLIGHT,
@@ -636,7 +596,7 @@ REMOVALS: dict[str, Removal] = {
         "it:model::a_death_at_any_step_loses_nothing",
     ),
     "part-count": trods(
-        "flow/watched.rs",
+        "flow/watched/read.rs",
         "        if self.record.responses.len() >= MAX_RESPONSES {\n            self.is_full = true;\n",
         "        if self.record.responses.len() >= MAX_RESPONSES {\n",
         "it:cases::full_record_holds_the_next_response",

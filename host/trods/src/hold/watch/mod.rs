@@ -35,8 +35,7 @@ pub trait Keeper {
     /// Stores a record in place of the connection's last.
     fn store(&mut self, key: &FlowKey, ticket: u64, record: &Record);
 
-    /// Deletes the connection's record. Results of operations in progress are dropped, because the
-    /// next connection between the same ports may be a different one.
+    /// Deletes the connection's record and drops results of its operations: the next connection has the same key.
     fn forget(&mut self, key: &FlowKey);
 
     /// Whether the connection's record is to be stored again: what keeps it is lost, or its lifetime runs.
