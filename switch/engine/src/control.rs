@@ -220,6 +220,11 @@ impl Pipeline {
         self.ctl().delete_member(profile, id)
     }
 
+    /// A member.
+    pub fn member(&self, profile: ProfileId, id: u32) -> Option<ActionCall> {
+        self.ctl().member(profile, id)
+    }
+
     /// All members, by id.
     pub fn members(&self, profile: ProfileId) -> Vec<(u32, ActionCall)> {
         self.ctl().members(profile)

@@ -11,6 +11,7 @@ use rivulet_engine::{Pipeline, Program, TableId};
 use crate::error::{Result, invalid};
 use crate::index::{self, Index, Object};
 use crate::proto::p4::v1 as p4;
+use crate::translation::{NameTables, Names};
 
 /// A configuration, saved or forwarding.
 #[derive(Clone)]
@@ -35,6 +36,10 @@ pub struct Config {
     /// Difference between P4Runtime's priorities and the engine's, if not 0: the engine numbers the
     /// N entries of a program from -1 down, P4Runtime from N down (section 9.1.4).
     pub priority_shift: HashMap<TableId, i32>,
+    /// Strings of translated types.
+    pub names: NameTables,
+    /// An empty table.
+    pub no_names: Arc<Names>,
 }
 
 /// Use of an action profile; one-shots and members exclude each other (P4Runtime section 9.2.3).
@@ -86,6 +91,7 @@ impl Config {
                 config.priority_shift.insert(table.engine, 1 - lowest);
             }
         }
+        config.count_uses();
         Ok(config)
     }
 
@@ -103,7 +109,10 @@ impl Config {
     pub fn over(pipeline: Pipeline, stored: Arc<p4::ForwardingPipelineConfig>) -> Result<Config> {
         let p4info = stored.p4info.as_ref().ok_or_else(|| invalid("the config has no P4Info"))?;
         let index = Arc::new(Index::new(p4info, pipeline.info())?);
+        let names = NameTables::new(&index.name_types)?;
         Ok(Config {
+            names,
+            no_names: Arc::default(),
             pipeline,
             index,
             stored,

@@ -7,7 +7,7 @@ use crate::bytestring;
 use crate::error::{Result, invalid};
 use crate::proto::p4::config::v1 as config;
 use crate::proto::p4::v1::{P4Data, P4Header, P4StructLike, p4_data::Data};
-use crate::translation::Sdn;
+use crate::translation::{Sdn, Snapshot, Types};
 use config::p4_bitstring_like_type_spec::TypeSpec as Bits;
 use config::p4_data_type_spec::TypeSpec;
 
@@ -42,7 +42,7 @@ impl DataType {
     /// Resolves a type declared in a P4Info. `place` starts the message of an error.
     pub fn resolve(
         spec: Option<&config::P4DataTypeSpec>,
-        types: Option<&config::P4TypeInfo>,
+        types: &Types<'_>,
         place: &dyn Display,
     ) -> Result<DataType> {
         let mut parts = 0;
@@ -69,6 +69,17 @@ impl DataType {
         }
     }
 
+    /// Forms and widths of the translated values in it.
+    pub fn translated(&self) -> Vec<(Sdn, u32)> {
+        match self {
+            DataType::Translated(sdn, width) => vec![(*sdn, *width)],
+            DataType::Struct(m) | DataType::Tuple(m) | DataType::Header(m) => {
+                m.iter().flat_map(DataType::translated).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
     /// Widths of the plain values in it, in order.
     pub fn leaves(&self) -> Vec<u32> {
         match self {
@@ -82,20 +93,26 @@ impl DataType {
     }
 
     /// Reads the values of a message, one for each element of [`leaves`](Self::leaves).
-    pub fn read(&self, data: Option<&P4Data>, place: &dyn Display) -> Result<Vec<Vec<u8>>> {
+    pub fn read(&self, data: Option<&P4Data>, names: &Snapshot, place: &dyn Display) -> Result<Vec<Vec<u8>>> {
         let mut values = Vec::new();
-        self.read_into(data, place, &mut values)?;
+        self.read_into(data, names, place, &mut values)?;
         Ok(values)
     }
 
-    fn read_into(&self, data: Option<&P4Data>, place: &dyn Display, out: &mut Vec<Vec<u8>>) -> Result<()> {
+    fn read_into(
+        &self,
+        data: Option<&P4Data>,
+        names: &Snapshot,
+        place: &dyn Display,
+        out: &mut Vec<Vec<u8>>,
+    ) -> Result<()> {
         let wrong = || invalid(format!("{place}: the data is not of the type in the P4Info"));
         match (self, data.and_then(|d| d.data.as_ref()).ok_or_else(wrong)?) {
             (DataType::Unsigned(w), Data::Bitstring(b)) | (DataType::EnumValue(w), Data::EnumValue(b)) => {
                 out.push(bytestring::unsigned(b, *w, place)?);
             }
             (DataType::Translated(sdn, w), Data::Bitstring(b)) => {
-                out.push(sdn.to_data_plane(b, *w, place)?);
+                out.push(names.to_data_plane(*sdn, b, *w, place)?);
             }
             (DataType::Signed(w), Data::Bitstring(b)) => out.push(bytestring::signed(b, *w, place)?),
             (DataType::Bool, Data::Bool(b)) => out.push(vec![u8::from(*b)]),
@@ -104,14 +121,14 @@ impl DataType {
                 if types.len() == members.len() =>
             {
                 for (t, m) in types.iter().zip(members) {
-                    t.read_into(Some(m), place, out)?;
+                    t.read_into(Some(m), names, place, out)?;
                 }
             }
             (DataType::Header(types), Data::Header(P4Header { is_valid: true, bitstrings }))
                 if types.len() == bitstrings.len() =>
             {
                 for (t, b) in types.iter().zip(bitstrings) {
-                    t.read_into(Some(&P4Data { data: Some(Data::Bitstring(b.clone())) }), place, out)?;
+                    t.read_into(Some(&P4Data { data: Some(Data::Bitstring(b.clone())) }), names, place, out)?;
                 }
             }
             _ => return Err(wrong()),
@@ -121,10 +138,12 @@ impl DataType {
 
     /// Builds the message for values in the order of [`leaves`](Self::leaves), each as unsigned
     /// bits of its width.
-    pub fn write<'a>(&self, values: &mut impl Iterator<Item = &'a [u8]>) -> P4Data {
-        let all = |members: &[DataType], values: &mut _| members.iter().map(|m| m.write(values)).collect();
+    pub fn write<'a>(&self, values: &mut impl Iterator<Item = &'a [u8]>, names: &Snapshot) -> P4Data {
+        let all =
+            |members: &[DataType], values: &mut _| members.iter().map(|m| m.write(values, names)).collect();
         let data = match self {
-            DataType::Unsigned(_) | DataType::Translated(..) => Data::Bitstring(next_canonical(values)),
+            DataType::Unsigned(_) => Data::Bitstring(next_canonical(values)),
+            DataType::Translated(sdn, _) => Data::Bitstring(next_translated(*sdn, values, names)),
             DataType::EnumValue(_) => Data::EnumValue(next_canonical(values)),
             DataType::Signed(w) => {
                 Data::Bitstring(bytestring::from_signed_bits(values.next().unwrap_or(&[0]), *w))
@@ -133,15 +152,16 @@ impl DataType {
             DataType::Struct(m) => Data::Struct(P4StructLike { members: all(m, values) }),
             DataType::Tuple(m) => Data::Tuple(P4StructLike { members: all(m, values) }),
             DataType::Header(m) => {
-                let bitstrings = m.iter().map(|t| t.write_bits(values)).collect();
+                let bitstrings = m.iter().map(|t| t.write_bits(values, names)).collect();
                 Data::Header(P4Header { is_valid: true, bitstrings })
             }
         };
         P4Data { data: Some(data) }
     }
 
-    fn write_bits<'a>(&self, values: &mut impl Iterator<Item = &'a [u8]>) -> Vec<u8> {
+    fn write_bits<'a>(&self, values: &mut impl Iterator<Item = &'a [u8]>, names: &Snapshot) -> Vec<u8> {
         match self {
+            DataType::Translated(sdn, _) => next_translated(*sdn, values, names),
             DataType::Signed(w) => bytestring::from_signed_bits(values.next().unwrap_or(&[0]), *w),
             _ => next_canonical(values),
         }
@@ -152,8 +172,13 @@ fn next_canonical<'a>(values: &mut impl Iterator<Item = &'a [u8]>) -> Vec<u8> {
     bytestring::canonical(values.next().unwrap_or(&[0])).to_vec()
 }
 
+/// The next value in the controller's form, or empty if it has none.
+fn next_translated<'a>(sdn: Sdn, values: &mut impl Iterator<Item = &'a [u8]>, names: &Snapshot) -> Vec<u8> {
+    names.to_controller(sdn, values.next().unwrap_or(&[0])).unwrap_or_default()
+}
+
 struct Resolver<'a> {
-    types: Option<&'a config::P4TypeInfo>,
+    types: &'a Types<'a>,
     place: &'a dyn Display,
     parts: &'a mut usize,
 }
@@ -169,7 +194,7 @@ impl Resolver<'_> {
             .and_then(|s| s.type_spec.as_ref())
             .ok_or_else(|| invalid(format!("{place}: has no type")))?;
         let unknown = |name: &str| invalid(format!("{place}: type {name} is not in type_info"));
-        let types = self.types;
+        let types = self.types.info;
         match spec {
             TypeSpec::Bitstring(bits) => self.bits(bits),
             TypeSpec::Bool(_) => Ok(DataType::Bool),
@@ -206,9 +231,9 @@ impl Resolver<'_> {
                     types.and_then(|t| t.new_types.get(&named.name)).ok_or_else(|| unknown(&named.name))?;
                 match def.representation.as_ref() {
                     Some(Representation::OriginalType(t)) => self.data(Some(t), depth + 1),
-                    Some(Representation::TranslatedType(t)) => {
-                        let place = format_args!("{place}: {}", named.name);
-                        Ok(DataType::Translated(Sdn::of_type(t, &place)?, 0))
+                    Some(Representation::TranslatedType(_)) => {
+                        let sdn = self.types.form(&named.name, def, place)?;
+                        sdn.map(|sdn| DataType::Translated(sdn, 0)).ok_or_else(|| unknown(&named.name))
                     }
                     None => Err(invalid(format!("{place}: {} has no representation", named.name))),
                 }
@@ -283,24 +308,30 @@ mod tests {
     #[test]
     fn nested_structs_flatten_and_come_back() {
         let types = structs(&[("inner", vec![bit(9), bit(48)]), ("outer", vec![bit(8), named("inner")])]);
-        let t = DataType::resolve(Some(&named("outer")), Some(&types), &"x").unwrap();
+        let t = DataType::resolve(Some(&named("outer")), &Types::new(Some(&types)), &"x").unwrap();
         assert_eq!(t.leaves(), [8, 9, 48]);
         let values = [vec![0], vec![1, 2], vec![0, 0, 7]];
-        let data = t.write(&mut values.iter().map(Vec::as_slice));
-        assert_eq!(t.read(Some(&data), &"x").unwrap(), [vec![0], vec![1, 2], vec![7]]);
-        assert_eq!(DataType::Bool.read(Some(&data), &"x").unwrap_err().code, tonic::Code::InvalidArgument);
+        let data = t.write(&mut values.iter().map(Vec::as_slice), &Snapshot::default());
+        assert_eq!(t.read(Some(&data), &Snapshot::default(), &"x").unwrap(), [vec![0], vec![1, 2], vec![7]]);
+        assert_eq!(
+            DataType::Bool.read(Some(&data), &Snapshot::default(), &"x").unwrap_err().code,
+            tonic::Code::InvalidArgument
+        );
     }
 
     #[test]
     fn a_type_that_contains_itself_is_refused() {
         let types = structs(&[("loop", vec![named("loop"), named("loop")])]);
-        assert!(DataType::resolve(Some(&named("loop")), Some(&types), &"x").is_err());
+        assert!(DataType::resolve(Some(&named("loop")), &Types::new(Some(&types)), &"x").is_err());
     }
 
     #[test]
     fn values_too_wide_are_out_of_range() {
         let t = DataType::Unsigned(9);
         let wide = P4Data { data: Some(Data::Bitstring(vec![2, 0])) };
-        assert_eq!(t.read(Some(&wide), &"x").unwrap_err().code, tonic::Code::OutOfRange);
+        assert_eq!(
+            t.read(Some(&wide), &Snapshot::default(), &"x").unwrap_err().code,
+            tonic::Code::OutOfRange
+        );
     }
 }

@@ -93,6 +93,7 @@ fn reconcile(old: &Config, mut new: Config, ports: &dyn Ports) -> Result<Config>
         same.digests.clone_from(&old.digests);
         same.default_metadata.clone_from(&old.default_metadata);
         same.priority_shift.clone_from(&old.priority_shift);
+        same.names.adopt(&same.index.name_types, &old.names, &old.index.name_types);
         same.profiles = old.profiles.iter().map(|(id, p)| (*id, p.clone())).collect();
         let known = |id: &u32| same.index.digests.contains_key(id) || !old.index.digests.contains_key(id);
         if let Some(lost) = old.digests.keys().find(|id| !known(id)) {
@@ -100,8 +101,12 @@ fn reconcile(old: &Config, mut new: Config, ports: &dyn Ports) -> Result<Config>
                 "the state cannot be preserved: digest {lost:#010x} is enabled but no longer exists"
             )));
         }
+        same.count_uses();
+        same.names.sweep();
         return Ok(same);
     }
+    // A string keeps its value, which registers may hold.
+    new.names.adopt(&new.index.name_types, &old.names, &old.index.name_types);
     for (request, r#type) in everything() {
         for mut entity in old.read(&request)? {
             if !carried(&mut entity, old, &new) {
@@ -112,11 +117,12 @@ fn reconcile(old: &Config, mut new: Config, ports: &dyn Ports) -> Result<Config>
             new.update(&update, ports).map_err(failed)?;
         }
     }
+    new.names.sweep();
     Ok(new)
 }
 
 /// Reads of all state in an order in which it can be written, with the type of update.
-fn everything() -> Vec<(Entity, Type)> {
+pub fn everything() -> Vec<(Entity, Type)> {
     let entries = p4::TableEntry {
         meter_config: Some(p4::MeterConfig::default()),
         counter_data: Some(p4::CounterData::default()),
@@ -156,7 +162,7 @@ fn carried(entity: &mut p4::Entity, old: &Config, new: &Config) -> bool {
                 .index
                 .registers
                 .get(&e.register_id)
-                .map(|r| r.data.write(&mut std::iter::once(&[0u8][..])));
+                .map(|r| r.data.write(&mut std::iter::once(&[0u8][..]), &old.names.snapshot()));
             e.data != zero
         }
         Some(Entity::ValueSetEntry(e)) => !e.members.is_empty(),

@@ -11,6 +11,7 @@ use crate::bytestring::bytes_for;
 use crate::config::Config;
 use crate::data::DataType;
 use crate::proto::p4::v1 as p4;
+use crate::translation::Snapshot;
 
 /// Longest list; `max_list_size` 0 and larger values mean this.
 const MAX_LIST: usize = 1024;
@@ -27,6 +28,8 @@ pub struct Digests {
     /// All digests of the P4Info, enabled or not.
     known: HashSet<u32>,
     next_list: u64,
+    /// Strings of translated types.
+    names: Snapshot,
 }
 
 type Data = Arc<[u8]>;
@@ -76,6 +79,11 @@ impl Digests {
         }
     }
 
+    /// Adopts the strings of translated types after a write.
+    pub fn set_names(&mut self, names: Snapshot) {
+        self.names = names;
+    }
+
     /// Adds a sample of the packet path. Returns the list if it is now full.
     pub fn sample(&mut self, now: u64, sample: &DigestSample) -> Option<p4::DigestList> {
         if self.pipeline != Some(sample.pipeline) {
@@ -93,16 +101,16 @@ impl Digests {
         }
         digest.waiting.push(data);
         if digest.waiting.len() >= digest.list_size() || digest.config.max_timeout_ns == 0 {
-            return Some(digest.send(id, now, &mut self.next_list));
+            return Some(digest.send(id, now, &mut self.next_list, &self.names));
         }
         None
     }
 
     /// Lists whose oldest sample has reached the timeout.
     pub fn due(&mut self, now: u64) -> Vec<p4::DigestList> {
-        let next = &mut self.next_list;
+        let (next, names) = (&mut self.next_list, &self.names);
         let due = |d: &Digest| !d.waiting.is_empty() && now >= d.deadline();
-        self.digests.iter_mut().filter(|(_, d)| due(d)).map(|(id, d)| d.send(*id, now, next)).collect()
+        self.digests.iter_mut().filter(|(_, d)| due(d)).map(|(id, d)| d.send(*id, now, next, names)).collect()
     }
 
     /// When [`due`](Self::due) must be called next.
@@ -142,13 +150,13 @@ impl Digest {
         self.since.saturating_add(u64::try_from(self.config.max_timeout_ns).unwrap_or(0))
     }
 
-    fn send(&mut self, id: u32, now: u64, next_list: &mut u64) -> p4::DigestList {
+    fn send(&mut self, id: u32, now: u64, next_list: &mut u64, names: &Snapshot) -> p4::DigestList {
         *next_list += 1;
         let data = std::mem::take(&mut self.waiting);
         let list = p4::DigestList {
             digest_id: id,
             list_id: *next_list,
-            data: data.iter().map(|d| self.message(d)).collect(),
+            data: data.iter().map(|d| self.message(d, names)).collect(),
             timestamp: crate::server::epoch_ns(),
         };
         self.unacknowledged += data.len();
@@ -161,14 +169,14 @@ impl Digest {
         list
     }
 
-    fn message(&self, data: &[u8]) -> p4::P4Data {
+    fn message(&self, data: &[u8], names: &Snapshot) -> p4::P4Data {
         let mut rest = data;
         let mut values = self.widths.iter().map(|w| {
             let (value, after) = rest.split_at_checked(bytes_for(*w)).unwrap_or((&[0], &[]));
             rest = after;
             value
         });
-        self.data.write(&mut values)
+        self.data.write(&mut values, names)
     }
 
     fn expire(&mut self, now: u64) {
@@ -216,6 +224,7 @@ mod tests {
             digests: [(5, digest)].into(),
             known: [5].into(),
             next_list: 0,
+            names: Snapshot::default(),
         }
     }
 

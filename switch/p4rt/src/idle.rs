@@ -7,6 +7,7 @@ use rivulet_engine::{Entry, EntryKey, TableId};
 
 use crate::config::Config;
 use crate::proto::p4::v1 as p4;
+use p4::entity::Entity;
 
 /// Entries reported as idle and not hit since. The engine reports each idle period once; this
 /// module times the further notifications.
@@ -55,6 +56,9 @@ fn notifications(
         let table = config.index.table_ids.get(&engine).and_then(|id| config.index.tables.get(id));
         if let Some(table) = table.filter(|t| t.idle_timeout) {
             let entry = config.table_entry(table, &entry, &p4::TableEntry::default());
+            let mut entity = Entity::TableEntry(entry);
+            config.to_controller(&mut entity);
+            let Entity::TableEntry(entry) = entity else { continue };
             by_table.entry(engine).or_default().push(entry);
         }
     }

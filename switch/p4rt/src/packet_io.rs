@@ -12,7 +12,7 @@ use crate::bytestring;
 use crate::error::{Result, invalid};
 use crate::proto::p4::config::v1::ControllerPacketMetadata;
 use crate::proto::p4::v1::{PacketIn, PacketMetadata, PacketOut};
-use crate::translation::{Sdn, Types};
+use crate::translation::{Sdn, Snapshot, Types};
 
 /// Creates the channel from the packet path to the server, with room for `capacity` packets.
 pub fn packet_in_channel(capacity: usize) -> (PacketInSender, PacketIns) {
@@ -82,7 +82,7 @@ impl Header {
     /// first packet.
     pub fn new(
         message: &ControllerPacketMetadata,
-        types: Types<'_>,
+        types: &Types<'_>,
         program: &[HeaderInfo],
     ) -> Result<Header> {
         let mut header = Header::default();
@@ -91,7 +91,8 @@ impl Header {
         for m in &message.metadata {
             let at = format!("{place}: {}", m.name);
             let sdn = types.translated(m.type_name.as_ref(), m.bitwidth, &at)?;
-            let width = u32::try_from(m.bitwidth).ok().filter(|w| (1..=2048).contains(w));
+            let is_name = matches!(sdn, Some(Sdn::Name(_)));
+            let width = u32::try_from(m.bitwidth).ok().filter(|w| (1..=2048).contains(w) || is_name);
             let width = width.ok_or_else(|| invalid(format!("{at} has a width of {} bits", m.bitwidth)))?;
             if header.by_id.insert(m.id, header.fields.len()).is_some() {
                 return Err(invalid(format!("{place}: id {} is used twice", m.id)));
@@ -109,6 +110,9 @@ impl Header {
             }
         }
         for field in &mut header.fields {
+            if let Some(sdn) = field.sdn {
+                types.note_width(sdn, field.width, true);
+            }
             field.offset = header.bits;
             header.bits += field.width as usize;
         }
@@ -118,8 +122,17 @@ impl Header {
         Ok(header)
     }
 
+    /// Form and width of ports, if they are strings: of the translated fields with `port` in their
+    /// name, which must be of one type. v1model has no type for ports that would name it.
+    pub fn port_type(&self) -> Option<(Sdn, u32)> {
+        let ports = self.fields.iter().filter(|f| f.name.contains("port"));
+        let mut ports = ports.filter_map(|f| Some((f.sdn.filter(|s| matches!(s, Sdn::Name(_)))?, f.width)));
+        let first = ports.next()?;
+        ports.all(|other| other.0 == first.0).then_some(first)
+    }
+
     /// Builds the frame for the pipeline: the metadata as a header, then the payload.
-    pub fn frame(&self, packet: &PacketOut) -> Result<Vec<u8>> {
+    pub fn frame(&self, packet: &PacketOut, names: &Snapshot) -> Result<Vec<u8>> {
         if let Some(unknown) = &self.unknown {
             return Err(invalid(unknown.clone()));
         }
@@ -135,7 +148,7 @@ impl Header {
             }
             let value = match field.sdn {
                 None => bytestring::unsigned(&m.value, field.width, &field.name),
-                Some(sdn) => sdn.to_data_plane(&m.value, field.width, &field.name),
+                Some(sdn) => names.to_data_plane(sdn, &m.value, field.width, &field.name),
             }
             .map_err(|e| invalid(format!("packet-out metadata {}", e.message)))?;
             put_bits(&mut frame, field.offset, field.width, &value);
@@ -149,17 +162,18 @@ impl Header {
 
     /// Builds the packet-in for a packet from the CPU port; `None` if it is shorter than the
     /// header, or if a value has no form for controllers.
-    pub fn packet_in(&self, frame: &[u8]) -> Option<PacketIn> {
+    pub fn packet_in(&self, frame: &[u8], names: &Snapshot) -> Option<PacketIn> {
         if self.unknown.is_some() {
             return None;
         }
         let (head, payload) = frame.split_at_checked(self.bits / 8)?;
         let metadata = |f: &Field| {
             let value = get_bits(head, f.offset, f.width);
-            match f.sdn {
-                Some(Sdn::Number(width)) if bytestring::bit_length(&value) > width as usize => None,
-                _ => Some(PacketMetadata { metadata_id: f.id, value }),
-            }
+            let value = match f.sdn {
+                Some(sdn) => names.to_controller(sdn, &value)?,
+                None => value,
+            };
+            Some(PacketMetadata { metadata_id: f.id, value })
         };
         let metadata = self.fields.iter().map(metadata).collect::<Option<_>>()?;
         Some(PacketIn { payload: payload.to_vec(), metadata })
@@ -219,8 +233,7 @@ mod tests {
             .zip(1..)
             .map(|(w, id)| Metadata { id, name: format!("m{id}"), bitwidth: *w, ..Metadata::default() })
             .collect();
-        let p4info = crate::proto::p4::config::v1::P4Info::default();
-        Header::new(&ControllerPacketMetadata { preamble: None, metadata }, Types::new(&p4info), &[])
+        Header::new(&ControllerPacketMetadata { preamble: None, metadata }, &Types::new(None), &[])
     }
 
     fn out(values: &[(u32, &[u8])]) -> PacketOut {
@@ -232,9 +245,10 @@ mod tests {
     #[test]
     fn metadata_is_packed_in_order_and_comes_back_canonical() {
         let header = header(&[9, 7, 16]).unwrap();
-        let frame = header.frame(&out(&[(3, &[0, 0, 5]), (1, &[1, 2]), (2, &[3])])).unwrap();
+        let frame =
+            header.frame(&out(&[(3, &[0, 0, 5]), (1, &[1, 2]), (2, &[3])]), &Snapshot::default()).unwrap();
         assert_eq!(frame, [&[0x81, 0x03, 0x00, 0x05][..], b"payload"].concat());
-        let packet_in = header.packet_in(&frame).unwrap();
+        let packet_in = header.packet_in(&frame, &Snapshot::default()).unwrap();
         assert_eq!(packet_in.payload, b"payload");
         let values: Vec<_> = packet_in.metadata.iter().map(|m| (m.metadata_id, m.value.as_slice())).collect();
         assert_eq!(values, [(1, &[1, 2][..]), (2, &[3]), (3, &[5])]);
@@ -243,7 +257,7 @@ mod tests {
     #[test]
     fn wrong_metadata_is_refused() {
         let header = header(&[9, 7]).unwrap();
-        let message = |o: &PacketOut| header.frame(o).unwrap_err().message;
+        let message = |o: &PacketOut| header.frame(o, &Snapshot::default()).unwrap_err().message;
         assert!(message(&out(&[(1, &[1])])).contains("m2 is missing"));
         assert!(message(&out(&[(1, &[1]), (7, &[1])])).contains("id 7"));
         assert!(message(&out(&[(1, &[1]), (1, &[1])])).contains("twice"));
@@ -255,7 +269,7 @@ mod tests {
     fn a_header_must_be_whole_bytes() {
         assert!(header(&[9]).is_err());
         assert!(header(&[0, 8]).is_err());
-        assert!(header(&[9, 7]).unwrap().packet_in(&[1]).is_none());
+        assert!(header(&[9, 7]).unwrap().packet_in(&[1], &Snapshot::default()).is_none());
     }
 
     #[test]

@@ -51,7 +51,25 @@ impl Config {
     ///
     /// # Errors
     /// As in the specification for each kind.
-    pub fn read<'c>(&'c self, request: &'c Entity) -> Result<Found<'c>> {
+    pub fn read<'c>(&'c self, request: &Entity) -> Result<Found<'c>> {
+        if !self.index.translates {
+            return self.read_data_plane(request);
+        }
+        let mut request = request.clone();
+        if let Err(error) = self.request_to_data_plane(&mut request) {
+            // No entry can have a string without a value.
+            let is_entry = matches!(request, Entity::TableEntry(_)) && error.code == tonic::Code::NotFound;
+            return if is_entry { Ok(all(Vec::new())) } else { Err(error) };
+        }
+        let found = self.read_data_plane(&request)?;
+        Ok(Box::new(found.map(|mut e| {
+            e.entity.iter_mut().for_each(|e| self.to_controller(e));
+            e
+        })))
+    }
+
+    /// As [`read`](Self::read), without translation.
+    pub fn read_data_plane<'c>(&'c self, request: &Entity) -> Result<Found<'c>> {
         match request {
             Entity::TableEntry(e) => self.read_tables(e),
             Entity::ActionProfileMember(e) => self.read_members(e),
@@ -69,7 +87,7 @@ impl Config {
         }
     }
 
-    fn read_tables<'c>(&'c self, request: &'c p4::TableEntry) -> Result<Found<'c>> {
+    fn read_tables<'c>(&'c self, request: &p4::TableEntry) -> Result<Found<'c>> {
         if request.table_id == 0 {
             if !request.r#match.is_empty() || request.action.is_some() {
                 return Err(invalid("a read of all tables cannot be filtered by match or action"));
@@ -81,7 +99,8 @@ impl Config {
             }
         }
         let tables = self.one_or_all(&self.index.tables, request.table_id, Object::Table)?;
-        let passing = move |e: p4::TableEntry| passes(request, &e).then(|| of(Entity::TableEntry(e)));
+        let wanted = request.clone();
+        let passing = move |e: p4::TableEntry| passes(&wanted, &e).then(|| of(Entity::TableEntry(e)));
         if request.is_default_action {
             let entry = |(_, t): (u32, &Table)| self.default_entry(t, &self.pipeline.default_entry(t.engine));
             let found: Vec<_> = tables.into_iter().map(entry).filter_map(passing).collect();
@@ -91,7 +110,8 @@ impl Config {
         for (_, table) in tables {
             found.extend(self.entries(table, request)?.into_iter().map(|entry| (table, entry)));
         }
-        let entry = move |(table, entry): (&Table, Entry)| self.table_entry(table, &entry, request);
+        let wanted = request.clone();
+        let entry = move |(table, entry): (&Table, Entry)| self.table_entry(table, &entry, &wanted);
         Ok(Box::new(found.into_iter().map(entry).filter_map(passing)))
     }
 
@@ -146,7 +166,7 @@ impl Config {
     }
 
     #[allow(deprecated)]
-    fn default_entry(&self, table: &Table, entry: &DefaultEntry) -> p4::TableEntry {
+    pub fn default_entry(&self, table: &Table, entry: &DefaultEntry) -> p4::TableEntry {
         let no_metadata = Vec::new();
         let kept = unpack_metadata(self.default_metadata.get(&table.id).unwrap_or(&no_metadata));
         // The default of a table with a profile is NoAction, which the program omits.
@@ -173,7 +193,7 @@ impl Config {
         }
     }
 
-    fn read_members<'c>(&'c self, request: &'c p4::ActionProfileMember) -> Result<Found<'c>> {
+    fn read_members<'c>(&'c self, request: &p4::ActionProfileMember) -> Result<Found<'c>> {
         let mut found = Vec::new();
         let profiles = self.one_or_all(&self.index.profiles, request.action_profile_id, Object::Profile)?;
         for (id, profile) in profiles {
@@ -195,7 +215,7 @@ impl Config {
         })))
     }
 
-    fn read_groups<'c>(&'c self, request: &'c p4::ActionProfileGroup) -> Result<Found<'c>> {
+    fn read_groups<'c>(&'c self, request: &p4::ActionProfileGroup) -> Result<Found<'c>> {
         let mut found = Vec::new();
         let profiles = self.one_or_all(&self.index.profiles, request.action_profile_id, Object::Profile)?;
         for (id, profile) in profiles.into_iter().filter(|(_, p)| p.with_selector) {
@@ -234,7 +254,7 @@ impl Config {
         p4::ActionProfileGroup { action_profile_id: id, group_id, members, max_size }
     }
 
-    fn read_counters<'c>(&'c self, request: &'c p4::CounterEntry) -> Result<Found<'c>> {
+    fn read_counters<'c>(&'c self, request: &p4::CounterEntry) -> Result<Found<'c>> {
         let mut found = Vec::new();
         for (id, counter) in self.one_or_all(&self.index.counters, request.counter_id, Object::Counter)? {
             found.push((id, counter, array_cells(request.counter_id, request.index.as_ref(), counter)?));
@@ -247,7 +267,7 @@ impl Config {
         })))
     }
 
-    fn read_meters<'c>(&'c self, request: &'c p4::MeterEntry) -> Result<Found<'c>> {
+    fn read_meters<'c>(&'c self, request: &p4::MeterEntry) -> Result<Found<'c>> {
         if request.counter_data.is_some() {
             return Err(unimplemented("meters do not count packets by colour"));
         }
@@ -264,21 +284,22 @@ impl Config {
         })))
     }
 
-    fn read_registers<'c>(&'c self, request: &'c p4::RegisterEntry) -> Result<Found<'c>> {
+    fn read_registers<'c>(&'c self, request: &p4::RegisterEntry) -> Result<Found<'c>> {
         let mut found = Vec::new();
         for (id, register) in self.one_or_all(&self.index.registers, request.register_id, Object::Register)? {
             found.push((id, register, register_cells(request, register)?));
         }
         Ok(Box::new(found.into_iter().flat_map(move |(register_id, register, cells)| {
+            let names = self.names.snapshot();
             cells.filter_map(move |at| {
                 let value = self.pipeline.register(register.engine, at).ok()?;
-                let data = Some(register.data.write(&mut std::iter::once(value.as_slice())));
+                let data = Some(register.data.write(&mut std::iter::once(value.as_slice()), &names));
                 Some(of(Entity::RegisterEntry(p4::RegisterEntry { register_id, index: index(at), data })))
             })
         })))
     }
 
-    fn read_direct_counters<'c>(&'c self, request: &'c p4::DirectCounterEntry) -> Result<Found<'c>> {
+    fn read_direct_counters<'c>(&'c self, request: &p4::DirectCounterEntry) -> Result<Found<'c>> {
         let found = self.direct(request.table_entry.as_ref(), "counter", |t| t.direct_counter)?;
         Ok(Box::new(found.into_iter().map(|(table, entry)| {
             let data = entry.spec.counter.map(write_counter_data);
@@ -287,7 +308,7 @@ impl Config {
         })))
     }
 
-    fn read_direct_meters<'c>(&'c self, request: &'c p4::DirectMeterEntry) -> Result<Found<'c>> {
+    fn read_direct_meters<'c>(&'c self, request: &p4::DirectMeterEntry) -> Result<Found<'c>> {
         if request.counter_data.is_some() {
             return Err(unimplemented("meters do not count packets by colour"));
         }

@@ -27,6 +27,7 @@ use crate::proto::p4::v1 as p4;
 use crate::proto::rivulet::switch::v1::switch_server::SwitchServer;
 use crate::switch_service::SwitchService;
 use crate::tls::Tls;
+use crate::translation::Snapshot;
 use crate::write::action::watched_is_up;
 use p4::entity::Entity;
 use p4::set_forwarding_pipeline_config_request::Action;
@@ -117,6 +118,8 @@ pub(crate) fn count(counter: &AtomicU64) {
 pub(crate) struct PacketHeaders {
     pub packet_in: Header,
     pub packet_out: Header,
+    /// Strings of translated types in packets and digests; empty tables for the others.
+    pub names: Snapshot,
 }
 
 /// A P4Runtime server for one device. The crate's documentation describes its use.
@@ -305,7 +308,21 @@ impl Shared {
         let Some(config) = &device.forwarding else { return };
         self.digests.lock().configure(config);
         let (packet_in, packet_out) = (config.index.packet_in.clone(), config.index.packet_out.clone());
-        *self.headers.write() = Some(Arc::new(PacketHeaders { packet_in, packet_out }));
+        let names = config.message_names();
+        self.digests.lock().set_names(names.clone());
+        *self.headers.write() = Some(Arc::new(PacketHeaders { packet_in, packet_out, names }));
+    }
+
+    /// Gives packets and digests the strings of the forwarding pipeline, if a write changed them.
+    fn follow_names(&self, config: &Config) {
+        let Some(headers) = self.headers.read().clone() else { return };
+        let names = config.message_names();
+        if names.is_same(&headers.names) {
+            return;
+        }
+        self.digests.lock().set_names(names.clone());
+        let (packet_in, packet_out) = (headers.packet_in.clone(), headers.packet_out.clone());
+        *self.headers.write() = Some(Arc::new(PacketHeaders { packet_in, packet_out, names }));
     }
 
     /// Checks a request's device id: NOT_FOUND for another.
@@ -336,6 +353,11 @@ impl Shared {
         let is_digest = |u: &p4::Update| {
             matches!(u.entity.as_ref().and_then(|e| e.entity.as_ref()), Some(Entity::DigestEntry(_)))
         };
+        if device.saved.is_none()
+            && let Some(config) = device.forwarding.as_ref().filter(|c| !c.names.0.is_empty())
+        {
+            self.follow_names(config);
+        }
         if device.saved.is_none()
             && let Some(config) = &device.forwarding
             && request.updates.iter().any(is_digest)
@@ -535,7 +557,7 @@ impl Shared {
         *self.channel_lost.lock() = Some(packets.dropped.clone());
         while let Some(frame) = packets.receiver.recv().await {
             let headers = self.headers.read().clone();
-            let packet = headers.and_then(|h| h.packet_in.packet_in(&frame));
+            let packet = headers.and_then(|h| h.packet_in.packet_in(&frame, &h.names));
             let sent = packet.is_some_and(|p| self.tell(&Update::Packet(p)));
             count(if sent { &self.counts.packet_ins } else { &self.counts.packet_ins_lost });
         }

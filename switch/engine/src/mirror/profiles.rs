@@ -59,6 +59,10 @@ impl Ctl {
         Ok(())
     }
 
+    pub(crate) fn member(&self, profile: ProfileId, id: u32) -> Option<ActionCall> {
+        self.profiles.get(profile.index())?.members.get(&id).map(|m| m.call.clone())
+    }
+
     pub(crate) fn members(&self, profile: ProfileId) -> Vec<(u32, ActionCall)> {
         let list = self.profiles.get(profile.index()).map(|p| &p.members);
         list.into_iter().flatten().map(|(id, m)| (*id, m.call.clone())).collect()

@@ -35,16 +35,6 @@ fn unnamed<'n>(
     program.into_iter().find(|name| !known.contains(name))
 }
 
-fn width_of(bitwidth: i32, program: u32, translated: bool, place: &str) -> Result<u32> {
-    match u32::try_from(bitwidth) {
-        // A translated type has the controller's width in P4Info: its values are accepted if they
-        // fit the data plane's width.
-        Ok(w) if w == program || (translated && w > 0) => Ok(program.min(w)),
-        Ok(0) if translated => Err(invalid(format!("{place}: translation to strings is not served"))),
-        _ => Err(invalid(format!("{place} has {bitwidth} bits in the P4Info, {program} in the program"))),
-    }
-}
-
 impl<'a> Builder<'a> {
     pub fn build(mut self) -> Result<Index> {
         let info = self.p4info;
@@ -71,7 +61,7 @@ impl<'a> Builder<'a> {
         for c in &info.controller_packet_metadata {
             let (_, name) =
                 self.preamble(c.preamble.as_ref(), "controller_packet_metadata", Prefix::ControllerHeader)?;
-            let header = || Header::new(c, self.types, &self.program.headers);
+            let header = || Header::new(c, &self.types, &self.program.headers);
             match name {
                 "packet_in" => self.index.packet_in = header()?,
                 "packet_out" => self.index.packet_out = header()?,
@@ -84,6 +74,14 @@ impl<'a> Builder<'a> {
         if let Some(e) = info.externs.iter().find(|e| !e.instances.is_empty()) {
             return Err(invalid(format!("extern {} is not part of v1model", e.extern_type_name)));
         }
+        self.index.port_type = self.index.packet_out.port_type().or(self.index.packet_in.port_type());
+        let fields = self.index.tables.values().flat_map(|t| &t.fields);
+        let mut fields = fields.chain(self.index.value_sets.values().flat_map(|v| &v.fields));
+        let mut params = self.index.actions.values().flat_map(|a| &a.params);
+        self.index.translates = self.index.port_type.is_some()
+            || fields.any(|f| f.sdn.is_some())
+            || params.any(|p| p.sdn.is_some());
+        self.index.name_types = self.types.into_found();
         Ok(self.index)
     }
 
@@ -186,11 +184,11 @@ impl<'a> Builder<'a> {
             if p.id == 0 || params.iter().any(|other: &Param| other.id == p.id) {
                 return Err(invalid(format!("{place}: id {} is 0 or used twice", p.id)));
             }
-            let width = width_of(p.bitwidth, their.width, p.type_name.is_some(), &place)?;
+            let sdn = self.types.form_of(p.type_name.as_ref(), p.bitwidth, their.width, &place)?;
             if p.annotations.iter().any(|a| a == "@secret" || a.starts_with("@secret(")) {
                 self.index.secrets.insert((id, p.id));
             }
-            params.push(Param { id: p.id, name: p.name.clone(), width });
+            params.push(Param { id: p.id, name: p.name.clone(), width: their.width, sdn });
         }
         for i in all {
             self.index.action_ids.insert(ActionId(i as u32), id);
@@ -258,7 +256,8 @@ impl<'a> Builder<'a> {
         }
         let mut fields: Vec<Field> = Vec::new();
         for (m, key) in table.match_fields.iter().zip(&program.key) {
-            fields.push(field(m, key.width, Some(key.kind), &format!("{place}: key {}", m.name), &fields)?);
+            let place = format!("{place}: key {}", m.name);
+            fields.push(field(&self.types, m, key.width, Some(key.kind), &place, &fields)?);
         }
         let mut actions = HashMap::new();
         for r in &table.action_refs {
@@ -377,8 +376,7 @@ impl<'a> Builder<'a> {
             return Ok(());
         };
         let program = &self.program.registers[engine.index()];
-        let mut data =
-            DataType::resolve(register.type_spec.as_ref(), self.p4info.type_info.as_ref(), &place)?;
+        let mut data = DataType::resolve(register.type_spec.as_ref(), &self.types, &place)?;
         // A single plain value, as in BMv2's registers.
         if !data.fit(&[program.width]) {
             return Err(invalid(format!(
@@ -387,6 +385,7 @@ impl<'a> Builder<'a> {
                 program.width
             )));
         }
+        data.translated().iter().for_each(|(sdn, width)| self.types.note_width(*sdn, *width, false));
         let size = program.size;
         self.index.registers.insert(id, Register { name: name.to_owned(), engine, size, data });
         Ok(())
@@ -409,7 +408,8 @@ impl<'a> Builder<'a> {
         }
         let mut fields: Vec<Field> = Vec::new();
         for (m, width) in set.r#match.iter().zip(&program.fields) {
-            fields.push(field(m, *width, None, &format!("{place}: field {}", m.name), &fields)?);
+            let place = format!("{place}: field {}", m.name);
+            fields.push(field(&self.types, m, *width, None, &place, &fields)?);
         }
         let size = usize::try_from(set.size).unwrap_or(0);
         self.index.value_sets.insert(id, ValueSet { name: name.to_owned(), engine, size, fields });
@@ -425,7 +425,7 @@ impl<'a> Builder<'a> {
             self.leave_out(Object::Digest, id, name);
             return Ok(());
         };
-        let mut data = DataType::resolve(digest.type_spec.as_ref(), self.p4info.type_info.as_ref(), &place)?;
+        let mut data = DataType::resolve(digest.type_spec.as_ref(), &self.types, &place)?;
         if let Some(other) = programs.iter().find(|p| !data.fit(&p.fields) || p.fields != program.fields) {
             return Err(invalid(format!(
                 "{place} has fields of {:?} bits in the P4Info, {:?} in the program",
@@ -433,6 +433,7 @@ impl<'a> Builder<'a> {
                 other.fields
             )));
         }
+        data.translated().iter().for_each(|(sdn, width)| self.types.note_width(*sdn, *width, true));
         let widths = program.fields.clone();
         self.index.digests.insert(id, Digest { id, name: name.to_owned(), engine, data, widths });
         Ok(())
@@ -447,6 +448,7 @@ fn meter_type(spec: Option<&config::MeterSpec>, place: &str) -> Result<config::m
 /// Checks a field of a key against the program's; `program` is `None` for value sets, which have no
 /// match kinds.
 fn field(
+    types: &Types<'_>,
     m: &config::MatchField,
     width: u32,
     program: Option<MatchKind>,
@@ -474,6 +476,6 @@ fn field(
             kind.as_str_name()
         )));
     }
-    let width = width_of(m.bitwidth, width, m.type_name.is_some(), place)?;
-    Ok(Field { id: m.id, name: m.name.clone(), width, kind })
+    let sdn = types.form_of(m.type_name.as_ref(), m.bitwidth, width, place)?;
+    Ok(Field { id: m.id, name: m.name.clone(), width, sdn, kind })
 }

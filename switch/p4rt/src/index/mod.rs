@@ -14,7 +14,7 @@ use crate::error::{Result, invalid, not_found};
 use crate::packet_io::Header;
 use crate::proto::p4::config::v1 as config;
 use crate::proto::p4::v1 as p4;
-use crate::translation::Types;
+use crate::translation::{NameType, Sdn, Types};
 use config::action_ref::Scope;
 use config::match_field::MatchType;
 
@@ -38,6 +38,12 @@ pub struct Index {
     pub value_sets: BTreeMap<u32, ValueSet>,
     /// Digests.
     pub digests: BTreeMap<u32, Digest>,
+    /// Types that are translated to strings.
+    pub name_types: Vec<NameType>,
+    /// Form and width of the ports of replicas and watched ports, if they are strings.
+    pub port_type: Option<(Sdn, u32)>,
+    /// Whether any value in entities is translated.
+    pub translates: bool,
     /// Metadata of packet-ins.
     pub packet_in: Header,
     /// Metadata of packet-outs.
@@ -88,8 +94,10 @@ pub struct Field {
     pub id: u32,
     /// Name.
     pub name: String,
-    /// Bits.
+    /// Bits in the data plane.
     pub width: u32,
+    /// The controller's form, if the type is translated.
+    pub sdn: Option<Sdn>,
     /// How it is matched.
     pub kind: MatchType,
 }
@@ -119,8 +127,10 @@ pub struct Param {
     pub id: u32,
     /// Name.
     pub name: String,
-    /// Bits.
+    /// Bits in the data plane.
     pub width: u32,
+    /// The controller's form, if the type is translated.
+    pub sdn: Option<Sdn>,
 }
 
 /// An action profile or selector.
@@ -278,7 +288,7 @@ impl Index {
     /// # Errors
     /// INVALID_ARGUMENT with the name of the mismatching object.
     pub fn new(p4info: &config::P4Info, program: &ProgramInfo) -> Result<Index> {
-        let types = Types::new(p4info);
+        let types = Types::new(p4info.type_info.as_ref());
         build::Builder { p4info, program, types, index: Index::default(), ids: Default::default() }.build()
     }
 }

@@ -125,7 +125,7 @@ mod tests {
     use tonic::Code;
 
     fn field(kind: MatchType) -> Vec<Field> {
-        vec![Field { id: 1, name: "f".into(), width: 12, kind }]
+        vec![Field { id: 1, name: "f".into(), width: 12, sdn: None, kind }]
     }
 
     fn read_one(kind: MatchType, m: FieldMatchType) -> Result<KeyMatch> {

@@ -19,8 +19,29 @@ use p4::update::Type;
 use p4::write_request::Atomicity;
 
 impl Config {
-    /// Applies one update.
+    /// Applies one update. Strings of translated types that nothing uses any more keep their values
+    /// until the caller sweeps them, so that an update can be undone.
     pub fn update(&mut self, update: &p4::Update, ports: &dyn Ports) -> Result<()> {
+        if !self.index.translates {
+            return self.update_data_plane(update, ports);
+        }
+        let mut update = update.clone();
+        if let Some(entity) = update.entity.as_mut().and_then(|e| e.entity.as_mut()) {
+            let assign = update.r#type != Type::Delete as i32 && !is_direct(entity);
+            self.translate_update(entity, assign)?;
+        }
+        let entity = update.entity.as_ref().and_then(|e| e.entity.as_ref());
+        let Some(entity) = entity.filter(|_| !self.names.0.is_empty()) else {
+            return self.update_data_plane(&update, ports);
+        };
+        let before = self.uses_now(entity);
+        self.update_data_plane(&update, ports)?;
+        let after = self.uses_now(entity);
+        self.follow_uses(before, after);
+        Ok(())
+    }
+
+    fn update_data_plane(&mut self, update: &p4::Update, ports: &dyn Ports) -> Result<()> {
         let r#type = match Type::try_from(update.r#type) {
             Ok(Type::Unspecified) | Err(_) => return Err(invalid("the update has no type")),
             Ok(r#type) => r#type,
@@ -55,7 +76,12 @@ impl Config {
     ) -> std::result::Result<(), Status> {
         let results = match Atomicity::try_from(request.atomicity) {
             Ok(Atomicity::ContinueOnError) => {
-                request.updates.iter().map(|u| self.update(u, ports)).collect::<Vec<_>>()
+                let one = |u| {
+                    let result = self.update(u, ports);
+                    self.names.sweep();
+                    result
+                };
+                request.updates.iter().map(one).collect::<Vec<_>>()
             }
             Ok(Atomicity::RollbackOnError) => self.all_or_none(&request.updates, ports),
             Ok(Atomicity::DataplaneAtomic) => {
@@ -64,6 +90,7 @@ impl Config {
             }
             Err(_) => return Err(Status::unimplemented(format!("unknown atomicity {}", request.atomicity))),
         };
+        self.names.sweep();
         // Reads of state that packets change access the packet path: wait until it has the writes.
         if request.updates.iter().any(is_volatile)
             && let Err(error) = self.pipeline.settle()
@@ -99,6 +126,11 @@ impl Config {
         }
         result
     }
+}
+
+/// Whether an entity only names a table entry.
+fn is_direct(entity: &Entity) -> bool {
+    matches!(entity, Entity::DirectCounterEntry(_) | Entity::DirectMeterEntry(_))
 }
 
 /// Whether an update writes state that the packet path changes too.

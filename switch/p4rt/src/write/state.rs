@@ -48,7 +48,7 @@ impl Config {
         only_modify(r#type, "a register entry")?;
         let register = self.index.find(&self.index.registers, entry.register_id, Object::Register)?;
         let place = format_args!("register {}", register.name);
-        let values = register.data.read(entry.data.as_ref(), &place)?;
+        let values = register.data.read(entry.data.as_ref(), &self.names.snapshot(), &place)?;
         let value = values.first().ok_or_else(|| invalid(format!("{place}: no data")))?;
         for at in cells(entry.index.as_ref(), register.size, &register.name)? {
             self.pipeline.set_register(register.engine, at, value)?;
