@@ -120,7 +120,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_written_is_parsed(all in proptest::collection::vec(("[^\"\\\\]{0,8}", any::<u64>()), 0..5)) {
+        fn written_mappings_are_parsed(all in proptest::collection::vec(("[^\"\\\\]{0,8}", any::<u64>()), 0..5)) {
             let list: Vec<String> = all.iter().map(|(n, v)| format!("{{ \"{n}\" , {v} }}")).collect();
             prop_assert_eq!(parsed(&format!("({{ {} }})", list.join(" , "))).unwrap(), all);
         }

@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_whose_value_is_taken_gets_another_one() {
+    fn name_gets_another_number_if_its_own_is_taken() {
         let mut t = table(3);
         t.retain(t.clone().assign("a").unwrap());
         t.release(1);
