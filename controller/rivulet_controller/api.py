@@ -22,10 +22,11 @@ from fastapi import Depends, FastAPI, HTTPException, Query, Request, WebSocket, 
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from pydantic import BaseModel, Field
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from . import view
 from .audit import Audit, AuditError
+from .body_limit import BODY_S, BodyLimit
 from .config import ConfigError
 from .controller import Controller
 from .cookie import Segment
@@ -46,12 +47,6 @@ API refuses."""
 
 CONFIG_MAX = 4 << 20
 """Longest configuration in bytes."""
-
-BODY_MAX = 64 << 10
-"""Longest body of other requests in bytes: it is read before the caller is authenticated."""
-
-BODY_S = 30.0
-"""Time for a body to arrive."""
 
 BODIES_MAX = 8
 """Configurations that may be received for plans at a time."""
@@ -81,39 +76,6 @@ class Rotation(BaseModel):
     """Body of a key rotation."""
 
     kinds: list[Literal["seal", "nonce", "cookie", "tor"]] = Field(default=["seal", "nonce"], max_length=4)
-
-
-class BodyLimit:
-    """Middleware that limits the size and time of request bodies."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in ("/api/plan", "/api/apply"):
-            # These handlers read the body themselves, after they have authenticated the caller.
-            await self._app(scope, receive, send)
-            return
-        left, end, whole = BODY_MAX, asyncio.get_running_loop().time() + BODY_S, False
-
-        async def bounded() -> Message:
-            nonlocal left, whole
-            if whole:
-                # After the body, `receive` waits for the end of the connection, which has no time
-                # limit.
-                return await receive()
-            try:
-                async with asyncio.timeout_at(end):
-                    message = await receive()
-            except TimeoutError:
-                raise HTTPException(408, f"the body took longer than {BODY_S:g} s to arrive") from None
-            left -= len(message.get("body", b""))
-            if left < 0:
-                raise HTTPException(413, f"a body has at most {BODY_MAX} bytes")
-            whole = not message.get("more_body", False)
-            return message
-
-        await self._app(scope, bounded, send)
 
 
 class Live:

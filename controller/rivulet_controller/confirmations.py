@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from .agents import Agent
 from .config import Service
 from .entry import Entry
-from .fleet import Fleet, SwitchState
+from .fleet import Fleet
 from .keys import KeyRing, Kind, words
 from .modes import Mode
 from .rack import Rack
+from .switch_state import SwitchState
 from .updates import PLAIN
 
 AGENT_PATIENCE_S = 5.0

@@ -20,7 +20,6 @@ from .clock import SteadyClock
 from .config import Config
 from .confirmations import Confirmations
 from .contents import Contents
-from .desired import Numbers
 from .entry import Item
 from .fleet import READ_INTERVAL_S, Fleet
 from .health import ReplicaView
@@ -29,6 +28,7 @@ from .local import with_local_parts
 from .modes import next_change, settled, step
 from .monitor import Monitor
 from .names import NamesError
+from .numbers import Numbers
 from .placement import assign, prepare, weights
 from .rack import Rack
 from .rack_file import parse

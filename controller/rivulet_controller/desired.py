@@ -9,7 +9,7 @@ the writer skip it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -19,6 +19,7 @@ from .keys import RACK_RING, KeyRing, Kind, State, TorKeys, derived, words
 from .l2 import Hop, LearnedSource, address_int, hop_name, l2, mac_int, next_hops, routes
 from .modes import Mode
 from .names import Names
+from .numbers import Numbers, Tor
 from .slots import drained, round_robin
 from .state import Pairs
 from .trods import plain_sources
@@ -63,30 +64,6 @@ TUNNEL_OVERHEAD = {("ip_in_ip", 4): 20, ("ip_in_ip", 6): 40, ("gue", 4): 32, ("g
 """Bytes that a tunnel adds, by kind and by IP version of the outer header."""
 
 Fragment = tuple[Item, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Tor:
-    """Parameters of one run of one switch's pipeline."""
-
-    tor_id: int
-    clock_offset: int = 0
-    time_valid: bool = False
-    sketch_keys: tuple[int, int] = field(default=(0, 0), repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """Numbers that stand for names in the switch's tables."""
-
-    services: Mapping[str, int]
-    pools: Mapping[str, int]
-    replicas: Mapping[str, Mapping[str, int]]
-    """Numbers of replicas, by pool, then by replica."""
-    next_hops: Mapping[str, Mapping[str, int]]
-    """Numbers of next hops, by switch, then by name (l2.py)."""
-    secret: bytes = field(repr=False)
-    """Secret from which the keys of slots are derived."""
 
 
 def _switch(names: Names, switch: SwitchConfig, tor: Tor) -> Iterator[Item]:
@@ -497,17 +474,3 @@ def desired(
             )  # fmt: skip
     fragments["l2"] = tuple(l2(switch, hops, tor.time_valid, learned, frozenset(guarded)))
     return fragments
-
-
-def tor_of(items: Mapping[str, int]) -> Tor | None:
-    """The `Tor` of a running switch, from the parameters of its `tor` default action; None if that
-    is not set.
-    """
-    if not items.get("tor_id"):
-        return None
-    return Tor(
-        tor_id=items["tor_id"],
-        clock_offset=items["clock_offset"],
-        time_valid=bool(items["time_valid"]),
-        sketch_keys=(items["sketch_key0"], items["sketch_key1"]),
-    )

@@ -12,25 +12,25 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from .agents import Agent
-from .clock import OffsetEstimate, RackClock
+from .clock import RackClock
 from .config import SwitchConfig, is_local
-from .desired import Fragment, Tor, tor_of
-from .entry import Entry
+from .desired import Fragment
 from .health import Health
 from .limits import IPAddress
 from .names import ARTIFACTS, Names
-from .neighbours import Neighbours, parse_reply, request_frame, source_address
-from .paths import Paths, too_big
+from .neighbours import parse_reply, request_frame, source_address
+from .numbers import Tor, tor_of
+from .paths import too_big
 from .rack import Rack, SwitchFacts, fragments_of
-from .sources import Sources
 from .supervise import Loop
 from .switch import SwitchError, SwitchLink, WriteRefused
+from .switch_state import SwitchState, allowed_by_rows, end, int_of, rows_of
 
 log = logging.getLogger("rivulet.fleet")
 
@@ -46,44 +46,6 @@ SETTLE_S = 1.0
 EVENTS_KEPT = 500
 
 _ABOUT_REPLICAS = frozenset({"EXCLUDED", "RETURNED", "READMITTED"})
-
-
-@dataclass(slots=True)
-class SwitchState:
-    """State of one switch besides its entries."""
-
-    link: SwitchLink
-    task: asyncio.Task[None] | None = None
-    applying: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Makes computing and writing the desired entries one step."""
-    loops: tuple[Loop, ...] = ()
-    """Its write loop and its read loop, so that a switch that hangs delays no other."""
-    tor: Tor | None = None
-    estimate: OffsetEstimate = field(default_factory=OffsetEstimate)
-    settled_at: float = 0.0
-    """Until then, events may carry the time of an earlier clock offset (monotonic seconds)."""
-    readmitted: dict[tuple[int, int], int] = field(default_factory=dict)
-    """By (pool, replica) numbers: the count of exclusions up to which plain TCP is allowed again;
-    desired value of the `readmitted` parameter."""
-    allowed: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
-    """Values of `readmitted` that the switch has, each with the count of ready heartbeats when it
-    was first seen."""
-    sources: Sources = field(default_factory=Sources)
-    neighbours: Neighbours = field(default_factory=Neighbours)
-    paths: Paths = field(default_factory=Paths)
-    sequence: int | None = None
-    holds: bool = False
-    """Whether it has accepted all of the desired entries in this session."""
-    problem: str = ""
-    retry_at: float = 0.0
-    lost_at: float = 0.0
-    began_at: float = 0.0
-    """Start of the session (monotonic seconds)."""
-    without_heartbeat: frozenset[tuple[int, int]] = frozenset()
-    """Members that got no traffic at the last reading, for lack of a heartbeat."""
-    converged_at: float = 0.0
-    reported: set[str] = field(default_factory=set)
-    """Replicas with an exclusion reported by an event since the last reading."""
 
 
 class Fleet:
@@ -136,7 +98,7 @@ class Fleet:
             new = wanted.get(name)
             if new is None or any(getattr(new, p) != getattr(known.link.config, p) for p in place):
                 del self.switches[name]
-                self._ending.add(ending := asyncio.create_task(_end(known)))
+                self._ending.add(ending := asyncio.create_task(end(known)))
                 ending.add_done_callback(self._ending.discard)
             else:
                 known.link.config = new
@@ -164,7 +126,7 @@ class Fleet:
 
     async def stop(self) -> None:
         """Ends the sessions. Switches keep their entries."""
-        await asyncio.gather(*(_end(s) for s in self.switches.values()), *self._ending, return_exceptions=True)
+        await asyncio.gather(*(end(s) for s in self.switches.values()), *self._ending, return_exceptions=True)
         self.switches.clear()
 
     def problems(self) -> list[str]:
@@ -340,11 +302,11 @@ class Fleet:
             switch.readmitted = allowed_by_rows(link)
             # Sources and neighbours learned before this controller started.
             now = time.monotonic()
-            bridged = [dict(i.match) | dict(i.params) for i in _rows(link, "bridges")]
-            sources = [(_int(r["vlan"]), _int(r["mac"]), _int(r["port"])) for r in bridged]
+            bridged = [dict(i.match) | dict(i.params) for i in rows_of(link, "bridges")]
+            sources = [(int_of(r["vlan"]), int_of(r["mac"]), int_of(r["port"])) for r in bridged]
             switch.sources.recall(link.config, sources, now)
-            rows = [dict(i.match) | dict(i.params) for i in _rows(link, "neighbours")]
-            macs = {_int(r["next_hop"]): _int(r["dst_mac"]) for r in rows}
+            rows = [dict(i.match) | dict(i.params) for i in rows_of(link, "neighbours")]
+            macs = {int_of(r["next_hop"]): int_of(r["dst_mac"]) for r in rows}
             numbers = self.rack.numbers.next_hops[link.config.name]
             switch.neighbours.recall({hop: macs[n] for hop, n in numbers.items() if n in macs}, now)
             log.info("switch %s: resumes as ToR %#06x", link.config.name, tor.tor_id)
@@ -522,27 +484,3 @@ class Fleet:
                 arrived = count == exclusions & 0xFFFF and sample.ready_heartbeats(cell) > ready
                 found[name] = found.get(name, True) and (arrived or exclusions == 0)
         return found
-
-
-async def _end(switch: SwitchState) -> None:
-    for loop in switch.loops:
-        await loop.stop()
-    if switch.task is not None:
-        switch.task.cancel()
-        await asyncio.gather(switch.task, return_exceptions=True)
-
-
-def allowed_by_rows(link: SwitchLink) -> dict[tuple[int, int], int]:
-    """By (pool, replica) numbers, the switch's values of `readmitted`."""
-    rows = [dict(row.match) | dict(row.params) for row in _rows(link, "heartbeat_sources")]
-    return {(_int(r["pool"]), _int(r["replica"])): _int(r["readmitted"]) for r in rows}
-
-
-def _rows(link: SwitchLink, table: str) -> list[Entry]:
-    return [item for item in link.items() if isinstance(item, Entry) and item.table == table]
-
-
-def _int(value: object) -> int:
-    """The value of an exact match or a parameter, which is an integer."""
-    assert isinstance(value, int)
-    return value

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 
 from .config import SKETCH_MBPS, Config, SwitchConfig
-from .desired import Numbers
 from .l2 import next_hops
 from .names import Names
+from .numbers import Numbers
 from .slots import pair
 from .state import Decision, Pairs, State
 

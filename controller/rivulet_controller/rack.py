@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from .config import Config, SwitchConfig
-from .desired import Fragment, Numbers, Tor, desired
+from .desired import Fragment, desired
 from .l2 import LearnedSource, hop_name
 from .names import Names
+from .numbers import Numbers, Tor
 from .placement import weights
 from .state import State
 

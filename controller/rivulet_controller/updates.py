@@ -8,10 +8,11 @@ from types import MappingProxyType
 from . import trods
 from .config import Affinity, Config, PlainMode
 from .content import Content
-from .desired import Numbers, flow_slots, slot_key
+from .desired import flow_slots, slot_key
 from .keys import RACK_RING, KeyRing, Kind
 from .l2 import mac_int
 from .modes import Mode, settled
+from .numbers import Numbers
 from .pb.rivulet.agent.v1 import agent_pb2
 from .state import Pairs
 

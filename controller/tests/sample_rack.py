@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rivulet_controller.config import Config
-from rivulet_controller.desired import Fragment, Numbers, Tor, desired
+from rivulet_controller.desired import Fragment, desired
 from rivulet_controller.keys import KeyRing, Kind, Lives
 from rivulet_controller.l2 import LearnedSource, next_hops
 from rivulet_controller.names import Names
+from rivulet_controller.numbers import Numbers, Tor
 from rivulet_controller.rack_file import parse
 from rivulet_controller.slots import pair
 from rivulet_controller.state import State

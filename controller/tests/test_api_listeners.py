@@ -19,6 +19,7 @@ from harness import audit_records, served
 from ports import free_port
 
 from rivulet_controller import api as api_module
+from rivulet_controller import body_limit
 from rivulet_controller.client import ApiError, Client
 from rivulet_controller.keys import Kind
 from rivulet_controller.rights import LISTENER, Listener, listener_of
@@ -178,7 +179,8 @@ async def test_idle_connections_do_not_block_others(tmp_path: Path, sent: bytes)
 
 @pytest.mark.parametrize("path", ["/api/plan", "/api/apply", "/api/services/web/rotate"])
 async def test_slow_body_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
-    monkeypatch.setattr(api_module, "BODY_S", 0.3)
+    for module in (api_module, body_limit):
+        monkeypatch.setattr(module, "BODY_S", 0.3)
     async with served(tmp_path) as (_, address):
         reader, writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))
         writer.write(request("POST", path, "{" * 9)[:-8])

@@ -18,8 +18,9 @@ from sample_rack import NAMES, RACK
 
 from rivulet_controller import view
 from rivulet_controller.agents import SENT_KEPT, TEXT_MAX, Agent, AgentServer
-from rivulet_controller.api import BODY_MAX, Live, make_app
+from rivulet_controller.api import Live, make_app
 from rivulet_controller.audit import LINE_MAX, RECENT, Audit, AuditError
+from rivulet_controller.body_limit import BODY_MAX
 from rivulet_controller.config import ConfigError
 from rivulet_controller.document import MAX_BYTES
 from rivulet_controller.health import ReplicaView

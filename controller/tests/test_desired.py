@@ -8,11 +8,12 @@ import pytest
 from sample_rack import ARTIFACTS, LIVES, NAMES, RACK, TWO_RACKS, config, fragments, lines, numbers_of, weights_of
 
 from rivulet_controller.config import Config
-from rivulet_controller.desired import ORDER, Tor, tor_of
+from rivulet_controller.desired import ORDER
 from rivulet_controller.entry import Entry, Meter, difference
 from rivulet_controller.keys import RACK_RING, KeyRing, Kind, Lives, derived, words
 from rivulet_controller.l2 import address_int
 from rivulet_controller.names import ENUMS, Names, NamesError
+from rivulet_controller.numbers import Tor, tor_of
 from rivulet_controller.placement import number
 from rivulet_controller.state import State
 from rivulet_controller.updates import update

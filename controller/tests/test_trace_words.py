@@ -11,8 +11,8 @@ import pytest
 from sample_rack import NAMES, RACK, config, fragments
 
 from rivulet_controller.cookie import Segment, classify, half_sip_hash
-from rivulet_controller.desired import Tor
 from rivulet_controller.keys import Kind, words
+from rivulet_controller.numbers import Tor
 from rivulet_controller.state import State
 from rivulet_controller.trace import Step, trace
 
