@@ -58,6 +58,7 @@ mod arbitration;
 mod bytestring;
 mod client;
 mod config;
+mod counts;
 mod data;
 mod device;
 mod digest;

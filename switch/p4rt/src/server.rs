@@ -16,6 +16,8 @@ use tonic::service::Routes;
 use crate::admission::{Bounded, Permits};
 use crate::arbitration::{Arbiter, Peer, Primary, RoleKey, election_id};
 use crate::config::Config;
+pub use crate::counts::Totals;
+pub(crate) use crate::counts::{Counts, count};
 use crate::device::Device;
 use crate::digest::Digests;
 use crate::error::{UpdateError, batch_status, invalid};
@@ -76,41 +78,6 @@ pub enum ServeError {
     /// A thread could not be started.
     #[error("starting a thread: {0}")]
     Thread(#[from] std::io::Error),
-}
-
-/// Totals since the start, for metrics.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
-    /// Packets sent to controllers.
-    pub packet_ins: u64,
-    /// Packet-ins lost: no primary, too short for the metadata, or a full queue.
-    pub packet_ins_lost: u64,
-    /// Packets accepted from controllers.
-    pub packet_outs: u64,
-    /// Packet-outs refused, or dropped because a queue was full.
-    pub packet_outs_lost: u64,
-    /// Digest lists sent.
-    pub digest_lists: u64,
-    /// Updates of `Write` requests.
-    pub updates: u64,
-    /// Failed batches of updates.
-    pub batches_failed: u64,
-}
-
-#[derive(Default)]
-pub(crate) struct Counts {
-    pub packet_ins: AtomicU64,
-    pub packet_ins_lost: AtomicU64,
-    pub packet_outs: AtomicU64,
-    pub packet_outs_lost: AtomicU64,
-    pub digest_lists: AtomicU64,
-    pub updates: AtomicU64,
-    pub batches_failed: AtomicU64,
-}
-
-/// Increments a counter, without ordering guarantees.
-pub(crate) fn count(counter: &AtomicU64) {
-    counter.fetch_add(1, Ordering::Relaxed);
 }
 
 /// The packet metadata headers of the forwarding pipeline; `None` before the first one.
