@@ -114,7 +114,7 @@ func main() {
 }
 
 #[test]
-fn curl_uploads_and_asks_for_ranges() {
+fn curl_uploads_with_a_length_and_in_chunks() {
     let rig = Rig::new();
     let file = rig.folder.path().join("upload");
     fs::write(&file, content(2_000_000)).unwrap();
