@@ -2,20 +2,35 @@
 //! has nothing but the file and the client's places, as a server does. Prints the sizes, and the corners of the blocks under the mark.
 
 use std::io::Write;
+use std::process::ExitCode;
 
 use rivulet_watermark::{Picture, Places};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> ExitCode {
+    match mark() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("mark: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn mark() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [input, output, text, piece @ ..] = &arguments[..] else {
         return Err("usage: mark IN.jpg OUT.jpg TEXT [PIECE]".into());
     };
-    let piece: u64 = piece.first().map_or(Ok(1400), |text| text.parse())?;
-    let file = std::fs::read(input)?;
+    let piece: u64 = match piece {
+        [] => 1400,
+        [text, ..] => text.parse().ok().filter(|n| *n > 0).ok_or("PIECE: a number of bytes above 0")?,
+    };
+    let file = std::fs::read(input).map_err(|e| format!("{input}: {e}"))?;
     let picture = Picture::read(&file).map_err(|e| format!("{input}: {e}"))?;
     let mut continuation = Vec::new();
     picture.mark(text.as_bytes()).encode(&mut continuation);
-    let mut out = std::io::BufWriter::new(std::fs::File::create(output)?);
+    let mut out =
+        std::io::BufWriter::new(std::fs::File::create(output).map_err(|e| format!("{output}: {e}"))?);
     let mut at = 0;
     loop {
         let (places, _) = Places::decode(&continuation).ok_or("malformed places")?;
