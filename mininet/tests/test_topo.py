@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from rivulet_lab import REPOSITORY, switches
+from rivulet_lab.binaries import binary
 
 pytestmark = [
     pytest.mark.rack,
@@ -157,9 +158,11 @@ def test_wrong_flags_are_explained(flags: list[str], message: str) -> None:
 
 def test_failed_mn_ends_no_process_by_name() -> None:
     # In namespaces with a /tmp of its own: Mininet's clean-up kills `mininet:*` and removes /tmp/*.log. The repository
-    # may be in /tmp, so it is mounted elsewhere first.
+    # and the binaries may be in /tmp, so they are mounted elsewhere first.
+    binaries = Path(binary("rivulet-switch")).parent
     script = (
-        f"mount --bind '{REPOSITORY}' /mnt && mount -t tmpfs tmpfs /tmp && touch /tmp/other.log && "
+        f"mount --bind '{REPOSITORY}' /mnt && mount --bind '{binaries}' /media && export RIVULET_BIN=/media && "
+        "mount -t tmpfs tmpfs /tmp && touch /tmp/other.log && "
         "{ bash -c 'exec -a mininet:other sleep 1000' & } && "
         "cd /mnt; sleep 0.5; mn --custom /mnt/mininet/topo.py --topo single,2 --switch rivulet; "
         'kill -0 "$!" && test -e /tmp/other.log && echo "the other rack is intact"'
