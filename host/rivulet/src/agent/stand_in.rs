@@ -110,7 +110,7 @@ pub fn run(args: &StandInArgs) -> anyhow::Result<()> {
         if is_over(&listener, &mut next) {
             break;
         }
-        // One that finds no room is one that did not come; the next one follows soon.
+        // A heartbeat that finds no room in the send queue is dropped; the next one follows soon.
         let _ = io.send(&[TxFrame::new(&frame)]);
     }
     let _ = std::fs::remove_file(&args.socket);

@@ -3,13 +3,13 @@
 /// Why a download failed, by exit code.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// 1
+    /// Exit code 1.
     Local(anyhow::Error),
-    /// 2
+    /// Exit code 2.
     Connect(anyhow::Error),
-    /// 3
+    /// Exit code 3.
     Status(u16, String),
-    /// 4
+    /// Exit code 4.
     Broken(anyhow::Error),
 }
 

@@ -654,7 +654,7 @@ mod tests {
     fn no_more_are_looked_for_than_there_is_room_for() {
         let Some(mut rig) = Rig::new() else { return };
         let clients = (0..MAX_ORPHANS as u32 + 5).map(|n| SocketAddr::from((n.to_be_bytes(), 1025)));
-        // Another one probes them.
+        // Another replica probes these clients.
         rig.found(clients.map(record), Some(PIN), false, Instant::now());
         assert_eq!(rig.rescue.count(), MAX_ORPHANS);
     }

@@ -66,7 +66,7 @@ enum Event {
     Reads(usize, Process),
     /// It gets the client's segment and resumes the connection.
     GoesOn(usize),
-    /// It gets the client's segment, and no replica has a record.
+    /// The replica gets the client's segment, no replica has a record, and the replica resets the connection.
     Resets(usize),
 }
 

@@ -138,7 +138,7 @@ pub struct Watch<K> {
     idle: Duration,
     /// The previous process had no sockets of its own.
     succeeds: bool,
-    /// It died a moment ago, and no services were set yet.
+    /// The previous process died a moment ago, and no services were set since.
     follows: bool,
     status: Status,
 }
