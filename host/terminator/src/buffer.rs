@@ -1,62 +1,70 @@
 //! Bytes on their way between two sockets: read and not consumed yet, or produced and not written yet.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+
+use rustix::buffer::spare_capacity;
 
 /// Bytes that were read and not consumed yet. It has memory only while it holds bytes or is read into.
 #[derive(Debug)]
 pub(crate) struct Input {
     bytes: Vec<u8>,
     start: usize,
-    end: usize,
     capacity: usize,
 }
 
 impl Input {
     pub(crate) fn new(capacity: usize) -> Self {
-        Self { bytes: Vec::new(), start: 0, end: 0, capacity }
+        Self { bytes: Vec::new(), start: 0, capacity }
     }
 
     pub(crate) fn data(&self) -> &[u8] {
-        &self.bytes[self.start..self.end]
+        &self.bytes[self.start..]
     }
 
     pub(crate) fn data_mut(&mut self) -> &mut [u8] {
-        &mut self.bytes[self.start..self.end]
+        &mut self.bytes[self.start..]
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.end - self.start
+        self.bytes.len() - self.start
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.start == self.end
+        self.len() == 0
     }
 
     pub(crate) fn is_full(&self) -> bool {
-        self.len() == self.capacity
+        self.len() >= self.capacity
     }
 
     pub(crate) fn consume(&mut self, count: usize) {
         self.start += count;
-        debug_assert!(self.start <= self.end);
+        debug_assert!(self.start <= self.bytes.len());
         if self.is_empty() {
-            (self.start, self.end) = (0, 0);
+            self.bytes.clear();
+            self.start = 0;
         }
     }
 
     /// Reads once, as much as there is room for. Returns the number of bytes; 0 is the end of the stream.
-    pub(crate) fn read_from(&mut self, source: &mut impl Read) -> io::Result<usize> {
+    pub(crate) fn read_from(&mut self, source: impl AsFd) -> io::Result<usize> {
         debug_assert!(!self.is_full());
-        if self.bytes.is_empty() {
-            self.bytes = vec![0; self.capacity];
-        }
-        if self.start > 0 {
-            self.bytes.copy_within(self.start..self.end, 0);
-            (self.start, self.end) = (0, self.end - self.start);
-        }
-        let count = source.read(&mut self.bytes[self.end..])?;
-        self.end += count;
-        Ok(count)
+        self.make_room();
+        Ok(rustix::io::read(source, spare_capacity(&mut self.bytes))?)
+    }
+
+    /// Takes as many of these bytes as there is room for.
+    #[cfg(feature = "testing")]
+    pub(crate) fn push(&mut self, bytes: &[u8]) {
+        self.make_room();
+        self.bytes.extend_from_slice(&bytes[..bytes.len().min(self.capacity - self.bytes.len())]);
+    }
+
+    /// The memory is not zeroed: a connection gives it back each time it waits.
+    fn make_room(&mut self) {
+        self.bytes.drain(..std::mem::take(&mut self.start));
+        self.bytes.reserve_exact(self.capacity - self.bytes.len());
     }
 
     /// Gives the memory back if it holds no bytes.
@@ -95,8 +103,9 @@ impl Output {
             return Err(io::ErrorKind::WriteZero.into());
         }
         self.written += count;
-        if self.is_empty() {
-            self.bytes.clear();
+        // Written bytes are dropped before they are the larger part, so no byte is moved more often than one is written.
+        if 2 * self.written >= self.bytes.len() {
+            self.bytes.drain(..self.written);
             self.written = 0;
         }
         Ok(count)
@@ -107,5 +116,42 @@ impl Output {
         if self.is_empty() {
             *self = Self::default();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Takes a part of what it is given.
+    struct Slow(Vec<u8>);
+
+    impl Write for Slow {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let count = bytes.len().min(1000);
+            self.0.extend_from_slice(&bytes[..count]);
+            Ok(count)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn output_that_is_never_empty_stays_small() {
+        let (mut output, mut sink, mut produced) = (Output::default(), Slow(Vec::new()), Vec::new());
+        for n in 0..2000_u32 {
+            while output.len() < 4096 {
+                output.bytes().extend_from_slice(&[n as u8; 256]);
+                produced.extend_from_slice(&[n as u8; 256]);
+            }
+            output.write_to(&mut sink).unwrap();
+            assert!(!output.is_empty() && output.bytes().len() <= 2 * 4096 + 256, "{n}");
+        }
+        while !output.is_empty() {
+            output.write_to(&mut sink).unwrap();
+        }
+        assert!(sink.0 == produced);
     }
 }

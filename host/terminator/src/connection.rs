@@ -38,7 +38,9 @@ pub(crate) enum Turn {
 }
 
 fn observe(context: &Context<'_>, client: &TcpStream, channel: &Channel) {
-    if let (Some(observer), Some(state)) = (context.observer, channel.state()) {
+    if let Some(observer) = context.observer
+        && let Some(state) = channel.state()
+    {
         observer.observe(client, &state);
     }
 }

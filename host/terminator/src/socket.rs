@@ -38,7 +38,7 @@ impl Socket {
         if !self.readable || input.is_full() {
             return Ok(None);
         }
-        settle(input.read_from(&mut self.stream), &mut self.readable)
+        settle(input.read_from(&self.stream), &mut self.readable)
     }
 
     /// The number of bytes that were written now.
