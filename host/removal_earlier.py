@@ -9,11 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
 from defences import Removal
-
-
-def trods(file: str, old: str, new: str, *tests: str) -> Removal:
-    return Removal(f"host/trods/src/{file}", old, new, tests)
-
+from removal_trods import trods
 
 REMOVALS: dict[str, Removal] = {
     "earlier-data": trods(
@@ -38,8 +34,8 @@ REMOVALS: dict[str, Removal] = {
     ),
     "earlier-part": trods(
         "adopt/earlier.rs",
-        "Ok(None) => return Ok(self.ready),",
-        "Ok(None) => self.left = 0,",
+        "None => return Ok(self.ready),",
+        "None => self.left = 0,",
         "trods:adopt::earlier::tests::only_whole_get_and_head_are_sent_of_earlier_data",
     ),
     "request-joined": trods(

@@ -64,7 +64,7 @@ REMOVALS = {
         ("tls:plan::stream_resumes_at_every_acknowledged_number",),
     ),
     "tls-acknowledged-unsent": Removal(
-        "host/tls/src/layout.rs",
+        "host/tls/src/response.rs",
         "sent.checked_sub(before_end.into())",
         "Some(sent.wrapping_sub(before_end.into()))",
         (

@@ -19,6 +19,7 @@
 //! does not grow: [`Config`] sets the receive and transmit memory when the interface is opened.
 
 mod af_packet;
+mod begin;
 mod checksum;
 mod choice;
 mod error;
@@ -45,6 +46,7 @@ mod xdp;
 use std::os::fd::{AsFd, BorrowedFd};
 
 pub use af_packet::AfPacket;
+pub use begin::begin_connection;
 pub use checksum::{complete, internet_sum};
 pub use choice::{IoChoice, Opened};
 pub use error::{IoError, OpenError};

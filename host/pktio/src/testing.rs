@@ -5,9 +5,11 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 mod process;
+mod rack;
 mod user;
 
 pub use process::{PATIENCE, Process, eventually, read_once, under_signals};
+pub use rack::two_replicas;
 pub use user::Cgroup;
 
 /// A network namespace of `ip netns`, removed with all its interfaces when dropped.

@@ -50,7 +50,7 @@ pub(crate) enum Decision {
 }
 
 impl Decision {
-    /// The verdict of a replica without memory. [`Site::flight`] makes the answers.
+    /// The verdict of a replica without memory. [`Site::flight`](crate::small::Site::flight) makes the answers.
     pub(crate) fn verdict(self, segment: &Segment<'_>) -> Verdict<'static> {
         match self {
             Decision::Drop(reason) => Verdict::Drop(reason),

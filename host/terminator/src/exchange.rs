@@ -55,9 +55,7 @@ enum ReplyPhase {
     /// The rest of a response of known length, from this offset of its ciphertext on.
     Records {
         response: Response,
-        head_bytes: u64,
         offset: u64,
-        end: u64,
     },
     /// A body in records that end where the bytes do.
     Body(Body),
@@ -238,10 +236,9 @@ impl Exchange {
                         return progress;
                     }
                 }
-                ReplyPhase::Records { response, head_bytes, offset, end } => {
+                ReplyPhase::Records { response, offset } => {
                     while let Some(record) = response.record_at(*offset) {
                         // The head has gone; the server's bytes are the body.
-                        debug_assert!(record.plaintext.start >= *head_bytes);
                         let length = (record.plaintext.end - record.plaintext.start) as usize;
                         let Some(plaintext) = server.data().get(..length) else { return Progress::Open };
                         channel.send_record(record.number, plaintext, client.bytes());
@@ -251,7 +248,7 @@ impl Exchange {
                             break;
                         }
                     }
-                    if *offset < *end {
+                    if response.record_at(*offset).is_some() {
                         return Progress::Open;
                     }
                     if let Some(progress) = self.end_reply() {
@@ -308,8 +305,7 @@ impl Exchange {
         let place = known.and_then(|body| channel.begin_response(head, body, client.bytes()));
         if let Some(response) = place {
             let offset = send_head(response, head, channel, client);
-            let end = response.ciphertext_bytes();
-            self.reply = ReplyPhase::Records { response, head_bytes: length as u64, offset, end };
+            self.reply = ReplyPhase::Records { response, offset };
         } else {
             channel.send(head, client.bytes());
             self.reply = ReplyPhase::Body(reply.body);
@@ -333,7 +329,7 @@ impl Exchange {
         self.repeatable.clear();
         self.close |= reply.close;
         let is_ended = match &self.reply {
-            ReplyPhase::Records { offset, end, .. } => offset == end,
+            ReplyPhase::Records { response, offset } => response.record_at(*offset).is_none(),
             ReplyPhase::Body(body) => is_ended(body),
             _ => false,
         };
@@ -394,10 +390,8 @@ impl Exchange {
         let shown = if is_head { "" } else { body.as_str() };
         match channel.begin_response(head.as_bytes(), shown.len() as u64, client.bytes()) {
             Some(response) => {
-                send_head(response, head.as_bytes(), channel, client);
-                if let Some(record) = response.record_at(response.ciphertext_bytes().saturating_sub(1))
-                    && !shown.is_empty()
-                {
+                let offset = send_head(response, head.as_bytes(), channel, client);
+                if let Some(record) = response.record_at(offset) {
                     channel.send_record(record.number, shown.as_bytes(), client.bytes());
                 }
             }

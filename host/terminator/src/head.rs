@@ -214,39 +214,25 @@ fn names_http2(protocols: &[u8]) -> bool {
 pub(crate) fn parse_reply(head: &[u8], is_head: bool) -> Option<Reply> {
     let mut lines = lines(head);
     let StatusLine { status, old } = StatusLine::parse(lines.next()?)?;
-    let (mut close, mut keep_alive, mut chunked, mut length) = (false, false, false, None);
+    let mut framing = Framing::new(old);
     for line in lines {
         let field = Field::parse(line).ok()?;
-        if field.is("connection") {
-            for option in field.value.split(|&b| b == b',').map(<[u8]>::trim_ascii) {
-                close |= option.eq_ignore_ascii_case(b"close");
-                keep_alive |= option.eq_ignore_ascii_case(b"keep-alive");
-            }
-        } else if field.is("content-length") {
-            let text = std::str::from_utf8(field.value).ok()?;
-            let is_number = text.bytes().all(|b| b.is_ascii_digit());
-            // Below the size of any file, so that no sum of lengths overflows.
-            let value = text.parse::<u64>().ok().filter(|n| is_number && *n <= i64::MAX as u64)?;
-            if length.replace(value).is_some_and(|before| before != value) {
-                return None;
-            }
-        } else if field.is("transfer-encoding") {
-            if old || chunked || !field.value.eq_ignore_ascii_case(b"chunked") {
-                return None;
-            }
-            chunked = true;
+        // A response has no `Host`; one that is there says nothing about its end.
+        if !field.is("host") {
+            framing.take(&field).ok()?;
         }
     }
-    if chunked && length.is_some() {
+    // Below the size of any file, so that no sum of lengths overflows.
+    if framing.length.is_some_and(|length| framing.coded || length > i64::MAX as u64) {
         return None;
     }
-    let body = match length {
+    let body = match framing.length {
         _ if is_head || status < 200 || matches!(status, 204 | 304) => Body::Length(0),
-        _ if chunked => Body::Chunked(Chunks::default()),
+        _ if framing.coded => Body::Chunked(Chunks::default()),
         Some(length) => Body::Length(length),
         None => Body::Close,
     };
-    let close = close || old && !keep_alive || body == Body::Close;
+    let close = framing.closes() || body == Body::Close;
     Some(Reply { status, body, close })
 }
 

@@ -1,11 +1,11 @@
 //! A client's connection behind its handshake and the connection to the server: bytes between the sockets and the exchange.
 
 use std::io;
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr};
 use std::os::fd::OwnedFd;
 
+use rivulet_pktio::begin_connection;
 use rustix::event::epoll::{self, EventData};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
 
 use crate::buffer::{Input, Output};
 use crate::channel::{Broken, Channel, Received};
@@ -95,11 +95,10 @@ impl Open {
             && !self.data.is_empty()
             && let Some(server) = &mut self.server
         {
-            server.socket.readable = true;
-            match server.socket.read(&mut server.input) {
-                Ok(None) => {}
-                Ok(Some(1..)) => return Ok((true, Progress::Abort)),
-                Ok(Some(0)) | Err(_) => self.server = None,
+            match server.socket.stream.peek(&mut [0]) {
+                Ok(1..) => return Ok((true, Progress::Abort)),
+                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+                Ok(0) | Err(_) => self.server = None,
             }
         }
         let before = self.data.len();
@@ -176,15 +175,7 @@ impl Open {
 
     /// A connection to the server, which may not be established yet.
     fn connect(&mut self, context: &Context<'_>, peer: SocketAddr, local: SocketAddr) -> io::Result<Server> {
-        let family = if context.server.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let socket = socket_with(family, SocketType::STREAM, flags, None)?;
-        match connect(&socket, &context.server) {
-            Ok(()) | Err(rustix::io::Errno::INPROGRESS) => {}
-            Err(e) => return Err(e.into()),
-        }
-        let stream = TcpStream::from(socket);
-        stream.set_nodelay(true)?;
+        let stream = begin_connection(context.server)?;
         epoll::add(context.epoll, &stream, EventData::new_u64(context.server_token), EVENTS)?;
         if context.forwarded == Forwarded::ProxyProtocol {
             let bytes = self.to_server.bytes();

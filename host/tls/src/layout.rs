@@ -9,6 +9,7 @@ use rivulet_trods::{
 
 use crate::{
     CLOSE_NOTIFY, KEY_UPDATE, Response,
+    response::offset_of,
     seal::{MAX_RECORDS, OVERHEAD_BYTES},
 };
 
@@ -94,9 +95,7 @@ impl Layout {
     /// has the other sequence number. A stream of more than 4 GB has several such places; what a client acknowledges lies
     /// less than 4 GB before the end.
     pub fn offset_of(&self, begin: u32, sequence: u32) -> Option<u64> {
-        let sent = self.sent();
-        let before_end = begin.wrapping_add(sent as u32).wrapping_sub(sequence);
-        sent.checked_sub(before_end.into())
+        offset_of(begin, sequence, self.sent())
     }
 
     /// The lengths of the parts, and how much of each may have left.
@@ -111,7 +110,7 @@ fn whole(kind: Kind, updates: u32, record: u64, sequence: u32, bytes: u64) -> Op
 }
 
 /// Bytes of plaintext of a response's head and body. Without a known end, the body has more than any key can seal.
-pub(crate) fn lengths(response: &record::Response) -> Option<(u64, u64)> {
+fn lengths(response: &record::Response) -> Option<(u64, u64)> {
     let head = match &response.body {
         Body::Object { head, .. } | Body::Generated { head, .. } => head.len(),
         // The length of a head does not depend on the method.

@@ -41,7 +41,6 @@ pub struct Resumption {
     parts: Peekable<vec::IntoIter<Part>>,
     /// Bytes of the first part that the client has.
     had: u64,
-    owes_key_update: bool,
 }
 
 impl Resumption {
@@ -64,8 +63,7 @@ impl Resumption {
         if let Some(first) = parts.peek() {
             position = state.write.after(first.updates, first.record, first.sequence);
         }
-        let owes_key_update = state.key_updates >> state.http.responses.len() & 1 != 0;
-        Ok(Resumption { writer: Writer::new(position), parts, had, owes_key_update })
+        Ok(Resumption { writer: Writer::new(position), parts, had })
     }
 
     /// Appends what needs no plaintext to `out`, and returns the plaintext that comes next, for [`write`](Self::write). `None`
@@ -108,12 +106,6 @@ impl Resumption {
     /// [`Error::NoResponse`] for plaintext behind the response's end.
     pub fn write(&mut self, plaintext: &[u8], out: &mut Vec<u8>) -> Result<(), Error> {
         self.writer.write(plaintext, out)
-    }
-
-    /// Whether a KeyUpdate must come before the next response, because the client asked for one.
-    #[must_use]
-    pub fn owes_key_update(&self) -> bool {
-        self.owes_key_update
     }
 
     /// The writer of what follows, once [`next`](Self::next) returned `None`.

@@ -128,9 +128,7 @@ impl Response {
     /// less than 4 GB earlier. `None` if the sequence number is not in the first `sent` bytes.
     #[must_use]
     pub fn offset_of(self, sequence: u32, sent: u64) -> Option<u64> {
-        let offset = sequence.wrapping_sub(self.sequence);
-        let before_sent = (sent as u32).wrapping_sub(offset);
-        sent.checked_sub(before_sent.into())
+        offset_of(self.sequence, sequence, sent)
     }
 
     /// The record in which the byte at this offset of the ciphertext lies; `None` behind the response.
@@ -172,4 +170,11 @@ impl Response {
     pub fn records_from(self, offset: u64) -> impl Iterator<Item = Record> {
         std::iter::successors(self.record_at(offset), move |record| self.record_at(record.end()))
     }
+}
+
+/// Bytes between the beginning of a stream of `sent` bytes, at sequence number `begin`, and the last place at or before its end
+/// that has this sequence number.
+pub(crate) fn offset_of(begin: u32, sequence: u32, sent: u64) -> Option<u64> {
+    let before_end = begin.wrapping_add(sent as u32).wrapping_sub(sequence);
+    sent.checked_sub(before_end.into())
 }

@@ -2,8 +2,8 @@
 //! object that the client was receiving. The rules of identity are those of TRODS.
 
 use rivulet_trods::{
-    adopt::{Answer, Refusal, same_object},
-    head::{self, MAX_HEAD},
+    adopt::{Answer, Refusal, object_requests, same_object},
+    head::MAX_HEAD,
     record::{Body, MAX_CHECK, Response},
 };
 
@@ -31,26 +31,12 @@ impl<'a> Source<'a> {
             Body::Generated { .. } => return Err(Refusal::Unknown),
         };
         let mut source = Source { stored, request: Vec::new(), response, from: 0, length: 0 };
-        if let Body::Object { request, head, check, .. } = &response.body {
+        if let Body::Object { head, .. } = &response.body {
             let object = response.object().ok_or(Refusal::Malformed)?;
             source.from = from.saturating_sub(head.len() as u64);
             source.length = object.length.saturating_sub(source.from);
-            if source.length == 0 {
-                return Ok(source);
-            }
-            if head::is_bound(request) {
-                // Any other request would be refused, so the answer to the client's own is read through.
-                source.request.extend_from_slice(request);
-            } else {
-                let mut ask = |from: u64, count: u64| {
-                    let first = object.first + from;
-                    let request = head::range_request(request, object.etag, first, first + count - 1);
-                    source.request.extend_from_slice(&request);
-                };
-                if check.0 > 0 {
-                    ask(0, u64::from(check.0));
-                }
-                ask(source.from, object.length - source.from);
+            if source.length > 0 {
+                source.request = object_requests(response, source.from).ok_or(Refusal::Malformed)?;
             }
         }
         Ok(source)

@@ -14,7 +14,8 @@ use crate::flow::Reason;
 mod beside;
 mod repeat;
 
-pub use repeat::{is_bound, range_request, repeated_request, same_request};
+pub(crate) use repeat::same_request;
+pub use repeat::{is_bound, range_request, repeated_request};
 
 /// Bytes of the longest head of a request or response.
 pub const MAX_HEAD: usize = 2048;

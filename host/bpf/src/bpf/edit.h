@@ -40,4 +40,16 @@ static __always_inline bool clamp_ack(struct __sk_buff *skb, const struct segmen
 	       !bpf_skb_store_bytes(skb, s->tcp + TCP_ACK, &now, sizeof(now), 0);
 }
 
+/*
+ * Changes byte `n` of the data at offset `at`. Bytes with an even number are the upper half of a word of the checksum, because a TCP
+ * header has an even length.
+ */
+static __always_inline bool change_byte(struct __sk_buff *skb, __u32 checksum, __u32 at, __u32 n, __u8 before, __u8 now)
+{
+	__be16 was = bpf_htons(n & 1 ? before : before << 8), is = bpf_htons(n & 1 ? now : now << 8);
+
+	return !bpf_l4_csum_replace(skb, checksum, was, is, sizeof(is)) &&
+	       !bpf_skb_store_bytes(skb, at + n, &now, sizeof(now), 0);
+}
+
 #endif

@@ -15,6 +15,7 @@
 #define INPUTS_H
 
 #include "segment.h"
+#include "edit.h"
 #include "trods_maps.h"
 
 /* Where in a request a scan is. */
@@ -74,10 +75,8 @@ static long scan_octet(__u32 n, struct scanner *scan)
 	if (scan->last != INPUTS_NAME)
 		return 0;
 	__u8 after = before ^ RENAMES;
-	__be16 was = bpf_htons(n & 1 ? before : before << 8), is = bpf_htons(n & 1 ? after : after << 8);
 	scan->octets[n] = after;
-	scan->failed = bpf_l4_csum_replace(scan->skb, scan->checksum, was, is, sizeof(is)) ||
-		       bpf_skb_store_bytes(scan->skb, scan->at + n, &after, sizeof(after), 0);
+	scan->failed = !change_byte(scan->skb, scan->checksum, scan->at, n, before, after);
 	count(COUNT_INPUTS);
 	return scan->failed != 0;
 }
@@ -165,12 +164,8 @@ static long blank_octet(__u32 n, struct blanker *b)
 	b->failed = 1;
 	if (bpf_skb_load_bytes(b->skb, b->at + in, &before, sizeof(before)))
 		return 1;
-	__be16 was = bpf_htons(in & 1 ? before : before << 8), is = bpf_htons(in & 1 ? after : after << 8);
-	if (bpf_l4_csum_replace(b->skb, b->checksum, was, is, sizeof(is)) ||
-	    bpf_skb_store_bytes(b->skb, b->at + in, &after, sizeof(after), 0))
-		return 1;
-	b->failed = 0;
-	return 0;
+	b->failed = !change_byte(b->skb, b->checksum, b->at, in, before, after);
+	return b->failed != 0;
 }
 
 /*

@@ -29,7 +29,7 @@ impl Leases {
     /// Sets one.
     ///
     /// # Errors
-    /// A number that is not below [`MAX_LEASES`].
+    /// A number that is not below [`MAX_LEASES`](super::MAX_LEASES).
     pub fn set(&self, number: u32, lease: Lease) -> Result<(), Error> {
         let mut value = [0; LEASE];
         value[..8].copy_from_slice(&lease.until.to_ne_bytes());
@@ -41,7 +41,7 @@ impl Leases {
     /// What it is.
     ///
     /// # Errors
-    /// A number that is not below [`MAX_LEASES`].
+    /// A number that is not below [`MAX_LEASES`](super::MAX_LEASES).
     pub fn get(&self, number: u32) -> Result<Lease, Error> {
         let mut value = [0; LEASE];
         let found = self.0.lookup_into(&number.to_ne_bytes(), &mut value, MapFlags::ANY);

@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 /// File name of the shim.
 pub(super) const SHIM: &str = "librivulet_shim.so";
 /// Environment variable with the path of the shim.
-pub(super) const SHIM_ENV: &str = "RIVULET_SHIM";
+const SHIM_ENV: &str = "RIVULET_SHIM";
 
 /// Beside this program, where cargo and packages put it.
 pub(super) fn find_shim() -> anyhow::Result<PathBuf> {

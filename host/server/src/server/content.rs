@@ -35,7 +35,7 @@ impl Server {
         Ok(())
     }
 
-    pub(super) fn set_content(&mut self, content: Content) {
+    fn set_content(&mut self, content: Content) {
         for running in &mut self.running {
             running.plain = door::door(&running.service, Some(&content), self.link.mtu, self.memory);
         }

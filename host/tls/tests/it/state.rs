@@ -9,6 +9,7 @@ use rivulet_trods::{
     Record, Tuple,
     record::{self, Body, Handshake, RecordError, UNKNOWN},
     store::RecordKeys,
+    testing,
 };
 
 pub const SUITES: [CipherSuite; 3] =
@@ -27,28 +28,9 @@ fn keys(service: u16) -> RecordKeys {
 /// A connection after its handshake with these responses; its next bytes in both directions have this TCP number.
 pub fn state(suite: CipherSuite, sequence: u32, responses: Vec<record::Response>) -> State {
     let secret = |byte| TrafficSecret::new(suite, &vec![byte; suite.secret_bytes()]).unwrap();
-    let handshake = Handshake {
-        client_isn: 1,
-        service_isn: 2,
-        mss: 1460,
-        scales: Some((7, 8)),
-        sack: true,
-        timestamp: Some(5),
-        first_timestamp: None,
-        stamps: None,
-        at_ms: 1 << 40,
-    };
-    let http = Record {
-        tuple: tuple(),
-        handshake,
-        version: 3,
-        unprotected: false,
-        response_at: 9,
-        responses,
-        request_at: 30,
-        requests: b"GET /b".to_vec(),
-        client_fin: false,
-    };
+    let idle = testing::idle(tuple(), 9, 30);
+    let handshake = Handshake { scales: Some((7, 8)), timestamp: Some(5), at_ms: 1 << 40, ..idle.handshake };
+    let http = Record { handshake, version: 3, responses, requests: b"GET /b".to_vec(), ..idle };
     State {
         http,
         write: Position { secret: secret(0xa1), generation: 0, record: 1, sequence },

@@ -31,15 +31,14 @@ impl EarlierData {
     /// Why a message must not be executed twice.
     pub fn ready(&mut self, waiting: &[u8], is_all: bool) -> Result<usize, Reason> {
         while self.left > 0 && self.ready < waiting.len() {
-            match head::request(&waiting[self.ready..]) {
-                Ok(Some(request)) => {
+            match head::request(&waiting[self.ready..])? {
+                Some(request) => {
                     self.ready += request.length;
                     self.left = self.left.saturating_sub(request.length as u64);
                 }
                 // A part of a head executes nothing.
-                Ok(None) if is_all => self.left = 0,
-                Ok(None) => return Ok(self.ready),
-                Err(reason) => return Err(reason),
+                None if is_all => self.left = 0,
+                None => return Ok(self.ready),
             }
         }
         if self.left == 0 {

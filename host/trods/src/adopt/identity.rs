@@ -70,6 +70,29 @@ pub struct Answer {
     pub is_whole: bool,
 }
 
+/// The requests for an object's bytes from this place of its body on, and before them for its known beginning. `None` for a
+/// response of another kind.
+#[must_use]
+pub fn object_requests(response: &Response, from: u64) -> Option<Vec<u8>> {
+    let (Body::Object { request, check, .. }, Some(object)) = (&response.body, response.object()) else {
+        return None;
+    };
+    if head::is_bound(request) {
+        // Any other request would be refused, so the answer to the client's own is read through.
+        return Some(request.clone());
+    }
+    let ask = |from: u64, count: u64| {
+        let first = object.first + from;
+        head::range_request(request, object.etag, first, first + count - 1)
+    };
+    let mut requests = Vec::new();
+    if check.0 > 0 {
+        requests.extend_from_slice(&ask(0, check.0.into()));
+    }
+    requests.extend_from_slice(&ask(from, object.length - from));
+    Some(requests)
+}
+
 /// [`same_object`] for a step of an adoption.
 pub(super) fn same(response: &Response, octets: &[u8], from: u64, length: u64) -> Result<Answer, Stop> {
     same_object(response, octets, from, length).map_err(Stop::Refused)?.ok_or(Stop::Waits)

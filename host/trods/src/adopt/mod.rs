@@ -33,7 +33,7 @@ use crate::flow::{AdoptAs, Unknown};
 use crate::record::{Body, Record, Tuple};
 
 pub use engine::{Adopters, Counts, Outcome};
-pub use identity::{Answer, Refusal, same_object};
+pub use identity::{Answer, Refusal, object_requests, same_object};
 
 /// Most bytes that wait to be sent, in either direction.
 const MAX_WAITING: usize = 16_384;

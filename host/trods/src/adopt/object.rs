@@ -3,12 +3,12 @@
 
 use std::time::{Duration, Instant};
 
-use super::identity::{Answer, same};
+use super::identity::{Answer, object_requests, same};
 use super::origin::Origin;
 use super::{AdoptConfig, Adoption, Refusal, Step, Stop};
 use crate::digest::{Knowledge, Wanted, needs_digest};
 use crate::flow::Unknown;
-use crate::head::{self, MAX_HEAD};
+use crate::head::MAX_HEAD;
 use crate::record::{Body, MAX_CHECK};
 
 /// Polling interval while the local server is asked for the whole object.
@@ -28,27 +28,13 @@ impl Adoption {
     pub(super) fn ask_object(&mut self, config: &AdoptConfig) -> Result<(), Stop> {
         self.compare_digests(config)?;
         let response = &self.record.responses[self.at];
-        let (Body::Object { request, head, check, .. }, Some(object)) = (&response.body, response.object())
-        else {
+        let Body::Object { head, check, .. } = &response.body else {
             return Err(Stop::Refused(Refusal::Malformed));
         };
         let from = self.offset.saturating_sub(head.len() as u64);
-        let seen = u64::from(check.0);
-        self.step = if seen > 0 { Step::Check } else { Step::Head };
-        if head::is_bound(request) {
-            // Any other request would be refused, so the answer to the client's own is read through.
-            self.to_origin.extend_from_slice(request);
-            return self.connect(config);
-        }
-        let mut ask = |from: u64, count: u64| {
-            let first = object.first + from;
-            let ask = head::range_request(request, object.etag, first, first + count - 1);
-            self.to_origin.extend_from_slice(&ask);
-        };
-        if seen > 0 {
-            ask(0, seen);
-        }
-        ask(from, object.length - from);
+        let requests = object_requests(response, from).ok_or(Stop::Refused(Refusal::Malformed))?;
+        self.step = if check.0 > 0 { Step::Check } else { Step::Head };
+        self.to_origin.extend_from_slice(&requests);
         self.connect(config)
     }
 

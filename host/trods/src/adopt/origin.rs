@@ -5,9 +5,7 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rivulet_pktio::transparent;
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, ipproto, socket_with, sockopt};
+use rivulet_pktio::{begin_connection, transparent};
 use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
 
 /// Bytes that a pipe of Linux holds by default.
@@ -30,15 +28,7 @@ impl Origin {
         if let Some(client) = client {
             return Ok(Origin::of(transparent::connect_as(client, address)?));
         }
-        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
-        sockopt::set_tcp_nodelay(&socket, true)?;
-        match connect(&socket, &address) {
-            Ok(()) | Err(Errno::INPROGRESS) => {}
-            Err(e) => return Err(e.into()),
-        }
-        Ok(Origin::of(socket.into()))
+        Ok(Origin::of(begin_connection(address)?))
     }
 
     fn of(stream: TcpStream) -> Origin {

@@ -252,10 +252,14 @@ impl Watched {
         }
     }
 
+    /// Whether bytes of the server have waited for the rest of a head or response for this many milliseconds.
+    fn has_waited(&self, patience: u64) -> bool {
+        self.incomplete.is_some_and(|since| self.now.saturating_sub(since) >= patience)
+    }
+
     pub fn tick(&mut self) -> Result<(), Reason> {
         self.read_responses()?;
-        let is_late =
-            self.incomplete.is_some_and(|since| self.now.saturating_sub(since) >= RESPONSE_PATIENCE);
+        let is_late = self.has_waited(RESPONSE_PATIENCE);
         // A full record waits for the client, not for the server.
         if is_late && !self.is_full {
             return Err(if self.asked.is_empty() { Reason::Unasked } else { Reason::Dynamic });

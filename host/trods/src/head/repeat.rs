@@ -75,9 +75,9 @@ pub fn repeated_request(head: &[u8], response: &[u8]) -> Vec<u8> {
 pub fn same_request(octets: &[u8], head: &[u8]) -> Option<usize> {
     let length = request(octets).ok()??.length;
     let octets = &octets[..length];
-    let line = |octets: &[u8]| octets.split(|&b| b == b'\r').next().map(<[u8]>::to_vec);
-    let host = |octets| values(octets, "host").map(<[u8]>::to_ascii_lowercase).collect::<Vec<_>>();
-    (line(octets) == line(head) && host(octets) == host(head)).then_some(length)
+    let is_same_line = octets.split(|&b| b == b'\r').next() == head.split(|&b| b == b'\r').next();
+    let host = |octets| values(octets, "host").map(<[u8]>::to_ascii_lowercase);
+    (is_same_line && host(octets).eq(host(head))).then_some(length)
 }
 
 /// The lines of a head that are wanted by the names of their fields; the first one, which has no name, has an empty one.

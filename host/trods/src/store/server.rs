@@ -7,8 +7,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, ipproto, socket_with, sockopt};
+use rivulet_pktio::begin_connection;
 
 use super::put_command;
 
@@ -160,7 +159,7 @@ impl Server {
     pub fn reconnect(&mut self, now: Instant, names: &Names) -> bool {
         if self.stream.is_none() && now >= self.retry_at {
             self.retry_at = now + RETRY;
-            match begin(self.address) {
+            match begin_connection(self.address) {
                 Ok(stream) => {
                     self.stream = Some(stream);
                     self.announce(names, now);
@@ -280,17 +279,5 @@ impl Server {
                 self.broken.push(Answer { serial, kept: false });
             }
         }
-    }
-}
-
-/// A connection that is being made.
-fn begin(address: SocketAddr) -> io::Result<TcpStream> {
-    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
-    sockopt::set_tcp_nodelay(&socket, true)?;
-    match connect(&socket, &address) {
-        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket.into()),
-        Err(e) => Err(e.into()),
     }
 }

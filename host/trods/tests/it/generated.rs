@@ -3,15 +3,14 @@
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
 
-use rivulet_pktio::in_netns;
-use rivulet_pktio::testing::{self, Netns, eventually};
+use rivulet_pktio::testing::{Netns, eventually};
 use rivulet_trods::flow::{REQUEST_PATIENCE, RESPONSE_PATIENCE};
 use rivulet_trods::record::{Body, Chunked, Response, Rest, Seen, UNKNOWN};
 use rivulet_trods::{Action, Flow, Limits, Reason, Record, Settings};
 
+use crate::moves::connect;
 use crate::support::{CLOSED, DETERMINISTIC, OPEN, established, generate, stores};
 use crate::survive::{Plan, Rig, SERVICE};
 
@@ -139,8 +138,7 @@ fn inputs_are_blanked_before_the_head_may_leave() {
 /// A connection has room for 16 fields, and a further response waits until the client has acknowledged earlier ones.
 #[test]
 fn response_waits_for_room_for_its_inputs() {
-    let response =
-        |fields: usize| [head(&("X-TRODS: 5\r\n".repeat(fields) + "Content-Length: 0\r\n"))].concat();
+    let response = |fields: usize| head(&("X-TRODS: 5\r\n".repeat(fields) + "Content-Length: 0\r\n"));
     let mut flow = requested(&OPEN);
     flow.request(CLIENT + GET.len() as u32, GET, false, &mut Vec::new());
     let (first, second) = (response(10), response(7));
@@ -221,11 +219,14 @@ fn download(rig: &Rig, path: &str) -> (Option<i32>, Vec<u8>) {
 
 /// A response of the first server, with a field in the request. A request of the same host passes no program, as those of an agent.
 fn response(from: &Netns, path: &str, field: &str) -> String {
-    let mut command = from.command("curl");
+    String::from_utf8_lossy(&fetch(from, path, &["-i", "-H", field])).into_owned()
+}
+
+fn fetch(from: &Netns, path: &str, options: &[&str]) -> Vec<u8> {
     let url = format!("http://{SERVICE}/{path}");
-    let out = command.args(["-s", "-S", "-i", "-m", "60", "-H", field, &url]).output().unwrap();
+    let out = from.command("curl").args(["-s", "-S", "-m", "60", &url]).args(options).output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    String::from_utf8_lossy(&out.stdout).into_owned()
+    out.stdout
 }
 
 /// The inputs of a response, which its server shows the test in another field. The client receives none in X-TRODS.
@@ -238,12 +239,7 @@ fn inputs_of(head: &str) -> String {
 
 /// What a server generates with these inputs.
 fn whole(rig: &Rig, path: &str, inputs: &str) -> Vec<u8> {
-    let mut command = rig.hosts[1].netns.command("curl");
-    let url = format!("http://{SERVICE}/8000000/{path}");
-    let out =
-        command.args(["-s", "-S", "-m", "60", "-H", &format!("X-TRODS: {inputs}"), &url]).output().unwrap();
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    out.stdout
+    fetch(&rig.hosts[1].netns, &format!("8000000/{path}"), &["-H", &format!("X-TRODS: {inputs}")])
 }
 
 #[test]
@@ -329,10 +325,8 @@ fn server_never_gets_inputs_of_a_client() {
 #[test]
 fn client_is_reset_that_sends_inputs_out_of_order() {
     let Some(rig) = rig(CLOSED) else { return };
-    let to: SocketAddr = SERVICE.parse().unwrap();
-    let mut stream = in_netns(Some(rig.client.name()), || TcpStream::connect(to)).unwrap().unwrap();
+    let mut stream = connect(&rig);
     stream.set_nodelay(true).unwrap();
-    stream.set_read_timeout(Some(testing::PATIENCE)).unwrap();
     rig.router.run("nft add table ip t");
     rig.router.run("nft add chain ip t f { type filter hook forward priority 0 ; }");
     // "GET" behind a TCP header with timestamps.

@@ -37,6 +37,22 @@ pub fn drain(rig: &Rig) {
     rig.hosts[0].replica.leave(vec![leave], vec![]);
 }
 
+/// The second replica gets the clients' segments, and hands them on to the first: they end at the router.
+pub fn hand_on(rig: &Rig) {
+    let two = &rig.hosts[1].replica;
+    two.away(Absence {
+        number: (0, 0),
+        others: vec![(0, first(), keys())],
+        servers: rig.servers(),
+        named: Vec::new(),
+        alive: 0b11,
+        tor: rig.router.mac("x2"),
+        gets: Box::new(|_, _| true),
+    });
+    eventually("it knows which replica holds them", || !two.back().is_empty());
+    rig.steer("replace", 2);
+}
+
 /// The second one knows that, too.
 pub fn follow(rig: &Rig) {
     let departed = Departed {
@@ -176,19 +192,8 @@ fn parked_data_reaches_the_adopter() {
     rig.client.run("sysctl -qw net.ipv4.tcp_early_retrans=0");
     let mut stream = connect(&rig);
     get(&mut stream, &small);
+    hand_on(&rig);
     let two = &rig.hosts[1].replica;
-    two.away(Absence {
-        number: (0, 0),
-        others: vec![(0, first(), keys())],
-        servers: rig.servers(),
-        named: Vec::new(),
-        alive: 0b11,
-        tor: rig.router.mac("x2"),
-        gets: Box::new(|_, _| true),
-    });
-    eventually("it knows who holds it", || !two.back().is_empty());
-    // Segments that are handed on end at the router.
-    rig.steer("replace", 2);
     ask(&mut stream);
     follow(&rig);
     drain(&rig);

@@ -5,6 +5,7 @@ use rivulet_trods::digest::Digest;
 use rivulet_trods::record::{
     Body, Chunked, Handshake, MAX_RECORD, MAX_RESPONSES, Record, RecordError, Response, Rest, Seen, UNKNOWN,
 };
+use rivulet_trods::testing;
 
 use crate::support::tuple;
 
@@ -31,27 +32,15 @@ fn generated(head: &[u8], seen: u64, length: u64, rest: Rest) -> Response {
 }
 
 pub fn record() -> Record {
-    Record {
-        tuple: tuple(),
-        handshake: Handshake {
-            client_isn: 1,
-            service_isn: u32::MAX,
-            mss: 1460,
-            scales: Some((7, 8)),
-            sack: true,
-            timestamp: Some(5),
-            first_timestamp: None,
-            stamps: None,
-            at_ms: 1 << 40,
-        },
-        version: 3,
-        unprotected: false,
-        response_at: 9,
-        responses: vec![object()],
-        request_at: 30,
-        requests: b"GET /b".to_vec(),
-        client_fin: false,
-    }
+    let idle = testing::idle(tuple(), 9, 30);
+    let handshake = Handshake {
+        service_isn: u32::MAX,
+        scales: Some((7, 8)),
+        timestamp: Some(5),
+        at_ms: 1 << 40,
+        ..idle.handshake
+    };
+    Record { handshake, version: 3, responses: vec![object()], requests: b"GET /b".to_vec(), ..idle }
 }
 
 #[test]

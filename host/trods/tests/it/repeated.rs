@@ -9,10 +9,8 @@ use std::net::TcpStream;
 use std::path::Path;
 
 use rivulet_pktio::testing::{Netns, Process, eventually};
-use rivulet_trods::hold::Absence;
-use rivulet_trods::testing::keys;
 
-use crate::moves::{connect, drain, first, follow, get, records};
+use crate::moves::{connect, drain, follow, get, hand_on, records};
 use crate::stamps::named;
 use crate::support::nginx_with;
 use crate::survive::{Plan, Rig};
@@ -215,19 +213,8 @@ fn request_during_a_move_is_executed_once_at_most() {
     let small = rig.file("small", 700);
     let (mut stream, mut idle) = (connect(&rig), connect(&rig));
     [&mut stream, &mut idle].into_iter().for_each(|stream| get(stream, &small));
+    hand_on(&rig);
     let two = &rig.hosts[1].replica;
-    two.away(Absence {
-        number: (0, 0),
-        others: vec![(0, first(), keys())],
-        servers: rig.servers(),
-        named: Vec::new(),
-        alive: 0b11,
-        tor: rig.router.mac("x2"),
-        gets: Box::new(|_, _| true),
-    });
-    eventually("it knows who holds them", || !two.back().is_empty());
-    // Segments that are handed on end at the router.
-    rig.steer("replace", 2);
     stream.write_all(&message("POST", "/run/during", "ab")).unwrap();
     follow(&rig);
     drain(&rig);

@@ -8,7 +8,7 @@ use crate::large::stamp::{CELL, CELLS, MAX_LARGE};
 
 impl Sender {
     /// Where the segment ends that begins at `at`: the last one has FIN.
-    pub(super) fn segment_end(&self, at: u32, room: u32) -> u32 {
+    fn segment_end(&self, at: u32, room: u32) -> u32 {
         let length = self.end - 1;
         if at >= length {
             return self.end;

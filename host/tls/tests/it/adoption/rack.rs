@@ -12,7 +12,7 @@ use std::{
 use rivulet_bpf::trods::{FlowKey, Lease, Limits, Trods};
 use rivulet_pktio::{
     AfPacket, Config, Interface, LinkInfo, PacketIo, in_netns, repair,
-    testing::{Netns, PATIENCE, Process, eventually},
+    testing::{Netns, PATIENCE, Process, eventually, two_replicas},
 };
 use rivulet_plain::Segment;
 use rivulet_tls::State;
@@ -39,26 +39,7 @@ impl Rack {
         if rivulet_bpf::kernel::skipped(rivulet_bpf::kernel::Feature::Tcx) {
             return None;
         }
-        let [client, router, r1, r2] =
-            [Netns::new("sc")?, Netns::new("sr")?, Netns::new("s1")?, Netns::new("s2")?];
-        for ns in [&client, &router, &r1, &r2] {
-            ns.quiet();
-        }
-        router.run("sysctl -qw net.ipv4.ip_forward=1");
-        for (n, (ns, there)) in [(&client, "c"), (&r1, "r1"), (&r2, "r2")].into_iter().enumerate() {
-            ns.veth("eth0", &router, there);
-            ns.ip(&format!("addr add 10.0.{n}.2/24 dev eth0"));
-            router.ip(&format!("addr add 10.0.{n}.1/24 dev {there}"));
-            ns.ip(&format!("route add default via 10.0.{n}.1"));
-        }
-        for ns in [&r1, &r2] {
-            ns.ip("addr add 10.9.0.1/32 dev lo");
-        }
-        router.ip("route add 10.9.0.1 via 10.0.1.2");
-        router.run("nft add table ip t");
-        router.run("nft add chain ip t f { type filter hook forward priority 0 ; }");
-        r2.run("nft add table ip t");
-        r2.run("nft add chain ip t i { type filter hook input priority 0 ; }");
+        let [client, router, r1, r2] = two_replicas("s")?;
         // Slow enough that a replica can die in the middle.
         router.shape("c", "300mbit");
         let folder = tempfile::tempdir().unwrap();

@@ -71,8 +71,7 @@ impl Watched {
             let body = usize::try_from(object.length).unwrap_or(usize::MAX);
             let flight = FLIGHT * usize::from(self.record.handshake.mss.saturating_sub(OPTIONS));
             let wanted = body.saturating_add(head.length).min(flight).min(MAX_CHECK);
-            let since = self.incomplete.unwrap_or(self.now);
-            let is_late = self.now.saturating_sub(since) >= FLIGHT_PATIENCE || self.server.is_ended();
+            let is_late = self.has_waited(FLIGHT_PATIENCE) || self.server.is_ended();
             if octets.len() < wanted && !is_late {
                 self.awaits_flight = true;
                 return Ok(false);
@@ -95,8 +94,7 @@ impl Watched {
                 (whole.len() as u64, Body::Whole(whole))
             } else {
                 let seen = self.generated(asked, &head);
-                let since = self.incomplete.unwrap_or(self.now);
-                let is_late = seen.is_some() && self.now.saturating_sub(since) >= REQUEST_PATIENCE;
+                let is_late = seen.is_some() && self.has_waited(REQUEST_PATIENCE);
                 if is_short && !is_late {
                     return Ok(false);
                 }

@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rivulet_bpf::trods::{FlowKey, Lease, Limits, Trods};
 use rivulet_packet::segment::TcpFlags;
-use rivulet_pktio::testing::{Netns, PATIENCE, Process, eventually};
+use rivulet_pktio::testing::{Netns, PATIENCE, Process, eventually, two_replicas};
 use rivulet_pktio::{AfPacket, Config, Interface, LinkInfo, PacketIo, in_netns};
 use rivulet_plain::Segment;
 use rivulet_trods::adopt::{AdoptConfig, Adopters, Outcome};
@@ -188,26 +188,7 @@ pub struct Rack {
 impl Rack {
     /// The service is at the first replica.
     pub fn new() -> Option<Rack> {
-        let [client, router, r1, r2] =
-            [Netns::new("tc")?, Netns::new("tr")?, Netns::new("t1")?, Netns::new("t2")?];
-        for ns in [&client, &router, &r1, &r2] {
-            ns.quiet();
-        }
-        router.run("sysctl -qw net.ipv4.ip_forward=1");
-        for (n, (ns, there)) in [(&client, "c"), (&r1, "r1"), (&r2, "r2")].into_iter().enumerate() {
-            ns.veth("eth0", &router, there);
-            ns.ip(&format!("addr add 10.0.{n}.2/24 dev eth0"));
-            router.ip(&format!("addr add 10.0.{n}.1/24 dev {there}"));
-            ns.ip(&format!("route add default via 10.0.{n}.1"));
-        }
-        for ns in [&r1, &r2] {
-            ns.ip("addr add 10.9.0.1/32 dev lo");
-        }
-        router.ip("route add 10.9.0.1 via 10.0.1.2");
-        router.run("nft add table ip t");
-        router.run("nft add chain ip t f { type filter hook forward priority 0 ; }");
-        r2.run("nft add table ip t");
-        r2.run("nft add chain ip t i { type filter hook input priority 0 ; }");
+        let [client, router, r1, r2] = two_replicas("t")?;
         let watch = Watch::start(&r1);
         let (www, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         // nginx's worker may be another user.
