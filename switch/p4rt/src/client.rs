@@ -133,7 +133,7 @@ impl Client {
         }
         let headers = self.shared.headers.read().clone();
         let headers = headers.ok_or_else(|| Status::failed_precondition("no pipeline has been committed"))?;
-        let frame = headers.packet_out.frame(packet, &headers.names)?;
+        let frame = headers.index.packet_out.frame(packet, &headers.names)?;
         self.shared.ports.packet_out(frame).map_err(crate::switch_service::status)?;
         count(&self.shared.counts.packet_outs);
         Ok(())

@@ -142,12 +142,10 @@ impl DataType {
         let all =
             |members: &[DataType], values: &mut _| members.iter().map(|m| m.write(values, names)).collect();
         let data = match self {
-            DataType::Unsigned(_) => Data::Bitstring(next_canonical(values)),
-            DataType::Translated(sdn, _) => Data::Bitstring(next_translated(*sdn, values, names)),
-            DataType::EnumValue(_) => Data::EnumValue(next_canonical(values)),
-            DataType::Signed(w) => {
-                Data::Bitstring(bytestring::from_signed_bits(values.next().unwrap_or(&[0]), *w))
+            DataType::Unsigned(_) | DataType::Translated(..) | DataType::Signed(_) => {
+                Data::Bitstring(self.write_bits(values, names))
             }
+            DataType::EnumValue(_) => Data::EnumValue(next_canonical(values)),
             DataType::Bool => Data::Bool(values.next().is_some_and(|b| !bytestring::is_zero(b))),
             DataType::Struct(m) => Data::Struct(P4StructLike { members: all(m, values) }),
             DataType::Tuple(m) => Data::Tuple(P4StructLike { members: all(m, values) }),
@@ -161,7 +159,10 @@ impl DataType {
 
     fn write_bits<'a>(&self, values: &mut impl Iterator<Item = &'a [u8]>, names: &Snapshot) -> Vec<u8> {
         match self {
-            DataType::Translated(sdn, _) => next_translated(*sdn, values, names),
+            // Empty if the value has no form of the controller.
+            DataType::Translated(sdn, _) => {
+                names.to_controller(*sdn, values.next().unwrap_or(&[0])).unwrap_or_default()
+            }
             DataType::Signed(w) => bytestring::from_signed_bits(values.next().unwrap_or(&[0]), *w),
             _ => next_canonical(values),
         }
@@ -170,11 +171,6 @@ impl DataType {
 
 fn next_canonical<'a>(values: &mut impl Iterator<Item = &'a [u8]>) -> Vec<u8> {
     bytestring::canonical(values.next().unwrap_or(&[0])).to_vec()
-}
-
-/// The next value in the controller's form, or empty if it has none.
-fn next_translated<'a>(sdn: Sdn, values: &mut impl Iterator<Item = &'a [u8]>, names: &Snapshot) -> Vec<u8> {
-    names.to_controller(sdn, values.next().unwrap_or(&[0])).unwrap_or_default()
 }
 
 struct Resolver<'a> {

@@ -22,8 +22,9 @@ use crate::device::Device;
 use crate::digest::Digests;
 use crate::error::{UpdateError, batch_status, invalid};
 use crate::idle::Idle;
+use crate::index::Index;
 use crate::listener::{self, Listener};
-use crate::packet_io::{Header, PacketIns};
+use crate::packet_io::PacketIns;
 use crate::ports::Ports;
 use crate::proto::p4::v1 as p4;
 use crate::proto::rivulet::switch::v1::switch_server::SwitchServer;
@@ -83,8 +84,8 @@ pub enum ServeError {
 /// The packet metadata headers of the forwarding pipeline; `None` before the first one.
 #[derive(Default)]
 pub(crate) struct PacketHeaders {
-    pub packet_in: Header,
-    pub packet_out: Header,
+    /// Has the headers of packet-ins and packet-outs.
+    pub index: Arc<Index>,
     /// Strings of translated types in packets and digests; empty tables for the others.
     pub names: Snapshot,
 }
@@ -274,22 +275,22 @@ impl Shared {
     fn committed(&self, device: &Device) {
         let Some(config) = &device.forwarding else { return };
         self.digests.lock().configure(config);
-        let (packet_in, packet_out) = (config.index.packet_in.clone(), config.index.packet_out.clone());
-        let names = config.message_names();
+        self.publish(config, config.message_names());
+    }
+
+    /// Gives packets and digests the headers and strings of the forwarding pipeline.
+    fn publish(&self, config: &Config, names: Snapshot) {
         self.digests.lock().set_names(names.clone());
-        *self.headers.write() = Some(Arc::new(PacketHeaders { packet_in, packet_out, names }));
+        *self.headers.write() = Some(Arc::new(PacketHeaders { index: config.index.clone(), names }));
     }
 
     /// Gives packets and digests the strings of the forwarding pipeline, if a write changed them.
     fn follow_names(&self, config: &Config) {
-        let Some(headers) = self.headers.read().clone() else { return };
         let names = config.message_names();
-        if names.is_same(&headers.names) {
-            return;
+        let is_changed = self.headers.read().as_ref().is_some_and(|headers| !names.is_same(&headers.names));
+        if is_changed {
+            self.publish(config, names);
         }
-        self.digests.lock().set_names(names.clone());
-        let (packet_in, packet_out) = (headers.packet_in.clone(), headers.packet_out.clone());
-        *self.headers.write() = Some(Arc::new(PacketHeaders { packet_in, packet_out, names }));
     }
 
     /// Checks a request's device id: NOT_FOUND for another.
@@ -524,7 +525,7 @@ impl Shared {
         *self.channel_lost.lock() = Some(packets.dropped.clone());
         while let Some(frame) = packets.receiver.recv().await {
             let headers = self.headers.read().clone();
-            let packet = headers.and_then(|h| h.packet_in.packet_in(&frame, &h.names));
+            let packet = headers.and_then(|h| h.index.packet_in.packet_in(&frame, &h.names));
             let sent = packet.is_some_and(|p| self.tell(&Update::Packet(p)));
             count(if sent { &self.counts.packet_ins } else { &self.counts.packet_ins_lost });
         }

@@ -4,7 +4,7 @@
 
 use std::fmt::{Display, Formatter};
 
-use super::{NameTables, Sdn, Snapshot, matches, text, to_u64};
+use super::{NameTables, Sdn, Snapshot, matches, number, text, to_u64};
 use crate::bytestring::canonical;
 use crate::config::Config;
 use crate::error::Result;
@@ -271,7 +271,7 @@ fn to_data_plane(index: &Index, entity: &mut Entity, lookup: &mut Lookup<'_>) ->
             (Value::Plain(value), _) => value,
         };
         *value = match slot.sdn {
-            Sdn::Number(_) => Snapshot::default().to_data_plane(slot.sdn, value, slot.width, &place)?,
+            Sdn::Number(sdn) => number(value, sdn, slot.width, &place)?,
             Sdn::Name(at) => {
                 let number = lookup(at, text(value, &place)?, &place)?;
                 canonical(&number.to_be_bytes()).to_vec()

@@ -7,16 +7,14 @@ use std::fmt::Display;
 use crate::bytestring::{all_ones, canonical, unsigned};
 use crate::error::{Result, invalid, unimplemented};
 use crate::proto::p4::v1::field_match::FieldMatchType as M;
+use crate::translation::number;
 
 /// Turns a controller's match on a number of `sdn` bits into one of the data plane's `width` bits.
 ///
 /// # Errors
 /// OUT_OF_RANGE or INVALID_ARGUMENT for values and masks without a counterpart.
 pub fn to_data_plane(m: &mut M, sdn: u32, width: u32, place: &dyn Display) -> Result<()> {
-    let fits = |v: &[u8]| -> Result<()> {
-        unsigned(v, sdn, place)?;
-        unsigned(v, width, &format_args!("{place}: data plane")).map(drop)
-    };
+    let fits = |v: &[u8]| number(v, sdn, width, place).map(drop);
     match m {
         M::Exact(e) => fits(&e.value),
         M::Optional(o) => fits(&o.value),
@@ -75,11 +73,7 @@ pub fn to_controller(m: &mut M, sdn: u32, width: u32) {
 /// # Errors
 /// UNIMPLEMENTED for other matches.
 pub fn whole<'m>(m: &'m mut M, place: &dyn Display) -> Result<&'m mut Vec<u8>> {
-    match m {
-        M::Exact(e) => Ok(&mut e.value),
-        M::Optional(o) => Ok(&mut o.value),
-        _ => Err(unimplemented(format!("{place}: a string is matched as a whole or left out"))),
-    }
+    only_value(m).ok_or_else(|| unimplemented(format!("{place}: a string is matched as a whole or left out")))
 }
 
 /// The value of a match of the data plane on one value, of any kind.

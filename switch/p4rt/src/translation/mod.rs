@@ -169,10 +169,7 @@ impl Snapshot {
     /// value.
     pub fn to_data_plane(&self, sdn: Sdn, value: &[u8], width: u32, place: &dyn Display) -> Result<Vec<u8>> {
         match sdn {
-            Sdn::Number(sdn_width) => {
-                bytestring::unsigned(value, sdn_width, place)?;
-                bytestring::unsigned(value, width, &format_args!("{place}: data plane"))
-            }
+            Sdn::Number(sdn_width) => number(value, sdn_width, width, place),
             Sdn::Name(at) => {
                 let name = text(value, place)?;
                 let value = self.0.get(at).and_then(|names| names.value(name));
@@ -190,6 +187,15 @@ impl Snapshot {
             Sdn::Name(at) => self.0.get(at)?.name(to_u64(value)?).map(String::into_bytes),
         }
     }
+}
+
+/// A controller's number of `sdn` bits as the data plane's of `width` bits, canonical.
+///
+/// # Errors
+/// OUT_OF_RANGE if it does not fit into one of them.
+fn number(value: &[u8], sdn: u32, width: u32, place: &dyn Display) -> Result<Vec<u8>> {
+    bytestring::unsigned(value, sdn, place)?;
+    bytestring::unsigned(value, width, &format_args!("{place}: data plane"))
 }
 
 /// A controller's string.
