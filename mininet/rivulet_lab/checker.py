@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from rivulet_demo.attacker import checksum
+
 from . import switches
 from .binaries import RackError
 from .console import Console
@@ -116,14 +118,6 @@ class Rig:
 def ethernet(kind: int, payload: bytes, source: str = "020000000001", to: str = "0200000000ff") -> bytes:
     """An Ethernet frame."""
     return bytes.fromhex(to) + bytes.fromhex(source) + kind.to_bytes(2, "big") + payload
-
-
-def checksum(data: bytes) -> int:
-    """The Internet checksum (RFC 1071)."""
-    total = sum(int.from_bytes(data[at : at + 2], "big") for at in range(0, len(data), 2))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    return 0xFFFF - total
 
 
 def tcp_frame(source_port: int, to: str = "10.0.2.2", source: str = "10.0.1.1", payload: bytes = b"") -> bytes:

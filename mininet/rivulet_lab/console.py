@@ -71,9 +71,8 @@ class Console(State, Replication):
         in P4Runtime (in simple_switch_CLI the lowest does)."""
         table, found, words = self._table_and_action(line, default=False)
         match, separated, rest = self._split(words)
-        prioritized = self.info.has_priority(table)
-        wanted = len(table.match_fields) if not separated else 0
         if not separated:
+            wanted = len(table.match_fields)
             # Without parameters `=>` may be missing.
             match, rest = match[:wanted], match[wanted:]
         entry = p4r.TableEntry(table_id=table.preamble.id, match=self.match(table, match))
@@ -81,8 +80,7 @@ class Console(State, Replication):
         if len(rest) == len(found.params) + 1:
             priority, rest = self.number(rest[-1], "priority"), rest[:-1]
         entry.action.action.CopyFrom(self.action(found, rest))
-        if prioritized or priority is not None:
-            entry.priority = self.info.priority(table, priority)
+        entry.priority = self.info.priority(table, priority)
         self.connection.write("INSERT", p4r.Entity(table_entry=entry))
         self.print(f"Entry has been added with handle {self.handle(entry)}")
 
@@ -212,11 +210,11 @@ class Console(State, Replication):
         self.words(line, "")
         return True
 
-    do_EOF = do_quit = do_exit
+    do_quit = do_exit
 
     def commands(self) -> list[str]:
         """Names of all commands."""
-        return sorted(name[3:] for name in self.get_names() if name.startswith("do_") and name != "do_EOF")
+        return sorted(name[3:] for name in self.get_names() if name.startswith("do_"))
 
     @staticmethod
     def _thrift_only(name: str) -> RackError:
@@ -229,7 +227,7 @@ class Console(State, Replication):
         if not line:
             return False
         name, _, rest = line.partition(" ")
-        if name == "EOF" or name == "quit":
+        if name == "EOF":
             name = "exit"
         if name in THRIFT_ONLY:
             raise self._thrift_only(name)

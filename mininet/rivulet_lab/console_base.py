@@ -11,7 +11,7 @@ from finsy.proto import p4r
 from .binaries import RackError
 from .p4info import EXACT, LPM, OPTIONAL, RANGE, TERNARY, kind_of
 from .p4runtime import Connection
-from .values import hexadecimal, of_bytes, parse
+from .values import parse, shown
 
 FORMS = {EXACT: "value", LPM: "value/length", TERNARY: "value&&&mask", RANGE: "low->high", OPTIONAL: "value or *"}
 """How a match field is written; `*` matches every value."""
@@ -74,9 +74,9 @@ class Base(cmd.Cmd):
         return bytes(key.SerializeToString(deterministic=True))
 
     def handle(self, entry: Any) -> int:
-        """The handle of an entry; a new one gets the next number."""
+        """The handle of an entry; a new one gets the next number: handles rise in the order of the dictionary."""
         table = self.handles.setdefault(entry.table_id, {})
-        return table.setdefault(self.key(entry), max(table.values(), default=-1) + 1)
+        return table.setdefault(self.key(entry), next(reversed(table.values()), -1) + 1)
 
     def entries(self, table: Any) -> list[tuple[int, Any]]:
         """Handles and entries of a table, as the switch has them now."""
@@ -155,7 +155,7 @@ class Base(cmd.Cmd):
             return "*"
 
         def text(data: bytes) -> str:
-            return hexadecimal(of_bytes(data), bits) if bits else data.decode(errors="replace")
+            return shown(data, bits)
 
         match item.WhichOneof("field_match_type"):
             case "lpm":
@@ -175,7 +175,7 @@ class Base(cmd.Cmd):
             case "action":
                 found = self.info.by_id("actions", table_action.action.action_id)
                 bits = {param.id: param.bitwidth for param in found.params}
-                values = (hexadecimal(of_bytes(p.value), bits[p.param_id]) for p in table_action.action.params)
+                values = (shown(p.value, bits[p.param_id]) for p in table_action.action.params)
                 return f"{found.preamble.name} - {', '.join(values)}".rstrip()
             case "action_profile_member_id":
                 return f"member {table_action.action_profile_member_id}"

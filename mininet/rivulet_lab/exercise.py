@@ -59,9 +59,7 @@ class Wire(Switch):  # type: ignore[misc]
         space = Namespace.of(self.pid)
         devices = [intf.name for intf in self.intfList() if intf.name != "lo"]
         for device in devices:
-            space.set(f"net.ipv6.conf.{device}.disable_ipv6=1")
-            space.turn_offloads_off(device)
-            space.ip(f"link set {device} promisc on up")
+            space.attach(device)
         command = [binary("rivulet-wire"), *devices, "--delay", f"{self.delay_ms:g}ms", "--queue", "10000"]
         self.process = LAB.start(self.name, command, space)
 

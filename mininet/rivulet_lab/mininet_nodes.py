@@ -96,9 +96,7 @@ class P4Switch(Switch):  # type: ignore[misc]
         space = Namespace.of(self.pid)
         ports = {port: intf.name for port, intf in self.intfs.items() if intf.name != "lo"}
         for device in ports.values():
-            space.set(f"net.ipv6.conf.{device}.disable_ipv6=1")
-            space.turn_offloads_off(device)
-            space.ip(f"link set {device} promisc on up")
+            space.attach(device)
         flags = ["--log-console", "-L", "trace" if self.trace else "info"]
         if self.pcap is not None:
             self.pcap.mkdir(parents=True, exist_ok=True)

@@ -70,6 +70,12 @@ class Namespace:
         """Turns off what a link to the switch must not have (`OFFLOADS`)."""
         self.run("ethtool", "-K", device, *(word for offload in OFFLOADS for word in (offload, "off")))
 
+    def attach(self, device: str) -> None:
+        """Prepares an interface for a switch or a wire: no IPv6 of its own, no offloads, promiscuous, up."""
+        self.set(f"net.ipv6.conf.{device}.disable_ipv6=1")
+        self.turn_offloads_off(device)
+        self.ip(f"link set {device} promisc on up")
+
     def tcp(self, counter: str) -> int:
         """A counter of its kernel's TCP (RFC 4022), such as PassiveOpens."""
         lines = self.run("cat", "/proc/net/snmp").splitlines()

@@ -11,7 +11,7 @@ from finsy.proto import p4i, p4r
 from google.protobuf import text_format
 
 from .binaries import RackError
-from .values import parse, to_bytes
+from .values import encoded, parse, to_bytes
 
 SHOWN = 12
 """Names that an error lists at most."""
@@ -120,7 +120,7 @@ class P4Info:
         result = p4r.FieldMatch(field_id=field.id)
         try:
             if kind in (EXACT, OPTIONAL):
-                getattr(result, kind).value = to_bytes(parse(value, bits)) if bits else str(value).encode()
+                getattr(result, kind).value = encoded(value, bits)
                 return result
             if not isinstance(value, list | tuple) or len(value) != 2:
                 form = {LPM: "[value, prefix length]", TERNARY: "[value, mask]", RANGE: "[low, high]"}[kind]
@@ -154,17 +154,11 @@ class P4Info:
             if param.name not in values:
                 raise RackError(f"the parameter {param.name} of {name} is missing; it takes {listed(names)}")
             try:
-                value = values[param.name]
-                data = to_bytes(parse(value, param.bitwidth)) if param.bitwidth else str(value).encode()
+                data = encoded(values[param.name], param.bitwidth)
             except RackError as problem:
                 raise RackError(f"parameter {param.name} of {name}: {problem}") from None
             result.params.add(param_id=param.id, value=data)
         return result
-
-    @staticmethod
-    def has_priority(table: Any) -> bool:
-        """Whether entries of a table have a priority."""
-        return any(kind_of(field) in WITH_PRIORITY for field in table.match_fields)
 
     def implementation(self, table: Any) -> str:
         """Name of a table's action profile ("": none)."""

@@ -59,3 +59,13 @@ def of_bytes(data: bytes) -> int:
 def hexadecimal(number: int, bits: int) -> str:
     """The digits of a number, two for each byte of its field, as simple_switch_CLI prints them."""
     return f"{number:0{(bits + 7) // 8 * 2}x}"
+
+
+def encoded(value: object, bits: int) -> bytes:
+    """The bytes of a value in P4Runtime; a type without bits is a string. RackError as `parse`."""
+    return to_bytes(parse(value, bits)) if bits else str(value).encode()
+
+
+def shown(data: bytes, bits: int) -> str:
+    """The text of a value from its bytes in P4Runtime; a type without bits is a string."""
+    return hexadecimal(of_bytes(data), bits) if bits else data.decode(errors="replace")

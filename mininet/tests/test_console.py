@@ -14,6 +14,7 @@ import pytest
 
 from rivulet_lab import REPOSITORY, Lab, RackError, built, standing, switches
 from rivulet_lab.console import Console
+from rivulet_lab.p4info import P4Info
 from rivulet_lab.p4runtime import Connection
 from rivulet_lab.runtime_json import Runtime
 
@@ -45,6 +46,20 @@ def console(address: str, text: str) -> subprocess.CompletedProcess[str]:
     """Commands from a pipe."""
     command = [sys.executable, "-m", "rivulet_lab", "console", "--address", address]
     return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.skipif("embedded" not in switches.installed(), reason="needs the embedded switch")
+def test_strings_of_translated_types_are_written_and_shown(tmp_path: Path) -> None:
+    programs = REPOSITORY / "switch" / "p4rt" / "tests" / "programs"
+    with standing(Lab(tmp_path)) as lab:
+        socket = tmp_path / "s.sock"
+        command = switches.command("embedded", {}, f"unix:{socket}", device_id=0)
+        lab.until(socket.exists, "the switch listens", 60.0, lab.start("switch", command, lab.namespace("s")))
+        with Connection(f"unix:{socket}") as connection:
+            connection.push(P4Info.of(programs / "names.p4info.txtpb"), (programs / "names.json").read_bytes())
+        done = console(f"unix:{socket}", "table_add classify set_vrf uplink-1 => red\ntable_dump classify\n")
+    assert done.returncode == 0, done.stderr
+    assert "uplink-1" in done.stdout and "set_vrf - red" in done.stdout, done.stdout
 
 
 def test_commands_of_a_pipe_change_the_switch(switch: tuple[str, str]) -> None:
