@@ -21,6 +21,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from rivulet_lab import Lab, Process, standing
+
 from .bars import Bar, judge
 
 Json = dict[str, Any]
@@ -30,7 +32,6 @@ CIPHER = "TLS_AES_128_GCM_SHA256"
 BULK = 200_000_000
 SMALL = 1_000
 SERVER_CORE, CLIENT_CORE = "0", "1"
-TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 PATIENCE_S = 30.0
 
 NGINX = """
@@ -57,24 +58,27 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
+def listens(port: int) -> bool:
+    """Whether a server of loopback accepts connections at this port."""
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
+
+
 def cpu_s(pid: int) -> float:
     """Processor time of a process and its children that run."""
-    total = 0.0
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            text = stat.read_text()
-        except OSError:
-            continue
-        fields = text.rpartition(")")[2].split()
-        if int(text.split()[0]) == pid or int(fields[1]) == pid:
-            total += (int(fields[11]) + int(fields[12])) * TICK_S
-    return total
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    # Read from their CPU clocks (clock_getcpuclockid(3)).
+    return sum(time.clock_gettime_ns((~each << 3) | 2) for each in (pid, *map(int, children))) / 1e9
 
 
 class Rig:
     """The servers, and what they serve."""
 
-    def __init__(self, folder: Path, binary: Path) -> None:
+    def __init__(self, lab: Lab, binary: Path) -> None:
+        self.lab, folder = lab, lab.folder
         self.folder = folder
         ports = free_ports(4)
         self.ports = dict(zip(("nginx", "plain", "rivulet", "other"), ports, strict=True))
@@ -83,12 +87,12 @@ class Rig:
         (folder / "www" / "small").write_bytes(bytes(SMALL))
         self._make_certificate()
         (folder / "nginx.conf").write_text(NGINX.format(folder=folder, **self.ports))
-        self.processes = {"nginx": self._start(["nginx", "-c", str(folder / "nginx.conf"), "-p", str(folder)])}
+        self.processes = {"nginx": self._start("nginx", ["nginx", "-c", str(folder / "nginx.conf"), "-p", str(folder)])}
         for name in ("rivulet", "other"):
             listen, server = f"127.0.0.1:{self.ports[name]}", f"127.0.0.1:{self.ports['plain']}"
             words = ["--listen", listen, "--server", server, "--certificate", str(folder / "site.pem")]
             words += ["--key", str(folder / "site.key"), "--ticket-keys", str(folder / "tickets"), "--workers", "1"]
-            self.processes[name] = self._start([str(binary), "tls", *words])
+            self.processes[name] = self._start(name, [str(binary), "tls", *words])
         for port in ports:
             self._wait(port)
 
@@ -101,21 +105,11 @@ class Rig:
         (self.folder / "tickets").write_text(os.urandom(32).hex())
         (self.folder / "tickets").chmod(0o600)
 
-    @staticmethod
-    def _start(command: list[str]) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(["taskset", "-c", SERVER_CORE, *command], stderr=subprocess.DEVNULL)
+    def _start(self, name: str, command: list[str]) -> Process:
+        return self.lab.start(name, ["taskset", "-c", SERVER_CORE, *command])
 
-    @staticmethod
-    def _wait(port: int) -> None:
-        end = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port)).close()
-                return
-            except OSError:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.05)
+    def _wait(self, port: int) -> None:
+        self.lab.until(lambda: listens(port), f"port {port} listens", PATIENCE_S, *self.processes.values())
 
     def cpu_s(self, kind: str) -> float:
         """Processor time of all processes that serve a kind."""
@@ -126,25 +120,13 @@ class Rig:
         """Of a client that trusts the certificate."""
         return ssl.create_default_context(cafile=str(self.folder / "site.pem"))
 
-    def close(self) -> None:
-        """Ends the servers."""
-        for process in self.processes.values():
-            process.terminate()
-        for process in self.processes.values():
-            process.wait()
-
 
 @contextlib.contextmanager
 def rig(binary: Path) -> Iterator[Rig]:
     """The servers, for a while."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        servers = Rig(folder, binary)
-        try:
-            yield servers
-        finally:
-            servers.close()
+    with tempfile.TemporaryDirectory() as name, standing(Lab(Path(name))) as lab:
+        lab.folder.chmod(0o755)
+        yield Rig(lab, binary)
 
 
 KINDS = ("nginx", "rivulet")

@@ -39,7 +39,7 @@ class AgentUpdates:
         rack = self._rack
         state = rack.state
         return update(
-            self._rack.config, replica, rack.numbers, state.rings, state.slots, self._weights(), rack.draining,
+            rack.config, replica, rack.numbers, state.rings, state.slots, self._weights(), rack.draining,
             state.modes, state.incarnations, state.contents, rack.excluded_by_service(),
         )  # fmt: skip
 

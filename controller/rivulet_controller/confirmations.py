@@ -66,7 +66,7 @@ class Confirmations:
         maintained = {replica.name for replica in self._rack.config.replicas if replica.maintenance}
         for name in (name for name in service.replicas if name not in maintained):
             agent = self._agents.get(name)
-            if agent is None and clock - self.disconnected_at.get(name, self.began) < AGENT_PATIENCE_S:
+            if agent is None and clock - self.absent_since(name) < AGENT_PATIENCE_S:
                 return False
             if agent is not None and wanted not in agent.plain:
                 return False
