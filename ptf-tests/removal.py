@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from defences import Removal, parser, run, take_out  # noqa: E402
 
-CONTROLS = Path("include", "control")
+CONTROLS = Path("core", "control")
 """Folder of p4src that the file names below are relative to."""
 
 
@@ -319,10 +319,14 @@ def compile_without(removal: Removal, folder: Path) -> Path:
         "bmv2",
         "--arch",
         "v1model",
+        "-I",
+        ".",
         "--p4runtime-files",
         str(folder / "rivulet.p4info.txtpb"),
     ]
-    subprocess.run([*command, "-o", str(folder), "rivulet.p4"], check=True, cwd=source, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        [*command, "-o", str(folder), "rivulet.p4"], check=True, cwd=source / "v1model", stderr=subprocess.DEVNULL
+    )
     return folder
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 P4SRC = Path(__file__).resolve().parent.parent
-PROGRAM = "rivulet.p4"
+PROGRAM = "v1model/rivulet.p4"
 BUILD = P4SRC / "build"
 OUTPUTS = ("rivulet.json", "rivulet.p4info.txtpb")
 DROPPED = {"source_info", "program"}
@@ -27,7 +27,7 @@ DROPPED = {"source_info", "program"}
 
 def sources() -> list[Path]:
     """Every P4 source, in the order of the manifest."""
-    return sorted([P4SRC / PROGRAM, *P4SRC.glob("include/**/*.p4")])
+    return sorted([*P4SRC.glob("core/**/*.p4"), *P4SRC.glob("v1model/*.p4")])
 
 
 def digest(path: Path) -> str:
@@ -58,8 +58,10 @@ def stripped(value: Any) -> Any:
 def compile_program(program: Path, code: Path, p4info: Path) -> None:
     """Runs p4c in the program's folder and writes both outputs, without what depends on the machine."""
     with tempfile.TemporaryDirectory() as scratch:
-        command = ["p4c", "--Werror", "--target", "bmv2", "--arch", "v1model", "--p4runtime-files", str(p4info)]
-        subprocess.run([*command, "-o", scratch, program.name], check=True, cwd=program.parent)
+        command = ["p4c", "--Werror", "-I", ".", "--target", "bmv2", "--arch", "v1model"]
+        subprocess.run(
+            [*command, "--p4runtime-files", str(p4info), "-o", scratch, program.name], check=True, cwd=program.parent
+        )
         raw = json.loads((Path(scratch) / f"{program.stem}.json").read_text())
     code.write_text(json.dumps(stripped(raw), separators=(",", ":")) + "\n")
 

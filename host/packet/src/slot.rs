@@ -1,6 +1,6 @@
 //! The ToR's choice of a replica for a packet: the slot of a connection or of a block of numbers,
 //! and the slot's owner while some replicas are excluded. Survivors use it to determine which
-//! replica has a flow now (`p4src/include/control/pick.p4` is the switch's half).
+//! replica has a flow now (`p4src/core/control/pick.p4` is the switch's half).
 
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};

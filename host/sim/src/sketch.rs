@@ -1,4 +1,4 @@
-//! The ToR's replay memory, as in `p4src/include/control/replay.p4`: a counting sketch for the
+//! The ToR's replay memory, as in `p4src/core/control/replay.p4`: a counting sketch for the
 //! present and the previous time slot, with six rows of words of eight cells that are never
 //! cleared. The hash differs, but its bits are used in the same way.
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // HalfSipHash-2-4 of a tag and a number. A CRC would not do: it is linear, so that a client could compute
-// one nonce from others. The state is metadata and each step an action, as in p4src/include/control.
+// one nonce from others. The state is metadata and each step an action, as in p4src/core/control.
 #ifndef EXERCISE_KEYED_HASH_P4
 #define EXERCISE_KEYED_HASH_P4
 

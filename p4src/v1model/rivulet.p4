@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Rivulet ToR for v1model. Only this file and include/v1model/ depend on the architecture.
+// The Rivulet ToR for v1model. Only this folder depends on the architecture (-I of the compiler).
 //
 //   V1Parser -> VerifyChecksums -> V1Ingress (Decide) -> V1Egress (Write) -> ComputeChecksums -> V1Deparser
 //                     ^                  |
@@ -8,15 +8,15 @@
 #include <core.p4>
 #include <v1model.p4>
 
-#include "include/types.p4"
-#include "include/headers.p4"
-#include "include/metadata.p4"
-#include "include/v1model/parser.p4"
-#include "include/v1model/state.p4"
-#include "include/control/ingress.p4"
-#include "include/control/egress.p4"
-#include "include/v1model/checksums.p4"
-#include "include/deparser.p4"
+#include "../core/types.p4"
+#include "../core/headers.p4"
+#include "../core/metadata.p4"
+#include "parser.p4"
+#include "state.p4"
+#include "../core/control/ingress.p4"
+#include "../core/control/egress.p4"
+#include "checksums.p4"
+#include "../core/deparser.p4"
 
 parser V1Parser(packet_in packet, out headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard) {
     PacketParser() packet_parser;

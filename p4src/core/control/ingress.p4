@@ -10,7 +10,7 @@
 #define RIVULET_INGRESS_P4
 
 #include "../metadata.p4"
-#include "../v1model/state.p4"
+#include <state.p4>
 #include "addresses.p4"
 #include "answers.p4"
 #include "events.p4"

@@ -7,7 +7,7 @@
 #define RIVULET_JUDGE_P4
 
 #include "../metadata.p4"
-#include "../v1model/state.p4"
+#include <state.p4>
 #include "rank.p4"
 
 // Most passes of a packet after its first: each excludes one more of 64 members.

@@ -5,7 +5,7 @@
 #ifndef RIVULET_V1MODEL_CHECKSUMS_P4
 #define RIVULET_V1MODEL_CHECKSUMS_P4
 
-#include "../metadata.p4"
+#include "../core/metadata.p4"
 
 #define IPV4_FIELDS(h) h.version, h.ihl, h.tos, h.total_length, h.identification, h.reserved, h.dont_fragment, \
     h.more_fragments, h.fragment_offset, h.ttl, h.protocol, h.src, h.dst

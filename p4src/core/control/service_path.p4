@@ -4,7 +4,7 @@
 #define RIVULET_SERVICE_PATH_P4
 
 #include "../metadata.p4"
-#include "../v1model/state.p4"
+#include <state.p4>
 #include "checks.p4"
 #include "cookies.p4"
 #include "half_sip_hash.p4"

@@ -4,7 +4,7 @@
 #define RIVULET_PICK_P4
 
 #include "../metadata.p4"
-#include "../v1model/state.p4"
+#include <state.p4>
 #include "half_sip_hash.p4"
 #include "rank.p4"
 

@@ -6,7 +6,7 @@
 #ifndef RIVULET_V1MODEL_PARSER_P4
 #define RIVULET_V1MODEL_PARSER_P4
 
-#include "../metadata.p4"
+#include "../core/metadata.p4"
 #include "syn_parser.p4"
 
 parser PacketParser(packet_in packet, out headers_t hdr, inout metadata_t meta) {

@@ -5,7 +5,7 @@
 #define RIVULET_OWN_METERS_P4
 
 #include "../metadata.p4"
-#include "../v1model/state.p4"
+#include <state.p4>
 #include "answers.p4"
 
 // Numbers of punt_reason_t and answer_t, as keys take plain bits.

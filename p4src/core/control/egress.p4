@@ -4,7 +4,7 @@
 #define RIVULET_EGRESS_P4
 
 #include "../metadata.p4"
-#include "../v1model/state.p4"
+#include <state.p4>
 #include "answers.p4"
 #include "cookies.p4"
 #include "heartbeats.p4"

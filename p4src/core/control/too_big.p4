@@ -5,7 +5,7 @@
 #define RIVULET_TOO_BIG_P4
 
 #include "../metadata.p4"
-#include "../v1model/state.p4"
+#include <state.p4>
 #include "answers.p4"
 
 const bit<8>  ICMP_UNREACHABLE    = 3;

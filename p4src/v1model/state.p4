@@ -6,7 +6,7 @@
 #ifndef RIVULET_V1MODEL_STATE_P4
 #define RIVULET_V1MODEL_STATE_P4
 
-#include "../metadata.p4"
+#include "../core/metadata.p4"
 
 const bit<32> POOL_COUNT    = 1024;
 const bit<32> MEMBER_COUNT  = 65536;

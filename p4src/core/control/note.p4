@@ -6,7 +6,7 @@
 #define RIVULET_NOTE_P4
 
 #include "../metadata.p4"
-#include "../v1model/state.p4"
+#include <state.p4>
 
 control Note(in headers_t hdr, inout metadata_t meta) {
     Hear() hear;

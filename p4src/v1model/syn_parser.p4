@@ -4,7 +4,7 @@
 #ifndef RIVULET_V1MODEL_SYN_PARSER_P4
 #define RIVULET_V1MODEL_SYN_PARSER_P4
 
-#include "../metadata.p4"
+#include "../core/metadata.p4"
 
 parser SynParser(packet_in packet, in bit<4> data_offset, out syn12_h syn12, out syn20_h syn20, out syn24_h syn24,
                  inout syn_layout_t layout) {

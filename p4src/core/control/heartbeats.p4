@@ -6,7 +6,7 @@
 #define RIVULET_HEARTBEATS_P4
 
 #include "../metadata.p4"
-#include "../v1model/state.p4"
+#include <state.p4>
 #include "answers.p4"
 #include "half_sip_hash.p4"
 

@@ -5,7 +5,7 @@
 #define RIVULET_FORWARD_P4
 
 #include "../metadata.p4"
-#include "../v1model/state.p4"
+#include <state.p4>
 
 const bit<32> BRIDGE_TABLE_SIZE   = 16384;
 const bit<32> FLOOD_TABLE_SIZE    = 4096;

@@ -6,7 +6,7 @@
 #define RIVULET_EVENTS_P4
 
 #include "../metadata.p4"
-#include "../v1model/state.p4"
+#include <state.p4>
 
 control Events(inout metadata_t meta) {
     EventMeter() event_meter;

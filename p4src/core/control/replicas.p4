@@ -4,7 +4,7 @@
 #define RIVULET_REPLICAS_P4
 
 #include "../metadata.p4"
-#include "../v1model/state.p4"
+#include <state.p4>
 
 const bit<32> REPLICA_TABLE_SIZE = 8192;
 

@@ -4,7 +4,7 @@
 #define RIVULET_VERDICT_P4
 
 #include "../metadata.p4"
-#include "../v1model/state.p4"
+#include <state.p4>
 
 // Reads verdict.failed and verdict.mode; clears verdict.failed. ENFORCE drops, COUNT counts and
 // clears the mark.

@@ -6,7 +6,7 @@
 #define RIVULET_CHOOSE_P4
 
 #include "../metadata.p4"
-#include "../v1model/state.p4"
+#include <state.p4>
 #include "judge.p4"
 #include "pick.p4"
 

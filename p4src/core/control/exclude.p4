@@ -6,7 +6,7 @@
 #define RIVULET_EXCLUDE_P4
 
 #include "../metadata.p4"
-#include "../v1model/state.p4"
+#include <state.p4>
 
 control Exclude(inout metadata_t meta) {
     PoolSet() excluded;          // no packet goes there

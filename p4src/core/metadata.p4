@@ -5,7 +5,7 @@
 #define RIVULET_METADATA_P4
 
 #include "headers.p4"
-#include "v1model/carried.p4"
+#include <carried.p4>
 
 // Written by the parser.
 struct parsed_t {

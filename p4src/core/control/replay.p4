@@ -17,7 +17,7 @@
 #define RIVULET_REPLAY_P4
 
 #include "../metadata.p4"
-#include "../v1model/state.p4"
+#include <state.p4>
 #include "half_sip_hash.p4"
 
 // Words of a row, eight cells each. The limits that the controller sets are an eighth of the cells.
