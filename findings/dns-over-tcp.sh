@@ -21,7 +21,8 @@ cd "$work"
 libraries="libfstrm0 libprotobuf-c1 libevent-2.1-7 libdnssec9 libknot13 libzscanner4 liblmdb0 liburcu8 libcap-ng0 libedit2 libmaxminddb0
  libnghttp2-14 libuv1 libjemalloc2 libjson-c5 libboost-program-options1.74.0 libluajit-5.1-2 libluajit2-5.1-2 libsodium23 libsqlite3-0
  libxml2 libbpf1 libxdp1 libbsd0 libhogweed6 libnettle8"
-for package in bind9=1:9.18.49-1~deb12u3 bind9-libs=1:9.18.49-1~deb12u3 nsd=4.6.1-1 knot=3.2.6-1 pdns-server=4.7.3-2 pdns-backend-bind=4.7.3-2 yadifa=2.6.4-1 $libraries; do
+for package in bind9=1:9.18.49-1~deb12u3 bind9-libs=1:9.18.49-1~deb12u3 nsd=4.6.1-1 knot=3.2.6-1 pdns-server=4.7.3-2 \
+  pdns-backend-bind=4.7.3-2 yadifa=2.6.4-1 $libraries; do
   apt-get download -qq "$package" 2>apt.txt || { cat apt.txt >&2; exit 1; }
 done
 for deb in *.deb; do dpkg-deb -x "$deb" root; done
