@@ -36,7 +36,7 @@ REMOVALS: dict[str, Removal] = {
         "adopt/earlier.rs",
         "None => return Ok(self.ready),",
         "None => self.left = 0,",
-        "trods:adopt::earlier::tests::only_whole_get_and_head_are_sent_of_earlier_data",
+        "trods:adopt::earlier::tests::only_complete_get_and_head_are_repeated",
     ),
     "request-joined": trods(
         "ts/read.rs",

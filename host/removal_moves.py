@@ -21,7 +21,7 @@ STAYS = "connection_for_another_member_is_not_adopted"
 IDLE = "idle_connections_move_to_a_reading_member"
 MEMBERS = "bpf/src/bpf/members.h"
 TURNED = "bpf:trods::tests::unknown::unknown_segment_is_returned_to_tor_at_once"
-COPIES, KEPT = "trods/src/hold/copies.rs", "trods:hold::copies::tests::the_last_is_kept_for_a_while"
+COPIES, KEPT = "trods/src/hold/copies.rs", "trods:hold::copies::tests::copies_are_kept_for_one_second"
 HEARD_AGAIN = "parked_data_reaches_the_adopter"
 HEARD = "agents:upgrade::drained_replica_serves_through_an_agent_restart"
 
@@ -39,7 +39,7 @@ REMOVALS = {
         "trods/src/flow/watched.rs",
         "self.arrived() == self.covered && self.is_known_to_store()",
         "self.is_known_to_store()",
-        "a_request_that_is_not_stored_keeps_its_connection",
+        "unstored_request_prevents_a_move",
     ),
     "moves-just-said": moves(
         "trods/src/hold/watch/parting.rs",
@@ -51,7 +51,7 @@ REMOVALS = {
         "trods/src/flow/watched.rs",
         "self.settled().filter(|_| is_whole && !ends)",
         "self.settled().filter(|_| is_whole || ends)",
-        "a_request_that_is_not_stored_keeps_its_connection",
+        "unstored_request_prevents_a_move",
     ),
     # The following replica: which connections it adopts, and from which state.
     "moves-age": moves(FOLLOW, "left.age == age && ", "", STAYS),

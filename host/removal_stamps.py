@@ -121,7 +121,7 @@ REMOVALS: dict[str, Removal] = {
     "ts-request-again": named(
         '(None, _) if payload.starts_with(b"GET ")',
         "(None, _) if true",
-        "with_nothing_of_a_response_the_request_comes_again",
+        "client_without_response_bytes_repeats_its_request",
     ),
     # Without it, an excluded replica would be handed the connections that it held.
     "ts-held-by-dead": trods(
@@ -134,7 +134,7 @@ REMOVALS: dict[str, Removal] = {
         "ts/mod.rs",
         "if is_reset && programs.stamps().get(&key)?.is_some_and(|stamped| stamped.adopted) {",
         "if is_reset && programs.stamps().get(&key)?.is_none() {",
-        "it:stamps::a_reset_of_the_kernels_ends_no_connection_that_was_adopted",
+        "it:stamps::kernel_rst_does_not_end_adopted_connection",
     ),
     # Objects that timestamps cannot name, in a service with a store.
     "ts-held": stamps(
@@ -172,7 +172,7 @@ REMOVALS: dict[str, Removal] = {
         "host/bpf/src/bpf/ts.h",
         "if (__sync_val_compare_and_swap(&made->taken, 0, bpf_ktime_get_ns())) {",
         "if (0) {",
-        ("it:both::a_handshake_that_ends_twice_begins_one_connection",),
+        ("it:both::duplicated_handshake_ack_opens_one_connection",),
     ),
     "ts-listened": named(
         "(self.listens.0 + TOLD).max(soon)", "soon", "new_replica_waits_for_all_announcements", file="absences.rs"
@@ -184,7 +184,7 @@ REMOVALS: dict[str, Removal] = {
         file="absences.rs",
     ),
     "ts-once-more": named(
-        "if at < last {", "if last < at {", "reading_replica_has_pins_soon_and_checks_again", file="absences.rs"
+        "if at < last {", "if last < at {", "listening_replica_completes_pins_early_and_rechecks", file="absences.rs"
     ),
     "ts-behind-the-object": named(
         "if !blocks.iter().all(is_within) {",
@@ -211,7 +211,7 @@ REMOVALS: dict[str, Removal] = {
     "ts-hint-tag": named(
         "half_sip_hash_64(p.secret, octets) == u64::from_be_bytes(*tag)",
         "true",
-        "only_configured_peers_are_believed",
+        "hints_of_unknown_peers_are_ignored",
         file="hints.rs",
     ),
     "ts-hint-generation": named(
@@ -325,7 +325,7 @@ REMOVALS: dict[str, Removal] = {
         "ts/others.rs",
         "is_near(segment.header.seq, hint.client_next)",
         "segment.payload.len() > 65_535 && is_near(segment.header.seq, hint.client_next)",
-        "it:stamps::connection_of_live_holder_is_not_started_here",
+        "it:stamps::connection_of_live_holder_is_not_adopted",
     ),
     "ts-later-connection": named(
         "self.client_next.wrapping_sub(other.client_next) as i32 > 0",
@@ -371,12 +371,12 @@ REMOVALS: dict[str, Removal] = {
     "ts-bound-to-head": named(
         "to <= left && from >= behind || from as i32",
         "to <= left || from as i32",
-        "with_nothing_of_a_response_the_request_comes_again",
+        "client_without_response_bytes_repeats_its_request",
     ),
     "ts-hint-sender": named(
         "*n == sender && address.ip() == from",
         "*n == sender",
-        "only_configured_peers_are_believed",
+        "hints_of_unknown_peers_are_ignored",
         file="hints.rs",
     ),
 }

@@ -32,7 +32,7 @@ def field(old: str, new: str = "false") -> Removal:
 
 def identity(old: str, new: str) -> Removal:
     """A field by which an object is recognised as the same."""
-    return trods("adopt/identity.rs", old, new, "trods:adopt::identity::tests::any_difference_is_another_object")
+    return trods("adopt/identity.rs", old, new, "trods:adopt::identity::tests::answer_with_any_difference_is_refused")
 
 
 def answer(old: str, new: str = "") -> Removal:
@@ -51,8 +51,8 @@ LEASE = "nothing_leaves_after_lease_ends"
 HELD_BY_OTHERS = "unknown::pinned_connection_is_handed_on_once_and_kernel_is_muted"
 DAMAGED = "a_damaged_segment_is_the_kernels_to_drop"
 LINGERS = "bpf:linger::tests::programs_outlive_a_process_that_dies_and_go_with_one_that_takes_them_off"
-NEWER = "trods:hold::rescue::tests::stale_record_hides_no_newer_one"
-READ_AGAIN = "trods:hold::rescue::tests::record_read_again_is_probed_by_the_present_adopter"
+NEWER = "trods:hold::rescue::tests::stale_record_does_not_hide_newer_record"
+READ_AGAIN = "trods:hold::rescue::tests::record_read_again_is_probed_by_current_adopter"
 RESETS_NOBODY = "trods:lease::tests::no_rst_without_plain_tcp_or_pins"
 HEARD = "trods:lease::tests::lease_lasts_until_replica_may_be_excluded"
 KNOWN = "agent:second_chance::tests::adopted_connection_is_not_forwarded_any_more"
@@ -61,12 +61,12 @@ TAKES = "agent:agent::trods::tests::changed_takers_start_a_query_for_holders"
 FORMER = "agent:agent::trods::tests::records_of_the_previous_incarnation_are_read"
 NUMBER = "agent:agent::incarnation::tests::no_process_has_the_number_of_one_before"
 OUTLIVES = "agents:trods::adopted_connection_outlives_its_agent"
-ADOPTED_ENDS = "it:leaving::an_adopted_connection_ends_when_this_process_meant_it"
-ADOPTED_STAYS = "it:leaving::a_server_dies_that_an_adopted_connection_has"
-PART = "it:watch::a_segment_of_two_responses_leaves_as_far_as_it_may"
+ADOPTED_ENDS = "it:leaving::adopted_connection_ends_only_by_announced_end"
+ADOPTED_STAYS = "it:leaving::adopted_connection_survives_death_of_its_server"
+PART = "it:watch::segment_of_two_responses_is_released_in_part"
 PART_AGAIN = "trods:hold::connection::tests::retransmission_leaves_up_to_the_limit"
 PART_CUT = "trods:hold::frame::tests::cut_frame_gives_two_valid_segments"
-PART_MORE = "trods:hold::connection::tests::frame_after_room_is_read_after_held_ones"
+PART_MORE = "trods:hold::connection::tests::held_frames_are_read_before_new_frame"
 OUT = "trods:lease::tests::possibly_excluded_replica_is_mute_until_readmitted"
 AWAY = "trods:lease::tests::returning_replica_sends_nothing_before_it_has_the_pins"
 
@@ -76,7 +76,7 @@ REMOVALS: dict[str, Removal] = {
         "flow/watched.rs",
         "else { HANDSHAKE_PATIENCE };",
         "else { REQUEST_PATIENCE };",
-        "it:cases::a_slow_answer_does_not_keep_a_request_waiting",
+        "it:cases::request_is_stored_alone_when_answer_is_slow",
         "it:survive::first_request_after_a_death_is_answered",
     ),
     # Segments of connections that no process holds: the search for a holder, then a reset.
@@ -123,25 +123,25 @@ REMOVALS: dict[str, Removal] = {
         "store/load.rs",
         "let value = reader.value()?.and_then(|(_, sealed)| open(keys, &key, &sealed));",
         "let value = reader.value()?.map(|(_, sealed)| open(keys, &key, &sealed).unwrap_or(sealed));",
-        "it:store::incarnations_that_no_replica_named_are_not_read",
+        "it:store::forged_incarnations_are_not_read",
     ),
     "sealed-count": trods(
         "store/load.rs",
         "number(&open(keys, prefix, &sealed)?)",
         "number(&open(keys, prefix, &sealed).unwrap_or(sealed))",
-        "it:store::forged_count_hides_no_record_and_costs_nothing",
+        "it:store::forged_bound_hides_no_record_and_costs_nothing",
     ),
     "living-incarnations": trods(
         "hold/rescue.rs",
         "Reads::LivingFormers => n < told,",
         "Reads::LivingFormers => n <= told,",
-        "it:forged::no_living_connection_is_adopted_by_a_list_of_incarnations",
+        "it:forged::forged_incarnation_list_adopts_no_live_connection",
     ),
     "sealed-place": trods(
         "store/sealed.rs",
         "    place.as_bytes()\n",
         "    &place.as_bytes()[..0]\n",
-        "trods:store::sealed::tests::sealed_value_opens_in_its_place_alone",
+        "trods:store::sealed::tests::sealed_value_opens_only_under_its_key",
     ),
     # Programs of a process that died, which another user cannot imitate.
     "presence-folder": Removal(
@@ -277,28 +277,28 @@ REMOVALS: dict[str, Removal] = {
         "flow/watched.rs",
         "self.storing = Some(Storing {",
         "self.limit(limits, out);\n        self.storing = Some(Storing {",
-        "it:cases::a_response_is_stored_when_its_head_is_there",
-        "it:watch::a_download_is_stored_before_it_begins_and_forgotten_behind_its_end",
+        "it:cases::response_is_stored_once_its_head_is_complete",
+        "it:watch::download_is_stored_first_and_deleted_after_its_end",
     ),
     "store-elsewhere": trods(
         "store/mod.rs",
         "others.retain(|server| !config.own.contains(&server.ip()));",
         "",
-        "it:store::the_own_host_is_no_store",
+        "it:store::servers_on_this_host_are_not_used",
     ),
     "store-unprotected": trods(
         "flow/watched.rs",
         "&& !self.is_known_to_store()",
         "",
-        "it:cases::a_stored_connection_is_unprotected_only_when_that_is_stored",
+        "it:cases::limits_lift_after_unprotected_record_is_stored",
     ),
     "store-closed": trods(
         "flow/watched.rs", "settings.closed {", "settings.closed && false {",
-        "it:cases::a_store_that_fails_lets_pass_or_holds",
+        "it:cases::failed_store_passes_or_holds_as_configured",
     ),
     "held-bound": trods(
         "hold/mod.rs", "if self.room.has(client, length) {", "if true {",
-        "it:hold::a_client_fills_its_share_of_the_room_and_no_more",
+        "it:hold::held_frames_of_one_client_are_limited",
     ),
     # No request is executed twice.
     "method": trods(
@@ -339,31 +339,31 @@ REMOVALS: dict[str, Removal] = {
         "digest/mod.rs",
         "Some(Known { content: Some(content), .. }) if !is_urgent =>",
         "Some(Known { content: Some(content), .. }) =>",
-        "trods:digest::tests::stale_digest_is_made_again_for_a_waiting_client",
+        "trods:digest::tests::stale_digest_is_recomputed_for_waiting_client",
     ),
     "digest-slow": trods(
         "digest/ask.rs",
         "if self.waited >= PATIENCE { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) }",
         "Ok(())",
-        "trods:digest::tests::slow_object_keeps_no_other_from_being_compared",
+        "trods:digest::tests::slow_object_does_not_block_other_digests",
     ),
     "digest-share": trods(
         "digest/queue.rs",
         "client.is_some_and(|client| !self.room.has(client, 1))",
         "false",
-        "trods:digest::tests::client_fills_a_quarter_of_the_queue_and_waits_behind_others",
+        "trods:digest::tests::client_fills_at_most_a_quarter_of_the_queue",
     ),
     "digest-turn": trods(
         "digest/queue.rs",
         ".position(|(_, client)| *client != self.last)",
         ".position(|_| true)",
-        "trods:digest::tests::client_fills_a_quarter_of_the_queue_and_waits_behind_others",
+        "trods:digest::tests::client_fills_at_most_a_quarter_of_the_queue",
     ),
     "digest-urgent": trods(
         "digest/mod.rs",
         "self.ask(wanted, true, Some(client))",
         "self.ask(wanted, true, None)",
-        "trods:digest::tests::waiting_clients_have_a_share_of_the_queue_and_take_turns",
+        "trods:digest::tests::urgent_queue_is_shared_in_turns",
     ),
     "digest-secret": trods(
         "digest/mod.rs",
@@ -375,13 +375,13 @@ REMOVALS: dict[str, Removal] = {
         "hold/rescue.rs",
         "self.unknown.push((*key, packet.to_vec()));",
         "self.unknown.push((*key, packet.to_vec()));\n                    self.orphans.remove(key);",
-        "trods:hold::rescue::tests::forged_segments_end_no_connection_that_is_looked_for",
+        "trods:hold::rescue::tests::forged_segments_do_not_end_a_search",
     ),
     "answer-cut": trods(
         "adopt/relay.rs",
         "if e.kind() == io::ErrorKind::UnexpectedEof { self.say_all() } else { self.cut() }",
         "if e.kind() == io::ErrorKind::UnexpectedEof { self.say_all() } else { self.say_all() }",
-        "it:adoption::answer_that_is_reset_ends_in_a_reset",
+        "it:adoption::server_reset_in_answer_resets_the_client",
     ),
     "answer-idle": trods(
         "adopt/mod.rs",
@@ -405,10 +405,10 @@ REMOVALS: dict[str, Removal] = {
         "adopt/relay.rs",
         "let is_repeatable = !is_cut && is_repeatable(&sent);",
         "let is_repeatable = !is_cut;",
-        "trods:adopt::relay::tests::only_whole_messages_without_a_body_are_sent_again",
+        "trods:adopt::relay::tests::only_complete_requests_without_body_are_repeated",
     ),
     "identity-content": trods(
-        "adopt/object.rs", "if crc32c::crc32c(body) != *sum {", "if false {", "it:adoption::another_object_is_refused"
+        "adopt/object.rs", "if crc32c::crc32c(body) != *sum {", "if false {", "it:adoption::changed_object_resets_the_client"
     ),
     # Probes, and the client's answers to them.
     "answer-tuple": answer("!is_theirs || "),
@@ -423,14 +423,14 @@ REMOVALS: dict[str, Removal] = {
     ),
     "answer-echo-since": trods("wake.rs", "record.handshake.first_timestamp.or(record.handshake.timestamp)",
                                "record.handshake.timestamp",
-                               "it:adoption::a_client_that_nothing_new_reaches_is_found_when_the_next_replica_dies_too"),
+                               "it:adoption::idle_client_is_adopted_after_second_death"),
     "erased-as-found": trods(
         "store/load.rs", "{} C{}\\r\\n\", of.number, of.cas)", "{}\\r\\n\", of.number)",
         "it:store::newer_record_is_not_deleted",
     ),
     "probes-paced": trods(
         "hold/pace.rs", "lane.taken < AT_A_TIME", "true",
-        "trods:hold::pace::tests::so_many_at_a_time_and_those_that_are_waited_for_behind_no_others",
+        "trods:hold::pace::tests::waiting_clients_are_paced_apart_from_idle_ones",
     ),
     "waited-for-first": trods(
         "hold/rescue.rs", "found.record.is_waited_for()", "false",
@@ -442,11 +442,11 @@ REMOVALS: dict[str, Removal] = {
     ),
     "pipe-kept": trods(
         "adopt/origin.rs", "if self.filled == 0\n            && let", "if let",
-        "trods:adopt::origin::tests::ends_are_lent_while_something_is_between_them",
+        "trods:adopt::origin::tests::pipe_keeps_its_ends_while_it_holds_data",
     ),
     "answer-fresh": trods(
         "hold/rescue.rs", "!place.fresh && ", "false && ",
-        "trods:hold::rescue::tests::an_answer_shows_where_a_client_is",
+        "trods:hold::rescue::tests::probe_answer_ends_the_search",
     ),
     "reset-near": trods(
         "wake.rs", "if !is_near {", "if false {", "it:waking::client_without_connection_answers_with_rst"
@@ -455,23 +455,23 @@ REMOVALS: dict[str, Removal] = {
         "hold/rescue.rs",
         "self.orphans.len() >= MAX_ORPHANS",
         "false",
-        "trods:hold::rescue::tests::no_more_are_looked_for_than_there_is_room_for",
+        "trods:hold::rescue::tests::number_of_searches_is_limited",
     ),
     "erased-late": trods(
         "hold/rescue.rs", "now < *since + STORED", "now < *since",
-        "trods:hold::rescue::tests::an_answer_shows_where_a_client_is",
+        "trods:hold::rescue::tests::probe_answer_ends_the_search",
     ),
     # Of two replicas with records of a connection the one with the newer record adopts it, if it may send.
     "age-version": trods(
         "record.rs", "if self.isns == other.isns && self.version != other.version {", "if false {",
-        "it:records::of_one_connection_the_higher_version_counts",
+        "it:records::higher_version_of_a_connection_wins",
     ),
     "age-connection": trods(
-        "record.rs", "if self.isns == other.isns && ", "if ", "it:records::of_one_connection_the_higher_version_counts"
+        "record.rs", "if self.isns == other.isns && ", "if ", "it:records::higher_version_of_a_connection_wins"
     ),
     "newer-here": trods(
         "hold/rescue.rs", "watch.is_ahead(&key, &age) || ", "",
-        "trods:hold::rescue::tests::newer_connection_here_is_kept",
+        "trods:hold::rescue::tests::older_record_does_not_replace_live_connection",
     ),
     "newer-elsewhere": trods(
         "hold/rescue.rs", " || watch.is_elsewhere(&key, &age)", "",
@@ -479,17 +479,17 @@ REMOVALS: dict[str, Removal] = {
     ),
     "newer-here-pinned": trods(
         "hold/watch/parting.rs", "self.is_ahead(key, theirs) || ", "",
-        "trods:hold::rescue::tests::newer_connection_here_is_kept",
+        "trods:hold::rescue::tests::older_record_does_not_replace_live_connection",
     ),
     "mute-deaf": trods(
         "hold/watch/hear.rs", "if service.is_some_and(|service| service.may_send(leases)) {", "if service.is_some() {",
-        "trods:hold::rescue::tests::muted_replica_takes_no_client",
+        "trods:hold::rescue::tests::muted_replica_adopts_no_connection",
     ),
     "reset-place": trods(
         "hold/connection.rs",
         "What::Reset { seq } => seq == self.next || seq == self.most,",
         "What::Reset { .. } => true,",
-        "trods:hold::connection::tests::a_reset_counts_in_its_place_alone",
+        "trods:hold::connection::tests::rst_counts_only_at_exact_sequence_number",
     ),
     # Which dead replicas' connections a survivor adopts, and its queries to live replicas.
     "gone-all": agent(
@@ -538,7 +538,7 @@ REMOVALS: dict[str, Removal] = {
     "former-own": agent("(told != incarnation).then(||", "true.then(||", FORMER),
     "former-sockets": trods(
         "hold/watch/mod.rs", "self.keep_closing(*service)?;", "",
-        "it:leaving::connection_closed_by_former_process_is_not_kept",
+        "it:leaving::former_process_sockets_are_reset",
     ),
     # The end of an adopted connection.
     "adopted-leaves": trods("hold/connection.rs", " || self.leaves", "", ADOPTED_ENDS),
@@ -592,7 +592,7 @@ REMOVALS: dict[str, Removal] = {
         "flow/watched.rs",
         "if is_late && !self.is_full {",
         "if is_late {",
-        "it:cases::a_full_record_waits_for_the_client_though_the_server_was_late_before",
+        "it:cases::full_record_waits_even_after_late_server",
         "it:model::a_death_at_any_step_loses_nothing",
     ),
     "part-count": trods(
@@ -619,7 +619,7 @@ REMOVALS: dict[str, Removal] = {
         "record/codec.rs",
         "if crc32c::crc32c(octets) != u32::from_be_bytes(*sum) {",
         "if u32::from_be_bytes(*sum) == 0 {",
-        "it:records::a_record_is_damaged_wherever_it_is_touched",
+        "it:records::any_changed_byte_damages_a_record",
     ),
     "record-end": trods(
         "record/codec.rs", "if !from.0.is_empty() {", "if false {", "it:records::record_with_trailing_bytes_is_refused"

@@ -1,42 +1,42 @@
-//! Where a chunked body ends (RFC 9112 section 7.1), read piece by piece.
+//! Incremental parser that finds the end of a chunked body (RFC 9112 section 7.1).
 
 use crate::flow::Reason;
 
-/// Most digits of a chunk's size, leading zeros included: as many as other parsers accept. The
+/// Limit on the digits of a chunk's size, leading zeros included; other parsers accept as many. The
 /// value must fit into 32 bits.
 const MAX_DIGITS: u8 = 16;
 
 /// Position of a reader in a chunked body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chunked {
-    /// In the size of a chunk.
+    /// Within a chunk's size line, before any extension.
     Size {
-        /// Digits of the size that were read.
+        /// Digits of the size read so far.
         digits: u8,
-        /// Their value.
+        /// Value of these digits.
         size: u32,
     },
-    /// After the size, before an extension or the end of the line.
+    /// After the size (its value), before an extension or the end of the line.
     Behind(u32),
-    /// In a chunk extension.
+    /// Within a chunk extension.
     Extension(u32),
-    /// One more byte ends the line.
+    /// After the CR of a size line; its LF follows.
     SizeEnd(u32),
-    /// Bytes left of a chunk, at least one.
+    /// Within a chunk's data, of which this many bytes are left, at least one.
     Data(u32),
     /// After the data of a chunk, before its CR.
     DataReturn,
-    /// Before the LF that ends the chunk.
+    /// After the CR that follows a chunk's data; its LF follows.
     DataEnd,
-    /// Before a trailer field, or the empty line that ends the body.
+    /// At the start of a trailer field or of the empty line that ends the body.
     Trailer,
-    /// In a trailer field.
+    /// Within a trailer field.
     Field,
-    /// One more byte ends the line.
+    /// After the CR of a trailer field; its LF follows.
     FieldEnd,
-    /// The body is.
+    /// After the CR of the last, empty line; its LF ends the body.
     LastEnd,
-    /// After the body.
+    /// After the end of the body.
     Over,
 }
 
@@ -47,8 +47,8 @@ impl Default for Chunked {
 }
 
 impl Chunked {
-    /// Parses further bytes and returns how many belong to the body, trailers included: all, unless
-    /// it ends.
+    /// Parses further bytes and returns how many belong to the body, trailers included: all of
+    /// them, unless the body ends within them.
     ///
     /// # Errors
     /// [`Reason::Malformed`].
@@ -70,7 +70,7 @@ impl Chunked {
         Ok(at)
     }
 
-    /// The state after a byte that is not data.
+    /// The state after one byte that is not chunk data.
     fn after(self, octet: u8) -> Option<Chunked> {
         Some(match (self, octet) {
             (Chunked::Size { digits, size }, _) if octet.is_ascii_hexdigit() && digits < MAX_DIGITS => {
@@ -99,7 +99,7 @@ impl Chunked {
         })
     }
 
-    /// As three numbers: which place, digits, size.
+    /// Encodes the state as three numbers: its kind, the digits of the size, the size.
     #[must_use]
     pub fn encode(self) -> (u8, u8, u32) {
         match self {
@@ -143,7 +143,8 @@ impl Chunked {
     }
 }
 
-/// Bytes of the whole body, trailers included; `None` if more are needed.
+/// Length of the whole body at the start of `octets`, trailers included; `None` if it is
+/// incomplete.
 ///
 /// # Errors
 /// [`Reason::Malformed`].
@@ -158,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_end_is_found_as_soon_as_it_is_there() {
+    fn chunked_body_end_is_found_at_its_last_byte() {
         for body in [
             "0\r\n\r\n",
             "3\r\nabc\r\n0\r\n\r\n",
@@ -171,7 +172,7 @@ mod tests {
             }
             let more = format!("{body}HTTP");
             assert_eq!(end(more.as_bytes()), Ok(Some(body.len())));
-            // In two pieces, with the state between them encoded and decoded.
+            // Each body is read in two pieces, with the state between them encoded and decoded.
             for n in 0..body.len() {
                 let (one, two) = more.as_bytes().split_at(n);
                 let mut first = Chunked::default();

@@ -1,8 +1,8 @@
-//! Heads of HTTP/1 (RFC 9112), parsed as far as they show where messages end and whether a response
-//! can be requested again.
+//! Parser for HTTP/1 heads (RFC 9112), as far as needed to find where messages end and whether a
+//! response can be requested again.
 //!
-//! [`rivulet_http`] reads the lines. What it accepts and another reader could understand differently is refused here: the
-//! server must see the same requests as this agent does.
+//! [`rivulet_http`] reads the lines. Heads that another parser might understand differently are
+//! refused here: the server must see the same requests as this agent.
 
 use std::ops::Range;
 
@@ -17,9 +17,9 @@ mod repeat;
 pub(crate) use repeat::same_request;
 pub use repeat::{is_bound, range_request, repeated_request};
 
-/// Bytes of the longest head of a request or response.
+/// Limit on the length of a head, bytes.
 pub const MAX_HEAD: usize = 2048;
-/// Fields of a head.
+/// Limit on the fields of a head.
 const MAX_FIELDS: usize = 64;
 
 /// Method of a request.
@@ -34,13 +34,13 @@ pub enum Method {
 /// The head of a request without a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestHead {
-    /// Bytes, including empty lines before it.
+    /// Length in bytes, including empty lines before the head.
     pub length: usize,
     /// Its method.
     pub method: Method,
-    /// The connection ends with the response.
+    /// The connection closes after the response.
     pub close: bool,
-    /// The client sent inputs ([`INPUTS`]), which only agents may send.
+    /// The head has fields with inputs ([`INPUTS`]), which only an adopting agent may send.
     pub inputs: bool,
 }
 
@@ -58,45 +58,46 @@ pub enum Framing {
 /// The part of an object that a response carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Object<'a> {
-    /// The entity tag, a strong one, quotes included.
+    /// The strong entity tag, quotes included.
     pub etag: &'a [u8],
     /// `Content-Encoding`.
     pub encoding: Option<&'a [u8]>,
-    /// First byte of the object.
+    /// Offset of the part's first byte in the object.
     pub first: u64,
-    /// Bytes of it in the response.
+    /// Length of the part, bytes.
     pub length: u64,
-    /// Bytes of the object.
+    /// Length of the whole object, bytes.
     pub total: u64,
 }
 
 /// The head of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResponseHead<'a> {
-    /// Bytes of the head.
+    /// Length of the head, bytes.
     pub length: usize,
     /// The status code, 200 or above.
     pub status: u16,
-    /// How the end of the body is marked.
+    /// How the end of the body is found.
     pub framing: Framing,
-    /// The object and part that the body is, if known.
+    /// The object, and the part of it, that the body carries; `None` if the head does not name
+    /// both.
     pub object: Option<Object<'a>>,
     /// Whether the head lists the inputs from which the response was generated ([`INPUTS`]).
     pub inputs: bool,
-    /// The server closes behind it.
+    /// The server closes the connection after the response.
     pub close: bool,
 }
 
-/// The field in which a server lists the inputs from which it generated an answer, and in which it
-/// gets them when it is to generate the answer again (Lloyd and Freedman, section 7).
+/// The header field in which a server lists the inputs from which it generated a response, and in
+/// which it receives them when it must generate the response again (Lloyd and Freedman, section 7).
 pub const INPUTS: &str = "X-TRODS";
 
-/// Parses the head at the beginning of a client's bytes; `None` if more are needed.
+/// Parses the head at the beginning of a client's bytes; `None` if it is incomplete.
 ///
 /// # Errors
-/// Why this is no request that can be protected.
+/// Why such a request cannot be protected.
 pub fn request(octets: &[u8]) -> Result<Option<RequestHead>, Reason> {
-    // Empty lines in front of a request are forgiven (RFC 9112 section 2.2).
+    // Empty lines before a request are ignored (RFC 9112 section 2.2).
     let lead = octets.iter().take_while(|b| matches!(b, b'\r' | b'\n')).count();
     let rest = &octets[lead..];
     if rest.first() == Some(&22) {
@@ -108,7 +109,7 @@ pub fn request(octets: &[u8]) -> Result<Option<RequestHead>, Reason> {
         _ if begins(b"HEAD ") => Method::Head,
         _ if rest.starts_with(b"PRI * HTTP/2") => return Err(Reason::Http2),
         _ if begins(b"PRI * HTTP/2") => return waits(octets),
-        // Methods are tokens; the rest is none of HTTP.
+        // An HTTP method begins with a letter; data that begins otherwise is not HTTP.
         [b, ..] if b.is_ascii_alphabetic() => return Err(Reason::Method),
         _ => return Err(Reason::Malformed),
     };
@@ -125,7 +126,7 @@ pub fn request(octets: &[u8]) -> Result<Option<RequestHead>, Reason> {
             return lines.end().map(|length| Some(RequestHead { length, method, close, inputs }));
         }
         let field = lines.field(line)?;
-        // CGI gives both to a program as HTTP_X_TRODS (RFC 3875 section 4.1.18).
+        // CGI passes both spellings to a program as HTTP_X_TRODS (RFC 3875 section 4.1.18).
         inputs |= field.is(INPUTS) || field.is("X_TRODS");
         if field.is("content-length") && field.value != b"0" || field.is("transfer-encoding") {
             return Err(Reason::Body);
@@ -137,15 +138,16 @@ pub fn request(octets: &[u8]) -> Result<Option<RequestHead>, Reason> {
     waits(octets)
 }
 
-/// Parses the head at the beginning of a server's bytes, for a request of this method; `None` if
-/// more are needed.
+/// Parses the head at the beginning of a server's bytes, in response to a request with `method`;
+/// `None` if it is incomplete.
 ///
 /// # Errors
-/// Why this is no response that can be protected.
+/// Why such a response cannot be protected.
 pub fn response(octets: &[u8], method: Method) -> Result<Option<ResponseHead<'_>>, Reason> {
     let mut lines = Lines::of(octets);
     let Some(line) = lines.first() else {
-        // A stream that is not HTTP may never end its line.
+        // Data that is not HTTP may never contain the end of a line, so its first bytes are checked
+        // now.
         let rest = &octets[lines.at..];
         let begins = VERSION.starts_with(rest) || rest.starts_with(VERSION) || rest == b"\r";
         return if begins { waits(octets) } else { Err(Reason::Malformed) };
@@ -171,7 +173,7 @@ pub fn response(octets: &[u8], method: Method) -> Result<Option<ResponseHead<'_>
                 return Err(Reason::Malformed);
             }
         } else if field.is("transfer-encoding") {
-            // Codings under chunked concern only the client. Chunked twice is an error.
+            // Codings applied before chunked concern only the client. Chunked twice is an error.
             if chunked || !value.eq_ignore_ascii_case(b"chunked") {
                 return Err(Reason::Dynamic);
             }
@@ -222,7 +224,8 @@ pub fn response(octets: &[u8], method: Method) -> Result<Option<ResponseHead<'_>
     Ok(Some(ResponseHead { length, status, framing, object, inputs, close }))
 }
 
-/// Where the lines of [`INPUTS`] lie in a response that begins with a parsed head, without their ends.
+/// Ranges of the [`INPUTS`] lines, without their line ends, in a response that begins with a parsed
+/// head.
 pub(crate) fn inputs_of(octets: &[u8]) -> impl Iterator<Item = Range<usize>> {
     fields(octets).filter(|(name, _)| name.eq_ignore_ascii_case(INPUTS.as_bytes())).map(|(_, line)| {
         let from = line.as_ptr().addr() - octets.as_ptr().addr();
@@ -230,20 +233,20 @@ pub(crate) fn inputs_of(octets: &[u8]) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
-/// The target of a request from its parsed head.
+/// The target of a request with a parsed head.
 pub(crate) fn target(head: &[u8]) -> Option<&[u8]> {
     let (_, line) = fields(head).next()?;
     line.split(|&b| b == b' ').nth(1)
 }
 
-/// The values of all fields of this name in a parsed head.
+/// The values of all fields with this name in a parsed head.
 pub(crate) fn values<'a>(head: &'a [u8], name: &str) -> impl Iterator<Item = &'a [u8]> {
     fields(head)
         .filter(move |(field, _)| field.eq_ignore_ascii_case(name.as_bytes()))
         .map(|(field, line)| line[field.len() + 1..].trim_ascii())
 }
 
-/// The lines of a head, the first one included, with the names of the fields.
+/// The lines of a head, the first one included, each with the name of its field.
 pub(crate) fn fields(head: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     let lead = head.iter().take_while(|b| matches!(b, b'\r' | b'\n')).count();
     let lines = head[lead..].split_inclusive(|&b| b == b'\n').enumerate();
@@ -253,7 +256,7 @@ pub(crate) fn fields(head: &[u8]) -> impl Iterator<Item = (&[u8], &[u8])> {
     })
 }
 
-/// A field that may stand once.
+/// A header field that may occur only once.
 #[derive(Clone, Copy, Default)]
 enum Once<'a> {
     #[default]
@@ -268,15 +271,15 @@ impl<'a> Once<'a> {
     }
 }
 
-/// The beginning of what answers in a version that is known.
+/// The version prefix of every HTTP/1 response.
 const VERSION: &[u8] = b"HTTP/1.";
 
-/// The lines of a head that has begun, without their ends.
+/// Iterates over the lines of a possibly incomplete head, without their line ends.
 struct Lines<'a> {
     octets: &'a [u8],
     /// Offset after the last line that was read.
     at: usize,
-    /// Fields so far.
+    /// Number of fields read so far.
     fields: usize,
 }
 
@@ -285,7 +288,7 @@ impl<'a> Lines<'a> {
         Lines { octets: &octets[..octets.len().min(MAX_HEAD)], at: 0, fields: 0 }
     }
 
-    /// The next line that is complete.
+    /// The next complete line.
     fn next(&mut self) -> Option<&'a [u8]> {
         let rest = &self.octets[self.at..];
         let end = memchr::memchr(b'\n', rest)?;
@@ -311,9 +314,10 @@ impl<'a> Lines<'a> {
         Field::parse(line).map_err(|_| Reason::Malformed)
     }
 
-    /// The length of the head, all of which was read.
+    /// The length of the head, once its last line was read.
     fn end(&self) -> Result<usize, Reason> {
-        // Control characters, which readers take for different things; CR and LF were looked at line by line.
+        // Parsers disagree about control characters, so these are refused. CR and LF were checked
+        // line by line.
         let is_bad = |b: u8| (b < b' ') & !matches!(b, b'\t' | b'\r' | b'\n') | (b == 0x7f);
         let bad = self.octets[..self.at].iter().fold(false, |bad, &b| bad | is_bad(b));
         if bad { Err(Reason::Malformed) } else { Ok(self.at) }
@@ -336,11 +340,11 @@ fn connection(value: &[u8], close: &mut bool) {
 
 fn number(text: &[u8]) -> Option<u64> {
     let digits = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
-    // Sizes of files; so no sum of them overflows.
+    // Limited to the range of file sizes, so that no sum of them overflows.
     std::str::from_utf8(text).ok().filter(|_| digits)?.parse().ok().filter(|n| *n <= i64::MAX as u64)
 }
 
-/// `bytes first-last/total` (RFC 9110 section 14.4).
+/// Parses `bytes first-last/total` (RFC 9110 section 14.4).
 fn content_range(text: &[u8]) -> Option<(u64, u64, u64)> {
     let (unit, rest) = text.split_at_checked(6)?;
     let dash = rest.iter().position(|&b| b == b'-')?;
@@ -350,7 +354,7 @@ fn content_range(text: &[u8]) -> Option<(u64, u64, u64)> {
     (unit.eq_ignore_ascii_case(b"bytes ") && first <= last && last < total).then_some((first, last, total))
 }
 
-/// A strong entity tag (RFC 9110 section 8.8.3).
+/// Whether this is a strong entity tag (RFC 9110 section 8.8.3).
 fn is_strong(tag: &[u8]) -> bool {
     let inner = tag.strip_prefix(b"\"").and_then(|tag| tag.strip_suffix(b"\""));
     inner.is_some_and(|inner| inner.iter().all(|b| matches!(b, 0x21 | 0x23..=0x7e | 0x80..)))
@@ -414,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn targets_need_no_utf_8() {
+    fn request_target_may_be_invalid_utf8() {
         let head = b"GET /caf\xe9 HTTP/1.1\r\nHost: h\r\n\r\n";
         assert_eq!(
             request(head),
@@ -444,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn inputs_are_found_in_the_head_alone() {
+    fn inputs_in_the_body_are_ignored() {
         let text =
             "HTTP/1.1 200 OK\r\nx-trods: a \r\nA: X-TRODS\r\nX-TRODS:\nX-TRODS-B: b\r\n\r\nX-TRODS: body\r\n";
         let found: Vec<&str> = inputs_of(text.as_bytes()).map(|at| &text[at]).collect();

@@ -3,63 +3,65 @@
 //!
 //! The ToR excludes a replica when no heartbeat has arrived for the bound. An answer shows that a
 //! heartbeat arrived, so the replica may send until the bound has passed since it sent that
-//! heartbeat. The ToR cannot exclude it earlier, because the heartbeat arrived after it was sent. A
-//! lease that ends mutes the replica and destroys nothing. The next answer ends that, unless the
-//! replica was or may have been excluded: then others search for its connections until it takes
-//! plain TCP again.
+//! heartbeat: the heartbeat arrived after it was sent, so the ToR cannot exclude the replica
+//! earlier. When the lease ends, the replica is muted, and no state is lost. The next answer renews
+//! the lease, unless the replica was or may have been excluded: then other replicas search for its
+//! connections until it gets plain TCP again.
 
 use std::time::{Duration, Instant};
 
 use rivulet_bpf::trods::Lease;
 use rustix::time::{ClockId, clock_gettime};
 
-/// After a member of the pool was excluded, or while this one takes no plain TCP or lacks the pins:
-/// no RST is sent for an unknown connection for this long, because its record is searched for.
+/// For this long no RST is sent for an unknown connection, because its record is searched for:
+/// after a member of the pool was excluded, and while this replica gets no plain TCP or lacks the
+/// pins.
 const SETTLING: Duration = Duration::from_secs(1);
 
-/// `CLOCK_MONOTONIC`, as BPF programs read it, in nanoseconds.
+/// `CLOCK_MONOTONIC` in nanoseconds, the clock that BPF programs read.
 #[must_use]
 pub fn clock() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// The lease of one place in a pool.
+/// The lease of one replica in a pool.
 #[derive(Debug)]
 pub struct Term {
     own: u8,
     bound: Duration,
     alive: u64,
-    /// Whether it took plain TCP in the last answer, and whether others may have adopted its
-    /// connections since it did.
+    /// Whether the last answer listed it among the replicas that get plain TCP; and whether others
+    /// may have adopted its connections since then.
     taking: bool,
     out: bool,
-    /// Time ([`clock`]) until which the ToR cannot have excluded it.
+    /// Time ([`clock`]) before which the ToR cannot have excluded it.
     sure: u64,
-    /// Number of absences and returns so far, and the last one after which the pins were complete.
+    /// Number of absences and returns so far, and the last of them after which the pins were
+    /// complete.
     absences: u64,
     known: u64,
     lease: Lease,
 }
 
 impl Term {
-    /// The lease of replica `own` with this bound; it may not send before the first answer.
+    /// The lease of replica `own` with this bound; it is valid only after the first answer.
     #[must_use]
     pub fn new(own: u8, bound: Duration) -> Term {
         let (alive, taking, out, sure, absences, known) = (0, false, true, 0, 1, 0);
         Term { own, bound, alive, taking, out, sure, absences, known, lease: Lease::default() }
     }
 
-    /// The ToR's answer to a heartbeat that was sent at this time of [`clock`]: the sets of live
-    /// members (bit r is replica r), and of those that take plain TCP. Returns the members that are
-    /// no longer alive.
+    /// Processes the ToR's answer to a heartbeat that was sent at time `sent` ([`clock`]): the set
+    /// of live members (bit r is replica r), and of those that get plain TCP. Returns the members
+    /// that are no longer alive.
     pub fn answered(&mut self, sent: u64, alive: u64, plain: u64, now: u64) -> u64 {
         let own = 1 << (self.own & 63);
         let gone = self.alive & !alive & !own;
-        // A replica that was excluded, even briefly, takes no plain TCP before the controller
-        // readmits it. Until then others may adopt its connections, so it has to read the pins when
-        // it takes plain TCP again, and sends nothing before. A drained replica only takes no new
-        // plain TCP and knows that it was not excluded.
+        // A replica that was excluded, even briefly, gets no plain TCP before the controller
+        // readmits it. Until then others may adopt its connections, so it must read the pins once
+        // it gets plain TCP again, and sends nothing before. A drained replica merely gets no new
+        // plain TCP, and knows that it was not excluded.
         let (here, taking) = (alive & own != 0, plain & own != 0);
         let was_here = self.alive & own != 0;
         self.absences += u64::from(self.taking != taking || was_here != here);
@@ -71,8 +73,8 @@ impl Term {
         if here && !self.out && self.away().is_none() {
             self.lease.until = self.sure;
         }
-        // A replica that takes no plain TCP may get clients before it learns of the change, and
-        // lacks the pins.
+        // A replica without plain TCP may get clients before it learns of the change, and lacks the
+        // pins.
         if gone != 0 || !taking || self.away().is_some() {
             self.lease.settling = now.saturating_add(SETTLING.as_nanos() as u64);
         }
@@ -80,24 +82,24 @@ impl Term {
     }
 
     /// The number of the absence, if others may have adopted connections of this replica and it
-    /// lacks the pins: until it has them it sends nothing.
+    /// lacks the pins; it sends nothing until it has them.
     #[must_use]
     pub fn away(&self) -> Option<u64> {
         (self.known != self.absences).then_some(self.absences)
     }
 
-    /// Whether this replica took plain TCP according to the ToR's latest answer.
+    /// Whether the ToR's latest answer listed this replica among those that get plain TCP.
     #[must_use]
     pub fn is_taking(&self) -> bool {
         self.taking
     }
 
-    /// Notes that the pins are complete after that absence.
+    /// Notes that the pins are complete after this absence.
     pub fn back(&mut self, absence: u64) {
         self.known = self.known.max(absence);
     }
 
-    /// The lease for the BPF programs.
+    /// The lease in the form that the BPF programs read.
     #[must_use]
     pub fn lease(&self) -> Lease {
         self.lease
@@ -178,8 +180,8 @@ mod tests {
         term.back(2);
         term.answered(3_000, own | others, own | others, 4_000);
         assert_eq!((term.away(), term.lease().until), (None, 3_000 + BOUND));
-        // Drained: it takes no new connections and serves those that it has, however long the pins
-        // take.
+        // A drained replica gets no new connections and serves those that it has, however long the
+        // query for pins takes.
         term.answered(4_000, own | others, others, 4_500);
         assert_eq!((term.away(), term.lease().until), (Some(3), 3_000 + BOUND));
         assert!(!term.is_taking());
@@ -205,8 +207,8 @@ mod tests {
     #[test]
     fn possibly_excluded_replica_is_mute_until_readmitted() {
         let (own, others) = (0b100, 0b011);
-        // The ToR's answer excludes it; or no answer for longer than the bound, and then one without
-        // plain TCP.
+        // The ToR's answer excludes it; or no answer arrives for longer than the bound, and then
+        // one without plain TCP.
         for plain in [Some(others), Some(own | others), None] {
             let mut term = Term::new(2, Duration::from_nanos(BOUND));
             term.answered(1_000, own | others, own | others, 2_000);
@@ -220,7 +222,7 @@ mod tests {
                 assert_eq!(term.away(), Some(3));
                 term.back(3);
             }
-            // A former query is repeated.
+            // The result of an earlier query for pins changes nothing, and the query is repeated.
             for now in [until + 1, until + 2, 9 * BOUND, 9 * BOUND + 1] {
                 term.answered(now, own | others, others, now);
                 assert_eq!(term.lease().until, until, "{plain:?} {now}");
@@ -237,10 +239,11 @@ mod tests {
     }
 
     #[test]
-    fn an_instant_is_the_same_by_both_clocks() {
+    fn instant_converts_to_monotonic_clock() {
         let (before, instant, after) = (clock(), Instant::now(), clock());
         let at = at(instant);
-        // As exactly as two clocks are read one behind the other on a busy machine.
+        // The tolerance is generous, because on a busy machine time passes between the reads of two
+        // clocks.
         assert!(at + 1_000_000_000 > before && at < after + 1_000_000_000);
     }
 }

@@ -1,4 +1,4 @@
-//! The state that another replica needs to resume a connection.
+//! The record: the state that another replica needs to resume a connection.
 
 use std::net::SocketAddr;
 
@@ -12,100 +12,105 @@ pub use crate::chunked::Chunked;
 pub use codec::{MAX_RECORD, RecordError};
 pub use seen::{Rest, Seen};
 
-/// Responses of a record.
+/// Limit on the responses of a record.
 pub const MAX_RESPONSES: usize = 8;
-/// Most bytes of requests without a response.
+/// Limit on the bytes of requests without a response.
 pub const MAX_REQUESTS: usize = 4096;
-/// Most bytes of a response that is stored whole.
+/// Limit on the bytes of a response that is stored whole.
 pub const MAX_WHOLE: usize = 4096;
-/// Most bytes of an object's body that the checksum of a record covers: a first flight of ten
-/// segments (RFC 6928).
+/// Limit on the bytes of an object's body that the checksum of a record covers: a first flight of
+/// ten segments (RFC 6928).
 pub const MAX_CHECK: usize = 14_600;
-/// [`Response::length`] while the end of a chunked body has not been seen.
+/// [`Response::length`] until the end of a chunked body is seen.
 pub const UNKNOWN: u64 = u64::MAX;
-/// Bytes that a sender sends before the first acknowledgement: ten segments (RFC 6928).
+/// Bytes that a sender may send before the first acknowledgement: ten segments (RFC 6928).
 const INITIAL_WINDOW: u64 = 14_600;
 
-/// The two ends of a connection.
+/// The addresses and ports of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tuple {
     /// The client's address and port.
     pub client: SocketAddr,
-    /// The service's.
+    /// The service's address and port.
     pub service: SocketAddr,
 }
 
-/// Options that both ends agreed on in the handshake.
+/// Values and options of the handshake that an adopter's socket needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handshake {
     /// The client's initial sequence number.
     pub client_isn: u32,
-    /// The service's.
+    /// The service's initial sequence number.
     pub service_isn: u32,
-    /// The client's maximum segment size; 536 where its SYN had none (RFC 9293 section 3.7.1).
+    /// The client's maximum segment size; 536 if its SYN had none (RFC 9293 section 3.7.1).
     pub mss: u16,
-    /// Shifts of the windows, the client's and ours, if both SYNs had one (RFC 7323).
+    /// Window scales of the client and of the service, if both SYNs had one (RFC 7323).
     pub scales: Option<(u8, u8)>,
-    /// Whether both take SACK blocks.
+    /// Whether both ends support SACK.
     pub sack: bool,
-    /// TSval at `at_ms`, if both ends use timestamps: of the SYN-ACK, or of the socket of the
-    /// adopter.
+    /// The service's TSval at `at_ms`, if both ends use timestamps: that of the SYN-ACK or of the
+    /// adopter's socket.
     pub timestamp: Option<u32>,
-    /// TSval of the SYN-ACK where that is another one: a client echoes no newer one before something new comes from the socket
-    /// that goes on.
+    /// TSval of the SYN-ACK, if it differs: a client echoes no newer one until the adopter's socket
+    /// sends new data.
     pub first_timestamp: Option<u32>,
-    /// The bits that all timestamps of the programs share (`docs/trods-stamps.md`), if they write
-    /// them: then the fields above are the kernel's, which no client sees.
+    /// The bits that are equal in all of the connection's timestamps (`docs/trods-stamps.md`), if
+    /// BPF programs write these. Then the fields above hold the kernel's values, which no client
+    /// sees.
     pub stamps: Option<u32>,
-    /// Time of the SYN-ACK or of the adoption, milliseconds of Unix time: TSval grows by one each
+    /// Unix time of the SYN-ACK or of the adoption, milliseconds: TSval grows by one each
     /// millisecond from then on.
     pub at_ms: u64,
 }
 
-/// Source of a response's bytes.
+/// How an adopter gets a response's bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
-    /// From an object, by `Range`, of a server that has the same object: by strong entity tag, length and digest.
+    /// By `Range`, from a server that has the same object: equal strong entity tag, length and
+    /// digest.
     Object {
         /// The head of the request.
         request: Vec<u8>,
-        /// The head of the response, which the client may have in part.
+        /// The head of the response, of which the client may have a part.
         head: Vec<u8>,
-        /// Bytes of the body that were seen, and their CRC-32C, which differs for another object.
+        /// Number of body bytes that were seen, and their CRC-32C, which differs for another
+        /// object.
         check: (u32, u32),
-        /// Digest of the whole object on that server; `None` while it is unknown.
+        /// Digest of the whole object; `None` while it is unknown.
         digest: Option<Digest>,
     },
-    /// From a server that generates the same bytes again. Only bytes that were seen were let pass,
-    /// so a replica that gets the same bytes up to there has everything that the client has.
+    /// From a server that generates the same bytes again. Only bytes in the checksum were sent, so
+    /// a replica that gets the same bytes up to there has everything that the client has.
     Generated {
         /// The head of the request.
         request: Vec<u8>,
-        /// The head of the response, which the client may have in part, with the inputs (`X-TRODS`).
+        /// The head of the response, of which the client may have a part, with the inputs
+        /// (`X-TRODS`).
         head: Vec<u8>,
-        /// The body up to where it was let pass.
+        /// Checksum of the body's bytes that may have been sent, and the parser's state after them.
         seen: Seen,
     },
-    /// The record holds the whole response, head and body.
+    /// From the record, which holds the whole response, head and body.
     Whole(Vec<u8>),
 }
 
-/// A response that the client is not known to have.
+/// A response that the client may not have completely.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
-    /// Bytes of head and body, or [`UNKNOWN`].
+    /// Length of head and body together, or [`UNKNOWN`].
     pub length: u64,
-    /// The largest number of bytes that were let pass. The client's acknowledgement lies at most 2^32 - 1 bytes
-    /// before it.
+    /// Bytes of it that were released to the client so far. The client's acknowledgement is at most
+    /// 2^32 - 1 bytes before their end.
     pub passed: u64,
-    /// The server closes behind it.
+    /// The server closes the connection after it.
     pub close: bool,
-    /// Source of its bytes.
+    /// How an adopter gets its bytes.
     pub body: Body,
 }
 
 impl Response {
-    /// The part of an object that it carries, if it is one's. Those that were read from a store have it.
+    /// The object that the response carries a part of, if any. Records from a store were checked
+    /// for it.
     #[must_use]
     pub fn object(&self) -> Option<Object<'_>> {
         match &self.body {
@@ -115,31 +120,31 @@ impl Response {
     }
 }
 
-/// A connection as it stands in the store.
+/// The state of a connection as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// The two ends.
+    /// The addresses and ports.
     pub tuple: Tuple,
-    /// Options agreed on in the handshake.
+    /// Values and options of the handshake.
     pub handshake: Handshake,
-    /// Grows with each record of a connection: the highest is the one that counts.
+    /// Grows with each record of a connection; the highest version counts.
     pub version: u32,
-    /// The limits were removed after this record: no replica can resume the connection.
+    /// The protection ended after this record: no replica can resume the connection.
     pub unprotected: bool,
-    /// Sequence number of the first byte of `responses`, or, without any, of the next response: the
-    /// client has everything before.
+    /// Sequence number of the first byte of `responses`, or of the next response if there are none:
+    /// the client has everything before it.
     pub response_at: u32,
-    /// Responses that the client is not known to have, one behind the other.
+    /// Consecutive responses that the client may not have completely.
     pub responses: Vec<Response>,
-    /// Sequence number of the first byte of `requests`: everything before is answered.
+    /// Sequence number of the first byte of `requests`: every request before it is answered.
     pub request_at: u32,
-    /// Data of the client that was or may have been acknowledged and is not answered yet.
+    /// Unanswered data of the client that was or may have been acknowledged.
     pub requests: Vec<u8>,
-    /// Whether the client sent FIN after `requests`.
+    /// Whether the client sent a FIN after `requests`.
     pub client_fin: bool,
 }
 
-/// Which of two records between the same ends counts.
+/// Decides which of two records between the same addresses and ports is newer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Age {
     isns: (u32, u32),
@@ -148,9 +153,9 @@ pub struct Age {
 }
 
 impl Age {
-    /// Whether this record takes precedence over another one. Of the same connection the higher
-    /// version does, because each replica counts on from the version that it found. Otherwise, and
-    /// between two adoptions of one version, the later handshake or adoption does.
+    /// Whether this record is newer than `other`. For one connection, the higher version is,
+    /// because each replica continues the count of the record that it found. For different
+    /// connections, and for two adoptions of one version, the later handshake or adoption is.
     #[must_use]
     pub fn is_after(&self, other: &Age) -> bool {
         if self.isns == other.isns && self.version != other.version {
@@ -161,7 +166,7 @@ impl Age {
 }
 
 impl Age {
-    /// Encodes the age for a list of leaving connections (`moves`).
+    /// Encodes the age for a list of connections that left (`moves`).
     #[must_use]
     pub fn encode(&self) -> [u8; 20] {
         let mut octets = [0; 20];
@@ -183,39 +188,39 @@ impl Age {
 }
 
 impl Record {
-    /// The age by which records of connections between the same ends are compared.
+    /// The age that is compared with other records between the same addresses and ports.
     #[must_use]
     pub fn age(&self) -> Age {
         let Handshake { client_isn, service_isn, at_ms, .. } = self.handshake;
         Age { isns: (client_isn, service_isn), version: self.version, at_ms }
     }
 
-    /// Sequence number behind all that was let pass.
+    /// Sequence number after all bytes that were released to the client.
     #[must_use]
     pub fn passed(&self) -> u32 {
-        // All but the last are whole, whatever is cut away stands for multiples of 2^32.
+        // All responses but the last are complete; truncation to 32 bits drops multiples of 2^32.
         self.responses.iter().fold(self.response_at, |at, response| at.wrapping_add(response.passed as u32))
     }
 
-    /// The next sequence number that the client may send something new at, its FIN counted.
+    /// The next sequence number of the client's data; its FIN counts as one.
     #[must_use]
     pub fn acknowledged(&self) -> u32 {
         self.request_at.wrapping_add(self.requests.len() as u32).wrapping_add(u32::from(self.client_fin))
     }
 
-    /// Whether its client is likely to wait for something: for an answer, or for the rest of one that was longer than the initial
-    /// window. Any other left at once, and has arrived but for bad luck.
+    /// Whether the client probably waits for data: for a response, or for the rest of one that is
+    /// longer than the initial window. A shorter one was sent at once and has arrived, unless it
+    /// was lost.
     #[must_use]
     pub fn is_waited_for(&self) -> bool {
         !self.requests.is_empty() || self.responses.iter().any(|response| response.length > INITIAL_WINDOW)
     }
 
-    /// Removes responses that end at or before `ack`, if that lies between the beginning and the
-    /// end of the data that was let pass.
+    /// Removes responses that end at or before `ack`, if `ack` is within the released data.
     pub fn drop_acknowledged(&mut self, ack: u32) {
         while let Some(first) = self.responses.first() {
-            // Counted back from the end of the data that was let pass, because a response may be
-            // longer than the sequence space.
+            // Counted backwards from the end of the released data, because a response may be longer
+            // than the sequence space.
             let later: u32 =
                 self.responses[1..].iter().fold(0, |n, response| n.wrapping_add(response.passed as u32));
             let first_end = self.passed().wrapping_sub(later);

@@ -1,15 +1,16 @@
-//! Records for tests, and keys.
+//! Records and keys for tests.
 
 use crate::record::{Handshake, Record, Tuple};
 use crate::store::RecordKeys;
 
-/// The record keys of all replicas of a test.
+/// The record keys that all replicas of a test share.
 #[must_use]
 pub fn keys() -> RecordKeys {
     RecordKeys::new(5, 1, &[(1, [7; 16])])
 }
 
-/// An idle connection: the service's next number is `response_at`, the client's `request_at`.
+/// An idle connection: `response_at` is the service's next sequence number, `request_at` the
+/// client's.
 #[must_use]
 pub fn idle(tuple: Tuple, response_at: u32, request_at: u32) -> Record {
     let handshake = Handshake {

@@ -1,8 +1,8 @@
-//! Probes to clients of dead replicas: a client that only receives sends nothing by itself.
+//! Probes clients of dead replicas, because a client that only receives sends nothing by itself.
 //!
-//! A segment outside the window has to be answered by an acknowledgement (RFC 9293 section
-//! 3.10.7.4), which shows the client's state. Its timestamp must be new, or PAWS drops the segment
-//! without an answer (RFC 7323 section 5.2).
+//! TCP has to acknowledge a segment outside of the window (RFC 9293 section 3.10.7.4), and the ACK
+//! shows the client's state. The probe's timestamp must be new, or PAWS drops it without an ACK
+//! (RFC 7323 section 5.2).
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,58 +16,63 @@ use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, ipproto, se
 
 use crate::record::{Body, Record};
 
-/// Milliseconds that are added to the TSval that the other replica should have now, for what clocks of two hosts differ.
+/// Milliseconds added to the TSval that the dead replica would send now, to cover the difference of
+/// two hosts' clocks.
 const MARGIN: u32 = 2000;
-/// Most data of the client that was never stored: a window.
+/// Limit on the client's data that was never stored: a window.
 pub(crate) const MAX_UNKNOWN: u32 = 1 << 16;
-/// Further back than the client can be, and still behind it as numbers go.
+/// Further back than the client can be, and still "before" it in 32-bit sequence arithmetic.
 const MAX_BACK: u64 = (1 << 31) - 2;
-/// Indices of timestamps that the programs make, of which one is not behind the client's, whatever that is.
+/// Indices of timestamps in the BPF programs' format: one of them is not behind the client's,
+/// whatever that is.
 pub(crate) const PROBED: [u8; 3] = [0, 11, 22];
-/// Bytes of a segment that every client accepts (RFC 9293 section 3.7.1).
+/// Length of a segment that every client accepts (RFC 9293 section 3.7.1).
 const MIN_SEGMENT: u16 = 536;
-/// Versions that a replica may store before the next one's begin.
+/// Number of versions that the former replica may have stored before the adopter's first one counts
+/// as newer.
 const VERSIONS: u32 = 1 << 16;
-/// The window that is offered, unscaled: of no account to a client that is not listening yet.
+/// The window in a probe, unscaled. The client ignores it, because the probe's acknowledgement is
+/// old.
 const WINDOW: u16 = 1024;
 
-/// Position of a client in its connection.
+/// A client's position in its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The segment answers a probe, so the client has everything that was on its way before.
-    /// Otherwise more data may arrive and change its state. Clients without duplicate SACK (RFC
-    /// 2883) never show this.
+    /// The segment answers a probe, so everything sent before the probe has arrived or is lost.
+    /// Otherwise more data may arrive and change the client's state. Clients without duplicate SACK
+    /// (RFC 2883) never show this.
     pub fresh: bool,
-    /// The next number that it expects.
+    /// The next sequence number that the client expects.
     pub ack: u32,
     /// The client's receive window, bytes from `ack` on.
     pub window: u32,
-    /// End of all that it has sent, if the segment shows that: one without data has the client's
-    /// next number (RFC 9293 section 3.10.7.4).
+    /// End of all data that the client has sent, if the segment shows it: a segment without data
+    /// has the client's next number (RFC 9293 section 3.10.7.4).
     pub sent: Option<u32>,
 }
 
-/// The result of reading a client's segment.
+/// What a client's segment shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
-    /// The client waits at this position.
+    /// The client has the connection and waits at this position.
     Waits(Place),
-    /// The client no longer knows the connection: the record is useless.
+    /// The client sent a RST: it no longer has the connection, and the record is useless.
     Gone,
-    /// Nothing: the segment is not the client's, or not of this connection.
+    /// Nothing: the segment comes from elsewhere, or belongs to another connection.
     Nothing,
 }
 
-/// The TSval that an own segment has at this time, later than all that the other replica may have sent.
+/// A TSval for segments that this replica sends now, later than all that the dead replica may have
+/// sent.
 #[must_use]
 pub fn timestamp(record: &Record, now_ms: u64) -> Option<u32> {
     let passed = now_ms.saturating_sub(record.handshake.at_ms) as u32;
     record.handshake.timestamp.map(|value| value.wrapping_add(passed).wrapping_add(MARGIN))
 }
 
-/// The probe: an IP packet with one byte that the client has had for long. Stacks limit their
-/// answers to segments without data, and report this byte in a duplicate SACK, which distinguishes
-/// the answer from other acknowledgements.
+/// A probe: an IP packet with one byte that the client has had for long. A byte of data is needed
+/// because stacks limit their ACKs to segments without data; and they report this byte in a
+/// duplicate SACK, which distinguishes the answer from other acknowledgements.
 ///
 /// # Errors
 /// [`BuildError`]: the record's addresses are of two families.
@@ -75,7 +80,7 @@ pub fn probe(record: &Record, now_ms: u64) -> Result<Vec<u8>, BuildError> {
     packet(record, timestamp(record, now_ms))
 }
 
-/// The segments of one probe: several where the client's last timestamp is unknown.
+/// The segments of one probe: several if the client's last timestamp is unknown.
 fn probes(record: &Record, now_ms: u64) -> Result<Vec<Vec<u8>>, BuildError> {
     match record.handshake.stamps.and_then(ObjectStamp::parse) {
         Some(base) => {
@@ -101,13 +106,14 @@ fn packet(record: &Record, timestamp: Option<u32>) -> Result<Vec<u8>, BuildError
     Ok(packet)
 }
 
-/// A segment that makes a client answer on a connection of which only the acknowledged number is
-/// known: one byte after its window, which every TCP answers with an acknowledgement (RFC 9293
-/// section 3.10.7.4). It has no timestamp, because none is known; a TCP that demands one (RFC 7323
-/// section 3.2) is left to its timer.
+/// A probe for a connection of which only the acknowledgement number is known: one byte before the
+/// client's window, which every TCP acknowledges (RFC 9293 section 3.10.7.4). It has no timestamp,
+/// because none is known. A TCP that requires one (RFC 7323 section 3.2) does not answer; its
+/// client retransmits by its own timer.
 pub(crate) fn question(service: SocketAddr, client: SocketAddr, acked: u32) -> Result<Vec<u8>, BuildError> {
     let (src, dst, flags) = (service, client, TcpFlags(TcpFlags::ACK));
-    // Its end lies before what the client awaits: else the acknowledgement would be looked at.
+    // The byte ends before the client's next expected one; otherwise the client would process the
+    // probe's acknowledgement number.
     let seq = acked.wrapping_sub(2);
     let header = Header { src, dst, seq, ack: 0, flags, window: WINDOW, options: Options::default() };
     let mut packet = vec![0; header.length() + 1];
@@ -115,7 +121,7 @@ pub(crate) fn question(service: SocketAddr, client: SocketAddr, acked: u32) -> R
     Ok(packet)
 }
 
-/// Sends probes, past what this host's own TCP knows of their connections.
+/// Sends probes through raw sockets, which need no connection in this host's TCP.
 #[derive(Debug)]
 pub struct Prober {
     v4: OwnedFd,
@@ -124,21 +130,21 @@ pub struct Prober {
 }
 
 impl Prober {
-    /// In the calling thread's network namespace. Needs `CAP_NET_RAW`.
+    /// Opens the sockets in the calling thread's network namespace. Needs `CAP_NET_RAW`.
     ///
     /// # Errors
     /// A system call fails.
     pub fn open() -> io::Result<Prober> {
-        // With this protocol number the headers are written here (raw(7), ipv6(7)), and the socket
-        // never receives.
+        // With protocol IPPROTO_RAW this process writes the headers (raw(7), ipv6(7)), and the
+        // socket never receives.
         let raw = |family| socket_with(family, SocketType::RAW, SocketFlags::CLOEXEC, Some(ipproto::RAW));
         Ok(Prober { v4: raw(AddressFamily::INET)?, v6: raw(AddressFamily::INET6).ok() })
     }
 
-    /// Sends the [`probe`] of a connection. The service's address must stand on this host.
+    /// Sends the [`probe`] of a connection. The service's address must be configured on this host.
     ///
     /// # Errors
-    /// A system call fails; a queue that is full is one.
+    /// A system call fails, also because a queue is full.
     pub fn send(&self, record: &Record, now_ms: u64) -> io::Result<()> {
         let packets = probes(record, now_ms).map_err(io::Error::other)?;
         packets.iter().try_for_each(|packet| self.send_packet(record.tuple.client, packet))
@@ -151,7 +157,7 @@ impl Prober {
             true => &self.v4,
             false => self.v6.as_ref().ok_or(io::ErrorKind::Unsupported)?,
         };
-        // The IP header names the addresses; a port is none of a raw socket's.
+        // A raw socket takes only the address; the port must be 0.
         sendto(socket, packet, SendFlags::DONTWAIT, &SocketAddr::new(client, 0))?;
         Ok(())
     }
@@ -163,7 +169,7 @@ pub fn read(record: &Record, segment: &Segment<'_>, now_ms: u64) -> Told {
     let header = &segment.header;
     let is_theirs = (header.src, header.dst) == (record.tuple.client, record.tuple.service);
     let is_near = header.seq.wrapping_sub(record.acknowledged()) <= MAX_UNKNOWN;
-    // Stored data that was never acknowledged is retransmitted.
+    // Stored data that the dead replica never acknowledged is retransmitted.
     let is_again = record.acknowledged().wrapping_sub(header.seq) <= known_client_bytes(record);
     if !is_theirs || !(is_near || is_again) || segment.has(TcpFlags::SYN) {
         return Told::Nothing;
@@ -172,7 +178,8 @@ pub fn read(record: &Record, segment: &Segment<'_>, now_ms: u64) -> Told {
         if !is_near {
             return Told::Nothing;
         }
-        // A live client's RST would draw a challenge (RFC 5961); no socket exists to send one.
+        // A client with a live connection would send a challenge ACK instead (RFC 5961). No socket
+        // exists here that could have drawn this RST.
         return Told::Gone;
     }
     let first = record.handshake.first_timestamp.or(record.handshake.timestamp);
@@ -200,13 +207,13 @@ pub fn read(record: &Record, segment: &Segment<'_>, now_ms: u64) -> Told {
     })
 }
 
-/// End of all that the client of this segment has sent, if it shows that.
+/// End of all data that the client has sent, if this segment shows it.
 pub(crate) fn sent(segment: &Segment<'_>) -> Option<u32> {
     segment.payload.is_empty().then_some(segment.header.seq)
 }
 
-/// Whether a segment is likely to be of the record's client, wherever that is by now, and can be answered: a stranger's numbers are
-/// further away.
+/// Whether a segment probably comes from the record's client, whatever it has received since: an
+/// attacker's random numbers are too far away.
 #[must_use]
 pub fn is_of(record: &Record, segment: &Segment<'_>) -> bool {
     let header = &segment.header;
@@ -221,8 +228,9 @@ pub fn is_of(record: &Record, segment: &Segment<'_>) -> bool {
         && !segment.has(TcpFlags::RST)
 }
 
-/// The answer to a segment of a connection that is no more (RFC 9293 section 3.10.7.1), with an acknowledgement, so that the programs let
-/// it out. None of one that has none.
+/// The RST for a segment of a connection that no longer exists (RFC 9293 section 3.10.7.1), with an
+/// acknowledgement, so that the BPF programs let it out. `None` for a segment without an
+/// acknowledgement.
 pub(crate) fn reset(segment: &Segment<'_>) -> Option<Vec<u8>> {
     let theirs = &segment.header;
     if !segment.has(TcpFlags::ACK) {
@@ -243,14 +251,14 @@ pub(crate) fn reset(segment: &Segment<'_>) -> Option<Vec<u8>> {
     Some(packet)
 }
 
-/// A timestamp that the programs made, if it is one of this connection's.
+/// The fields of a timestamp that BPF programs made, if it belongs to this connection.
 #[must_use]
 pub(crate) fn stamp(record: &Record, value: u32) -> Option<ObjectStamp> {
     let base = record.handshake.stamps?;
     ObjectStamp::parse(value).filter(|stamp| ObjectStamp { index: 0, object: 0, ..*stamp }.value() == base)
 }
 
-/// The socket that goes on there.
+/// The state of the adopter's socket for a client at `place`.
 #[must_use]
 pub fn connection(record: &Record, place: &Place, now_ms: u64) -> Connection {
     let handshake = &record.handshake;
@@ -264,14 +272,15 @@ pub fn connection(record: &Record, place: &Place, now_ms: u64) -> Connection {
         mss: handshake.mss.min(halves(place.window)),
         scales: handshake.scales,
         sack: handshake.sack,
-        // Later than that of a probe, which the client has heard.
+        // Later than the timestamp of the probe, which the client has received.
         timestamp: timestamp(record, now_ms).map(|value| value.wrapping_add(MARGIN)),
     }
 }
 
-/// The longest segment for a client that takes so much: where its window has no room for two, the kernel would wait for one that
-/// never comes, three seconds each time (RFC 9293 section 3.8.6.2.1; its own connections it bounds at the handshake). One that
-/// takes nothing is about to take more.
+/// The largest segment size for a client with this window. If the window has room for less than two
+/// segments, the kernel would wait for more room, three seconds each time (RFC 9293 section
+/// 3.8.6.2.1); for its own connections it bounds the size at the handshake. A client with a closed
+/// window is about to open it.
 fn halves(window: u32) -> u16 {
     match u16::try_from(window) {
         Ok(0) | Err(_) => u16::MAX,
@@ -279,7 +288,7 @@ fn halves(window: u32) -> u16 {
     }
 }
 
-/// Bytes of the client that the record has, FIN counted.
+/// Bytes of the client in the record, its FIN included.
 fn known_client_bytes(record: &Record) -> u32 {
     let answered = record.responses.iter().map(|response| match &response.body {
         Body::Object { request, .. } | Body::Generated { request, .. } => request.len(),
@@ -288,28 +297,28 @@ fn known_client_bytes(record: &Record) -> u32 {
     (answered.sum::<usize>() + record.requests.len()) as u32 + u32::from(record.client_fin)
 }
 
-/// The number of a probe. Several probes with different timestamps must not change the one that the
-/// client echoes, so they are one byte further back, at a byte that the client had before its last
-/// acknowledgement.
+/// The sequence number of a probe. Several probes with different timestamps must not change the one
+/// that the client echoes, so they are one byte further back, at a byte that the client had before
+/// its last acknowledgement.
 fn probed(record: &Record) -> u32 {
     old(record).wrapping_sub(u32::from(record.handshake.stamps.is_some()))
 }
 
-/// A sequence number before everything that the client may still lack: the client has had that byte
-/// and answers it with an acknowledgement.
+/// A sequence number before everything that the client may lack: it has that byte, and acknowledges
+/// it again.
 fn old(record: &Record) -> u32 {
     record.passed().wrapping_sub((reach(record) + 1).min(MAX_BACK) as u32)
 }
 
-/// Bytes before the end of the passed data within which the client can be.
+/// Distance from the end of the released data back to the furthest place where the client can be.
 fn reach(record: &Record) -> u64 {
     record.responses.iter().map(|response| response.passed).sum::<u64>().min(MAX_BACK - 1)
 }
 
 impl Record {
     /// The record of the connection as this replica resumes it: timestamps count from its new
-    /// socket. Its version exceeds all that the former replica may have stored since, which was
-    /// muted by then and kept retrying.
+    /// socket. Its version exceeds all versions that the former replica may have stored since; that
+    /// one was muted by then, but may have stored more records.
     #[must_use]
     pub fn taken_over(mut self, connection: &Connection, now_ms: u64) -> Record {
         self.version = (self.version | (VERSIONS - 1)).saturating_add(1);

@@ -1,6 +1,6 @@
-//! A response that the server generates again. The bytes that the client may already
-//! have are compared with those of the first response, and none of the new ones is sent before they
-//! are found equal.
+//! A response that the local server generates a second time for an adopted connection. The bytes
+//! that the client may already have are compared with those of the first response; bytes beyond
+//! them are sent only when all are equal.
 
 use std::time::Instant;
 
@@ -10,21 +10,21 @@ use super::{Adoption, MAX_WAITING, Refusal, Step, Stop};
 use crate::head::{self, MAX_HEAD};
 use crate::record::{Body, Response, Seen};
 
-/// A response that comes a second time.
+/// A generated response, received for the second time.
 #[derive(Debug)]
 pub(super) struct Again {
     seen: Seen,
-    /// Bytes of it that have arrived, head included.
+    /// Bytes of this response received so far, head included.
     at: u64,
-    /// Those of them that the client lacks, until they are known to be the right ones: no more than the first server's kernel
-    /// kept until they were acknowledged.
+    /// Received bytes that the client lacks, buffered until the comparison succeeds. Bounded: the
+    /// client lacks at most what the first server's kernel could hold unacknowledged.
     kept: Vec<u8>,
     is_same: bool,
 }
 
 impl Again {
-    /// Takes in bytes of the body. Returns how many belong to it, and appends to `out` those that
-    /// the client lacks; it has the first `offset` bytes of the response.
+    /// Reads bytes of the body. Returns how many belong to it, and appends to `out` those that the
+    /// client lacks, which already has the first `offset` bytes of the response.
     fn read(
         &mut self,
         response: &Response,
@@ -35,7 +35,7 @@ impl Again {
         let Body::Generated { head, seen: first, .. } = &response.body else {
             return Err(Refusal::Malformed);
         };
-        // Up to the place to which the sum belongs.
+        // The recorded checksum covers exactly `passed` bytes.
         let left = response.passed.saturating_sub(self.at);
         let most = if self.is_same { octets.len() } else { usize::try_from(left).unwrap_or(usize::MAX) };
         let octets = &octets[..octets.len().min(most)];
@@ -49,7 +49,8 @@ impl Again {
         }
         self.kept.extend_from_slice(octets[..count].get(had..).unwrap_or_default());
         if self.at == response.passed {
-            // The bytes are equal, framing included, so the rest fits behind them.
+            // The recorded bytes are equal, framing included, so the bytes after them continue the
+            // same response.
             if self.seen != *first {
                 return Err(Refusal::Content);
             }
@@ -66,14 +67,14 @@ impl Again {
 }
 
 impl Adoption {
-    /// Requests the response from the server once more.
+    /// Sends the client's request to the local server a second time.
     pub(super) fn ask_again(&mut self, request: &[u8], head: &[u8]) {
         self.to_origin.extend_from_slice(&head::repeated_request(request, head));
         self.step = Step::Again;
         self.again = None;
     }
 
-    /// Continues with a response that the server generates again.
+    /// Compares and forwards a response that the server generates a second time.
     pub(super) fn continue_again(&mut self, now: Instant) -> Result<(), Stop> {
         self.write_origin(now)?;
         let response = &self.record.responses[self.at];
@@ -115,8 +116,8 @@ impl Adoption {
         if count > 0 || !was_same { Ok(()) } else { silence(self.origin.as_ref().ok_or(Stop::Origin)?) }
     }
 
-    /// The client now has this many bytes of the response: a further server must generate the same
-    /// up to there.
+    /// Records that the client now has `at` bytes of the response: if this server dies too, the
+    /// next one must generate the same bytes up to there.
     fn hand_on(&mut self, at: u64, now: Seen) {
         let response = &mut self.record.responses[self.at];
         if let Body::Generated { seen, .. } = &mut response.body {
@@ -130,7 +131,7 @@ impl Adoption {
     }
 }
 
-/// Fails with `Waits` or an error because the server sent no bytes.
+/// The result when the server has sent no bytes: `Waits`, or an error if its connection ended.
 fn silence(origin: &Origin) -> Result<(), Stop> {
     Err(if origin.is_ended() { Stop::Origin } else { Stop::Waits })
 }

@@ -1,31 +1,31 @@
 //! Data that a client sent before its connection was adopted here. The former replica's server may
-//! have got it, and may have executed requests in it of which no record is stored.
+//! have received it, and may have executed requests in it for which no record is stored.
 //!
-//! Only GET and HEAD without a body may be executed a second time (RFC 9110 section 9.2.2). So no
-//! part of a message that begins in such data reaches the server here before its whole head shows
-//! that it is one of these; the client of any other message is reset.
+//! Only GET and HEAD without a body may be executed a second time (RFC 9110 section 9.2.2). So a
+//! message that begins in such data is sent to the local server only once its complete head shows
+//! that it is one of these; any other message resets the client.
 
 use crate::flow::Reason;
 use crate::head;
 
-/// How much of the client's data may be sent to the server.
+/// Decides how much of the client's data may be sent to the local server.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct EarlierData {
-    /// Bytes after those that may be sent which the former replica's server may have.
+    /// Bytes, after the `ready` ones, that the former replica's server may have received.
     left: u64,
-    /// Bytes at the front of those that wait for the server which may be sent to it.
+    /// Bytes at the front of the waiting data that may be sent to the server.
     ready: usize,
 }
 
 impl EarlierData {
-    /// The client's requests without a response begin at `from`, and it had sent everything before
-    /// `to`. `None`: nobody knows how much it had sent.
+    /// The client's unanswered requests begin at sequence number `from`, and it had sent everything
+    /// before `to` (`None`: unknown).
     pub fn new(from: u32, to: Option<u32>) -> EarlierData {
         let left = to.map_or(u64::MAX, |to| (to.wrapping_sub(from) as i32).max(0) as u64);
         EarlierData { left, ready: 0 }
     }
 
-    /// Bytes of `waiting` that may be sent now; `is_all`: the client sends no more.
+    /// Bytes of `waiting` that may be sent now; `is_all`: the client has closed its direction.
     ///
     /// # Errors
     /// Why a message must not be executed twice.
@@ -36,7 +36,7 @@ impl EarlierData {
                     self.ready += request.length;
                     self.left = self.left.saturating_sub(request.length as u64);
                 }
-                // A part of a head executes nothing.
+                // A server executes no request with an incomplete head.
                 None if is_all => self.left = 0,
                 None => return Ok(self.ready),
             }
@@ -47,7 +47,7 @@ impl EarlierData {
         Ok(self.ready)
     }
 
-    /// Whether some of what waits may be sent, as of the last [`ready`](Self::ready).
+    /// Whether the last [`ready`](Self::ready) found waiting bytes that may be sent.
     pub fn has_ready(&self) -> bool {
         self.ready > 0
     }
@@ -57,7 +57,7 @@ impl EarlierData {
         self.ready -= count;
     }
 
-    /// Notes that `count` sent bytes wait again, in front of the others.
+    /// Notes that `count` bytes, sent to a server that died, wait again in front of the others.
     pub fn again(&mut self, count: usize) {
         self.ready += count;
     }
@@ -70,7 +70,8 @@ mod tests {
     const GET: &[u8] = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n";
     const POST: &[u8] = b"POST /a HTTP/1.1\r\nContent-Length: 2\r\n\r\nab";
 
-    /// Passes these parts one by one; returns the bytes that are ready if the client had sent `known` bytes.
+    /// Feeds `parts` one by one; returns the bytes that are ready if the client had sent `known`
+    /// bytes before the adoption.
     fn ready(known: Option<u32>, parts: &[&[u8]]) -> Option<usize> {
         let mut earlier = EarlierData::new(u32::MAX - 3, known.map(|known| known.wrapping_sub(4)));
         let (mut waiting, mut count) = (Vec::new(), 0);
@@ -85,13 +86,13 @@ mod tests {
     }
 
     #[test]
-    fn only_whole_get_and_head_are_sent_of_earlier_data() {
+    fn only_complete_get_and_head_are_repeated() {
         let (get, post) = (GET.len() as u32, POST.len() as u32);
         let body = b"GET /a HTTP/1.1\r\nContent-Length: 2\r\n\r\nab";
         let head = b"HEAD /a HTTP/1.1\r\n\r\n";
         let (get_and_post, gets) = ([GET, POST].concat(), [GET, GET].concat());
         for (known, parts, want) in [
-            // The client had sent nothing: a new message is executed for the first time.
+            // The former replica got nothing, so even a POST is executed for the first time.
             (Some(0), &[POST][..], Some(POST.len())),
             (Some(0), &[b"\x16\x03", b"\x01"], Some(3)),
             (Some(get), &[GET, POST], Some(GET.len() + POST.len())),
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn part_of_a_head_is_sent_when_the_client_ends() {
+    fn partial_head_is_sent_after_client_closes() {
         let mut earlier = EarlierData::new(7, None);
         assert_eq!(earlier.ready(&GET[..9], false).ok(), Some(0));
         assert_eq!(earlier.ready(&GET[..9], true).ok(), Some(9));

@@ -1,4 +1,4 @@
-//! The thread that all adopted connections of a replica live on.
+//! The thread that serves all adopted connections of a replica.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -21,7 +21,7 @@ use crate::record::{Record, Tuple};
 
 /// Interval of the checks for timeouts.
 const LOOK: Duration = Duration::from_millis(50);
-/// Key of the descriptor that wakes the thread, in the epoll set of the connections.
+/// Epoll key of the descriptor that wakes the thread. Connections have smaller keys.
 const WAKE: u64 = u64::MAX;
 
 /// How an adopted connection ended.
@@ -31,11 +31,11 @@ pub enum Outcome {
     Over,
     /// The connection was idle for too long and was closed.
     Idle,
-    /// This replica reset the client, for this reason.
+    /// This replica sent the client a RST, for this reason.
     Refused(Refusal),
 }
 
-/// Connections so far.
+/// Totals since the start of the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Sockets that the kernel made.
@@ -44,7 +44,8 @@ pub struct Counts {
     pub refused: u64,
     /// Connections resumed in the middle of an object of unknown digest (`unknown: trust`).
     pub trusted: u64,
-    /// Answers with all of an object, of servers without ranges, that were read through to the place.
+    /// Answers by servers without range support that were read from the object's first byte up to
+    /// the client's place.
     pub read_through: u64,
 }
 
@@ -58,7 +59,7 @@ struct Shared {
     stop: AtomicBool,
 }
 
-/// All adopted connections of a replica.
+/// Handle of the thread that serves a replica's adopted connections.
 #[derive(Debug)]
 pub struct Adopters {
     send: Sender<Adoption>,
@@ -68,8 +69,8 @@ pub struct Adopters {
 }
 
 impl Adopters {
-    /// Starts the thread, which works in the calling thread's network namespace. It reports each
-    /// connection when it has ended.
+    /// Starts the thread, in the calling thread's network namespace. It reports each connection
+    /// that has ended on `ended`.
     ///
     /// # Errors
     /// A system call fails.
@@ -103,13 +104,13 @@ impl Adopters {
     /// Makes the kernel take over a connection, in the calling thread's network namespace, and
     /// serves it. The record must not be unprotected, and must have been stored under this
     /// replica's name; `connection` is the result of [`wake::connection`](crate::wake::connection).
-    /// `sent`: end of the data that the client had sent by then, if known; requests in it that must
-    /// not be executed twice reset the client.
-    /// Bytes that the client holds behind holes are sent again: the programs bound its
-    /// acknowledgements accordingly (`host/bpf/src/bpf/beyond.h`).
+    /// `sent`: end of the data that the client had sent by then, if known; a request before it that
+    /// must not be executed twice resets the client. Bytes that the client holds behind holes are
+    /// sent again: the BPF programs bound its acknowledgements accordingly
+    /// (`host/bpf/src/bpf/beyond.h`).
     ///
     /// # Errors
-    /// [`RepairError`]: the kernel does not.
+    /// [`RepairError`]: the kernel refused the connection's state.
     pub fn adopt(
         &self,
         record: Record,
@@ -128,7 +129,7 @@ impl Adopters {
         Ok(())
     }
 
-    /// Numbers of adopted connections since the start.
+    /// Totals of adopted connections since the start of the process.
     #[must_use]
     pub fn counts(&self) -> Counts {
         let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -137,14 +138,14 @@ impl Adopters {
         Counts { adopted, refused, trusted: get(trusted), read_through: get(read_through) }
     }
 
-    /// Why clients were reset, by [`Refusal::name`].
+    /// Number of client resets for each [`Refusal::name`].
     #[must_use]
     pub fn refusals(&self) -> BTreeMap<&'static str, u64> {
         self.shared.refusals.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn wake(&self) {
-        // If the counter is full, the thread is awake already.
+        // A full counter means that a wake-up is already pending.
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
     }
 }
@@ -164,8 +165,8 @@ impl Drop for Adopters {
 struct Entry {
     adoption: Adoption,
     tuple: Tuple,
-    /// The events for which each descriptor is registered with epoll; the second descriptor is that of
-    /// the current connection to the server.
+    /// The events for which each descriptor is registered with epoll. The second descriptor is the
+    /// current connection to the server.
     waits: [Option<(RawFd, EventFlags)>; 2],
     origins: u32,
 }
@@ -179,7 +180,8 @@ struct Engine {
     shared: Arc<Shared>,
     count: u64,
     connections: HashMap<u64, Entry>,
-    /// An empty pipe, shared by the connections as each gets its turn.
+    /// An empty pipe that connections borrow in turn, so that only connections with data in a pipe
+    /// hold descriptors.
     spare: Option<Ends>,
 }
 
@@ -203,7 +205,7 @@ impl Engine {
             }
             due.extend(events.iter().map(|event: &Event| event.data.u64()));
             if due.contains(&WAKE) {
-                // It was counted; how often does not matter.
+                // Empties the eventfd. The number of wake-ups in it is irrelevant.
                 let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
                 self.take_up(&mut due);
             }
@@ -263,7 +265,7 @@ impl Engine {
             // back a RST that was not announced, and the client would wait forever. At any other
             // end the kernel's segments come first.
             let adoption = Some(adoption).filter(|_| matches!(outcome, Outcome::Refused(_)));
-            // A receiver that was dropped needs no report.
+            // The error means that no receiver wants the report any more.
             let _ = self.ended.send((tuple, outcome));
             drop(adoption);
         }
@@ -271,9 +273,10 @@ impl Engine {
 }
 
 impl Entry {
-    /// Has epoll wait for what the connection waits for.
+    /// Registers the connection's descriptors with epoll for the events that it waits for.
     fn wait(&mut self, epoll: &OwnedFd, n: u64) -> io::Result<()> {
-        // Another one may have the same number, and epoll has forgotten the one before.
+        // A new connection to the server may reuse the old one's descriptor number, and closing the
+        // old descriptor removed it from epoll.
         if self.origins != self.adoption.origins() {
             self.origins = self.adoption.origins();
             self.waits[1] = None;

@@ -1,5 +1,6 @@
-//! Whether a server has the object that the client was receiving: strong entity tag, coding, length
-//! and place. Or, for a generated response, whether all fields that describe the body are equal.
+//! Decides whether a server's answer has the object that the client was receiving: equal strong
+//! entity tag, coding, length and place. For a generated response, all header fields that describe
+//! the body must be equal.
 
 use super::Stop;
 use crate::head::{self, Method};
@@ -8,37 +9,37 @@ use crate::record::{Body, Response, Seen};
 /// Why a connection was not resumed; its client gets a reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Refusal {
-    /// The server has no such object, or not by ranges: its status.
+    /// The server's status shows that it lacks the object, or does not send ranges of it.
     #[error("the server says {0}")]
     Status(u16),
-    /// The entity tag differs or is not strong; for a generated response also: the date of change
+    /// The entity tag differs or is not strong; for a generated response also: `Last-Modified`
     /// differs.
     #[error("another entity tag or date of change")]
     Tag,
-    /// The length differs, or the part is not the requested one.
+    /// The length differs, or the server sent another part than the requested one.
     #[error("another length")]
     Length,
-    /// The content coding differs; for a generated response also: the type differs.
+    /// The content coding differs; for a generated response also: the media type differs.
     #[error("another coding or type")]
     Coding,
-    /// Equal by its head, but with other bytes.
+    /// The heads are equal, but the bytes differ.
     #[error("other octets")]
     Content,
-    /// It is unknown whether the server has the same bytes, and the service is not configured to
-    /// trust it.
+    /// No digest shows whether the server has the same bytes, and the service is not configured to
+    /// trust the entity tag.
     #[error("nobody has compared the bytes")]
     Unknown,
-    /// The server knows no ranges, and what the client lacks is too far from the beginning.
+    /// The server does not support ranges, and the client's place is too far from the object's
+    /// beginning to read up to it.
     #[error("no ranges, and too far to read through")]
     Far,
-    /// The server cannot be asked from the client's address, and must not be asked from another
-    /// one.
+    /// The server cannot be asked from the client's address, and the service forbids another one.
     #[error("the client's address cannot be carried to the server")]
     Address,
     /// The former replica's server may have executed a request that must not be executed twice.
     #[error("a request that the former replica's server may have executed")]
     Repeated,
-    /// The server died while it was sent a request that must not be sent twice.
+    /// The server died while it received a request that must not be sent twice.
     #[error("a request was cut")]
     Interrupted,
     /// The server reset its connection in the middle of an answer.
@@ -50,35 +51,36 @@ pub enum Refusal {
     /// The server's answer is not HTTP.
     #[error("no HTTP")]
     Malformed,
-    /// The server is not there.
+    /// The server refused the connection or did not answer.
     #[error("no server")]
     Unreachable,
 }
 
-/// Most bytes of an answer that are read and dropped before the wanted ones: at a gigabyte a
-/// second, which loopback reaches, this bounds the client's stall.
+/// Limit on the bytes of an answer that are read and dropped before the client's place. At a
+/// gigabyte a second, which loopback reaches, this bounds the client's stall to a second.
 const MAX_THROUGH: u64 = 1 << 30;
 
-/// An answer that has the requested bytes.
+/// The head of an answer that contains the requested bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Bytes of its head.
+    /// Length of the head, bytes.
     pub head: usize,
-    /// Bytes of its body before the requested ones.
+    /// Bytes of the answer's body before the requested ones.
     pub before: u64,
     /// Whether the answer has all bytes that the client requested, so that no further answer is needed.
     pub is_whole: bool,
 }
 
-/// The requests for an object's bytes from this place of its body on, and before them for its known beginning. `None` for a
-/// response of another kind.
+/// The requests that fetch an object's bytes from offset `from` of its body, preceded by a request
+/// for its known beginning. `None` for a response that is not an object.
 #[must_use]
 pub fn object_requests(response: &Response, from: u64) -> Option<Vec<u8>> {
     let (Body::Object { request, check, .. }, Some(object)) = (&response.body, response.object()) else {
         return None;
     };
     if head::is_bound(request) {
-        // Any other request would be refused, so the answer to the client's own is read through.
+        // A signed request with another range would be refused, so the answer to the client's own
+        // request is read up to the place.
         return Some(request.clone());
     }
     let ask = |from: u64, count: u64| {
@@ -98,9 +100,10 @@ pub(super) fn same(response: &Response, octets: &[u8], from: u64, length: u64) -
     same_object(response, octets, from, length).map_err(Stop::Refused)?.ok_or(Stop::Waits)
 }
 
-/// Whether the head at the beginning of these bytes brings `length` bytes from `from` on of the same body: alone, or within all
-/// of the object, as servers answer that know no ranges, or within the part for which the client [signed](head::is_bound) a request.
-/// `None` while the head is incomplete.
+/// Whether the head at the beginning of `octets` announces `length` bytes of the same body from
+/// offset `from`: alone, within the whole object (servers without range support), or within the
+/// part for which the client [signed](head::is_bound) its request. `None` while the head is
+/// incomplete.
 ///
 /// # Errors
 /// Why the answer is not of the object that the client was receiving.
@@ -161,7 +164,8 @@ impl Refusal {
     }
 }
 
-/// Fields that describe a body and must be equal in both heads, and the refusal where they differ.
+/// Header fields that describe a body and must be equal in both heads, each with the refusal for a
+/// difference.
 const SAID: [(&str, Refusal); 7] = [
     ("content-length", Refusal::Length),
     ("transfer-encoding", Refusal::Length),
@@ -172,8 +176,8 @@ const SAID: [(&str, Refusal); 7] = [
     ("last-modified", Refusal::Tag),
 ];
 
-/// Whether these bytes begin with a head that describes its body as the first one did; returns its
-/// length and the state of the body.
+/// Whether `octets` begin with a head that describes its body as the first one did. Returns the
+/// head's length and the initial state of the body.
 pub(super) fn same_again(first: &[u8], octets: &[u8]) -> Result<(usize, Seen), Stop> {
     let read = |octets| match head::response(octets, Method::Get) {
         Ok(Some(head)) => Ok(head),
@@ -190,7 +194,7 @@ pub(super) fn same_again(first: &[u8], octets: &[u8]) -> Result<(usize, Seen), S
             return Err(Stop::Refused(refusal));
         }
     }
-    // Equal lengths come with equal framing.
+    // Equal length fields imply equal framing.
     let seen = Seen::nothing(got.framing).ok_or(Stop::Refused(Refusal::Length))?;
     Ok((got.length, seen))
 }
@@ -204,7 +208,7 @@ mod tests {
     const REST: &str = "HTTP/1.1 206 Partial Content\r\nETag: \"x\"\r\nContent-Encoding: br\r\n\
                         Content-Length: 600\r\nContent-Range: bytes 400-999/1000\r\n\r\n";
 
-    /// The judgement of an answer to the request for bytes 400 to 999.
+    /// The result for `answer`, if bytes 400 to 999 were requested.
     fn judged(answer: &str) -> Result<Answer, Stop> {
         let request = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n".to_vec();
         let body = Body::Object { request, head: HEAD.into(), check: (0, 0), digest: None };
@@ -213,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_to_a_signed_request_is_read_through() {
+    fn answer_to_signed_range_is_read_from_its_start() {
         let request =
             b"GET /a HTTP/1.1\r\nRange: bytes=400-999\r\nAuthorization: AWS4 SignedHeaders=range\r\n\r\n";
         let body = Body::Object { request: request.to_vec(), head: REST.into(), check: (0, 0), digest: None };
@@ -226,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn any_difference_is_another_object() {
+    fn answer_with_any_difference_is_refused() {
         let part = Answer { head: REST.len(), before: 0, is_whole: false };
         assert!(judged(REST).is_ok_and(|answer| answer == part));
         let whole = Answer { head: HEAD.len(), before: 400, is_whole: true };

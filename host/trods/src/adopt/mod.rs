@@ -1,5 +1,5 @@
-//! A connection of a dead replica that is resumed here: a kernel socket towards the client, and an
-//! unmodified local server that is asked over loopback for the bytes that the client lacks.
+//! A dead replica's connection that this replica resumes: a kernel socket towards the client, and
+//! an unmodified local server that supplies over loopback the bytes that the client lacks.
 //!
 //! Bytes that the record holds are sent from it. The rest of an object is requested by `Range`, and
 //! none of it is sent before the answer is known to be of the same object: strong entity tag,
@@ -35,29 +35,31 @@ use crate::record::{Body, Record, Tuple};
 pub use engine::{Adopters, Counts, Outcome};
 pub use identity::{Answer, Refusal, object_requests, same_object};
 
-/// Most bytes that wait to be sent, in either direction.
+/// Limit on the bytes that wait to be sent, in each direction.
 const MAX_WAITING: usize = 16_384;
-/// Pieces of a body, a pipe's worth each, that one connection moves before others have their turn.
+/// Pieces of a body, a pipe's worth each, that one connection moves before the thread serves the
+/// next one.
 const MAX_PIECES: usize = 16;
 /// Pause after an attempt that did not reach the server.
 const RETRY: Duration = Duration::from_millis(50);
 
-/// How connections are resumed.
+/// Settings for all adopted connections of a service.
 #[derive(Clone, Debug)]
 pub struct AdoptConfig {
     /// The server of this replica.
     pub origin: SocketAddr,
-    /// For how long requests to a server that does not answer, or ends early, are repeated.
+    /// For how long requests to a server that does not answer, or closes in an answer, are
+    /// repeated.
     pub patience: Duration,
-    /// A connection on which nothing happens for this long is closed; in an answer it is reset.
+    /// A connection without any event for this long is closed, or reset if an answer is incomplete.
     pub idle: Duration,
-    /// The client address that the server gets.
+    /// The client address that the server sees.
     pub adopt_as: AdoptAs,
-    /// The client's address can be carried to it, as far as is known.
+    /// Whether this host can connect to the server from the client's address, as far as is known.
     pub carries: bool,
     /// Digests of the local server's objects.
     pub digests: Digests,
-    /// How to treat a connection in the middle of an object of unknown digest.
+    /// Whether to resume a connection in the middle of an object of unknown digest, or to reset it.
     pub unknown: Unknown,
 }
 
@@ -76,25 +78,26 @@ pub(crate) enum Turn {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// The next response of the record.
+    /// Start the next response of the record.
     Next,
-    /// Reads the head of the server's answer to the request for the body's known beginning.
+    /// Read the head of the server's answer to the request for the body's known beginning.
     Check,
-    /// The head of the server's answer to the request for the rest.
+    /// Read the head of the server's answer to the request for the rest of the body.
     Head,
-    /// Reads and drops this many bytes of the server's answer, which precede the wanted ones.
+    /// Read and drop this many bytes of the server's answer, which precede the wanted ones.
     Through(u64, Part),
-    /// Compares the body's known beginning; `is_whole`: the answer has the whole object.
+    /// Compare the body's known beginning; `is_whole`: the answer has the whole object.
     Compare { is_whole: bool },
-    /// Passes on the rest, of which this many bytes were not read yet.
+    /// Forward the rest of the body; this many bytes have not been read from the server.
     Body(u64),
-    /// The whole response, generated again.
+    /// Receive the whole response, which the server generates a second time, and compare it.
     Again,
-    /// Relays between client and server.
+    /// Relay between client and server.
     Relay,
-    /// Everything is sent; waits for the client's FIN.
+    /// Everything is sent: wait for the client's FIN.
     Drain,
-    /// The server reset its connection in an answer: the client is reset once it has acknowledged all earlier bytes.
+    /// The server reset its connection in an answer: reset the client once it has acknowledged all
+    /// earlier bytes.
     Cut,
 }
 
@@ -102,7 +105,7 @@ enum Step {
 #[derive(Debug)]
 pub(crate) struct Adoption {
     record: Record,
-    /// Index of the response that is being sent, and its bytes that were sent.
+    /// Index of the response that is being sent, and how many of its bytes were sent.
     at: usize,
     offset: u64,
     client: TcpStream,
@@ -111,25 +114,25 @@ pub(crate) struct Adoption {
     origins: u32,
     pipe: Pipe,
     step: Step,
-    /// The response with an object that the local server has, too, or is trusted to have; and the
-    /// start of its comparison.
+    /// Index of the response with an object that the local server has as well (by digest, or by
+    /// `unknown: trust`), and the time at which the comparison began.
     compared: Option<usize>,
     comparing_since: Option<Instant>,
     is_trusted: bool,
-    /// The server answered with the whole object: bytes before the wanted ones.
+    /// Set when the server answered with the whole object: bytes before the client's place.
     read_through: Option<u64>,
     /// State of [`Step::Again`] after its head.
     again: Option<Again>,
-    /// Bytes to the client that precede those of the pipe.
+    /// Bytes for the client that must be sent before those in the pipe.
     out: Vec<u8>,
     to_origin: Vec<u8>,
-    /// How much of `to_origin` may be sent in [`Step::Relay`]: of the requests that the former
-    /// replica's server may have executed, only GET and HEAD are sent again.
+    /// Limits what of `to_origin` is sent in [`Step::Relay`]: of the requests that the former
+    /// replica's server may have executed, only GET and HEAD are repeated.
     earlier: EarlierData,
-    /// Requests sent to this server in [`Step::Relay`] that it has not answered.
+    /// Requests in [`Step::Relay`] that were sent to this server and have no answer.
     unanswered: Unanswered,
     client_ended: bool,
-    /// Time of the last event, and of the next request to the server.
+    /// Time of the last event, and the earliest time of the next request to the server.
     active: Instant,
     retry_at: Option<Instant>,
     failing_since: Option<Instant>,
@@ -144,8 +147,9 @@ enum Stop {
 }
 
 impl Adoption {
-    /// Has the kernel take the connection over in the calling thread's network namespace. The service's address must stand
-    /// there, and the record must not be unprotected. `sent` as in [`Adopters::adopt`].
+    /// Makes the kernel take the connection over in the calling thread's network namespace. The
+    /// service's address must be configured there, and the record must not be unprotected. `sent`
+    /// as in [`Adopters::adopt`].
     pub fn begin(
         record: Record,
         connection: &Connection,
@@ -156,8 +160,8 @@ impl Adoption {
         let of = |step| move |source| RepairError { step, source };
         client.set_nonblocking(true).map_err(of("O_NONBLOCK"))?;
         client.set_nodelay(true).map_err(of("TCP_NODELAY"))?;
-        // Counted back from the last byte that was let pass, because a response may be longer than
-        // the sequence space.
+        // Counted backwards from the last byte that the record releases, because a response may be
+        // longer than the sequence space.
         let mut left = u64::from(record.passed().wrapping_sub(connection.send_next));
         let (mut at, mut offset) = (record.responses.len(), 0);
         for (n, response) in record.responses.iter().enumerate().rev() {
@@ -204,7 +208,7 @@ impl Adoption {
         self.origins
     }
 
-    /// Goes as far as it can.
+    /// Takes steps until the connection has to wait or ends.
     pub fn turn(&mut self, config: &AdoptConfig, now: Instant) -> Turn {
         if self.retry_at.is_some_and(|at| now < at) {
             return Turn::Waits;
@@ -212,7 +216,8 @@ impl Adoption {
         self.retry_at = None;
         let mut pieces = 0;
         loop {
-            // Other connections get their turn; the server's descriptor stays readable.
+            // Other connections get their turn; epoll reports the server's descriptor again because
+            // it is still readable.
             let is_all_read = self.origin.as_ref().is_none_or(|origin| origin.input().is_empty());
             if matches!(self.step, Step::Through(1.., _))
                 || matches!(self.step, Step::Body(1..)) && self.pipe.filled() == 0
@@ -228,11 +233,13 @@ impl Adoption {
                 Err(stop) => stop,
             };
             return match stop {
-                // Nothing on this host takes as long, unless what the server sends back goes elsewhere.
+                // A connection attempt within this host takes far less time than this, unless
+                // routing takes the server's SYN-ACK out of the host.
                 Stop::Waits if self.is_connecting() && self.waited(now) >= config.patience => {
                     self.refuse(Refusal::Unreachable)
                 }
-                // As a server closes an idle connection. A client that reads nothing has been kept long enough.
+                // Closes an idle connection as servers do. A client that reads nothing for `idle`
+                // is closed too.
                 Stop::Waits if self.waited(now) >= config.idle => match self.step {
                     Step::Cut => self.refuse(Refusal::Cut),
                     _ if self.is_answering() => self.refuse(Refusal::Idle),
@@ -261,8 +268,8 @@ impl Adoption {
         }
     }
 
-    /// The descriptors of the client and of the server, each with whether to wait until it is readable,
-    /// and until it is writable.
+    /// The descriptors of the client and of the server, each with two flags: wait until readable,
+    /// wait until writable.
     pub fn interests(&self) -> [Option<(BorrowedFd<'_>, bool, bool)>; 2] {
         if self.retry_at.is_some() {
             return [Some((self.client.as_fd(), false, false)), None];
@@ -277,7 +284,7 @@ impl Adoption {
         [client, origin]
     }
 
-    /// When a turn is due though nothing is ready.
+    /// The time of the next turn if no descriptor becomes ready.
     pub fn deadline(&self, config: &AdoptConfig) -> Instant {
         let patience = if self.is_connecting() { config.patience.min(config.idle) } else { config.idle };
         self.retry_at.unwrap_or(self.active + patience)
@@ -287,11 +294,12 @@ impl Adoption {
         self.origin.as_ref().is_some_and(|origin| !origin.is_connected())
     }
 
-    /// Whether an answer may be incomplete: a FIN would then make a part of it look like all of it.
+    /// Whether an answer may be incomplete: the client would then take a FIN for the answer's end.
     fn is_answering(&self) -> bool {
         let is_answered = match self.step {
             Step::Drain => true,
-            // Where the server's answers end is not looked for, so an open connection to it counts.
+            // The relay does not parse the server's answers, so an open connection to the server
+            // counts as an answer under way.
             Step::Relay => self.origin.is_none() && self.to_origin.is_empty(),
             _ => false,
         };
@@ -356,7 +364,7 @@ impl Adoption {
         }
         match (&response.body, response.object()) {
             (Body::Whole(octets), _) => {
-                // Shorter than any number.
+                // The offset is below the length of a stored response, which fits into a `usize`.
                 self.out.extend_from_slice(octets.get(self.offset as usize..).unwrap_or_default());
                 self.offset = response.length;
             }
@@ -370,13 +378,13 @@ impl Adoption {
                 self.offset = response.length;
             }
             (Body::Object { .. }, Some(_)) => return self.ask_object(config),
-            // No record that was read from a store is like this.
+            // The decoder refuses such records, so none comes from a store.
             (Body::Object { .. }, None) => return Err(Stop::Refused(Refusal::Malformed)),
         }
         Ok(())
     }
 
-    /// A fresh connection to the server: one that was used may be about to be closed.
+    /// Opens a new connection to the server: a used one may be about to be closed.
     fn connect(&mut self, config: &AdoptConfig) -> Result<(), Stop> {
         let client = match config.adopt_as {
             AdoptAs::Client if !config.carries => return Err(Stop::Refused(Refusal::Address)),
@@ -385,7 +393,7 @@ impl Adoption {
         };
         let origin = Origin::connect(config.origin, client);
         self.origin = Some(origin.map_err(|e| match (e.raw_os_error(), client) {
-            // It will not be permitted later either.
+            // A connection from the client's address that is forbidden now stays forbidden.
             (Some(libc::EPERM | libc::EACCES | libc::EINVAL | libc::EADDRNOTAVAIL), Some(_)) => {
                 Stop::Refused(Refusal::Address)
             }
@@ -396,7 +404,7 @@ impl Adoption {
         Ok(())
     }
 
-    /// Ends our half of the connection.
+    /// Sends the client a FIN.
     fn say_all(&mut self) -> Result<(), Stop> {
         self.origin = None;
         if self.client.shutdown(Shutdown::Write).is_err() {
@@ -406,14 +414,14 @@ impl Adoption {
         if self.client_ended { Err(Stop::Client) } else { Ok(()) }
     }
 
-    /// Ends the connection as the server did, in the middle.
+    /// Resets the client because the server reset its connection in an answer.
     fn cut(&mut self) -> Result<(), Stop> {
         self.origin = None;
         self.step = Step::Cut;
         Ok(())
     }
 
-    /// Writes what waits for the client, all of it.
+    /// Writes all bytes that wait for the client; fails with `Waits` if some are left.
     fn flush_client(&mut self, now: Instant) -> Result<(), Stop> {
         while !self.out.is_empty() {
             let count = self.client.write(&self.out).map_err(|e| stop_client(&e))?;
@@ -427,7 +435,7 @@ impl Adoption {
         Ok(())
     }
 
-    /// Writes what waits for the server, as much as it takes.
+    /// Writes as many of the bytes that wait for the server as it accepts.
     fn write_origin(&mut self, now: Instant) -> Result<(), Stop> {
         let Some(origin) = &mut self.origin else { return Err(Stop::Origin) };
         while !self.to_origin.is_empty() {
@@ -444,7 +452,8 @@ impl Adoption {
     }
 
     fn refuse(&mut self, refusal: Refusal) -> Turn {
-        // The kernel sends the RST with the right number when the socket is closed.
+        // With `SO_LINGER` 0 the kernel sends a RST with the right sequence number when the socket
+        // is closed.
         if let Err(e) = sockopt::set_socket_linger(&self.client, Some(Duration::ZERO)) {
             tracing::debug!("a client that is to be reset: {e}");
         }

@@ -1,5 +1,6 @@
-//! Fetches the rest of an object from the local server: by `Range`, or by reading the whole object up to that place if the
-//! server sends all of it or the client signed its own `Range`. Nothing is sent to the client before the answer is known to be of the same object.
+//! Fetches the rest of an object from the local server: by `Range`, or by reading the whole object
+//! up to the client's place if the server sends all of it or the client signed its own `Range`. The
+//! client gets nothing before the answer is known to be of the same object.
 
 use std::time::{Duration, Instant};
 
@@ -11,20 +12,21 @@ use crate::flow::Unknown;
 use crate::head::MAX_HEAD;
 use crate::record::{Body, MAX_CHECK};
 
-/// Polling interval while the local server is asked for the whole object.
+/// Interval at which an adopted connection checks whether the digest thread has read the object
+/// that it waits for.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// The part of the answer that follows the dropped bytes.
+/// The wanted part of the answer, after the dropped bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
-    /// The body's known beginning.
+    /// The beginning of the body, of which the record holds the checksum.
     Seen,
-    /// The rest of the object: this many bytes.
+    /// The rest of the object, with its length in bytes.
     Rest(u64),
 }
 
 impl Adoption {
-    /// Requests the known beginning of the body, and after it the rest.
+    /// Requests the known beginning of the body, then the rest.
     pub(super) fn ask_object(&mut self, config: &AdoptConfig) -> Result<(), Stop> {
         self.compare_digests(config)?;
         let response = &self.record.responses[self.at];
@@ -67,7 +69,7 @@ impl Adoption {
         Ok(())
     }
 
-    /// Reads the head of an answer, or the bytes to compare.
+    /// Reads an answer's head, or the bytes to compare.
     pub(super) fn read_object(&mut self, now: Instant) -> Result<(), Stop> {
         self.write_origin(now)?;
         let origin = self.origin.as_mut().ok_or(Stop::Origin)?;
@@ -79,7 +81,7 @@ impl Adoption {
         };
         let is_ended = self.origin.as_ref().is_some_and(Origin::is_ended);
         match progress {
-            // Half a head, and then nothing.
+            // The server closed in the middle of a head.
             Err(Stop::Waits) if is_ended => Err(Stop::Origin),
             progress => progress,
         }
@@ -117,7 +119,8 @@ impl Adoption {
             self.step = Step::Head;
             return Ok(());
         }
-        // The answer goes on behind it, so the second one is not needed.
+        // The answer has the whole object, so its next bytes are the rest and no second answer is
+        // needed.
         let from = self.offset.saturating_sub(head.len() as u64);
         let had = count.min(usize::try_from(from).unwrap_or(usize::MAX));
         origin.consume(had);
@@ -126,7 +129,7 @@ impl Adoption {
         Ok(())
     }
 
-    /// Looks at the head of the answer with the rest of the body.
+    /// Checks the head of the answer with the rest of the body.
     fn rest_head(&mut self) -> Result<(), Stop> {
         let response = &self.record.responses[self.at];
         let (Body::Object { head, .. }, Some(origin)) = (&response.body, &mut self.origin) else {
@@ -147,8 +150,8 @@ impl Adoption {
         }
     }
 
-    /// Drops bytes of the answer until the wanted ones. The client first gets the bytes of the
-    /// stored head that it lacks.
+    /// Reads and drops the next `left` bytes of the answer, which precede the wanted ones. The
+    /// client first gets the bytes of the stored head that it lacks.
     pub(super) fn read_through(&mut self, left: u64, wanted: Part, now: Instant) -> Result<(), Stop> {
         let origin = self.origin.as_mut().ok_or(Stop::Origin)?;
         if left > 0 {

@@ -1,5 +1,5 @@
-//! The local server of a connection that was taken over, and the pipe through which its bytes go to
-//! the client.
+//! The connection from an adopter to its local server, and the pipe through which the server's
+//! bytes reach the client without a copy.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
@@ -8,10 +8,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rivulet_pktio::{begin_connection, transparent};
 use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
 
-/// Bytes that a pipe of Linux holds by default.
+/// Default capacity of a Linux pipe, bytes.
 const PIPE: usize = 65_536;
 
-/// A connection to the server, perhaps one that is being made.
+/// A connection to the local server, possibly still being opened.
 #[derive(Debug)]
 pub(super) struct Origin {
     stream: TcpStream,
@@ -39,7 +39,7 @@ impl Origin {
         self.stream.as_fd()
     }
 
-    /// Bytes that were read and not consumed.
+    /// Bytes that were read from the server and not consumed yet.
     pub fn input(&self) -> &[u8] {
         &self.input
     }
@@ -62,7 +62,7 @@ impl Origin {
         self.input.drain(..count);
     }
 
-    /// Reads what is available, up to this many bytes.
+    /// Reads the available bytes, at most `most`.
     pub fn fill(&mut self, most: usize) -> io::Result<()> {
         let mut chunk = [0; 4096];
         while self.input.len() < most && !self.ended {
@@ -104,9 +104,9 @@ impl Origin {
         Ok(count)
     }
 
-    /// Ends the sending direction.
+    /// Closes the direction to the server.
     pub fn end(&mut self) {
-        // One that has gone meanwhile is noticed when it is read from.
+        // If the server has closed meanwhile, the next read reports it.
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 }
@@ -114,7 +114,7 @@ impl Origin {
 /// The read end and the write end of a pipe.
 pub(super) type Ends = (OwnedFd, OwnedFd);
 
-/// A pipe that moves bytes without a copy. It is created when it is needed.
+/// A pipe that moves bytes without a copy; it is created on first use.
 #[derive(Debug, Default)]
 pub(super) struct Pipe {
     ends: Option<Ends>,
@@ -122,13 +122,13 @@ pub(super) struct Pipe {
 }
 
 impl Pipe {
-    /// Uses these ends rather than new ones.
+    /// Takes the spare ends, if there are any, to save the creation of a pipe.
     pub fn borrow(&mut self, spare: &mut Option<Ends>) {
         self.ends = self.ends.take().or_else(|| spare.take());
     }
 
-    /// Returns the pipe while it is empty: otherwise thousands of idle connections would hold two
-    /// descriptors each.
+    /// Returns the ends while the pipe is empty: otherwise thousands of idle connections would hold
+    /// two descriptors each.
     pub fn give_back(&mut self, spare: &mut Option<Ends>) {
         if self.filled == 0
             && let Some(ends) = self.ends.take()
@@ -160,7 +160,7 @@ impl Pipe {
         }
     }
 
-    /// Hands on what it has, as much as the client takes.
+    /// Moves the pipe's bytes to the client, as many as its socket accepts.
     pub fn write(&mut self, to: &TcpStream) -> io::Result<()> {
         let Some((from, _)) = &self.ends else { return Ok(()) };
         let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_are_lent_while_something_is_between_them() {
+    fn pipe_keeps_its_ends_while_it_holds_data() {
         let ((server, mut at_server), (client, mut at_client)) = (pair(), pair());
         let mut origin = Origin::of(server);
         let (mut pipe, mut spare) = (Pipe::default(), None);

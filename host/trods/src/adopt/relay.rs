@@ -1,24 +1,25 @@
-//! After the responses of the record, this process relays between client and server.
+//! Relays between client and server after the responses of the record.
 //!
-//! A server that dies before it answered is replaced by the next one, which gets the same requests from their first byte. That is
-//! done for GET and HEAD without a body alone. Any other message is sent once: what belongs to a message never begins another
-//! one, so the client of a request that was cut is reset. If the server resets the connection in an answer the client is reset too: an
-//! answer without a length would look whole behind a FIN.
+//! If the server dies before it answers, the next server gets the same requests from their first
+//! byte, but only GET and HEAD without a body. Any other message is sent once, and the client of a
+//! request that was cut is reset, since the rest of a message must never look like the beginning of
+//! another. If the server resets its connection in an answer, the client is reset too: a FIN would
+//! make an answer without a length look complete.
 //!
-//! What of the client's data may be sent at all, where a former replica's server may have it, is in
-//! `earlier.rs`.
+//! `earlier.rs` decides which of the client's data may be sent at all when a former replica's
+//! server may have received it.
 
 use std::io::{self, Read};
 
 use super::{AdoptConfig, Adoption, MAX_WAITING, Refusal, Stop, stop_client, waits};
 use crate::head;
 
-/// Bytes that the current server was sent and has not answered.
+/// Bytes that were sent to the current server and have no answer yet.
 #[derive(Debug, Default)]
 pub(super) struct Unanswered {
-    /// Bytes sent to the server, from the first byte of an unanswered request on.
+    /// Bytes sent to the server, from the first byte of the oldest unanswered request.
     sent: Vec<u8>,
-    /// More was sent than is kept.
+    /// More bytes were sent than `sent` keeps.
     is_cut: bool,
 }
 
@@ -36,10 +37,11 @@ impl Unanswered {
         *self = Unanswered::default();
     }
 
-    /// Takes out what another server is to be sent before `waiting`; `None` if it must not get any of it.
+    /// Takes out what the next server must receive before `waiting`; `None` if it must not receive
+    /// any of it.
     fn take_repeatable(&mut self, waiting: &[u8]) -> Option<Vec<u8>> {
         let Unanswered { mut sent, is_cut } = std::mem::take(self);
-        // Nothing was sent: all of it waits, from the first byte on.
+        // The server got nothing, so the next one gets `waiting` from its first byte.
         if sent.is_empty() && !is_cut {
             return Some(sent);
         }
@@ -51,7 +53,7 @@ impl Unanswered {
     }
 }
 
-/// Whether these bytes are requests that may be sent again, the last one perhaps in part.
+/// Whether these bytes are requests that may be repeated; the last one may be incomplete.
 fn is_repeatable(mut bytes: &[u8]) -> bool {
     while !bytes.is_empty() {
         match head::request(bytes) {
@@ -82,7 +84,7 @@ impl Adoption {
         let mut ready = ready.map_err(|_| Stop::Refused(Refusal::Repeated))?;
         if self.origin.is_none() {
             if ready == 0 {
-                // Every whole request is answered.
+                // The server closed after it had answered every complete request.
                 return if self.client_ended { self.say_all() } else { waits(progress) };
             }
             self.connect(config)?;
@@ -102,7 +104,7 @@ impl Adoption {
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
                 Err(_) => {
-                    // It may have answered before it ended.
+                    // Before its connection broke, the server may have answered; read that first.
                     is_broken = true;
                     break;
                 }
@@ -117,7 +119,8 @@ impl Adoption {
                 progress = true;
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock && !is_broken => {}
-            // Part of an answer is the client's, or a request that must not be sent twice.
+            // The client has got a part of an answer, or the server a request that must not be sent
+            // twice.
             Err(e) if origin.has_spoken() => {
                 return if e.kind() == io::ErrorKind::UnexpectedEof { self.say_all() } else { self.cut() };
             }
@@ -128,7 +131,7 @@ impl Adoption {
                 self.earlier.again(again.len());
                 again.append(&mut self.to_origin);
                 self.to_origin = again;
-                // A server without a pending request ends where its client did.
+                // A server without a pending request closes because the client did.
                 return if self.to_origin.is_empty() { self.say_all() } else { Err(Stop::Origin) };
             }
         }
@@ -147,7 +150,7 @@ mod tests {
     const GET: &[u8] = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n";
 
     #[test]
-    fn only_whole_messages_without_a_body_are_sent_again() {
+    fn only_complete_requests_without_body_are_repeated() {
         let post = b"POST /a HTTP/1.1\r\nContent-Length: 60\r\n\r\n".as_slice();
         for (sent, waiting, want) in [
             (&b""[..], post, true),

@@ -8,28 +8,28 @@ use super::{Content, Digest, Wanted, shorten};
 use crate::head::{self, MAX_HEAD, Method};
 use crate::record::MAX_CHECK;
 
-/// Limit on the time until the server's first bytes, and then for each [`LEAST`] bytes: other objects
-/// wait in the queue meanwhile.
+/// Limit on the time until the server's first bytes, and then until each further [`LEAST`] bytes:
+/// other objects wait in the queue meanwhile.
 const PATIENCE: Duration = Duration::from_secs(2);
 const LEAST: u64 = 2 << 20;
-/// Longest time between two checks for an object that a client waits for, while a slow object is
-/// being read.
+/// Longest time between two checks of the queue of urgent objects while a slow object is being
+/// read.
 const LOOK: Duration = Duration::from_millis(100);
-/// Bytes that are read at a time.
+/// Bytes per read.
 const CHUNK: usize = 256 << 10;
 /// While no client waits, the thread pauses for this multiple of the time that it worked, and so uses
 /// at most a quarter of a processor.
 const REST: u32 = 3;
 
-/// The time spent waiting for the server, for the limits of [`PATIENCE`] and [`LEAST`].
+/// Time spent waiting for the server, to enforce [`PATIENCE`] and [`LEAST`].
 struct Pace {
     waited: Duration,
-    /// Bytes received since `waited` was last 0.
+    /// Bytes received since `waited` was last reset to 0.
     bytes: u64,
 }
 
 impl Pace {
-    /// Waits for the next bytes; calls `goes_on` each [`LOOK`] meanwhile.
+    /// Waits for the next bytes; calls `goes_on` every [`LOOK`] meanwhile.
     fn fill<'s>(
         &mut self,
         server: &'s mut BufReader<TcpStream>,
@@ -41,7 +41,7 @@ impl Pace {
             self.waited += asked.elapsed();
             match came {
                 Ok(()) => break,
-                // Interrupted: the process was frozen or stopped in the call (signal(7)).
+                // A signal, or a freeze of the process, interrupted the call (signal(7)).
                 Err(e)
                     if matches!(
                         e.kind(),
@@ -61,7 +61,7 @@ impl Pace {
         Ok(server.buffer())
     }
 
-    /// Counts bytes that were read.
+    /// Counts `count` received bytes.
     fn take(&mut self, count: usize) -> io::Result<()> {
         self.bytes += count as u64;
         if self.bytes >= LEAST {
@@ -71,11 +71,12 @@ impl Pace {
     }
 }
 
-/// Computes the digest of an object as the local server has it, requested from this host's address.
-/// `goes_on` is called between the parts.
+/// Computes the digest of an object as the local server sends it to a request from this host's
+/// address. `goes_on` is called between the parts; `false` stops the transfer.
 ///
 /// # Errors
-/// The server brings something else, or ends early; `TimedOut`: it takes too long; `Interrupted`: it is not to go on.
+/// The server sends something else or closes early; `TimedOut`: it takes too long; `Interrupted`:
+/// `goes_on` returned `false`.
 pub(super) fn content(
     wanted: &Wanted,
     is_urgent: bool,
@@ -132,7 +133,8 @@ pub(super) fn content(
             return Err(io::ErrorKind::Interrupted.into());
         }
         if !is_urgent {
-            // At most: a processor that was taken away counts as work.
+            // Limits the pause: after the process was suspended, the elapsed time is no measure of
+            // work.
             std::thread::sleep((began.elapsed() * REST).min(Duration::from_millis(20)));
             began = Instant::now();
         }
@@ -149,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn object_is_read_when_calls_are_interrupted() {
+    fn interrupted_calls_do_not_stop_object_read() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let service = listener.local_addr().unwrap();
         let server = std::thread::spawn(move || {

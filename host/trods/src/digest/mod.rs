@@ -28,12 +28,13 @@ use self::queue::Queue;
 use crate::head;
 use crate::record::{Body, Response};
 
-/// Digests that are kept, for all that a table can name and as many more; the oldest gives way.
+/// Limit on stored digests: all that a table can name, and as many again. The oldest is dropped.
 const MAX_KNOWN: usize = 1 << 19;
-/// A server that did not bring an object is not asked for it again before.
+/// Pause before the server is asked again for an object that it failed to send.
 const AGAIN: Duration = Duration::from_secs(30);
-/// A digest is made again after this, since a file can be written in place and keep its time. Objects not served for as long are not
-/// listed for other replicas.
+/// Age at which a digest is computed again, since a file can be written in place with its
+/// modification time kept. Objects that no client fetched for as long are not listed for other
+/// replicas.
 const STALE: Duration = Duration::from_secs(600);
 
 /// Digest of all bytes of an object: the first 128 bits of BLAKE3.
@@ -45,38 +46,39 @@ pub struct Digest(pub [u8; 16]);
 pub struct Content {
     /// Digest of all bytes.
     pub digest: Digest,
-    /// Number of the first bytes that records check, and their CRC-32C.
+    /// How many of the first bytes records check, and the CRC-32C of these bytes.
     pub check: (u32, u32),
 }
 
 impl Default for Content {
-    /// Of an empty object.
+    /// The content of an empty object.
     fn default() -> Content {
         Content { digest: Digest(shorten(&blake3::Hasher::new())), check: (0, 0) }
     }
 }
 
-/// What an object is known by: service, host, target, entity tag, content coding and length; of a request with credentials
-/// ([`is_credential`]) also these.
+/// Identifies an object: a hash of service, host, target, entity tag, content coding and length,
+/// and of the credentials ([`is_credential`]) if the request has any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Name([u8; 16]);
 
-/// An object, as it is requested.
+/// An object, and the request that fetches it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
     name: Name,
     service: SocketAddr,
-    /// The head of a request that was answered with it.
+    /// The head of a request that the server answered with this object.
     request: Vec<u8>,
     etag: Vec<u8>,
     encoding: Option<Vec<u8>>,
     total: u64,
-    /// First byte and length of the part that alone can be had, since the client [signed](head::is_bound) the request for it.
+    /// First byte and length of the only part that can be fetched, because the client
+    /// [signed](head::is_bound) its request for that part.
     part: Option<(u64, u64)>,
 }
 
 impl Wanted {
-    /// The object of this response, if it is part of one.
+    /// The object that this response is a part of, if any.
     #[must_use]
     pub fn of(service: SocketAddr, response: &Response) -> Option<Wanted> {
         let Body::Object { request, .. } = &response.body else { return None };
@@ -91,7 +93,7 @@ impl Wanted {
         Some(wanted)
     }
 
-    /// The object with this tag, coding and length, for which this request asked.
+    /// The object with this tag, coding and length that answers `request`.
     #[must_use]
     pub fn new(
         service: SocketAddr,
@@ -121,8 +123,8 @@ impl Wanted {
         Some(Wanted { name, service, request, etag, encoding, total, part: None })
     }
 
-    /// Whether the request may be listed for other replicas: nothing in it can be a credential. A query can be a signature, and so can any
-    /// field outside of [`COMMON`].
+    /// Whether the request may be listed for other replicas: nothing in it can be a credential. A
+    /// query string can be a signature, and so can any field outside of [`COMMON`].
     fn is_open(&self) -> bool {
         let is_common =
             |field: &[u8]| COMMON.iter().any(|common| field.eq_ignore_ascii_case(common.as_bytes()));
@@ -134,11 +136,12 @@ impl Wanted {
     }
 }
 
-/// Parts of the names of fields by which servers know users: `Authorization`, `Cookie`, `X-Api-Key`, `X-Amz-Security-Token` and others.
+/// Substrings of the names of header fields by which servers identify users: `Authorization`,
+/// `Cookie`, `X-Api-Key`, `X-Amz-Security-Token` and others.
 const CREDENTIALS: [&str; 8] =
     ["auth", "cookie", "credential", "key", "password", "secret", "session", "token"];
 
-/// Fields that a client program sends alike for all its users.
+/// Header fields that a client program sends identically for all its users.
 const COMMON: [&str; 26] = [
     "accept",
     "accept-charset",
@@ -168,7 +171,7 @@ const COMMON: [&str; 26] = [
     "want-digest",
 ];
 
-/// Whether a server may know a user by a field of this name.
+/// Whether a server may identify a user by the header field of this name.
 fn is_credential(field: &[u8]) -> bool {
     let has = |part: &str| field.windows(part.len()).any(|at| at.eq_ignore_ascii_case(part.as_bytes()));
     CREDENTIALS.into_iter().any(has)
@@ -183,7 +186,7 @@ fn shorten(hash: &blake3::Hasher) -> [u8; 16] {
 /// State of an object's digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Knowledge {
-    /// Its digest.
+    /// The digest is known.
     Digest(Digest),
     /// The object is being requested from the local server.
     Asked,
@@ -198,22 +201,23 @@ struct Known {
     content: Option<Content>,
     /// Time of the request.
     at: Instant,
-    /// When a client was served it last.
+    /// When a client last fetched it.
     served: Option<Instant>,
 }
 
 #[derive(Debug)]
 struct State {
     known: HashMap<Name, Known>,
-    /// Names in the order in which they became known.
+    /// Names in the order in which their digests were computed.
     order: VecDeque<Name>,
-    /// Objects to read when no client waits, each with the client that was served it, if any.
+    /// Objects to read while no client waits, each with the client that fetched it, if any.
     idle: Queue,
     /// Objects that clients wait for.
     urgent: Queue,
-    /// Names in either queue, or being asked for.
+    /// Names that are in a queue or being requested.
     waiting: HashSet<Name>,
-    /// Requests for known objects that clients were served, for the list; newest last.
+    /// Requests of clients for objects with known digests, to be listed for other replicas; newest
+    /// last.
     open: VecDeque<Wanted>,
     stop: bool,
 }
@@ -233,7 +237,7 @@ impl Default for State {
 }
 
 impl State {
-    /// A client is served an object.
+    /// Notes that a client fetches an object.
     fn serve(&mut self, wanted: &Wanted, now: Instant) {
         let Some(known) = self.known.get_mut(&wanted.name) else { return };
         if known.served.replace(now).is_none() && known.content.is_some() && wanted.is_open() {
@@ -249,7 +253,7 @@ impl State {
 struct Shared {
     state: Mutex<State>,
     wake: Condvar,
-    /// Digests that were made.
+    /// Number of digests computed.
     made: AtomicU64,
 }
 
@@ -257,7 +261,7 @@ struct Shared {
 #[derive(Clone, Debug, Default)]
 pub struct Digests(Arc<Shared>);
 
-/// The thread that requests objects from the local servers; it ends when this is dropped.
+/// The thread that requests objects from the local servers; dropping this ends it.
 #[derive(Debug)]
 pub struct Worker {
     digests: Digests,
@@ -265,7 +269,7 @@ pub struct Worker {
 }
 
 impl Digests {
-    /// Starts to ask servers, in a network namespace.
+    /// Starts the thread that requests objects, in this network namespace.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -279,14 +283,16 @@ impl Digests {
         Ok(Worker { digests: self.clone(), thread: Some(thread) })
     }
 
-    /// Looks up the digest of an object that a client waits for. Reads the object at once if there is no digest, or a stale one, by
-    /// which other bytes could be sent. While the share of its client is full, the caller has to look it up again.
+    /// Looks up the digest of an object that a client waits for. If there is none, or a stale one
+    /// (the server may have other bytes now), the object is read at once. While the client's share
+    /// of the queue is full, the caller has to look the object up again.
     #[must_use]
     pub fn look_up(&self, wanted: &Wanted, client: IpAddr) -> Knowledge {
         self.ask(wanted, true, Some(client))
     }
 
-    /// Puts known digests into responses of a connection, and queues the other objects. Returns whether some are still to come.
+    /// Puts known digests into a connection's responses, and queues the objects without one.
+    /// Returns whether any digest is still missing.
     pub fn fill(&self, key: &FlowKey, responses: &mut [Response]) -> bool {
         let mut lacks = false;
         for response in responses {
@@ -302,18 +308,20 @@ impl Digests {
         lacks
     }
 
-    /// Looks up the digest of an object, and queues the object if there is none.
+    /// Looks up the digest of an object that no client waits for, and queues the object if there is
+    /// none.
     pub(crate) fn look_for(&self, wanted: &Wanted) -> Knowledge {
         self.ask(wanted, false, None)
     }
 
-    /// The state of an object's digest, without a request.
+    /// The digest and checksum of an object, if known; requests nothing.
     #[must_use]
     pub fn content(&self, wanted: &Wanted) -> Option<Content> {
         self.state().known.get(&wanted.name)?.content
     }
 
-    /// Queues an object that another replica serves, unless its digest is fresh: at an adoption the digest is there then.
+    /// Queues an object that another replica serves, unless its digest is fresh, so that the digest
+    /// is known by the time of an adoption.
     fn keep_fresh(&self, wanted: &Wanted) {
         let is_fresh = |known: &Known| known.content.is_none() || known.at.elapsed() < STALE;
         if !self.state().known.get(&wanted.name).is_some_and(is_fresh) {
@@ -321,13 +329,13 @@ impl Digests {
         }
     }
 
-    /// Whether a digest is known, without a request.
+    /// Whether the digest is known; requests nothing.
     #[must_use]
     pub fn has_digest(&self, wanted: &Wanted) -> bool {
         self.content(wanted).is_some()
     }
 
-    /// The local server may have been replaced: these objects are requested again.
+    /// Requests these objects again, because the local server may have been replaced.
     pub fn forget(&self, service: SocketAddr, responses: &[Response]) {
         let mut state = self.state();
         for wanted in responses.iter().filter_map(|response| Wanted::of(service, response)) {
@@ -361,7 +369,7 @@ impl Digests {
         };
         let is_new = !state.waiting.contains(&wanted.name);
         if is_urgent {
-            // It may wait behind others.
+            // The object may already be in the queue of those that no client waits for.
             let at = state.idle.position(&wanted.name);
             if (at.is_none() && !is_new) || !state.urgent.push(wanted, client) {
                 return answer;
@@ -383,7 +391,8 @@ impl Digests {
         }
     }
 
-    /// The next object, when there is one, whether a client waits for it, and which one was served it; none: it is to end.
+    /// Waits for the next object to read. Returns it with whether a client waits for it, and the
+    /// client that fetched it; `None`: the thread has to end.
     fn next(&self) -> Option<(Wanted, bool, Option<IpAddr>)> {
         let mut state = self.state();
         loop {
@@ -402,7 +411,7 @@ impl Digests {
 
     fn make(&self, wanted: &Wanted, is_urgent: bool, client: Option<IpAddr>) {
         let content = ask::content(wanted, is_urgent, || {
-            // Objects that a client waits for must not wait behind others.
+            // An object that a client waits for must not wait until a background object is read.
             let urgent = || if is_urgent { None } else { self.state().urgent.pop() };
             while let Some((urgent, _)) = urgent() {
                 self.make(&urgent, true, None);
@@ -420,7 +429,7 @@ impl Digests {
             Err(e) => {
                 let target =
                     String::from_utf8_lossy(head::target(&wanted.request).unwrap_or_default()).into_owned();
-                tracing::info!(error = %e, service = %wanted.service, target, "the own server does not bring an object");
+                tracing::info!(error = %e, service = %wanted.service, target, "the local server does not send an object");
                 None
             }
         };
@@ -447,7 +456,7 @@ pub fn lacking(service: SocketAddr, response: &Response) -> Option<Wanted> {
     Some(response).filter(|response| !has && needs_digest(response)).and_then(|r| Wanted::of(service, r))
 }
 
-/// Whether the checksum of a response's first flight is not over all of its body.
+/// Whether the record's checksum covers less than the response's whole body.
 #[must_use]
 pub fn needs_digest(response: &Response) -> bool {
     match &response.body {

@@ -1,4 +1,4 @@
-//! The queue of objects that wait to be read, shared fairly by the clients that they were served to.
+//! The queue of objects to read, shared fairly among the clients that fetched them.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -6,11 +6,12 @@ use std::net::IpAddr;
 use super::{Name, Wanted};
 use crate::hold::room::Room;
 
-/// Length of each queue of objects to read; one client and one network have a share of it ([`Room`]). An object that finds no room is
-/// queued when it is served, or looked up, again.
+/// Length of each queue of objects to read; one client and one network may fill a share of it
+/// ([`Room`]). An object that finds the queue full is queued when it is next fetched or looked up.
 pub(super) const MAX_WAITING: usize = 4096;
 
-/// Objects to read, each with its client, if it has one. A client and a network have a share, and clients take turns.
+/// Objects to read, each with the client that fetched it, if known. Each client and network has a
+/// limited share, and clients take turns.
 #[derive(Debug)]
 pub(super) struct Queue {
     pub(super) objects: VecDeque<(Wanted, Option<IpAddr>)>,
@@ -36,7 +37,7 @@ impl Queue {
         true
     }
 
-    /// Takes out the next object: of another client than the last one, if there is one.
+    /// Takes out the next object, from another client than the last one if possible.
     pub(super) fn pop(&mut self) -> Option<(Wanted, Option<IpAddr>)> {
         let at = self.objects.iter().position(|(_, client)| *client != self.last).unwrap_or(0);
         let next = self.take(at)?;

@@ -1,6 +1,6 @@
-//! Lists of protected objects, which replicas exchange through the store: each requests the objects
-//! that others list from its local server. The lists have no digests; those are in the records of
-//! connections.
+//! Exchanges lists of protected objects between replicas through the store. Each replica requests
+//! the objects that others list from its own local server. The lists contain no digests: those are
+//! in the records of connections.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,18 +12,19 @@ use crate::head;
 use crate::record::MAX_RECORD;
 use crate::store::{Notices, RecordKeys};
 
-/// Objects of a list: the newest ones.
+/// Limit on the objects of a list, the most recently served ones.
 pub(super) const MAX_LISTED: usize = 1024;
-/// A list is written in parts, each at most as long as a record; and their maximum number.
+/// A list is stored in parts. Limits on a part's length (that of a record) and on the number of
+/// parts.
 const MAX_PART: usize = MAX_RECORD;
 const PARTS: usize = 32;
-/// Interval at which lists are written and read, and the seconds for which a list is valid.
+/// Interval at which lists are written and read, and the lifetime of a stored list in seconds.
 const SHARE: Duration = Duration::from_secs(1);
 const COUNTS: u32 = 60;
-/// First bytes of a list.
+/// First bytes of a stored list: format and version.
 const MAGIC: &[u8; 4] = b"TRO\x01";
 
-/// The thread that exchanges lists; it ends soon after this.
+/// The thread that exchanges lists; it ends soon after this is dropped.
 #[derive(Debug)]
 pub struct Sharing {
     stop: Arc<AtomicBool>,
@@ -31,18 +32,18 @@ pub struct Sharing {
     pub with: Peers,
 }
 
-/// The replicas to read lists of, and the name of the own list.
+/// The replicas that publish the lists to read, and the key of this replica's own list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peers {
     /// The servers of the store.
     pub servers: Vec<SocketAddr>,
     /// Epochs of the keys that seal the lists ([`RecordKeys::epochs`]).
     pub epochs: (u16, Vec<u16>),
-    /// The first part of the own keys.
+    /// Prefix of the keys of this replica's list.
     pub own: String,
-    /// The first parts of others' keys.
+    /// Prefixes of the keys of the other replicas' lists.
     pub others: Vec<String>,
-    /// Services of these objects.
+    /// Services with the objects to list.
     pub services: Vec<SocketAddr>,
 }
 
@@ -51,7 +52,7 @@ fn keys(prefix: &str) -> impl Iterator<Item = String> {
 }
 
 impl Sharing {
-    /// Starts it, in the calling thread's network namespace.
+    /// Starts the thread in the calling thread's network namespace.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -142,7 +143,7 @@ fn encode(all: &[Wanted]) -> Vec<Vec<u8>> {
     done
 }
 
-/// Decodes the requests of a list, up to the first entry that is no request.
+/// Decodes the requests of a list, up to the first malformed entry.
 fn decode(list: &[u8]) -> Vec<Wanted> {
     let mut all = Vec::new();
     let Some(mut rest) = list.strip_prefix(MAGIC).filter(|_| list.len() <= MAX_PART) else { return all };
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn list_is_read_as_it_was_written() {
+    fn object_list_round_trips() {
         let all = [wanted(GET), Wanted { encoding: None, ..wanted(GET) }];
         let again = decode(&encode(&all)[0]);
         assert_eq!(again.len(), 2);
@@ -204,7 +205,7 @@ mod tests {
         };
         let fields = ["", "Cookie: a\r\n", "Authorization: b\r\n", "Content-Length: 5\r\n"];
         assert_eq!(fields.map(with), [1, 0, 0, 0]);
-        // A field outside of the list may be a credential.
+        // A field that is not in [`COMMON`] may be a credential.
         let fields = [
             "user-agent: u\r\nRange: bytes=1-\r\n",
             "X-Api-Key: k\r\n",
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn host_target_tag_coding_length_and_user_make_the_name() {
+    fn object_name_covers_host_target_tag_coding_length_user() {
         let service = "10.9.0.1:80".parse().unwrap();
         let name = |request: &str, etag: &str, encoding: Option<&[u8]>, total| {
             let request = request.replace('|', "\r\n") + "\r\n\r\n";

@@ -1,4 +1,4 @@
-//! Digests of what a server brings that is no real one: it takes its time, and changes what it has.
+//! Tests of [`Digests`] against a fake server that is slow and changes its content.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -12,7 +12,7 @@ use super::*;
 const SIZE: usize = 100_000;
 const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 1, 7));
 
-/// A server with objects that consist of this byte. It sends `/slow` byte by byte.
+/// A server with objects that consist of this byte. It sends `/slow` one byte at a time.
 fn serve(byte: &Arc<AtomicU8>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (address, byte) = (listener.local_addr().unwrap(), Arc::clone(byte));
@@ -49,9 +49,9 @@ fn client(n: u8) -> Option<IpAddr> {
     Some([192, 0, n, 7].into())
 }
 
-/// A file that was written in place, without another time.
+/// A file may be overwritten in place with its modification time kept.
 #[test]
-fn stale_digest_is_made_again_for_a_waiting_client() {
+fn stale_digest_is_recomputed_for_waiting_client() {
     let byte = Arc::new(AtomicU8::new(1));
     let (digests, object) = (Digests::default(), wanted(serve(&byte), "/a"));
     let _worker = digests.start(None).unwrap();
@@ -64,7 +64,7 @@ fn stale_digest_is_made_again_for_a_waiting_client() {
     age();
     assert_eq!(digests.look_up(&object, CLIENT), Knowledge::Asked, "nothing of before is believed");
     eventually("it is made again", || known(2));
-    // Without a waiting client it is made again in the background.
+    // The digest is still fresh, and no client waits, so the worker computes it later.
     byte.store(3, Ordering::Relaxed);
     age();
     assert_eq!(digests.look_for(&object), Knowledge::Digest(of(2)));
@@ -72,7 +72,7 @@ fn stale_digest_is_made_again_for_a_waiting_client() {
 }
 
 #[test]
-fn slow_object_keeps_no_other_from_being_compared() {
+fn slow_object_does_not_block_other_digests() {
     let service = serve(&Arc::default());
     let (digests, [slow, other]) =
         (Digests::default(), ["/slow", "/a"].map(|target| wanted(service, target)));
@@ -84,7 +84,7 @@ fn slow_object_keeps_no_other_from_being_compared() {
 }
 
 #[test]
-fn client_fills_a_quarter_of_the_queue_and_waits_behind_others() {
+fn client_fills_at_most_a_quarter_of_the_queue() {
     let (digests, service) = (Digests::default(), "10.9.0.1:80".parse().unwrap());
     let object = |n: usize| wanted(service, &format!("/{n}"));
     let waiting = || digests.state().idle.objects.len();
@@ -102,7 +102,7 @@ fn client_fills_a_quarter_of_the_queue_and_waits_behind_others() {
         [1, 2, 1, 2, 1, 2, 1].map(client),
         "in turn"
     );
-    // What left the queue makes room.
+    // Objects that left the queue make room for new ones.
     for n in 0..MAX_WAITING {
         digests.ask(&object(2 * MAX_WAITING + n), false, client(1));
     }
@@ -110,7 +110,7 @@ fn client_fills_a_quarter_of_the_queue_and_waits_behind_others() {
 }
 
 #[test]
-fn waiting_clients_have_a_share_of_the_queue_and_take_turns() {
+fn urgent_queue_is_shared_in_turns() {
     let (digests, service) = (Digests::default(), "10.9.0.1:80".parse().unwrap());
     let object = |n: usize| wanted(service, &format!("/{n}"));
     let look_up = |n, client: u8| digests.look_up(&object(n), [192, 0, client, 7].into());
@@ -119,7 +119,7 @@ fn waiting_clients_have_a_share_of_the_queue_and_take_turns() {
         assert_eq!(look_up(n, 1), Knowledge::Asked);
     }
     assert_eq!(waiting(), MAX_WAITING / 4);
-    // An object that another client was served moves to the front queue.
+    // An object that another client fetched moves to the queue of objects that clients wait for.
     digests.ask(&object(MAX_WAITING), false, client(3));
     for n in 0..3 {
         look_up(MAX_WAITING + n, 2);
@@ -128,7 +128,7 @@ fn waiting_clients_have_a_share_of_the_queue_and_take_turns() {
     let next = || digests.next().unwrap().0;
     let want = [0, MAX_WAITING, 1, MAX_WAITING + 1, 2, MAX_WAITING + 2, 3].map(object);
     assert_eq!([(); 7].map(|()| next()), want);
-    // The objects that left the queue make room.
+    // Objects that left the queue make room for new ones.
     for n in 0..MAX_WAITING {
         look_up(2 * MAX_WAITING + n, 1);
     }

@@ -5,49 +5,51 @@ use crate::record::Record;
 /// Settings of all connections of a service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// Bytes that cannot be stored stay held (`failure: closed`) or pass unprotected (`open`).
+    /// Whether bytes that cannot be stored stay held (`failure: closed`) or pass unprotected
+    /// (`open`).
     pub closed: bool,
     /// The server generates the same bytes for the same request anywhere and at any time
     /// (`deterministic: true`), so responses without an entity tag are protected, too. Otherwise
     /// only responses that list their [inputs](crate::head::INPUTS) are.
     pub deterministic: bool,
-    /// Which end sends first after a death.
+    /// Which end sends first after a replica's death.
     pub wake: Wake,
-    /// The client address that the local server gets behind an adopted connection.
+    /// The client address that the local server of an adopted connection sees.
     pub adopt_as: AdoptAs,
-    /// How to treat a connection with an object of unknown digest.
+    /// Whether to resume a connection with an object of unknown digest.
     pub unknown: Unknown,
 }
 
-/// The client address that the local server gets behind an adopted connection (`adopt_as`).
+/// The client address that the local server of an adopted connection sees (`adopt_as`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AdoptAs {
-    /// The client's address, so that the server's access rules, limits and logs by address stay right. If the local server
-    /// cannot be reached from it, the client is reset.
+    /// The client's address, so that the server's access rules, limits and logs by address stay
+    /// right. If the local server cannot be reached from that address, the client is reset.
     #[default]
     Client,
     /// The address of the service.
     Server,
 }
 
-/// How to treat a connection in the middle of an object of unknown digest (`unknown`).
+/// Whether to resume a connection in the middle of an object of unknown digest (`unknown`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Unknown {
     /// Reset the client.
     #[default]
     Reset,
-    /// Trust the entity tag, the length and the checksum of the first flight.
+    /// Resume it if the entity tag, the length and the checksum of the first flight are equal.
     Trust,
 }
 
 /// Which end sends first after the death of a replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wake {
-    /// A survivor asks the client where it is.
+    /// The survivor: it probes the client; the client's ACK shows what the client has.
     #[default]
     Server,
     /// The client, as in the paper: a request is not acknowledged before its whole response is, so
-    /// the client retransmits it at growing intervals, and gives up a long download.
+    /// the client retransmits the request at growing intervals, and gives up during a long
+    /// download.
     Client,
 }
 
@@ -68,24 +70,25 @@ pub enum Reason {
     TooLong,
     /// An interim response (1xx), an upgrade among them.
     Interim,
-    /// A response without strong entity tag that is too long to be stored whole, or came too slowly for that, and cannot be
-    /// generated again, or ends with the connection.
+    /// A response that cannot be resumed: it has no strong entity tag, cannot be generated again or
+    /// ends only with the connection, and is too long or too slow to be stored whole.
     Dynamic,
-    /// A response without a request.
+    /// Data of the server that answers no request.
     Unasked,
     /// The store failed, and `failure: open`.
     Store,
-    /// The connection was begun before it was watched.
+    /// The connection's handshake was not seen.
     Unseen,
-    /// The server ended the connection in the middle of a response, although its process lives.
+    /// The server closed the connection in the middle of a response, although its process is alive.
     Closed,
-    /// The client sent inputs ([`crate::head::INPUTS`]) in segments in which the programs do not change the name, such as
-    /// segments out of order. The server has them, so the connection ends, and no response leaves.
+    /// The client sent inputs ([`crate::head::INPUTS`]) in segments in which the BPF programs could
+    /// not overwrite the field's name, such as segments out of order. The server received them, so
+    /// the connection ends and no response is released.
     Inputs,
 }
 
 impl Reason {
-    /// All reasons.
+    /// Every reason.
     pub const ALL: [Reason; 13] = [
         Reason::Tls,
         Reason::Http2,
@@ -123,14 +126,14 @@ impl Reason {
     }
 }
 
-/// What the BPF program lets pass; sequence numbers, to be compared as such (they wrap).
+/// The limits that the BPF program enforces on a connection. All are sequence numbers and wrap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Acknowledgements to the client up to this one.
+    /// Highest acknowledgement number that may be sent to the client.
     pub ack: u32,
-    /// End of the bytes to the client that may pass.
+    /// End of the bytes that may be sent to the client.
     pub data: u32,
-    /// The only sequence number at which a FIN may pass.
+    /// The only sequence number at which a FIN may be sent.
     pub fin_at: Option<u32>,
 }
 
@@ -139,14 +142,16 @@ pub struct Limits {
 pub enum Action {
     /// Apply these limits from now on.
     Limits(Limits),
-    /// The client does not receive these fields with [inputs](crate::head::INPUTS), in place of those before: sequence numbers of
-    /// their beginning and of the end of their line. To be done before what follows, and also to hold without limits.
+    /// Hide these header fields with [inputs](crate::head::INPUTS) from the client; replaces the
+    /// former list. Each pair is the sequence number of the field's beginning and that of the end
+    /// of its line. Comes before the actions that release the bytes, and stays in force without
+    /// limits.
     Blank(Vec<(u32, u32)>),
     /// Store a record and then call [`Flow::stored`]. At most one ticket is outstanding.
     Store {
         /// Identifies the record in the later call of `stored`.
         ticket: u64,
-        /// The record, in place of the former one.
+        /// The record, which replaces the former one.
         record: Box<Record>,
     },
     /// Delete the record.

@@ -1,11 +1,12 @@
-//! One connection, as the replica's interface sees it: which bytes may pass, and what has to be
-//! stored before.
+//! State machine of one connection at the replica's network interface: which bytes may pass, and
+//! what must be stored first.
 //!
-//! The rule: no byte of the client's is acknowledged, and no byte of the server's passes, before
-//! its meaning is stored. Requests are stored with the response that answers them, or alone if the
-//! response is late. A response is stored when its head is there, because the rest can be requested
-//! again; if it can only be generated again, it is stored as far as it has come. The data after a
-//! response is held again, so a connection may last forever.
+//! The rule: no byte of the client is acknowledged, and no byte of the server is released, before
+//! the state that lets another replica continue is stored. Requests are stored with the response
+//! that answers them, or alone if the response is late. A response is stored once its head is
+//! complete, because the rest can be requested again; one that can only be generated again is
+//! stored with the bytes that have arrived. The data after a response is held again, so a
+//! connection may last forever.
 
 mod action;
 mod stream;
@@ -19,7 +20,7 @@ use crate::record::{Age, Handshake, Record, Tuple};
 pub use action::{Action, AdoptAs, Limits, Reason, Settings, Unknown, Wake};
 pub use watched::{FLIGHT_PATIENCE, GATE, HANDSHAKE_PATIENCE, REQUEST_PATIENCE, RESPONSE_PATIENCE};
 
-/// RFC 9293 section 3.7.1.
+/// The send MSS of a peer without the MSS option, IPv4 (RFC 9293 section 3.7.1).
 const DEFAULT_MSS: u16 = 536;
 
 /// One client connection as the replica's interface sees it; sequence numbers are absolute (u32, wrapping).
@@ -38,20 +39,20 @@ enum State {
     /// The handshake is in progress.
     Opening,
     Watched(Box<Watched>),
-    /// The connection has no limits any more, or is closed.
+    /// The connection is closed, or its limits were lifted.
     Over,
 }
 
 impl Flow {
-    /// A connection before its SYN.
+    /// The state before the client's SYN.
     #[must_use]
     pub fn new(tuple: Tuple, settings: &Settings) -> Flow {
         Flow { tuple, settings: *settings, now: 0, syn: None, state: State::Opening }
     }
 
-    /// A connection that this replica adopts at this time, from a record that is not unprotected.
-    /// The first action in `out`, behind [`Action::Blank`], stores the record under this replica's
-    /// name; nothing of a response may pass before ([`Flow::limits`] has that).
+    /// A connection that this replica adopts at time `now_ms`, from a record that is not
+    /// unprotected. The first action in `out` after [`Action::Blank`] stores the record under this
+    /// replica's name; no byte of a response may pass before that ([`Flow::limits`] enforces it).
     #[must_use]
     pub fn resume(record: Record, settings: &Settings, now_ms: u64, out: &mut Vec<Action>) -> Flow {
         let (tuple, mut watched) = (record.tuple, Box::new(Watched::resume(record, settings)));
@@ -67,7 +68,7 @@ impl Flow {
         }
     }
 
-    /// The kernel's SYN-ACK. Without a SYN before it the connection is not known.
+    /// The kernel's SYN-ACK. Ignored if the SYN was not seen.
     pub fn syn_ack(&mut self, tcp: &[u8]) {
         let (State::Opening, Some((client_isn, theirs)), Some((service_isn, ours))) =
             (&self.state, &self.syn, opening(tcp))
@@ -90,7 +91,8 @@ impl Flow {
         self.state = State::Watched(Box::new(watched));
     }
 
-    /// A connection whose client and server continue at these sequence numbers, and have everything before them.
+    /// A connection without a seen handshake. Client and server have all bytes before these
+    /// sequence numbers.
     #[must_use]
     pub fn midway(
         tuple: Tuple,
@@ -104,7 +106,8 @@ impl Flow {
         Flow { tuple, settings: *settings, now: handshake.at_ms, syn: None, state }
     }
 
-    /// The current limits: at first the end of the handshake, as the BPF program sets them by itself.
+    /// The current limits. The BPF program sets the initial ones, which let only the handshake
+    /// pass, by itself.
     #[must_use]
     pub fn limits(&self) -> Limits {
         match &self.state {
@@ -113,35 +116,38 @@ impl Flow {
         }
     }
 
-    /// The client has everything below `ack`. To be called for each segment of the client's that is copied up, before
-    /// [`Flow::request`], and with the last one the BPF program saw before [`Flow::response`] and while
-    /// [`Flow::wants_acknowledgement`].
+    /// The client has everything below `ack`. Call it for each copied segment of the client, before
+    /// [`Flow::request`]; and with the last acknowledgement that the BPF program saw, before
+    /// [`Flow::response`] and while [`Flow::wants_acknowledgement`].
     pub fn acknowledged(&mut self, ack: u32) {
         if let State::Watched(watched) = &mut self.state {
             watched.acknowledged(ack);
         }
     }
 
-    /// Whether the next response waits until the client has more of those before, which the record must hold until then.
+    /// Whether the next response waits until the client has acknowledged more of the earlier ones,
+    /// which the record must keep until then.
     #[must_use]
     pub fn wants_acknowledgement(&self) -> bool {
         matches!(&self.state, State::Watched(watched) if watched.is_full)
     }
 
-    /// Whether the rest of an object's first flight is awaited, for [`FLIGHT_PATIENCE`].
+    /// Whether the flow waits for the rest of an object's first flight, for at most
+    /// [`FLIGHT_PATIENCE`].
     #[must_use]
     pub fn awaits_flight(&self) -> bool {
         matches!(&self.state, State::Watched(watched) if watched.awaits_flight)
     }
 
-    /// Whether no record of the connection was made yet ([`HANDSHAKE_PATIENCE`]).
+    /// Whether the connection has no record yet ([`HANDSHAKE_PATIENCE`]).
     #[must_use]
     pub fn is_new(&self) -> bool {
         matches!(&self.state, State::Watched(watched) if !watched.is_known_to_store())
     }
 
-    /// Sequence number from which the server's bytes are read; at most as many are kept as are
-    /// stored of one response. When it advances, later bytes have to be passed in again.
+    /// Sequence number from which the server's bytes are read. The flow keeps at most as many as
+    /// are stored of one response; when this number advances, later bytes have to be passed in
+    /// again.
     #[must_use]
     pub fn reads(&self) -> u32 {
         match &self.state {
@@ -150,20 +156,20 @@ impl Flow {
         }
     }
 
-    /// Bytes of the client at `seq`, in any order, with repetitions and overlaps; `fin` follows
-    /// them. The segment's checksum has been verified.
+    /// Bytes of the client at `seq`, in any order, with repetitions and overlaps; `fin`: a FIN
+    /// follows them. The caller has verified the segment's checksum.
     pub fn request(&mut self, seq: u32, octets: &[u8], fin: bool, out: &mut Vec<Action>) {
         self.is_seen(out);
         self.drive(out, |watched| watched.request(seq, octets, fin));
     }
 
-    /// Bytes of the server at `seq`, held until released; `fin` follows them.
+    /// Bytes of the server at `seq`, held until released; `fin`: a FIN follows them.
     pub fn response(&mut self, seq: u32, octets: &[u8], fin: bool, out: &mut Vec<Action>) {
         self.is_seen(out);
         self.drive(out, |watched| watched.response(seq, octets, fin));
     }
 
-    /// The store kept the record of this ticket, or failed to.
+    /// Result of [`Action::Store`] for this ticket: `kept` is false if the store failed.
     pub fn stored(&mut self, ticket: u64, kept: bool, out: &mut Vec<Action>) {
         if let State::Watched(watched) = &mut self.state
             && (watched.stored(ticket, kept, out) || watched.settle(out))
@@ -172,16 +178,16 @@ impl Flow {
         }
     }
 
-    /// The time, milliseconds of Unix time: call it once after [`Flow::new`] and every few
-    /// milliseconds from then on. A request without a response for 50 ms is stored alone and
-    /// acknowledged.
+    /// Advances the time to `now_ms` (Unix time, milliseconds): call it once after [`Flow::new`]
+    /// and every few milliseconds from then on. A request without a response for 50 ms is stored
+    /// alone and acknowledged.
     pub fn tick(&mut self, now_ms: u64, out: &mut Vec<Action>) {
         self.now = now_ms;
         self.drive(out, |watched| watched.tick());
     }
 
-    /// Stores the record again, because its server died or its lifetime ends. If that fails, the
-    /// former record stays.
+    /// Stores the record again, because the store's server died or the record's lifetime ends. If
+    /// that fails, the former record stays.
     pub fn renew(&mut self, out: &mut Vec<Action>) {
         self.drive(out, |watched| {
             watched.renew();
@@ -200,14 +206,15 @@ impl Flow {
         }
     }
 
-    /// Whether the server said that it ends the connection behind the last response, or the client ended its half.
+    /// Whether the server announced that it closes after the last response, or the client closed
+    /// its direction.
     #[must_use]
     pub fn closes(&self) -> bool {
         matches!(&self.state, State::Watched(watched) if watched.closes())
     }
 
-    /// The record with which this host can resume the connection: the last one stored. None while a
-    /// store is in progress.
+    /// The last stored record, with which this host can resume the connection. `None` while a store
+    /// is in progress.
     #[must_use]
     pub fn settled(&self) -> Option<Record> {
         match &self.state {
@@ -216,8 +223,8 @@ impl Flow {
         }
     }
 
-    /// The record with which another host can resume the connection now, if it has all data of the
-    /// client.
+    /// The record with which another host can resume the connection now. `None` unless it covers
+    /// all data of the client.
     #[must_use]
     pub fn movable(&self) -> Option<Record> {
         match &self.state {
@@ -226,14 +233,14 @@ impl Flow {
         }
     }
 
-    /// The server's FIN waits at a place where it may not pass. If the server's process is gone, it is a crash; else
-    /// [`Flow::let_go`] is to be called.
+    /// Whether the server's FIN is held because it is in a place where none may pass. If the
+    /// server's process is gone, it crashed; otherwise the caller has to call [`Flow::let_go`].
     #[must_use]
     pub fn ends_early(&self) -> bool {
         matches!(&self.state, State::Watched(watched) if watched.ends_early())
     }
 
-    /// Gives the connection up: stores it as unprotected, then lifts the limits.
+    /// Ends the protection: stores the connection as unprotected, then lifts the limits.
     pub fn let_go(&mut self, reason: Reason, out: &mut Vec<Action>) {
         self.drive(out, |_| Err(reason));
     }
@@ -248,7 +255,7 @@ impl Flow {
         self.state = State::Over;
     }
 
-    /// A connection with a handshake that was not seen is not protected.
+    /// Ends the protection of a connection with an unseen handshake.
     fn is_seen(&mut self, out: &mut Vec<Action>) {
         if matches!(self.state, State::Opening) {
             out.push(Action::Unprotected(Reason::Unseen));

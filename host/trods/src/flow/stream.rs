@@ -1,15 +1,15 @@
-//! Reassembles the bytes of one direction and keeps at most a given number of them.
+//! Reassembles the bytes of one direction, up to a limit.
 
-/// Most pieces that wait for earlier bytes.
+/// Limit on the pieces that wait for earlier bytes.
 const MAX_AHEAD: usize = 8;
 
-/// Bytes from a sequence number on.
+/// The bytes of one direction from a sequence number on.
 #[derive(Debug)]
 pub(super) struct Stream {
     /// Sequence number of the first byte of `have`.
     start: u32,
     have: Vec<u8>,
-    /// Pieces behind a hole, by their distance from `start`; between any two there is a hole.
+    /// Pieces behind a hole, each with its distance from `start`. No two of them touch.
     ahead: Vec<(usize, Vec<u8>)>,
     limit: usize,
     fin: Option<u32>,
@@ -25,7 +25,7 @@ impl Stream {
         self.start
     }
 
-    /// The bytes before the first hole.
+    /// The contiguous bytes before the first hole.
     pub fn octets(&self) -> &[u8] {
         &self.have
     }
@@ -35,17 +35,17 @@ impl Stream {
         self.start.wrapping_add(self.have.len() as u32)
     }
 
-    /// Whether a FIN follows these bytes.
+    /// Whether a FIN follows [`octets`](Self::octets).
     pub fn is_ended(&self) -> bool {
         self.fin == Some(self.end())
     }
 
-    /// Whether the stream holds as many bytes as it may.
+    /// Whether the stream holds as many bytes as its limit allows.
     pub fn is_full(&self) -> bool {
         self.have.len() >= self.limit
     }
 
-    /// Adds new bytes within the limit. Bytes that arrived first are kept.
+    /// Adds bytes within the limit. Where copies differ, the first one is kept.
     pub fn insert(&mut self, seq: u32, octets: &[u8], fin: bool) {
         let distance = seq.wrapping_sub(self.start) as i32;
         let end = i64::from(distance) + octets.len() as i64;
@@ -65,13 +65,13 @@ impl Stream {
         }
     }
 
-    /// Drops the first `count` bytes, which may be more than have arrived.
+    /// Drops the first `count` bytes, of which some may not have arrived yet.
     pub fn advance(&mut self, count: u64) {
         self.start = self.start.wrapping_add(count as u32);
         let count = usize::try_from(count).unwrap_or(usize::MAX);
         if count >= self.have.len() {
             let rest = count - self.have.len();
-            // An idle connection keeps nothing.
+            // Frees the buffer, so that an idle connection holds no memory.
             let gone = std::mem::take(&mut self.have).len();
             self.ahead.retain_mut(|(at, octets)| {
                 let skipped = (gone + rest).saturating_sub(*at).min(octets.len());
@@ -92,7 +92,7 @@ impl Stream {
         }
     }
 
-    /// Keeps a piece behind a hole, one with those that it touches.
+    /// Keeps a piece behind a hole, merged with those that it touches.
     fn keep(&mut self, at: usize, octets: &[u8]) {
         let (mut at, mut octets) = (at, octets.to_vec());
         let touches = |at: usize, octets: &[u8], other: &(usize, Vec<u8>)| {
@@ -128,7 +128,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn no_more_is_kept_than_the_limit() {
+    fn stream_keeps_at_most_its_limit() {
         let mut stream = Stream::new(u32::MAX - 1, 4);
         stream.insert(u32::MAX - 1, b"abcdef", false);
         stream.insert(3, b"zz", false);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn dropped_bytes_may_lie_ahead() {
+    fn advance_may_exceed_received_bytes() {
         let mut stream = Stream::new(0, 100);
         stream.insert(10, b"abcdef", false);
         stream.insert(0, b"x", false);
@@ -159,9 +159,9 @@ mod tests {
     }
 
     proptest! {
-        /// Pieces of one text in any order, with repetitions, come out as the text.
+        /// Pieces of a text in any order, with repetitions, are reassembled to the text.
         #[test]
-        fn order_does_not_matter(
+        fn pieces_in_any_order_reassemble(
             start: u32,
             text in prop::collection::vec(any::<u8>(), 1..300),
             pieces in prop::collection::vec((0usize..300, 1usize..60), 0..40),

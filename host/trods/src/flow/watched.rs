@@ -11,36 +11,37 @@ use super::stream::Stream;
 use crate::head::{self, RequestHead};
 use crate::record::{Age, Body, Handshake, MAX_CHECK, MAX_RECORD, MAX_REQUESTS, Record, Tuple};
 
-/// Most bytes of a response that are let pass ahead of the acknowledgement: the program compares
-/// sequence numbers, which works within half of their range.
+/// Limit on the bytes of a response that may pass ahead of the client's acknowledgement: the BPF
+/// program compares sequence numbers, which works only within half of their range.
 pub const GATE: u64 = 1 << 30;
-/// Milliseconds after which a request is stored without its response, and a response that can be generated again as far as it
-/// is there.
+/// Milliseconds after which a request is stored without its response, and a response that can be
+/// generated again with the bytes that have arrived.
 pub const REQUEST_PATIENCE: u64 = 50;
-/// Milliseconds after which a connection is stored for the first time, with or without a request. A
-/// response that is stored earlier saves this write. If the replica dies earlier, the client is reset.
+/// Milliseconds after which a connection is first stored, with or without a request. A response
+/// that is stored earlier saves this write. If the replica dies earlier, the client is reset.
 pub const HANDSHAKE_PATIENCE: u64 = 5;
-/// Milliseconds after which the rest of a head, or of a response that could be stored whole, is not awaited any more.
+/// Milliseconds for which the flow waits for the rest of a head, or of a response that is to be
+/// stored whole.
 pub const RESPONSE_PATIENCE: u64 = 250;
-/// Milliseconds for which the rest of an object's first flight is awaited: it comes with the head, unless the server is slow or the
-/// client's window small.
+/// Milliseconds for which the flow waits for the rest of an object's first flight: it comes with
+/// the head, unless the server is slow or the client's window small.
 pub const FLIGHT_PATIENCE: u64 = 10;
 /// Segments of a first flight to wait for: a server that sends the head in a separate segment has
 /// fewer than ten for the body.
 const FLIGHT: usize = 8;
-/// Bytes of a TCP header's options beside data.
+/// TCP options in each data segment (timestamps), bytes.
 const OPTIONS: u16 = 12;
-/// Milliseconds between attempts to store (`failure: closed`).
+/// Milliseconds between attempts to store while the store fails (`failure: closed`).
 const RETRY: u64 = 100;
 
-/// A record on its way to the store.
+/// A record that was sent to the store and is not confirmed yet.
 #[derive(Debug)]
 struct Storing {
     ticket: u64,
-    /// The limits that apply as soon as the store has the record.
+    /// The limits that apply once the store has confirmed the record.
     limits: Limits,
     unprotected: bool,
-    /// The record was stored before, so no data waits for it.
+    /// The state was stored before and is only refreshed, so no data waits for it.
     renewal: bool,
 }
 
@@ -48,40 +49,43 @@ struct Storing {
 pub(super) struct Watched {
     pub now: u64,
     settings: Settings,
-    /// There is no room for another response in the record.
+    /// The record has no room for another response.
     pub is_full: bool,
-    /// The head of an object is there, and not all of its first flight.
+    /// The head of an object has arrived, and its first flight is incomplete.
     pub awaits_flight: bool,
-    /// The record as last sent to the store; only `responses` and `response_at` are current.
+    /// The record as last sent to the store, but for `responses` and `response_at`, which are
+    /// current.
     record: Record,
-    /// Fields with inputs in responses that the client is not known to have, and whether [`Action::Blank`] is due.
+    /// Header fields with inputs in responses that the client may not have yet, and whether
+    /// [`Action::Blank`] must be emitted.
     blanks: Vec<(u32, u32)>,
     blanks_changed: bool,
-    /// The client's bytes, from the first unanswered request on.
+    /// The client's bytes from the first unanswered request on.
     client: Stream,
-    /// The server's bytes, from the first withheld byte on.
+    /// The server's bytes from the first withheld byte on.
     server: Stream,
-    /// Whole heads of requests in `client`, with their lengths.
+    /// Heads of complete requests in `client`, with their lengths.
     asked: VecDeque<RequestHead>,
     parsed: usize,
-    /// Sequence numbers at which the requests of the record's responses begin ([`Wake::Client`]).
+    /// Sequence numbers at which the requests of the stored responses begin ([`Wake::Client`]).
     begun: VecDeque<u32>,
-    /// The last response announced that the server closes the connection (`Connection: close`).
+    /// The last response announced that the server will close (`Connection: close`).
     closing: bool,
     limits: Limits,
     storing: Option<Storing>,
     tickets: u64,
-    /// Something waits to be stored.
+    /// There is new state to store.
     changed: bool,
-    /// The record is to be stored again.
+    /// The record is due to be stored again.
     renews: bool,
-    /// End of the client's bytes, FIN included, that were passed to the store.
+    /// End of the client's bytes (FIN included) that are in the stored record or in the one being
+    /// stored.
     covered: u32,
-    /// Since when there are bytes after that.
+    /// Since when the client's data is ahead of `covered`, Unix milliseconds.
     uncovered: Option<u64>,
-    /// Since when bytes of the server wait for further ones, or for a request.
+    /// Since when bytes of the server wait for further ones, or for a request, Unix milliseconds.
     incomplete: Option<u64>,
-    /// Not before this.
+    /// Earliest time of the next attempt to store, Unix milliseconds.
     retry_at: u64,
     giving_up: Option<Reason>,
     /// Sequence number of the server's FIN.
@@ -109,7 +113,8 @@ impl Watched {
         };
         let begun = record.handshake.at_ms;
         let limits = Limits { ack: client, data: service, fin_at: Some(service) };
-        // An idle client must find a replica with its state when it sends.
+        // Stored early, because an idle client's next segment may reach another replica, which then
+        // needs the state.
         Watched { uncovered: Some(begun), ..Watched::of(record, settings, limits) }
     }
 
@@ -128,13 +133,14 @@ impl Watched {
             watched.blanks.extend(blanks(at, head));
             at = at.wrapping_add(response.passed as u32);
         }
-        // A record has at most as many as a connection has room for, unless another version stored it.
+        // The BPF program has room for this many per connection; only another version of this
+        // program stores more.
         watched.blanks.truncate(MAX_FIELDS);
         watched.blanks_changed = !watched.blanks.is_empty();
         watched
     }
 
-    /// The first steps of an adopted connection.
+    /// Emits the first actions of an adopted connection.
     pub fn begin(&mut self, now: u64, out: &mut Vec<Action>) -> bool {
         self.now = now;
         if let Err(reason) = self.read_requests() {
@@ -193,8 +199,9 @@ impl Watched {
         settled.then(|| self.record.clone())
     }
 
-    /// Data that has arrived and is not stored was not acknowledged, so the client would only
-    /// notice the move by its timer. A connection that is about to end stays here.
+    /// `None` while data has arrived that is not stored: it is unacknowledged, so the client would
+    /// notice the move only by its retransmission timer. `None` also for a connection that is about
+    /// to end.
     pub fn movable(&self) -> Option<Record> {
         let ends = self.client.is_ended() || self.server_fin.is_some();
         let is_whole = self.arrived() == self.covered && self.is_known_to_store();
@@ -231,9 +238,10 @@ impl Watched {
         if self.arrived() != self.covered && (self.uncovered.is_none() || was_covered) {
             self.uncovered = Some(self.now);
         }
-        // Nothing will answer it.
+        // Every request is answered, so no response will store the rest of the client's data with
+        // it.
         self.changed |= self.client.is_ended() && self.asked.is_empty() && self.arrived() != self.covered;
-        // Held bytes may be the answer.
+        // The server's bytes that are held may answer this request.
         self.read_responses()
     }
 
@@ -245,14 +253,15 @@ impl Watched {
             let start = self.server.start();
             self.server.insert(seq, octets, fin);
             self.read_responses()?;
-            // After the parsed bytes there may be a further response.
+            // Parsing went on, so there may be a further response.
             if self.server.start() == start {
                 return Ok(());
             }
         }
     }
 
-    /// Whether bytes of the server have waited for the rest of a head or response for this many milliseconds.
+    /// Whether bytes of the server have waited for the rest of a head or response for `patience`
+    /// milliseconds.
     fn has_waited(&self, patience: u64) -> bool {
         self.incomplete.is_some_and(|since| self.now.saturating_sub(since) >= patience)
     }
@@ -260,7 +269,7 @@ impl Watched {
     pub fn tick(&mut self) -> Result<(), Reason> {
         self.read_responses()?;
         let is_late = self.has_waited(RESPONSE_PATIENCE);
-        // A full record waits for the client, not for the server.
+        // A full record waits for the client's acknowledgement, not for the server.
         if is_late && !self.is_full {
             return Err(if self.asked.is_empty() { Reason::Unasked } else { Reason::Dynamic });
         }
@@ -271,11 +280,11 @@ impl Watched {
         self.giving_up.get_or_insert(reason);
     }
 
-    /// True if it is over.
+    /// Returns whether the connection is over.
     pub fn stored(&mut self, ticket: u64, kept: bool, out: &mut Vec<Action>) -> bool {
         let Some(storing) = self.storing.take_if(|storing| storing.ticket == ticket) else { return false };
         if !kept && storing.renewal {
-            // The check for staleness will ask again.
+            // The caller's check for stale records will renew it again.
             return false;
         }
         if !kept && self.settings.closed {
@@ -294,7 +303,7 @@ impl Watched {
         false
     }
 
-    /// Emits the actions that follow from new input. True if the connection is over.
+    /// Emits the actions that follow from new input. Returns whether the connection is over.
     pub fn settle(&mut self, out: &mut Vec<Action>) -> bool {
         if std::mem::take(&mut self.blanks_changed) {
             out.push(Action::Blank(self.blanks.clone()));
@@ -347,13 +356,13 @@ impl Watched {
             fin_at: Some(passed).filter(|_| whole && self.may_end()),
         };
         let unprotected = self.record.unprotected;
-        // Input that arrived meanwhile is included.
+        // Input that arrived since the renewal was requested is stored with it.
         let renewal = renewal && !unprotected && limits == self.limits;
         self.storing = Some(Storing { ticket: self.tickets, limits, unprotected, renewal });
         out.push(Action::Store { ticket: self.tickets, record: Box::new(self.record.clone()) });
     }
 
-    /// Highest acknowledgement that the stored record allows.
+    /// Highest acknowledgement number that the stored record allows.
     fn acknowledges(&mut self) -> u32 {
         if self.settings.wake == Wake::Server {
             return self.covered;
@@ -364,12 +373,12 @@ impl Watched {
         self.begun.front().copied().unwrap_or(self.client.start())
     }
 
-    /// Whether the server may end the connection behind its last response.
+    /// Whether the server may close after its last response.
     fn may_end(&self) -> bool {
         self.closing || self.client.octets().is_empty()
     }
 
-    /// Sequence number after the client's contiguous data, with FIN counted.
+    /// Sequence number after the client's contiguous data, FIN included.
     fn arrived(&self) -> u32 {
         self.client.end().wrapping_add(u32::from(self.client.is_ended()))
     }
@@ -382,7 +391,7 @@ impl Watched {
     }
 }
 
-/// Sequence numbers of the fields with inputs in a response that begins at this number.
+/// Sequence numbers of the header fields with inputs in a response that begins at `at`.
 fn blanks(at: u32, octets: &[u8]) -> impl Iterator<Item = (u32, u32)> {
     head::inputs_of(octets)
         .map(move |field| (at.wrapping_add(field.start as u32), at.wrapping_add(field.end as u32)))

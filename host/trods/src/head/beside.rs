@@ -1,11 +1,11 @@
-//! Heads as httparse, another reader, understands them.
+//! Property tests that compare this crate's head parser with httparse.
 
 use proptest::prelude::*;
 
 use super::{MAX_FIELDS, Method, request, response};
 use crate::flow::Reason;
 
-/// Pieces of heads, whole and broken ones.
+/// Generates heads from valid and broken lines.
 fn pieces(first: &'static [&'static str]) -> impl Strategy<Value = Vec<u8>> {
     const REST: [&str; 28] = [
         "\r\n",
@@ -72,7 +72,7 @@ const STATUS_LINES: &[&str] = &[
 ];
 
 proptest! {
-    /// Another reader takes the same bytes for a head that ends at the same place, or for none.
+    /// httparse finds the end of a head at the same byte, or finds none either.
     #[test]
     fn requests_end_where_httparse_ends_them(bytes in pieces(REQUEST_LINES)) {
         let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
@@ -93,7 +93,7 @@ proptest! {
         match response(&bytes, Method::Get) {
             Ok(Some(head)) => prop_assert_eq!(theirs, Ok(httparse::Status::Complete(head.length))),
             Ok(None) => prop_assert!(!complete),
-            // Lengths that contradict one another are no matter of where a head ends.
+            // httparse does not check lengths: contradictory ones do not change where a head ends.
             Err(_) => {}
         }
     }

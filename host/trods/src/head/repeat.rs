@@ -1,9 +1,10 @@
-//! Requests made of a request that a client sent: for another part of the same object, or for the same once more.
+//! Builds requests from one that a client sent: for another part of the same object, or for the
+//! same response once more.
 
 use super::{INPUTS, fields, request, target, values};
 
-/// Fields that ask for a part of an object or under a condition, and what becomes of the connection behind it: what asks for
-/// another part has its own.
+/// Fields that a request for another part must not repeat: ranges, conditions, and `Connection`,
+/// since that request uses a separate connection.
 const REPLACED: [&str; 7] = [
     "connection",
     "range",
@@ -14,8 +15,8 @@ const REPLACED: [&str; 7] = [
     "if-unmodified-since",
 ];
 
-/// The request for bytes `first` to `last`, inclusive, of the object that answered `head`, a head
-/// that [`request`] has parsed.
+/// The request for bytes `first` to `last`, inclusive, of the object that the server sent in
+/// response to `head`, which [`request`] has parsed.
 #[must_use]
 pub fn range_request(head: &[u8], etag: &[u8], first: u64, last: u64) -> Vec<u8> {
     let mut out = Vec::with_capacity(head.len() + etag.len() + 100);
@@ -32,15 +33,16 @@ pub fn range_request(head: &[u8], etag: &[u8], first: u64, last: u64) -> Vec<u8>
     out
 }
 
-/// Whether a signature that the server checks covers a field that another range replaces (AWS Signature Version 4: `SignedHeaders` in
-/// `Authorization`, or in the target). Such a request brings what it brought, and no other part of the object.
+/// Whether the request has a signature, checked by the server, that covers a field which a request
+/// for another range must change (AWS Signature Version 4: `SignedHeaders` in `Authorization`, or
+/// in the target). Such a request can only be repeated as it is.
 #[must_use]
 pub fn is_bound(head: &[u8]) -> bool {
     let in_target = target(head).and_then(|target| behind(target, b"X-Amz-SignedHeaders="));
     let in_field = values(head, "authorization").filter_map(|value| behind(value, b"SignedHeaders="));
     in_field.chain(in_target).any(|list| {
         let end = list.iter().position(|b| b", &\t".contains(b)).unwrap_or(list.len());
-        // In a target the semicolons are encoded.
+        // In a target the semicolons are percent-encoded.
         let text = list[..end].to_ascii_lowercase();
         let names = text.split(|&b| b == b';' || b == b'%');
         names
@@ -55,8 +57,8 @@ fn behind<'a>(text: &'a [u8], marker: &[u8]) -> Option<&'a [u8]> {
     Some(&text[at + marker.len()..])
 }
 
-/// The request with this head, to generate again the response with the other head: with the inputs
-/// that the response lists, in place of those that the client sent.
+/// The request that makes the server generate `response` again: `head`, with the inputs that the
+/// response lists in place of those that the client sent.
 #[must_use]
 pub fn repeated_request(head: &[u8], response: &[u8]) -> Vec<u8> {
     let is_input = |name: &[u8]| name.eq_ignore_ascii_case(INPUTS.as_bytes());
@@ -69,8 +71,8 @@ pub fn repeated_request(head: &[u8], response: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Length of the request with which `octets` begins, if it is for what the request with this head is
-/// for. Another one may follow: TCP joins the segments that it retransmits.
+/// Length of the request at the beginning of `octets`, if it asks for the same as the request with
+/// `head`. Another request may follow, because TCP joins segments that it retransmits.
 #[must_use]
 pub fn same_request(octets: &[u8], head: &[u8]) -> Option<usize> {
     let length = request(octets).ok()??.length;
@@ -80,7 +82,8 @@ pub fn same_request(octets: &[u8], head: &[u8]) -> Option<usize> {
     (is_same_line && host(octets).eq(host(head))).then_some(length)
 }
 
-/// The lines of a head that are wanted by the names of their fields; the first one, which has no name, has an empty one.
+/// Appends those lines of a head for which `is_wanted` accepts the field name. The first line has
+/// an empty name.
 fn lines(head: &[u8], is_wanted: impl Fn(&[u8]) -> bool, out: &mut Vec<u8>) {
     for (name, line) in fields(head) {
         if is_wanted(name) {
@@ -94,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn signatures_that_cover_a_range_bind_it() {
+    fn signed_range_cannot_be_replaced() {
         let v4 = "Authorization: AWS4-HMAC-SHA256 Credential=k/20260101/r/s3/aws4_request, SignedHeaders";
         let in_target = "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-SignedHeaders";
         for (target, fields, want) in [
@@ -113,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_takes_the_place_of_conditions() {
+    fn range_request_drops_conditions() {
         let head = "\r\nGET /a:b HTTP/1.1\r\nHost: h\r\nrange: bytes=1-\r\nIf-Range: \"y\"\r\n\
                     If-None-Match: \"z\"\r\nCookie: c\r\nConnection: close\r\n\r\n";
         let want = "GET /a:b HTTP/1.1\r\nHost: h\r\nCookie: c\r\nConnection: keep-alive\r\nRange: bytes=5-9\r\nIf-Range: \"x\"\r\n\r\n";

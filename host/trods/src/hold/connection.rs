@@ -1,4 +1,5 @@
-//! One watched connection: its flow, and the frames that are held back.
+//! One watched connection: its [`Flow`], and the server's frames that are held until their state is
+//! stored.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -10,39 +11,41 @@ use super::{Frame, Hold};
 use crate::flow::{Action, FLIGHT_PATIENCE, Flow, HANDSHAKE_PATIENCE, Limits, Settings};
 use crate::record::{Handshake, MAX_CHECK, Record, Tuple};
 
-/// One connection.
+/// A watched connection.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub flow: Flow,
     pub limits: Limits,
     /// Sequence number of the server's first byte.
     pub first: u32,
-    /// Frames that may not leave yet, in their order.
+    /// Frames that may not be sent yet, in their order.
     pub held: VecDeque<Frame>,
-    /// Sequence number from which the flow read when it got the held frames.
+    /// [`Flow::reads`] at the time when the flow last got the held frames.
     read: u32,
-    /// End of the client's contiguous data, and of all its data.
+    /// Sequence number after the client's contiguous data, and after all of its data.
     next: u32,
     most: u32,
-    /// Time of the next tick, milliseconds of Unix time; 0: none.
+    /// Time of the next tick, Unix milliseconds; 0: none.
     pub due: u64,
-    /// A FIN of the server's was withheld.
+    /// A FIN of the server is withheld.
     pub fin: bool,
     /// Whether a record of the connection was stored.
     pub stored: bool,
-    /// Whether timestamps named its response before.
+    /// Whether its timestamps named the state of a response until now.
     pub named: bool,
-    /// Whether its socket is being made in the kernel.
+    /// Whether its kernel socket is still being created.
     pub awaited: bool,
-    /// The server's process died without ending the connection.
+    /// The server's process died and left the connection open.
     pub died: bool,
-    /// Whether another replica held it before: then only this process may end it, for its server.
+    /// Whether this replica adopted the connection. Then only this process may end it, on behalf of
+    /// its server.
     pub adopted: bool,
     /// Whether this process is ending it.
     pub leaves: bool,
-    /// Whether [`Watch::ended_early`](super::Watch::ended_early) has reported it.
+    /// Whether [`Watch::ended_early`](super::Watch::ended_early) has reported that it ended early.
     pub judged: bool,
-    /// The client's acknowledgement and sequence number at the last check, and when they last changed, milliseconds.
+    /// The client's acknowledgement and sequence number at the last check, and when they last
+    /// changed (milliseconds).
     said: (u32, u32, u64),
 }
 
@@ -69,8 +72,8 @@ impl Connection {
         Connection::of(flow, limits, first, next, now)
     }
 
-    /// A connection with timestamps of the programs that no longer name its response: client and
-    /// server continue at these numbers.
+    /// A connection with timestamps that the BPF programs make and that no longer name a response.
+    /// Client and server continue at these sequence numbers.
     pub fn unnamed(
         tuple: Tuple,
         settings: &Settings,
@@ -86,7 +89,7 @@ impl Connection {
         Connection { named: service != first, ..Connection::of(flow, limits, first, client, now) }
     }
 
-    /// A connection that was another replica's, from its record.
+    /// A connection that this replica adopts from another replica's record.
     pub fn adopted(record: &Record, settings: &Settings, now: u64, out: &mut Vec<Action>) -> Connection {
         let flow = Flow::resume(record.clone(), settings, now, out);
         let (limits, first, next) =
@@ -94,8 +97,8 @@ impl Connection {
         Connection { adopted: true, awaited: true, ..Connection::of(flow, limits, first, next, now) }
     }
 
-    /// A connection with `first` as the first number of the server's data, and `next` as the
-    /// client's next.
+    /// A connection with `first` as the sequence number of the server's first byte, and `next` as
+    /// that of the client's next byte.
     fn of(flow: Flow, limits: Limits, first: u32, next: u32, now: u64) -> Connection {
         let read = flow.reads();
         Connection {
@@ -119,28 +122,29 @@ impl Connection {
         }
     }
 
-    /// The limits for the programs; the client has everything below `acked`.
+    /// The limits to write into the BPF map; the client has everything below `acked`.
     pub fn limits(&self, acked: u32) -> rivulet_bpf::trods::Limits {
         let Limits { ack, data, fin_at } = self.limits;
         let closes = self.flow.closes() || self.leaves;
-        // A FIN of the server may mean its death; then it is asked again for the bytes that the
-        // client lacks.
+        // Behind an adopted connection, a server's FIN may come from its death; then the next
+        // server is asked for the bytes that the client lacks.
         let fin_at = fin_at.filter(|_| closes || !self.adopted);
         let Connection { first, stored: recorded, awaited, adopted, .. } = *self;
         rivulet_bpf::trods::Limits { ack, data, fin_at, closes, first, acked, recorded, awaited, adopted }
     }
 
-    /// Whether the connection is over with this.
+    /// Whether this event ends the connection.
     pub fn ends(&self, what: &What<'_>) -> bool {
         match *what {
             What::Ended => true,
-            // The server believes one in its place alone (RFC 5961 section 3.2), and so do we.
+            // The server's TCP accepts a RST only with the exact next sequence number (RFC 5961
+            // section 3.2), so the flow does too.
             What::Reset { seq } => seq == self.next || seq == self.most,
             _ => false,
         }
     }
 
-    /// Takes in an event, with the client's acknowledgement.
+    /// Processes an event that has the client's acknowledgement `ack`.
     pub fn hear(&mut self, ack: u32, what: &What<'_>, out: &mut Vec<Action>) {
         match *what {
             What::Request { seq, octets, fin } => {
@@ -157,20 +161,20 @@ impl Connection {
         }
     }
 
-    /// Passes a held frame of the server to the flow, with the frames before it.
+    /// Passes a held frame of the server to the flow, after the frames held before it.
     pub fn answer(&mut self, frame: &Frame, out: &mut Vec<Action>) {
         self.flow.response(frame.seq(), frame.data(), frame.fin(), out);
         self.read_held(Some(frame), out);
     }
 
-    /// Handles the connection's timer.
+    /// Runs the connection's timer.
     pub fn tick(&mut self, now: u64, out: &mut Vec<Action>) {
         self.flow.tick(now, out);
         self.read_held(None, out);
     }
 
-    /// Passes held frames to the flow again when it has advanced, because it keeps at most one
-    /// response.
+    /// Passes the held frames to the flow again if it has advanced since, because it keeps at most
+    /// one response.
     fn read_held(&mut self, more: Option<&Frame>, out: &mut Vec<Action>) {
         while self.read != self.flow.reads() {
             self.read = self.flow.reads();
@@ -182,7 +186,8 @@ impl Connection {
         }
     }
 
-    /// Notes that the server ended the connection too early. It is reported once until it is judged.
+    /// Notes that the server ended the connection too early. It is reported once, until it is
+    /// examined.
     pub fn note_early(&mut self, key: &FlowKey, early: &mut Vec<FlowKey>) {
         if !std::mem::replace(&mut self.judged, true) {
             early.push(*key);
@@ -207,7 +212,7 @@ impl Connection {
         }
     }
 
-    /// When the client said something new last, as far as that is looked at, and it has acknowledged this.
+    /// When the client's acknowledgement or sequence number last changed, as seen by these checks.
     pub fn last_activity(&mut self, acked: u32, now: u64) -> u64 {
         if (self.said.0, self.said.1) != (acked, self.most) {
             self.said = (acked, self.most, now);
@@ -215,7 +220,7 @@ impl Connection {
         self.said.2
     }
 
-    /// The client sent the bytes in between.
+    /// Records client data from `seq` to `end`.
     fn came(&mut self, seq: u32, end: u32) {
         if !after(seq, self.next) && after(end, self.next) {
             self.next = end;
@@ -225,7 +230,8 @@ impl Connection {
         }
     }
 
-    /// Holds a frame, or the part that may not leave, unless another held frame has the same bytes.
+    /// Holds a frame, or the part that may not be sent, unless another held frame has the same
+    /// bytes.
     pub fn keep(&mut self, mut frame: Frame, hold: &mut Hold) {
         self.send_part(&mut frame, hold);
         if self.held.iter().any(|held| frame.is_within(held)) {
@@ -235,7 +241,7 @@ impl Connection {
         }
     }
 
-    /// Sends the frames that may leave now and returns their number.
+    /// Sends the held frames that the limits permit and returns their number.
     pub fn release(&mut self, hold: &mut Hold) -> usize {
         let before = self.held.len();
         for _ in 0..before {
@@ -251,8 +257,8 @@ impl Connection {
         before - self.held.len()
     }
 
-    /// Sends the part of a frame that may leave. Otherwise a client that lacks the end of a
-    /// response would never make room for the next one in the record.
+    /// Sends the part of a frame that the limits permit. A client that lacks the end of a response
+    /// would otherwise never acknowledge it, and the record would have no room for the next one.
     fn send_part(&self, frame: &mut Frame, hold: &mut Hold) {
         let data = self.limits.data;
         if after(data, frame.seq()) && after(frame.end(), data) {
@@ -261,7 +267,7 @@ impl Connection {
     }
 }
 
-/// Whether `a` comes after `b`.
+/// Whether sequence number `a` comes after `b`.
 fn after(a: u32, b: u32) -> bool {
     a.wrapping_sub(b) as i32 > 0
 }
@@ -282,13 +288,13 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_counts_in_its_place_alone() {
+    fn rst_counts_only_at_exact_sequence_number() {
         let (client, service) = ("192.0.2.7:1025".parse().unwrap(), "10.9.0.1:80".parse().unwrap());
         let (syn, syn_ack) = (header(u32::MAX, 0x02), header(499, 0x12));
         let (settings, mut out) = (Settings::default(), Vec::new());
         let mut connection =
             Connection::new(Tuple { client, service }, &settings, &syn, &syn_ack, 0, &mut out);
-        // The second one behind a hole.
+        // The second one arrives after a hole.
         for (seq, octets) in [(0, &b"GET"[..]), (10, b"/")] {
             connection.hear(500, &What::Request { seq, octets, fin: false }, &mut out);
         }
@@ -299,7 +305,7 @@ mod tests {
         }
     }
 
-    /// The part of a frame that was released can be lost; then the server's TCP retransmits the whole frame.
+    /// A released part of a frame can be lost; the server's TCP then retransmits the whole frame.
     #[test]
     fn retransmission_leaves_up_to_the_limit() {
         if skipped(Feature::Tcx) {
@@ -343,9 +349,9 @@ mod tests {
         assert!(connection.held.is_empty());
     }
 
-    /// A frame arrives after the client has made room for the held one before it.
+    /// A frame may arrive after the client's acknowledgement has made room for a held one.
     #[test]
-    fn frame_after_room_is_read_after_held_ones() {
+    fn held_frames_are_read_before_new_frame() {
         let (client, service) = ("192.0.2.7:1025".parse().unwrap(), "10.9.0.1:80".parse().unwrap());
         let (settings, mut out) = (Settings::default(), Vec::new());
         let (syn, syn_ack) = (header(0, 0x02), header(499, 0x12));
@@ -354,10 +360,10 @@ mod tests {
         let request = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
         connection.hear(500, &What::Request { seq: 1, octets: &request.repeat(24), fin: false }, &mut out);
         out.clear();
-        // Stored whole, 900 bytes each: a flow keeps fewer than five, a record has eight.
+        // A flow keeps fewer than five of these 900-byte responses, a record eight.
         let response = [&b"HTTP/1.1 200 OK\r\nContent-Length: 861\r\n\r\n"[..], &[b'x'; 861]].concat();
         let all = response.repeat(24);
-        // Keeps every record that is passed to the store, until there are no more.
+        // Confirms every record that is passed to the store, until no more are.
         let kept = |connection: &mut Connection, out: &mut Vec<Action>| {
             let mut last = None;
             while !out.is_empty() {
@@ -379,7 +385,7 @@ mod tests {
         connection.answer(&held, &mut out);
         connection.held.push_back(held);
         assert_eq!(kept(&mut connection, &mut out), Some((at(0), 8)));
-        // As much is acknowledged when the frame comes.
+        // The client has acknowledged this much when the frame arrives.
         connection.flow.acknowledged(at(8));
         connection.flow.tick(1, &mut out);
         let more = frame(500 + 14_480, 0x10, &all[14_480..]);

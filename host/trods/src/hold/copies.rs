@@ -1,6 +1,6 @@
-//! Copies of clients' segments on connections without a replica for a moment: those that are
-//! searched for, and those with a holder that may be dead. An adopter replays them first: the
-//! client's TCP would retransmit them only after a timeout.
+//! Copies of clients' segments on connections that have no known live holder: those that are
+//! searched for, and those with a holder that may be dead. An adopter replays them first, because
+//! the client's TCP would retransmit them only after a timeout.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use rivulet_bpf::trods::FlowKey;
 use rivulet_plain::Segment;
 
-/// Longer than it takes until a connection that was left is resumed.
+/// How long a copy is kept: longer than the adoption of a connection takes.
 const KEPT: Duration = Duration::from_secs(1);
-/// Packets that are kept; the oldest give way.
+/// Limit on the kept packets; the oldest ones are dropped.
 const MOST: usize = 4096;
 
-/// Packets with data, as they came.
+/// Packets with data, unmodified.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     of: HashMap<FlowKey, VecDeque<Vec<u8>>>,
@@ -21,7 +21,7 @@ pub(super) struct Copies {
 }
 
 impl Copies {
-    /// Keeps a packet that has data; `segment` is the parsed packet.
+    /// Keeps a packet if it has data; `segment` is the parsed packet.
     pub fn keep(&mut self, key: &FlowKey, packet: &[u8], segment: &Segment<'_>, now: Instant) {
         while self.order.front().is_some_and(|(at, _)| now >= *at + KEPT) || self.order.len() >= MOST {
             let Some((_, oldest)) = self.order.pop_front() else { break };
@@ -38,7 +38,7 @@ impl Copies {
         }
     }
 
-    /// Takes the copies of a connection.
+    /// Takes out the copies of a connection.
     pub fn take(&mut self, key: &FlowKey) -> VecDeque<Vec<u8>> {
         let packets = self.of.remove(key).unwrap_or_default();
         if !packets.is_empty() {
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_is_kept_for_a_while() {
+    fn copies_are_kept_for_one_second() {
         let (mut copies, now) = (Copies::default(), Instant::now());
         let (client, service) = ("192.0.2.7:1025".parse().unwrap(), "10.9.0.1:80".parse().unwrap());
         let packet = |data: &[u8]| {

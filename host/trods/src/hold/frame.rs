@@ -1,4 +1,4 @@
-//! A server's frame that is held back.
+//! A server's frame that is held until its state is stored.
 
 use rivulet_bpf::trods::FlowKey;
 use rivulet_packet::checksum::Sum;
@@ -8,14 +8,15 @@ use rivulet_pktio::tap::TapFrame;
 use rivulet_pktio::{Checksum, Segmentation, TxFrame};
 use rivulet_plain::Segment;
 
-/// Bytes of an Ethernet header. Frames of a local sender have no VLAN tag.
+/// Length of an Ethernet header. Frames of a local sender have no VLAN tag.
 const ETHERNET: usize = 14;
 /// Offsets of flags and checksum in a TCP header, and the CWR flag (RFC 3168 section 6.1.2).
 const TCP_FLAGS: usize = 13;
 const CWR: u8 = 0x80;
 const TCP_CHECKSUM: usize = 16;
 
-/// One TCP segment, as large as its sender made it, with its Ethernet header.
+/// One TCP segment with its Ethernet header, as large as the kernel handed it to the device (up to
+/// 64 kB).
 #[derive(Debug)]
 pub struct Frame {
     octets: Vec<u8>,
@@ -28,7 +29,7 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// Parses a frame; `buffer` becomes its memory. `None` if it is no whole segment.
+    /// Parses a frame; `buffer` becomes its memory. `None` if it is not a complete TCP segment.
     pub(super) fn new(octets: &[u8], known: &TapFrame, mut buffer: Vec<u8>) -> Option<Frame> {
         let segment = Segment::parse(octets.get(ETHERNET..)?).ok()?;
         let header = &segment.header;
@@ -66,21 +67,21 @@ impl Frame {
         self.fin
     }
 
-    /// The data.
+    /// The segment's payload.
     #[must_use]
     pub fn data(&self) -> &[u8] {
         &self.octets[self.data..]
     }
 
-    /// Whether every byte of this frame is in the other one too.
+    /// Whether `other` contains every byte of this frame.
     #[must_use]
     pub(super) fn is_within(&self, other: &Frame) -> bool {
         let not_before = |a: u32, b: u32| a.wrapping_sub(b) as i32 >= 0;
         not_before(self.seq, other.seq) && not_before(other.end(), self.end()) && (other.fin || !self.fin)
     }
 
-    /// Cuts off the part before a sequence number within the data and keeps the rest. `buffer`
-    /// provides memory.
+    /// Splits the frame at sequence number `at` within its data: returns the first part and keeps
+    /// the rest. `buffer` provides memory.
     pub(super) fn cut(&mut self, at: u32, mut buffer: Vec<u8>) -> Frame {
         let cut = self.data + at.wrapping_sub(self.seq) as usize;
         buffer.clear();
@@ -90,12 +91,13 @@ impl Frame {
         self.octets.drain(data..cut);
         self.seq = at;
         front.seal(TcpFlags::FIN);
-        // The first part carries the CWR flag.
+        // CWR must be sent once, so only the first part keeps it.
         self.seal(CWR);
         front
     }
 
-    /// Adapts headers copied from another frame to this frame's sequence number and length, and clears `flag`.
+    /// Adapts headers that were copied from another frame to this frame's sequence number and
+    /// length, and clears `flag`.
     fn seal(&mut self, flag: u8) {
         let packet = &mut self.octets[ETHERNET..];
         let length = packet.len();
@@ -112,7 +114,7 @@ impl Frame {
         let tcp = &mut packet[start..];
         tcp[4..8].copy_from_slice(&self.seq.to_be_bytes());
         tcp[TCP_FLAGS] &= !flag;
-        // Parsed as a segment before, so this cannot fail.
+        // The frame was parsed as a segment before, so this cannot fail.
         let _ = sum(&mut self.octets, self.checksum);
     }
 
@@ -130,7 +132,8 @@ impl Frame {
     }
 }
 
-/// Writes the TCP checksum of a frame that may have a partial one. False: it is not a segment.
+/// Completes the TCP checksum of a frame that may have a partial one. Returns `false` if the frame
+/// is not a segment.
 #[must_use]
 pub(super) fn complete(frame: &mut [u8]) -> bool {
     sum(frame, Checksum::Unknown)
@@ -146,7 +149,7 @@ fn sum(frame: &mut [u8], checksum: Checksum) -> bool {
     tcp[TCP_CHECKSUM..TCP_CHECKSUM + 2].fill(0);
     let pseudo = Sum::new().pseudo_header(src, dst, TCP, tcp.len());
     let sum = match checksum {
-        // `finish` gives the complement.
+        // `finish` returns the complement.
         Checksum::Partial { .. } => !pseudo.finish(),
         Checksum::Unknown | Checksum::Verified => pseudo.bytes(tcp).finish(),
     };
@@ -160,7 +163,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A frame as it is read.
+    /// A frame as the TAP delivers it.
     pub fn octets(service: &str, client: &str, seq: u32, flags: u8, data: &[u8]) -> Vec<u8> {
         let (src, dst) = (service.parse().unwrap(), client.parse().unwrap());
         let header =
@@ -178,8 +181,8 @@ pub(super) mod tests {
         Frame::new(&octets("10.9.0.1:80", "192.0.2.7:1025", seq, flags, data), &known, vec![9; 3]).unwrap()
     }
 
-    /// Completes a partial checksum as hardware does: the sum covers everything, the field
-    /// included.
+    /// Completes a partial checksum as hardware does: the sum covers the whole segment, the
+    /// checksum field included.
     fn finished(frame: &Frame, service: &str) -> Vec<u8> {
         let mut octets = frame.octets().to_vec();
         let tcp = ETHERNET + ip::length(service.parse::<std::net::SocketAddr>().unwrap().ip());
@@ -192,7 +195,7 @@ pub(super) mod tests {
     fn cut_frame_gives_two_valid_segments() {
         for (service, client) in [("10.9.0.1:80", "192.0.2.7:1025"), ("[fd00:9::1]:80", "[2001:db8::7]:1025")]
         {
-            // `Header` writes no CWR.
+            // `Header` cannot set CWR.
             let with_cwr = |mut octets: Vec<u8>| {
                 octets[ETHERNET
                     + ip::length(service.parse::<std::net::SocketAddr>().unwrap().ip())

@@ -1,8 +1,9 @@
-//! Access to the segments between a server's TCP and the wire: the BPF programs
-//! ([`rivulet_bpf::trods`]), the TAP that gets held frames, and the socket that sends them when
-//! they may leave.
+//! Access to the segments between a server's TCP and the network: the BPF programs
+//! ([`rivulet_bpf::trods`]), the TAP device to which they redirect held frames, and the socket that
+//! sends these once they may leave.
 //!
-//! A released frame passes the programs like any other, so nothing but the limits in their map decides what leaves.
+//! A released frame passes the BPF programs like any other, so the limits in their map alone decide
+//! what is sent.
 
 mod connection;
 mod copies;
@@ -39,35 +40,36 @@ use room::Room;
 pub(crate) use watch::now_ms;
 pub use watch::{Ended, Formers, Keeper, Status, Watch};
 
-/// Time limit for a store server to send all its records; later records are ignored.
+/// Time limit for a store server to send all its records; records that arrive later are ignored.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// The name of the TAP.
+/// Name pattern of the TAP device.
 const TAP: &str = "trods%d";
-/// Queue length of the TAP, frames.
+/// Queue length of the TAP device, frames.
 const QUEUE: u32 = 4096;
-/// Maximum bytes of all held frames; further frames are dropped, and TCP retransmits them.
+/// Limit on the bytes of all held frames; further frames are dropped, and the server's TCP
+/// retransmits them.
 const MAX_HELD: usize = 64 << 20;
-/// Maximum number of buffers kept for later frames.
+/// Limit on the buffers kept for later frames.
 const SPARE: usize = 128;
 
 /// Why a replica cannot protect connections.
 #[derive(Debug, thiserror::Error)]
 pub enum HoldError {
-    /// The BPF programs.
+    /// The BPF programs could not be loaded or attached.
     #[error(transparent)]
     Bpf(#[from] rivulet_bpf::Error),
-    /// An interface: the watched one, or the TAP.
+    /// The watched interface or the TAP could not be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// A socket.
+    /// A system call failed.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// Connections cannot be adopted.
+    /// The kernel does not permit adoption (`TCP_REPAIR`).
     #[error("TCP_REPAIR: {0}")]
     Repair(#[from] rivulet_pktio::repair::RepairError),
 }
 
-/// The programs on an interface, and the frames that they hold.
+/// The BPF programs on an interface, and the frames that they hold.
 #[derive(Debug)]
 pub struct Hold {
     programs: Trods,
@@ -80,13 +82,13 @@ pub struct Hold {
     /// Buffer into which a frame is read.
     scratch: Box<[u8]>,
     spare: Vec<Vec<u8>>,
-    /// Buffers for the frames that were read and are not sent.
+    /// Memory for frames that were read and not sent yet.
     room: Room,
-    /// Number of frames dropped for lack of room.
+    /// Number of frames dropped because the memory was full.
     dropped: u64,
 }
 
-/// The socket by which frames leave.
+/// The socket that sends released frames.
 struct Out(AfPacket);
 
 impl std::fmt::Debug for Out {
@@ -96,26 +98,28 @@ impl std::fmt::Debug for Out {
 }
 
 impl Hold {
-    /// Loads the programs and attaches them to an interface. Needs root, or `CAP_BPF`, `CAP_NET_ADMIN` and `CAP_NET_RAW`.
+    /// Loads the BPF programs and attaches them to an interface. Needs root, or `CAP_BPF`,
+    /// `CAP_NET_ADMIN` and `CAP_NET_RAW`.
     ///
     /// # Errors
-    /// An error that names what the kernel lacks or refuses, for the operator.
+    /// What the kernel lacks or refuses, in words for the operator.
     pub fn open(interface: &Interface) -> Result<Hold, HoldError> {
         Hold::with(Trods::load()?, interface)
     }
 
-    /// Like [`Hold::open`], with BPF programs that can make handshakes.
+    /// Like [`Hold::open`], with BPF programs that answer handshakes themselves.
     ///
     /// # Errors
-    /// As [`Hold::open`], and that the kernel cannot.
+    /// As [`Hold::open`], or the kernel lacks what these programs need.
     pub fn open_issuing(interface: &Interface) -> Result<Hold, HoldError> {
         Hold::with(Trods::load_issuing()?, interface)
     }
 
-    /// As one of these, with names of programs in a folder of this process's user ([`Trods::present_in`]).
+    /// Like [`Hold::open`] or [`Hold::open_issuing`], with names of running programs in a folder
+    /// that belongs to this process's user ([`Trods::present_in`]).
     ///
     /// # Errors
-    /// As these, and that others can write there.
+    /// As those two, or other users can write into the folder.
     pub fn open_in(folder: &Path, interface: &Interface, issues: bool) -> Result<Hold, HoldError> {
         let mut programs = if issues { Trods::load_issuing() } else { Trods::load() }?;
         programs.present_in(folder);
@@ -139,10 +143,11 @@ impl Hold {
         Ok(Hold { programs, tap, out, sockets, interface, index, mac, scratch, spare, room, dropped })
     }
 
-    /// The interface of that name may be another one: then the programs go there. True if they did.
+    /// Attaches the BPF programs to the interface that has the watched name now, if it was deleted
+    /// and created again. Returns whether it was.
     ///
     /// # Errors
-    /// The interface does not exist now; try again.
+    /// No interface has that name now; try again.
     pub fn follow(&mut self) -> Result<bool, HoldError> {
         let LinkInfo { index, mac, .. } = LinkInfo::of(&self.interface)?;
         self.mac = mac;
@@ -176,13 +181,13 @@ impl Hold {
         self.dropped
     }
 
-    /// Descriptors that are readable when there are events, and when there are held frames.
+    /// Descriptors that become readable when there are events, and when there are held frames.
     #[must_use]
     pub fn readable(&self) -> [BorrowedFd<'_>; 2] {
         [self.programs.readable(), self.tap.as_fd()]
     }
 
-    /// Hands over events ([`Trods::events`]).
+    /// Passes at most `most` events to `take` ([`Trods::events`]).
     ///
     /// # Errors
     /// A system call fails.
@@ -190,7 +195,7 @@ impl Hold {
         Ok(self.programs.events(most, take)?)
     }
 
-    /// Takes the next held frame. Frames that are not segments are skipped.
+    /// Takes the next held frame; skips frames that are not TCP segments.
     ///
     /// # Errors
     /// A system call fails.
@@ -210,7 +215,8 @@ impl Hold {
         Ok(None)
     }
 
-    /// Sends a frame; the programs judge it again. One that the interface does not take is lost, as on any link.
+    /// Sends a frame, which passes the BPF programs again. A frame that the interface does not
+    /// accept is lost, as on any link.
     pub fn send(&mut self, frame: Frame) {
         self.out.transmit(&[frame.to_send()]);
         self.forget(frame);
@@ -219,12 +225,12 @@ impl Hold {
     /// Sends the part of a frame before a sequence number within its data, and keeps the rest.
     pub fn send_until(&mut self, frame: &mut Frame, at: u32) {
         let front = frame.cut(at, self.spare.pop().unwrap_or_default());
-        // Both parts have headers, so they need more room than the frame.
+        // The first part has its own headers, so both together need more memory than the frame.
         self.room.take(front.key().client().ip(), front.octets().len() - front.data().len());
         self.send(front);
     }
 
-    /// Drops a frame.
+    /// Drops a held frame.
     pub fn forget(&mut self, frame: Frame) {
         self.room.give_back(frame.key().client().ip(), frame.octets().len());
         if self.spare.len() < SPARE {
@@ -232,7 +238,7 @@ impl Hold {
         }
     }
 
-    /// Sends the last segment without data that the programs did not let leave, if there is one.
+    /// Sends the last segment without data that the BPF programs withheld, if there is one.
     ///
     /// # Errors
     /// A system call fails.
@@ -245,12 +251,13 @@ impl Hold {
         Ok(())
     }
 
-    /// Injects a client's packet as if it had just arrived. If it is lost, the client's TCP retransmits it.
+    /// Injects a packet of a client as if it had just arrived. If it is lost, the client's TCP
+    /// retransmits it.
     pub fn hear_again(&mut self, key: &FlowKey, packet: &[u8]) {
         if let Some(frame) = self.framed(key, self.mac, packet)
             && let Err(e) = self.tap.write(&frame)
         {
-            tracing::debug!(error = %e, "what a client said before is not heard");
+            tracing::debug!(error = %e, "a copied segment of a client was not replayed");
         }
     }
 
@@ -261,32 +268,34 @@ impl Hold {
         (ethernet.fill(&mut frame, ether_type) && frame::complete(&mut frame)).then_some(frame)
     }
 
-    /// Removes the limits of a connection, and the timestamps that this host makes for it.
+    /// Removes a connection's limits and its entry for timestamps that this host makes.
     fn clear(&self, key: &FlowKey) -> Result<(), HoldError> {
         self.programs.free(key)?;
         Ok(self.programs.stamps().forget(key)?)
     }
 
-    /// Makes the kernel forget a connection.
+    /// Removes a connection from the kernel without a segment to the client.
     fn abort(&self, key: &FlowKey) -> Result<(), HoldError> {
         self.sockets.abort(key.service(), key.client())?;
         Ok(())
     }
 
-    /// Makes the kernel forget the connections that the previous agent had adopted: its sockets try
-    /// to end connections that other replicas have.
+    /// Removes the connections that the previous agent had adopted and that the kernel is closing:
+    /// the kernel would send FINs on connections that other replicas have now.
     fn abort_closing(&self, service: SocketAddr) -> Result<(), HoldError> {
         let count = self.sockets.abort_closing(service)?;
-        tracing::debug!(%service, count, "connections of another process");
+        tracing::debug!(%service, count, "removed connections that a former process had adopted");
         Ok(())
     }
 
-    /// Clients of connections that the kernel is ending, because their process closed them or died.
+    /// Clients of connections that the kernel is closing, because their process closed them or
+    /// died.
     fn closing(&self, service: SocketAddr) -> Result<Vec<SocketAddr>, HoldError> {
         Ok(self.sockets.closing(service)?)
     }
 
-    /// Makes the kernel forget a connection without sending a segment to the client.
+    /// Removes a connection from the kernel; the BPF programs let no segment of it reach the
+    /// client.
     fn silence(&self, key: &FlowKey) -> Result<(), HoldError> {
         self.programs.park(key)?;
         let result = self.abort(key);
@@ -294,7 +303,7 @@ impl Hold {
         result
     }
 
-    /// The clients of connections that the kernel has now.
+    /// The clients of the service's connections in the kernel.
     fn clients(&self, service: SocketAddr) -> Result<Vec<SocketAddr>, HoldError> {
         Ok(self.sockets.established(service)?)
     }
@@ -309,7 +318,7 @@ impl Out {
     }
 }
 
-/// Through the queueing discipline, in front of which the programs stand; it receives nothing.
+/// Sends through the queueing discipline, because the BPF programs run before it; receives nothing.
 fn config() -> Config {
     let (mark, ether_type) = (RELEASED, Some(0));
     Config { batch: 1, queue: 1, rx_bytes: 4096, promiscuous: false, mark, ether_type, ..Config::default() }

@@ -1,24 +1,24 @@
-//! When the clients of a dead replica are probed: thousands of probes at once would find no room in the links' queues, and the
-//! answers none in ours.
+//! Spaces the probes to a dead replica's clients: thousands at once would overflow the queues of
+//! the links, and their answers those of this host.
 
 use std::time::{Duration, Instant};
 
-/// Number of connections of each kind that are probed at a time.
+/// Number of connections of each kind that are probed without a pause.
 const AT_A_TIME: u32 = 16;
-/// Spacing of the following probes. Connections with a waiting client go as fast as one processor
-/// adopts them; the others at the pace of the local web server. A client that sends something is
-/// served at once.
+/// Spacing of the probes after these. Connections with a waiting client are probed as fast as one
+/// processor adopts them; the others at the pace of the local web server. A client that sends
+/// something itself is served at once.
 const STEP: Duration = Duration::from_millis(2);
 const OTHERS_STEP: Duration = Duration::from_millis(8);
 
-/// One kind of connection.
+/// The probe times of one kind of connection.
 #[derive(Clone, Copy, Debug, Default)]
 struct Lane {
     at: Option<Instant>,
     taken: u32,
 }
 
-/// Times of the probes. Connections with a waiting client do not queue behind the others.
+/// The next probe times. Connections with a waiting client do not queue behind the others.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     waited_for: Lane,
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn so_many_at_a_time_and_those_that_are_waited_for_behind_no_others() {
+    fn waiting_clients_are_paced_apart_from_idle_ones() {
         let (mut pace, now) = (Pace::default(), Instant::now());
         let steps = |pace: &mut Pace, count: u32, kind, now| -> Vec<u32> {
             let step = if kind { STEP } else { OTHERS_STEP };
@@ -64,7 +64,7 @@ mod tests {
         assert_eq!(steps(&mut pace, 3 * AT_A_TIME + 1, false, now), [AT_A_TIME, AT_A_TIME, AT_A_TIME, 1]);
         assert_eq!(pace.next(true, now), now);
         assert_eq!(steps(&mut pace, AT_A_TIME, true, now), [AT_A_TIME - 1, 1]);
-        // Connections of the next replica queue behind them; much later the queue is empty.
+        // Connections of the next dead replica queue behind these; much later the queue is empty.
         assert_eq!(pace.next(false, now), now + 3 * OTHERS_STEP);
         let later = now + 10 * OTHERS_STEP;
         assert_eq!(pace.next(false, later), later);

@@ -1,6 +1,7 @@
-//! Connections that other replicas hold although their segments may arrive here: those adopted
-//! while this replica was away. It reads them from the others' records before it gets connections
-//! again, and hands their segments on.
+//! Reads the pins: which connections other replicas hold although their segments may arrive here,
+//! because they were adopted while this replica was excluded. It reads them from the other
+//! replicas' records before it gets connections again, and forwards those connections' segments to
+//! their holders.
 
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -11,14 +12,15 @@ use super::{HoldError, PATIENCE};
 use crate::record::{Age, Record};
 use crate::store::{self, RecordKeys};
 
-/// An absence of this replica, with the replicas that were alive meanwhile; or a time without one,
-/// after which it may get connections of others.
+/// A time in which this replica was excluded, with the replicas that were alive; or a change of the
+/// live set while it was present, after which it may get connections of other replicas.
 pub struct Absence {
-    /// Number of the absence, by lease and in order; used when it ends.
+    /// Number of the absence: index of the lease, and a count. Passed back when the absence ends.
     pub number: (u32, u64),
-    /// The other members that are alive: index in the pool, what the keys of their records begin with, and what these are sealed with.
+    /// The other live members: index in the pool, prefix of the keys of their records, and the keys
+    /// that seal these.
     pub others: Vec<(u8, String, RecordKeys)>,
-    /// The servers of their store.
+    /// The servers of the members' store.
     pub servers: Vec<SocketAddr>,
     /// Services with connections that timestamps name.
     pub named: Vec<SocketAddr>,
@@ -26,12 +28,12 @@ pub struct Absence {
     pub alive: u64,
     /// The ToR's Ethernet address.
     pub tor: [u8; 6],
-    /// Which connections it may get, by client and service.
+    /// Whether this replica may get the segments of a connection, given its client and service.
     pub gets: Box<dyn Fn(SocketAddr, SocketAddr) -> bool + Send>,
 }
 
 impl Absence {
-    /// The same as a change of the live set during which this replica was present.
+    /// A repetition of the query, treated like a change of the live set without an absence.
     pub(crate) fn once_more(&self) -> Absence {
         Absence {
             number: (self.number.0, 0),
@@ -51,16 +53,16 @@ impl std::fmt::Debug for Absence {
     }
 }
 
-/// The result of querying the pins after an absence.
+/// The pins that were read after an absence.
 #[derive(Debug)]
 pub struct Known {
     /// Number of the absence.
     pub number: (u32, u64),
-    /// Connections with their holders, and the age of that information.
+    /// Connections with their holders, and the age of each holder's record.
     pub held: Vec<(FlowKey, Pin, Age)>,
 }
 
-/// The search for connections that others hold.
+/// The thread pool that reads pins, and its results.
 #[derive(Debug)]
 pub struct Pins {
     load: Sender<Known>,
@@ -75,8 +77,8 @@ impl Default for Pins {
 }
 
 impl Pins {
-    /// Reads which connections the others hold. `wake` is called on another thread when that is
-    /// known, or when the store did not answer in time.
+    /// Reads which connections the others hold. `wake` is called on another thread when all are
+    /// read, or the store did not answer in time.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -88,7 +90,7 @@ impl Pins {
             let loaded = store::load_all(&absence.servers, &prefixes, PATIENCE);
             for ((holder, ..), loaded) in absence.others.iter().zip(loaded) {
                 if loaded.servers == 0 {
-                    tracing::warn!("the store does not tell what replica {holder} holds");
+                    tracing::warn!("the store did not return the records of replica {holder}");
                 }
                 let pin = Pin { tor: absence.tor, holder: *holder };
                 let protected = loaded.records.into_iter().filter(|(_, record)| {
@@ -105,14 +107,14 @@ impl Pins {
                      adopted where clocks are 2 s apart; set it, by NTP or chrony"
                 );
             }
-            // A receiver that was dropped needs no result.
+            // The error means that no receiver wants the result any more.
             let _ = load.send(Known { number: absence.number, held });
             wake();
         })?;
         Ok(())
     }
 
-    /// The result, when it is there.
+    /// The result, if it has arrived.
     pub fn known(&self) -> Option<Known> {
         self.loaded.try_recv().ok()
     }

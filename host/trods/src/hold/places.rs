@@ -1,5 +1,6 @@
-//! The numbers of connections in stores. Each gets the lowest free one, because a replica that
-//! searches for the records of a dead one asks for all numbers up to the highest.
+//! Assigns each connection the number of its record in the store. It is the lowest free number,
+//! because a replica that searches for a dead replica's records requests all numbers up to the
+//! highest.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -15,19 +16,19 @@ use crate::digest::{self, Digests, Wanted};
 use crate::record::{MAX_RECORD, Record};
 use crate::store::{Done, RecordKeys, Store, StoreConfig};
 
-/// A store, and the number of each connection in it.
+/// A store, and the number of each connection's record in it.
 #[derive(Debug)]
 struct Places {
     store: Store,
     config: StoreConfig,
     numbers: HashMap<FlowKey, u32>,
-    /// Connections by number.
+    /// Owners of the numbers, indexed by number.
     taken: Vec<Option<Taken>>,
     free: BinaryHeap<Reverse<u32>>,
 }
 
-/// The owner of a number, and its last record: as the store and as the flow have it, and the epoch
-/// of its key.
+/// The owner of a number, and its last record, as the store has it and as the flow passed it, with
+/// the epoch of its sealing key.
 #[derive(Clone, Copy, Debug)]
 struct Taken {
     key: FlowKey,
@@ -53,27 +54,26 @@ impl Places {
     }
 }
 
-/// All stores of a replica, each for its services.
+/// A replica's stores; each holds the records of some services.
 #[derive(Debug, Default)]
 pub struct Stores {
     all: Vec<Places>,
     services: HashMap<SocketAddr, usize>,
-    /// Number of records passed to stores: an answer for a number refers to its last record or to
-    /// none.
+    /// Number of records passed to stores so far. A result is matched to its record by this count.
     handed: u64,
     done: Vec<Done>,
     digests: Digests,
-    /// Connections whose records lack digests, and the objects that these digests are of.
+    /// Connections with records that lack digests, and the objects to which the digests belong.
     undigested: HashMap<FlowKey, Vec<Wanted>>,
 }
 
 impl Stores {
-    /// Puts digests into records from now on.
+    /// Adds digests to the records that are stored from now on.
     pub fn set_digests(&mut self, digests: &Digests) {
         self.digests = digests.clone();
     }
 
-    /// The record with the digests that are known.
+    /// The record with all digests that are known.
     fn with_digests<'r>(&mut self, key: &FlowKey, whole: &'r Record) -> Cow<'r, Record> {
         let lacking = |response| digest::lacking(key.service(), response);
         let lacks: Vec<Wanted> = whole.responses.iter().filter_map(lacking).collect();
@@ -88,13 +88,14 @@ impl Stores {
             self.undigested.remove(key);
         }
         if record.size() > MAX_RECORD {
-            // The digest stays unknown.
+            // A record without the digest can still be resumed with `unknown: trust`.
             return Cow::Borrowed(whole);
         }
         Cow::Owned(record)
     }
 
-    /// Has a store keep the records of these services from now on. What others keep stays there.
+    /// Stores the records of these services in this store from now on. Records in other stores stay
+    /// there.
     pub fn add(
         &mut self,
         store: Store,
@@ -106,14 +107,15 @@ impl Stores {
         self.services.extend(services.into_iter().map(|service| (service, at)));
     }
 
-    /// The records of a service are sealed with these keys from now on; those that are stored are stored again.
+    /// Seals the records of a service with these keys from now on; existing records are stored
+    /// again.
     pub fn set_keys(&mut self, service: &SocketAddr, keys: &RecordKeys) {
         if let Some(places) = self.services.get(service).and_then(|at| self.all.get_mut(*at)) {
             places.store.set_keys(keys, Instant::now());
         }
     }
 
-    /// Whether a store of this configuration keeps the records of a service.
+    /// Whether a store with this configuration holds the records of a service.
     #[must_use]
     pub fn has(&self, service: &SocketAddr, config: &StoreConfig) -> bool {
         self.services
@@ -129,7 +131,7 @@ impl Stores {
         places.numbers.get(key).copied()
     }
 
-    /// Whether any store keeps the records of a service.
+    /// Whether any store holds the records of a service.
     #[must_use]
     pub fn serves(&self, service: &SocketAddr) -> bool {
         self.services.contains_key(service)
@@ -166,7 +168,7 @@ impl Keeper for Stores {
     }
 
     fn is_stale(&self, key: &FlowKey) -> bool {
-        // Digests that became known since are stored with the rest.
+        // Digests that became known since the last record are stored with this one.
         if self
             .undigested
             .get(key)
@@ -214,7 +216,7 @@ mod tests {
     use crate::store::RENEWAL;
 
     #[test]
-    fn numbers_are_the_lowest_that_are_free() {
+    fn connection_gets_lowest_free_number() {
         let config = StoreConfig {
             servers: vec!["192.0.2.9:11211".parse().unwrap()],
             own: Vec::new(),

@@ -1,9 +1,10 @@
-//! Clients of connections that this host's kernel does not know. The kernel's first RST to such a
-//! client is held back, because a record of the connection may be on its way; the next RST leaves.
-//! The client's timer doubles each time, so its next segment may take minutes, and by then this
-//! process may have been restarted, or the ToR sends the client elsewhere. So this process probes
-//! the client with a segment behind its window (RFC 9293 section 3.10.7.4). The answer reaches the
-//! connection's holder, or draws the RST that leaves.
+//! Probes clients of connections that this host's kernel does not know. The kernel's first RST to
+//! such a client is held back, because a record of the connection may be on its way; the next RST
+//! is sent. The client's retransmission timer doubles each time, so its next segment may take
+//! minutes; by then this process may have been restarted, or the ToR sends the client elsewhere. So
+//! this process probes the client with a segment before its window, which every TCP acknowledges
+//! (RFC 9293 section 3.10.7.4). The ACK reaches the connection's holder, or makes the kernel send
+//! the RST that is let through.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -11,12 +12,13 @@ use std::time::{Duration, Instant};
 
 use rivulet_bpf::trods::FlowKey;
 
-/// Probes of a client, milliseconds after the refusal: shortly after RSTs may leave
-/// (`REFUSED_AFTER`, `REFUSED_AT_LAST` in `refusals.h`), and one more in case that was lost.
+/// Times of the probes, milliseconds after the RST was held back: shortly after RSTs may be sent
+/// (`REFUSED_AFTER`, `REFUSED_AT_LAST` in `refusals.h`), and one more in case that one was lost.
 const QUESTIONS: [u64; 3] = [1050, 2100, 4000];
-/// Maximum number of clients at a time: more than the connections of one replica; beyond that it is a flood.
+/// Limit on the clients that are probed: more than one replica has connections. More clients are a
+/// flood.
 const MOST: usize = 16_384;
-/// Interval of checks whether this replica may send, and the longest time to wait for that.
+/// Interval at which a due probe checks whether this replica may send, and the limit on that wait.
 const RETRY: Duration = Duration::from_millis(250);
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -24,12 +26,12 @@ const PATIENCE: Duration = Duration::from_secs(20);
 struct Refusal {
     seq: u32,
     noted: Instant,
-    /// Start of the probe times: when this replica could send again, or when a RST was held back.
+    /// Start of the probe times: when the RST was held back, or when this replica could send again.
     since: Instant,
     asked: usize,
 }
 
-/// Clients to probe.
+/// The clients to probe: a RST to each was held back.
 #[derive(Debug, Default)]
 pub(crate) struct Refusals {
     of: HashMap<FlowKey, Refusal>,
@@ -37,7 +39,8 @@ pub(crate) struct Refusals {
 }
 
 impl Refusals {
-    /// A RST with this number, the client's acknowledgement, was held back.
+    /// Notes that a RST was held back; `seq` is its sequence number, which is the client's
+    /// acknowledgement number.
     pub(crate) fn note(&mut self, key: FlowKey, seq: u32, now: Instant) {
         if self.of.len() >= MOST || self.of.contains_key(&key) {
             return;
@@ -51,8 +54,8 @@ impl Refusals {
         self.due.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// The clients to ask now, and what they acknowledged. `is_known`: the connection is here by now, or looked for; `may_send`: the lease of
-    /// its service holds.
+    /// The clients to probe now, with their acknowledgement numbers. `is_known`: this replica has
+    /// the connection by now, or searches for it; `may_send`: the lease of its service is valid.
     pub(crate) fn due(
         &mut self,
         now: Instant,
@@ -77,7 +80,7 @@ impl Refusals {
             ask.push((key, refusal.seq));
             refusal.asked += 1;
             match QUESTIONS.get(refusal.asked) {
-                // Never two probes at once, however late this is called.
+                // A late call sends one probe, not all that were due.
                 Some(ms) => {
                     let at = (refusal.since + Duration::from_millis(*ms)).max(now + RETRY);
                     self.due.push(Reverse((at, key)));
@@ -117,15 +120,15 @@ mod tests {
     }
 
     #[test]
-    fn question_waits_for_the_lease() {
+    fn probe_waits_for_the_lease() {
         let (mut refusals, now) = (Refusals::default(), Instant::now());
         let at = |ms| now + Duration::from_millis(ms);
         refusals.note(key(1), 5, now);
         let late = 3 * QUESTIONS[2];
         assert_eq!(refusals.due(at(QUESTIONS[0]), |_| false, |_| true), [(key(1), 5)]);
         assert_eq!(refusals.due(at(late), |_| false, |_| false), []);
-        // All probes are repeated when the replica may send: the answer to the first may be the
-        // first that is refused since then.
+        // Once the replica may send, all probes are repeated: the answer to the first may draw the
+        // first RST, which is held back again.
         let retry = late + RETRY.as_millis() as u64;
         for ms in [retry, late + QUESTIONS[1], late + QUESTIONS[2]] {
             assert_eq!(refusals.due(at(ms - 1), |_| false, |_| true), []);

@@ -1,4 +1,5 @@
-//! Searches for the connections of dead replicas: reads their records, probes their clients and reads the answers.
+//! Searches for the connections of dead replicas: reads their records, probes their clients and
+//! processes the answers.
 //!
 //! Every survivor loads all records of a dead replica and parks all its connections, because only
 //! the ToR decides where a client's segments go. The replica that should get them sends the probe,
@@ -26,29 +27,28 @@ use crate::store::{self, RecordKeys, Stored};
 use crate::ts;
 use crate::wake::{self, MAX_UNKNOWN, Prober, Told};
 
-/// Probes, milliseconds after the first one: one each second for a while, because the replica that
-/// gets the answer may not be allowed to send yet.
+/// Times of the probes, milliseconds after the first one. Several are a second apart, because the
+/// replica that gets the answer may not be allowed to send yet.
 const PROBES: [u64; 13] = [0, 30, 100, 300, 1000, 2000, 3000, 4000, 5000, 6000, 8000, 15_000, 30_000];
-/// After this time an adopted connection has a record of this replica, or its limits were removed.
+/// Time after which an adopted connection has a record of this replica, or has lost its protection.
 const STORED: Duration = Duration::from_secs(1);
-/// Maximum number of connections in the search.
+/// Limit on the connections that are searched for.
 const MAX_ORPHANS: usize = 65_536;
-/// For this long an answer is awaited that shows that no other data is on its way to the client;
-/// after that any answer will do.
+/// For this long the search accepts only an answer to its own probe, which shows that no other data
+/// is on its way to the client; after that it accepts any segment of the client.
 const FRESH: Duration = Duration::from_millis(200);
-/// After this time the search for a connection ends: its client is gone.
+/// Time after which the search for a connection ends, because its client is gone.
 const GIVE_UP: Duration = Duration::from_secs(60);
-/// A client that sends on a connection that is searched for, with numbers that fit no record, is
-/// reset after this time.
+/// Time after which a client is reset that sends on such a connection with sequence numbers that
+/// fit no record.
 const UNKNOWN: Duration = Duration::from_secs(2);
-/// Records that a living replica stored under another incarnation, and that are still there after
-/// this time, belong to connections that no other replica has adopted: an adopter would have
-/// deleted them ([`STORED`]).
+/// Age at which records of a living replica's former incarnation count as orphaned: if another
+/// replica had adopted their connections, it would have deleted them ([`STORED`]).
 const LEFT: Duration = Duration::from_millis(1500);
-/// For this long the time of the first sight of such a record is kept.
+/// How long the time of the first sight of such a record is remembered.
 const REMEMBERED: Duration = Duration::from_secs(60);
-/// The same time for connections that another replica should adopt: their segments are handed on
-/// from then on.
+/// Like [`GIVE_UP`], for connections that another replica should adopt: after this, their segments
+/// are forwarded to it.
 const LEAVE: Duration = Duration::from_secs(5);
 
 /// Which incarnations of a replica have their records read.
@@ -56,16 +56,16 @@ const LEAVE: Duration = Duration::from_secs(5);
 pub enum Reads {
     /// Only the incarnation that the controller reported.
     Told,
-    /// All incarnations.
+    /// Records of every incarnation.
     All,
     /// Only former incarnations, because it is this replica itself.
     OwnFormers,
-    /// Only records of former incarnations: the replica lives and may be about to adopt these
+    /// Only records of former incarnations: the replica is alive and may be about to adopt these
     /// connections itself.
     LivingFormers,
 }
 
-/// A replica that is dead, or was excluded.
+/// A replica that is dead or excluded.
 pub struct Departed {
     /// Prefix of the keys of its records ([`store::prefix`]).
     pub prefix: String,
@@ -73,16 +73,17 @@ pub struct Departed {
     pub servers: Vec<SocketAddr>,
     /// Keys that seal its records.
     pub keys: RecordKeys,
-    /// The replica that should get the client's segments to the service; `None` is this one.
+    /// The replica to which the ToR should send the client's segments to the service; `None` is
+    /// this one.
     pub other: Box<dyn Fn(SocketAddr, SocketAddr) -> Option<Pin> + Send>,
-    /// This replica gets no connections for now: it searches for none of others.
+    /// The ToR sends this replica no connections now, so it searches for none.
     pub waits: bool,
-    /// The records to read.
+    /// Which of its records to read.
     pub reads: Reads,
 }
 
 impl Departed {
-    /// The incarnation of its prefix.
+    /// The incarnation in its prefix.
     fn incarnation(&self) -> u64 {
         self.prefix.rsplit_once('.').and_then(|(_, n)| n.parse().ok()).unwrap_or(0)
     }
@@ -105,8 +106,8 @@ impl Departed {
     }
 }
 
-/// Whether records of incarnation `n` are read, too. Those that a living replica stores now are its own: an incarnation above the one
-/// that is known may be a process that serves beside it.
+/// Whether records of incarnation `n` are read as well. A living replica's present records are its
+/// own, and an incarnation above the reported one may be a process that serves beside it.
 fn is_read(reads: Reads, n: u64, told: u64) -> bool {
     match reads {
         Reads::Told => false,
@@ -115,7 +116,7 @@ fn is_read(reads: Reads, n: u64, told: u64) -> bool {
     }
 }
 
-/// Whether the store had the same values some time ago.
+/// Whether the store had the same records [`LEFT`] ago.
 fn are_left(stored: &[Stored], seen: &Mutex<HashMap<Stored, Instant>>) -> bool {
     let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
     let now = Instant::now();
@@ -132,30 +133,31 @@ impl std::fmt::Debug for Departed {
     }
 }
 
-/// A record, and the replica that should adopt the connection.
+/// A record, and the replica that should adopt its connection.
 #[derive(Debug)]
 pub(super) struct Found {
     pub record: Record,
-    /// Prefix of the keys of the dead replica's records; none: this host's own connection, after the death of its server.
+    /// Prefix of the keys of the dead replica's records; `None`: this host's own connection, after
+    /// the death of its server.
     pub origin: Option<Arc<str>>,
     /// Records to delete after the adoption, so that a later search does not find them.
     pub stored: Vec<Stored>,
-    /// Serial number of the query: the result of a later one determines the adopter.
+    /// Serial number of the query: the latest one determines the adopter.
     pub asked: u64,
     pub other: Option<Pin>,
     pub waits: bool,
 }
 
-/// A connection that can be resumed.
+/// A connection that can be resumed, because its client has answered.
 #[derive(Debug)]
 pub struct Heard {
-    /// The record for this replica to store.
+    /// The record to store under this replica's name.
     pub record: Record,
     /// The state of its new socket.
     pub connection: Connection,
-    /// End of all that the client has sent, if known.
+    /// End of all data that the client has sent, if known.
     pub sent: Option<u32>,
-    /// State of its timestamps in the BPF programs, if they make them.
+    /// State of its timestamps in the BPF programs, if these make them.
     pub stamped: Option<Stamped>,
 }
 
@@ -171,7 +173,7 @@ struct Orphan {
     unknown: Option<Instant>,
 }
 
-/// A query of a replica's records that is in progress.
+/// Guard that counts a query of a replica's records in progress.
 #[derive(Debug)]
 struct Loading(Arc<AtomicUsize>);
 
@@ -188,7 +190,7 @@ impl Drop for Loading {
     }
 }
 
-/// All connections that are searched for.
+/// The connections that this replica searches for.
 #[derive(Debug)]
 pub struct Rescue {
     orphans: HashMap<FlowKey, Orphan>,
@@ -199,11 +201,12 @@ pub struct Rescue {
     loading: Arc<AtomicUsize>,
     /// Number of queries so far.
     asked: u64,
-    /// When records of former incarnations of living replicas were seen first.
+    /// When records of living replicas' former incarnations were first seen.
     seen: Arc<Mutex<HashMap<Stored, Instant>>>,
     /// Clients to reset, each with its last segment.
     unknown: Vec<(FlowKey, Vec<u8>)>,
-    /// Records of connections that were resumed here, and when.
+    /// Records of other replicas to delete, because their connections were resumed here; each with
+    /// the time of that.
     outdated: Vec<(Instant, Arc<str>, Vec<Stored>)>,
     copies: Copies,
     pace: Pace,
@@ -212,10 +215,10 @@ pub struct Rescue {
 }
 
 impl Rescue {
-    /// An empty search.
+    /// A search without connections.
     ///
     /// # Errors
-    /// Without `CAP_NET_RAW`.
+    /// The process lacks `CAP_NET_RAW`.
     pub fn new(netns: Option<&str>, wake: Wake) -> Result<Rescue, HoldError> {
         let prober = in_netns(netns, Prober::open)??;
         let (load, loaded) = channel();
@@ -239,7 +242,8 @@ impl Rescue {
         })
     }
 
-    /// Starts the search for the connections of a replica. `wake` is called on another thread when their records have come.
+    /// Starts the search for a replica's connections. `wake` is called on another thread when their
+    /// records have arrived.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -251,7 +255,8 @@ impl Rescue {
         let load = self.load.clone();
         self.asked += 1;
         let asked = self.asked;
-        // What named connections wait for is what a death brings.
+        // Named connections wait only for queries that a death caused, since those may return newer
+        // records.
         let loading = matches!(departed.reads, Reads::Told).then(|| Loading::begin(&self.loading));
         let seen = Arc::clone(&self.seen);
         std::thread::Builder::new().name("records".into()).spawn(move || {
@@ -259,7 +264,7 @@ impl Rescue {
             let (read, mut any) = (|prefix: String| departed.read(prefix, asked, &seen), false);
             let mut hand_over = |found: Vec<Found>| {
                 any |= !found.is_empty();
-                // A receiver that was dropped needs no result.
+                // The error means that no receiver wants the records any more.
                 let _ = load.send(found);
             };
             if !alone {
@@ -282,7 +287,7 @@ impl Rescue {
         Ok(())
     }
 
-    /// Whether a query for records is without an answer.
+    /// Whether a query for records is in progress.
     #[must_use]
     pub fn is_loading(&self) -> bool {
         self.loading.load(Ordering::Acquire) > 0
@@ -294,8 +299,8 @@ impl Rescue {
         self.orphans.contains_key(key)
     }
 
-    /// Whether a connection with a client near this number is searched for: another connection
-    /// between the same ports has other numbers.
+    /// Whether a connection with a client near sequence number `next` is searched for: a later
+    /// connection between the same addresses and ports has other numbers.
     #[must_use]
     pub fn looks_for_near(&self, key: &FlowKey, next: u32) -> bool {
         self.orphans.get(key).is_some_and(|orphan| {
@@ -304,7 +309,7 @@ impl Rescue {
         })
     }
 
-    /// The channel for records that other parts have read.
+    /// The channel for records that other modules have read.
     pub(super) fn inbox(&self) -> Sender<Vec<Found>> {
         self.load.clone()
     }
@@ -315,7 +320,7 @@ impl Rescue {
         self.due.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// Takes records in, probes clients, and ends searches that took too long.
+    /// Takes in records that were read, probes clients, and ends searches that took too long.
     ///
     /// # Errors
     /// A system call fails.
@@ -340,12 +345,12 @@ impl Rescue {
             self.due.pop();
             let Some(orphan) = self.orphans.get_mut(&key) else { continue };
             if now >= orphan.began + if orphan.found.other.is_some() { LEAVE } else { GIVE_UP } {
-                // Segments that arrive here after the holder's return belong to the holder.
+                // By now the holder has returned, and segments that arrive here belong to it.
                 let programs = watch.hold().programs();
                 if let Some(pin) = orphan.found.other {
                     programs.pin(&key, pin)?;
                 }
-                tracing::debug!(client = %key.client(), other = ?orphan.found.other, "not looked for any more");
+                tracing::debug!(client = %key.client(), other = ?orphan.found.other, "gave up the search for the connection");
                 let is_own = orphan.found.origin.is_none();
                 self.orphans.remove(&key);
                 programs.unpark(&key)?;
@@ -366,8 +371,9 @@ impl Rescue {
         Ok(())
     }
 
-    /// Another replica has a record of a connection ([`Watch::hand_over`]). A newer state in the
-    /// search here takes precedence; otherwise the connection counts as found.
+    /// Notes that another replica has a record of a connection ([`Watch::hand_over`]). If the
+    /// search here has a newer state, it goes on; otherwise that replica is the holder and the
+    /// search ends.
     ///
     /// # Errors
     /// A system call fails.
@@ -379,7 +385,7 @@ impl Rescue {
         watch: &mut Watch<K>,
     ) -> Result<(), HoldError> {
         if self.orphans.get(key).is_some_and(|orphan| orphan.found.record.age().is_after(theirs)) {
-            tracing::debug!(client = %key.client(), ?theirs, holder = to.holder, "looked for behind that");
+            tracing::debug!(client = %key.client(), ?theirs, holder = to.holder, "this search has a newer state than the other replica's record");
             return Ok(());
         }
         if watch.hand_over(key, to, theirs)?
@@ -393,7 +399,8 @@ impl Rescue {
         Ok(())
     }
 
-    /// A parked connection of this host is resumed here as soon as its client answers a probe.
+    /// Makes this replica resume a parked connection of its own as soon as the client answers a
+    /// probe.
     pub fn here(&mut self, key: FlowKey, record: Record, now: Instant) {
         let (origin, stored, asked) = (None, Vec::new(), self.asked);
         let found = Found { record, origin, stored, asked, other: None, waits: false };
@@ -401,7 +408,7 @@ impl Rescue {
         self.orphans.insert(key, Orphan { found, began: now, first: now, probes: 0, unknown: None });
     }
 
-    /// Handles a record that was read.
+    /// Processes a record that was read.
     fn take_in<K: Keeper>(
         &mut self,
         found: Found,
@@ -420,8 +427,7 @@ impl Rescue {
         if let Some(pin) = found.other.filter(|_| found.waits) {
             return self.hand_over(&key, pin, &age, watch);
         }
-        // A record may be read again after a further death: then another replica may be the
-        // adopter.
+        // After a further death a record is read again, possibly with another adopter.
         let known = self.orphans.get(&key).map(|orphan| &orphan.found);
         if known.is_some_and(|known| {
             let other = known.record.age();
@@ -430,12 +436,12 @@ impl Rescue {
             return Ok(());
         }
         if known.is_none() && self.orphans.len() >= MAX_ORPHANS {
-            tracing::warn!("more connections than can be looked for");
+            tracing::warn!("too many connections to search for: the rest is not resumed");
             return Ok(());
         }
         watch.hold().programs().park(&key)?;
-        // The pinned holder is the dead replica, and the state of this replica is older than the
-        // holder's.
+        // The pinned holder is the dead replica, and the record is newer than the state for which
+        // it was pinned.
         watch.hold().programs().unpin(&key)?;
         if watch.has(&key) {
             watch.abandon(&key)?;
@@ -452,8 +458,9 @@ impl Rescue {
         Ok(())
     }
 
-    /// Whether a record suffices to resume a connection here: with timestamps of the programs it
-    /// needs such programs, and the state by timestamps alone may be newer than the record.
+    /// Whether this replica can resume the connection from the record. If BPF programs made the
+    /// timestamps, this replica needs such programs, and the state that the timestamps name must
+    /// not be newer than the record.
     fn can_resume<K: Keeper>(
         &self,
         record: &Record,
@@ -472,8 +479,8 @@ impl Rescue {
         Ok(own.is_none_or(|own| record.acknowledged().wrapping_sub(own.client_next) as i32 > 0))
     }
 
-    /// A packet of a connection that is searched for. If it shows the client's state, the search
-    /// ends. Its packets stay parked until the adopter changes that.
+    /// Processes a packet of a connection that is searched for. If it shows the client's state, the
+    /// search ends. The connection's packets stay parked until the adopter changes that.
     pub fn take_packet(&mut self, key: &FlowKey, packet: &[u8], now_ms: u64) -> Option<Heard> {
         let segment = Segment::parse(packet).ok()?;
         self.copies.keep(key, packet, &segment, Instant::now());
@@ -488,9 +495,9 @@ impl Rescue {
                 let record = record.taken_over(&connection, now_ms);
                 Some(Heard { record, connection, sent: place.sent, stamped })
             }
-            // Parked until the search is given up, because there is no client to reset.
+            // Stays parked until the search is given up: there is no client to reset.
             Told::Gone => None,
-            // A replica that has a newer record would have been found by now.
+            // By now a newer record at another replica would have been found.
             Told::Nothing => {
                 let speaks = wake::is_of(&orphan.found.record, &segment);
                 let since = speaks.then(|| *orphan.unknown.get_or_insert_with(Instant::now));
@@ -503,12 +510,13 @@ impl Rescue {
         }
     }
 
-    /// What the client of a connection said that goes on here now, before it did.
+    /// Takes the client's copied segments of a connection that is resumed here, from before the
+    /// adoption.
     pub fn take_copies(&mut self, key: &FlowKey) -> VecDeque<Vec<u8>> {
         self.copies.take(key)
     }
 
-    /// Probes a client; of its connection only the acknowledged number is known.
+    /// Probes a client of which only the acknowledgement number is known.
     pub(crate) fn ask(&self, key: &FlowKey, acked: u32) {
         let packet = wake::question(key.service(), key.client(), acked).map_err(std::io::Error::other);
         if let Err(e) = packet.and_then(|packet| self.prober.send_packet(key.client(), &packet)) {
@@ -516,9 +524,9 @@ impl Rescue {
         }
     }
 
-    /// Resets a client that sends segments which fit no record, since no replica can continue its connection. The orphan stays: the
-    /// segment may be forged, and then the RST is out of the client's window, which answers it by its own numbers or not at all
-    /// (RFC 5961 section 3.2).
+    /// Resets a client that sends segments which fit no record, since no replica can continue its
+    /// connection. The search goes on, because the segment may be forged: then the RST is outside
+    /// of the client's window and ends nothing (RFC 5961 section 3.2).
     fn reset(&self, key: &FlowKey, packet: &[u8]) {
         tracing::info!(client = %key.client(), "reset: its segments fit no record");
         if let Ok(segment) = Segment::parse(packet)
@@ -529,7 +537,7 @@ impl Rescue {
         }
     }
 
-    /// Deletes records of other replicas for connections that now have a record of this one.
+    /// Deletes other replicas' records of connections that now have a record of this replica.
     fn erase(&mut self, now: Instant) -> Result<(), HoldError> {
         if self.outdated.first().is_none_or(|(since, ..)| now < *since + STORED) {
             return Ok(());
@@ -538,7 +546,7 @@ impl Rescue {
         std::thread::Builder::new().name("outdated".into()).spawn(move || {
             for of in outdated.chunk_by(|a, b| Arc::ptr_eq(&a.1, &b.1)) {
                 let stored = of.iter().flat_map(|(.., stored)| stored).copied().collect();
-                // A record on a server that cannot be reached expires by itself.
+                // A record on a server that cannot be reached expires.
                 let _ = store::erase(&of[0].1, stored, PATIENCE);
             }
         })?;
@@ -570,7 +578,7 @@ mod tests {
     const SERVICE: &str = "10.9.0.1:80";
     const PIN: Pin = Pin { tor: [2; 6], holder: 1 };
 
-    /// An empty search on a separate interface.
+    /// A search without connections, on an interface in a separate namespace.
     struct Rig {
         rescue: Rescue,
         watch: Watch<Stores>,
@@ -603,7 +611,7 @@ mod tests {
             leases.set(0, Lease { until, settling: 0, ..Lease::default() }).unwrap();
         }
 
-        /// These records are read at this time.
+        /// Feeds the search these records, as if they were read at time `now`.
         fn found(
             &mut self,
             records: impl Iterator<Item = Record>,
@@ -627,7 +635,7 @@ mod tests {
         }
     }
 
-    /// The record of a client that has all data.
+    /// The record of a connection with a client that has all data.
     fn record(client: SocketAddr) -> Record {
         idle(Tuple { client, service: SERVICE.parse().unwrap() }, 900, 30)
     }
@@ -637,7 +645,7 @@ mod tests {
         (record(client), FlowKey::new(client, SERVICE.parse().unwrap()))
     }
 
-    /// A client's answer; `fresh`: to a probe.
+    /// An ACK of a client; `fresh`: it answers a probe.
     fn answer(record: &Record, fresh: bool) -> Vec<u8> {
         let mut options = Options::default();
         if fresh {
@@ -651,7 +659,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_are_looked_for_than_there_is_room_for() {
+    fn number_of_searches_is_limited() {
         let Some(mut rig) = Rig::new() else { return };
         let clients = (0..MAX_ORPHANS as u32 + 5).map(|n| SocketAddr::from((n.to_be_bytes(), 1025)));
         // Another replica probes these clients.
@@ -659,7 +667,8 @@ mod tests {
         assert_eq!(rig.rescue.count(), MAX_ORPHANS);
     }
 
-    /// However many there are that wait for nothing, and whatever comes first.
+    /// Clients that wait for data are probed before any number of idle ones, whatever the order of
+    /// the records.
     #[test]
     fn waiting_clients_are_probed_first() {
         let Some(mut rig) = Rig::new() else { return };
@@ -679,16 +688,16 @@ mod tests {
         }
         let first = probed(&rig);
         assert!(first < 50, "{first}");
-        // The others have their turn, too.
+        // The idle clients are probed as well, later.
         rig.rescue.turn(now + Duration::from_secs(2), 0, &mut rig.watch).unwrap();
         assert!(rig.rescue.orphans.values().all(|orphan| orphan.probes > 0));
     }
 
     #[test]
-    fn an_answer_shows_where_a_client_is() {
+    fn probe_answer_ends_the_search() {
         let Some(mut rig) = Rig::new() else { return };
         let (record, key) = one();
-        // The search begins now and is old enough that any answer will do.
+        // The search is already so old that it accepts any segment of the client.
         let now = Instant::now();
         for (began, fresh, heard) in
             [(now + GIVE_UP, false, false), (now + GIVE_UP, true, true), (now - FRESH, false, true)]
@@ -697,7 +706,7 @@ mod tests {
             assert_eq!(rig.rescue.take_packet(&key, &answer(&record, fresh), 0).is_some(), heard, "{fresh}");
             assert_eq!(rig.rescue.count(), usize::from(!heard));
         }
-        // The others' records stay until there are own ones.
+        // The other replica's records stay until this replica's own are stored.
         let (first, last) = (rig.rescue.outdated[0].0, rig.rescue.outdated[1].0);
         for (at, left) in [(first + STORED.saturating_sub(Duration::from_nanos(1)), 2), (last + STORED, 0)] {
             rig.rescue.turn(at, 0, &mut rig.watch).unwrap();
@@ -705,9 +714,10 @@ mod tests {
         }
     }
 
-    /// The sender knows both ends and neither number. The client ignores the RST, and its own answer is still heard.
+    /// An off-path sender knows the addresses and ports but neither sequence number. The client
+    /// ignores the RST, and its own answer still counts.
     #[test]
-    fn forged_segments_end_no_connection_that_is_looked_for() {
+    fn forged_segments_do_not_end_a_search() {
         let Some(mut rig) = Rig::new() else { return };
         let (record, key) = one();
         rig.lease(u64::MAX);
@@ -725,27 +735,28 @@ mod tests {
     }
 
     #[test]
-    fn newer_connection_here_is_kept() {
+    fn older_record_does_not_replace_live_connection() {
         let Some(mut rig) = Rig::new() else { return };
         let (mut record, key) = one();
         record.version = 5;
-        // Stored once more under this replica's name.
+        // The adoption stores the record under this replica's name.
         rig.watch.adopt(&record, record.response_at).unwrap();
         for (version, waits) in [(5, false), (6, false), (5, true)] {
             let theirs = Record { version, ..record.clone() };
             rig.found(std::iter::once(theirs), Some(PIN), waits, Instant::now());
             assert!(rig.watch.has(&key) && rig.rescue.count() == 0, "{version} {waits}");
         }
-        // As where it was away, and asked what others hold.
+        // This replica was excluded, and has read the pins.
         rig.watch.hand_over(&key, PIN, &record.age()).unwrap();
         assert!(rig.watch.has(&key));
-        // Another one knows more.
+        // The other replica's record is newer.
         record.version = 7;
         rig.found(std::iter::once(record), None, false, Instant::now());
         assert!(!rig.watch.has(&key) && rig.rescue.count() == 1);
     }
 
-    /// What a dead replica left behind is older than what another one knows that went on before.
+    /// A dead replica's record is older than the state of a replica that adopted the connection
+    /// before.
     #[test]
     fn connection_with_newer_state_elsewhere_is_not_searched() {
         let Some(mut rig) = Rig::new() else { return };
@@ -754,14 +765,14 @@ mod tests {
         rig.watch.hand_over(&key, PIN, &known.age()).unwrap();
         rig.found(std::iter::once(left), None, false, Instant::now());
         assert_eq!(rig.rescue.count(), 0);
-        // The one that knew it is gone.
+        // The replica with the newer state is dead too.
         rig.found(std::iter::once(known), None, false, Instant::now());
         assert_eq!(rig.rescue.count(), 1);
     }
 
-    /// It is read again when this replica asks what others hold.
+    /// The dead replica's stale record is read again when this replica reads the pins.
     #[test]
-    fn stale_record_hides_no_newer_one() {
+    fn stale_record_does_not_hide_newer_record() {
         let Some(mut rig) = Rig::new() else { return };
         let (left, key) = one();
         let newer = |by| Record { version: left.version + by, ..left.clone() };
@@ -792,7 +803,7 @@ mod tests {
 
     /// A record is read again when the expected adopter dies or returns.
     #[test]
-    fn record_read_again_is_probed_by_the_present_adopter() {
+    fn record_read_again_is_probed_by_current_adopter() {
         let Some(mut rig) = Rig::new() else { return };
         let (record, key) = one();
         let now = Instant::now();
@@ -801,20 +812,20 @@ mod tests {
             let orphan = &rig.rescue.orphans[&key];
             assert_eq!((orphan.found.other, orphan.probes), (other, probes));
         }
-        // The result of an earlier query comes late.
+        // The result of an earlier query arrives late.
         rig.found(std::iter::once(record.clone()), None, false, now);
         rig.rescue.asked -= 2;
         rig.found(std::iter::once(record.clone()), Some(PIN), false, now);
         assert_eq!(rig.rescue.orphans[&key].found.other, None);
         rig.rescue.asked += 2;
         rig.found(std::iter::once(record), Some(PIN), false, now);
-        // A search without a further record of the connection ends after a while.
+        // Without a further record of the connection, its search ends after a while.
         rig.rescue.turn(now + LEAVE, 0, &mut rig.watch).unwrap();
         assert_eq!(rig.rescue.count(), 0);
     }
 
     #[test]
-    fn muted_replica_takes_no_client() {
+    fn muted_replica_adopts_no_connection() {
         let Some(mut rig) = Rig::new() else { return };
         let (record, key) = one();
         rig.found(std::iter::once(record.clone()), Some(PIN), false, Instant::now());

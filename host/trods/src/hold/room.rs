@@ -1,24 +1,24 @@
-//! Room for what clients make a replica keep: of all clients together, of one, and of one network, so that no client takes it from
-//! the others.
+//! Limits what clients make a replica store: in total, for each address and for each network, so
+//! that no client uses up the others' share.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-/// The share of one address, of IPv6 of 64 bits: a quarter.
+/// One address (for IPv6, a /64) may use this fraction of the limit: a quarter.
 const PER_ADDRESS: usize = 4;
-/// That of one network, 24 bits of IPv4 or 48 of IPv6: half.
+/// One network (a /24 of IPv4, a /48 of IPv6) may use this fraction of the limit: half.
 const PER_NETWORK: usize = 2;
 
-/// Bytes of held frames, by client.
+/// Counts the units (bytes of frames, or queued objects) in use, by client.
 #[derive(Debug)]
 pub(crate) struct Room {
     most: usize,
     held: usize,
-    /// By address prefix, for prefixes with held frames only.
+    /// Units in use by address prefix; only prefixes with any.
     clients: HashMap<(bool, u128), usize>,
 }
 
-/// An address and its network.
+/// The prefixes of an address and of its network.
 fn keys(client: IpAddr) -> [((bool, u128), usize); 2] {
     let bits = |v4: u32, v6: u32| match client.to_canonical() {
         IpAddr::V4(ip) => u128::from(u32::from(ip) >> (32 - v4)) | 1 << 127,
@@ -28,7 +28,7 @@ fn keys(client: IpAddr) -> [((bool, u128), usize); 2] {
 }
 
 impl Room {
-    /// Makes room for `most` units of all clients together.
+    /// `most`: the limit on the units of all clients together.
     pub(crate) fn new(most: usize) -> Room {
         Room { most, held: 0, clients: HashMap::new() }
     }
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_and_a_network_have_a_share_each() {
+    fn room_is_limited_by_client_and_network() {
         let mut room = Room::new(MOST);
         let mut fill = |client: IpAddr, bytes| {
             let has = room.has(client, bytes);

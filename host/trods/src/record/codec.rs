@@ -12,24 +12,25 @@ use super::{
 use crate::digest::Digest;
 use crate::head::{self, Framing, MAX_HEAD, Method, ResponseHead};
 
-/// Bytes of the longest record. Records of curl and nginx have fewer than 500, those of a browser
-/// fewer than 1,000; long cookies, pipelines and responses that are stored whole need more.
+/// Length of the longest encoded record. Records of curl and nginx have fewer than 500 bytes, those
+/// of a browser fewer than 1,000; long cookies, pipelined requests and responses that are stored
+/// whole need more.
 pub const MAX_RECORD: usize = 8192;
 /// The first bytes of a record; the last of them is the version of the format.
 const MAGIC: [u8; 4] = *b"TRK\x01";
-/// RFC 7323 section 2.3.
+/// Largest window scale (RFC 7323 section 2.3).
 const MAX_SCALE: u8 = 14;
 
 /// Why bytes are not a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// The first bytes are wrong: no record, or one of another version.
+    /// The first bytes are wrong: not a record, or one of another version.
     #[error("no record of this version")]
     Magic,
     /// The record is too short or too long, or its checksum is wrong.
     #[error("damaged")]
     Damaged,
-    /// A field has a value that no record has.
+    /// A field has a value that no encoder writes.
     #[error("{0} cannot be")]
     Field(&'static str),
 }
@@ -49,7 +50,7 @@ const GENERATED: u8 = 4;
 const DIGEST: u8 = 8;
 
 impl Record {
-    /// Bytes of [`encode`](Self::encode).
+    /// Length of the encoded record ([`encode`](Self::encode)).
     #[must_use]
     pub fn size(&self) -> usize {
         let address = if self.tuple.client.is_ipv6() { 18 } else { 6 };
@@ -62,7 +63,7 @@ impl Record {
             + self.requests.len()
     }
 
-    /// The encoded record: at most [`MAX_RECORD`] bytes if [`decode`](Self::decode) accepts it.
+    /// Encodes the record: at most [`MAX_RECORD`] bytes if [`decode`](Self::decode) accepts it.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.size());
@@ -70,7 +71,7 @@ impl Record {
         out
     }
 
-    /// Appends its bytes.
+    /// Appends the encoded record.
     pub(crate) fn encode_into(&self, out: &mut Vec<u8>) {
         let start = out.len();
         out.extend_from_slice(&MAGIC);
@@ -127,7 +128,7 @@ impl Record {
                 }
                 Body::Generated { request, head, seen } => {
                     out.extend_from_slice(&seen.sum.to_be_bytes());
-                    // Where the length of the body is known, so is the rest.
+                    // If the body's length is known, the state of the checksum follows from it.
                     let (place, digits, size) = match seen.rest {
                         Rest::Octets(_) => (0, 0, 0),
                         Rest::Chunks(at) => at.encode(),
@@ -146,7 +147,7 @@ impl Record {
         out.extend_from_slice(&sum.to_be_bytes());
     }
 
-    /// Decodes a record and checks it: lengths add up, heads are heads, objects have a strong
+    /// Decodes a record and checks that lengths add up, heads parse, and objects have a strong
     /// entity tag.
     ///
     /// # Errors
@@ -214,7 +215,7 @@ impl Record {
 }
 
 impl Response {
-    /// Bytes of it in a record.
+    /// Length of the encoded response.
     pub(crate) fn size(&self) -> usize {
         17 + match &self.body {
             Body::Object { request, head, digest, .. } => {
@@ -226,7 +227,7 @@ impl Response {
     }
 }
 
-/// Whether a TSval made by the BPF programs names no object.
+/// Whether a TSval made by the BPF programs has the bits that name an object all zero.
 fn is_base(value: u32) -> bool {
     ObjectStamp::parse(value).is_some_and(|stamp| (stamp.index, stamp.object) == (0, 0))
 }
@@ -329,7 +330,7 @@ impl Reader<'_> {
             _ => return Err(odd),
         };
         let seen = Seen { sum, rest };
-        // Only GET responses are generated again; the sum of no bytes is zero.
+        // Only GET responses are generated again; the checksum of zero bytes is zero.
         let is_first = passed == before;
         let is_odd = is_first && Some(seen) != Seen::nothing(framing);
         if method != Method::Get || passed < before || is_odd {
@@ -338,7 +339,7 @@ impl Reader<'_> {
         Ok(Body::Generated { request, head, seen })
     }
 
-    /// The heads of a request and of its response, and the method.
+    /// Decodes the heads of a request and of its response, and the method.
     fn heads(&mut self) -> Result<(Vec<u8>, Vec<u8>, Method), RecordError> {
         let request = self.octets(MAX_HEAD, "the length of a request's head")?;
         let head = self.octets(MAX_HEAD, "the length of a response's head")?;
@@ -349,7 +350,7 @@ impl Reader<'_> {
     }
 }
 
-/// Bytes that are exactly the head of a response.
+/// Parses bytes that must be exactly the head of a response.
 fn read(head: &[u8], method: Method) -> Result<ResponseHead<'_>, RecordError> {
     let said = head::response(head, method).ok().flatten().filter(|said| said.length == head.len());
     said.ok_or(RecordError::Field("the head of a response"))

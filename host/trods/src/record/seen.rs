@@ -1,29 +1,29 @@
-//! A body that is read to its end as it passes.
+//! Checksum of a body, and a parser that finds its end, both fed as the bytes pass.
 
 use crate::chunked::Chunked;
 use crate::flow::Reason;
 use crate::head::Framing;
 
-/// The part of a body that is still to come.
+/// The part of a body that was not read yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
-    /// A number of bytes.
+    /// A known number of bytes.
     Octets(u64),
-    /// Chunks, of which this is the place in them.
+    /// Chunks; the state of the parser.
     Chunks(Chunked),
 }
 
-/// A body as far as it was seen, its framing included.
+/// State of a body after the bytes that were read, framing included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// CRC-32C of its bytes.
+    /// CRC-32C of these bytes.
     pub sum: u32,
-    /// The part still to come.
+    /// The part that was not read yet.
     pub rest: Rest,
 }
 
 impl Seen {
-    /// The state before the first byte; `None` if the body has no known end.
+    /// The state before the first byte; `None` if only the connection's end marks the body's.
     #[must_use]
     pub fn nothing(framing: Framing) -> Option<Seen> {
         let rest = match framing {
@@ -34,10 +34,10 @@ impl Seen {
         Some(Seen { sum: 0, rest })
     }
 
-    /// Takes in bytes and returns how many belong to the body: all, unless it ends.
+    /// Reads bytes and returns how many belong to the body: all, unless the body ends within them.
     ///
     /// # Errors
-    /// [`Reason::Malformed`]: they are no chunks.
+    /// [`Reason::Malformed`]: the bytes are not chunks.
     pub fn read(&mut self, octets: &[u8]) -> Result<usize, Reason> {
         let count = match &mut self.rest {
             Rest::Octets(left) => {
@@ -51,7 +51,7 @@ impl Seen {
         Ok(count)
     }
 
-    /// Whether nothing is to come.
+    /// Whether the body was read to its end.
     #[must_use]
     pub fn is_over(&self) -> bool {
         matches!(self.rest, Rest::Octets(0) | Rest::Chunks(Chunked::Over))

@@ -1,4 +1,4 @@
-//! The event loop of the thread of a [`Replica`](super::Replica).
+//! The event loop of a [`Replica`](super::Replica)'s thread.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -23,25 +23,26 @@ use crate::record::{Handshake, Record, Tuple};
 use crate::store::{Store, StoreConfig};
 use crate::ts::{self, Absences, Found, Names};
 
-/// Interval at which everything is checked that has no descriptor to wait for.
+/// Interval at which states without a descriptor to wait for are checked.
 const LOOK: Duration = Duration::from_millis(100);
-/// Delay after an unexpected end of a connection before its server is probed: the time in which a
+/// Delay between an unexpected end of a connection and the probe of its server: the time in which a
 /// killed process exits.
 const DEATH: Duration = Duration::from_millis(20);
-/// Time for which the server may take to accept a connection.
+/// Time limit for the local server to accept a connection.
 const ACCEPT: Duration = Duration::from_millis(20);
 /// For how long requests for the rest of a response are repeated.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Delay after which a connection that could not be adopted is searched for again.
 const AGAIN: Duration = Duration::from_millis(250);
-/// An adopted connection on which nothing happens is closed, as nginx does.
+/// Idle time after which an adopted connection is closed, as in nginx.
 const IDLE: Duration = Duration::from_secs(75);
 
 /// State of the thread.
 pub(super) struct Body {
     /// Services with connections that timestamps name.
     names: Option<Names>,
-    /// Dead replicas with named connections that are not searched for yet: records come first.
+    /// Dead replicas. Their named connections are not searched for yet, because records are read
+    /// first.
     gone: Vec<Gone>,
     netns: Option<String>,
     absences: Absences,
@@ -50,16 +51,16 @@ pub(super) struct Body {
     pins: Pins,
     refusals: Refusals,
     digests: Digests,
-    /// Exchanges lists of objects, a store each.
+    /// The threads that exchange lists of objects, one for each store.
     sharing: Vec<Sharing>,
     /// Protection settings of each service.
     settings: HashMap<SocketAddr, Settings>,
-    /// Threads that serve adopted connections, by service.
+    /// Threads that serve adopted connections, by service and settings.
     adopters: HashMap<(SocketAddr, AdoptAs, Unknown), Adopters>,
     /// Receives how each adopted connection ended.
     ended: Sender<(Tuple, Outcome)>,
     ends: Receiver<(Tuple, Outcome)>,
-    /// Connections that their server ended too early, and when.
+    /// Connections that their server closed too early, and when.
     early: VecDeque<(Instant, FlowKey)>,
     leaving: Leaving,
     followers: Followers,
@@ -101,7 +102,7 @@ impl Body {
         }
     }
 
-    /// Runs until the replica stops.
+    /// Runs until the replica is stopped.
     pub(super) fn run(&mut self) {
         let mut looked = Instant::now();
         while !self.shared.stop.load(Ordering::Relaxed) {
@@ -114,7 +115,7 @@ impl Body {
                 Some((told, longest)) => self.watch.wait(pause.min(longest), &[wake, told]),
                 None => self.watch.wait(pause, &[wake]),
             }
-            // How often it was woken does not matter.
+            // Empties the eventfd. The number of wake-ups in it is irrelevant.
             let _ = rustix::io::read(&self.shared.wake, &mut [0; 8]);
             if let Err(e) = self.turn() {
                 tracing::warn!(error = %e, "protected connections");
@@ -152,7 +153,7 @@ impl Body {
             }
         }
         let now = Instant::now();
-        // First of all, because a new adopter may have announced the connection.
+        // Announcements are read first, because a new adopter may have announced the connection.
         if let Some(names) = &mut self.names {
             names.hear(now, &mut self.watch)?;
         }
@@ -177,7 +178,8 @@ impl Body {
         let mut spoke = Vec::new();
         self.watch.turn(|key, packet| {
             spoke.push(*key);
-            // A connection with a record is, or may be, resumed by that; its client retransmits.
+            // A connection with a record is resumed by the record, whatever its timestamp names;
+            // its client retransmits.
             let is_recorded = rescue.is_loading() || rescue.looks_for(key);
             let heard = rescue.take_packet(key, packet, now);
             if let Some(names) = names {
@@ -198,7 +200,8 @@ impl Body {
                     names.look_again(&key, &found, &mut self.watch)?;
                 }
             } else if found.record.responses.is_empty() {
-                // The client would repeat its request only after twice the last interval.
+                // Without this replay the client would repeat its request only after twice the last
+                // interval.
                 self.watch.hear_again(&key, &packet);
             }
         }
@@ -212,7 +215,7 @@ impl Body {
                 self.rescue.here(key, heard.record, Instant::now() + AGAIN);
             }
         }
-        // Drops packets from before the adoption, and reports of other replicas since.
+        // Drops packets from before the adoption, and reports of other replicas since then.
         spoke.retain(|key| self.watch.has(key));
         for key in &spoke {
             for packet in self.rescue.take_copies(key) {
@@ -245,10 +248,10 @@ impl Body {
         self.judge()
     }
 
-    /// Adopts a connection; its client has answered.
+    /// Adopts a connection after its client has answered.
     fn adopt_here(&mut self, key: &FlowKey, heard: &Heard) -> Result<(), HoldError> {
         let Heard { record, connection, sent, stamped } = heard;
-        // While it is parked, segments of the kernel do not leave.
+        // The connection is parked, so the kernel's segments are held while it is dropped.
         self.watch.abandon(key)?;
         if let Some(stamped) = stamped {
             self.watch.hold().programs().stamps().put(key, stamped)?;
@@ -257,9 +260,9 @@ impl Body {
             names.resume_recorded(key, self.watch.hold().programs())?;
         }
         self.watch.adopt(record, connection.send_next)?;
-        // The store answers while the kernel makes the socket.
+        // The store can confirm the record while the kernel creates the socket.
         self.watch.settle()?;
-        // The new socket uses the kernel's timestamps, which the programs translate.
+        // The new socket uses the kernel's timestamps, which the BPF programs translate.
         let handshake = Handshake { stamps: None, ..record.handshake };
         let record = Record { handshake, ..record.clone() };
         self.adopters(record.tuple.service)?.adopt(record, connection, *sent)?;
@@ -270,7 +273,7 @@ impl Body {
         Ok(())
     }
 
-    /// Adopts a connection that its client's timestamp named.
+    /// Adopts a connection by the response that its client's timestamp named.
     fn adopt_named(&mut self, key: &FlowKey, found: &Found) -> Result<(), HoldError> {
         self.watch.abandon(key)?;
         let Some(names) = &mut self.names else { return Ok(()) };
@@ -283,8 +286,8 @@ impl Body {
         Ok(())
     }
 
-    /// Searches for announced connections of dead replicas; those with records are searched for by
-    /// records.
+    /// Searches for the announced connections of dead replicas, except those that are searched for
+    /// by records.
     fn look_for_named(&mut self) -> Result<(), HoldError> {
         let Some(names) = &mut self.names else {
             self.gone.clear();
@@ -300,7 +303,7 @@ impl Body {
         Ok(())
     }
 
-    /// Probes clients of unknown connections: the kernel's first RST to them was held back.
+    /// Probes clients of unknown connections: the kernel's first RST to each was held back.
     fn ask_refused(&mut self, now: Instant) {
         for (key, seq) in self.watch.refused() {
             self.refusals.note(key, seq, now);
@@ -308,7 +311,7 @@ impl Body {
         let (watch, rescue) = (&self.watch, &self.rescue);
         let is_known = |key: &FlowKey| watch.has(key) || rescue.looks_for(key);
         for (key, seq) in self.refusals.due(now, is_known, |key| watch.may_send(&key.service())) {
-            tracing::debug!(client = %key.client(), "asked: the kernel does not know its connection");
+            tracing::debug!(client = %key.client(), "probed the client: the kernel does not know its connection");
             rescue.ask(&key, seq);
         }
     }
@@ -323,7 +326,7 @@ impl Body {
         self.shared.back.lock().unwrap_or_else(PoisonError::into_inner).push(absence);
     }
 
-    /// Checks whether the servers of connections that ended too early live.
+    /// Checks whether the servers of connections that ended too early are alive.
     fn judge(&mut self) -> Result<(), HoldError> {
         let mut lives: HashMap<SocketAddr, bool> = HashMap::new();
         while self.early.front().is_some_and(|(at, _)| at.elapsed() >= DEATH)
@@ -440,13 +443,13 @@ impl Body {
         }
         let rescue = &self.rescue;
         if let Err(e) = self.watch.reset_closing(Instant::now(), |key| rescue.looks_for(key)) {
-            tracing::warn!(error = %e, "connections of another process");
+            tracing::warn!(error = %e, "connections that the kernel was closing could not be reset");
         }
         let leaves = self.leaving.services();
         if let Some(names) = self.names.as_ref().filter(|_| !leaves.is_empty())
             && let Err(e) = names.record(&leaves, &mut self.watch)
         {
-            tracing::warn!(error = %e, "named connections do not move");
+            tracing::warn!(error = %e, "named connections could not be moved");
         }
         let status = self.watch.status();
         let (protected, watched, moved) = (status.protected, status.watched, self.leaving.moved());
@@ -483,7 +486,7 @@ impl Body {
     }
 }
 
-/// Why connections go on that no timestamp names, as in metrics.
+/// Number of connections that no timestamp names, by cause as in the metrics.
 fn causes(of: &Unnamed) -> [(&'static str, u64); 8] {
     let Unnamed { options, ports, asking, fields, unlisted, head, second, full } = *of;
     [

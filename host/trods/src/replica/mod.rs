@@ -33,25 +33,27 @@ pub struct Protected {
     pub lease: u32,
     /// How its connections are protected.
     pub settings: Settings,
-    /// The store of records, of all connections or of those that timestamps do not name.
+    /// The store of records: of all connections, or of those that timestamps do not name.
     pub store: Option<StoreConfig>,
     /// Keys that seal the records.
     pub keys: RecordKeys,
-    /// Prefixes of the other replicas' records; their protected objects are digested here, too.
+    /// Prefixes of the other replicas' records. This replica also computes the digests of the
+    /// objects that they protect.
     pub others: Vec<String>,
-    /// How timestamps name the responses of this service.
+    /// How timestamps name the responses of this service; `None`: records alone protect it.
     pub named: Option<Named>,
 }
 
-/// A dead or excluded replica that announced its connections.
+/// A dead or excluded replica that had announced its connections.
 pub struct Gone {
     /// Number of the replica.
     pub replica: u8,
-    /// The services.
+    /// Services with the connections that it had announced.
     pub services: Vec<SocketAddr>,
-    /// The replica that should get the client's segments to the service; `None` is this one.
+    /// The replica to which the ToR should send the client's segments to the service; `None` is
+    /// this one.
     pub other: Box<dyn Fn(SocketAddr, SocketAddr) -> Option<Pin> + Send>,
-    /// Whether this replica gets no connections for now.
+    /// The ToR sends this replica no connections now, so it adopts none.
     pub waits: bool,
 }
 
@@ -64,24 +66,25 @@ pub struct Counts {
     pub unprotected: BTreeMap<&'static str, u64>,
     /// Connections of other replicas that were resumed here.
     pub adopted: u64,
-    /// Of these, connections that ended with a reset of the client.
+    /// Of the adopted ones, connections that ended with a reset of the client.
     pub refused: u64,
-    /// These resets, by [reason](crate::adopt::Refusal::name).
+    /// Resets of adopted connections' clients, by [reason](crate::adopt::Refusal::name).
     pub refusals: BTreeMap<&'static str, u64>,
-    /// Connections that were resumed in the middle of an object of unknown digest.
+    /// Adopted connections that were resumed in the middle of an object of unknown digest
+    /// (`unknown: trust`).
     pub trusted: u64,
-    /// Segments from clients that the server's window does not accept: they changed nothing.
+    /// Segments from clients that were dropped because their numbers are outside of the window.
     pub outside: u64,
-    /// Answers with all of an object, of servers without ranges, that were read through.
+    /// Answers, by servers without range support, that were read from the object's first byte up to
+    /// the client's place.
     pub read_through: u64,
-    /// Objects with a computed digest.
+    /// Number of computed digests of objects.
     pub digests: u64,
-    /// Connections that were left to other replicas.
+    /// Connections that left for other replicas in planned moves.
     pub moved: u64,
-    /// Connections that are watched now: a record of each is in the store, or will be.
+    /// Connections that are watched now: each has a record in the store, or will have one.
     pub watched: u64,
-    /// Connections that timestamps name now, and those of them that have left without an adopter so
-    /// far.
+    /// Connections that timestamps name now; and those of them that left and have no adopter yet.
     pub named: u64,
 }
 
@@ -95,7 +98,7 @@ enum Command {
     Succeed,
 }
 
-/// The thread, which ends when this is dropped.
+/// Handle of the thread, which ends when this is dropped.
 #[derive(Debug)]
 pub struct Replica {
     commands: Sender<Command>,
@@ -111,16 +114,16 @@ struct Shared {
     counts: Mutex<Counts>,
     /// Versions of the tables of services with named connections.
     tables: Mutex<HashMap<SocketAddr, u32>>,
-    /// Absences that are over.
+    /// Absences after which the pins are complete.
     back: Mutex<Vec<(u32, u64)>>,
-    /// Time until which others adopt connections of the previous process.
+    /// Time until which other replicas adopt the former process's connections.
     settles: Mutex<Option<Instant>>,
 }
 
 impl Replica {
-    /// Loads the programs onto an interface, without any protected service. `wake` is for
-    /// connections of others; [`Settings`] has it for the own ones. `issues`: there may be
-    /// [named](Protected::named) services. Needs root, or `CAP_BPF`, `CAP_NET_ADMIN` and
+    /// Loads the BPF programs onto an interface, without any protected service. `wake` applies to
+    /// connections of other replicas; [`Settings`] has it for this replica's own. `issues`: there
+    /// may be [named](Protected::named) services. Needs root, or `CAP_BPF`, `CAP_NET_ADMIN` and
     /// `CAP_NET_RAW`.
     ///
     /// # Errors
@@ -131,7 +134,7 @@ impl Replica {
         Replica::with(hold, interface, wake)
     }
 
-    /// As [`Replica::start`], with names of programs in this folder ([`Hold::open_in`]).
+    /// Like [`Replica::start`], with names of running programs in `folder` ([`Hold::open_in`]).
     ///
     /// # Errors
     /// As for [`Replica::start`].
@@ -180,8 +183,8 @@ impl Replica {
         self.command(Command::Services(services));
     }
 
-    /// The process before this one had left all connections, and its replica was never excluded: what the kernel still has of
-    /// others is their servers'.
+    /// Declares that the former process left all its connections to other replicas, and that this
+    /// replica was never excluded: connections that the kernel still has are their servers' own.
     pub fn succeed(&self) {
         self.command(Command::Succeed);
     }
@@ -196,46 +199,48 @@ impl Replica {
         self.command(Command::Gone(gone));
     }
 
-    /// The version of the table of a service's objects; 0: no table yet.
+    /// The version of the table of a service's objects; 0: the server's list was not read yet.
     #[must_use]
     pub fn table(&self, service: &SocketAddr) -> u32 {
         let tables = self.shared.tables.lock().unwrap_or_else(PoisonError::into_inner);
         tables.get(service).copied().unwrap_or(0)
     }
 
-    /// This replica was away, and others may have adopted its connections: these are handed on from
-    /// now on and dropped here. [`Replica::back`] reports when the pins are complete.
+    /// Declares that this replica was excluded, and others may have adopted its connections: their
+    /// segments are forwarded from now on, and their state here is dropped. [`Replica::back`]
+    /// reports when the pins are complete.
     pub fn away(&self, absence: Absence) {
         self.command(Command::Away(absence));
     }
 
-    /// Connections of these services go on elsewhere, as soon as another replica [follows](Replica::follow), and of no others;
-    /// those that timestamps name without it, where there is no store.
+    /// Moves the connections of these services, and of no others, to other replicas that
+    /// [follow](Replica::follow). `named`: services with named connections that move; without a
+    /// store these need no follower.
     pub fn leave(&self, all: Vec<Leave>, named: Vec<LeaveNamed>) {
         self.command(Command::Leave(all, named));
     }
 
-    /// These live replicas leave their connections. Each comes with this replica's index in the
-    /// pool, under which it adopts those that it should get.
+    /// Sets the live replicas that are being drained. Each comes with this replica's index in the
+    /// pool, under which it adopts connections that the ToR will send to it.
     pub fn follow(&self, all: Vec<(u8, Departed)>) {
         self.command(Command::Follow(all));
     }
 
-    /// Absences with complete pins, since the last call.
+    /// The absences after which the pins are complete, since the last call.
     #[must_use]
     pub fn back(&self) -> Vec<(u32, u64)> {
         std::mem::take(&mut *self.shared.back.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Whether others have to adopt the previous process's connections first, whose timestamps the
-    /// kernel does not know. Their clients retransmit within seconds.
+    /// Whether other replicas must first adopt the former process's connections, because the kernel
+    /// does not know their timestamps. Their clients retransmit within seconds.
     #[must_use]
     pub fn is_settling(&self) -> bool {
         let settles = self.shared.settles.lock().unwrap_or_else(PoisonError::into_inner);
         settles.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Sets the time until which services under a lease may send.
+    /// Sets the lease with this index.
     pub fn set_lease(&self, number: u32, lease: Lease) {
         if let Err(e) = self.leases.set(number, lease) {
             tracing::error!(error = %e, "a lease cannot be set");
@@ -269,7 +274,7 @@ impl Drop for Replica {
 
 impl Shared {
     fn wake(&self) {
-        // If the counter is full, the thread is awake already.
+        // A full counter means that a wake-up is already pending.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 }

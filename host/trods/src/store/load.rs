@@ -11,47 +11,50 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use super::{MAX_NUMBER, RecordKeys, SEALED};
 use crate::record::{MAX_RECORD, Record, Tuple};
 
-/// Records of the first query, and of each further one.
+/// Number of records in the first query, and in each further one.
 const FIRST: u32 = 64;
 const BATCH: u32 = 256;
-/// Most whole seconds by which the clocks of two hosts may differ, in memcached's resolution;
-/// probes allow as much.
+/// Largest difference of two hosts' clocks that is tolerated, in whole seconds because memcached
+/// has no finer ones; the timestamps of probes leave the same margin.
 const MOST_APART: u64 = 2;
-/// Lines of a server's statistics that are read for its time.
+/// Limit on the lines of a server's statistics that are read to find its time.
 const MOST_STATS: usize = 64;
-/// Bytes of the longest line.
+/// Limit on the length of a line, bytes.
 const MAX_LINE: u64 = 512;
 
-/// A value as it was found: its number may be another connection's by the time that it is to be deleted.
+/// Identifies a stored value. Its key alone does not: the number may belong to another connection
+/// by the time of the deletion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stored {
     /// The store server that has the record.
     pub server: SocketAddr,
-    /// Its number in the key.
+    /// The connection's number, the last part of the key.
     pub number: u32,
-    /// memcached's unique number of this value, which a later value at the same key does not have.
+    /// memcached's unique number (CAS) of this value, which a later value under the same key does
+    /// not have.
     pub cas: u64,
 }
 
-/// The result of a search.
+/// Result of a search for records.
 #[derive(Debug, Default)]
 pub struct Loaded {
-    /// The newest record of each connection, with all that is stored of it; unprotected ones are among them.
+    /// The newest record of each connection, with all its stored copies; unprotected ones are
+    /// included.
     pub records: Vec<(Vec<Stored>, Record)>,
     /// Number of servers that sent all their records.
     pub servers: usize,
-    /// Values that no replica of the service has put there, or that are no records.
+    /// Values that no replica of the service stored, or that are not records.
     pub damaged: usize,
 }
 
-/// Loads what the replica of this [`prefix`](super::prefix) stored and sealed, from all servers at a time; one that takes longer than
-/// `patience` is done without. Blocks.
+/// Loads the records that the replica with this [`prefix`](super::prefix) stored, from all servers
+/// at the same time; a server that takes longer than `patience` is left out. Blocks.
 #[must_use]
 pub fn load(servers: &[SocketAddr], prefix: &str, keys: &RecordKeys, patience: Duration) -> Loaded {
     gather(servers, (prefix, keys), patience, |from, found| from.all(prefix, keys, found))
 }
 
-/// [`load`] of the records with these numbers alone.
+/// Like [`load`], for the records with these numbers only.
 #[must_use]
 pub fn load_some(
     servers: &[SocketAddr],
@@ -114,14 +117,14 @@ fn gather(
         }
     }
     if loaded.damaged > 0 {
-        tracing::warn!(values = loaded.damaged, prefix, "in the store are values that no replica put there");
+        tracing::warn!(values = loaded.damaged, prefix, "the store has values that no replica sealed");
     }
     loaded.records = newest.into_values().collect();
     loaded
 }
 
-/// The incarnations of the replica of this [`prefix`](super::prefix), whichever it has, of which there may be records. What no
-/// replica sealed counts for nothing. Blocks.
+/// All incarnations of the replica with this [`prefix`](super::prefix) that may have records,
+/// whichever incarnation the prefix has. Values that no replica sealed are ignored. Blocks.
 #[must_use]
 pub fn incarnations(
     servers: &[SocketAddr],
@@ -147,8 +150,8 @@ pub fn incarnations(
     values.iter().flat_map(all).collect()
 }
 
-/// By how many seconds this host's clock is ahead of that of a server's host, where they differ by more than TRODS can do with
-/// ([`MOST_APART`]). Blocks.
+/// By how many seconds this host's clock is ahead of a server's host, and of which one, if the
+/// difference is more than TRODS tolerates ([`MOST_APART`]). Blocks.
 #[must_use]
 pub fn clock_ahead(servers: &[SocketAddr], patience: Duration) -> Option<(SocketAddr, i64)> {
     let until = Instant::now() + patience;
@@ -171,7 +174,7 @@ pub fn clock_ahead(servers: &[SocketAddr], patience: Duration) -> Option<(Socket
     })
 }
 
-/// [`load`] of several replicas at a time, in their order.
+/// Like [`load`], for several replicas at the same time; results in their order.
 #[must_use]
 pub fn load_all(servers: &[SocketAddr], prefixes: &[(&str, &RecordKeys)], patience: Duration) -> Vec<Loaded> {
     thread::scope(|scope| {
@@ -181,8 +184,8 @@ pub fn load_all(servers: &[SocketAddr], prefixes: &[(&str, &RecordKeys)], patien
     })
 }
 
-/// Deletes records of another replica that are now stored under this one's name, unless they
-/// changed. Those on unreachable servers expire. Blocks. Returns the number of servers that
+/// Deletes another replica's records that are now stored under this one's name, unless they
+/// changed. Records on unreachable servers expire. Blocks. Returns the number of servers that
 /// answered.
 pub fn erase(prefix: &str, mut outdated: Vec<Stored>, patience: Duration) -> usize {
     let until = Instant::now() + patience;
@@ -224,7 +227,7 @@ impl Reader {
         }
     }
 
-    /// Reads the next value, if there is one, with its identity.
+    /// Reads the next value, if there is one, with its CAS number.
     pub fn value(&mut self) -> io::Result<Option<(u64, Vec<u8>)>> {
         let line = self.line()?;
         if line == b"EN" {
@@ -242,14 +245,16 @@ impl Reader {
 
     fn all(&mut self, prefix: &str, keys: &RecordKeys, found: &mut Values) -> io::Result<()> {
         let ask = |numbers: Range<u32>| questions(prefix, numbers);
-        // The first records are requested together with the count, because a client waits for each round trip.
+        // The first records are requested together with the bound, because a client waits for each
+        // round trip.
         self.ask(format!("mg {prefix} v c\r\n{}", ask(0..FIRST)).as_bytes())?;
         let count = self.value()?.and_then(|(_, sealed)| number(&open(keys, prefix, &sealed)?));
         let mut asked = 0..FIRST;
         loop {
             let before = found.len();
             self.answers(asked.clone(), found)?;
-            // Numbers are the lowest free ones, so without a count they end where a batch is empty.
+            // Numbers are the lowest free ones, so without a bound the first empty batch is the
+            // end.
             let end = count.unwrap_or(if found.len() > before { MAX_NUMBER.into() } else { 0 });
             asked = asked.end..(asked.end + BATCH).min(end.min(MAX_NUMBER.into()) as u32);
             if asked.is_empty() {
@@ -290,11 +295,11 @@ impl Reader {
     }
 }
 
-/// Opens a value that a replica of the service sealed for this key.
+/// Decrypts a value that a replica of the service sealed for this key.
 fn open(keys: &RecordKeys, key: &str, sealed: &[u8]) -> Option<Vec<u8>> {
     let value = keys.open(key, sealed);
     if value.is_none() {
-        tracing::warn!(key, "in the store is a value that no replica put there");
+        tracing::warn!(key, "the store has a value that no replica sealed");
     }
     value
 }

@@ -1,12 +1,14 @@
-//! Where records are kept: memcached servers on other hosts, by their meta commands.
+//! Stores records in memcached servers on other hosts, by memcached's meta commands.
 //!
-//! Nothing here blocks: wait on [`Store::descriptors`] until [`Store::deadline`], then call [`Store::turn`]. A record goes to
-//! the first server that does well, and to the next one too if that has not answered within the patience; an answer that
-//! comes later counts all the same. Servers of the own host are not used: they die with it.
+//! Nothing here blocks: wait on [`Store::descriptors`] until [`Store::deadline`], then call
+//! [`Store::turn`]. A record is sent to the preferred server that works, and to the next one too if
+//! the first has not answered within the patience; a later answer of the first still counts.
+//! Servers on this host are not used: their memory is lost with it.
 //!
-//! All that is stored is sealed ([`RecordKeys`]). The record of connection number `n` has the key `pool.replica.incarnation.n`. The key
-//! without a number holds a number above all those in use, so that another replica finds all records ([`load`]), and
-//! `pool.replica.all` the replica's incarnations, so that it finds those of before ([`incarnations`]).
+//! All values are sealed ([`RecordKeys`]). The record of connection number `n` has the key
+//! `pool.replica.incarnation.n`. The key without a number holds a bound above all numbers in use,
+//! so that another replica finds all records ([`load`]). The key `pool.replica.all` holds the
+//! replica's incarnations, so that it finds earlier ones ([`incarnations`]).
 
 mod load;
 mod notice;
@@ -29,24 +31,26 @@ pub use sealed::{RecordKeys, SEALED};
 
 /// Lifetime of a record in the store, seconds.
 pub const LIFETIME: u32 = 3600;
-/// Default timeout of a server, after which the next one is asked ([`StoreConfig::patience`]).
+/// Default time after which a record is also sent to the next server ([`StoreConfig::patience`]).
 pub const PATIENCE: Duration = Duration::from_millis(2);
-/// An attempt fails after this many times the patience; after [`GIVE_UP_BUSY`] times if the server
-/// keeps answering earlier commands.
+/// An attempt fails after this many times the patience, or after [`GIVE_UP_BUSY`] times if the
+/// server is still answering earlier commands.
 const GIVE_UP: u32 = 100;
 const GIVE_UP_BUSY: u32 = 1000;
-/// Time for which a server that was late is only the last choice.
+/// How long a server that was late is used only if no other one is left.
 const SUSPECT: Duration = Duration::from_secs(1);
-/// The highest number in use is announced rounded up to a multiple of this, and again after a third of its lifetime.
+/// The bound on the numbers in use is rounded up to a multiple of this, and stored again after a
+/// third of its lifetime.
 const STEP: u32 = 256;
 const ANNOUNCE: Duration = Duration::from_secs(LIFETIME as u64 / 3);
-/// A record is stored again at this age, or up to twice this age: the ages differ so that the renewals are spread.
+/// Age at which a record is stored again. It varies up to twice this, so that renewals are spread
+/// over time.
 pub const RENEWAL: Duration = Duration::from_secs(LIFETIME as u64 / 3);
-/// A record with fewer copies than configured is stored again after this time.
+/// Delay after which a record with fewer copies than configured is stored again.
 const AGAIN: Duration = Duration::from_secs(10);
 /// Maximum number of connections with records.
 pub const MAX_NUMBER: u32 = 1 << 20;
-/// Most incarnations of a replica that are searched for.
+/// Limit on the incarnations of a replica that are searched for.
 const MAX_INCARNATIONS: usize = 16;
 /// Maximum number of buffers kept for later records.
 const SPARE: usize = 256;
@@ -58,33 +62,33 @@ pub const MAX_SERVERS: usize = 16;
 pub struct StoreConfig {
     /// The servers.
     pub servers: Vec<SocketAddr>,
-    /// Addresses of this host.
+    /// Addresses of this host; store servers on it are not used.
     pub own: Vec<IpAddr>,
-    /// Servers that must keep a record, 1 or 2.
+    /// Number of servers that must store a record, 1 or 2.
     pub copies: u8,
-    /// The first part of all keys, of [`prefix`].
+    /// First part of all keys, made by [`prefix`].
     pub prefix: String,
-    /// Earlier incarnations that may have records; they are announced so that others [find](incarnations) those.
+    /// Earlier incarnations that may have records; they are stored in the list of [`incarnations`].
     pub formers: Vec<u64>,
-    /// Timeout of a server.
+    /// Time after which a record is also sent to the next server.
     pub patience: Duration,
     /// Minimum age at which a record is stored again ([`Store::is_stale`]).
     pub renewal: Duration,
 }
 
-/// Why a store cannot be used.
+/// Why a store's configuration is unusable.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// All servers are on this host.
+    /// All configured servers are on this host.
     #[error("no server of the store is on another host")]
     Alone,
     /// More than [`MAX_SERVERS`].
     #[error("{0} servers are too many")]
     Servers(usize),
-    /// Neither 1 nor 2.
+    /// The number of copies is neither 1 nor 2.
     #[error("{0} copies: 1 or 2 can be had")]
     Copies(u8),
-    /// A name that no key can have.
+    /// A name that cannot be part of a key.
     #[error("{0:?} cannot be part of a key")]
     Name(String),
 }
@@ -94,13 +98,14 @@ pub enum StoreError {
 pub struct Done {
     /// The connection's number.
     pub n: u32,
-    /// The ticket that came with it.
+    /// The ticket that was passed with the record.
     pub ticket: u64,
-    /// Whether the record is stored; if two copies are wanted and one server is left, whether that server has it.
+    /// Whether the record is stored. If two copies are configured and only one server is left, one
+    /// copy suffices.
     pub kept: bool,
 }
 
-/// Prefix of a replica's keys.
+/// The first part of a replica's keys.
 ///
 /// # Errors
 /// [`StoreError::Name`]: names are printable ASCII without spaces and dots, at most 64 bytes.
@@ -117,7 +122,8 @@ pub fn prefix(pool: &str, replica: &str, incarnation: u64) -> Result<String, Sto
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
     job: Option<u64>,
-    /// Servers that may have any of its records, one bit each, and those that acknowledged the last one.
+    /// Bit sets of servers: those that may have any of its records, and those that acknowledged the
+    /// last one.
     holders: u16,
     keep: u16,
     /// Time at which the last record was passed to a server.
@@ -128,9 +134,10 @@ struct Entry {
 struct Job {
     n: u32,
     ticket: u64,
-    /// Sealed.
+    /// The sealed record.
     record: Vec<u8>,
-    /// Servers to which it was sent, one bit each; those that have not answered; those that stored it.
+    /// Bit sets of servers: those to which it was sent, those that have not answered, and those
+    /// that stored it.
     asked: u16,
     waiting: u32,
     kept: u32,
@@ -138,15 +145,15 @@ struct Job {
     give_up: Instant,
 }
 
-/// The store as one replica writes it.
+/// A store, as one replica writes to it.
 #[derive(Debug)]
 pub struct Store {
     names: Names,
     sealer: Sealer,
-    /// The replica's incarnations, the own first.
+    /// The replica's incarnations, its own first.
     incarnations: String,
     spare: Vec<Vec<u8>>,
-    /// The key of the record that is being sealed.
+    /// The key of the record that is being sealed; reused to save allocations.
     place: String,
     patience: Duration,
     copies: u32,
@@ -158,14 +165,14 @@ pub struct Store {
     renewal: Duration,
     /// The state of each connection, by its number.
     current: Vec<Entry>,
-    /// The announced bound, above all numbers in use.
+    /// The stored bound, above all numbers in use.
     announced: u32,
     announce_at: Instant,
     done: Vec<Done>,
 }
 
 impl Store {
-    /// A store that connects to its servers, and seals with these keys.
+    /// A store that connects to its servers and seals with these keys.
     ///
     /// # Errors
     /// [`StoreError`]
@@ -182,7 +189,7 @@ impl Store {
         if others.is_empty() {
             return Err(StoreError::Alone);
         }
-        // Replicas begin with different servers.
+        // Replicas prefer different servers, to spread the load.
         let turn = crc32c::crc32c(config.prefix.as_bytes()) as usize % others.len();
         others.rotate_left(turn);
         let (index_key, own) = index(&config.prefix);
@@ -214,13 +221,13 @@ impl Store {
         Ok(store)
     }
 
-    /// The keys of its values.
+    /// The keys that seal its values.
     #[must_use]
     pub fn keys(&self) -> &RecordKeys {
         &self.sealer.keys
     }
 
-    /// Seals with these keys from now on. Records have to be put again.
+    /// Seals with these keys from now on. The caller has to store existing records again.
     pub fn set_keys(&mut self, keys: &RecordKeys, now: Instant) {
         let is_other = self.sealer.keys.epochs() != keys.epochs();
         self.sealer.keys = keys.clone();
@@ -229,8 +236,9 @@ impl Store {
         }
     }
 
-    /// Stores the record of connection `n`, below [`MAX_NUMBER`], in place of the one before. [`Store::turn`]
-    /// reports the result, unless a later record replaced it before it was sent. Without keys nothing is stored.
+    /// Stores the record of connection `n` (below [`MAX_NUMBER`]) in place of its last one.
+    /// [`Store::turn`] reports the result, unless a later record replaced this one before it was
+    /// sent. Without keys nothing is stored.
     pub fn put(&mut self, n: u32, ticket: u64, record: &Record, now: Instant) {
         use std::fmt::Write;
         self.place.clear();
@@ -281,8 +289,8 @@ impl Store {
         }
     }
 
-    /// Whether the record of connection `n` is to be stored again: its lifetime runs, or a server that kept it is lost while
-    /// another takes records. Not while it is on its way.
+    /// Whether the record of connection `n` must be stored again: it is old, or a server that had
+    /// it lost it while another server works. `false` while it is being stored.
     #[must_use]
     pub fn is_stale(&self, n: u32, now: Instant) -> bool {
         let Some(Entry { job: None, keep, since: Some(since), .. }) = self.current.get(n as usize) else {
@@ -300,8 +308,8 @@ impl Store {
                 || age >= AGAIN && copies < self.copies.min(takers))
     }
 
-    /// Sends, receives, connects; what became of records goes to `done`. To be called when a descriptor is ready or the
-    /// deadline has come.
+    /// Sends, receives, and connects to servers; results of records are appended to `done`. Call it
+    /// when a descriptor is ready or the deadline has passed.
     pub fn turn(&mut self, now: Instant, done: &mut Vec<Done>) {
         if now >= self.announce_at {
             self.announce(now);
@@ -316,7 +324,7 @@ impl Store {
                 self.answered(at, answer, now);
             }
             if self.servers[at].take_lost() {
-                // A restarted server has lost everything that it kept.
+                // A restarted memcached has lost all values.
                 self.current.iter_mut().for_each(|entry| entry.keep &= !(1 << at));
             }
         }
@@ -331,7 +339,7 @@ impl Store {
         done.append(&mut self.done);
     }
 
-    /// Descriptors to wait on, and whether there is something to write.
+    /// Descriptors to wait on, each with whether there is something to write.
     pub fn descriptors(&self) -> impl Iterator<Item = (BorrowedFd<'_>, bool)> {
         self.servers.iter().filter_map(Server::descriptor)
     }
@@ -366,7 +374,7 @@ impl Store {
         }
     }
 
-    /// The values by which others find records, as they are now.
+    /// Seals the values by which other replicas find the records.
     fn seal_names(&mut self) {
         let Names { prefix, index_key, index, count } = &mut self.names;
         let all = self.incarnations.as_bytes();
@@ -381,14 +389,15 @@ impl Store {
         }
     }
 
-    /// Drops a job, and keeps its buffer.
+    /// Removes a job and keeps its buffer for later ones.
     fn end(&mut self, serial: u64) {
         if let Some(job) = self.jobs.remove(&serial).filter(|_| self.spare.len() < SPARE) {
             self.spare.push(job.record);
         }
     }
 
-    /// Hands a job to the best server that was not asked yet. False if there is none.
+    /// Sends a job's record to the best server that does not have it yet. Returns `false` if there
+    /// is none.
     fn ask_next(&mut self, serial: u64, now: Instant) -> bool {
         let Some(job) = self.jobs.get_mut(&serial) else { return false };
         let open = (0..self.servers.len()).filter(|at| job.asked & 1 << at == 0 && self.servers[*at].takes());
@@ -402,7 +411,7 @@ impl Store {
         true
     }
 
-    /// A job's time for one more attempt, or for none.
+    /// At a job's timer: tries the next server, or ends the job.
     fn look_at(&mut self, serial: u64, now: Instant) {
         let Some(job) = self.jobs.get(&serial) else { return };
         let (give_up, last) = (job.give_up, job.begun + self.patience * GIVE_UP_BUSY);
@@ -440,7 +449,7 @@ impl Store {
         self.judge(answer.serial, false);
     }
 
-    /// Whether a job is finished.
+    /// Completes a job if its result is known.
     fn judge(&mut self, serial: u64, late: bool) {
         let Some(job) = self.jobs.get(&serial) else { return };
         if job.kept >= self.copies || job.waiting == 0 || late {
@@ -452,19 +461,19 @@ impl Store {
     }
 }
 
-/// The key under which a replica's incarnations stand, and which one this prefix has.
+/// The key of the list of a replica's incarnations, and the incarnation in this prefix.
 fn index(prefix: &str) -> (String, u64) {
     let (replica, incarnation) = prefix.rsplit_once('.').unwrap_or((prefix, ""));
     (format!("{replica}.all"), incarnation.parse().unwrap_or(0))
 }
 
-/// The prefix of the same replica with another incarnation.
+/// The prefix of the same replica's other incarnation.
 pub(crate) fn sibling(prefix: &str, incarnation: u64) -> String {
     let (replica, _) = prefix.rsplit_once('.').unwrap_or((prefix, ""));
     format!("{replica}.{incarnation}")
 }
 
-/// The key of the record of this number.
+/// The key of the record with this number.
 pub(crate) fn place(prefix: &str, number: u32) -> String {
     format!("{prefix}.{number}")
 }
@@ -478,5 +487,5 @@ fn put_command(key: std::fmt::Arguments<'_>, opaque: u64, value: &[u8], out: &mu
     out.extend_from_slice(b"\r\n");
 }
 
-// A bit each.
+// A set of servers is one bit each in a `u16`.
 const _: () = assert!(MAX_SERVERS <= u16::BITS as usize);

@@ -1,5 +1,5 @@
-//! Values beside the records, which replicas with a common store exchange (`moves`); sealed like
-//! records.
+//! Values other than records that replicas exchange through a common store (used by `moves`);
+//! sealed like records.
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::RecordKeys;
 use super::load::{Reader, rubbish};
 
-/// A server that takes longer is done without, and asked again after a while.
+/// A server that takes longer is left out, and asked again after a while.
 const PATIENCE: Duration = Duration::from_millis(100);
 const RETRY: Duration = Duration::from_millis(500);
 
@@ -37,7 +37,7 @@ impl Notices {
         self.keys = keys.clone();
     }
 
-    /// Hands over what replicas have put on each server under these keys, with the key's place among them.
+    /// Passes the values under these keys to `take`, from each server, with the index of the key.
     pub fn get(&mut self, keys: &[String], mut take: impl FnMut(usize, &[u8])) {
         let commands: String = keys.iter().map(|key| format!("mg {key} v c\r\n")).collect();
         let Notices { servers, keys: seals } = self;
@@ -53,8 +53,7 @@ impl Notices {
         }
     }
 
-    /// Stores a value under a key for a number of seconds; returns the number of servers that keep
-    /// it.
+    /// Stores a value for this many seconds; returns the number of servers that stored it.
     pub fn put(&mut self, key: &str, seconds: u32, value: &[u8]) -> usize {
         let Some(value) = self.keys.seal(key, value) else { return 0 };
         let mut command = Vec::with_capacity(key.len() + value.len() + 32);
@@ -68,7 +67,7 @@ impl Notices {
                 reader.ask(&command)?;
                 match reader.line()?.starts_with(b"HD") {
                     true => kept += 1,
-                    // The rest of the answer does not matter.
+                    // Only the first two letters of the answer show the result.
                     false => return Err(rubbish()),
                 }
                 Ok(())

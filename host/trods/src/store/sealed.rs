@@ -1,32 +1,32 @@
-//! Seals stored values: an attacker who reaches the servers of a store, and is no replica of the
-//! service, can neither read a value, nor change it, nor move it to another key.
+//! Seals stored values, so that an attacker that reaches a store's servers without being a replica
+//! of the service can neither read a value, nor change it, nor move it to another key.
 //!
-//! AES-256-GCM-SIV (RFC 8452) under a key of the service's ring of seals. The associated data is
-//! the value's key in the store, which names pool, service, replica, incarnation and number, so a
-//! value is valid at its own key only. An attacker can restore an older value:
-//! [`Record::age`](crate::record::Record::age) and the client's sequence numbers have to fit a
-//! record before it is used.
+//! AES-256-GCM-SIV (RFC 8452) with a key derived from the service's ring of seals. The associated
+//! data is the value's key in the store, which names pool, service, replica, incarnation and
+//! number, so a value is valid only under its own key. An attacker can restore an older value: a
+//! record is used only if [`Record::age`](crate::record::Record::age) and the client's sequence
+//! numbers fit it.
 
 use std::sync::Arc;
 
 use aes_gcm_siv::aead::{Aead, AeadInPlace, KeyInit, Payload};
 use aes_gcm_siv::{Aes256GcmSiv, Nonce};
 
-/// Bytes that sealing adds to a value: form, key epoch, nonce and tag.
+/// Bytes that sealing adds to a value: format byte, key epoch, nonce and tag.
 pub const SEALED: usize = 1 + 2 + NONCE + TAG;
 const NONCE: usize = 12;
 const TAG: usize = 16;
-/// First byte of sealed values; no record of a version without sealing begins with it.
+/// First byte of sealed values, which no unsealed record of older versions begins with.
 const FORM: u8 = 0xa5;
 /// Context string of the key derivation.
 const PURPOSE: &str = "Rivulet TRODS records 2026-11";
 
-/// The keys of a service's values, by epoch.
+/// A service's keys for stored values, by epoch.
 #[derive(Clone)]
 pub struct RecordKeys(Arc<Keys>);
 
 struct Keys {
-    /// The epoch that seals.
+    /// The epoch with which new values are sealed.
     usable: u16,
     keys: Vec<(u16, Aes256GcmSiv)>,
 }
@@ -39,8 +39,9 @@ impl std::fmt::Debug for RecordKeys {
 }
 
 impl RecordKeys {
-    /// Of a service, from the masters of its live epochs of seals; `usable` is the epoch that seals. Where that is none of them, the oldest
-    /// does: others are most likely to have it.
+    /// Derives a service's keys from the masters of its live epochs. `usable` is the epoch that
+    /// seals; if it is not among them, the oldest one seals, which other replicas most probably
+    /// have.
     #[must_use]
     pub fn new(service: u16, usable: u16, masters: &[(u16, [u8; 16])]) -> RecordKeys {
         let derive = |(epoch, master): &(u16, [u8; 16])| {
@@ -59,13 +60,13 @@ impl RecordKeys {
         self.0.usable
     }
 
-    /// The sealing epoch and all epochs: if they are unchanged, so are the keys.
+    /// The sealing epoch and all epochs: equal values mean equal keys.
     #[must_use]
     pub fn epochs(&self) -> (u16, Vec<u16>) {
         (self.0.usable, self.0.keys.iter().map(|(epoch, _)| *epoch).collect())
     }
 
-    /// Seals a value for this key of the store. `None` without keys.
+    /// Seals a value for this key of the store; `None` without keys.
     #[must_use]
     pub fn seal(&self, place: &str, value: &[u8]) -> Option<Vec<u8>> {
         let mut out = Vec::with_capacity(SEALED + value.len());
@@ -73,7 +74,7 @@ impl RecordKeys {
         Some(out)
     }
 
-    /// Opens a value that a replica of the service sealed for this key; `None` for any other.
+    /// Decrypts a value that a replica of the service sealed for this key; `None` for any other.
     #[must_use]
     pub fn open(&self, place: &str, sealed: &[u8]) -> Option<Vec<u8>> {
         let rest = sealed.strip_prefix(&[FORM])?;
@@ -93,12 +94,12 @@ fn associated(place: &str) -> &[u8] {
     place.as_bytes()
 }
 
-/// Seals many values, in buffers of the caller's. Nonces count up from a random one: a system call for each would be on the way of
-/// every response.
+/// Seals many values, into buffers of the caller. Nonces count up from a random one, because a
+/// system call for each would delay every response.
 #[derive(Debug)]
 pub(super) struct Sealer {
     pub keys: RecordKeys,
-    /// The next nonce, once there is one; the low [`NONCE`] bytes count.
+    /// The next nonce, after the first random one; its low [`NONCE`] bytes are used.
     next: Option<u128>,
 }
 
@@ -107,7 +108,8 @@ impl Sealer {
         Sealer { keys: keys.clone(), next: None }
     }
 
-    /// Replaces `out` by the bytes that `write` appends, sealed for this place. None without keys.
+    /// Replaces `out` with the bytes that `write` appends, sealed for this key of the store; `None`
+    /// without keys.
     pub fn seal(&mut self, place: &str, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) -> Option<()> {
         let keys = &self.keys.0;
         let cipher = self.keys.cipher(keys.usable)?;
@@ -142,7 +144,7 @@ mod tests {
     const PLACE: &str = "3-5.1.7.12";
 
     #[test]
-    fn sealed_value_opens_in_its_place_alone() {
+    fn sealed_value_opens_only_under_its_key() {
         let keys = RecordKeys::new(5, 2, &[(1, [1; 16]), (2, [2; 16])]);
         let sealed = keys.seal(PLACE, b"a record").unwrap();
         assert_eq!(sealed.len(), SEALED + 8);
@@ -155,10 +157,10 @@ mod tests {
     }
 
     #[test]
-    fn each_value_has_a_nonce_of_its_own() {
+    fn each_sealed_value_has_its_own_nonce() {
         let keys = RecordKeys::new(5, 1, &[(1, [1; 16])]);
         let (mut sealer, mut nonces) = (Sealer::new(&keys), std::collections::HashSet::new());
-        // Counted over the end of the numbers, too.
+        // The count of nonces wraps within this test.
         sealer.next = Some(u128::MAX - 2);
         let mut out = b"what was there".to_vec();
         for n in 0..5 {

@@ -1,5 +1,5 @@
-//! One memcached server: a connection that is made again when it breaks, commands written one behind the other, answers in
-//! their order.
+//! The connection to one memcached server: it is reopened when it breaks, commands are pipelined,
+//! and answers arrive in their order.
 
 use std::collections::{HashSet, VecDeque};
 use std::io::{self, Read, Write};
@@ -15,24 +15,24 @@ use super::put_command;
 const RETRY: Duration = Duration::from_millis(200);
 /// A connection without an answer for this long is broken.
 const SILENCE: Duration = Duration::from_secs(1);
-/// Most bytes that wait to be sent, and most commands without an answer: a server gets no further
-/// ones.
+/// Limits on the bytes that wait to be sent, and on the commands without an answer: beyond them a
+/// server gets no further records.
 const MAX_OUT: usize = 4 << 20;
 const MAX_WAITING: usize = 65_536;
-/// Bytes of an answer's longest line.
+/// Limit on the length of a line in an answer, bytes.
 const MAX_LINE: usize = 2048;
-/// Most deletions that wait for an unreachable server; further records expire.
+/// Limit on the deletions that wait for an unreachable server; further records expire.
 const MAX_STALE: usize = 65_536;
 
-/// Kind of a command sent to the server.
+/// Kind of a command that was sent to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Put,
-    /// A command with an answer that does not matter.
+    /// A command with an answer that is ignored.
     Other,
 }
 
-/// The server's answer about a record.
+/// The server's answer to the storing of a record.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answer {
     pub serial: u64,
@@ -44,32 +44,32 @@ pub(super) struct Server {
     address: SocketAddr,
     stream: Option<TcpStream>,
     retry_at: Instant,
-    /// Until this time the server is only the last choice.
+    /// Until this time the server is used only if no other one is left.
     pub suspect_until: Instant,
     out: Vec<u8>,
     sent: usize,
     input: Vec<u8>,
     waiting: VecDeque<(u64, Kind, Instant)>,
-    /// Time of its last answer.
+    /// Time of the server's last answer.
     answered: Option<Instant>,
-    /// Opaque numbers of commands that are no records count down from the top.
+    /// Opaque numbers of commands that store no record; they count down from the largest.
     others: u64,
     /// Numbers of records to delete on the server.
     stale: HashSet<u32>,
-    /// Failed answers for the records that were in flight when the connection broke.
+    /// Failures to report for the records that were in flight when the connection broke.
     broken: Vec<Answer>,
     /// Whether the connection broke since the last call of `take_lost`.
     lost: bool,
 }
 
-/// Prefix of a replica's keys, and the sealed values by which others find its records.
+/// A replica's key prefix, and the sealed values by which others find its records.
 #[derive(Debug)]
 pub(super) struct Names {
     pub prefix: String,
-    /// Key of the list of its incarnations, and the list.
+    /// Key of the list of incarnations, and the sealed list.
     pub index_key: String,
     pub index: Vec<u8>,
-    /// A number above all that are in use; empty if none is.
+    /// The sealed bound above all numbers in use; empty if none is in use.
     pub count: Vec<u8>,
 }
 
@@ -92,7 +92,7 @@ impl Server {
         }
     }
 
-    /// Whether the server takes another record.
+    /// Whether the server can take another record.
     pub fn takes(&self) -> bool {
         self.stream.is_some() && self.out.len() - self.sent < MAX_OUT && self.waiting.len() < MAX_WAITING
     }
@@ -108,17 +108,17 @@ impl Server {
         match (&self.stream, self.waiting.front()) {
             (None, _) => self.retry_at,
             (Some(_), Some((_, _, since))) => *since + SILENCE,
-            // Nothing to be done.
+            // Connected, and nothing to wait for.
             (Some(_), None) => self.retry_at + Duration::from_secs(3600),
         }
     }
 
-    /// Whether an answer is missing for longer than this.
+    /// Whether any answer is missing for longer than `patience`.
     pub fn is_late(&self, now: Instant, patience: Duration) -> bool {
         self.waiting.front().is_some_and(|(_, _, since)| now.saturating_duration_since(*since) >= patience)
     }
 
-    /// Whether the server has answered within this time.
+    /// Whether the server has sent any answer within this time.
     pub fn answers(&self, now: Instant, within: Duration) -> bool {
         self.stream.is_some() && self.answered.is_some_and(|at| now.saturating_duration_since(at) < within)
     }
@@ -126,11 +126,12 @@ impl Server {
     pub fn put(&mut self, prefix: &str, n: u32, serial: u64, record: &[u8], now: Instant) {
         put_command(format_args!("{prefix}.{n}"), serial, record, &mut self.out);
         self.waiting.push_back((serial, Kind::Put, now));
-        // A waiting deletion was for the former record.
+        // The new record replaces the one that was to be deleted.
         self.stale.remove(&n);
     }
 
-    /// Stores which incarnations the replica had, and, if there are records, how many at most.
+    /// Stores the list of the replica's incarnations, and the bound on its numbers if it has
+    /// records.
     pub fn announce(&mut self, names: &Names, now: Instant) {
         if self.stream.is_none() {
             return;
@@ -143,7 +144,7 @@ impl Server {
         }
     }
 
-    /// Deletes a record as soon as the server can be reached.
+    /// Deletes a record, as soon as the server can be reached.
     pub fn delete(&mut self, n: u32) {
         if self.stale.len() < MAX_STALE {
             self.stale.insert(n);
@@ -155,7 +156,8 @@ impl Server {
         std::mem::take(&mut self.lost)
     }
 
-    /// Whether there is a connection, perhaps one that is being made.
+    /// Connects if there is no connection and the pause is over. Returns whether there is one,
+    /// possibly still being opened.
     pub fn reconnect(&mut self, now: Instant, names: &Names) -> bool {
         if self.stream.is_none() && now >= self.retry_at {
             self.retry_at = now + RETRY;
@@ -199,7 +201,7 @@ impl Server {
             match stream.write(&self.out[self.sent..]) {
                 Ok(count) => self.sent += count,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                // Also while the connection is being established.
+                // A connection that is still being opened cannot be read from either.
                 Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::NotConnected) => {
                     break;
                 }
@@ -229,7 +231,7 @@ impl Server {
             };
             self.input.extend_from_slice(&chunk[..count]);
             self.read_answers(answers)?;
-            // The socket is drained; the descriptor becomes readable for further data or the end.
+            // A short read: the socket is empty, and epoll reports further data or the end.
             if count < chunk.len() {
                 break;
             }
@@ -246,7 +248,7 @@ impl Server {
             let mut words = line.split(|&b| b == b' ');
             let said = words.next().unwrap_or_default();
             let kept = match said {
-                // The server is full or broken: it answers, but stores nothing.
+                // The server is out of memory or faulty: it answers but stores nothing.
                 b"SERVER_ERROR" => false,
                 b"HD" | b"NF" | b"NS" | b"EX" => {
                     let opaque =

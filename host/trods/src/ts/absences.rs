@@ -1,19 +1,21 @@
-//! Decides when the pins of replicas that only announce their connections are complete: when all
-//! have announced since the absence, with time for one lost datagram.
+//! Decides when the pins are complete in a service without a store, where replicas announce their
+//! connections: when every replica must have announced all of them since the absence, even if one
+//! datagram was lost.
 
 use std::time::{Duration, Instant};
 
 use crate::hold::Absence;
 
-/// After this time others have announced all their connections, even if one announcement was lost: they repeat them each
-/// second.
+/// Time after which every replica has announced all its connections, even if one datagram was lost:
+/// announcements are repeated each second.
 const TOLD: Duration = Duration::from_millis(1200);
-/// Time after which immediate announcements have arrived.
+/// Time after which an announcement that was sent at once has arrived.
 const SOON: Duration = Duration::from_millis(50);
-/// A replica that has not read for this long may have missed datagrams for lack of room.
+/// A replica that has not read announcements for this long may have lost some, because the socket's
+/// buffer was full.
 const DEAF: Duration = Duration::from_millis(500);
 
-/// Absences that wait for announcements of others.
+/// Absences after which the pins are not complete yet.
 #[derive(Debug)]
 pub(crate) struct Absences {
     waiting: Vec<(Instant, Absence)>,
@@ -22,7 +24,7 @@ pub(crate) struct Absences {
 }
 
 impl Absences {
-    /// Listens from now on.
+    /// Starts when the socket for announcements is open.
     pub fn new(now: Instant) -> Absences {
         Absences { waiting: Vec::new(), listens: (now, now) }
     }
@@ -33,9 +35,9 @@ impl Absences {
         self.listens = (if now.saturating_duration_since(last) > DEAF { now } else { since }, now);
     }
 
-    /// Adds an absence. Changes during the presence of this replica were announced to it, and so
-    /// was everything else if it has read for long enough, as a readmitted replica has since its
-    /// return.
+    /// Adds an absence. Changes while this replica was present were announced to it. If it has read
+    /// announcements without a pause since its return, as a readmitted replica has, it also knows
+    /// all other connections.
     pub fn push(&mut self, absence: Absence, now: Instant) {
         if absence.number.1 == 0 {
             self.waiting.push((now, absence));
@@ -44,13 +46,13 @@ impl Absences {
         let (soon, last) = (now + SOON, now + TOLD);
         let at = (self.listens.0 + TOLD).max(soon);
         if at < last {
-            // By now clients' segments come to this replica.
+            // The ToR sends clients' segments to this replica by then.
             self.waiting.extend([now, last].map(|at| (at, absence.once_more())));
         }
         self.waiting.push((at, absence));
     }
 
-    /// Returns an absence for which all announcements have come.
+    /// Returns an absence after which the pins are complete by now.
     pub fn due(&mut self, now: Instant) -> Option<Absence> {
         let at = self.waiting.iter().position(|(at, _)| *at <= now)?;
         Some(self.waiting.swap_remove(at).1)
@@ -94,7 +96,8 @@ mod tests {
         assert_eq!(due(&mut absences, began, &[2500, 3000]), []);
     }
 
-    /// The absences that are due at the times `then`, if the replica read at the times `listened`.
+    /// The absences that are due at the times `then`, if the replica read announcements at the
+    /// times `listened`.
     fn due_after(listened: &[u64], then: &[u64]) -> Vec<(u64, u64)> {
         let began = Instant::now();
         let mut absences = Absences::new(began);
@@ -104,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_replica_has_pins_soon_and_checks_again() {
+    fn listening_replica_completes_pins_early_and_rechecks() {
         let at = due_after(&[400, 800, 1200, 1600], &[1600, 1649, 1650, 2100, 2600, 2799, 2800]);
         assert_eq!(at, [(1600, 0), (1650, 2), (2800, 0)]);
     }

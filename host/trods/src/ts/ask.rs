@@ -1,4 +1,5 @@
-//! Asks the local server which objects it has: requests the list of targets, and the head of each.
+//! Builds the table of the local server's objects: requests the list of targets, and the head of
+//! each target.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -10,21 +11,21 @@ use crate::digest::{Digests, Knowledge, Wanted};
 
 /// Time limit for an answer of the server.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Bytes of the longest list.
+/// Limit on the length of the list, bytes.
 const MAX_LIST: u64 = 64 << 20;
-/// Bytes of the longest host name.
+/// Limit on the length of a host name, bytes.
 const MAX_HOST: usize = 255;
-/// Maximum bytes of a head.
+/// Limit on the length of a head, bytes.
 const MAX_HEAD: u64 = 8192;
 
-/// Interval at which it checks whether the objects have digests.
+/// Interval at which missing digests are looked up.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Requests the table of the server at a service's addresses, in the calling thread's network namespace. Objects without a
-/// digest are left out.
+/// Requests the list and the heads from the server at a service's addresses, in the calling
+/// thread's network namespace. Objects without a digest are left out.
 ///
 /// # Errors
-/// The server is not there, or its answers are of no use; `Interrupted`: `stop` was set.
+/// The server cannot be reached, or its answers are unusable; `Interrupted`: `stop` was set.
 pub fn table(sockets: &[SocketAddr], list: &str, digests: &Digests, stop: &AtomicBool) -> io::Result<Table> {
     let Some(&first) = sockets.first() else { return Err(io::ErrorKind::InvalidInput.into()) };
     let mut server = connect(first)?;
@@ -67,14 +68,15 @@ pub fn table(sockets: &[SocketAddr], list: &str, digests: &Digests, stop: &Atomi
     Ok(Table::new(compared.collect()))
 }
 
-/// A target of a host, and the address where it is requested.
+/// A target with the host name for its requests, and the address to which these are sent.
 struct Place<'l> {
     socket: SocketAddr,
     host: String,
     target: &'l [u8],
 }
 
-/// What a line of the list names: `http://HOST/PATH` is of this host, a path alone of the service's addresses.
+/// The targets of a line: `http://HOST/PATH` belongs to that host, a path alone to each of the
+/// service's addresses.
 fn places<'l>(line: &'l [u8], sockets: &[SocketAddr]) -> Vec<Place<'l>> {
     let is_plain = |bytes: &[u8]| bytes.iter().all(u8::is_ascii_graphic);
     let is_target = |target: &[u8]| target.len() <= MAX_TARGET && is_plain(target);
@@ -95,7 +97,7 @@ fn places<'l>(line: &'l [u8], sockets: &[SocketAddr]) -> Vec<Place<'l>> {
     sockets.iter().map(|&socket| Place { socket, host: host_of(socket), target: line }).collect()
 }
 
-/// `Host` as clients write it that have an address: without the port of HTTP (RFC 9110 section 4.2.3).
+/// `Host` as clients send it for an address: without port 80 (RFC 9110 section 4.2.3).
 fn host_of(socket: SocketAddr) -> String {
     match (socket.port(), socket) {
         (80, SocketAddr::V4(socket)) => socket.ip().to_string(),
@@ -104,7 +106,7 @@ fn host_of(socket: SocketAddr) -> String {
     }
 }
 
-/// The rows of the objects that are requested at one address.
+/// Appends the rows of the objects that are requested at one address.
 fn rows_of(origin: SocketAddr, places: &[&Place<'_>], rows: &mut Vec<(SocketAddr, Row)>) -> io::Result<()> {
     let mut server = connect(origin)?;
     let mut closing = None;
@@ -114,7 +116,8 @@ fn rows_of(origin: SocketAddr, places: &[&Place<'_>], rows: &mut Vec<(SocketAddr
             ask(&mut server, "HEAD", target, host, false)?;
         }
         let keep = self::head(&mut server)?;
-        // The head with which the server closes is requested once and then derived.
+        // The head for `Connection: close` is requested for the first object only; the others' are
+        // derived by the same change.
         let close = match closing {
             Some(closes) => Some(closed(&keep)).filter(|_| closes),
             None => {
@@ -137,7 +140,8 @@ fn rows_of(origin: SocketAddr, places: &[&Place<'_>], rows: &mut Vec<(SocketAddr
     Ok(())
 }
 
-/// Derives the head with `Connection: close` from the head without.
+/// Derives the head of a response after which the server closes, from that of a keep-alive
+/// response.
 fn closed(head: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(head.len());
     for line in head.split_inclusive(|&b| b == b'\n') {
@@ -167,7 +171,7 @@ fn ask(
     to.get_mut().write_all(&[method.as_bytes(), b" ", target, rest.as_bytes()].concat())
 }
 
-/// Reads up to and including the empty line.
+/// Reads a head, including its empty line.
 fn head(from: &mut BufReader<TcpStream>) -> io::Result<Vec<u8>> {
     let mut head = Vec::new();
     loop {
@@ -186,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_names_a_path_of_the_addresses_or_of_a_host() {
+    fn list_line_is_path_or_host_url() {
         let sockets = ["10.9.0.1:80", "[fd00:9::1]:8080"].map(|socket| socket.parse().unwrap());
         let read = |line: &[u8]| {
             let places = places(line, &sockets).into_iter();

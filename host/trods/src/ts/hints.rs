@@ -1,6 +1,6 @@
-//! Announcements of connections between replicas, for the case of a death: a client that only
-//! receives sends nothing by itself. No connection waits for them; a lost one costs a stall until
-//! the next.
+//! Hints: UDP datagrams in which replicas announce their connections to each other, because a
+//! client that only receives sends nothing by itself after its replica's death. No connection waits
+//! for a hint; a lost one delays an adoption until the next one.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,43 +13,45 @@ use rivulet_packet::nonce::half_sip_hash_64;
 
 use super::read::is_near;
 
-/// UDP port of the announcements.
+/// UDP port for hints.
 pub const PORT: u16 = 7113;
-/// Lifetime of an announcement.
+/// Lifetime of a hint.
 const LIFETIME: Duration = Duration::from_millis(3500);
-/// Maximum number of known connections; further ones are dropped.
+/// Limit on the connections that are remembered; further hints are dropped.
 const MAX_KNOWN: usize = 1 << 18;
-/// Head of a datagram: sender, number of connections, service, serial number.
+/// Length of a datagram's header: sender, number of connections, service, serial number.
 const HEAD: usize = 4 + 2 + 2 + 18 + 8;
-/// A sender that was silent for this long may restart its numbers: its clock may have been set
-/// back.
+/// After this long without a datagram, a sender's serial numbers may restart: its clock may have
+/// been set back.
 const NUMBERED: Duration = Duration::from_secs(60);
 const ENTRY: usize = 32;
 const TAG: usize = 8;
 /// Number of entries that fit into an Ethernet frame.
 const MAX_ENTRIES: usize = 44;
 const MAGIC: [u8; 4] = *b"RvT\x03";
-/// Flags of an entry; the upper bits are the member that it is left to.
+/// Flags of an entry. The bits above hold the member to which the connection is left.
 const NAMED: u8 = 1 << 0;
 const LEFT: u8 = 1 << 1;
 const HEIR: u8 = 2;
-/// Shift of the bits above an entry's generation: the time since its client's last segment ([`quiet`]).
+/// Shift of the bits above an entry's generation: the time since its client's last segment
+/// ([`quiet`]).
 const QUIET: u8 = 5;
 
-/// The announcement of a connection.
+/// A replica's announcement that it has a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hint {
     /// The client's next sequence number: everything before it was acknowledged.
     pub client_next: u32,
-    /// Bits that all timestamps of the connection share.
+    /// The bits that are equal in all timestamps of the connection.
     pub base: u32,
     /// Number of the object that is being sent; 0: none yet.
     pub object: u32,
-    /// Whether the connection can be resumed; otherwise only its holder is announced.
+    /// Whether any replica can resume the connection by its timestamps; if not, the hint announces
+    /// only the holder.
     pub is_named: bool,
-    /// Number of adoptions: the former holder may still announce the connection.
+    /// Number of adoptions so far, because the former holder may still announce the connection.
     pub generation: Generation,
-    /// The member that should adopt it, because the holder has muted it.
+    /// The member that should adopt the connection, which its holder has muted.
     pub left_to: Option<u8>,
     /// Time since the client's last segment ([`quiet`]).
     pub quiet: u8,
@@ -63,9 +65,10 @@ pub fn quiet(nanoseconds: u64) -> u8 {
 }
 
 impl Hint {
-    /// Of two announcements of one connection, that of the later adopter takes precedence. Of two
-    /// connections between the same ports, the one with the more recent segment of its client does,
-    /// or the later one: ISNs grow with time (RFC 6528), with Linux once around in 275 seconds.
+    /// Whether this hint takes precedence over `other`. For one connection, the hint of the later
+    /// adopter does. For two connections between the same addresses and ports, that with the more
+    /// recent segment of its client does, or else the later one: ISNs grow with time (RFC 6528), in
+    /// Linux once around in 275 seconds.
     #[must_use]
     pub fn is_after(&self, other: &Hint) -> bool {
         if is_near(self.client_next, other.client_next) {
@@ -78,37 +81,37 @@ impl Hint {
     }
 }
 
-/// The replicas that announce a service's connections to each other.
+/// The replicas that exchange hints about a service's connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peers {
     /// This replica's number.
     pub own: u8,
-    /// The other replicas' numbers, and the addresses of their agents.
+    /// The other replicas' numbers, and the UDP addresses of their agents.
     pub others: Vec<(u8, SocketAddr)>,
-    /// Secret of all replicas of the service, which authenticates announcements.
+    /// Secret shared by all replicas of the service, which authenticates hints.
     pub secret: [u8; 8],
 }
 
-/// The socket of this replica, and the announcements of the others.
+/// This replica's socket for hints, and the hints that it has received.
 #[derive(Debug)]
 pub struct Hints {
     socket: UdpSocket,
     peers: HashMap<SocketAddr, Peers>,
     known: HashMap<FlowKey, (u8, Hint, Instant)>,
-    /// Connections that were last announced by another replica than before.
+    /// Connections with a last hint from another replica than the one before.
     moved: Vec<FlowKey>,
-    /// Connections that are left to a member.
+    /// Connections that a hint leaves to a member.
     left: Vec<FlowKey>,
     waiting: HashMap<SocketAddr, Vec<(FlowKey, Hint)>>,
-    /// The number of the next batch.
+    /// Serial number of the next datagram.
     next: u64,
-    /// The highest number of each sender of a service, and its time: a lower number is a replay, or
-    /// late.
+    /// The highest serial number of each sender of a service, and its time: a lower one is a
+    /// replay, or late.
     heard: HashMap<(SocketAddr, u8), (u64, Instant)>,
 }
 
 impl Hints {
-    /// Listens at a port, in the calling thread's network namespace.
+    /// Opens the socket, in the calling thread's network namespace.
     ///
     /// # Errors
     /// A system call fails.
@@ -118,26 +121,27 @@ impl Hints {
             UdpSocket::bind(any).or_else(|_| UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, port)))?;
         socket.set_nonblocking(true)?;
         let (peers, known, waiting) = (HashMap::new(), HashMap::new(), HashMap::new());
-        // Larger than all numbers of the former process, which sends less than a batch a microsecond.
+        // From the clock: larger than all serial numbers of the former process, which sent less
+        // than one datagram a microsecond.
         let next = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_micros() as u64);
         let (moved, left, heard) = (Vec::new(), Vec::new(), HashMap::new());
         Ok(Hints { socket, peers, known, moved, left, waiting, next, heard })
     }
 
-    /// Sets the senders and receivers for these services.
+    /// Sets the senders and receivers of hints for these services.
     pub fn set_peers(&mut self, peers: HashMap<SocketAddr, Peers>) {
         self.known.retain(|key, _| peers.contains_key(&key.service()));
         self.heard.retain(|(service, _), _| peers.contains_key(service));
         self.peers = peers;
     }
 
-    /// Readable when an announcement has arrived.
+    /// Readable when a hint has arrived.
     #[must_use]
     pub fn readable(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// Announces a connection to the others, with the next [`Hints::flush`].
+    /// Announces a connection to the other replicas with the next [`Hints::flush`].
     pub fn tell(&mut self, key: FlowKey, hint: Hint) {
         let waiting = self.waiting.entry(key.service()).or_default();
         waiting.push((key, hint));
@@ -146,7 +150,7 @@ impl Hints {
         }
     }
 
-    /// Sends the waiting announcements. Those that cannot be sent are lost, like any datagram.
+    /// Sends the waiting hints. Those that cannot be sent are lost, like any datagram.
     pub fn flush(&mut self) {
         for (service, waiting) in &mut self.waiting {
             let Some(peers) = self.peers.get(service) else {
@@ -167,7 +171,7 @@ impl Hints {
         }
     }
 
-    /// Reads announcements.
+    /// Reads all received hints.
     pub fn hear(&mut self, now: Instant) {
         let mut octets = [0; 2048];
         while let Ok((length, from)) = self.socket.recv_from(&mut octets) {
@@ -204,12 +208,12 @@ impl Hints {
         }
     }
 
-    /// Drops announcements that were not repeated.
+    /// Drops hints that were not repeated within [`LIFETIME`].
     pub fn age(&mut self, now: Instant) {
         self.known.retain(|_, (.., at)| now.saturating_duration_since(*at) < LIFETIME);
     }
 
-    /// The connections of a service in a replica's last announcements.
+    /// The connections of a service in a replica's last hints.
     pub fn of(&self, service: SocketAddr, member: u8) -> impl Iterator<Item = (FlowKey, Hint)> {
         let is_its = move |key: &FlowKey, sender: u8| sender == member && key.service() == service;
         self.known
@@ -218,27 +222,27 @@ impl Hints {
             .map(|(key, (_, hint, _))| (*key, *hint))
     }
 
-    /// The holder of a connection, and its announcement.
+    /// The holder of a connection, and its hint.
     pub fn holder(&self, key: &FlowKey) -> Option<(u8, &Hint)> {
         self.known.get(key).map(|(sender, hint, _)| (*sender, hint))
     }
 
-    /// Connections that, since the last call, were announced by another replica than before.
+    /// Connections with another holder since the last call.
     pub fn moved(&mut self) -> Vec<FlowKey> {
         std::mem::take(&mut self.moved)
     }
 
-    /// Connections that were announced as left since the last call.
+    /// Connections that were left to a member since the last call.
     pub fn left(&mut self) -> Vec<FlowKey> {
         std::mem::take(&mut self.left)
     }
 
-    /// All connections of others: holder, last announcement and its time.
+    /// All hints of other replicas: connection, holder, hint and its time.
     pub fn all(&self) -> impl Iterator<Item = (FlowKey, u8, Hint, Instant)> {
         self.known.iter().map(|(key, (sender, hint, told))| (*key, *sender, *hint, *told))
     }
 
-    /// Forgets the announcement of a connection that this replica resumed.
+    /// Drops the hint of a connection that this replica resumed.
     pub fn forget(&mut self, key: &FlowKey) {
         self.known.remove(key);
     }
@@ -326,7 +330,7 @@ mod tests {
 
     use super::*;
 
-    /// A batch number larger than all earlier ones.
+    /// A serial number larger than all earlier ones.
     fn number() -> u64 {
         static LAST: AtomicU64 = AtomicU64::new(1);
         LAST.fetch_add(1, Ordering::Relaxed)
@@ -342,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn only_configured_peers_are_believed() {
+    fn hints_of_unknown_peers_are_ignored() {
         for (client, service) in [("192.0.2.7:1025", "10.9.0.1:80"), ("[2001:db8::7]:1025", "[fd00:9::1]:80")]
         {
             let (client, service): (SocketAddr, SocketAddr) =
@@ -383,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn recorded_batch_is_not_believed_again() {
+    fn replayed_hints_are_ignored() {
         let (client, service) = ("192.0.2.7:1025".parse().unwrap(), "10.9.0.1:80".parse().unwrap());
         let mut hints = Hints::open(0).unwrap();
         hints.set_peers([(service, peers(2, 5))].into());
@@ -408,9 +412,9 @@ mod tests {
         }
         hints.age(now + LIFETIME);
         hints.take(&batches[1], from, now + LIFETIME);
-        assert_eq!(hints.all().count(), 0, "nor does it keep anything alive");
+        assert_eq!(hints.all().count(), 0, "a replayed datagram extends no lifetime");
         hints.take(&batches[0], from, now + NUMBERED);
-        assert_eq!(hints.all().count(), 1, "its sender may have begun anew");
+        assert_eq!(hints.all().count(), 1, "the sender's serial numbers may have restarted");
     }
 
     #[test]
@@ -421,8 +425,7 @@ mod tests {
         assert_eq!(told, [0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7]);
     }
 
-    /// An excluded replica with a live agent continues to announce connections that others have
-    /// adopted.
+    /// An excluded replica with a live agent still announces connections that others have adopted.
     #[test]
     fn former_holder_does_not_hide_the_adopter() {
         let service: SocketAddr = "10.9.0.1:80".parse().unwrap();
@@ -449,11 +452,11 @@ mod tests {
         assert_eq!(told(&mut hints, 1, 0, now + LIFETIME / 2), [(2, 1)]);
         assert_eq!(told(&mut hints, 1, 1, now), [(1, 1)], "of two that went on with it whoever told last");
         assert_eq!(told(&mut hints, 1, 0, now), [(1, 0)], "its next one between the same ports");
-        // A later connection between the same ports takes precedence over the former one, however
-        // often the former was adopted (9 times here).
+        // A later connection between the same ports takes precedence over the former one, even if
+        // the former was adopted 9 times.
         let begins = 7 + (1 << 30);
-        // Unless the client has sent on the former one since, or recently: then the ISN has
-        // wrapped.
+        // Unless the former connection's client has sent something since, or recently: then the ISN
+        // has wrapped.
         let cases = [
             (begins, 0, 1),
             (7, 0, 2),
@@ -478,7 +481,7 @@ mod tests {
             }
             assert_eq!(hints.holder(&key).unwrap().0, holder, "{before}");
         }
-        // A rejected datagram does not extend any lifetime.
+        // A rejected datagram extends no lifetime.
         assert_eq!(told(&mut hints, 2, 1, now), [(2, 1)]);
         assert_eq!(told(&mut hints, 1, 0, now + LIFETIME / 2), [(2, 1)]);
         hints.age(now + LIFETIME);

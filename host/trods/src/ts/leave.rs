@@ -1,10 +1,9 @@
-//! Named connections of a replica that drains (`docs/moves.md`). With a store they are recorded and
-//! move by their records. Without one this replica mutes them and announces the adopter, which
-//! probes the client as after a death.
+//! Moves the named connections of a replica that is being drained (`docs/moves.md`). With a store
+//! they are recorded, and move by their records. Without one, this replica mutes them and announces
+//! the adopter, which probes the client as after a death.
 //!
-//! Connections of a process that died here a moment ago are left by its successor in the same way:
-//! the last named ones may be unknown to other replicas, and a client that only receives sends
-//! nothing by itself.
+//! The connections of a process that died on this host a moment ago move in the same way: the other
+//! replicas may not know the last ones, and a client that only receives sends nothing by itself.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -16,20 +15,21 @@ use super::hints::Hint;
 use super::{Names, hint, read, reading};
 use crate::hold::{AT_A_TIME, HoldError, Keeper, Rounds, Watch, now_ms};
 
-/// Number of connections that are recorded at a time: the store has other work too.
+/// Number of connections that are recorded at a time, because the store has other work as well.
 const AT_ONCE: usize = 256;
-/// First interval of repeated announcements, until an adopter announces the connection; the
-/// interval grows to an eighth of the elapsed time, up to the limit.
+/// First interval at which a hint is repeated until an adopter announces the connection. It grows
+/// to an eighth of the elapsed time, up to the limit below.
 const AGAIN: Duration = Duration::from_millis(20);
 const GIVE_UP: Duration = Duration::from_secs(60);
 
-/// Services with named connections, and the adopters of those at other replicas.
+/// Services with named connections that move, and the adopter of each.
 pub struct LeaveNamed {
-    /// Services of the connections that leave.
+    /// Services with connections that move.
     pub services: Vec<SocketAddr>,
-    /// Whether all connections leave, of services without a store. Otherwise only those of the former process do.
+    /// Whether all connections move (services without a store). If not, only those of the former
+    /// process do.
     pub drains: bool,
-    /// The adopter of a connection, by client and service.
+    /// The adopter of a connection, given its client and service.
     pub to: Box<dyn Fn(SocketAddr, SocketAddr) -> Option<Pin> + Send>,
 }
 
@@ -39,11 +39,11 @@ impl std::fmt::Debug for LeaveNamed {
     }
 }
 
-/// Connections that leave or have left.
+/// Connections that are still to move, or have moved.
 #[derive(Debug, Default)]
 pub(super) struct Leaving {
     leaves: Vec<LeaveNamed>,
-    /// Progress of the rounds, while connections leave.
+    /// The schedule of the moves, while there are any.
     rounds: Option<Rounds>,
     again_at: Option<Instant>,
     left: HashMap<FlowKey, Left>,
@@ -55,27 +55,28 @@ pub(super) struct Leaving {
 #[derive(Debug)]
 struct Left {
     hint: Hint,
-    /// The adopter; `None` while it is unknown which replica gets the client's segments.
+    /// The adopter; `None`: unknown, because it is unknown to which replica the ToR sends the
+    /// client's segments.
     to: Option<Pin>,
     since: Instant,
     again_at: Instant,
 }
 
 impl Leaving {
-    /// The adopter of a connection, if it is left.
+    /// The adopter of a connection that moves.
     fn heir(&self, key: &FlowKey) -> Option<Pin> {
         let leave = self.leaves.iter().find(|leave| leave.services.contains(&key.service()))?;
         (leave.to)(key.client(), key.service())
     }
 }
 
-/// Whether timestamps name the connection, or will: then another replica can resume it.
+/// Whether timestamps name the connection, or will, so that another replica can resume it.
 pub(super) fn is_movable(stamped: &Stamped) -> bool {
     matches!(stamped.phase, Phase::Asked | Phase::Named | Phase::Echoed)
 }
 
 impl Names {
-    /// Sets which connections leave from now on, and to which members.
+    /// Sets the services with connections that move from now on.
     pub fn set_leaves(&mut self, leaves: Vec<LeaveNamed>, now: Instant) {
         let leaving = &mut self.leaving;
         let rounds = leaving.rounds.take().unwrap_or_else(|| Rounds::begin(now));
@@ -83,20 +84,20 @@ impl Names {
         leaving.leaves = leaves;
     }
 
-    /// Numbers of connections that were left, and of those that are still to leave or have no
-    /// adopter yet.
+    /// Number of connections that moved; and of those that still have to move or have no adopter
+    /// yet.
     pub fn moves(&self) -> (u64, u64) {
         (self.leaving.moved, self.leaving.movable + self.leaving.left.len() as u64)
     }
 
-    /// Leaves the connections of a process that died here; their sockets are closed.
+    /// Moves the connections of a process that died on this host; their sockets are closed.
     pub fn leave_formers(&mut self, formers: Vec<(FlowKey, Stamped)>, now: Instant) {
         for (key, stamped) in formers.into_iter().filter(|(_, stamped)| is_movable(stamped)) {
             self.leaving.left.insert(key, Left { hint: hint(&stamped), to: None, since: now, again_at: now });
         }
     }
 
-    /// Leaves some connections.
+    /// Moves the next few connections.
     pub(super) fn leave<K: Keeper>(&mut self, now: Instant, watch: &mut Watch<K>) -> Result<(), HoldError> {
         if !self.leaving.left.is_empty() && self.leaving.again_at.is_none_or(|at| at <= now) {
             self.leaving.again_at = Some(now + AGAIN);
@@ -123,7 +124,7 @@ impl Names {
                 continue;
             }
             let programs = watch.hold().programs();
-            // It may have changed while the others were looked at.
+            // Read again: the state may have changed since the list of connections was made.
             let stamped = programs.stamps().get(&key)?.filter(|stamped| stamped.phase == Phase::Echoed);
             let Some(stamped) = stamped else { continue };
             let is_under_way = stamped.limits.acked.wrapping_sub(stamped.isn.wrapping_add(1)) < stamped.total;
@@ -132,21 +133,21 @@ impl Names {
             }
             let Some(to) = self.leaving.heir(&key) else { continue };
             room -= 1;
-            // The connection is muted before anything is announced.
+            // The connection is muted before the hint is sent.
             self.leave_to(&key, to, watch)?;
             tracing::debug!(client = %key.client(), holder = to.holder, "left");
             let hint = hint(&stamped);
             self.hints.tell(key, Hint { left_to: Some(to.holder), ..hint });
             self.leaving.left.insert(key, Left { hint, to: Some(to), since: now, again_at: now + AGAIN });
             self.leaving.moved += 1;
-            // The connection is now counted in `left`: as movable too it would count twice.
+            // The connection now counts in `left`; without this it would count twice.
             self.leaving.movable = self.leaving.movable.saturating_sub(1);
         }
         Ok(())
     }
 
-    /// Repeats the announcements. The expected adopter may have died: then another replica, or this
-    /// one, takes its place.
+    /// Repeats the hints of connections without an adopter. If the expected adopter has died,
+    /// another replica, or this one, is expected instead.
     fn leave_again<K: Keeper>(&mut self, now: Instant, watch: &mut Watch<K>) -> Result<(), HoldError> {
         let programs = watch.hold().programs();
         let keys: Vec<FlowKey> = self.leaving.left.keys().copied().collect();
@@ -163,7 +164,7 @@ impl Names {
             }
             let Left { hint, to: before, since, .. } = *left;
             let Some(to) = self.leaving.heir(&key) else {
-                // A replica that may not send has no segments of the client.
+                // A replica that may not send does not get the client's segments.
                 if watch.may_send(&key.service()) {
                     self.lost.look_for(key, Some(hint), None, now, programs)?;
                     self.leaving.left.remove(&key);
@@ -180,8 +181,9 @@ impl Names {
         Ok(())
     }
 
-    /// Passes connections of these services to the watch, if the client has acknowledged at least the head of its response.
-    /// The other clients acknowledge theirs a moment later.
+    /// Passes the connections of these services to the watch, which stores records of them, if the
+    /// client has acknowledged at least its response's head. Other clients acknowledge theirs a
+    /// moment later.
     pub fn record<K: Keeper>(&self, services: &[SocketAddr], watch: &mut Watch<K>) -> Result<(), HoldError> {
         let mut keys = Vec::new();
         watch.hold().programs().stamps().each(|key, stamped| {
@@ -195,7 +197,7 @@ impl Names {
                 break;
             }
             let programs = watch.hold().programs();
-            // It may have changed while the others were looked at.
+            // Read again: the state may have changed since the list of connections was made.
             let stamped = programs.stamps().get(&key)?.filter(|stamped| stamped.phase == Phase::Echoed);
             let Some(stamped) = stamped else { continue };
             let record = reading(&self.services, &self.at, &key)

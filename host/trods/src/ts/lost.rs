@@ -1,4 +1,4 @@
-//! The search for announced connections of dead replicas, and for connections with a client that
+//! Searches for announced connections of dead replicas, and for connections with a client that
 //! sends by itself.
 
 use std::cmp::Reverse;
@@ -19,38 +19,39 @@ use crate::wake::{PROBED, Prober};
 /// Times of the probes, milliseconds after the first one.
 const PROBES: [u64; 16] =
     [0, 30, 70, 120, 180, 250, 330, 420, 520, 640, 780, 1000, 1500, 3000, 10_000, 30_000];
-/// For this long the answer to a probe is awaited; after that any segment will do.
+/// For this long the search accepts only an answer to its own probe; after that it accepts any
+/// segment of the client.
 const FRESH: Duration = Duration::from_millis(200);
-/// After this time the search for a connection ends, also for one that another replica should
-/// adopt.
+/// Time after which the search for a connection ends, even one that another replica should adopt.
 const GIVE_UP: Duration = Duration::from_secs(60);
 const LEAVE: Duration = Duration::from_secs(5);
-/// Number of clients that are probed at a time, and the pause before the next ones.
+/// Number of clients that are probed without a pause, and the pause after them.
 const BURST: u32 = 16;
 const PACE: Duration = Duration::from_millis(2);
-/// Distance of a probe's acknowledgement below the client's next number: the client takes it for an old acknowledgement.
+/// How far a probe's acknowledgement number is below the client's next sequence number: the client
+/// takes it for an old acknowledgement.
 const OLD: u32 = 4096;
-/// Maximum number of connections in the search.
+/// Limit on the connections that are searched for.
 const MAX_LOST: usize = 65_536;
 
 #[derive(Debug)]
 struct Lost {
     hint: Option<Hint>,
-    /// The other replica that should adopt it.
+    /// The replica that should adopt it; `None`: this one.
     other: Option<Pin>,
     began: Instant,
     first: Instant,
     probes: usize,
 }
 
-/// All connections for which this replica searches.
+/// The announced connections that this replica searches for.
 #[derive(Debug, Default)]
 pub(super) struct LostOnes {
     all: HashMap<FlowKey, Lost>,
     due: BinaryHeap<Reverse<(Instant, FlowKey)>>,
-    /// Connections that their clients no longer know.
+    /// Connections that a client answered with a RST.
     gone: Vec<FlowKey>,
-    /// Probes that began at this time.
+    /// Start of the current burst of probes, and their number so far.
     pace: Option<(Instant, u32)>,
 }
 
@@ -83,7 +84,7 @@ impl LostOnes {
         self.all.contains_key(key)
     }
 
-    /// Whether this replica probes the client.
+    /// Whether this replica, and not another one, probes the client.
     pub fn is_probed(&self, key: &FlowKey) -> bool {
         self.all.get(key).is_some_and(|lost| lost.other.is_none())
     }
@@ -93,7 +94,7 @@ impl LostOnes {
         self.all.get(key).is_some_and(|lost| lost.began >= then)
     }
 
-    /// Whether the search uses an older announcement than this.
+    /// Whether the search uses an older hint than this one.
     pub fn is_behind(&self, key: &FlowKey, hint: &Hint) -> bool {
         let known = self.all.get(key).and_then(|lost| lost.hint.as_ref());
         known.is_some_and(|known| hint.is_after(known))
@@ -126,7 +127,7 @@ impl LostOnes {
             && at <= now
         {
             self.due.pop();
-            // The client has begun another connection between these ports.
+            // The client has opened another connection between the same addresses and ports.
             if programs.stamps().get(&key)?.is_some() {
                 self.forget(&key, programs)?;
                 continue;
@@ -154,7 +155,8 @@ impl LostOnes {
         Ok(())
     }
 
-    /// Reads a client's packet; returns the connection if its numbers suffice to resume it.
+    /// Processes a client's packet; returns the connection if the packet's numbers suffice to
+    /// resume it.
     pub fn take_packet(
         &mut self,
         key: &FlowKey,
@@ -170,7 +172,7 @@ impl LostOnes {
         }
         let Told::Found(found) = told else { return None };
         let began = lost.map_or(Duration::ZERO, |lost| lost.began.elapsed());
-        // A client that has nothing of its response cannot have other data on its way.
+        // If the client has no byte of its response, no data can be on its way to it.
         let waits = !found.fresh && began < FRESH && !found.record.responses.is_empty();
         if waits && lost.is_none() {
             let stamped = Stamped { generation: Generation::default(), ..found.stamped };
@@ -195,8 +197,8 @@ impl LostOnes {
     }
 }
 
-/// Probes the client of an announced connection with one byte that it had with the SYN-ACK, under
-/// each key, with timestamps of which at least one is new enough.
+/// Probes the client of an announced connection with the SYN-ACK's sequence number and one byte,
+/// under each key, and with several timestamps, one of which is new enough for PAWS.
 fn probe(key: &FlowKey, hint: &Hint, with: Reading<'_>, prober: &Prober) -> io::Result<()> {
     let odd = hint.base >> 24 & 1 != 0;
     for (isn_key, _) in with.keys.iter().filter(|(_, of)| *of == odd) {

@@ -1,9 +1,10 @@
-//! Connections that outlive their replica without a store: the timestamp that a client echoes names the object that it is
-//! downloading, and its acknowledgement shows how much of it the client has (`docs/trods-stamps.md`).
+//! Protects connections without a store: the timestamp that a client echoes names the object that
+//! it is downloading, and its acknowledgement shows how much of it the client has
+//! (`docs/trods-stamps.md`).
 //!
-//! The programs do the work on segments (`host/bpf/src/bpf/ts.h`). This module has the [`Table`] of
-//! the local server's objects, which they look up; the announcements between replicas, [`hints`];
-//! and the treatment of connections after the death of a replica or of a server's process.
+//! BPF programs do this for each segment (`host/bpf/src/bpf/ts.h`). This module builds the
+//! [`Table`] of the local server's objects for them, exchanges [`hints`] between replicas, and
+//! handles connections after the death of a replica or of a server's process.
 
 mod absences;
 mod ask;
@@ -41,37 +42,39 @@ pub use self::leave::LeaveNamed;
 pub(crate) use self::read::{Found, handshake, recorded};
 pub use table::{Known, MAX_TARGETS, Row, Table};
 
-/// Interval of requests for the local server's list of objects.
+/// Interval at which the local server's list of objects is requested.
 const ASK: Duration = Duration::from_secs(5);
-/// Interval of announcements of all connections, and the longest delay for a new one.
+/// Interval of hints about all connections, and the longest delay of the first hint about a new
+/// one.
 const TELL: Duration = Duration::from_secs(1);
 const BATCH: Duration = Duration::from_millis(2);
-/// Delay after an unexpected end of a connection before its server is probed, and the interval
-/// while it is down.
+/// Delay between an unexpected end of a connection and the probe of its server, and the interval of
+/// further probes while the server is down.
 const DEATH: Duration = Duration::from_millis(20);
 const ACCEPT: Duration = Duration::from_millis(20);
 const REVIVAL: Duration = Duration::from_secs(60);
-/// Time after a death for which segments of unknown clients are examined.
+/// How long after a death the segments of unknown clients are examined.
 pub(crate) const HUNT: Duration = Duration::from_secs(5);
-/// A connection without segments for this long is over, nanoseconds.
+/// A connection without a segment for this long counts as closed, nanoseconds.
 const IDLE: u64 = 15 * 60 * 1_000_000_000;
-/// Bytes that are let pass at a time; the BPF programs have the same limit.
+/// How many bytes the limits are ahead of the client's acknowledgement; the BPF programs have the
+/// same constant.
 const DATA_AHEAD: u32 = 1 << 30;
 
-/// How the connections of a service are named.
+/// How timestamps name the connections of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
     /// Path of the list of targets on the local server.
     pub list: String,
-    /// Keys of ISNs, each with its epoch's lowest bit: the first one makes them.
+    /// Keys of ISNs, each with its epoch's lowest bit; the first one is used for new connections.
     pub keys: Vec<(CookieKey, bool)>,
-    /// The version of the table that is in force; `None`: that of the local server.
+    /// The version of the table that is in force; `None`: whichever version the local server has.
     pub in_force: Option<u32>,
-    /// The receivers of announcements.
+    /// The replicas that exchange hints.
     pub peers: Peers,
     /// The ToR's Ethernet address.
     pub tor: [u8; 6],
-    /// The longest segments that are taken, IPv4 and IPv6.
+    /// The largest segment size that the service accepts, for IPv4 and for IPv6.
     pub mss: [u16; 2],
 }
 
@@ -81,16 +84,16 @@ struct Service {
     sockets: Vec<SocketAddr>,
     named: Named,
     table: Arc<Table>,
-    /// Number of the table in the BPF programs.
+    /// Number of the table in the BPF map.
     number: u32,
     hunting: u64,
     stop: Arc<AtomicBool>,
 }
 
-/// A table that a server has.
+/// A service's address, and the table that its server has.
 type Asked = (SocketAddr, Table);
 
-/// All services of a replica with named connections.
+/// A replica's services with named connections.
 #[derive(Debug)]
 pub(crate) struct Names {
     netns: Option<String>,
@@ -99,12 +102,13 @@ pub(crate) struct Names {
     at: HashMap<SocketAddr, usize>,
     hints: Hints,
     lost: LostOnes,
-    /// Connections that were found and are resumed here: older parked segments are of no use.
+    /// Connections that are being resumed here: segments that were parked before are obsolete.
     found: HashSet<FlowKey>,
     prober: Prober,
-    /// Connections that their server ended too early: the time of the end, and that of the next check.
+    /// Connections that their server closed too early: the time of the end, and that of the next
+    /// check.
     early: VecDeque<(Instant, Instant, FlowKey)>,
-    /// The connections of `early` that still wait for a check.
+    /// The connections in `early`.
     ending: HashSet<FlowKey>,
     told_at: Instant,
     leaving: Leaving,
@@ -140,7 +144,7 @@ impl Names {
         })
     }
 
-    /// These are the services from now on, and the numbers of their issuers.
+    /// Sets the services, and the number of each service's issuer.
     pub fn set_services(
         &mut self,
         services: &[(Vec<SocketAddr>, Named)],
@@ -168,13 +172,14 @@ impl Names {
         (0..self.services.len()).try_for_each(|n| self.issue(n, programs))
     }
 
-    /// The number of a service's issuer; none if it is not named, or there is no key yet.
+    /// The number of a service's issuer; `None` if its connections are not named, or there is no
+    /// key yet.
     pub fn issuer(&self, service: &SocketAddr) -> Option<u32> {
         let n = *self.at.get(service)?;
         (!self.services[n].named.keys.is_empty()).then_some(n as u32 + 1)
     }
 
-    /// The versions of the tables that services have here; 0: none yet.
+    /// The version of each service's table on this replica; 0: the server's list was not read yet.
     pub fn versions(&self) -> HashMap<SocketAddr, u32> {
         self.at.iter().map(|(socket, n)| (*socket, self.services[*n].table.version())).collect()
     }
@@ -190,8 +195,8 @@ impl Names {
         self.lost.has(key)
     }
 
-    /// A packet of a connection that this replica does not have; returns the connection if it can
-    /// be resumed.
+    /// Processes a packet of a connection that this replica does not have; returns the connection
+    /// if it can be resumed.
     pub fn take_packet(&mut self, key: &FlowKey, packet: &[u8], now_ms: u64) -> Option<Box<Found>> {
         if self.found.contains(key) || self.is_others(key, packet) {
             return None;
@@ -202,8 +207,8 @@ impl Names {
         Some(found)
     }
 
-    /// Adopts the connection with these timestamps. It is parked, so segments of the kernel do not
-    /// leave meanwhile.
+    /// Gives the BPF programs the state of a connection that is resumed here. It is parked, so the
+    /// kernel's segments are held meanwhile.
     pub fn adopt(&mut self, key: &FlowKey, found: &Found, programs: &Trods) -> Result<(), HoldError> {
         let stamped = found.stamped;
         let first = stamped.isn.wrapping_add(1);
@@ -213,8 +218,8 @@ impl Names {
         let limits = Limits {
             ack: stamped.client_next,
             data: first.wrapping_add(reach),
-            // A FIN of the server may mean its death; then it is asked again for the bytes that the
-            // client lacks.
+            // A server's FIN may come from its death; then the next server is asked for the bytes
+            // that the client lacks.
             fin_at: (closes && reach == stamped.total).then(|| first.wrapping_add(stamped.total)),
             closes,
             first,
@@ -230,12 +235,13 @@ impl Names {
         Ok(())
     }
 
-    /// A connection is resumed by its record: older parked segments are of no use.
+    /// Notes that a connection is resumed by its record, which makes segments that were parked
+    /// before obsolete.
     pub fn is_found(&mut self, key: &FlowKey) {
         self.found.insert(*key);
     }
 
-    /// Leaves a connection to the watch, which has its record.
+    /// Leaves a connection to the watch, because it is resumed by a record.
     pub fn resume_recorded(&mut self, key: &FlowKey, programs: &Trods) -> Result<(), HoldError> {
         self.hints.forget(key);
         self.lost.forget(key, programs)
@@ -254,8 +260,8 @@ impl Names {
         drop_here(key, watch)
     }
 
-    /// Gives a connection up: no replica resumes it, and withheld segments may leave. The watch
-    /// handles recorded ones.
+    /// Gives up a connection that no replica resumes: removes its limits, so that withheld segments
+    /// can be sent. The watch does this for recorded ones.
     pub fn give_up<K: Keeper>(&mut self, key: &FlowKey, watch: &mut Watch<K>) -> Result<(), HoldError> {
         let programs = watch.hold().programs();
         let Some(stamped) = programs.stamps().named(key)? else { return Ok(()) };
@@ -266,7 +272,8 @@ impl Names {
         watch.hold_mut().send_withheld(key)
     }
 
-    /// Reads answers and announcements, announces connections, probes clients, and checks ended connections.
+    /// Processes answers of the local server and hints, announces connections, probes clients, and
+    /// checks ended connections.
     pub fn turn<K: Keeper>(&mut self, now: Instant, watch: &mut Watch<K>) -> Result<(), HoldError> {
         while let Ok((socket, table)) = self.asked.try_recv() {
             self.take_table(socket, table, watch.hold().programs())?;
@@ -281,7 +288,8 @@ impl Names {
         }
         if now.saturating_duration_since(self.told_at) >= TELL {
             self.told_at = now;
-            // A replica that may not send announces nothing: others have adopted its connections.
+            // A replica that may not send announces nothing, because others may have adopted its
+            // connections.
             let speaks: Vec<_> = self.at.keys().filter(|service| watch.may_send(service)).copied().collect();
             self.look(now, &speaks, watch.hold().programs())?;
         }
@@ -289,15 +297,15 @@ impl Names {
         self.hints.flush();
         for Ended { key, of_dead, is_reset } in ended {
             if of_dead {
-                // The kernel repeats its FIN.
+                // The kernel retransmits its FIN, so a connection may be reported twice.
                 if self.ending.insert(key) {
                     self.early.push_back((now, now + DEATH, key));
                 }
                 continue;
             }
-            // This process resets adopted connections itself and announces that. The kernel resets
-            // them where a second answer to probes arrives before the socket exists: such a RST
-            // never leaves.
+            // Resets of adopted connections come from this process, which announces them. The
+            // kernel also sends one when a second answer to the probes arrives before the socket
+            // exists; the BPF programs hold that back.
             let programs = watch.hold().programs();
             if is_reset && programs.stamps().get(&key)?.is_some_and(|stamped| stamped.adopted) {
                 programs.take_withheld(&key)?;
@@ -310,8 +318,8 @@ impl Names {
         self.lost.turn(now, watch.hold().programs(), &self.prober, |key| reading(services, at, key))
     }
 
-    /// Connections of a server's process that died alone are searched for as soon as it has a
-    /// successor.
+    /// Searches for connections after their server's process died alone, as soon as a new process
+    /// serves.
     fn judge<K: Keeper>(&mut self, now: Instant, watch: &mut Watch<K>) -> Result<(), HoldError> {
         let mut lives: HashMap<SocketAddr, bool> = HashMap::new();
         while let Some(&(since, at, key)) = self.early.front()
@@ -341,7 +349,7 @@ impl Names {
         Ok(())
     }
 
-    /// Announces all connections, and drops those that are over.
+    /// Announces all connections, and drops those that have ended.
     fn look(&mut self, now: Instant, speaks: &[SocketAddr], programs: &Trods) -> Result<(), HoldError> {
         self.hints.age(now);
         let (clock, mut over) = (clock(), Vec::new());
@@ -378,7 +386,7 @@ impl Names {
             let body = move || ask_again(&sockets, &list, &digests, &to, &stopped);
             let thread = std::thread::Builder::new().name("objects".into());
             if let Err(e) = thread.spawn(move || in_netns(netns.as_deref(), body)) {
-                tracing::error!(error = %e, "nobody asks the server what it has");
+                tracing::error!(error = %e, "the thread that requests the server's list of objects cannot be started");
             }
         }
         let (sockets, named, table) = (sockets.to_vec(), named.clone(), Arc::default());
@@ -399,7 +407,8 @@ impl Names {
         remove(programs, &before, number)
     }
 
-    /// Lets the BPF programs make handshakes; they name the responses with objects in the table in force.
+    /// Lets the BPF programs answer handshakes and, if the table in force is this replica's, name
+    /// responses.
     fn issue(&self, n: usize, programs: &Trods) -> Result<(), HoldError> {
         let Service { named, table, number, hunting, .. } = &self.services[n];
         let Some((key, odd)) = named.keys.first() else { return Ok(()) };
@@ -426,7 +435,7 @@ fn reading<'r>(
     is_in_force.then(|| Reading { keys: &service.named.keys, table: &service.table })
 }
 
-/// Drops a pinned or searched connection here, without a segment that leaves.
+/// Drops a pinned or searched connection here; no segment reaches the client.
 fn drop_here<K: Keeper>(key: &FlowKey, watch: &mut Watch<K>) -> Result<(), HoldError> {
     let programs = watch.hold().programs();
     programs.free(key)?;
@@ -445,7 +454,7 @@ fn remove(programs: &Trods, table: &Table, number: u32) -> Result<(), HoldError>
     table.rows().iter().try_for_each(|row| Ok(programs.stamps().remove(number, &row.host, &row.target)?))
 }
 
-/// Requests the table from the server at intervals and passes new versions on.
+/// Requests the table from the server at intervals and sends new versions to `to`.
 fn ask_again(sockets: &[SocketAddr], list: &str, digests: &Digests, to: &Sender<Asked>, stop: &AtomicBool) {
     let Some(&origin) = sockets.first() else { return };
     let (mut version, mut trouble) = (0, io::ErrorKind::Other);
@@ -460,11 +469,11 @@ fn ask_again(sockets: &[SocketAddr], list: &str, digests: &Digests, to: &Sender<
             Ok(_) => {}
             Err(e) if e.kind() != trouble => {
                 trouble = e.kind();
-                tracing::warn!(error = %e, %origin, "what the server has is not known");
+                tracing::warn!(error = %e, %origin, "the server's list of objects could not be read");
             }
             Err(_) => {}
         }
-        // Short waits, so that the end is not delayed.
+        // Short sleeps, so that the thread stops soon.
         let until = Instant::now() + if version == 0 { ASK / 20 } else { ASK };
         while Instant::now() < until && !stop.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(50));

@@ -1,4 +1,4 @@
-//! Evaluates announcements: which replica holds a connection, and which connections dead replicas had.
+//! Evaluates hints: which replica holds a connection, and which connections dead replicas had.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -14,8 +14,9 @@ use crate::lease::clock;
 use crate::replica::Gone;
 
 impl Names {
-    /// A replica died, or the expected adopter of its connections changed. `is_known`: there is a
-    /// record of a connection with a client near these numbers, which takes precedence.
+    /// Searches for a dead replica's announced connections, or changes their expected adopter.
+    /// `is_known`: a connection with a client near these numbers has a record, which takes
+    /// precedence.
     pub fn depart(
         &mut self,
         service: SocketAddr,
@@ -44,27 +45,28 @@ impl Names {
         self.issue(n, programs)
     }
 
-    /// Pins the connections of other holders that this replica may get, even if this replica still has some of them.
+    /// Pins the connections of other holders if their segments may reach this replica, even if this
+    /// replica still has some of them.
     pub fn yield_to<K: Keeper>(&mut self, absence: &Absence, watch: &mut Watch<K>) -> Result<(), HoldError> {
         let Absence { named, tor, alive, gets, .. } = absence;
-        // A dead replica may have announced the connection a moment ago, and does so until its
-        // lease ends: the connection is searched for.
+        // A replica that just died announced the connection, or still announces it until its lease
+        // ends: its connections are searched for.
         let is_theirs =
             |key: &FlowKey, holder: u8| named.contains(&key.service()) && alive >> (holder & 63) & 1 == 1;
         let theirs: Vec<_> = self.hints.all().filter(|(key, holder, ..)| is_theirs(key, *holder)).collect();
         let theirs = theirs.into_iter().filter(|(key, ..)| gets(key.client(), key.service()));
         for (key, holder, theirs, told) in theirs {
             let own = watch.hold().programs().stamps().get(&key)?;
-            // The replica that this one adopted from may not know yet.
+            // This replica adopted the connection, and the former holder may not know that yet.
             if own.is_some_and(|own| hint(&own).is_after(&theirs)) {
                 continue;
             }
-            // Its holder was away, maybe since the absence, and announces it again when it may
-            // send.
+            // Its holder was excluded, perhaps since this absence, and announces it again when it
+            // may send.
             if self.lost.is_since(&key, told) {
                 continue;
             }
-            // The adopter has it, or will; it may be this replica.
+            // A connection that was left belongs to the adopter, which may be this replica.
             let holder = theirs.left_to.unwrap_or(holder);
             if self.own(&key) != Some(holder) {
                 self.leave_to(&key, Pin { tor: *tor, holder }, watch)?;
@@ -78,8 +80,8 @@ impl Names {
         self.at.get(&key.service()).map(|n| self.services[*n].named.peers.own)
     }
 
-    /// Searches for connections that others leave to this replica: probes their clients and adopts
-    /// them.
+    /// Searches for connections that other replicas leave to this one: probes their clients and
+    /// adopts them.
     fn follow<K: Keeper>(&mut self, now: Instant, watch: &mut Watch<K>) -> Result<(), HoldError> {
         for key in self.hints.left() {
             let Some((_, hint)) = self.hints.holder(&key) else { continue };
@@ -89,7 +91,7 @@ impl Names {
             }
             let programs = watch.hold().programs();
             if let Some(own) = programs.stamps().get(&key)? {
-                // This replica has the connection, or had it before the other one did.
+                // This replica has the connection now, or had it before the replica that left it.
                 if !hint.is_after(&super::hint(&own)) {
                     continue;
                 }
@@ -118,16 +120,16 @@ impl Names {
         Ok(())
     }
 
-    /// Whether a packet is of a connection that a live replica holds.
+    /// Whether a packet belongs to a connection that a live replica holds.
     pub(super) fn is_others(&self, key: &FlowKey, packet: &[u8]) -> bool {
         let Some((_, hint)) = self.hints.holder(key).filter(|_| !self.lost.has(key)) else { return false };
-        // Otherwise the packet is of the next connection between these ports.
+        // A segment with distant numbers belongs to the next connection between these ports.
         Segment::parse(packet).is_ok_and(|segment| is_near(segment.header.seq, hint.client_next))
     }
 
-    /// Reads announcements. Connections that others have adopted are no longer searched for, and
-    /// are dropped if this replica had them: the choice of the ToR may have changed meanwhile, and
-    /// two replicas would have the connection.
+    /// Processes hints. Connections that others have adopted are no longer searched for, and are
+    /// dropped if this replica had them: the ToR's choice may have changed, and two replicas must
+    /// not send on one connection.
     pub(crate) fn hear<K: Keeper>(&mut self, now: Instant, watch: &mut Watch<K>) -> Result<(), HoldError> {
         self.hints.hear(now);
         for key in self.hints.moved() {

@@ -1,6 +1,6 @@
-//! Reads a single client's segment of a connection that another replica had: the echoed timestamp
-//! gives the object, the acknowledgement the bytes that the client has, and the sequence number its
-//! next byte.
+//! Derives the state of another replica's connection from a single segment of its client: the
+//! echoed timestamp gives the object, the acknowledgement the bytes that the client has, and the
+//! sequence number its next byte.
 
 use rivulet_bpf::trods::{FlowKey, Generation, Limits, Phase, Stamped};
 use rivulet_packet::segment::TcpFlags;
@@ -16,20 +16,21 @@ use crate::lease::clock;
 use crate::record::{Body, Handshake, Record, Response, Tuple};
 use crate::wake::{self, Place};
 
-/// Window scale of our SYN-ACKs, as in the programs (`src/bpf/ts.h`).
+/// Window scale of the SYN-ACKs, as in the BPF programs (`src/bpf/ts.h`).
 const OUR_SCALE: u8 = 7;
-/// Index of the adopter's first timestamp, ahead of the echoed one: beyond timestamps in flight,
-/// and within the range of PAWS.
+/// How far the index of the adopter's first timestamp is ahead of the echoed one: beyond timestamps
+/// in flight, and within the range of PAWS.
 const AHEAD: u8 = 8;
-/// Most data that a client may have sent without an acknowledgement: a window.
+/// Limit on the data that a client may have sent unacknowledged: a window.
 const MAX_UNKNOWN: u32 = 1 << 16;
 
-/// Whether a client's segment at `seq` may be of the connection with this next number.
+/// Whether a segment at `seq` may belong to the connection on which the client's next sequence
+/// number is `next`.
 pub(crate) fn is_near(seq: u32, next: u32) -> bool {
     seq.wrapping_sub(next) <= MAX_UNKNOWN || next.wrapping_sub(seq) <= MAX_UNKNOWN
 }
 
-/// Keys and limits for reading segments of a service's connections.
+/// The keys and limits for reading segments of a service's connections.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reading<'a> {
     /// Keys of ISNs, each with its epoch's lowest bit.
@@ -43,25 +44,25 @@ pub(crate) struct Found {
     pub record: Record,
     pub connection: Connection,
     pub stamped: Stamped,
-    /// The segment answers a probe: no other data is on its way to the client.
+    /// The segment answers a probe, so no other data is on its way to the client.
     pub fresh: bool,
-    /// End of all that the client has sent, if known.
+    /// End of all data that the client has sent, if known.
     pub sent: Option<u32>,
 }
 
-/// The result of reading a segment.
+/// What a segment shows.
 #[derive(Debug)]
 pub(crate) enum Told {
     Found(Box<Found>),
-    /// The connection can be resumed when the client repeats its last segment.
+    /// The connection can be resumed once the client retransmits its last segment.
     Waits,
-    /// The client no longer knows the connection.
+    /// The client no longer has the connection: it sent a RST.
     Gone,
-    /// The segment shows nothing.
+    /// The segment does not belong to a connection that can be resumed.
     Nothing,
 }
 
-/// Reads a segment with a valid checksum; `hint` is the announcement of its connection.
+/// Reads a segment with a valid checksum; `hint` is the announcement of its connection, if any.
 pub(crate) fn read(
     key: &FlowKey,
     segment: &Segment<'_>,
@@ -73,7 +74,8 @@ pub(crate) fn read(
     let has = |flag| segment.has(flag);
     let is_theirs = (header.src, header.dst) == (tuple.client, tuple.service);
     if let Some(hint) = hint.filter(|_| is_theirs && has(TcpFlags::RST)) {
-        // A valid RST has the number that the client announced, or answers a probe (RFC 9293 section 3.10.7.1).
+        // A valid RST has the announced next sequence number, or that of a probe's acknowledgement
+        // (RFC 9293 section 3.10.7.1).
         let is_its = [hint.client_next, probed_ack(hint.client_next)].contains(&header.seq);
         return if is_its { Told::Gone } else { Told::Nothing };
     }
@@ -92,9 +94,11 @@ pub(crate) fn read(
     let Some((isn, offset)) = place else { return Told::Nothing };
     let payload = segment.payload;
     let response = match known {
-        // The client has nothing of the response. The retransmitted request shows where it begins.
+        // The client has no byte of the response. Its retransmitted request shows where the request
+        // begins.
         None if stamp.object == 0 && offset == 0 => None,
-        // A head's date is the first server's.
+        // A client that has the whole head resumes after it: the date in the head was the first
+        // server's.
         Some((_, known)) if offset >= known.head.length => with.table.response(stamp.object),
         _ => return Told::Nothing,
     };
@@ -102,8 +106,8 @@ pub(crate) fn read(
         (None, _) if payload.starts_with(b"GET ") => header.seq,
         (None, _) => return Told::Waits,
         (Some(_), Some(hint)) if is_near(header.seq, hint.client_next) => hint.client_next,
-        // Without an announcement: while the response is incomplete, the client retransmits only
-        // the request.
+        // Without a hint the client's next number is unknown; but while its response is incomplete,
+        // a client retransmits only its request.
         (Some(_), None) if offset < reach && payload.is_empty() => header.seq,
         (Some(response), None) if offset < reach => match again(payload, response) {
             Some(length) => header.seq.wrapping_add(length as u32),
@@ -111,8 +115,8 @@ pub(crate) fn read(
         },
         _ => return Told::Nothing,
     };
-    // The client has everything and has closed its half, which was acknowledged: it will send
-    // nothing more. Otherwise it retransmits.
+    // A client that has everything and whose FIN was acknowledged sends nothing more. Any other
+    // client retransmits.
     let is_over = offset == reach && payload.is_empty() && !has(TcpFlags::FIN);
     if is_over && header.seq == next.wrapping_add(1) {
         return Told::Nothing;
@@ -131,14 +135,15 @@ pub(crate) fn read(
         client_fin: false,
     };
     let blocks = header.options.sack.blocks();
-    // What it has behind a hole of what it asks for once more is of what others told of, and no part of the head: it is sent that.
+    // The client retransmits its request and holds bytes after a hole. They belong to the announced
+    // object, and must not include the head, which is sent again with this server's date.
     let bound = hint.filter(|_| asks_again && !blocks.is_empty()).and_then(|hint| {
         let (_, known) = with.table.get(hint.object)?;
         let response = with.table.response(hint.object)?;
         (again(payload, &response)? == payload.len()).then_some((hint.object, known.head))
     });
     let (behind, left) = bound.map_or((0, reach - offset), |(_, head)| (head.length, head.total));
-    // After the client's own data its state is unknown.
+    // SACK blocks outside of these bytes contradict the announced response.
     let is_within = |(from, to): &(u32, u32)| {
         let (from, to) = (from.wrapping_sub(header.ack), to.wrapping_sub(header.ack));
         to <= left && from >= behind || from as i32 <= 0 && to as i32 <= 0
@@ -171,9 +176,9 @@ pub(crate) fn read(
     Told::Found(Box::new(Found { record, connection, stamped, fresh: place.fresh, sent: place.sent }))
 }
 
-/// The record of a connection with a named response and this acknowledgement of the client. The
-/// missing part of the response does not include its head, and the server does not close the
-/// connection after it.
+/// The record of a connection with a response that a timestamp names, given the client's
+/// acknowledgement. `None` unless the client has the response's head, and the server keeps the
+/// connection open after it.
 pub(crate) fn named(
     key: &FlowKey,
     stamped: &Stamped,
@@ -183,7 +188,7 @@ pub(crate) fn named(
 ) -> Option<Record> {
     let (_, known) = with.table.get(stamped.object)?;
     let (first, total) = (stamped.isn.wrapping_add(1), known.head.total);
-    // Before a change of content the number stood for another object.
+    // Under another key of the ISN, before a change of content, the number was another object's.
     if !with.keys.iter().any(|(of, _)| object_isn(*of, key.client(), key.service()) == stamped.isn) {
         return None;
     }
@@ -211,7 +216,7 @@ pub(crate) fn named(
     })
 }
 
-/// The handshake of a client that continues at `next`.
+/// The handshake of a connection on which the client's next sequence number is `next`.
 fn agreed(stamp: &ObjectStamp, isn: u32, next: u32, now_ms: u64) -> Handshake {
     Handshake {
         client_isn: next.wrapping_sub(1),
@@ -219,7 +224,7 @@ fn agreed(stamp: &ObjectStamp, isn: u32, next: u32, now_ms: u64) -> Handshake {
         mss: stamp.class.mss(),
         scales: Some((stamp.scale.shift(), OUR_SCALE)),
         sack: true,
-        // The BPF programs make the timestamps that the client sees.
+        // Only the kernel uses this value: BPF programs make the timestamps that the client sees.
         timestamp: Some(now_ms as u32),
         first_timestamp: None,
         stamps: Some(ObjectStamp { index: 0, object: 0, ..*stamp }.value()),
@@ -227,12 +232,12 @@ fn agreed(stamp: &ObjectStamp, isn: u32, next: u32, now_ms: u64) -> Handshake {
     }
 }
 
-/// The same for a connection with these bits in all timestamps.
+/// Like [`agreed`], for a connection with these common bits in all timestamps.
 pub(crate) fn handshake(base: u32, isn: u32, next: u32, now_ms: u64) -> Option<Handshake> {
     Some(agreed(&ObjectStamp::parse(base)?, isn, next, now_ms))
 }
 
-/// The programs' state of a connection that is resumed by its record, with this segment of its
+/// The BPF programs' state of a connection that is resumed by its record, given a segment of its
 /// client.
 pub(crate) fn recorded(record: &Record, segment: &Segment<'_>) -> Option<Stamped> {
     let stamp = wake::stamp(record, segment.header.options.stamps?.echo)?;
@@ -253,7 +258,7 @@ pub(crate) fn recorded(record: &Record, segment: &Segment<'_>) -> Option<Stamped
     })
 }
 
-/// Length of the request for the object of a response, if these bytes begin with it.
+/// Length of the request for the response's object, if `octets` begin with one.
 fn again(octets: &[u8], response: &Response) -> Option<usize> {
     let Body::Object { request, .. } = &response.body else { return None };
     head::same_request(octets, request)
@@ -369,7 +374,7 @@ mod tests {
             ("another key", &|c| c.stamp(|stamp| stamp.odd = false)),
             ("no such object", &|c| c.stamp(|stamp| stamp.object = 2)),
             ("nobody's", &|c| c.stamp(|stamp| stamp.object = NOBODYS)),
-            ("nothing is named", &|c| c.stamp(|stamp| stamp.object = 0)),
+            ("the timestamp names no object", &|c| c.stamp(|stamp| stamp.object = 0)),
             ("beyond the end", &|c| c.header.ack = c.header.ack.wrapping_add(50_000 + HEAD.len() as u32 + 1)),
             ("within the head", &|c| c.header.ack = c.header.ack.wrapping_sub(50_000 - 7)),
             ("far from what was told", &|c| c.hint.as_mut().unwrap().client_next = ASKED + (1 << 20)),
@@ -382,7 +387,8 @@ mod tests {
         }
     }
 
-    /// The head of another response, which this replica does not have.
+    /// The bytes after the object belong to another response, and this replica does not have its
+    /// head.
     #[test]
     fn client_with_bytes_after_the_object_is_not_resumed() {
         let mut client = client();
@@ -440,7 +446,7 @@ mod tests {
         assert_eq!(joined.sent, None);
         client.payload = b"GET /b HTTP/1.1\r\n\r\n".to_vec();
         assert!(matches!(client.result(), Told::Nothing), "another one");
-        // If the client has the whole response, the request may be new or a repetition.
+        // If the client has the whole response, the request may be a new one or a repetition.
         client.payload = REQUEST.to_vec();
         client.header.ack = client.header.ack.wrapping_add(50_000 + HEAD.len() as u32);
         assert!(matches!(client.result(), Told::Nothing));
@@ -478,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn with_nothing_of_a_response_the_request_comes_again() {
+    fn client_without_response_bytes_repeats_its_request() {
         let mut client = client();
         client.stamp(|stamp| stamp.object = 0);
         client.header.ack = client.header.ack.wrapping_sub(50_000);
@@ -488,7 +494,8 @@ mod tests {
         let found = found(&client);
         assert_eq!((found.connection.receive_next, found.record.responses.len()), (client.header.seq, 0));
         assert_eq!((found.stamped.phase, found.stamped.client_next), (Phase::Setup, client.header.seq));
-        // What it has behind a hole is of what others told of, and only that may be sent.
+        // The bytes after the hole belong to the announced object, and only that object may be
+        // sent.
         assert_eq!(found.stamped.object, 0);
         let (ack, head) = (client.header.ack, HEAD.len() as u32);
         let mut bound = |from: u32, to: u32, object: u32| {

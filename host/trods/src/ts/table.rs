@@ -1,5 +1,5 @@
-//! The table of objects: the answer to each target of a list, and its number in timestamps. Replicas with the same content
-//! have the same table.
+//! The table of objects: the response to each listed target, and its number in timestamps. Replicas
+//! with the same content compute the same table.
 
 use rivulet_bpf::trods::{DATE, HEAD_MAX, HEADS, KnownHead, head_sum};
 use rivulet_plain::MAX_OBJECT;
@@ -8,11 +8,12 @@ use crate::digest::Content;
 use crate::head::{self, Method};
 use crate::record::{Body, Response};
 
-/// Targets of a table: each has [`HEADS`] numbers.
+/// Limit on the targets of a table: each uses [`HEADS`] numbers.
 pub const MAX_TARGETS: usize = MAX_OBJECT as usize / HEADS;
-/// Bytes of the longest target.
+/// Limit on the length of a target, bytes.
 pub const MAX_TARGET: usize = 1024;
-/// Most bytes of head and body: the range of sequence numbers without the largest window.
+/// Limit on the length of head and body together: the range of sequence numbers, less the largest
+/// window.
 const MAX_TOTAL: u64 = u32::MAX as u64 - (1 << 30);
 
 /// The head of a response, and whether the server closes the connection after it.
@@ -24,27 +25,29 @@ pub struct Known {
     pub close: bool,
 }
 
-/// The answer to a request for a target.
+/// The response to a request for a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// `Host` of requests for it, in lower case: servers have several sites.
+    /// `Host` of requests for the target, in lower case, because one server may have several sites.
     pub host: Vec<u8>,
     /// The target, as in a request.
     pub target: Vec<u8>,
-    /// The entity tag, a strong one.
+    /// The strong entity tag.
     pub etag: Vec<u8>,
     /// `Content-Encoding`.
     pub encoding: Option<Vec<u8>>,
-    /// Bytes of the object.
+    /// Length of the object, bytes.
     pub length: u64,
-    /// The heads of responses that keep the connection open, and that close it.
+    /// The heads of its responses: those that keep the connection open, and those after which the
+    /// server closes.
     pub known: [Option<Known>; HEADS],
     /// Digest of the object, and checksum of its first bytes.
     pub content: Content,
 }
 
 impl Row {
-    /// Makes a row of the heads of a target's answers; `None` if the first one is not of an object that can be requested by range.
+    /// Makes a row of the heads of a target's responses; `None` if the first one is not of an
+    /// object that can be requested by range.
     #[must_use]
     pub fn new(host: &str, target: &[u8], heads: [Option<&[u8]>; HEADS]) -> Option<Row> {
         let first = heads[0].and_then(|octets| head::response(octets, Method::Get).ok()?)?;
@@ -52,7 +55,8 @@ impl Row {
         let known = heads.map(|octets| {
             let octets = octets?;
             let head = head::response(octets, Method::Get).ok()??;
-            // The process would not see its inputs, and clients would.
+            // A head with inputs is not named: the BPF programs would let the client see the
+            // inputs.
             let same = head.object.is_some_and(|other| other == object)
                 && head.length == octets.len()
                 && !head.inputs;
@@ -85,7 +89,7 @@ impl Row {
     }
 }
 
-/// Offset of the date's bytes in a head; 0 without one.
+/// Offset of the date's value in a head; 0 if it has none.
 fn date(octets: &[u8]) -> usize {
     let mut at = 0;
     for line in octets.split_inclusive(|&b| b == b'\n') {
@@ -98,7 +102,7 @@ fn date(octets: &[u8]) -> usize {
     0
 }
 
-/// All rows of a server.
+/// The rows of a server's objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Table {
     rows: Vec<Row>,
@@ -106,8 +110,9 @@ pub struct Table {
 }
 
 impl Table {
-    /// Of rows in any order. The first ones count where a target of a host stands twice. What timestamps name is the same on all
-    /// replicas that have the same version, by its bytes.
+    /// Makes a table of rows in any order. If a host's target occurs twice, the first row counts.
+    /// Equal versions mean equal rows, bytes included, so a number names the same response on all
+    /// these replicas.
     #[must_use]
     pub fn new(mut rows: Vec<Row>) -> Table {
         let place = |row: &Row| (row.target.clone(), row.host.clone());
@@ -134,7 +139,7 @@ impl Table {
         Table { rows, version: sum.max(1) }
     }
 
-    /// Version of the content: different for different content; 0: no table.
+    /// Version of the content, a hash; 0: empty.
     #[must_use]
     pub fn version(&self) -> u32 {
         self.version
@@ -146,7 +151,7 @@ impl Table {
         &self.rows
     }
 
-    /// The row and head for which a number stands.
+    /// The row and head that a number stands for.
     #[must_use]
     pub fn get(&self, object: u32) -> Option<(&Row, &Known)> {
         let n = object.checked_sub(1)? as usize;
@@ -154,7 +159,7 @@ impl Table {
         Some((row, row.known[n % HEADS].as_ref()?))
     }
 
-    /// The response that an object is, as a record has it.
+    /// The response that a number stands for, in the form of a record.
     #[must_use]
     pub fn response(&self, object: u32) -> Option<Response> {
         let (row, known) = self.get(object)?;
@@ -164,8 +169,8 @@ impl Table {
         Some(Response { length, passed: length, close: known.close, body })
     }
 
-    /// The request for an object, and a head that has the same fields and length as the head of the
-    /// answer.
+    /// The request for an object, and a head with the same fields and length as that of the
+    /// response.
     #[must_use]
     pub fn exchange(&self, row: &Row, known: &Known) -> (Vec<u8>, Vec<u8>) {
         let mut head = b"HTTP/1.1 200 OK\r\nETag: ".to_vec();
@@ -174,8 +179,8 @@ impl Table {
         if let Some(encoding) = &row.encoding {
             head.extend_from_slice(&[b"Content-Encoding: ", &encoding[..], b"\r\n"].concat());
         }
-        // A field has at least one byte of name and a colon; the missing length goes into its
-        // value.
+        // The added field has at least a one-byte name and a colon; the other missing bytes go into
+        // its value.
         let missing = (known.head.length as usize).saturating_sub(head.len() + 2 + 4);
         head.extend_from_slice(&[b"x:", &vec![b'x'; missing][..], b"\r\n\r\n"].concat());
         (row.request(), head)
@@ -210,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn all_replicas_have_the_same_numbers_for_the_same_content() {
+    fn equal_content_gives_equal_object_numbers() {
         let rows = |order: [&str; 3]| order.map(|target| row(target, KEEP).unwrap()).to_vec();
         let table = Table::new(rows(["/b", "/a", "/c"]));
         assert_eq!(table, Table::new(rows(["/c", "/b", "/a"])));

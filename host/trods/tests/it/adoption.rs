@@ -1,4 +1,4 @@
-//! Adoption of a dead replica's connections by another replica beside a real nginx.
+//! Adoption of a dead replica's connections by another replica that has a real nginx.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -22,13 +22,13 @@ use crate::support::server::object;
 const GET: &str = "GET /a.bin HTTP/1.1\r\nHost: h\r\n\r\n";
 const SIZE: usize = 100_000;
 
-/// Connections that were adopted, and those of them that were refused.
+/// Number of adopted connections, and of those among them that ended with a reset of the client.
 fn counted(adopters: &Adopters) -> (u64, u64) {
     let Counts { adopted, refused, .. } = adopters.counts();
     (adopted, refused)
 }
 
-/// Length of the head.
+/// Length of the head at the start of `octets`.
 fn head(octets: &[u8]) -> usize {
     octets.windows(4).position(|four| four == b"\r\n\r\n").unwrap() + 4
 }
@@ -40,12 +40,13 @@ fn replaced(octets: &[u8], old: &str, new: &str) -> Vec<u8> {
     [text.replace(old, new).as_bytes(), body].concat()
 }
 
-/// The answer as a server sends it on a connection that stays open.
+/// The answer with the head of a keep-alive connection.
 fn kept_open(answer: &[u8]) -> Vec<u8> {
     replaced(answer, "Connection: close", "Connection: keep-alive")
 }
 
-/// Makes `a.bin`, and returns nginx's answer with it. The server has stopped then.
+/// Creates `a.bin`, and returns nginx's answer to a request for it. The server is stopped before
+/// this returns.
 fn answer_of_stopped_nginx(rack: &Rack) -> Vec<u8> {
     std::fs::write(rack.www.path().join("a.bin"), object("a", SIZE)).unwrap();
     let nginx = rack.nginx();
@@ -54,8 +55,8 @@ fn answer_of_stopped_nginx(rack: &Rack) -> Vec<u8> {
     full
 }
 
-/// A client that has sent data and had the first bytes of the answer from the first replica, which
-/// is then cut off. `knows` is everything that was held there.
+/// A client that has sent data and received the first bytes of the answer from the first replica,
+/// which is then cut off. `knows`: all bytes that were held at the first replica.
 struct Cut {
     client: TcpStream,
     record: Record,
@@ -83,7 +84,7 @@ fn cut(rack: &Rack, request: &str, knows: &[u8], had: usize, half_close: bool) -
         if let Some(seen) = rack.flows().get_mut(&name).filter(|seen| seen.asked == asked) {
             let start = seen.start.unwrap();
             seen.feed(|flow, out| flow.response(start, knows, false, out));
-            // What waits for longer than it should is stored alone.
+            // A request without an answer is stored alone after a while.
             if seen.record.is_none() {
                 seen.feed(|flow, out| flow.tick(u64::MAX / 2, out));
             }
@@ -97,7 +98,8 @@ fn cut(rack: &Rack, request: &str, knows: &[u8], had: usize, half_close: bool) -
     Cut { client, record, start, _server: server }
 }
 
-/// Whatever the client of this has, it is reset and gets nothing: `want`, the `count`th of these adopters'.
+/// Adopts the connection and expects that the client is reset and gets no byte; `want` is the
+/// reason, and this is the `count`th refusal by these adopters.
 fn refused(
     rack: &Rack,
     adopters: &Adopters,
@@ -140,7 +142,8 @@ fn curl_download_resumes_byte_for_byte() {
     rack.cut();
     let record = rack.flows().values().find_map(|seen| seen.record.clone()).unwrap();
     let (adopters, ends) = rack.adopters(PATIENCE);
-    // Lost segments have left holes.
+    // Lost segments have left holes; the BPF programs bound the client's acknowledgements for them
+    // (`beyond.h`).
     let _programs = rack.programs(&record);
     rack.adopt(&adopters, record);
     eventually("the end of the download", || !curl.lives());
@@ -151,13 +154,13 @@ fn curl_download_resumes_byte_for_byte() {
 }
 
 #[test]
-fn client_gets_the_rest_from_any_place_and_further_answers() {
+fn adopted_client_gets_rest_and_further_answers() {
     let Some(rack) = Rack::new() else { return };
     std::fs::write(rack.www.path().join("a.bin"), object("a", SIZE)).unwrap();
     std::fs::write(rack.www.path().join("b.bin"), object("b", 300)).unwrap();
     let _nginx = rack.nginx();
     let (adopters, _ends) = rack.adopters(PATIENCE);
-    // The first replica's head differs from the second one's, except for the fields that identify
+    // The first replica's head differs from the second one's only in fields that do not identify
     // the object.
     let full = replaced(&fetch(&rack.r2, GET), "Server: nginx", "Server: another one");
     let full = kept_open(&full);
@@ -184,13 +187,13 @@ fn client_gets_the_rest_from_any_place_and_further_answers() {
 }
 
 #[test]
-fn a_client_that_nothing_new_reaches_is_found_when_the_next_replica_dies_too() {
+fn idle_client_is_adopted_after_second_death() {
     let Some(rack) = Rack::new() else { return };
     std::fs::write(rack.www.path().join("a.bin"), object("a", SIZE)).unwrap();
     let _nginx = rack.nginx();
     let full = kept_open(&fetch(&rack.r2, GET));
     let mut cut = cut(&rack, GET, &full, full.len(), false);
-    // Each has its own clock, and sends nothing while the client has everything.
+    // Each replica has its own clock, and sends nothing while the client has everything.
     let mut record = cut.record;
     for _ in 0..2 {
         let (place, now) = (rack.probe(&record), now_ms());
@@ -220,7 +223,8 @@ fn pipelined_requests_of_the_record_are_answered() {
     let told = fetch(&rack.r2, &ask.replace("Connection: close\r\n", ""));
     let all = [GET, part, missing, ask].concat();
     let want = [&a[..], &parted, &gone, &told].concat();
-    // In the first answer, in the second, in the third, of which the first replica knew each time another number.
+    // The client is in the first, second or third answer, and the first replica knew a different
+    // number of requests each time.
     for (known, had) in [
         (&a[..], 1000),
         (&[&a[..], &parted].concat(), 1000),
@@ -237,7 +241,7 @@ fn pipelined_requests_of_the_record_are_answered() {
         assert_eq!(place.ack.wrapping_sub(cut.start), had as u32);
         let mut got = Vec::new();
         cut.client.read_to_end(&mut got).unwrap();
-        // The unknown part has another date of the same length.
+        // The bytes that the client lacks come from the second server, with another `Date`.
         assert_eq!(got.len(), want.len() - had, "{had}");
         let sure = known.len() - had;
         assert!(got[..sure] == known[had..], "{had}");
@@ -251,7 +255,7 @@ fn pipelined_requests_of_the_record_are_answered() {
 }
 
 #[test]
-fn a_client_that_ended_its_half_gets_everything_and_the_end() {
+fn half_closed_client_gets_everything_and_fin() {
     let Some(rack) = Rack::new() else { return };
     std::fs::write(rack.www.path().join("a.bin"), object("a", SIZE)).unwrap();
     let _nginx = rack.nginx();
@@ -268,7 +272,7 @@ fn a_client_that_ended_its_half_gets_everything_and_the_end() {
 }
 
 #[test]
-fn another_object_is_refused() {
+fn changed_object_resets_the_client() {
     let Some(rack) = Rack::new() else { return };
     let file = rack.www.path().join("a.bin");
     std::fs::write(&file, object("a", SIZE)).unwrap();
@@ -286,7 +290,7 @@ fn another_object_is_refused() {
         refused(rack, &adopters, &ends, cut(rack, request, known, had, false), want, count);
     };
     let other = replaced(&full, etag, "ETag: \"x");
-    // Whether the client has part of the head, or of the body.
+    // The client has a part of the head, or of the body.
     for had in [10, size + 5000] {
         refuses(&rack, GET, &other, had, Refusal::Tag);
         let longer = replaced(&full, &length(SIZE), &length(SIZE + 1));
@@ -298,7 +302,7 @@ fn another_object_is_refused() {
         refuses(&rack, GET, &wrong, had, Refusal::Content);
         refuses(&rack, &GET.replace("a.bin", "none"), &full, had, Refusal::Status(404));
     }
-    // The file changes, and with it the tag.
+    // The file changes, and with it the entity tag.
     std::fs::write(&file, object("a", SIZE + 5)).unwrap();
     refuses(&rack, GET, &full, size + 5000, Refusal::Tag);
     assert!(nginx.stop().success());
@@ -306,7 +310,7 @@ fn another_object_is_refused() {
 }
 
 #[test]
-fn an_object_may_be_longer_than_sequence_numbers_are() {
+fn object_longer_than_sequence_space_resumes() {
     let Some(rack) = Rack::new() else { return };
     let length: u64 = 5 << 30;
     let file = std::fs::File::create(rack.www.path().join("a.bin")).unwrap();
@@ -318,7 +322,7 @@ fn an_object_may_be_longer_than_sequence_numbers_are() {
     let text = fetch(&rack.r2, &GET.replace("GET", "HEAD"));
     let head = kept_open(&text);
     let mut cut = cut(&rack, GET, &[], 0, false);
-    // As if it had had all but the last part.
+    // The record describes a response of which the client has all but the last part.
     let whole = head.len() as u64 + length;
     let mut record = cut.record;
     record.response_at = cut.start.wrapping_sub((whole - 20_000) as u32);
@@ -343,7 +347,7 @@ fn restarted_server_serves_the_rest() {
     let mut cut = cut(&rack, GET, &full, 2000, false);
     rack.adopt(&adopters, cut.record);
     let mut got = rest(&mut cut.client, 1 << 20);
-    // kill -9, in the middle: the client's window is full.
+    // kill -9 in the middle of the response, while the client's window is full.
     drop(nginx);
     got.append(&mut rest(&mut cut.client, 1 << 20));
     let _nginx = rack.nginx();
@@ -373,7 +377,7 @@ fn inputs(octets: usize, how: &str) -> String {
 }
 
 #[test]
-fn response_generated_again_continues_the_clients() {
+fn regenerated_response_continues_at_the_clients_byte() {
     let Some(rack) = Rack::new() else { return };
     let _server = generate(&rack.r2, "0.0.0.0:80");
     let (adopters, _ends) = rack.adopters(PATIENCE);
@@ -382,7 +386,7 @@ fn response_generated_again_continues_the_clients() {
         let asked = inputs(SIZE, how);
         let full = fetch(&rack.r2, &asked);
         let size = head(&full);
-        // The bytes seen at the first replica, and those that its client had.
+        // `seen`: bytes in the first replica's record; `had`: bytes that the client has.
         for (seen, had) in [
             (size, 0),
             (size, size),
@@ -429,7 +433,8 @@ fn response_generated_differently_is_refused() {
         (&asked, more("Content-Type: text/plain"), Refusal::Coding),
         (&asked, more("ETag: W/\"x\""), Refusal::Tag),
         (&asked, more("Last-Modified: Thu, 01 Jan 1970 00:00:00 GMT"), Refusal::Tag),
-        // The first replica's came in chunks; and what it had seen of them was more than there is.
+        // The first response was chunked; its record has seen more chunks than the second response
+        // has.
         (&asked, chunked.clone(), Refusal::Length),
         (&inputs(SIZE / 2, "?chunked"), chunked, Refusal::Length),
     ] {
@@ -442,18 +447,18 @@ fn response_generated_differently_is_refused() {
 }
 
 #[test]
-fn a_server_that_starts_again_generates_the_same_once_more() {
+fn restarted_server_regenerates_the_response() {
     let Some(rack) = Rack::new() else { return };
     for how in ["", "?chunked"] {
         let server = generate(&rack.r2, "0.0.0.0:80");
         let asked = inputs(30 << 20, how);
         let full = fetch(&rack.r2, &asked);
-        // An interpreter takes its time to start on a busy machine.
+        // The longer patience covers the start of the interpreter on a busy machine.
         let (adopters, _ends) = rack.adopters(10 * PATIENCE);
         let mut cut = cut(&rack, &asked, &full[..9000], 2000, false);
         rack.adopt(&adopters, cut.record);
         let mut got = rest(&mut cut.client, 1 << 20);
-        // kill -9, in the middle: the client's window has no room for all of it.
+        // kill -9 in the middle of the response: the client's window has no room for all of it.
         drop(server);
         let _server = generate(&rack.r2, "0.0.0.0:80");
         got.append(&mut rest(&mut cut.client, full.len() - 2000 - (1 << 20)));
@@ -462,14 +467,14 @@ fn a_server_that_starts_again_generates_the_same_once_more() {
     }
 }
 
-/// Serves one connection with this function in place of nginx.
+/// Serves one connection with `serve` instead of nginx.
 fn serve_one(rack: &Rack, serve: impl FnOnce(TcpStream) + Send + 'static) -> std::thread::JoinHandle<()> {
     let listener = in_netns(Some(rack.r2.name()), || TcpListener::bind("127.0.0.1:80")).unwrap().unwrap();
     std::thread::spawn(move || serve(listener.accept().unwrap().0))
 }
 
-/// The body of a request holds a whole request line; the server dies after it has read some of it.
-/// The rest must not reach the next server, where it would be a request.
+/// The request's body contains a complete request line, and the server dies after it has read a
+/// part of the body. The rest must not reach the next server, which would execute it as a request.
 #[test]
 fn post_with_dead_server_reaches_no_other_server() {
     let Some(rack) = Rack::new() else { return };
@@ -480,12 +485,12 @@ fn post_with_dead_server_reaches_no_other_server() {
         rack.adopt(&adopters, cut.record);
         let served = serve_one(&rack, move |mut server| {
             server.read_exact(&mut vec![0; first]).unwrap();
-            // What it has not read is lost with it.
+            // Linger 0: bytes that the server has not read are lost with its connection.
             set_socket_linger(&server, Some(Duration::ZERO)).unwrap();
         });
         let hidden = "GET /executed HTTP/1.1\r\nHost: h\r\n\r\n".repeat(3000);
         let head = format!("POST /upload HTTP/1.1\r\nHost: h\r\nContent-Length: {}\r\n\r\n", hidden.len());
-        // The client is reset while it sends.
+        // The write may fail, because the client is reset while it sends.
         let said = cut.client.write_all((head + &hidden).as_bytes());
         served.join().unwrap();
         let next = in_netns(Some(rack.r2.name()), || TcpListener::bind("127.0.0.1:80")).unwrap().unwrap();
@@ -499,7 +504,7 @@ fn post_with_dead_server_reaches_no_other_server() {
     }
 }
 
-/// Nothing was executed of what no server answered, where it is GET.
+/// A GET that no server answered changed nothing, so the next server gets it.
 #[test]
 fn get_with_dead_server_is_sent_to_the_next() {
     let Some(rack) = Rack::new() else { return };
@@ -516,9 +521,9 @@ fn get_with_dead_server_is_sent_to_the_next() {
     assert!(got[..full.len()].ends_with(&object("a", SIZE)) && got.ends_with(&object("a", SIZE)));
 }
 
-/// nginx answers `gzip_static` with a strong tag and knows no ranges of it.
+/// nginx answers `gzip_static` with a strong entity tag, but does not serve ranges of it.
 #[test]
-fn answer_without_ranges_is_read_through_to_the_place() {
+fn answer_without_ranges_is_read_up_to_clients_byte() {
     let Some(rack) = Rack::new() else { return };
     let (size, asks) = (12 << 20, "Host: h\r\nAccept-Encoding: gzip\r\n\r\n");
     let get = GET.replace("Host: h\r\n\r\n", asks);
@@ -533,7 +538,7 @@ fn answer_without_ranges_is_read_through_to_the_place() {
     for had in [10, size + 1, size + 5000, size + 200_000] {
         let (adopters, _ends) = rack.adopters(PATIENCE);
         let mut cut = cut(&rack, &get, &full, had, false);
-        // As much as is sent at once, or nothing.
+        // In the first case the record's checksum covers no byte of the body.
         if had == 10
             && let Body::Object { check, .. } = &mut cut.record.responses[0].body
         {
@@ -545,12 +550,12 @@ fn answer_without_ranges_is_read_through_to_the_place() {
     }
 }
 
-/// An answer of which only the end of the connection shows the end.
+/// An answer without a length: the end of the connection ends it.
 fn answer_without_length() -> Vec<u8> {
     [&b"HTTP/1.0 200 OK\r\n\r\n"[..], &object("b", 300_000)].concat()
 }
 
-/// Serves [`answer_without_length`] to one request, and then does `end` with the connection.
+/// Sends [`answer_without_length`] to one client, then calls `end` with the connection.
 fn serve_without_length(
     rack: &Rack,
     end: impl FnOnce(TcpStream) + Send + 'static,
@@ -562,9 +567,9 @@ fn serve_without_length(
     })
 }
 
-/// An answer that was cut must not look whole.
+/// If a FIN followed an answer without a length, the cut answer would look complete.
 #[test]
-fn answer_that_is_reset_ends_in_a_reset() {
+fn server_reset_in_answer_resets_the_client() {
     let Some(rack) = Rack::new() else { return };
     let full = answer_of_stopped_nginx(&rack);
     let part = answer_without_length();
@@ -573,7 +578,7 @@ fn answer_that_is_reset_ends_in_a_reset() {
         let mut cut = cut(&rack, GET, &full, full.len(), false);
         rack.adopt(&adopters, cut.record);
         let served = serve_without_length(&rack, move |server| {
-            // The answer is the client's before its connection ends.
+            // The client must get these bytes before the reset.
             eventually("it was taken", || unacknowledged(&server).unwrap() == 0);
             if is_reset {
                 set_socket_linger(&server, Some(Duration::ZERO)).unwrap();
@@ -610,7 +615,7 @@ fn idle_connection_is_reset_in_an_answer_and_closed_otherwise() {
         }
         let (done, is_done) = std::sync::mpsc::channel::<()>();
         let served = serve_without_length(&rack, move |server| {
-            // Open until the client's end was seen.
+            // Keeps the connection open until the client's FIN was seen.
             let _ = is_done.recv();
             drop(server);
         });

@@ -1,5 +1,5 @@
-//! Segments in a client's name from another host that knows both ends of a connection, and neither its numbers nor its timestamps: they
-//! cost it nothing of its protection.
+//! An off-path attacker that knows a connection's addresses and ports, but neither its sequence
+//! numbers nor its timestamps, forges segments of the client. The connection must stay protected.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -14,7 +14,7 @@ use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, ipproto, se
 use crate::stamps;
 use crate::survive::{Plan, Rig, SERVICE};
 
-/// Sends what it is given, headers and all.
+/// Sends raw packets with headers made by the test.
 struct Forger {
     socket: OwnedFd,
     client: SocketAddr,
@@ -22,7 +22,7 @@ struct Forger {
 }
 
 impl Forger {
-    /// On the router: a host that the client's segments do not come from.
+    /// Opens a raw socket on the router, which is not on the path from the client.
     fn new(rig: &Rig, client: SocketAddr) -> Forger {
         let raw =
             || socket_with(AddressFamily::INET, SocketType::RAW, SocketFlags::CLOEXEC, Some(ipproto::RAW));
@@ -40,7 +40,8 @@ impl Forger {
         sendto(&self.socket, &packet, SendFlags::empty(), &self.service).unwrap();
     }
 
-    /// What a stranger can try: at as many numbers as there are, a byte and a RST right behind it, acknowledgements, an end.
+    /// Sends what such an attacker can: at sequence numbers all over the range, a byte with a RST
+    /// after it, acknowledgements, and a FIN.
     fn attack(&self) {
         for n in 0..256u32 {
             let (seq, ack) = (n << 24 | 0x5a_5a5a, n.wrapping_mul(0x9e37_79b9));
@@ -57,7 +58,7 @@ fn outlives(rig: &Rig, content: &[u8], tell: impl Fn()) {
     let mut stream = in_netns(Some(rig.client.name()), || TcpStream::connect(service)).unwrap().unwrap();
     stream.set_read_timeout(Some(testing::PATIENCE)).unwrap();
     let forger = Forger::new(rig, stream.local_addr().unwrap());
-    // Before a request, in front of its response, and within that.
+    // Before a request, before its response, and within the response.
     forger.attack();
     stream.write_all(b"GET /large HTTP/1.1\r\nHost: 10.8.9.9:8080\r\nConnection: close\r\n\r\n").unwrap();
     forger.attack();
@@ -78,14 +79,14 @@ fn outlives(rig: &Rig, content: &[u8], tell: impl Fn()) {
 }
 
 #[test]
-fn blind_segments_take_no_recorded_connection_its_protection() {
+fn blind_segments_do_not_unprotect_recorded_connection() {
     let Some(rig) = Rig::new(&Plan::default()) else { return };
     let content = rig.file("large", 20_000_000);
     outlives(&rig, &content, || rig.tell(1, 1));
 }
 
 #[test]
-fn blind_segments_take_no_named_connection_its_protection() {
+fn blind_segments_do_not_unprotect_named_connection() {
     let Some(rig) = stamps::named(&Plan { stores: 0, ..Plan::default() }, &[("large", 20_000_000)]) else {
         return;
     };

@@ -1,4 +1,5 @@
-//! A service with a store and a list: timestamps name what they can, the rest is recorded (`stamps.rs`, `survive.rs`).
+//! A service with a store and a list of objects: timestamps name the responses that they can,
+//! records protect the rest (`stamps.rs`, `survive.rs`).
 
 use std::fs;
 use std::io::{Read, Write};
@@ -14,7 +15,7 @@ use crate::survive::{Plan, Rig, SERVICE, SERVICE6};
 
 const LARGE: usize = 8_000_000;
 
-/// Downloads, each into its own file.
+/// Concurrent downloads, each into its own file.
 struct Downloads<'r> {
     rig: &'r Rig,
     all: Vec<(&'static str, Process)>,
@@ -25,7 +26,7 @@ impl Downloads<'_> {
         let curl = |(name, arguments): &(&'static str, String)| {
             let mut command = rig.client.command("curl");
             command.args(["-g", "-s", "-S", "-m", "60", "--limit-rate", "2M"]).args(arguments.split(' '));
-            // Of several responses on one connection the last.
+            // A connection may have several responses; the last one is kept.
             command.arg("-o").arg(rig.files.path().join(name));
             (*name, Process(command.spawn().unwrap()))
         };
@@ -36,8 +37,8 @@ impl Downloads<'_> {
         fs::metadata(self.rig.files.path().join(name)).map_or(0, |m| m.len())
     }
 
-    /// Returns when all are in the middle. Those that come there first wait for the others: on a busy
-    /// machine they would have ended by then.
+    /// Lets the downloads run until each has `octets` bytes; the first ones to get there are
+    /// paused, because on a busy machine they would end before the last one arrives.
     fn resume(&self, octets: u64) {
         let signal = |curl: &Process, signal| {
             let pid = rustix::process::Pid::from_child(&curl.0);
@@ -56,7 +57,7 @@ impl Downloads<'_> {
         self.all.iter().for_each(|(_, curl)| signal(curl, rustix::process::Signal::CONT));
     }
 
-    /// All end, with these contents.
+    /// Waits until all downloads end, and compares their contents.
     fn end(mut self, contents: &[&[u8]]) {
         let ended: Vec<_> =
             self.all.iter_mut().map(|(name, curl)| (*name, curl.0.wait().unwrap().success())).collect();
@@ -73,7 +74,7 @@ fn rig(service: &'static str) -> Option<Rig> {
         &[("large", LARGE), ("changed", LARGE), ("small", 3000)],
     )?;
     rig.file("other", LARGE - 7);
-    // A small receive buffer: data that is read slowly is sent slowly.
+    // With a small receive buffer, slow reading makes the server send slowly.
     let short = || fs::write("/proc/sys/net/ipv4/tcp_rmem", "4096 65536 131072");
     in_netns(Some(rig.client.name()), short).unwrap().unwrap();
     Some(rig)
@@ -90,7 +91,7 @@ fn dies(rig: &Rig) {
 fn unnamed_connections_resume_by_records_beside_named_ones() {
     for service in [SERVICE, SERVICE6] {
         let Some(rig) = rig(service) else { return };
-        // After the table was requested from the server.
+        // After the agents have requested the table from the server.
         let changed = rig.file("changed", LARGE + 5);
         let to = |rest: &str| format!("http://{service}/{rest}");
         let downloads = Downloads::begin(
@@ -118,7 +119,8 @@ fn unnamed_connections_resume_by_records_beside_named_ones() {
     }
 }
 
-/// With kernels that make the handshake, and with one that has no socket any more.
+/// Without timestamps the kernel makes the handshake. One replica has no socket for the connection
+/// any more.
 #[test]
 fn connection_without_timestamps_is_recorded_from_handshake() {
     let Some(rig) = rig(SERVICE) else { return };
@@ -132,9 +134,10 @@ fn connection_without_timestamps_is_recorded_from_handshake() {
     eventually("it is counted", || rig.hosts[1].replica.counts().adopted == 1);
 }
 
-/// A connection that was adopted by its record resumes by the next record, on the same host too.
+/// A connection that was adopted by its record is resumed by its next record, on the same host as
+/// well.
 #[test]
-fn nginx_dies_on_both_replicas_one_after_the_other() {
+fn connection_survives_nginx_deaths_on_both_replicas() {
     let Some(mut rig) = rig(SERVICE) else { return };
     let what = [
         ("cookie", format!("-H Cookie:a=b http://{SERVICE}/large")),
@@ -159,7 +162,8 @@ fn nginx_dies_on_both_replicas_one_after_the_other() {
     assert_eq!((counts.adopted, counts.refused), (2, 0));
 }
 
-/// The client has heard nothing of that yet, and echoes what it was sent before.
+/// The client has received no segment since the connection was recorded, and echoes an older
+/// timestamp.
 #[test]
 fn record_takes_precedence_over_announcement() {
     let Some(rig) = rig(SERVICE) else { return };
@@ -188,7 +192,7 @@ fn record_takes_precedence_over_announcement() {
     assert_eq!((counts().adopted, counts().refused, first.counts().unprotected), (1, 0, Default::default()));
 }
 
-/// Idle, and in the middle of a response.
+/// One connection is idle, the other in the middle of a response.
 #[test]
 fn named_connection_of_draining_replica_moves_by_record() {
     let Some(rig) = rig(SERVICE) else { return };
@@ -211,10 +215,10 @@ fn named_connection_of_draining_replica_moves_by_record() {
     assert_eq!((one.counts().unprotected, two.counts().unprotected), Default::default());
 }
 
-/// The segment that completes a handshake comes twice, and right after it a request, twice too: one
-/// processor handles a segment before another has finished the previous one.
+/// The segment that completes the handshake arrives twice, and right after it a request, also
+/// twice: one processor handles a segment while another still handles the one before.
 #[test]
-fn a_handshake_that_ends_twice_begins_one_connection() {
+fn duplicated_handshake_ack_opens_one_connection() {
     const THREADS: usize = 8;
     const EACH: usize = 150;
     let Some(rig) = rig(SERVICE) else { return };

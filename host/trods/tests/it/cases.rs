@@ -1,4 +1,4 @@
-//! Connections step by step.
+//! The flow of a connection, tested step by step with chosen inputs.
 
 use rivulet_trods::flow::{FLIGHT_PATIENCE, GATE, HANDSHAKE_PATIENCE, REQUEST_PATIENCE, RESPONSE_PATIENCE};
 use rivulet_trods::record::Body;
@@ -8,7 +8,7 @@ use crate::support::{CLOSED, OPEN, established, stores};
 
 const GET: &[u8] = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n";
 const N: u32 = GET.len() as u32;
-/// Arbitrary sequence numbers of the first bytes.
+/// Arbitrary sequence numbers of each direction's first byte.
 const CLIENT: u32 = 1000;
 const SERVICE: u32 = u32::MAX - 100;
 
@@ -20,7 +20,7 @@ fn head(length: u64) -> Vec<u8> {
     format!("HTTP/1.1 200 OK\r\nETag: \"x\"\r\nContent-Length: {length}\r\n\r\n").into_bytes()
 }
 
-/// The sequence number at this distance from the first.
+/// The server's sequence number at this offset in its stream.
 fn at(octets: u64) -> u32 {
     SERVICE.wrapping_add(octets as u32)
 }
@@ -29,14 +29,14 @@ fn limits(ack: u32, data: u32, fin_at: Option<u32>) -> Vec<Action> {
     vec![Action::Limits(Limits { ack, data, fin_at })]
 }
 
-/// The actions of a step.
+/// The actions that a step returns.
 fn after(step: impl FnOnce(&mut Vec<Action>)) -> Vec<Action> {
     let mut out = Vec::new();
     step(&mut out);
     out
 }
 
-/// The one record that comes of a step, kept at once, and what follows from that.
+/// Confirms the one record that a step stores; returns it, and the actions that follow.
 fn kept(flow: &mut Flow, step: impl FnOnce(&mut Flow, &mut Vec<Action>)) -> (Record, Vec<Action>) {
     let mut out = Vec::new();
     step(flow, &mut out);
@@ -44,13 +44,15 @@ fn kept(flow: &mut Flow, step: impl FnOnce(&mut Flow, &mut Vec<Action>)) -> (Rec
     (record, after(|out| flow.stored(ticket, true, out)))
 }
 
-/// What there is of a first flight when it is not awaited any more, at the beginning of time.
+/// Passes a response's bytes to the flow, and advances the time until the flow no longer waits for
+/// the rest of a first flight.
 fn come(flow: &mut Flow, seq: u32, octets: &[u8], out: &mut Vec<Action>) {
     flow.response(seq, octets, false, out);
     flow.tick(FLIGHT_PATIENCE, out);
 }
 
-/// A first request and the head of its answer, stored.
+/// Passes a first request and the head of its response to the flow, both stored; returns the
+/// response's end.
 fn answered(flow: &mut Flow, length: u64) -> u32 {
     assert_eq!(after(|out| flow.request(CLIENT, GET, false, out)), limits(CLIENT, SERVICE, None));
     let head = head(length);
@@ -61,7 +63,7 @@ fn answered(flow: &mut Flow, length: u64) -> u32 {
 }
 
 #[test]
-fn a_response_is_stored_when_its_head_is_there() {
+fn response_is_stored_once_its_head_is_complete() {
     let mut flow = flow(&OPEN);
     assert_eq!(after(|out| flow.request(CLIENT, &GET[..5], false, out)), limits(CLIENT, SERVICE, None));
     assert_eq!(after(|out| flow.request(CLIENT, GET, false, out)), []);
@@ -83,7 +85,7 @@ fn a_response_is_stored_when_its_head_is_there() {
     assert_eq!((response.length, response.passed, response.close), (whole, whole, false));
     let check = (10, crc32c::crc32c(b"0123456789"));
     assert_eq!(response.body, Body::Object { request: GET.to_vec(), head, check, digest: None });
-    // The next request on the same connection shows that the client has the first answer.
+    // The next request on the connection acknowledges the whole first response.
     flow.acknowledged(end);
     assert_eq!(after(|out| flow.request(CLIENT + N, GET, false, out)), limits(CLIENT + N, end, None));
     let answer = b"HTTP/1.1 304 Not Modified\r\nETag: \"x\"\r\nConnection: close\r\n\r\n";
@@ -98,7 +100,7 @@ fn a_response_is_stored_when_its_head_is_there() {
 }
 
 #[test]
-fn a_slow_answer_does_not_keep_a_request_waiting() {
+fn request_is_stored_alone_when_answer_is_slow() {
     let mut flow = flow(&OPEN);
     assert_eq!(after(|out| flow.tick(HANDSHAKE_PATIENCE - 1, out)), []);
     assert!(flow.is_new());
@@ -115,7 +117,7 @@ fn a_slow_answer_does_not_keep_a_request_waiting() {
     assert_eq!((&record.requests[..], record.request_at, record.responses.len()), (GET, CLIENT, 0));
     assert_eq!(then, limits(CLIENT + N, SERVICE, None));
     assert_eq!(after(|out| flow.tick(10 * REQUEST_PATIENCE, out)), []);
-    // Half a request, too, and then FIN.
+    // Half a request arrives, then a FIN.
     let (record, then) = kept(&mut flow, |flow, out| {
         flow.request(CLIENT + N, b"GET", false, out);
         flow.tick(11 * REQUEST_PATIENCE, out);
@@ -131,7 +133,7 @@ fn a_slow_answer_does_not_keep_a_request_waiting() {
 }
 
 #[test]
-fn an_idle_client_that_ends_is_stored_at_once() {
+fn fin_of_idle_client_is_stored_at_once() {
     let mut flow = flow(&OPEN);
     let end = answered(&mut flow, 10);
     let (record, then) = kept(&mut flow, |flow, out| flow.request(CLIENT + N, b"", true, out));
@@ -147,7 +149,7 @@ fn one_frame_may_hold_several_answers() {
     let one = [head(10_000), vec![7; 10_000]].concat();
     let frame = [&one[..], &one, &one[..one.len() - 1000]].concat();
     let mut out = after(|out| flow.response(SERVICE, &frame, false, out));
-    // The third one's first flight is not all there.
+    // The first flight of the third response is incomplete.
     let [(ticket, record)] = stores(&out).try_into().unwrap();
     assert_eq!(record.responses.len(), 2);
     out = after(|out| flow.stored(ticket, true, out));
@@ -159,7 +161,7 @@ fn one_frame_may_hold_several_answers() {
 }
 
 #[test]
-fn a_full_record_waits_for_the_client() {
+fn full_record_waits_for_acknowledgement() {
     let mut flow = flow(&OPEN);
     after(|out| flow.request(CLIENT, &GET.repeat(12), false, out));
     let one = [head(10), vec![7; 10]].concat();
@@ -177,7 +179,7 @@ fn a_full_record_waits_for_the_client() {
 }
 
 #[test]
-fn a_full_record_waits_for_the_client_though_the_server_was_late_before() {
+fn full_record_waits_even_after_late_server() {
     let mut flow = flow(&OPEN);
     after(|out| flow.request(CLIENT, &GET.repeat(2), false, out));
     // Both responses are stored whole, one after the other.
@@ -188,7 +190,7 @@ fn a_full_record_waits_for_the_client_though_the_server_was_late_before() {
     assert_eq!(then, limits(CLIENT + 2 * N, at(length as u64), None));
     assert!(!flow.wants_acknowledgement());
     assert_eq!(after(|out| flow.tick(RESPONSE_PATIENCE - 1, out)), []);
-    // The rest is there now, and there is no room for it.
+    // The rest of the second response has arrived, and the record has no room for it.
     assert_eq!(after(|out| flow.response(at(length as u64), &two[length..], false, out)), []);
     assert!(flow.wants_acknowledgement());
     assert_eq!(after(|out| flow.tick(10 * RESPONSE_PATIENCE, out)), []);
@@ -199,7 +201,7 @@ fn a_full_record_waits_for_the_client_though_the_server_was_late_before() {
     assert_eq!(then, limits(CLIENT + 2 * N, end, Some(end)));
 }
 
-/// The server can send no more than its window, which the client has to acknowledge.
+/// The server can send at most its window before the client acknowledges.
 #[test]
 fn full_record_holds_the_next_response() {
     let mut flow = flow(&OPEN);
@@ -219,7 +221,7 @@ fn full_record_holds_the_next_response() {
 }
 
 #[test]
-fn a_long_response_passes_by_stretches() {
+fn long_response_is_released_in_stretches() {
     let mut flow = flow(&OPEN);
     after(|out| flow.request(CLIENT, GET, false, out));
     let length = 5 * GATE + 12_345;
@@ -229,14 +231,14 @@ fn a_long_response_passes_by_stretches() {
     assert_eq!(then, limits(CLIENT + N, at(GATE), None));
     let mut passed = GATE;
     while passed < whole {
-        // A frame at the gate, and one that reaches over it.
+        // A frame that ends at the limit, and one that extends beyond it.
         let from = at(passed - u64::from(passed == 2 * GATE) * 700);
         let (record, then) = kept(&mut flow, |flow, out| flow.response(from, &[1; 1400], false, out));
         passed = (passed + GATE).min(whole);
         assert_eq!((record.responses[0].passed, record.passed()), (passed, at(passed)));
         assert_eq!(Record::decode(&record.encode()), Ok(record));
         assert_eq!(then, limits(CLIENT + N, at(passed), Some(at(passed)).filter(|_| passed == whole)));
-        // Earlier data is no longer of interest.
+        // Data before the limit needs no parsing again.
         assert_eq!(after(|out| flow.response(at(passed - 5000), &[1; 1400], false, out)), []);
     }
     flow.acknowledged(at(whole));
@@ -248,13 +250,13 @@ fn a_long_response_passes_by_stretches() {
 }
 
 #[test]
-fn fin_passes_behind_a_response_alone() {
+fn fin_passes_only_after_a_response() {
     let mut flow = flow(&OPEN);
-    // Before a request the server may close.
+    // Without an unanswered request the server may close.
     assert_eq!(flow.limits().fin_at, Some(SERVICE));
     let end = answered(&mut flow, 100_000);
     assert!(!flow.ends_early());
-    // The server's kernel closes for a process that was killed.
+    // The kernel sends the FIN of a process that was killed.
     assert_eq!(after(|out| flow.response(at(5000), &[1; 1000], true, out)), []);
     assert!(flow.ends_early());
     assert_eq!(flow.limits().fin_at, Some(end));
@@ -267,7 +269,7 @@ fn fin_does_not_pass_while_a_request_waits() {
     assert_eq!(after(|out| flow.request(CLIENT + N, b"GE", false, out)), limits(CLIENT + N, end, None));
     assert_eq!(after(|out| flow.response(end, b"", true, out)), []);
     assert!(flow.ends_early());
-    // The server lives, so it meant to end the connection.
+    // The server is alive, so it closed on purpose.
     let mut out = Vec::new();
     flow.let_go(Reason::Closed, &mut out);
     let [(ticket, record)] = stores(&out).try_into().unwrap();
@@ -289,7 +291,7 @@ fn a_body_without_length_ends_with_the_connection() {
     assert!(!flow.ends_early());
 }
 
-/// Limits are lifted at once where nothing is stored yet.
+/// With nothing stored yet, the limits are lifted at once.
 #[test]
 fn unprotectable_connection_passes_with_reason() {
     let huge = GET.repeat(200);
@@ -330,7 +332,7 @@ fn unprotectable_connection_passes_with_reason() {
 }
 
 #[test]
-fn late_input_is_not_awaited_forever() {
+fn late_input_times_out() {
     let half = b"HTTP/1.1 404 Not Found\r\nContent-Length: 10\r\n\r\n12345";
     for (asked, octets, reason) in [(true, &half[..], Reason::Dynamic), (false, &half[..], Reason::Unasked)] {
         let mut flow = flow(&OPEN);
@@ -339,7 +341,7 @@ fn late_input_is_not_awaited_forever() {
         }
         assert_eq!(after(|out| flow.response(SERVICE, octets, false, out)), []);
         let mut out = after(|out| flow.tick(RESPONSE_PATIENCE - 1, out));
-        // A request, or the handshake alone.
+        // There is a request to store, or the handshake alone.
         if let [(ticket, _)] = stores(&out)[..] {
             out = after(|out| flow.stored(ticket, true, out));
             assert_eq!(out, if asked { limits(CLIENT + N, SERVICE, None) } else { Vec::new() });
@@ -355,7 +357,7 @@ fn late_input_is_not_awaited_forever() {
 }
 
 #[test]
-fn a_stored_connection_is_unprotected_only_when_that_is_stored() {
+fn limits_lift_after_unprotected_record_is_stored() {
     let mut flow = flow(&OPEN);
     let end = answered(&mut flow, 10);
     let out = after(|out| flow.request(CLIENT + N, b"POST / HTTP/1.1\r\n\r\n", false, out));
@@ -368,7 +370,7 @@ fn a_stored_connection_is_unprotected_only_when_that_is_stored() {
 }
 
 #[test]
-fn a_store_that_fails_lets_pass_or_holds() {
+fn failed_store_passes_or_holds_as_configured() {
     let head = head(10);
     let mut flow = flow(&OPEN);
     after(|out| flow.request(CLIENT, GET, false, out));
@@ -416,7 +418,8 @@ fn adopted_connection_is_stored_before_it_sends() {
     let (again, then) = kept(&mut second, |_, all| all.append(&mut out));
     assert_eq!(again, Record { version: 2, ..record });
     assert_eq!(then, limits(CLIENT + 2 * N + 6, end, None));
-    // It goes on where the first one was: with the second request, and the rest of the third.
+    // The second flow continues where the first one was: with the second request, and the rest of
+    // the third.
     after(|out| second.request(CLIENT + 2 * N + 6, b" HTTP/1.1\r\nHost: h\r\n\r\n", false, out));
     let both = [head(1), vec![1], head(0)].concat();
     let (record, _) = kept(&mut second, |flow, out| flow.response(end, &both, false, out));

@@ -1,5 +1,6 @@
-//! Behind an adoption the web server sees the client's address: what it denies, limits and logs by address stays right. Real nginx;
-//! needs root, skipped where namespaces cannot be made.
+//! An adopter's web server sees the client's address, so that its access rules, limits and logs by
+//! address stay right. Uses a real nginx; needs root, and is skipped if namespaces cannot be
+//! created.
 
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -16,7 +17,8 @@ use crate::survive::{Plan, Rig, SERVICE, SERVICE6};
 
 const ADDRESSES: [&str; 2] = ["10.8.0.1", "fd00:8::1"];
 
-/// nginx that denies the client `/denied`, answers its address one request of `/limited` a minute, and logs addresses.
+/// Starts nginx, which denies the client `/denied`, limits its address to one request of `/limited`
+/// a minute, and logs addresses.
 fn guarded(ns: &Netns, service: &str, root: &Path, dir: &Path) -> Process {
     let log = dir.join("access").display().to_string();
     let deny: String = ADDRESSES.map(|address| format!("deny {address};")).concat();
@@ -46,7 +48,7 @@ fn connect(rig: &Rig, service: &str) -> TcpStream {
     stream
 }
 
-/// The status that one is answered with.
+/// Requests a file and returns the status of the answer.
 fn get(stream: &mut TcpStream, name: &str) -> u16 {
     stream.write_all(format!("GET /{name} HTTP/1.1\r\nHost: h\r\n\r\n").as_bytes()).unwrap();
     let mut got = Vec::new();
@@ -76,7 +78,7 @@ fn logged(rig: &Rig, of: usize, name: &str) -> Vec<(String, String)> {
     of_name.map(words).collect()
 }
 
-/// The first replica is cut off, or drained.
+/// Cuts off or drains the first replica.
 fn leave(rig: &Rig, how: &str) {
     if how == "drain" {
         moves::follow(rig);
@@ -126,7 +128,7 @@ fn rest_is_requested_from_the_clients_address() {
     assert!(asked.iter().any(|(from, status)| from == ADDRESSES[0] && status == "206"), "{asked:?}");
 }
 
-/// The operator said so.
+/// The service is configured with `adopt_as: server`.
 #[test]
 fn server_gets_its_own_address_if_configured() {
     let Some(rig) = rig(SERVICE, AdoptAs::Server) else { return };
@@ -138,7 +140,7 @@ fn server_gets_its_own_address_if_configured() {
     assert_eq!(logged(&rig, 1, "small"), [("10.8.9.9".to_owned(), "200".to_owned())]);
 }
 
-/// Where servers' packets to a client's address do not come back to the host.
+/// On a host that does not route packets for the client's address back to the agent.
 #[test]
 fn client_is_reset_where_its_address_cannot_be_carried() {
     let Some(rig) = rig(SERVICE, AdoptAs::Client) else { return };

@@ -1,4 +1,4 @@
-//! Replays the corpus of the fuzz targets.
+//! Runs the fuzz targets on their stored corpus, and on damaged copies of it.
 
 use proptest::prelude::*;
 use rivulet_trods::Record;
@@ -26,7 +26,7 @@ fn records() {
     replay("trods_record", hostile::record);
 }
 
-/// Responses of each kind stand in them.
+/// The corpus must contain responses of each kind, or the replay tests nothing.
 #[test]
 fn records_of_all_kinds_are_there() {
     let mut kinds = [0; 3];
@@ -48,7 +48,7 @@ fn stored_flows_do_not_panic() {
     replay("trods_flow", hostile::flow);
 }
 
-/// The corpus of each target, with bytes changed.
+/// An input from the corpus of a target, with some bytes changed.
 fn damaged(target: &str) -> impl Strategy<Value = Vec<u8>> + use<> {
     let changes = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6);
     let cut = any::<(bool, prop::sample::Index)>();

@@ -1,5 +1,5 @@
-//! A connection goes on only on a server that has the same bytes, whatever its entity tags and lengths are. Real servers; needs root,
-//! skipped where namespaces cannot be made.
+//! A connection resumes only on a server that has the same bytes, even if entity tags and lengths
+//! are equal. Uses real web servers; needs root, and is skipped if namespaces cannot be created.
 
 use std::cell::Cell;
 use std::fs;
@@ -20,12 +20,13 @@ use crate::survive::{Plan, Rig, SERVICE, Start};
 const SIZE: usize = 8_000_000;
 const COMPARES: Settings = Settings { unknown: Unknown::Reset, ..CLOSED };
 
-/// Bytes that differ from those of another number from this place on.
+/// Content of a replica's file. Contents of two numbers are equal before `from`, and differ after
+/// it.
 fn content(number: u8, from: usize) -> Vec<u8> {
     (0..SIZE).map(|n| (n * 7 + n / 251) as u8 ^ if n < from { 0 } else { number }).collect()
 }
 
-/// A file with the time that all of them have.
+/// Writes a file with a fixed modification time, which all files of these tests share.
 fn write(folder: &Path, name: &str, bytes: &[u8]) {
     fs::create_dir_all(folder).unwrap();
     let path = folder.join(name);
@@ -33,13 +34,13 @@ fn write(folder: &Path, name: &str, bytes: &[u8]) {
     assert!(Command::new("touch").args(["-d", "@1700000000"]).arg(path).status().unwrap().success());
 }
 
-/// nginx with separate files.
+/// Starts nginx with a separate folder.
 fn nginx(ns: &Netns, service: &str, root: &Path, dir: &Path) -> Process {
     let (shared, own) = (root.join("www").display().to_string(), dir.join("www").display().to_string());
     nginx_with(ns, service, root, dir, &|text| text.replace(&shared, &own))
 }
 
-/// lighttpd with separate files, and entity tags without inodes.
+/// Starts lighttpd with a separate folder, and entity tags without inodes.
 fn lighttpd(ns: &Netns, service: &str, _root: &Path, dir: &Path) -> Process {
     let (address, port) = service.rsplit_once(':').unwrap();
     let own = dir.join("www").display().to_string();
@@ -58,7 +59,7 @@ fn lighttpd(ns: &Netns, service: &str, _root: &Path, dir: &Path) -> Process {
     process
 }
 
-/// Starts a server after `files` were written into its folder, which knows the replica's number.
+/// A function that starts a server after `files` has filled its folder, given the replica's number.
 fn with_files<'a>(
     server: Start<'a>,
     files: &'a dyn Fn(u8, &Path),
@@ -71,7 +72,7 @@ fn with_files<'a>(
     }
 }
 
-/// How many digests the records of the first replica have.
+/// Number of digests in the first replica's records.
 fn digests(rig: &Rig) -> usize {
     let read = || load(&rig.servers(), "www.r1.1", &keys(), Duration::from_secs(1));
     let records = in_netns(Some(rig.router.name()), read).unwrap().records;
@@ -89,7 +90,8 @@ fn kill(rig: &Rig) {
     rig.tell(1, 1);
 }
 
-/// Reproducible builds, `cp -p`, `rsync` behind an edit: time and length are the same, bytes are not.
+/// Reproducible builds, `cp -p` and `rsync` after an edit leave files of equal time and length with
+/// different bytes.
 #[test]
 fn other_bytes_under_the_same_tag_are_never_mixed() {
     let servers: [(&str, Start<'_>); 2] = [("nginx", &nginx), ("lighttpd", &lighttpd)];
@@ -101,7 +103,7 @@ fn other_bytes_under_the_same_tag_are_never_mixed() {
         for from in [0, 1_000_000] {
             let files = |n: u8, folder: &Path| write(folder, "large", &content(n, from));
             let server = with_files(server, &files);
-            // Others know a second later what there is to compare.
+            // The second replica learns within a second which objects it has to read.
             let plan = Plan { rate: "10mbit", settings: COMPARES, server: &server, ..Plan::default() };
             let Some(rig) = Rig::new(&plan) else { return };
             let mut curl = rig.curl(&format!("http://{SERVICE}/large"));
@@ -120,7 +122,8 @@ fn other_bytes_under_the_same_tag_are_never_mixed() {
     }
 }
 
-/// S3 clients sign `Range` with the rest of their request: a server refuses any other range that the same signature comes with.
+/// S3 clients sign `Range` with the rest of their request, and a server refuses any other range
+/// with that signature.
 #[test]
 fn download_with_signed_range_resumes() {
     let files = |n: u8, folder: &Path| write(folder, "large", &content(n, SIZE));
@@ -157,8 +160,8 @@ fn download_with_signed_range_resumes() {
     assert_eq!((counts().refused, counts().trusted, counts().digests, counts().read_through), (0, 0, 1, 1));
 }
 
-/// The digests are not known yet; the first flight is there, in which nginx' head is a separate
-/// segment.
+/// Before the digests are known, the checksum of the first flight must find the difference,
+/// although nginx sends the head in a separate segment.
 #[test]
 fn first_flight_is_compared_without_digests() {
     let files = |n: u8, folder: &Path| write(folder, "large", &content(n, 0));
@@ -173,7 +176,7 @@ fn first_flight_is_compared_without_digests() {
     eventually("it is counted", || rig.hosts[1].replica.counts().refusals == [("content", 1)].into());
 }
 
-/// nginx that gives the agent nothing, so that no digest is known.
+/// Starts an nginx that refuses the agent's requests, so that no digest is known.
 fn secretive(ns: &Netns, service: &str, root: &Path, dir: &Path) -> Process {
     let (shared, own) = (root.join("www").display().to_string(), dir.join("www").display().to_string());
     nginx_with(ns, service, root, dir, &|text| {
@@ -221,7 +224,7 @@ fn download_resumes_after_equal_digests() {
     assert_eq!((counts().refused, counts().trusted), (0, 0));
 }
 
-/// Two sites of one nginx have files of the same path, time and length.
+/// Starts an nginx with two sites that have files of equal path, time and length.
 fn sites(ns: &Netns, service: &str, root: &Path, dir: &Path) -> Process {
     let www = root.join("www");
     let site = |name: &str, number: u8| {
@@ -236,8 +239,8 @@ fn sites(ns: &Netns, service: &str, root: &Path, dir: &Path) -> Process {
 }
 
 #[test]
-fn a_client_never_gets_the_bytes_of_another_site() {
-    // By timestamps alone, and by records.
+fn client_never_gets_bytes_of_another_site() {
+    // Once protected by timestamps alone, once by records.
     for (named, stores) in [(true, 0), (false, 1)] {
         let plan = Plan { settings: COMPARES, server: &sites, named, stores, ..Plan::default() };
         let Some(rig) = Rig::new(&plan) else { return };

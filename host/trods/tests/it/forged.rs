@@ -1,4 +1,5 @@
-//! Records that an attacker with access to memcached writes: no connection is adopted by them.
+//! Values that an attacker with access to memcached writes or moves: no connection is adopted by
+//! them.
 
 use std::io::{Read, Write};
 use std::time::Duration;
@@ -13,7 +14,7 @@ use rivulet_trods::testing::keys;
 use crate::moves::{connect, first, get, sockets, store};
 use crate::survive::{Plan, Rig};
 
-/// A value as memcached has it; None: there is none.
+/// A value in memcached; `None`: there is none.
 fn value(rig: &Rig, number: u32) -> Option<Vec<u8>> {
     let told = store(rig, format!("mg {}.{number} v\r\nmn\r\n", first()).as_bytes(), b"MN\r\n");
     let line = told.iter().position(|b| *b == b'\n')? + 1;
@@ -53,7 +54,8 @@ fn forged_record_adopts_no_connection() {
     let mut altered = sealed.clone();
     *altered.last_mut().unwrap() ^= 1;
     let stranger = RecordKeys::new(5, 1, &[(1, [8; 16])]).seal(&format!("{}.3", first()), &plain).unwrap();
-    // As it was before records were sealed; changed; sealed by a stranger; moved to other numbers.
+    // A record without sealing; a changed one; one sealed with another key; and a valid one under
+    // other numbers.
     for (number, value) in [(1, &plain), (2, &altered), (3, &stranger), (4, &sealed), (70, &sealed)] {
         put(&rig, number, value);
     }
@@ -62,11 +64,11 @@ fn forged_record_adopts_no_connection() {
     for _ in 0..3 {
         rig.tell(1, 1);
         asked += 1;
-        // Twice as long as the records take that come behind these.
+        // Twice as long as reading a valid record takes.
         std::thread::sleep(Duration::from_millis(200));
     }
     assert_eq!((asked, second.counts().adopted), (3, 0));
-    // In its own place it is good.
+    // Under its own number the sealed record is accepted.
     put(&rig, 0, &sealed);
     rig.tell(1, 1);
     stream.read_to_end(&mut got).unwrap();
@@ -74,9 +76,10 @@ fn forged_record_adopts_no_connection() {
     eventually("it is counted", || second.counts().adopted == 1);
 }
 
-/// A record of before is put back in its own place: the client is further, so nothing is made of it, and nothing is mixed.
+/// An older record under its own number: the client is ahead of it, so the replica does not resume
+/// the connection and the client gets no wrong byte.
 #[test]
-fn no_connection_is_adopted_by_an_older_record_of_its_own() {
+fn restored_older_record_adopts_no_connection() {
     let Some(rig) = Rig::new(&Plan::default()) else { return };
     let (small, content) = (rig.file("small", 700), rig.file("large", 20_000_000));
     let mut stream = connect(&rig);
@@ -107,7 +110,8 @@ fn no_connection_is_adopted_by_an_older_record_of_its_own() {
     assert!(got.ends_with(&content), "{} bytes", got.len());
 }
 
-/// The second replica looks twice for records of the first one's former incarnations. A record that is there both times it may adopt.
+/// The second replica reads the first one's former incarnations twice. It may adopt connections
+/// whose records are there both times.
 fn look_for_formers(rig: &Rig) {
     for _ in 0..2 {
         rig.hosts[1].replica.departed(Departed {
@@ -122,20 +126,21 @@ fn look_for_formers(rig: &Rig) {
     }
 }
 
-/// The list of a living replica's incarnations names a newer one than it has, so that what it stores now looks left behind.
+/// The list of a living replica's incarnations names a newer one than the replica has, so that its
+/// present records look like a former incarnation's.
 #[test]
-fn no_living_connection_is_adopted_by_a_list_of_incarnations() {
+fn forged_incarnation_list_adopts_no_live_connection() {
     let Some(rig) = Rig::new(&Plan::default()) else { return };
     let small = rig.file("small", 700);
     let mut stream = connect(&rig);
     get(&mut stream, &small);
     eventually("its record", || records(&rig).len() == 1);
     let key = "www.r1.all";
-    // Forged, and as a second process of the replica would have stored it.
+    // The list is forged without a key, or stored by a second process of the same replica.
     for list in [b"2 1".to_vec(), keys().seal(key, b"2 1").unwrap()] {
         let say = format!("ms {key} {} T60\r\n", list.len());
         store(&rig, &[say.as_bytes(), &list, b"\r\n"].concat(), b"HD\r\n");
-        // What its client answers to a probe would come to the second replica.
+        // From now on the client's answers to probes would reach the second replica.
         rig.steer("replace", 2);
         look_for_formers(&rig);
         assert_eq!((rig.hosts[1].replica.counts().adopted, sockets(&rig, 1)), (0, 0));

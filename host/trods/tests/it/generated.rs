@@ -1,5 +1,5 @@
-//! What can only be generated again: flows of such answers step by step, and downloads that go on at another replica. The latter need
-//! root, and are skipped where namespaces cannot be made.
+//! Responses that can only be generated again: flows tested step by step, and downloads that resume
+//! at another replica. The downloads need root, and are skipped if namespaces cannot be created.
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
@@ -15,7 +15,7 @@ use crate::support::{CLOSED, DETERMINISTIC, OPEN, established, generate, stores}
 use crate::survive::{Plan, Rig, SERVICE};
 
 const GET: &[u8] = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n";
-/// Arbitrary sequence numbers of the first bytes.
+/// Arbitrary sequence numbers of each direction's first byte.
 const CLIENT: u32 = 1000;
 const START: u32 = u32::MAX - 100;
 
@@ -25,8 +25,8 @@ fn requested(settings: &Settings) -> Flow {
     flow
 }
 
-/// The record that the flow stores for bytes at this place, kept at once, and the limits that then
-/// hold.
+/// Passes bytes at an offset to the flow, and confirms the record; returns it, and the limits that
+/// apply then.
 fn kept(flow: &mut Flow, at: usize, octets: &[u8], fin: bool) -> (Record, Limits) {
     let mut out = Vec::new();
     flow.response(START.wrapping_add(at as u32), octets, fin, &mut out);
@@ -52,12 +52,12 @@ fn generated(response: &Response) -> Seen {
 }
 
 #[test]
-fn no_more_passes_than_was_seen() {
+fn released_bytes_never_exceed_parsed_bytes() {
     let head = head("Content-Length: 30000\r\nETag: W/\"x\"\r\n");
     let whole = [&head[..], &body(30_000)].concat();
     let mut flow = requested(&DETERMINISTIC);
     let mut passed = 0;
-    // The head alone, a frame that is larger than the stored part, and the rest with a FIN.
+    // The head alone, a frame larger than the stored part, and the rest with a FIN.
     for to in [head.len(), head.len() + 20_000, whole.len()] {
         let (record, limits) = kept(&mut flow, passed, &whole[passed..to], to == whole.len());
         let [response] = &record.responses[..] else { panic!("{record:?}") };
@@ -78,12 +78,13 @@ fn end_of_chunks_is_found_and_later_bytes_wait() {
         [b"1388\r\n".to_vec(), body(5000), b"\r\n1388\r\n".to_vec(), body(5000), b"\r\n0\r\n\r\n".to_vec()];
     let whole = [&head[..], &chunks.concat()].concat();
     for cut in (head.len() + 4097..whole.len()).step_by(13) {
-        // It lists its inputs, so the setting `deterministic` is not needed.
+        // The response lists its inputs, so the setting `deterministic` is not needed.
         let mut flow = requested(&OPEN);
         let (record, limits) = kept(&mut flow, 0, &whole[..cut], false);
         assert_eq!((record.responses[0].length, record.responses[0].passed), (UNKNOWN, cut as u64));
         assert_eq!((limits.data, limits.fin_at), (START.wrapping_add(cut as u32), None));
-        // Another replica resumes from there; after the end it holds data without a request.
+        // Another replica resumes from there. After the response's end it holds data that answers
+        // no request.
         let mut out = Vec::new();
         let mut flow = Flow::resume(record, &OPEN, 7, &mut out);
         let [(ticket, _)] = stores(&out).try_into().unwrap();
@@ -98,7 +99,8 @@ fn end_of_chunks_is_found_and_later_bytes_wait() {
     }
 }
 
-/// Also of a response that is not protected, and again where another replica resumes the connection.
+/// Inputs are hidden in unprotected responses as well, and again after another replica has resumed
+/// the connection.
 #[test]
 fn inputs_are_blanked_before_the_head_may_leave() {
     let blanked = |out: &[Action]| -> Vec<(u32, u32)> {
@@ -124,7 +126,7 @@ fn inputs_are_blanked_before_the_head_may_leave() {
         let mut out = Vec::new();
         let _ = Flow::resume(record, &OPEN, 7, &mut out);
         assert_eq!(blanked(&out), wanted);
-        // Acknowledged in part, and whole.
+        // The response is acknowledged in part, then completely.
         let mut out = Vec::new();
         flow.acknowledged(START.wrapping_add(26));
         flow.stored(ticket, true, &mut out);
@@ -135,7 +137,8 @@ fn inputs_are_blanked_before_the_head_may_leave() {
     }
 }
 
-/// A connection has room for 16 fields, and a further response waits until the client has acknowledged earlier ones.
+/// The BPF map has room for 16 fields of a connection, so a further response waits until the client
+/// has acknowledged earlier ones.
 #[test]
 fn response_waits_for_room_for_its_inputs() {
     let response = |fields: usize| head(&("X-TRODS: 5\r\n".repeat(fields) + "Content-Length: 0\r\n"));
@@ -154,7 +157,7 @@ fn response_waits_for_room_for_its_inputs() {
 }
 
 #[test]
-fn a_small_answer_is_stored_whole_unless_it_comes_slowly() {
+fn small_answer_is_stored_whole_unless_slow() {
     let small = [&head("Content-Length: 100\r\n")[..], &body(100)].concat();
     let (record, _) = kept(&mut requested(&DETERMINISTIC), 0, &small, false);
     assert_eq!(record.responses[0].body, Body::Whole(small.clone()));
@@ -182,7 +185,7 @@ fn a_small_answer_is_stored_whole_unless_it_comes_slowly() {
 #[test]
 fn response_without_inputs_is_unprotected() {
     let large = body(5000);
-    // Without a known end it could be truncated; not deterministic; and malformed chunks.
+    // Three kinds: without a known end it could be truncated; not deterministic; malformed chunks.
     for (settings, fields, reason) in [
         (DETERMINISTIC, "A: 5\r\n", Reason::Dynamic),
         (OPEN, "Content-Length: 5000\r\nX-TRODS-Not: 5\r\n", Reason::Dynamic),
@@ -205,7 +208,8 @@ fn rig(settings: Settings) -> Option<Rig> {
     Rig::new(&Plan { settings, server: &|ns, service, _, _| generate(ns, service), ..Plan::default() })
 }
 
-/// A download in which the first replica dies: how curl ended, and what it had.
+/// Starts a download, cuts off the first replica in the middle, and returns curl's exit status and
+/// the file.
 fn download(rig: &Rig, path: &str) -> (Option<i32>, Vec<u8>) {
     let head = rig.files.path().join("head");
     let mut curl = rig.curl(&format!("-D {} http://{SERVICE}/8000000/{path}", head.display()));
@@ -217,7 +221,8 @@ fn download(rig: &Rig, path: &str) -> (Option<i32>, Vec<u8>) {
     (status.code(), fs::read(rig.files.path().join("got")).unwrap())
 }
 
-/// A response of the first server, with a field in the request. A request of the same host passes no program, as those of an agent.
+/// The first server's response to a request with this header field. The request comes from the
+/// server's own host, so no BPF program changes it.
 fn response(from: &Netns, path: &str, field: &str) -> String {
     String::from_utf8_lossy(&fetch(from, path, &["-i", "-H", field])).into_owned()
 }
@@ -229,7 +234,8 @@ fn fetch(from: &Netns, path: &str, options: &[&str]) -> Vec<u8> {
     out.stdout
 }
 
-/// The inputs of a response, which its server shows the test in another field. The client receives none in X-TRODS.
+/// The inputs of a response, which the test server also sends in another field, because the client
+/// receives no X-TRODS.
 fn inputs_of(head: &str) -> String {
     assert!(!head.to_lowercase().contains("x-trods"), "{head}");
     let blank = head.lines().find(|line| line.starts_with("Padding:")).unwrap();
@@ -237,7 +243,7 @@ fn inputs_of(head: &str) -> String {
     head.lines().find_map(|line| line.strip_prefix("Shown: ")).unwrap().to_owned()
 }
 
-/// What a server generates with these inputs.
+/// The content that a server generates from these inputs.
 fn whole(rig: &Rig, path: &str, inputs: &str) -> Vec<u8> {
     fetch(&rig.hosts[1].netns, &format!("8000000/{path}"), &["-H", &format!("X-TRODS: {inputs}")])
 }
@@ -268,7 +274,7 @@ fn deterministic_response_resumes_and_other_is_refused() {
     for path in ["lies", "lies?chunked"] {
         let Some(rig) = rig(Settings { closed: true, ..DETERMINISTIC }) else { return };
         let (status, got) = download(&rig, path);
-        // "Failure with receiving network data": it was reset.
+        // curl's status for "Failure with receiving network data": the client was reset.
         assert_eq!(status, Some(56), "{path}");
         assert!(got.len() < 8_000_000);
         eventually("it is counted", || rig.hosts[1].replica.counts().refused == 1);
@@ -276,7 +282,7 @@ fn deterministic_response_resumes_and_other_is_refused() {
 }
 
 #[test]
-fn without_a_word_of_it_it_is_not_protected() {
+fn download_without_listed_inputs_is_unprotected() {
     let Some(rig) = rig(CLOSED) else { return };
     let mut curl = rig.curl(&format!("http://{SERVICE}/8000000/same"));
     assert!(curl.0.wait().unwrap().success());
@@ -321,7 +327,8 @@ fn server_never_gets_inputs_of_a_client() {
     eventually("it is counted", || rig.hosts[0].replica.counts().unprotected == Default::default());
 }
 
-/// The first part of the request is lost, so the programs see the name of the field in two parts and in reverse.
+/// The first part of the request is lost, so the BPF programs see the field's name in two parts,
+/// the second one first.
 #[test]
 fn client_is_reset_that_sends_inputs_out_of_order() {
     let Some(rig) = rig(CLOSED) else { return };
@@ -329,7 +336,7 @@ fn client_is_reset_that_sends_inputs_out_of_order() {
     stream.set_nodelay(true).unwrap();
     rig.router.run("nft add table ip t");
     rig.router.run("nft add chain ip t f { type filter hook forward priority 0 ; }");
-    // "GET" behind a TCP header with timestamps.
+    // "GET" after a TCP header with timestamps.
     rig.router.run("nft add rule ip t f tcp dport 8080 @th,256,24 0x474554 drop");
     stream.write_all(b"GET /100/fields HTTP/1.1\r\nHost: a\r\nX-TRO").unwrap();
     stream.write_all(b"DS: client\r\n\r\n").unwrap();
@@ -341,11 +348,11 @@ fn client_is_reset_that_sends_inputs_out_of_order() {
     eventually("it is counted", || rig.hosts[0].replica.counts().unprotected.get("inputs") == Some(&1));
 }
 
-/// Drops the segments in which a response's head begins, until it is given the rest.
+/// Drops the segments with the beginning of a response's head; the returned function counts them.
 fn lose_heads(rig: &Rig) -> impl Fn() -> u32 {
     rig.router.run("nft add table ip t");
     rig.router.run("nft add chain ip t f { type filter hook forward priority 0 ; }");
-    // "HTTP" behind a TCP header with timestamps.
+    // "HTTP" after a TCP header with timestamps.
     rig.router.run("nft add rule ip t f tcp sport 8080 @th,256,32 0x48545450 counter drop");
     || {
         let said = rig.router.run("nft list chain ip t f");
@@ -354,7 +361,8 @@ fn lose_heads(rig: &Rig) -> impl Fn() -> u32 {
     }
 }
 
-/// The kernel retransmits by itself what may leave, and no frame of it passes the process.
+/// The kernel retransmits released data by itself, and such a frame does not pass through the
+/// agent.
 #[test]
 fn retransmitted_head_has_no_inputs() {
     for path in ["100/inputs", "100000/inputs", "100/inputs?chunked"] {
@@ -370,7 +378,7 @@ fn retransmitted_head_has_no_inputs() {
     }
 }
 
-/// The client has nothing of the response: the other replica sends the head that is stored.
+/// The client has no byte of the response, so the adopter sends the stored head.
 #[test]
 fn stored_head_has_no_inputs_at_another_replica() {
     for path in ["100/inputs", "8000000/inputs"] {

@@ -1,5 +1,5 @@
-//! The programs on a real interface, between a server and a client of the kernel's: what leaves is what the test lets leave.
-//! Needs root; skipped where namespaces cannot be made.
+//! The BPF programs on a real interface, between a server and a client in the kernel: a segment
+//! leaves only if the test's limits permit it. Needs root; skipped if namespaces cannot be created.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -17,7 +17,7 @@ use rivulet_trods::hold::{Frame, Hold};
 
 const REQUEST: &[u8] = b"GET / HTTP/1.1\r\n\r\n";
 
-/// A client's host and a replica, and the programs on the replica's interface.
+/// A client's namespace, a replica's, and the BPF programs on the replica's interface.
 struct Rig {
     client: Netns,
     replica: Netns,
@@ -58,7 +58,8 @@ impl Rig {
         Some(Rig { client, replica, hold, service, told: Vec::new(), frames: Vec::new() })
     }
 
-    /// A connection: the client's end, the server's, and how the programs call it. The client has sent nothing yet.
+    /// Opens a connection: returns both sockets and its key in the BPF maps. The client has not
+    /// sent any data.
     fn connect(&mut self) -> (TcpStream, TcpStream, FlowKey) {
         let service = self.service;
         let listener = in_netns(Some(self.replica.name()), || TcpListener::bind(service).unwrap()).unwrap();
@@ -71,7 +72,7 @@ impl Rig {
         (client, server, key)
     }
 
-    /// Takes what there is.
+    /// Reads all events and held frames.
     fn look(&mut self) {
         let told = &mut self.told;
         let mut note = |what: What<'_>| {
@@ -106,7 +107,7 @@ impl Rig {
         assert!(self.hold.programs().set_limits(key, &limits).unwrap());
     }
 
-    /// The state of a connection that is stuck.
+    /// The state of a connection, for the failure message.
     fn described(&mut self, key: &FlowKey) -> String {
         self.look();
         let sockets = self.replica.run("ss -Htanoi");
@@ -123,7 +124,7 @@ impl Rig {
     }
 }
 
-/// Reads the bytes that are there now.
+/// Reads the bytes that have arrived.
 fn at_hand(stream: &mut TcpStream) -> Vec<u8> {
     let mut got = Vec::new();
     match stream.read_to_end(&mut got) {
@@ -149,16 +150,16 @@ fn nothing_is_acknowledged_or_sent_beyond_limits() {
         let mut request = vec![0; REQUEST.len()];
         server.read_exact(&mut request).unwrap();
         rig.until("the copy", |rig| rig.told.contains(&Told::Request(REQUEST.into(), false)));
-        // The kernel acknowledges at once or 40 ms later; neither leaves, nor do answers to the
-        // client's retransmissions.
+        // The kernel acknowledges at once or after 40 ms. No acknowledgement leaves, and no answer
+        // to the client's retransmissions.
         rig.until("an acknowledgement", |rig| rig.hold.counters().unwrap().acks > 1);
         assert_eq!(unacknowledged(&client).unwrap() as usize, REQUEST.len());
         rig.limit(&key, requested, 0, None);
         rig.hold.send_withheld(&key).unwrap();
         eventually("acknowledged", || unacknowledged(&client).unwrap() == 0);
-        // A response leaves in the pieces in which it was held, and the FIN behind it does not.
+        // A released response leaves in the frames in which it was held; the FIN after it does not.
         let sent = body(300_000);
-        // (More would not find room in the server's kernel.)
+        // The server's send buffer has no room for more.
         server.write_all(&sent[..10_000]).unwrap();
         rig.until("a frame", |rig| !rig.frames.is_empty());
         assert!(at_hand(&mut client).is_empty());
@@ -175,8 +176,8 @@ fn nothing_is_acknowledged_or_sent_beyond_limits() {
             got.len() >= 300_000
         });
         assert!(got == body(300_000));
-        // Not by closing it: a child that another test has forked may hold the socket, too, and the
-        // last to close it may then be a process that exits, with a FIN that is held.
+        // Shut down rather than closed: a child process that another test has forked may hold the
+        // socket too, and would close it last.
         let server = writer.join().unwrap();
         server.shutdown(std::net::Shutdown::Write).unwrap();
         rig.until("a FIN", |rig| rig.told.contains(&Told::Fin));
@@ -194,7 +195,8 @@ fn nothing_is_acknowledged_or_sent_beyond_limits() {
     }
 }
 
-/// The kernel would give the connection up after 15 attempts, without a RST (tcp_retries2), if it took each for a window probe.
+/// If the kernel counted the muted segments as window probes, it would give up the connection after
+/// 15 attempts, without a RST (tcp_retries2).
 #[test]
 fn connection_survives_long_mute_before_first_answer() {
     let Some(mut rig) = Rig::new(false) else { return };
@@ -242,7 +244,7 @@ fn allowed_part_of_frame_leaves_first() {
         let (mut client, mut server, key) = rig.connect();
         client.write_all(REQUEST).unwrap();
         server.read_exact(&mut [0; REQUEST.len()]).unwrap();
-        // A rest after whole segments waits for the end.
+        // TCP_CORK: the kernel holds an incomplete last segment until the socket is closed.
         rustix::net::sockopt::set_tcp_cork(&server, true).unwrap();
         server.write_all(&body(10_000)).unwrap();
         drop(server);
@@ -252,7 +254,7 @@ fn allowed_part_of_frame_leaves_first() {
         });
         let Limits { ack, first, .. } = rig.hold.programs().limits(&key).unwrap().unwrap();
         let mut got = Vec::new();
-        // One segment, several, and all that is left, to its end.
+        // One segment, several, and all that is left up to the end.
         for may in [1, 700, 6000, 6001, 9999, 10_000] {
             let is_all = may == 10_000;
             rig.limit(&key, ack, may, Some(may).filter(|_| is_all));
@@ -285,7 +287,7 @@ fn allowed_part_of_frame_leaves_first() {
 }
 
 #[test]
-fn a_client_fills_its_share_of_the_room_and_no_more() {
+fn held_frames_of_one_client_are_limited() {
     let Some(mut rig) = Rig::new(false) else { return };
     let src = rig.service;
     let to = |client: &str| {
@@ -299,20 +301,20 @@ fn a_client_fills_its_share_of_the_room_and_no_more() {
     let config = Config { promiscuous: false, filter: Some(Filter::new(&[]).unwrap()), ..Config::default() };
     let mut tap = AfPacket::open(&rig.replica.interface("trods0"), config).unwrap();
     let room = (16 << 20) / frame.len();
-    // The kernel sends other frames, too, which are not segments.
+    // The kernel also sends frames that are not TCP segments.
     while rig.hold.dropped() == 0 && rig.frames.len() <= room {
         tap.send(&[TxFrame::new(&frame)]).unwrap();
         rig.look();
     }
     assert_eq!(rig.frames.len(), room);
-    // There is room again for as many frames as leave.
+    // Each frame that is sent makes room for another one.
     let Rig { hold, frames, .. } = &mut rig;
     frames.drain(..10).for_each(|frame| hold.forget(frame));
     for _ in 0..20 {
         tap.send(&[TxFrame::new(&frame)]).unwrap();
     }
     rig.until("ten of twenty", |rig| rig.frames.len() == room && rig.hold.dropped() == 11);
-    // Another client's are held all the same.
+    // Frames of another client are still held.
     tap.send(&[TxFrame::new(&to("10.7.0.9:1025"))]).unwrap();
     rig.until("another client's", |rig| rig.frames.len() == room + 1);
     assert_eq!(rig.hold.dropped(), 11);
@@ -323,16 +325,16 @@ fn fin_of_dead_server_does_not_leave() {
     let Some(mut rig) = Rig::new(false) else { return };
     let (mut client, server, _) = rig.connect();
     client.write_all(REQUEST).unwrap();
-    // With the request unread its end is a RST.
+    // The server has not read the request, so the kernel sends a RST when it dies.
     rig.until("the request", |rig| !rig.told.is_empty());
     drop(OwnedFd::from(server));
     rig.until("the RST", |rig| rig.told.contains(&Told::Aborted));
     assert_eq!(client.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
     assert_eq!(client.take_error().unwrap().map(|e| e.kind()), None);
-    // Nor do the kernel's answers to the client's retransmissions.
+    // Nor do the kernel's answers to the client's retransmissions leave.
     rig.until("more of them", |rig| rig.hold.counters().unwrap().resets > 2);
     assert_eq!(client.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
-    // Without the programs it is.
+    // Without the BPF programs they leave.
     drop(rig.hold);
     eventually("the RST", || client.read(&mut [0]).is_err_and(|e| e.kind() == ErrorKind::ConnectionReset));
 }

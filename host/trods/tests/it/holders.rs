@@ -12,38 +12,40 @@ use std::collections::BTreeSet;
 
 use stateright::{Checker, Model, Property};
 
-/// Number of replicas. The client's segments go to the first live one that takes connections.
+/// Number of replicas. The client's segments go to the first live one that gets connections.
 const REPLICAS: usize = 3;
-/// Agents that are killed in a run. (With three the same is found, in 20 s.)
+/// Agents that are killed in a run. (Three kills find the same, in 20 s.)
 const KILLS: u8 = 2;
 
-/// When records are read, and of which incarnations.
+/// When a replica reads records, and of which incarnations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rules {
-    /// At the detection of a death, for the incarnation that the controller reported last.
+    /// When a death is detected, the records of the incarnation that the controller reported last.
     OnDeath,
-    /// When anything changes, and again for a while, of all incarnations that stored something.
+    /// Whenever anything changes, and repeatedly for a while, the records of all incarnations that
+    /// stored any.
     Always,
 }
 
-/// A process of a replica's agent.
+/// One process of a replica's agent: the replica and its incarnation.
 type Process = (usize, u8);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Rack {
     alive: [bool; REPLICAS],
     incarnation: [u8; REPLICAS],
-    /// The incarnation that the controller reports; 0: none yet.
+    /// The incarnation of each replica that the controller reported last; 0: none yet.
     told: [u8; REPLICAS],
-    /// Whether the replica takes connections.
+    /// Whether the replica gets connections.
     takes: [bool; REPLICAS],
-    /// The live replicas in the ToR's latest answer to each replica.
+    /// The live replicas, as each replica knows them from the ToR's latest answer.
     sees: [[bool; REPLICAS]; REPLICAS],
     /// Records that each replica is about to read.
     reads: [BTreeSet<Process>; REPLICAS],
-    /// Replicas that have read a record, and resume the connection when the client's segments come.
+    /// Replicas that have read a record, and resume the connection when a segment of the client
+    /// arrives.
     looks: [bool; REPLICAS],
-    /// The connection's records in the store.
+    /// The processes that have stored a record of the connection.
     records: BTreeSet<Process>,
     holder: Option<Process>,
     is_reset: bool,
@@ -52,21 +54,22 @@ struct Rack {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Event {
-    /// An agent is killed.
+    /// The agent of this replica is killed.
     Dies(usize),
-    /// It starts again.
+    /// The agent of this replica starts again.
     Returns(usize),
-    /// The controller reports its incarnation to the others.
+    /// The controller reports this replica's incarnation to the others.
     IsTold(usize),
-    /// It gets the set of live replicas from the ToR.
+    /// This replica gets the set of live replicas from the ToR.
     Hears(usize),
-    /// The controller lets it take connections again.
+    /// The controller lets this replica get connections again.
     IsReadmitted(usize),
-    /// It reads the records that this process stored.
+    /// This replica reads the records that the process stored.
     Reads(usize, Process),
-    /// It gets the client's segment and resumes the connection.
+    /// This replica gets the client's segment and resumes the connection.
     GoesOn(usize),
-    /// The replica gets the client's segment, no replica has a record, and the replica resets the connection.
+    /// This replica gets the client's segment while no replica has a record, and resets the
+    /// connection.
     Resets(usize),
 }
 
@@ -78,8 +81,8 @@ impl Rack {
         (0..REPLICAS).find(|n| self.alive[*n] && self.takes[*n])
     }
 
-    /// Whether `reader` takes a process that stored a record for gone: of another one that lives, only those below the one that the
-    /// controller told.
+    /// Whether `reader` considers the process that stored a record as gone. If the replica is
+    /// alive, that holds only for incarnations below the one that the controller reported.
     fn is_former(&self, reader: usize, (replica, incarnation): Process) -> bool {
         match self.alive[replica] {
             true if replica == reader => self.incarnation[replica] != incarnation,
@@ -137,7 +140,7 @@ impl Model for Racks {
                 events.push(Event::IsReadmitted(n));
             }
             events.extend(rack.reads[n].iter().map(|of| Event::Reads(n, *of)));
-            // It reads again while a connection may be without a holder.
+            // It reads records again while the connection may have no holder.
             if self.0 == Rules::Always && !rack.looks[n] && rack.holder.is_none() {
                 let formers =
                     rack.records.iter().filter(|of| rack.is_former(n, **of) && !rack.reads[n].contains(*of));
@@ -161,7 +164,7 @@ impl Model for Racks {
                 rack.sees[n] = [false; REPLICAS];
                 rack.reads[n].clear();
                 rack.kills += 1;
-                // Its web server stays alive, but the ToR drops its segments.
+                // The replica's web server is alive, but the ToR drops its segments.
                 rack.holder = rack.holder.filter(|(holder, _)| *holder != n);
             }
             Event::Returns(n) => {
@@ -192,7 +195,7 @@ impl Model for Racks {
             Event::IsReadmitted(n) => rack.takes[n] = true,
             Event::Reads(n, of) => {
                 rack.reads[n].remove(&of);
-                // A held connection has a newer record than the one read.
+                // A connection with a holder has a newer record than the one that was read.
                 rack.looks[n] |= rack.records.contains(&of) && rack.holder.is_none();
             }
             Event::GoesOn(n) => {
@@ -208,7 +211,8 @@ impl Model for Racks {
 
     fn properties(&self) -> Vec<Property<Racks>> {
         vec![
-            // The number of kills is limited, so each run ends; at its end a replica holds the connection, or it was reset.
+            // The number of kills is limited, so each run ends; then a replica holds the
+            // connection, or it was reset.
             Property::eventually("held or reset", |_, rack: &Rack| {
                 rack.is_reset || rack.kills == KILLS && rack.holder.is_some()
             }),
@@ -228,8 +232,8 @@ fn every_connection_is_held_or_reset_in_the_end() {
     checked.assert_properties();
 }
 
-/// The run that was observed: a holder is killed, returns, and dies again before another replica has resumed its
-/// connection.
+/// The failure that was observed: a holder is killed, returns, and dies again before another
+/// replica has resumed its connection.
 #[test]
 fn records_read_on_a_death_alone_leave_connections_hanging() {
     let checked = Racks(Rules::OnDeath).checker().spawn_bfs().join();

@@ -1,5 +1,5 @@
-//! How connections that were adopted end: where their server, or this process for it, meant it, and nowhere else. Needs root;
-//! skipped where namespaces cannot be made.
+//! How adopted connections end: when their server closes, or the agent closes on its behalf, and
+//! for no other reason. Needs root; skipped if namespaces cannot be created.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -20,7 +20,7 @@ use rivulet_trods::{Settings, Tuple};
 use crate::survive::{Plan, Rig, SERVICE};
 use crate::watch::Shared;
 
-/// An idle connection that a replica adopted; the test itself sends the client's segments.
+/// An idle connection that a replica adopted; the test sends the client's segments itself.
 struct Idle {
     watch: Watch<Shared>,
     key: FlowKey,
@@ -32,7 +32,7 @@ struct Idle {
     _replica: Netns,
 }
 
-/// Sequence numbers: the server's bytes that the client has, and the client's next byte.
+/// Offsets: the server's bytes that the client has, and the client's next byte.
 const ACKED: u32 = 900;
 const NEXT: u32 = 30;
 
@@ -43,7 +43,7 @@ impl Idle {
         }
         let (client, replica) = (Netns::new("leav-c")?, Netns::new("leav-r")?);
         client.veth("c0", &replica, "r0");
-        // No kernel at the client's end answers.
+        // No kernel has the client's address, so the test alone answers for it.
         replica.ip("addr add 10.7.0.2/24 dev r0");
         let macs = [replica.mac("r0"), client.mac("c0")];
         let address = macs[1].map(|octet| format!("{octet:02x}")).join(":");
@@ -57,7 +57,7 @@ impl Idle {
         watch.set_services(&[(tuple.service, 0, Settings::default())]).unwrap();
         let record = idle(tuple, ACKED, NEXT);
         watch.adopt(&record, ACKED).unwrap();
-        // Its record is stored under this replica's name.
+        // The limits are set once the record is stored under this replica's name.
         eventually("its limits", || {
             watch.turn(|key, _| panic!("an orphan: {key:?}")).unwrap();
             watch.status().protected == 1
@@ -80,7 +80,8 @@ impl Idle {
         Some(Idle { watch, key, tuple, socket, io, macs, _client: client, _replica: replica })
     }
 
-    /// Sequence numbers of the FINs and RSTs that the client got since this was called last, one of each.
+    /// Sequence numbers of the FINs and RSTs that the client received since the last call, each
+    /// number once.
     fn ends(&mut self) -> Vec<u32> {
         let mut ends = Vec::new();
         while let count @ 1.. = self.io.recv().unwrap() {
@@ -97,13 +98,14 @@ impl Idle {
         ends
     }
 
-    /// Whether the watch reported the early end of the connection, for which the server's kernel sends no segment.
+    /// Whether the watch reported that the connection ended too early; the BPF programs let no
+    /// segment of that end leave.
     fn is_reported(&mut self) -> bool {
         self.watch.turn(|key, _| panic!("an orphan: {key:?}")).unwrap();
         self.watch.ended_early() == [self.key]
     }
 
-    /// The client acknowledges everything before `ack`, and sends `data`.
+    /// Sends a client's segment with acknowledgement number `ack` and `data`.
     fn say(&mut self, ack: u32, data: &[u8]) {
         let (src, dst, flags) = (self.tuple.client, self.tuple.service, TcpFlags(TcpFlags::ACK));
         let header = Header { src, dst, seq: NEXT, ack, flags, window: 1000, options: Options::default() };
@@ -115,9 +117,10 @@ impl Idle {
     }
 }
 
-/// What looks on the network like the end of a connection may be that of its server.
+/// A FIN or RST of the kernel may come from a process that died, so only an end that the agent
+/// announced reaches the client.
 #[test]
-fn an_adopted_connection_ends_when_this_process_meant_it() {
+fn adopted_connection_ends_only_by_announced_end() {
     let Some(mut idle) = Idle::new() else { return };
     idle.socket.shutdown(Shutdown::Both).unwrap();
     eventually("it is told", || idle.is_reported());
@@ -139,7 +142,7 @@ fn an_adopted_connection_ends_when_this_process_meant_it() {
     assert_eq!(idle.watch.status().unprotected.len(), 0);
 }
 
-/// The client would retransmit unacknowledged data, but only after a retransmission timeout.
+/// The client would retransmit unacknowledged data only after a timeout, so a move would stall it.
 #[test]
 fn unread_client_data_keeps_connection_here() {
     let Some(mut idle) = Idle::new() else { return };
@@ -152,7 +155,7 @@ fn unread_client_data_keeps_connection_here() {
     assert!(idle.watch.movable(&key).unwrap().is_none());
 }
 
-/// A small file on a connection that stays.
+/// Requests a small file on a keep-alive connection.
 fn get(stream: &mut TcpStream, name: &str, content: &[u8]) {
     ask(stream, name);
     read(stream, content);
@@ -173,9 +176,10 @@ fn read(stream: &mut TcpStream, content: &[u8]) {
     assert!(body == content);
 }
 
-/// The server of the adopting host dies too: once while the connection is idle, once in the middle of a response.
+/// The adopter's web server is killed as well: once while the connection is idle, once in the
+/// middle of a response.
 #[test]
-fn a_server_dies_that_an_adopted_connection_has() {
+fn adopted_connection_survives_death_of_its_server() {
     let Some(mut rig) = Rig::new(&Plan::default()) else { return };
     let (small, large) = (rig.file("small", 700), rig.file("large", 20_000_000));
     let service: SocketAddr = SERVICE.parse().unwrap();
@@ -199,16 +203,16 @@ fn a_server_dies_that_an_adopted_connection_has() {
     stream.read_exact(&mut rest).unwrap();
     assert!([&first[head..], &rest].concat() == large);
     get(&mut stream, "small", &small);
-    // Each time by one socket.
+    // Each adoption has created one socket.
     let counts = || rig.hosts[1].replica.counts();
     eventually("it is counted", || counts().adopted >= 3);
     let Counts { adopted, refused, unprotected, .. } = counts();
     assert_eq!((adopted, refused, unprotected), (3, 0, Default::default()));
 }
 
-/// What a process that had adopted connections leaves in the kernel is reset once the next one may send.
+/// Sockets that a former process had adopted are reset once the next process may send.
 #[test]
-fn connection_closed_by_former_process_is_not_kept() {
+fn former_process_sockets_are_reset() {
     let Some(mut idle) = Idle::new() else { return };
     idle.socket.shutdown(Shutdown::Both).unwrap();
     eventually("its FIN is held", || idle.is_reported());
@@ -216,7 +220,8 @@ fn connection_closed_by_former_process_is_not_kept() {
     let closing = || replica.run("ss -Htan state fin-wait-1").lines().count();
     drop(socket);
     assert_eq!(closing(), 1);
-    // Its programs stay longer than it; here they go first.
+    // The BPF programs usually outlive their process; here they are removed before its sockets
+    // close.
     drop(watch);
     let mut watch = Watch::new(Hold::open(&replica.interface("r0")).unwrap(), Shared::default()).unwrap();
     watch.set_services(&[(tuple.service, 0, Settings::default())]).unwrap();
@@ -232,6 +237,6 @@ fn connection_closed_by_former_process_is_not_kept() {
     assert_eq!(closing(), 1, "a record may tell of it");
     watch.reset_closing(later, |_| false).unwrap();
     assert_eq!(closing(), 0);
-    // A listener of the server's is none of that.
+    // The server's listening socket is not closed.
     in_netns(Some(replica.name()), || TcpListener::bind(tuple.service).unwrap()).unwrap();
 }

@@ -12,15 +12,15 @@ use rivulet_trods::{Action, Flow, Limits, Reason, Record, Settings};
 
 use crate::support::{Dice, established, server};
 
-/// A segment of one direction: its offset in the stream, its bytes, whether FIN follows, and the bytes of the other
-/// direction that its sender had then.
+/// A segment of one direction: offset in the stream, bytes, whether a FIN follows, and how many
+/// bytes of the other direction its sender had received.
 type Piece = (usize, Vec<u8>, bool, usize);
 
 /// The bytes of a stream that have arrived.
 #[derive(Default)]
 struct Had {
     octets: Vec<bool>,
-    /// Number of bytes without a hole.
+    /// Number of bytes before the first hole.
     all: usize,
 }
 
@@ -32,9 +32,10 @@ impl Had {
     }
 }
 
-/// The bytes that a record in the store can restore.
+/// What a record in the store can restore.
 struct Kept {
-    /// Offsets in the server's stream between which the record gives bytes, and the end of the client's bytes in it.
+    /// Offsets in the server's stream between which the record gives bytes, and the end of the
+    /// client's bytes in it.
     before: usize,
     passed: usize,
     known: usize,
@@ -50,17 +51,18 @@ struct World {
     store: VecDeque<(u64, Record)>,
     kept: Option<Kept>,
     stores: usize,
-    /// The bytes that the client will send, and the expected answer.
+    /// All bytes that the client will send, and the expected answers.
     requests: Vec<u8>,
     want: Vec<u8>,
-    /// Ends of the batches of requests that the client sends together, and of the answers to the batches before.
+    /// End offsets of the batches of requests that the client sends together, and of the answers to
+    /// all earlier batches.
     batches: Vec<(usize, usize)>,
     /// End offsets of each request and of its answer.
     ends: Vec<(usize, usize)>,
     said: usize,
     acknowledged: usize,
     half_close: bool,
-    /// Copies that wait to be read, and frames of the server's.
+    /// Copies of the client's segments that were not read yet, and frames of the server.
     copies: VecDeque<Piece>,
     held: VecDeque<Piece>,
     arrived: Had,
@@ -78,7 +80,7 @@ impl World {
         loss: usize,
     ) -> World {
         let mut dice = Dice(seed);
-        // Numbers that wrap are as likely as others.
+        // Half of the runs start with sequence numbers that soon wrap.
         let client_isn = 0u32.wrapping_sub(dice.below(2000) as u32);
         let service_isn = 0u32.wrapping_sub(dice.below(60_000) as u32);
         let flow = established(client_isn, service_isn, settings);
@@ -130,7 +132,7 @@ impl World {
         self.dice.below(100) < self.loss
     }
 
-    /// Positions count from behind SYN.
+    /// The client's sequence number at an offset of its stream, counted from after its SYN.
     fn client_seq(&self, at: usize) -> u32 {
         self.client_isn.wrapping_add(1 + at as u32)
     }
@@ -189,9 +191,9 @@ impl World {
         self.act(&mut out);
     }
 
-    /// The client sends a part of its unacknowledged data; it may repeat it any number of times.
+    /// The client sends a part of its unacknowledged data, possibly again.
     fn client_sends(&mut self) {
-        // The reader is slightly behind, not more.
+        // The flow reads the copies soon, so that only a few wait.
         if self.copies.len() > 3 {
             return;
         }
@@ -212,16 +214,17 @@ impl World {
         self.copies.push_back(piece);
     }
 
-    /// The server's kernel sends something that is not acknowledged, and acknowledges what it has.
+    /// The server's kernel sends unacknowledged data, possibly again, and acknowledges what it has
+    /// received.
     fn server_sends(&mut self) {
         let has = self.received.all;
         let answered = self.ends.iter().filter(|(end, _)| *end <= self.arrived.all).map(|(_, to)| *to).max();
         let answered = answered.unwrap_or(0);
-        // Mostly the first that is missing.
+        // Half of the segments begin with the first unacknowledged byte.
         let from = has + self.dice.below(answered - has + 1) * self.dice.below(2);
         let to = (from + 1 + self.dice.below(9000)).min(answered);
         if from < to {
-            // Held data is read, and the allowed part is sent.
+            // The flow reads the held data, and the permitted part is sent.
             let may = self.limits.data.wrapping_sub(self.service_seq(0)) as usize;
             if to > may {
                 self.held.truncate(7);
@@ -237,7 +240,8 @@ impl World {
         }
     }
 
-    /// What another replica makes of a record must be what this server would have said.
+    /// Checks that the bytes an adopter derives from the record are those that this server would
+    /// have sent.
     fn recover(&self, record: &Record) -> Kept {
         let octets = record.encode();
         assert!(octets.len() == record.size() && octets.len() <= MAX_RECORD);
@@ -277,7 +281,7 @@ impl World {
         Kept { before, passed, known }
     }
 
-    /// The replica dies now.
+    /// Checks that the replica could die now without a loss.
     fn check(&self) {
         assert_eq!(self.unprotected, None);
         // Data that may be on its way to the client counts as received.
@@ -299,7 +303,7 @@ impl World {
     }
 }
 
-/// The server's second response for the known part of a response, with other random numbers.
+/// The server's second response to the request: bytes after the seen part have other random values.
 fn generated_again(response: &Response, request: &[u8], head: &[u8], seen: &Seen) -> Vec<u8> {
     let (again, _) = server::answers_from(&head::repeated_request(request, head), "8");
     let (shown, rest) = again.split_at(response.passed as usize);
@@ -312,7 +316,7 @@ fn generated_again(response: &Response, request: &[u8], head: &[u8], seen: &Seen
     [head, &again[head.len()..]].concat()
 }
 
-/// The definition, bit by bit (RFC 3720 appendix B.4).
+/// CRC-32C by its definition, bit by bit (RFC 3720 appendix B.4).
 fn crc32c(octets: &[u8]) -> u32 {
     let bit = |crc: u32| if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
     !octets.iter().fold(!0, |crc, octet| (0..8).fold(crc ^ u32::from(*octet), |crc, _| bit(crc)))
@@ -362,7 +366,7 @@ proptest! {
         if let Some(last) = requests.last_mut().filter(|_| closes) {
             *last = last.replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n");
         }
-        // Without the setting the server has to list its inputs.
+        // Without the setting `deterministic` the server has to list its inputs.
         for request in requests.iter_mut().filter(|_| !deterministic) {
             *request = request.replace("?dynamic ", "?dynamic-inputs ");
         }
@@ -375,7 +379,8 @@ proptest! {
             steps += 1;
             prop_assert!(steps < 100_000, "goes on for ever: {:?}", world.flow);
         }
-        // With each response at most one, and another with each request that waits and with FIN.
+        // At most one record with each response, one with each request that waits, and one with the
+        // FIN.
         let is_seen_whole = deterministic || requests.iter().any(|request| request.contains("inputs"));
         prop_assert!(is_seen_whole || world.stores <= 2 * requests.len() + 2, "{} stores", world.stores);
         let mut out = Vec::new();

@@ -1,5 +1,5 @@
-//! Connections leave a live replica for one that follows it: downloads and idle ones, each with an
-//! adopter. Needs root; skipped where namespaces cannot be made.
+//! Planned moves of connections from a live replica to one that reads its list: downloads and idle
+//! connections. Needs root; skipped if namespaces cannot be created.
 
 use std::fs;
 use std::io::Write;
@@ -17,14 +17,14 @@ use rivulet_trods::{Flow, Record};
 use crate::support::{CLOSED, established, stores};
 use crate::survive::{Plan, Rig, SERVICE};
 
-/// The second replica's index.
+/// The second replica's index in the pool.
 const SECOND: u8 = 1;
 
 pub fn first() -> String {
     prefix("www", "r1", 1).unwrap()
 }
 
-/// The first replica drains, and has the adopters of its clients.
+/// Drains the first replica; the second one is the adopter of its clients.
 pub fn drain(rig: &Rig) {
     let pin = Pin { tor: [2, 0, 0, 0, 0, 0xfe], holder: SECOND };
     let leave = Leave {
@@ -37,7 +37,8 @@ pub fn drain(rig: &Rig) {
     rig.hosts[0].replica.leave(vec![leave], vec![]);
 }
 
-/// The second replica gets the clients' segments, and hands them on to the first: they end at the router.
+/// Routes the clients' segments to the second replica, which forwards them to their holder, the
+/// first one; the forwarded segments end at the router.
 pub fn hand_on(rig: &Rig) {
     let two = &rig.hosts[1].replica;
     two.away(Absence {
@@ -53,7 +54,7 @@ pub fn hand_on(rig: &Rig) {
     rig.steer("replace", 2);
 }
 
-/// The second one knows that, too.
+/// Makes the second replica read the first one's list of connections that left.
 pub fn follow(rig: &Rig) {
     let departed = Departed {
         prefix: first(),
@@ -73,7 +74,7 @@ pub fn connect(rig: &Rig) -> TcpStream {
     stream
 }
 
-/// A small file on a connection that stays.
+/// Requests a small file on a keep-alive connection.
 pub fn get(stream: &mut TcpStream, content: &[u8]) {
     ask(stream);
     answered(stream, content);
@@ -94,7 +95,7 @@ fn answered(stream: &mut TcpStream, content: &[u8]) {
     assert!(got.starts_with(b"HTTP/1.1 200 OK\r\n"));
 }
 
-/// Talks with the store.
+/// Sends commands to the store and reads its answer up to `until`.
 pub fn store(rig: &Rig, say: &[u8], until: &[u8]) -> Vec<u8> {
     let server = rig.servers()[0];
     let mut stream = in_netns(Some(rig.router.name()), || TcpStream::connect(server)).unwrap().unwrap();
@@ -153,7 +154,7 @@ fn idle_connections_move_to_a_reading_member() {
     let small = rig.file("small", 700);
     let mut streams: Vec<TcpStream> = (0..40).map(|_| connect(&rig)).collect();
     streams.iter_mut().for_each(|stream| get(stream, &small));
-    // A member that has stopped reading, before this list was begun.
+    // The position of a member that has stopped reading, from before this list.
     let mark = |read: u64| {
         let digits = read.to_string();
         let say = format!("ms {}.left.{SECOND} {} T60\r\n{digits}\r\n", first(), digits.len());
@@ -168,7 +169,7 @@ fn idle_connections_move_to_a_reading_member() {
     }
     let moved = || rig.hosts[0].replica.counts().moved;
     assert_eq!((moved(), sockets(&rig, 0), list(&rig).unwrap().end()), (0, 40, first), "to nobody");
-    // The adopter learns only now that it has to read the list.
+    // Only now does the adopter read the list.
     follow(&rig);
     rig.steer("replace", 2);
     eventually("all of them move", || moved() == 40);
@@ -182,12 +183,12 @@ fn idle_connections_move_to_a_reading_member() {
     eventually("their records are deleted where they were", || records(&rig).is_empty());
 }
 
-/// As data that arrives between the former holder's last segment and the adopter's first look.
+/// Data arrives between the former holder's last segment and the adopter's first read of the list.
 #[test]
 fn parked_data_reaches_the_adopter() {
     let Some(rig) = Rig::new(&Plan::default()) else { return };
     let small = rig.file("small", 700);
-    // Its client retransmits nothing in this time.
+    // The client retransmits nothing in this time.
     rig.client.ip("route replace default via 10.8.0.254 rto_min 100s");
     rig.client.run("sysctl -qw net.ipv4.tcp_early_retrans=0");
     let mut stream = connect(&rig);
@@ -201,7 +202,7 @@ fn parked_data_reaches_the_adopter() {
     eventually("it is counted", || (rig.hosts[0].replica.counts().moved, two.counts().adopted) == (1, 1));
 }
 
-/// A list with a former connection, and one with a number that another connection has by now.
+/// The list names a former connection, and one under a number that another connection has by now.
 #[test]
 fn connection_for_another_member_is_not_adopted() {
     let Some(rig) = Rig::new(&Plan::default()) else { return };
@@ -233,7 +234,7 @@ fn connection_for_another_member_is_not_adopted() {
     list.push(Left { number: 0, age: other.age() });
     name(&list);
     eventually("it has read on", || read(9));
-    // And on, so that whatever it would make of it is made.
+    // Waits for further reads, so that an adoption by the list would have happened.
     for _ in 0..20 {
         get(&mut stream, &small);
     }
@@ -241,9 +242,9 @@ fn connection_for_another_member_is_not_adopted() {
     assert_eq!(rig.hosts[1].replica.counts().adopted, 0);
 }
 
-/// The client would retransmit unacknowledged data much later.
+/// The client would retransmit unacknowledged data much later, so its connection does not move.
 #[test]
-fn a_request_that_is_not_stored_keeps_its_connection() {
+fn unstored_request_prevents_a_move() {
     let mut out = Vec::new();
     let mut flow: Flow = established(999, 4999, &CLOSED);
     assert_eq!(flow.movable(), None, "nothing is stored of it");

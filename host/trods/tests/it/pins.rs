@@ -1,4 +1,4 @@
-//! Connections that others hold, read from a real memcached.
+//! A replica's pins (connections that others hold), read from a real memcached.
 
 use std::collections::HashSet;
 use std::sync::mpsc::channel;
@@ -16,7 +16,7 @@ use crate::store::Memcached;
 
 const TOR: [u8; 6] = [2, 0, 0, 0, 0, 0xfe];
 
-/// A connection from this port.
+/// The record of a connection with this client port.
 fn of(port: u16, unprotected: bool) -> Record {
     let mut record = record();
     record.tuple.client.set_port(port);
@@ -27,7 +27,7 @@ fn of(port: u16, unprotected: bool) -> Record {
     record
 }
 
-/// Replica `n` stores the records of these connections.
+/// Stores the records of connections that replica `n` holds.
 fn hold(server: &Memcached, n: u8, records: &[Record]) {
     let config = StoreConfig {
         servers: vec![server.address],
@@ -74,7 +74,7 @@ fn query_returns_pins_of_possible_connections() {
     hold(&server, 3, &[of(2000, false), of(2001, false)]);
     let held = |others: &[u8], gets| {
         let mut known = None;
-        // A store that is slow on a busy machine is skipped.
+        // On a busy machine a read may time out and skip the store, so the query is repeated.
         eventually("the store tells what each has", || {
             let told = ask(&server, others, (4, 7), gets);
             let holders: HashSet<u8> = told.held.iter().map(|(_, pin, _)| pin.holder).collect();

@@ -23,7 +23,7 @@ pub fn object() -> Response {
     Response { length, passed: length, close: false, body }
 }
 
-/// A generated response, with this many bytes of the body seen.
+/// A generated response with `seen` bytes of its body in the checksum.
 fn generated(head: &[u8], seen: u64, length: u64, rest: Rest) -> Response {
     let seen_all = head.len() as u64 + seen;
     let seen = Seen { sum: if seen == 0 { 0 } else { 77 }, rest };
@@ -76,7 +76,7 @@ fn encoding_round_trips() {
 }
 
 #[test]
-fn a_record_is_damaged_wherever_it_is_touched() {
+fn any_changed_byte_damages_a_record() {
     let octets = record().encode();
     for n in 0..octets.len() {
         assert!(Record::decode(&octets[..n]).is_err(), "{n}");
@@ -145,9 +145,9 @@ fn inconsistent_record_is_refused() {
         &|record| seen(record, generated(CHUNKED, 10, known, Rest::Chunks(Chunked::Data(7)))),
         &|record| seen(record, generated(CHUNKED, 10, UNKNOWN, Rest::Chunks(Chunked::Data(0)))),
         &|record| seen(record, generated(CHUNKED, 0, UNKNOWN, Rest::Chunks(Chunked::Data(7)))),
-        // It ends with the connection.
+        // The response's body ends only with the connection.
         &|record| seen(record, generated(b"HTTP/1.1 200 OK\r\n\r\n", 10, UNKNOWN, Rest::Octets(7))),
-        // The head alone, in part.
+        // Only a part of the head was sent.
         &|record| {
             let whole = generated(CHUNKED, 0, UNKNOWN, Rest::Chunks(Chunked::default()));
             seen(record, Response { passed: whole.passed - 1, ..whole });
@@ -155,7 +155,7 @@ fn inconsistent_record_is_refused() {
         &|record| record.responses[0].length += 1,
         &|record| record.responses[0].passed += 1,
         &|record| (record.responses[0].length, record.responses[0].passed) = (0, 0),
-        // Another behind one that is not whole.
+        // A further response after one that is incomplete.
         &|record| record.responses = vec![Response { passed: 7, ..object() }, object()],
         &|record| record.responses = vec![object(); MAX_RESPONSES + 1],
         &|record| record.responses = vec![whole(5000, &[0; 5000])],
@@ -164,7 +164,8 @@ fn inconsistent_record_is_refused() {
         &|record| record.requests = vec![b'a'; 4097],
         &|record| record.handshake.scales = Some((15, 0)),
         &|record| (record.handshake.timestamp, record.handshake.first_timestamp) = (None, Some(1)),
-        // Of the kernel, of an object, of an index.
+        // Timestamps of the kernel, with an object, or with an index: none has only the common
+        // bits.
         &|record| record.handshake.stamps = Some(1),
         &|record| record.handshake.stamps = Some(0x07e0_0001),
         &|record| record.handshake.stamps = Some(0x0fe0_0000),
@@ -175,7 +176,7 @@ fn inconsistent_record_is_refused() {
 }
 
 #[test]
-fn of_one_connection_the_higher_version_counts() {
+fn higher_version_of_a_connection_wins() {
     let of = |isn: u32, version: u32, at_ms: u64| {
         let mut record = record();
         (record.handshake.client_isn, record.handshake.at_ms, record.version) = (isn, at_ms, version);
@@ -189,7 +190,7 @@ fn of_one_connection_the_higher_version_counts() {
 }
 
 #[test]
-fn responses_that_the_client_has_are_left_out() {
+fn acknowledged_responses_leave_the_record() {
     let mut three = record();
     three.response_at = u32::MAX - 500;
     three.responses = vec![object(), object(), Response { passed: 7, ..object() }];
@@ -202,7 +203,7 @@ fn responses_that_the_client_has_are_left_out() {
         (ends[1].wrapping_sub(1), 2),
         (ends[1], 1),
         (passed, 1),
-        // No client can have this.
+        // No client can have acknowledged this.
         (passed.wrapping_add(1), 3),
         (three.response_at.wrapping_sub(1), 3),
     ] {
@@ -214,9 +215,9 @@ fn responses_that_the_client_has_are_left_out() {
 
 proptest! {
     #[test]
-    fn any_octets_are_survived(octets in prop::collection::vec(any::<u8>(), 0..300), at in 4usize..200) {
+    fn arbitrary_bytes_do_not_panic_the_decoder(octets in prop::collection::vec(any::<u8>(), 0..300), at in 4usize..200) {
         let _ = Record::decode(&octets);
-        // With a sum that holds.
+        // With a valid checksum.
         let mut whole = record().encode();
         whole.truncate(at.min(whole.len()));
         whole.extend_from_slice(&octets);

@@ -1,4 +1,5 @@
-//! Records that are stored again, in real memcacheds. Needs root; skipped where namespaces cannot be made.
+//! Records that are stored again, in real memcached servers. Needs root; skipped if namespaces
+//! cannot be created.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,7 +13,7 @@ use rivulet_trods::testing::keys;
 
 use crate::survive::{Plan, Rig, SERVICE};
 
-/// Idle connections, each of which had a small file.
+/// Opens idle connections, each after a small response.
 fn idle(rig: &Rig, count: usize) -> Vec<TcpStream> {
     let content = rig.file("small", 700);
     let service: SocketAddr = SERVICE.parse().unwrap();
@@ -56,7 +57,7 @@ fn idle_record_is_renewed_unchanged() {
         let now = records(&rig, server);
         now.iter().all(|record| {
             let before = first.iter().find(|before| before.tuple == record.tuple).unwrap();
-            // Without the response, where it was seen meanwhile that the client has it.
+            // The renewed record may lack the response, once the client has acknowledged it.
             let mut rest = before.clone();
             rest.drop_acknowledged(rest.passed());
             let again = Record { version: before.version, ..record.clone() };
@@ -76,7 +77,7 @@ fn records_of_dead_store_server_move_to_the_other() {
     let mut streams = idle(&rig, 20);
     let mut servers = rig.servers();
     let had: Vec<usize> = servers.iter().map(|server| records(&rig, *server).len()).collect();
-    // All are on the one with which this replica begins.
+    // All records are on the server that this replica prefers.
     let first = had.iter().position(|count| *count == 20).unwrap();
     assert_eq!(had[1 - first], 0);
     rig.stores[first].0.kill().unwrap();
@@ -84,7 +85,7 @@ fn records_of_dead_store_server_move_to_the_other() {
     let left = servers.remove(1 - first);
     eventually("all of them at the other", || records(&rig, left).len() == 20);
     assert_eq!(rig.hosts[0].replica.counts().unprotected, Default::default());
-    // The replica dies too, and another one resumes the connections.
+    // The replica dies as well, and another one resumes the connections.
     rig.router.ip("link set x1 down");
     rig.steer("replace", 2);
     rig.tell(1, 1);

@@ -1,7 +1,7 @@
-//! No request but GET and HEAD without a body is executed a second time when its replica dies.
+//! Only GET and HEAD without a body may be executed a second time after their replica's death.
 //!
-//! Each replica's nginx writes down every request that it executes. Needs root; skipped where
-//! namespaces cannot be made.
+//! Each replica's nginx logs every request that it executes. Needs root; skipped if namespaces
+//! cannot be created.
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
@@ -17,7 +17,7 @@ use crate::survive::{Plan, Rig};
 
 const GET: &[u8] = b"GET /small HTTP/1.1\r\nHost: 10.8.9.9:8080\r\n\r\n";
 
-/// nginx that does everything below /run at any request, and writes each one down.
+/// Starts an nginx that answers every request for /run/..., and logs each one.
 fn writes_down(netns: &Netns, service: &str, root: &Path, dir: &Path) -> Process {
     let to = dir.join("executed").display().to_string();
     let change = |text: &str| {
@@ -30,7 +30,7 @@ fn writes_down(netns: &Netns, service: &str, root: &Path, dir: &Path) -> Process
     nginx_with(netns, service, root, dir, &change)
 }
 
-/// How often a replica has executed requests for this target.
+/// How often a replica's nginx has executed requests for this target.
 fn executed(rig: &Rig, of: usize, target: &str) -> usize {
     let all = fs::read_to_string(rig.hosts[of].dir().join("executed")).unwrap_or_default();
     all.lines().filter(|line| line.split(' ').nth(1) == Some(target)).count()
@@ -41,8 +41,8 @@ fn message(method: &str, target: &str, body: &str) -> Vec<u8> {
     format!("{method} {target} HTTP/1.1\r\nHost: 10.8.9.9:8080\r\n{length}\r\n{body}").into_bytes()
 }
 
-/// The router drops what comes from the first replica, before its own processes (`input`) or its
-/// links (`forward`).
+/// Makes the router drop packets from the first replica before its own processes (`input`) or
+/// before other links (`forward`).
 fn drop_from_first(rig: &Rig, hook: &str) {
     rig.router.run(&format!("nft add table ip from_{hook}"));
     rig.router.run(&format!("nft add chain ip from_{hook} c {{ type filter hook {hook} priority 0 ; }}"));
@@ -54,7 +54,7 @@ fn first_dies(rig: &Rig) {
     rig.steer("replace", 2);
 }
 
-/// The client is reset and gets no answer to the request for this target.
+/// Expects that the client is reset and gets no answer to the request for this target.
 fn assert_reset(stream: &mut TcpStream, target: &str) {
     let mut got = Vec::new();
     loop {
@@ -68,19 +68,19 @@ fn assert_reset(stream: &mut TcpStream, target: &str) {
     }
 }
 
-/// Whether the answer to the request for this target has arrived.
+/// Whether the client has the answer to the request for this target.
 fn is_done(got: &[u8], target: &str) -> bool {
     got.ends_with(format!("done {target}").as_bytes())
 }
 
-/// The store has the record of an idle connection when its client sends another request. The
-/// replica executes that and dies before the store knows that the connection is unprotected.
+/// The store has the record of an idle connection. Its client then sends a request, which the
+/// replica executes; the replica dies before the store knows that the connection is unprotected.
 #[test]
 fn request_after_stored_record_is_executed_once() {
     let Some(rig) = Rig::new(&Plan { server: &writes_down, ..Plan::default() }) else { return };
     let small = rig.file("small", 700);
     let (post, with_body) = (message("POST", "/run/after", "ab"), message("GET", "/run/body", "ab"));
-    // Each in as many segments as there are parts, and the target that is executed once.
+    // Each row: the target that may be executed once, and the request in its segments.
     let mut all: Vec<(String, Vec<Vec<u8>>)> = ["POST", "PUT", "DELETE", "PATCH", "BREW"]
         .map(|method| (format!("/run/{method}"), vec![message(method, &format!("/run/{method}"), "ab")]))
         .to_vec();
@@ -94,7 +94,7 @@ fn request_after_stored_record_is_executed_once() {
     let mut streams: Vec<TcpStream> = all.iter().map(|_| connect(&rig)).collect();
     streams.iter_mut().for_each(|stream| get(stream, &small));
     let (mut split_stream, mut get_stream, mut idle_stream) = (connect(&rig), connect(&rig), connect(&rig));
-    // The first letter may be of another protocol, and is stored.
+    // A single letter may begin another protocol, and is stored as data.
     split_stream.write_all(&split[..1]).unwrap();
     let idle = all.len() + 3;
     eventually("all are stored", || {
@@ -122,7 +122,7 @@ fn request_after_stored_record_is_executed_once() {
     let again = |target: &str| (target.to_owned(), executed(&rig, 1, target));
     let twice: Vec<_> = targets().map(again).filter(|(_, count)| *count > 0).collect();
     assert_eq!(twice, [], "executed a second time");
-    // GET is executed again; what the first replica cannot have is executed.
+    // GET is executed again, and so is a request that the first replica cannot have received.
     let done = |stream: &mut TcpStream, target: &str| {
         let mut got = [0; 4096];
         let mut have = 0;
@@ -131,7 +131,7 @@ fn request_after_stored_record_is_executed_once() {
             assert!(count > 0, "{target}: {}", String::from_utf8_lossy(&got[..have]));
             have += count;
         }
-        // nginx writes it down when the answer has left.
+        // nginx logs a request after its answer was sent.
         eventually("it is written down", || executed(&rig, 1, target) == 1);
     };
     done(&mut get_stream, "/run/get");
@@ -144,7 +144,7 @@ fn request_after_stored_record_is_executed_once() {
     assert_eq!(second.counts().adopted, idle as u64);
 }
 
-/// Without a record the client's own retransmission makes another replica adopt the connection.
+/// Without a record, a client's retransmission makes another replica adopt the connection.
 #[test]
 fn request_beside_get_is_executed_once_without_records() {
     for stores in [0, 1] {
@@ -182,7 +182,7 @@ fn request_beside_get_is_executed_once_without_records() {
     }
 }
 
-/// The other replica knows the connection as it was before its second request.
+/// The other replica knows the connection's state from before the second request.
 #[test]
 fn request_after_announced_response_is_executed_once() {
     let plan = Plan { server: &writes_down, stores: 0, ..Plan::default() };
@@ -190,7 +190,7 @@ fn request_after_announced_response_is_executed_once() {
     let small = crate::stamps::content(&rig, "small");
     let (mut stream, mut idle) = (connect(&rig), connect(&rig));
     [&mut stream, &mut idle].into_iter().for_each(|stream| get(stream, &small));
-    // All are announced each second.
+    // All connections are announced each second.
     std::thread::sleep(std::time::Duration::from_millis(1500));
     drop_from_first(&rig, "forward");
     stream.write_all(&message("POST", "/run/second", "ab")).unwrap();
@@ -199,14 +199,14 @@ fn request_after_announced_response_is_executed_once() {
     rig.tell_named(1, 1);
     assert_reset(&mut stream, "/run/second");
     assert_eq!(executed(&rig, 1, "/run/second"), 0);
-    // The first replica cannot have a request that its client sends after it answered the probe.
+    // A request that the client sends after it answered the probe never reached the first replica.
     eventually("they are adopted", || rig.hosts[1].replica.counts().adopted == 2);
     idle.write_all(&message("POST", "/run/new", "ab")).unwrap();
     eventually("it is executed", || executed(&rig, 1, "/run/new") == 1);
 }
 
-/// The client sends between the last moment in which its replica has the connection and its answer
-/// to the other one, which cannot know whether the request was executed.
+/// The client sends a request after its replica has left the connection and before it answers the
+/// adopter's probe, so the adopter cannot know whether the request was executed.
 #[test]
 fn request_during_a_move_is_executed_once_at_most() {
     let Some(rig) = Rig::new(&Plan { server: &writes_down, ..Plan::default() }) else { return };

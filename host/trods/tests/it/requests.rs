@@ -1,6 +1,6 @@
-//! The tables of requests that `rivulet serve` answers beside nginx, sent to an nginx with
-//! protected connections. A client gets the same answers as without an agent, also on a connection
-//! that another replica has adopted before the request.
+//! The requests from the tests of `rivulet serve`, sent to an nginx with protected connections. A
+//! client gets the same answers as without an agent, also on a connection that another replica
+//! adopted before the request.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -28,7 +28,7 @@ fn connect(from: &Netns) -> TcpStream {
     in_netns(Some(from.name()), || TcpStream::connect(to)).unwrap().unwrap()
 }
 
-/// A connection with one answer received.
+/// Opens a connection and waits for one answer.
 fn connect_and_ask(from: &Netns) -> TcpStream {
     let mut stream = connect(from);
     stream.write_all(b"GET /end.txt HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
@@ -42,8 +42,8 @@ fn connect_and_ask(from: &Netns) -> TcpStream {
     stream
 }
 
-/// nginx closes after a 412 without announcing it. The adopter repeats unanswered requests (RFC
-/// 9110 section 9.2.2).
+/// The expected answers of a row at an adopter. nginx closes after a 412 without announcing it; the
+/// adopter then sends the next request to a new connection (RFC 9110 section 9.2.2).
 fn repeats_request(nginx: &str) -> String {
     if nginx == "412" { "412, 200 end".into() } else { nginx.into() }
 }
@@ -52,7 +52,7 @@ fn repeats_request(nginx: &str) -> String {
 fn protected_and_adopted_connections_answer_as_nginx_does() {
     let server = |ns: &Netns, service: &str, root: &Path, dir: &Path| {
         nginx_with(ns, service, root, dir, &|text| {
-            // Idle ones beyond the 512 of the default are closed.
+            // With the default of 512, nginx would close idle connections of this test.
             let text = text.replace("events {}", "events { worker_connections 4096; }");
             text.replace("sendfile on;", "absolute_redirect off;")
         })
@@ -76,7 +76,7 @@ fn protected_and_adopted_connections_answer_as_nginx_does() {
     rig.steer("replace", 2);
     rig.tell(1, 1);
     let until = Instant::now() + PATIENCE;
-    // Some that were over when the replica was cut off may be among them.
+    // Connections that ended just before the replica was cut off may count as adopted too.
     while second.counts().adopted < text.len() as u64 {
         assert!(Instant::now() < until, "{:?} {:?}", first.counts(), second.counts());
         std::thread::sleep(Duration::from_millis(20));

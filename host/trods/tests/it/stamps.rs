@@ -1,4 +1,5 @@
-//! The same as in `survive.rs` without a store: what a client echoes is all that another replica goes by.
+//! The tests of `survive.rs` without a store: another replica has only the timestamp that the
+//! client echoes.
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
@@ -18,12 +19,12 @@ use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 
 use crate::survive::{Plan, Rig, SECRET, SERVICE, SERVICE6, TOR, resumes_behind_holes};
 
-/// A rig with replicas that have tables of these files, of these numbers of bytes.
+/// A rig without a store whose replicas have files of these names and lengths in their tables.
 fn rig(plan: &Plan<'_>, files: &[(&str, usize)]) -> Option<Rig> {
     named(&Plan { stores: 0, ..*plan }, files)
 }
 
-/// The same as [`rig`], with the stores of the plan.
+/// Like [`rig`], with the stores of the plan.
 pub fn named(plan: &Plan<'_>, files: &[(&str, usize)]) -> Option<Rig> {
     let rig = Rig::new(&Plan { named: true, ..*plan })?;
     for (name, octets) in files {
@@ -46,7 +47,7 @@ fn connected(rig: &Rig) -> TcpStream {
     in_netns(Some(rig.client.name()), || TcpStream::connect(to)).unwrap().unwrap()
 }
 
-/// A client that has a megabyte of a long object.
+/// Opens a connection and reads a megabyte of a long object.
 fn begun(rig: &Rig) -> TcpStream {
     let mut stream = connected(rig);
     stream.write_all(b"GET /large HTTP/1.1\r\nHost: 10.8.9.9:8080\r\n\r\n").unwrap();
@@ -65,7 +66,7 @@ fn unannounced_download_resumes_at_another_replica() {
         let mut curl = rig.curl(&format!("-g http://{service}/large"));
         eventually("a third of it", || rig.got() > 7_000_000);
         rig.router.ip("link set x1 down");
-        // The other one knows before a client can answer it.
+        // The second replica learns of the death before a client can reach it.
         rig.tell_named(1, 1);
         rig.steer("replace", 2);
         let status = curl.0.wait().unwrap();
@@ -91,7 +92,8 @@ fn download_resumes_after_restart_of_nginx() {
     eventually("it is counted", || rig.hosts[0].replica.counts().adopted == 1);
 }
 
-/// The others got no announcement: the client's own segment shows the missing part.
+/// The second replica has no hint about the connection: the client's own segment shows which part
+/// is missing.
 #[test]
 fn request_to_dead_replica_is_answered_elsewhere() {
     let Some(rig) = rig(&Plan::default(), &[("small", 3000)]) else { return };
@@ -106,7 +108,8 @@ fn request_to_dead_replica_is_answered_elsewhere() {
     eventually("it is counted", || rig.hosts[1].replica.counts().adopted == 1);
 }
 
-/// A segment must not be searched for twice.
+/// A connection that is being resumed must not be searched for again when the client's next segment
+/// arrives.
 #[test]
 fn clients_request_reaches_the_adopter() {
     let Some(rig) = rig(&Plan::default(), &[("small", 3000)]) else { return };
@@ -114,7 +117,7 @@ fn clients_request_reaches_the_adopter() {
     rig.router.ip("link set x1 down");
     rig.steer("replace", 2);
     rig.tell_named(1, 1);
-    // The first of them may ask before it listens.
+    // The first of these requests may arrive before the replica searches.
     streams.iter_mut().for_each(|stream| ask(&rig, stream));
     eventually("they are counted", || rig.hosts[1].replica.counts().adopted == 6);
     let said = rig.client.run("ss -Htin state established dst 10.8.9.9");
@@ -122,7 +125,8 @@ fn clients_request_reaches_the_adopter() {
     assert!(once.count() > 0, "{said}");
 }
 
-/// A client without such a connection answers with a RST, or begins another one between its ports.
+/// A client that no longer has the connection answers with a RST, or opens another one between the
+/// same ports.
 #[test]
 fn departed_client_is_not_probed_again() {
     for says in [true, false] {
@@ -131,7 +135,7 @@ fn departed_client_is_not_probed_again() {
         let at = stream.local_addr().unwrap();
         rig.router.ip("link set x1 down");
         rig.steer("replace", 2);
-        // The client forgets the connection, like a machine that was switched off and on.
+        // Removes the client's socket, as if its machine had been rebooted.
         rig.client.run("ss -K dst 10.8.9.9");
         drop(stream);
         rig.client.run("nft add table ip t");
@@ -159,18 +163,19 @@ fn departed_client_is_not_probed_again() {
             .unwrap()
         });
         let before = if says { 0 } else { probes() };
-        // Three each time, eleven times in this time.
+        // Enough for eleven rounds of three probes.
         std::thread::sleep(Duration::from_millis(1200));
         assert!(probes() <= before + 9, "{says}: {} of {before}", probes());
     }
 }
 
-/// Its response leaves as one piece before anything is echoed, and the connection stays: no word of the kernel's follows.
+/// The response leaves in one piece before the client echoes its timestamp, and the connection
+/// stays open, so no further segment of the kernel acknowledges the request.
 #[test]
-fn a_client_that_has_all_need_not_ask_again() {
+fn complete_response_acknowledges_the_request() {
     for service in [SERVICE, SERVICE6] {
         let Some(rig) = rig(&Plan { service, ..Plan::default() }, &[("small", 10_000)]) else { return };
-        // It would retransmit after this time, and must get an answer sooner.
+        // The client would retransmit after 20 s, and must get the acknowledgement sooner.
         rig.client.ip("route change default via 10.8.0.254 rto_min 20s");
         rig.client.ip("-6 route change default via fd00:8::254 rto_min 20s");
         let to: SocketAddr = service.parse().unwrap();
@@ -182,11 +187,12 @@ fn a_client_that_has_all_need_not_ask_again() {
     }
 }
 
-/// A hundred packets and more behind a hole, and a megabyte under way: values stay within what the client takes.
+/// A hundred and more packets follow a hole, with a megabyte under way: the timestamps must stay
+/// within the range that PAWS accepts.
 #[test]
 fn downloads_resume_with_holes_and_wide_windows() {
     let Some(rig) = rig(&Plan::default(), &[("large", 30_000_000)]) else { return };
-    // Most of the megabyte waits in this queue.
+    // The megabyte under way waits in this queue.
     rig.router.run("tc qdisc replace dev x0 root tbf rate 100mbit burst 64kb limit 1500kb");
     rig.router.run("nft add table ip t");
     rig.router.run("nft add chain ip t f { type filter hook forward priority 0 ; }");
@@ -225,10 +231,10 @@ fn unlisted_object_behaves_as_without_trods() {
 
 /// A client answers each probe: segments after the first answer may find limits and no socket yet.
 #[test]
-fn a_reset_of_the_kernels_ends_no_connection_that_was_adopted() {
+fn kernel_rst_does_not_end_adopted_connection() {
     let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
     let (client, service) = ("10.8.0.1", SERVICE.parse::<SocketAddr>().unwrap());
-    // As the kernel answers what it has no socket for, at the client's place.
+    // The nftables rule sends the RSTs that the kernel would send for segments without a socket.
     let adopter = &rig.hosts[1].netns;
     adopter.run("nft add table ip early");
     adopter.run("nft add chain ip early in { type filter hook input priority 0 ; }");
@@ -254,7 +260,8 @@ fn a_reset_of_the_kernels_ends_no_connection_that_was_adopted() {
     assert_eq!(rig.hosts[1].replica.counts().refused, 0);
 }
 
-/// The client's replica may change during the search, and two replicas would adopt the connection.
+/// The ToR may send the client elsewhere during the search; two replicas must not both adopt the
+/// connection.
 #[test]
 fn connection_adopted_elsewhere_is_not_adopted_here() {
     for is_told in [true, false] {
@@ -263,9 +270,9 @@ fn connection_adopted_elsewhere_is_not_adopted_here() {
         rig.router.ip("link set x1 down");
         let other = &rig.hosts[1].replica;
         rig.report_named_death(1, 1, Some(Pin { tor: TOR, holder: 3 }));
-        // Until data in flight no longer matters: then any segment of the client will do.
+        // Waits until the search accepts any segment of the client, not only answers to probes.
         std::thread::sleep(Duration::from_millis(300));
-        // By now this replica searches for the connection.
+        // This replica is searching for the connection by now.
         if is_told {
             third.tell();
         }
@@ -281,7 +288,7 @@ fn connection_adopted_elsewhere_is_not_adopted_here() {
     }
 }
 
-/// The holder may not send yet, and its announcement is older than its absence.
+/// The holder may not send yet, and its hint is older than the absence.
 #[test]
 fn returning_replica_gets_no_segments_before_announcing() {
     let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
@@ -290,49 +297,51 @@ fn returning_replica_gets_no_segments_before_announcing() {
     rig.router.ip("link set x1 down");
     rig.tell_named(1, 1);
     rig.change_named(1, u64::MAX);
-    // No answer comes before.
+    // Before this the replica gets no answer from the client.
     rig.steer("replace", 2);
     let status = curl.0.wait().unwrap();
     assert!(status.success(), "{status}: {} octets", rig.got());
     eventually("it is counted", || rig.hosts[1].replica.counts().adopted == 1);
 }
 
-/// A client with an announced holder, without a report of the holder's death.
+/// The client's holder has announced it, and its death was not reported.
 #[test]
-fn connection_of_live_holder_is_not_started_here() {
+fn connection_of_live_holder_is_not_adopted() {
     let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
     let stream = begun(&rig);
     set_socket_keepalive(&stream, true).unwrap();
     set_tcp_keepidle(&stream, Duration::from_secs(1)).unwrap();
     rig.router.ip("link set x1 down");
-    // Another replica died: segments of unannounced clients are examined.
+    // Another replica died, so segments of unannounced clients are examined.
     rig.report_named_death(1, 5, None);
     rig.steer("replace", 2);
-    // Until the client has sent a segment.
+    // Long enough for the client to send a segment.
     std::thread::sleep(Duration::from_millis(1800));
     assert_eq!(rig.hosts[1].replica.counts().adopted, 0);
     rig.tell_named(1, 1);
     eventually("it goes on here", || rig.hosts[1].replica.counts().adopted == 1);
 }
 
-/// As the replica that answered the handshake, when the client's request arrives elsewhere.
+/// The first replica answered the handshake, and the client's request then reached another one,
+/// which adopted the connection.
 #[test]
 fn former_holder_drops_an_adopted_connection() {
     let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
     let (mut third, _stream) = Third::begin(&rig);
     let there = || rig.hosts[0].netns.run("ss -Htn state established dst 10.8.0.1").lines().count();
     assert_eq!(there(), 1);
-    // So that the server does not end what its client does not read.
+    // Stops the server, because it would close the connection of a client that does not read.
     rig.client.run(&format!("kill -STOP {}", rig.hosts[0].server.0.id()));
     third.tell();
     eventually("it is another's", || there() == 0);
 }
 
-/// TCP takes drops on its own host for congestion: withheld segments must not look like drops.
+/// TCP takes a drop on its own host as congestion, so withheld segments must not look like drops to
+/// it.
 #[test]
 fn withheld_segments_do_not_halve_the_window() {
     let Some(rig) = rig(&Plan::default(), &[("small", 3000)]) else { return };
-    // Others, such as BBR, do not follow the reported losses.
+    // Other congestion controls, such as BBR, do not react to such losses.
     rig.hosts[0].netns.ip("route change default via 10.8.1.254 congctl reno");
     let mut stream = connected(&rig);
     ask(&rig, &mut stream);
@@ -340,8 +349,8 @@ fn withheld_segments_do_not_halve_the_window() {
     assert!(told.contains(" reno ") && !told.contains(" ssthresh:"), "{told}");
 }
 
-/// The first replica leaves its connections, or those of the former process, to this holder; `None`
-/// ends that.
+/// The first replica leaves its connections (`drains`), or those of the former process, to this
+/// holder; `None` ends that.
 fn leave(rig: &Rig, holder: Option<u8>, drains: bool) {
     let to = holder.map(|holder| LeaveNamed {
         services: vec![SERVICE.parse().unwrap()],
@@ -364,7 +373,7 @@ fn ask(rig: &Rig, stream: &mut TcpStream) {
     assert!(said.starts_with(b"HTTP/1.1 200 OK\r\n"));
 }
 
-/// Idle connections and downloads; announcements may be lost.
+/// Idle connections and downloads; some hints are lost.
 #[test]
 fn connections_of_drained_replica_resume_elsewhere() {
     for is_lost in [false, true] {
@@ -398,7 +407,7 @@ fn connections_of_drained_replica_resume_elsewhere() {
     }
 }
 
-/// The expected adopter never adopted it.
+/// The expected adopter never adopts the connection.
 #[test]
 fn connection_without_adopter_returns() {
     let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
@@ -414,7 +423,8 @@ fn connection_without_adopter_returns() {
     eventually("it is counted", || counts().adopted == 1);
 }
 
-/// A kernel has connections with timestamps of another process, and would continue with its own.
+/// The kernel has connections with timestamps that another process made, and would continue with
+/// its own.
 #[test]
 fn new_process_gets_no_clients_before_others_adopted() {
     let plan = Plan { stores: 0, named: true, ..Plan::default() };
@@ -432,8 +442,8 @@ fn new_process_gets_no_clients_before_others_adopted() {
     }
 }
 
-/// Named connections of a process that died a moment ago must not be continued by the kernel with
-/// its own timestamps: other replicas adopt them. The next process announces those that were never
+/// The kernel must not continue the named connections of a process that just died, with its own
+/// timestamps: other replicas adopt them. The next process announces those that were never
 /// announced.
 #[test]
 fn connections_of_dead_process_are_left_to_others() {
@@ -452,30 +462,30 @@ fn connections_of_dead_process_are_left_to_others() {
             second.run(&format!("nft add rule ip t in ip saddr 10.8.1.1 udp dport {PORT} drop"));
         }
         let (third, mut stream) = Third::begin(&rig);
-        // A reset that is where a client with nothing under way is would end it.
+        // A RST at the next sequence number of an idle client would end its connection.
         let mut idle = connected(&rig);
         ask(&rig, &mut idle);
         assert_eq!(sockets.established(service).unwrap().len(), 2);
         let mut rest = Vec::new();
-        // Programs of another process, which are still there, and let nothing leave.
+        // The BPF programs of a former process, still attached, which let no segment leave.
         let mut programs = Trods::load().unwrap();
         if died {
             in_netns(Some(&host), || programs.attach(index)).unwrap().unwrap();
         }
         if told || !died {
-            // What they would keep from the client, all but a reset, the router does.
+            // The router drops everything that those programs would hold back, except a RST.
             rig.router.run("nft add table ip t");
             rig.router.run("nft add chain ip t f { type filter hook forward priority 0 ; }");
             rig.router.run("nft add rule ip t f iifname x1 tcp flags & rst == 0 drop");
         } else {
             programs.protect(service, 0).unwrap();
-            // Reading the waiting data opens the window: the window update has left before the
+            // Reading the waiting data opens the window: the window update has left before the BPF
             // programs watch.
             stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
             assert_eq!(stream.read_to_end(&mut rest).unwrap_err().kind(), ErrorKind::WouldBlock);
             rig.steer("replace", 2);
             rig.tell_named(1, 1);
-            // The process died between naming the connection and announcing it.
+            // The process died after it had named the connection and before it announced it.
             programs.stamps().put(&third.key, &third.stamped()).unwrap();
             programs.killed();
             rig.hosts[1].netns.run("nft delete table ip t");
@@ -502,7 +512,8 @@ fn connections_of_dead_process_are_left_to_others() {
     }
 }
 
-/// The third replica, on the router: it has no connections and sends the announcements of the test.
+/// A third replica, run by the test on the router: it has no connections and sends the hints that
+/// the test needs.
 struct Third {
     hints: Hints,
     key: FlowKey,
@@ -510,7 +521,7 @@ struct Third {
 }
 
 impl Third {
-    /// With a client in a download of a long object, announced to it.
+    /// Starts it with a client in the middle of a long object; the connection was announced to it.
     fn begin(rig: &Rig) -> (Third, TcpStream) {
         let to: SocketAddr = SERVICE.parse().unwrap();
         let mut hints = in_netns(Some(rig.router.name()), || Hints::open(PORT)).unwrap().unwrap();
@@ -527,7 +538,7 @@ impl Third {
         (Third { hints, key, hint: told.unwrap() }, stream)
     }
 
-    /// State of the connection in the BPF programs of the replica that named it.
+    /// State of the connection in the BPF map of the replica that named it.
     fn stamped(&self) -> Stamped {
         let Hint { client_next, base, object, generation, .. } = self.hint;
         let (phase, adopted, client_fin) = (Phase::Echoed, false, false);
@@ -549,7 +560,7 @@ impl Third {
         }
     }
 
-    /// It announces that it has adopted the connection.
+    /// Announces that this replica has adopted the connection.
     fn tell(&mut self) {
         self.hints.tell(self.key, Hint { generation: self.hint.generation.next(), ..self.hint });
         self.hints.flush();

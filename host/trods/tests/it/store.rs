@@ -1,4 +1,4 @@
-//! The store, with real memcached servers and with such as do not do well.
+//! The store, with real memcached servers and with fake ones that misbehave.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::records::record;
 
-/// A memcached on its own port.
+/// A memcached server on its own port.
 pub struct Memcached {
     pub address: SocketAddr,
     _process: Process,
@@ -26,14 +26,14 @@ pub struct Memcached {
 }
 
 impl Memcached {
-    /// `None`, with a line on standard error, where memcached is absent.
+    /// Starts memcached. `None`, with a line on standard error, if it is not installed.
     pub fn start() -> Option<Memcached> {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("port");
         let mut command = Command::new("memcached");
         command.args(["-l", "127.0.0.1", "-p", "-1", "-U", "0", "-u", "nobody", "-M", "-m", "64", "-t", "1"]);
         command.env("MEMCACHED_PORT_FILENAME", &file).stdout(Stdio::null()).stderr(Stdio::null());
-        // It writes as the user that it becomes.
+        // memcached gives up root and then writes its socket here.
         std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
         let process = match command.spawn() {
             Ok(child) => Process(child),
@@ -52,7 +52,7 @@ impl Memcached {
         Some(Memcached { address, _process: process, _folder: folder })
     }
 
-    /// Everything under these names, as another replica finds it.
+    /// All records under this prefix, as another replica reads them.
     fn load(&self) -> Vec<(u32, Record)> {
         let number = |(stored, record): (Vec<Stored>, _)| {
             assert_eq!((stored.len(), stored[0].server), (1, self.address));
@@ -73,12 +73,12 @@ fn found_at(servers: &[SocketAddr]) -> Vec<Record> {
     load(servers, "web.r1.7", &keys(), PATIENCE).records.into_iter().map(|(_, record)| record).collect()
 }
 
-/// A patience that nothing on a busy machine exceeds.
+/// A timeout that even a busy machine does not exceed.
 const LONG: Duration = Duration::from_secs(2);
 
 fn store(servers: &[SocketAddr], copies: u8, patience: Duration) -> Store {
     let prefix = prefix("web", "r1", 7).unwrap();
-    // The order does not depend on the name here.
+    // The order in which servers are preferred depends on the prefix; these tests need a fixed one.
     let mut servers = servers.to_vec();
     let turn = crc32c::crc32c(prefix.as_bytes()) as usize % servers.len();
     servers.rotate_right(turn);
@@ -94,7 +94,7 @@ fn store(servers: &[SocketAddr], copies: u8, patience: Duration) -> Store {
     Store::new(&config, &keys(), Instant::now()).unwrap()
 }
 
-/// Runs the store until `count` operations are done, and returns their results.
+/// Runs the store until `count` operations are complete, and returns their results.
 fn finish(store: &mut Store, count: usize) -> Vec<Done> {
     let mut done = Vec::new();
     let deadline = Instant::now() + PATIENCE;
@@ -128,7 +128,7 @@ fn put(store: &mut Store, n: u32, version: u32) {
     store.put(n, version.into(), &of(n, version), Instant::now());
 }
 
-/// One record at a time: whether it was kept.
+/// Stores one record; returns whether it was stored.
 fn kept(store: &mut Store, n: u32, version: u32) -> bool {
     put(store, n, version);
     let done = finish(store, 1);
@@ -148,7 +148,7 @@ fn another_replica_finds_stored_records() {
     assert_eq!(store.pending(), 0);
     assert!(kept(&mut store, 5, 2));
     store.forget(6);
-    // Before the deletion is sent its number is used again.
+    // The number is used again before the deletion is sent.
     store.forget(7);
     assert!(kept(&mut store, 7, 9));
     let mut found = server.load();
@@ -161,8 +161,8 @@ fn another_replica_finds_stored_records() {
     assert_eq!(load(&[server.address], "web.r1.8", &keys(), PATIENCE).records, []);
 }
 
-/// An adopter deletes the former records of a connection; the returning replica stores others under
-/// its number meanwhile.
+/// An adopter deletes the former records of a connection, while the returning replica stores others
+/// under the same number.
 #[test]
 fn newer_record_is_not_deleted() {
     let Some(server) = Memcached::start() else { return };
@@ -179,7 +179,7 @@ fn newer_record_is_not_deleted() {
     let mut left = server.load();
     left.sort_by_key(|(n, _)| *n);
     assert_eq!(left, [(7, of(7, 2)), (299, of(299, 2))]);
-    // A missing record is no failure.
+    // A record that is already gone is no failure.
     assert_eq!(erase("web.r1.7", outdated, PATIENCE), 1);
 }
 
@@ -212,7 +212,7 @@ fn the_next_server_takes_over_when_one_dies() {
     assert_eq!((loaded.servers, loaded.records.len()), (0, 0));
 }
 
-/// The newest record counts, wherever the others are.
+/// The newest record counts, whichever servers have older ones.
 #[test]
 fn old_records_on_another_server_do_not_count() {
     let (Some(one), Some(two)) = (Memcached::start(), Memcached::start()) else { return };
@@ -222,7 +222,7 @@ fn old_records_on_another_server_do_not_count() {
     }
     let both = [two.address, one.address];
     assert_eq!(found_at(&both), [of(0, 4)]);
-    // Another connection between the same ends, with another number.
+    // A later connection between the same addresses and ports, with another number.
     let mut later = of(0, 1);
     later.handshake.at_ms += 1;
     later.handshake.client_isn += 1;
@@ -230,14 +230,15 @@ fn old_records_on_another_server_do_not_count() {
     store.put(9, 1, &later, Instant::now());
     finish(&mut store, 1);
     assert_eq!(found_at(&both), [later]);
-    // Wherever they are, they are outdated together.
+    // Stale copies on every server are listed for deletion together.
     let found = load(&both, "web.r1.7", &keys(), PATIENCE).records;
     let outdated: Vec<Stored> = found.into_iter().flat_map(|(stored, _)| stored).collect();
     assert_eq!((outdated.len(), erase("web.r1.7", outdated, PATIENCE)), (3, 2));
     assert_eq!(found_at(&both), []);
 }
 
-/// The answers of a fake server to each line of a record; it reports that it got one.
+/// A fake server: `answer` makes the reply to each line that stores a record, and the receiver gets
+/// those lines.
 fn pretender(
     answer: impl Fn(usize, &str) -> Option<String> + Send + 'static,
 ) -> (SocketAddr, Receiver<String>) {
@@ -247,7 +248,7 @@ fn pretender(
     std::thread::spawn(move || {
         let mut count = 0;
         for stream in listener.incoming() {
-            // A test that is over does not listen.
+            // The error means that the test has ended.
             let Ok(stream) = stream else { return };
             if serve(stream, &answer, &mut count, &tell).is_none() {
                 return;
@@ -273,7 +274,7 @@ fn serve(
             let length: usize = words.next()?.parse().ok()?;
             from.read_exact(&mut vec![0; length + 2]).ok()?;
         }
-        // The replica's incarnations, which nothing waits for.
+        // The list of incarnations is stored too; no test waits for it.
         if is_index {
             let opaque = line.trim().rsplit(' ').next()?;
             from.get_mut().write_all(format!("HD {opaque}\r\n").as_bytes()).ok()?;
@@ -293,7 +294,7 @@ fn serve(
 }
 
 #[test]
-fn a_server_that_is_slow_is_helped_out_by_the_next() {
+fn record_goes_to_next_server_when_first_is_slow() {
     let Some(good) = Memcached::start() else { return };
     // This server never answers.
     let (slow, told) = pretender(|_, _| Some(String::new()));
@@ -302,20 +303,21 @@ fn a_server_that_is_slow_is_helped_out_by_the_next() {
         assert!(kept(&mut store, 0, version));
     }
     assert_eq!(good.load(), [(0, of(0, 9))]);
-    // The number in use, one record, and no more while there is a better one: but a second later it may be tried again.
+    // The slow server got the bound, and one record before it became the last choice. A second
+    // later it may be tried again.
     let asked: Vec<String> = told.try_iter().collect();
     assert!(asked.len() >= 2 && asked[0].starts_with("ms web.r1.7 34 "), "{asked:?}");
     assert!(asked[1].starts_with("ms web.r1.7.0 "), "{asked:?}");
 }
 
 #[test]
-fn an_answer_that_comes_late_counts() {
+fn late_answer_still_counts() {
     let (slow, told) = pretender(|_, opaque| {
         std::thread::sleep(Duration::from_millis(100));
         Some(format!("HD {opaque}\r\n"))
     });
     let mut store = store(&[slow], 1, Duration::from_millis(20));
-    // There is no other server, so it is waited for: 25 times as long.
+    // With no other server the store waits 25 times as long.
     put(&mut store, 0, 1);
     let done = finish(&mut store, 1);
     assert_eq!(told.try_iter().count(), 2);
@@ -323,14 +325,14 @@ fn an_answer_that_comes_late_counts() {
 }
 
 #[test]
-fn silence_is_failure_in_the_end() {
+fn record_fails_if_no_server_answers() {
     let (slow, _told) = pretender(|_, _| Some(String::new()));
     let mut store = store(&[slow], 1, Duration::from_millis(2));
     assert!(!kept(&mut store, 0, 1));
 }
 
 #[test]
-fn rubbish_is_no_answer() {
+fn malformed_answer_is_a_failure() {
     let Some(good) = Memcached::start() else { return };
     for rubbish in [
         "OK\r\n",
@@ -345,8 +347,8 @@ fn rubbish_is_no_answer() {
         "NS O1\r\n",
         "SERVER_ERROR out of memory storing object\r\n",
     ] {
-        // The first command announces numbers; its answer has to be valid, so that the record is
-        // judged.
+        // The first command stores the bound; its answer must be valid, so that only the record's
+        // answer is tested.
         let text = rubbish.to_owned();
         let (bad, told) = pretender(move |count, opaque| {
             Some(if count % 2 == 1 { format!("HD {opaque}\r\n") } else { text.clone() + &"x".repeat(3000) })
@@ -362,7 +364,7 @@ fn rubbish_is_no_answer() {
 }
 
 #[test]
-fn a_server_without_end_is_not_read_for_ever() {
+fn endless_answer_is_not_read_forever() {
     for said in [
         "VA 999999999 c1\r\n",
         "VA 5 c1\r\nhello\r\n",
@@ -381,7 +383,7 @@ fn a_server_without_end_is_not_read_for_ever() {
     }
 }
 
-/// Records are stored again in good time, and not all at a time.
+/// Records are stored again well before they expire, and not all at the same time.
 #[test]
 fn a_record_is_stale_well_before_its_lifetime_ends() {
     let Some(server) = Memcached::start() else { return };
@@ -395,7 +397,7 @@ fn a_record_is_stale_well_before_its_lifetime_ends() {
     let after = |share: f64| Instant::now() + Duration::from_secs(u64::from(LIFETIME)).mul_f64(share);
     let stale = |store: &Store, share: f64| (0..1000).filter(|n| store.is_stale(*n, after(share))).count();
     assert_eq!((stale(&store, 0.3), stale(&store, 0.7)), (0, 1000));
-    // Each tenth of the interval has as many as any other.
+    // Each tenth of the interval has about as many renewals as any other.
     let counts: Vec<usize> =
         (0..=10).map(|n| stale(&store, 1.0 / 3.0 * (1.0 + f64::from(n) / 10.0))).collect();
     assert!(counts.windows(2).all(|two| (90..=110).contains(&(two[1] - two[0]))), "{counts:?}");
@@ -418,7 +420,7 @@ fn records_of_lost_server_are_stale() {
     };
     assert_eq!((soon(&single), soon(&both), late(&single), late(&both)), (0, 0, 0, 0));
     drop(one);
-    // The loss is noticed although nothing is stored.
+    // The store notices the loss even while it stores nothing.
     let mut done = Vec::new();
     eventually("the loss", || {
         single.turn(Instant::now(), &mut done);
@@ -427,18 +429,18 @@ fn records_of_lost_server_are_stale() {
     });
     assert!(kept(&mut single, 0, 2));
     assert_eq!((soon(&single), two.load().iter().filter(|(_, record)| record.version == 2).count()), (4, 1));
-    // Of two copies one is left, and there is no server for another.
+    // Of two copies one is left, and there is no server for another one.
     assert_eq!(soon(&both), 0);
     drop(two);
     eventually("the other loss", || {
         single.turn(Instant::now(), &mut done);
         both.turn(Instant::now(), &mut done);
-        // Between attempts to connect there is no descriptor.
+        // Between attempts to connect there is no descriptor to wait on.
         single.descriptors().count() == 0 && soon(&single) == 0
     });
 }
 
-/// A server that answers only after all have asked.
+/// The server answers only after all replicas' queries have arrived.
 #[test]
 fn records_of_several_replicas_are_read_at_once() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -453,7 +455,7 @@ fn records_of_several_replicas_are_read_at_once() {
                 line
             })
             .collect();
-        // None of the first 64 records, of the query for their number.
+        // The bound and the first 64 records: none of them exists.
         streams.iter_mut().for_each(|stream| stream.write_all(&b"EN\r\n".repeat(1 + 64)).unwrap());
         asked.sort();
         asked
@@ -465,7 +467,7 @@ fn records_of_several_replicas_are_read_at_once() {
 }
 
 #[test]
-fn the_own_host_is_no_store() {
+fn servers_on_this_host_are_not_used() {
     let config = StoreConfig {
         servers: vec!["10.0.0.1:11211".parse().unwrap(); 2],
         own: vec!["10.0.0.1".parse().unwrap()],
@@ -489,9 +491,9 @@ fn the_own_host_is_no_store() {
     }
 }
 
-/// Differing clocks are found by the time that memcached reports.
+/// memcached reports its time, which shows that two hosts' clocks differ.
 #[test]
-fn clock_that_is_apart_from_the_stores_is_found() {
+fn clock_difference_to_the_store_is_detected() {
     let Some(server) = Memcached::start() else { return };
     assert_eq!(clock_ahead(&[server.address], PATIENCE), None);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
@@ -505,9 +507,10 @@ fn clock_that_is_apart_from_the_stores_is_found() {
     assert_eq!(clock_ahead(&[silent], PATIENCE), None);
 }
 
-/// A replica's incarnations are found by whichever of them is known, and those of before are there when it has stored nothing yet.
+/// A replica's incarnations are found with any one of them known, and former ones even before the
+/// present one has stored a record.
 #[test]
-fn incarnations_of_before_are_found() {
+fn former_incarnations_are_found() {
     let Some(server) = Memcached::start() else { return };
     let at = [server.address];
     assert_eq!(incarnations(&at, "web.r1.7", &keys(), PATIENCE), BTreeSet::new());
@@ -530,7 +533,7 @@ fn incarnations_of_before_are_found() {
     assert_eq!(found("web.r2.7"), BTreeSet::new(), "another replica's");
 }
 
-/// Puts a value under a key, as an attacker with access to the server can.
+/// Stores a value under a key, as an attacker with access to the server can.
 fn forge(server: &Memcached, key: &str, value: &[u8]) {
     let mut stream = TcpStream::connect(server.address).unwrap();
     let command = format!("ms {key} {}\r\n", value.len());
@@ -551,7 +554,7 @@ fn value(server: &Memcached, key: &str) -> Vec<u8> {
     value
 }
 
-/// Number of reads that the server has had so far.
+/// Number of reads that the server has processed.
 fn read_count(server: &Memcached) -> u64 {
     let mut stream = TcpStream::connect(server.address).unwrap();
     stream.write_all(b"stats\r\n").unwrap();
@@ -560,7 +563,7 @@ fn read_count(server: &Memcached) -> u64 {
 }
 
 #[test]
-fn forged_count_hides_no_record_and_costs_nothing() {
+fn forged_bound_hides_no_record_and_costs_nothing() {
     let Some(server) = Memcached::start() else { return };
     let mut store = store(&[server.address], 1, LONG);
     for n in 0..300 {
@@ -577,7 +580,7 @@ fn forged_count_hides_no_record_and_costs_nothing() {
         let count = read_count(&server) - before;
         assert!(count <= 1 + 64 + 3 * 256, "{count} values were asked for");
     }
-    // An older count hides later records, as a deletion does.
+    // A restored older bound hides later records, just as a deletion does.
     let before = keys().seal("web.r1.7", b"256").unwrap();
     for (count, found) in [(&before, 256), (&sealed, 300)] {
         forge(&server, "web.r1.7", count);
@@ -586,7 +589,7 @@ fn forged_count_hides_no_record_and_costs_nothing() {
 }
 
 #[test]
-fn incarnations_that_no_replica_named_are_not_read() {
+fn forged_incarnations_are_not_read() {
     let Some(server) = Memcached::start() else { return };
     let found = || incarnations(&[server.address], "web.r1.7", &keys(), PATIENCE);
     let key = "web.r1.all";
@@ -596,13 +599,13 @@ fn incarnations_that_no_replica_named_are_not_read() {
         forge(&server, key, forged);
         assert_eq!(found(), BTreeSet::new(), "{forged:?}");
     }
-    // What a replica named before hides what it has named since, and nothing more.
+    // A restored older list hides the newer incarnations, and nothing more.
     forge(&server, key, &keys().seal(key, b"6 3").unwrap());
     assert_eq!(found(), [3, 6].into());
 }
 
 #[test]
-fn names_are_sealed_again_under_new_keys() {
+fn index_values_are_resealed_under_new_keys() {
     let Some(server) = Memcached::start() else { return };
     let mut store = store(&[server.address], 1, LONG);
     assert!(kept(&mut store, 0, 1));
@@ -618,7 +621,7 @@ fn names_are_sealed_again_under_new_keys() {
 }
 
 #[test]
-fn without_keys_nothing_is_kept() {
+fn store_without_keys_stores_nothing() {
     let Some(server) = Memcached::start() else { return };
     let mut store = store(&[server.address], 1, LONG);
     store.set_keys(&RecordKeys::new(5, 1, &[]), Instant::now());

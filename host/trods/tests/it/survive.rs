@@ -1,5 +1,6 @@
-//! curl, two replicas with nginx, a memcached on another host: a replica is cut off, and the other one goes on. A route in
-//! place of the ToR, and the test in place of its answers. Needs root; skipped where namespaces cannot be made.
+//! curl downloads from two replicas with nginx, and a memcached on another host: one replica is cut
+//! off, and the other one resumes the download. A route stands in for the ToR, and the test makes
+//! the ToR's answers. Needs root; skipped if namespaces cannot be created.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -26,15 +27,15 @@ use crate::support::{CLOSED, nginx, nginx_of};
 
 pub const SERVICE: &str = "10.8.9.9:8080";
 pub const SERVICE6: &str = "[fd00:8:9::9]:8080";
-/// Addresses of the stores' hosts, and their port.
+/// Addresses of the store servers' hosts, and their port.
 pub const STORES: [&str; 2] = ["10.8.3.3", "10.8.3.4"];
 const PORT: u16 = 11211;
-/// Where the ToR would be.
+/// Ethernet address of the router, which stands in for the ToR.
 pub const TOR: [u8; 6] = [2, 0, 0, 0, 0, 1];
-/// Key of the replicas' announcements.
+/// Key that authenticates the replicas' hints.
 pub const SECRET: [u8; 8] = [7; 8];
 
-/// A replica's host, nginx and all that protects it.
+/// A replica's host with nginx and its agent's part.
 pub struct Host {
     pub replica: Replica,
     pub server: Process,
@@ -43,26 +44,27 @@ pub struct Host {
 }
 
 impl Host {
-    /// Folder of the server alone.
+    /// Folder of this server alone.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 }
 
-/// Variable parts of a rig with a client and two replicas.
+/// Parameters of a rig with a client and two replicas.
 pub struct Plan<'a> {
-    /// Rate of the client's link.
+    /// Rate of the client's link, as in `tc`.
     pub rate: &'a str,
     pub settings: Settings,
     pub server: Start<'a>,
     /// Address and port of the service.
     pub service: &'a str,
-    /// How many of [`STORES`] to start.
+    /// Number of store servers to start, at the first addresses of [`STORES`].
     pub stores: usize,
     pub renewal: Duration,
     /// End of the replicas' first lease.
     pub until: u64,
-    /// Whether timestamps name the objects of the list at `/list`; stores protect the other responses.
+    /// Whether timestamps name the objects of the list at `/list`; stores protect the other
+    /// responses.
     pub named: bool,
 }
 
@@ -78,7 +80,7 @@ fn services() -> Vec<SocketAddr> {
     [SERVICE, SERVICE6].map(|service| service.parse().unwrap()).to_vec()
 }
 
-/// Starts a server in a namespace at an address, with the files of a folder and a working folder.
+/// Starts a server: namespace, address, folder of files, working folder.
 pub type Start<'a> = &'a dyn Fn(&Netns, &str, &Path, &Path) -> Process;
 
 pub struct Rig {
@@ -146,12 +148,12 @@ impl Rig {
     fn replica(&self, n: u8, plan: &Plan<'_>, netns: &Netns) -> Replica {
         let replica = Replica::start(&netns.interface("r0"), plan.settings.wake, plan.named)
             .unwrap_or_else(|e| panic!("{e}"));
-        // As behind a ToR that has just excluded a member: unknown connections are not reset.
+        // Like a ToR that has just excluded a member: no RST is sent for unknown connections.
         replica.set_lease(0, Lease { until: plan.until, settling: u64::MAX, ..Lease::default() });
         let other = 3 - n;
         let peers = Peers {
             own: n,
-            // The last one is the test, on the router.
+            // The last peer is the test itself, on the router.
             others: [(other, format!("{other}.1")), (3, format!("{n}.254"))]
                 .map(|(n, at)| (n, format!("10.8.{at}:{PORT_OF_HINTS}").parse().unwrap()))
                 .to_vec(),
@@ -189,7 +191,8 @@ impl Rig {
         replica
     }
 
-    /// Replaces the process that protects the first replica's connections; the web server keeps running.
+    /// Replaces the process that protects the first replica's connections; its web server keeps
+    /// running.
     pub fn another(&mut self, plan: &Plan<'_>) {
         let Host { replica, server, dir, netns } = self.hosts.remove(0);
         drop(replica);
@@ -197,13 +200,13 @@ impl Rig {
         self.hosts.insert(0, Host { replica, server, dir, netns });
     }
 
-    /// Addresses of the started stores, running or not.
+    /// Addresses of the configured store servers, running or not.
     pub fn servers(&self) -> Vec<SocketAddr> {
         let all = STORES.iter().take(self.stores.len());
         all.map(|address| SocketAddr::new(address.parse().unwrap(), PORT)).collect()
     }
 
-    /// Routes the client's segments to replica `n`.
+    /// Routes the client's segments to replica `n`; `how` is `add` or `replace`.
     pub fn steer(&self, how: &str, n: u8) {
         self.router.ip(&format!("route {how} 10.8.9.9/32 via 10.8.{n}.1"));
         self.router.ip(&format!("route {how} fd00:8:9::9/128 via fd00:8:{n}::1"));
@@ -215,7 +218,7 @@ impl Rig {
         content
     }
 
-    /// curl, which writes into a file of the rig's.
+    /// Starts curl, which writes into the rig's output file.
     pub fn curl(&self, arguments: &str) -> Process {
         let mut command = self.client.command("curl");
         let out = self.files.path().join("got");
@@ -227,7 +230,7 @@ impl Rig {
         fs::metadata(self.files.path().join("got")).map_or(0, |m| m.len() as usize)
     }
 
-    /// nginx of this replica is killed, and started again.
+    /// Kills this replica's nginx and starts it again.
     pub fn restart(&mut self, of: usize) {
         let host = &mut self.hosts[of];
         host.server.0.kill().unwrap();
@@ -235,15 +238,16 @@ impl Rig {
         host.server = nginx(&host.netns, SERVICE, self.files.path(), host.dir.path());
     }
 
-    /// Reports to replica `of` that `dead`, which announced its connections, has died, and that it
-    /// gets their segments: in one answer of the ToR or in two.
+    /// Reports to replica `of` that `dead`, which had announced its connections, has died, and that
+    /// replica `of` gets their segments: in one answer of the ToR or in two.
     pub fn tell_named(&self, of: usize, dead: u8) {
         self.change_named(of, !(1 << dead));
         self.report_named_death(of, dead, None);
         self.change_named(of, !(1 << dead));
     }
 
-    /// Reports to replica `of` that `dead` has died, and which other replica gets its segments.
+    /// Reports to replica `of` that `dead` has died, and which other replica gets its clients'
+    /// segments.
     pub fn report_named_death(&self, of: usize, dead: u8, other: Option<Pin>) {
         self.hosts[of].replica.departed_named(Gone {
             replica: dead,
@@ -300,17 +304,17 @@ fn download_resumes_at_another_replica() {
     }
 }
 
-/// A download resumes after its replica's death when its client has bytes behind more holes than
+/// A download resumes after its replica's death although its client has bytes after more holes than
 /// SACK blocks can report.
 pub fn resumes_behind_holes(rig: &Rig, content: &[u8], tell: impl Fn()) {
-    // Most of the megabyte waits here, so losses are noticed much later.
+    // The megabyte under way waits in this queue, so the sender learns of losses much later.
     rig.router.run("tc qdisc replace dev x0 root tbf rate 100mbit burst 64kb limit 1500kb");
     rig.hosts[0].netns.run("ethtool -K r0 tso off gso off");
     rig.router.run("nft add table ip t");
     rig.router.run("nft add chain ip t f { type filter hook forward priority 0 ; }");
     let mut curl = rig.curl(&format!("http://{SERVICE}/large"));
     eventually("a third of it", || rig.got() > 7_000_000);
-    // Between two holes is more than a first flight.
+    // The distance between two holes is more than a first flight.
     rig.router.run("nft add rule ip t f tcp sport 8080 numgen inc mod 40 == 39 counter drop");
     let lost = || {
         let said = rig.router.run("nft list chain ip t f");
@@ -343,7 +347,8 @@ fn download_resumes_elsewhere_after_death_of_nginx() {
     eventually("a third of it", || rig.got() > 7_000_000);
     rig.hosts[0].server.0.kill().unwrap();
     rig.hosts[0].server.0.wait().unwrap();
-    // As a ToR does that has heard that it is not ready: its lease is not prolonged, and its place is another's.
+    // Like a ToR to which the replica reported that it is not ready: the lease ends, and the
+    // clients' segments go to the other replica.
     rig.hosts[0].replica.set_lease(0, Lease::default());
     rig.steer("replace", 2);
     rig.tell(1, 1);
@@ -354,7 +359,8 @@ fn download_resumes_elsewhere_after_death_of_nginx() {
     assert_eq!(rig.hosts[1].replica.counts().refused, 0);
 }
 
-/// A finished connection is not resumed, even if its last segment is still in flight or lost.
+/// A connection that has ended is not resumed, even if its last segment is still on its way or
+/// lost.
 #[test]
 fn connection_closed_by_client_ends_once() {
     let Some(rig) = Rig::new(&Plan::default()) else { return };
@@ -373,13 +379,13 @@ fn connection_closed_by_client_ends_once() {
         assert!(count > 0, "{} octets", got.len());
         got.extend_from_slice(&more[..count]);
     }
-    // Drops pure acknowledgements, so the server's FIN is not acknowledged.
+    // Drops pure acknowledgements, so that the server's FIN is not acknowledged.
     rig.client.run("nft add table ip last");
     rig.client.run("nft add chain ip last out { type filter hook output priority 0 ; }");
     rig.client.run("nft add rule ip last out tcp flags == ack drop");
     drop(stream);
     eventually("it has the server's", || rig.client.run("ss -Htan").contains("TIME-WAIT"));
-    // For longer than a server that ended it too early would have been judged.
+    // Long enough for the agent to check a server that closed too early.
     std::thread::sleep(Duration::from_millis(300));
     let there = rig.hosts[1].netns.run("ss -Htan state last-ack dst 10.8.0.1");
     assert_eq!(there.lines().count(), 1, "it was given up: {there}");
@@ -418,7 +424,7 @@ fn download_resumes_here_after_death_of_a_worker() {
     let counts = || rig.hosts[0].replica.counts();
     eventually("it is counted", || counts().adopted == 1);
     assert_eq!((workers.len(), counts().refused, counts().unprotected), (1, 0, Default::default()));
-    // The parent of the new worker is unknown once the master has exited.
+    // Once the master process has exited, its new worker cannot be found by its parent.
     let workers = children(master);
     rig.hosts[0].server.0.kill().unwrap();
     rig.hosts[0].server.0.wait().unwrap();
@@ -427,7 +433,8 @@ fn download_resumes_here_after_death_of_a_worker() {
     });
 }
 
-/// The replica dies 20 ms after the handshakes, and the clients send their first requests to it.
+/// The replica dies 20 ms after the handshakes, and the clients then send their first requests to
+/// it.
 #[test]
 fn first_request_after_a_death_is_answered() {
     let Some(rig) = Rig::new(&Plan::default()) else { return };
@@ -450,7 +457,7 @@ fn first_request_after_a_death_is_answered() {
     for (n, mut stream) in streams.into_iter().enumerate() {
         let mut got = Vec::new();
         let result = stream.read_to_end(&mut got);
-        // A busy machine may store some later.
+        // On a busy machine some handshakes may not be stored by then.
         assert!(n % 2 == 0 || result.is_err(), "POST may not be executed twice");
         if result.is_ok() {
             assert!(got.starts_with(b"HTTP/1.1 200 ") && got.ends_with(&content), "{n}: {} bytes", got.len());

@@ -1,5 +1,5 @@
-//! Clients of connections without a holder, and servers of a replica that could not send for a
-//! while: neither waits for a timer that doubles.
+//! Two stalls that growing retransmission timers used to cause: of clients of connections without a
+//! holder, and of servers on a replica that was not allowed to send for a while.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -14,31 +14,32 @@ use stateright::{Checker, Model, Property};
 
 use crate::survive::{Plan, Rig, SERVICE};
 
-/// When the client of an unknown connection gets its second RST, which leaves.
+/// What makes the client of an unknown connection get its second RST, which is let through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rules {
-    /// When it sends a segment by itself.
+    /// A segment that the client sends by its own timer.
     Timer,
-    /// When the replica that held the first RST back asks it for a segment, a second later.
+    /// A segment with which the client answers a probe, a second after the first RST was held back.
     Asked,
 }
 
-/// Seconds without a segment after which a replica, and the BPF programs, forget a refusal.
+/// Seconds without a segment after which a replica, and its BPF programs, forget a RST that was
+/// held back.
 const REFUSED_PAUSE: u16 = 3;
-/// Restarts of agents, and segments that the client sends by itself before it gives up.
+/// Number of restarts of agents, and of segments that the client sends before it gives up.
 const RESTARTS: u8 = 4;
 const SEGMENTS: u8 = 10;
 
 /// A client of a connection that no replica holds and no record describes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Client {
-    /// Retransmission timer of the client, seconds.
+    /// The client's retransmission timeout, seconds.
     timeout: u16,
-    /// Segments that it sent by itself.
+    /// Segments that the client has sent by its timer.
     segments: u8,
-    /// The replica that gets what it sends.
+    /// The replica that gets the client's segments.
     gets: usize,
-    /// How long ago each replica's first RST was held back, seconds.
+    /// How long ago each replica held back the first RST, seconds.
     refused: [Option<u16>; 2],
     restarts: u8,
     is_reset: bool,
@@ -48,16 +49,17 @@ struct Client {
 enum Event {
     /// The client's timer expires, and it sends a segment.
     Sends,
-    /// A replica asks it, and it sends another segment.
+    /// This replica probes the client, which sends a segment in answer.
     IsAsked(usize),
-    /// An agent is killed and returns. It knows nothing any more, and the other replica gets the client.
+    /// This replica's agent is killed and returns. It has lost its state, and the other replica
+    /// gets the client's segments.
     Restarts(usize),
 }
 
 struct Clients(Rules);
 
 impl Client {
-    /// Time passes, and a segment comes to the replica that gets it.
+    /// Advances the time by `after` and sends a segment to the replica that gets it.
     fn sends(&mut self, after: u16) {
         for since in &mut self.refused {
             *since = since.map(|age| age + after).filter(|age| *age < REFUSED_PAUSE);
@@ -83,7 +85,7 @@ impl Model for Clients {
             return;
         }
         let asks = |n: &usize| self.0 == Rules::Asked && client.refused[*n].is_some_and(|age| age <= 1);
-        // A question comes before the timer's end.
+        // A probe that is due before the timer expires comes first.
         match (0..2).find(asks) {
             Some(n) => events.push(Event::IsAsked(n)),
             None if client.segments < SEGMENTS => events.push(Event::Sends),
@@ -123,11 +125,12 @@ impl Model for Clients {
 }
 
 #[test]
-fn every_client_of_no_connection_is_reset_in_the_end() {
+fn every_client_without_holder_is_reset_eventually() {
     Clients(Rules::Asked).checker().spawn_bfs().join().assert_properties();
 }
 
-/// The run that was seen: agents restart until the client's timer is longer than a refusal is remembered.
+/// The failure that was seen: agents restart until the client's timer is longer than the time for
+/// which a held RST is remembered.
 #[test]
 fn client_without_probe_waits_forever() {
     let checked = Clients(Rules::Timer).checker().spawn_bfs().join();
@@ -141,7 +144,7 @@ fn connect(rig: &Rig) -> TcpStream {
     stream.unwrap().unwrap()
 }
 
-/// An answer to this request, as much as is there at once.
+/// Sends a request, and reads what has arrived of the answer.
 fn ask(stream: &mut TcpStream, path: &str) {
     write!(stream, "GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
     assert!(stream.read(&mut [0; 4096]).unwrap() > 0);
@@ -166,7 +169,8 @@ fn client_of_unknown_connection_is_probed() {
     });
 }
 
-/// Its server's TCP counts what it could not send as lost on its own host, and does not double its timeout.
+/// The server's TCP counts segments that it was not allowed to send as lost on its own host, and
+/// does not double its timeout.
 #[test]
 fn server_resumes_soon_after_its_replica_may_send() {
     let Some(rig) = Rig::new(&Plan::default()) else { return };
@@ -175,13 +179,13 @@ fn server_resumes_soon_after_its_replica_may_send() {
     ask(&mut stream, "/large");
     let host = &rig.hosts[0];
     host.replica.set_lease(0, Lease { until: 0, settling: u64::MAX, ..Lease::default() });
-    // The client takes all that has left, so that its window is open.
+    // The client reads all that has arrived, so that its window is open.
     stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     let mut some = vec![0; 1 << 20];
     while let Ok(n) = stream.read(&mut some) {
         assert!(n > 0);
     }
-    // The third field of its timer counts the attempts.
+    // The third field of `timer:` counts the retransmissions.
     let told = |name: &str, end: char| {
         let said = host.netns.run("ss -tnioH state established sport = :8080");
         let (_, fields) = said.split_once(name)?;
@@ -198,7 +202,8 @@ fn server_resumes_soon_after_its_replica_may_send() {
     }
 }
 
-/// Its connection has no record, and its kernel's FIN could not leave: it only waits, and no other replica knows of it.
+/// The connection has no record, and its kernel's FIN was held back: the client only waits, and no
+/// other replica knows the connection.
 #[test]
 fn client_of_dead_server_and_agent_is_reset() {
     let Some(mut rig) = Rig::new(&Plan::default()) else { return };
@@ -213,12 +218,12 @@ fn client_of_dead_server_and_agent_is_reset() {
     rig.hosts[0].replica.set_lease(0, silent);
     rig.hosts[0].server.0.kill().unwrap();
     rig.hosts[0].server.0.wait().unwrap();
-    // As the ToR does with segments of an excluded replica after its programs are gone.
+    // Like a ToR that drops an excluded replica's segments, after the BPF programs are gone.
     rig.router.run("nft add table ip t");
     rig.router.run("nft add chain ip t f { type filter hook forward priority 0 ; }");
     rig.router.run("nft add rule ip t f ip saddr 10.8.9.9 drop");
     rig.another(&Plan { until: 0, ..Plan::default() });
-    // The new process has looked at what the kernel has.
+    // Long enough for the new process to list the kernel's connections.
     std::thread::sleep(Duration::from_millis(500));
     rig.router.run("nft delete table ip t");
     rig.hosts[0].replica.set_lease(0, Lease { until: u64::MAX, ..silent });

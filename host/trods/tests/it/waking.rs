@@ -1,4 +1,4 @@
-//! Probes and their answers.
+//! Probes and the segments with which clients answer.
 
 use rivulet_packet::segment::TcpFlags;
 use rivulet_plain::{Header, Options, Segment, Stamps};
@@ -9,10 +9,10 @@ use rivulet_trods::wake::{self, Place, Told};
 use crate::records::{REQUEST, object, record};
 
 const ACK: u8 = TcpFlags::ACK;
-/// A while after the SYN-ACK.
+/// Unix time of the adoption, a minute after the SYN-ACK, milliseconds.
 const LATER: u64 = (1 << 40) + 60_000;
 
-/// An answer of the client, which has 600 bytes of the response.
+/// An ACK of the client, which has 600 bytes of the response.
 fn answer(record: &Record) -> Header {
     Header {
         src: record.tuple.client,
@@ -40,9 +40,10 @@ fn a_probe_is_old_data_with_a_new_timestamp() {
     assert!(segment.is_intact() && segment.payload.len() == 1);
     assert_eq!((header.src, header.dst), (record.tuple.service, record.tuple.client));
     assert_eq!((header.seq, header.ack), (record.response_at.wrapping_sub(1), record.acknowledged()));
-    // The SYN-ACK had 5.
+    // The SYN-ACK's TSval was 5.
     assert!(header.options.stamps.is_some_and(|stamps| (60_005..70_000).contains(&stamps.value)));
-    // Of a response that is longer than numbers are, where the client is at most one gate behind.
+    // For a response longer than the sequence space, in which the client is at most 2^30 bytes
+    // behind.
     let length = object().length + (20 << 30);
     record.responses = vec![Response { length, passed: 20 << 30, ..object() }];
     let packet = wake::probe(&record, LATER).unwrap();
@@ -62,23 +63,23 @@ fn answer_to_probe_gives_the_clients_state() {
     let mut header = answer(&record);
     let place = Place { fresh: false, ack: header.ack, window: 10 << 7, sent: Some(header.seq) };
     assert_eq!(read_answer(&record, &header), Told::Waits(place));
-    // Data behind a hole; impossible blocks are ignored.
+    // A SACK block shows data after a hole; impossible blocks are ignored.
     header.options.sack.push((header.ack.wrapping_add(100), header.ack.wrapping_add(200)));
     header.options.sack.push((header.ack, record.passed().wrapping_add(1)));
     assert_eq!(read_answer(&record, &header), Told::Waits(place));
-    // It reports the probe's byte.
+    // A SACK block reports the probe's byte.
     let mut header = answer(&record);
     let old = record.response_at.wrapping_sub(1);
     header.options.sack.push((old, record.response_at));
     header.options.sack.push((header.ack.wrapping_add(100), header.ack.wrapping_add(200)));
     assert_eq!(read_answer(&record, &header), Told::Waits(Place { fresh: true, ..place }));
-    // And sent data that was never stored.
+    // The client has also sent data that was never stored.
     header.seq = header.seq.wrapping_add(300);
     let place = Place { fresh: true, sent: Some(header.seq), ..place };
     assert_eq!(read_answer(&record, &header), Told::Waits(place));
 }
 
-/// Or the kernel would wait for room that there never is.
+/// Otherwise the kernel would wait for room in a window that never gets larger.
 #[test]
 fn small_window_gets_shorter_segments() {
     let record = record();
@@ -103,7 +104,7 @@ fn client_without_connection_answers_with_rst() {
     assert_eq!(read_answer(&record, &far), Told::Nothing);
 }
 
-/// A replica that was cut off keeps storing its state, and returns with that.
+/// A replica that was cut off keeps storing its state, and returns with it.
 #[test]
 fn adopters_record_takes_precedence() {
     let mut cut_off = record();
@@ -124,7 +125,7 @@ fn foreign_segment_gives_no_state() {
     let record = record();
     let good = answer(&record);
     assert!(matches!(read_answer(&record, &good), Told::Waits(_)));
-    // It may send again all that is stored of it.
+    // The client may retransmit everything of it that is stored.
     let asked = record.acknowledged().wrapping_sub(REQUEST.len() as u32 + record.requests.len() as u32);
     assert!(matches!(read_answer(&record, &Header { seq: asked, ..good }), Told::Waits(_)));
     let stamps = |echo| Options { stamps: Some(Stamps { value: 9, echo }), ..Options::default() };
@@ -144,7 +145,8 @@ fn foreign_segment_gives_no_state() {
     for header in bad {
         assert_eq!(read_answer(&record, &header), Told::Nothing, "{header:?}");
     }
-    // Nothing new has reached it since another replica's socket had another clock.
+    // The client has received no new data since another replica's socket with another clock adopted
+    // the connection.
     let mut adopted = record.clone();
     adopted.handshake.first_timestamp = adopted.handshake.timestamp.replace(6_000);
     for (echo, is_its) in [(4, false), (5, true), (5_000, true), (65_000, true), (70_000, false)] {

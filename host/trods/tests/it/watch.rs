@@ -1,5 +1,5 @@
-//! Real clients and nginx, the programs and flows between them, and a store that reports its
-//! records. Needs root; skipped where namespaces cannot be made.
+//! Real clients and an nginx, with the BPF programs and flows between them and a fake store that
+//! reports its records. Needs root; skipped if namespaces cannot be created.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs;
@@ -23,25 +23,25 @@ use crate::support::nginx;
 
 const SERVICE: &str = "10.7.0.2:8080";
 
-/// A test's store: its behaviour and its contents.
+/// A fake store: its behaviour and its contents.
 #[derive(Debug, Default)]
 pub struct Shelf {
     records: HashMap<FlowKey, Record>,
-    /// Records that it was to store.
+    /// Number of records that were passed to it.
     handed: usize,
-    /// Each record that was stored, in its order.
+    /// Each record that was stored, in order.
     history: Vec<Record>,
     /// Results that it has not reported yet.
     pending: VecDeque<(FlowKey, u64)>,
-    /// While this is set, it reports no results.
+    /// While this is set, the store reports no results.
     silent: bool,
     failing: bool,
-    /// Whatever it has is to be stored again.
+    /// Every record has to be stored again.
     stale: bool,
     forgotten: usize,
 }
 
-/// A store that by default stores at once.
+/// Handle of the fake store, which by default stores at once.
 #[derive(Clone, Debug, Default)]
 pub struct Shared(Arc<Mutex<Shelf>>);
 
@@ -84,13 +84,13 @@ impl Keeper for Shared {
     fn wait<'k>(&'k self, _: &mut Vec<(BorrowedFd<'k>, bool)>) {}
 }
 
-/// A client's host, a replica with nginx, and what watches its interface.
+/// A client's namespace, a replica's with nginx, and the watch on its interface.
 struct Rig {
     client: Netns,
     store: Shared,
     said: Arc<Mutex<(Status, Counters)>>,
     stop: Arc<AtomicBool>,
-    /// The server is known to be gone.
+    /// The test has stopped the server.
     dead: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
     dir: TempDir,
@@ -108,11 +108,11 @@ impl Drop for Rig {
 
 impl Rig {
     fn new() -> Option<Rig> {
-        // Longer than any of these tests.
+        // Longer than any of these tests takes.
         Rig::with_idle(Duration::from_secs(600))
     }
 
-    /// A connection that is idle for this long is over.
+    /// A rig in which a connection counts as closed after this idle time.
     fn with_idle(idle: Duration) -> Option<Rig> {
         if skipped(Feature::Tcx) {
             return None;
@@ -139,7 +139,7 @@ impl Rig {
         watch.set_services(&[(SERVICE.parse().unwrap(), 0, Settings::default())]).unwrap();
         let (never, other) = UnixStream::pair().unwrap();
         let thread = std::thread::spawn(move || {
-            // Or the end of it would wake us for ever.
+            // Keeps the other end of the pipe open: its end would wake the loop without a pause.
             let _other = other;
             while !end.load(Ordering::Relaxed) {
                 watch.wait(Duration::from_millis(5), &[never.as_fd()]);
@@ -161,7 +161,7 @@ impl Rig {
         content
     }
 
-    /// What curl got and wrote on standard output.
+    /// Runs curl and returns its standard output.
     fn curl(&self, arguments: &str) -> Vec<u8> {
         let mut command = self.client.command("curl");
         let out = command.args(["-s", "-S", "-m", "60"]).args(arguments.split(' ')).output().unwrap();
@@ -169,7 +169,7 @@ impl Rig {
         out.stdout
     }
 
-    /// A connection of the test's own.
+    /// Opens a connection of the test itself.
     fn connect(&self) -> TcpStream {
         let service: SocketAddr = SERVICE.parse().unwrap();
         let stream = in_netns(Some(self.client.name()), || TcpStream::connect(service).unwrap()).unwrap();
@@ -177,7 +177,7 @@ impl Rig {
         stream
     }
 
-    /// A connection to a server of the test's own, in nginx's place.
+    /// Opens a connection to a server of the test itself, instead of nginx.
     fn connect_to_test(&mut self) -> (TcpStream, TcpStream) {
         self.nginx.0.kill().unwrap();
         self.nginx.0.wait().unwrap();
@@ -189,8 +189,8 @@ impl Rig {
         self.said.lock().unwrap().clone()
     }
 
-    /// Waits until every connection is over; returns the numbers of stored and deleted records
-    /// since.
+    /// Waits until every connection has ended; returns the numbers of stored and deleted records
+    /// since the last call.
     fn over(&self) -> (usize, usize) {
         eventually("the end of all connections", || self.status().0.watched == 0);
         let mut shelf = self.store.0.lock().unwrap();
@@ -200,7 +200,7 @@ impl Rig {
 }
 
 #[test]
-fn a_download_is_stored_before_it_begins_and_forgotten_behind_its_end() {
+fn download_is_stored_first_and_deleted_after_its_end() {
     let Some(rig) = Rig::new() else { return };
     let content = rig.file("large", 5_000_000);
     rig.store.0.lock().unwrap().silent = true;
@@ -257,7 +257,7 @@ fn curl_requests_are_protected() {
 }
 
 #[test]
-fn requests_in_a_row_are_answered_in_their_order() {
+fn pipelined_requests_are_answered_in_order() {
     let Some(rig) = Rig::new() else { return };
     let (one, two) = (rig.file("one", 100_000), rig.file("two", 50_000));
     let mut stream = rig.connect();
@@ -276,16 +276,16 @@ fn requests_in_a_row_are_answered_in_their_order() {
     assert_eq!(rig.over().1, 1);
 }
 
-/// One segment of the server's ends a response for which the record has room and begins one for which there is none before the
-/// client has the former.
+/// One segment of the server ends a response and begins the next one, for which the record has no
+/// room until the client has acknowledged the first.
 #[test]
-fn a_segment_of_two_responses_leaves_as_far_as_it_may() {
+fn segment_of_two_responses_is_released_in_part() {
     let Some(mut rig) = Rig::new() else { return };
     let (mut stream, mut server) = rig.connect_to_test();
     let requests = b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n".repeat(6);
     stream.write_all(&requests).unwrap();
     server.read_exact(&mut vec![0; requests.len()]).unwrap();
-    // Each is stored whole, and no two have room.
+    // Each is stored whole, and a record has room for one.
     let body = |n: u8| (0..4040).map(|at| b'a' + (n + (at % 23) as u8) % 26).collect::<Vec<u8>>();
     let head = b"HTTP/1.1 200 OK\r\nContent-Length: 4040\r\n\r\n";
     let responses: Vec<u8> = (0..6).flat_map(|n| [&head[..], &body(n)].concat()).collect();
@@ -339,7 +339,7 @@ fn idle_connection_is_dropped_and_active_one_stays() {
         let shelf = rig.store.0.lock().unwrap();
         assert_eq!((shelf.records.keys().collect::<Vec<_>>(), shelf.forgotten), (vec![&key], 1));
     }
-    // Its server knows it yet, and answers as if it had never been watched.
+    // nginx still has the connection, and answers as if it had never been watched.
     small(&mut silent, &content);
     assert_eq!(rig.status().0.watched, 1);
     assert_eq!(rig.status().0.unprotected, HashMap::new());
@@ -363,7 +363,7 @@ fn stale_record_is_stored_again_and_failure_changes_nothing() {
         let [.., one, two] = &shelf.history[..] else { panic!() };
         assert_eq!((same(one), two.version), (same(two), one.version + 1));
     }
-    // The client keeps what it has received.
+    // The client keeps the bytes that it has received.
     let failed = {
         let mut shelf = rig.store.0.lock().unwrap();
         shelf.failing = true;
@@ -383,7 +383,7 @@ fn stale_record_is_stored_again_and_failure_changes_nothing() {
 }
 
 #[test]
-fn killed_server_sends_no_end() {
+fn killed_server_sends_no_fin_or_rst() {
     let Some(mut rig) = Rig::new() else { return };
     rig.file("large", 50_000_000);
     let mut stream = rig.connect();
@@ -392,7 +392,7 @@ fn killed_server_sends_no_end() {
     rig.dead.store(true, Ordering::Relaxed);
     rig.nginx.0.kill().unwrap();
     rig.nginx.0.wait().unwrap();
-    // What the server's kernel has yet comes, and then nothing.
+    // Bytes that the server's kernel still has arrive, and then nothing.
     stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
     let mut got = Vec::new();
     let end = stream.read_to_end(&mut got);
@@ -403,13 +403,13 @@ fn killed_server_sends_no_end() {
 }
 
 #[test]
-fn end_by_live_server_leaves() {
+fn fin_of_live_server_is_released() {
     let Some(mut rig) = Rig::new() else { return };
     let (mut stream, mut server) = rig.connect_to_test();
     stream.write_all(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n").unwrap();
     server.read_exact(&mut [0; 32]).unwrap();
     server.write_all(b"HTTP/1.1 200 OK\r\nETag: \"a\"\r\nContent-Length: 50000000\r\n\r\nhalf").unwrap();
-    // Else there would be nothing to be forgotten.
+    // Without a stored record nothing would be deleted.
     eventually("it is stored", || !rig.store.0.lock().unwrap().history.is_empty());
     drop(server);
     let mut got = Vec::new();

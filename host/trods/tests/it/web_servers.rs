@@ -1,5 +1,6 @@
-//! Web servers as they are: which of their answers outlive their replica, and by which reason others do not. Each server runs on two
-//! replicas, and the one that a download comes from is cut off. What a machine lacks is skipped.
+//! Unmodified web servers: which of their answers outlive the replica, and why others do not. Each
+//! server runs on two replicas, and the one that serves a download is cut off. Servers that are not
+//! installed are skipped.
 
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
@@ -12,17 +13,18 @@ use rivulet_pktio::testing::{Netns, Process, eventually};
 use crate::support::nginx_with;
 use crate::survive::{Plan, Rig, SERVICE};
 
-/// Result of a download from a server after its replica's death.
+/// What becomes of a download after its replica's death.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// The download continues.
+    /// The download continues at the other replica.
     Protected,
     /// The connection was not protected, for this reason.
     Unprotected(&'static str),
 }
 
-/// Name, program, and what becomes of its downloads. `{}` in the command are its address, port, and folder of files; a
-/// configuration is put into a file, which is the command's last argument.
+/// Name, program, arguments, configuration, and the fate of its downloads. `{}` in the command are
+/// its address, port, and folder of files; a configuration is written into a file, which becomes
+/// the last argument.
 const SERVERS: [(&str, &str, &[&str], &str, Fate); 10] = [
     ("nginx", "nginx", &[], "", Fate::Protected),
     ("nginx, gzip_static", "nginx", &["gzip_static"], "", Fate::Protected),
@@ -79,11 +81,11 @@ const SERVERS: [(&str, &str, &[&str], &str, Fate); 10] = [
     ("Go's http.FileServer", "go", &["{address}:{port}", "{www}"], "", Fate::Unprotected("dynamic")),
 ];
 
-/// A web server of Go's library: its address and folder are its arguments.
+/// A web server from Go's library; its arguments are the address and the folder.
 const GO: &str = "package main\nimport (\n\"net/http\"\n\"os\"\n)\n\
                   func main() { http.ListenAndServe(os.Args[1], http.FileServer(http.Dir(os.Args[2]))) }\n";
 
-/// The program, built in a folder.
+/// Builds the Go program in a folder.
 fn build_go(dir: &Path) -> PathBuf {
     fs::write(dir.join("serve.go"), GO).unwrap();
     let built = Command::new("go").args(["build", "-o", "serve", "serve.go"]).current_dir(dir).status();
@@ -127,7 +129,7 @@ fn start(
 }
 
 #[test]
-fn downloads_from_web_servers_as_they_are_survive_or_say_why_not() {
+fn download_from_each_web_server_survives_as_listed() {
     for server in &SERVERS {
         let (name, program, .., fate) = server;
         let found =
@@ -142,7 +144,7 @@ fn downloads_from_web_servers_as_they_are_survive_or_say_why_not() {
         let content = rig.file("large.bin", 8_000_000);
         let www = rig.files.path().join("www");
         fs::write(www.join("large.bin.gz"), &content).unwrap();
-        // Apache calls the tag of a file weak that was written within the last second.
+        // Apache makes the entity tag weak if the file was changed within the last second.
         let touched = Command::new("touch").args(["-d", "@1700000000"]).arg(www.join("large.bin")).status();
         assert!(touched.unwrap().success());
         let mut curl = rig.curl(&format!("-H Accept-Encoding:gzip http://{SERVICE}/large.bin"));

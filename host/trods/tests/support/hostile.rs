@@ -1,12 +1,12 @@
-//! The work of the fuzz targets for arbitrary bytes, and the replay of their corpus in the ordinary
-//! tests.
+//! What the fuzz targets do with arbitrary bytes; the ordinary tests replay the targets' corpus
+//! with it.
 
 use rivulet_plain::Segment;
 use rivulet_trods::head::{self, Framing, Method};
 use rivulet_trods::record::{MAX_RECORD, Record, Tuple};
 use rivulet_trods::{Action, Flow, Reason, Settings, Wake, wake};
 
-/// Whatever comes behind it, or is missing, a head is one and the same.
+/// Checks that further bytes after a head, or missing ones, do not change how it is parsed.
 pub fn request(octets: &[u8]) {
     let read = head::request(octets);
     let Ok(Some(found)) = read else { return };
@@ -20,7 +20,7 @@ pub fn request(octets: &[u8]) {
     assert!(with_inputs.ends_with(b"X-TRODS: 1\r\nx-trods: 2\r\n\r\n"));
     for more in [head::range_request(head, b"\"x\"", 5, 9), with_inputs] {
         let again = head::request(&more[..more.len().min(head::MAX_HEAD)]);
-        // One or two fields more may be more than are read.
+        // Added fields may exceed the limits.
         if more.len() <= head::MAX_HEAD && again != Err(Reason::TooLong) {
             let again = again.unwrap().unwrap();
             assert_eq!((again.method, again.length), (found.method, more.len()));
@@ -28,7 +28,7 @@ pub fn request(octets: &[u8]) {
     }
 }
 
-/// The first byte selects the method of the request.
+/// Parses a response; the first byte selects the method of the request.
 pub fn response(octets: &[u8]) {
     let Some((first, octets)) = octets.split_first() else { return };
     let method = if first & 1 == 0 { Method::Get } else { Method::Head };
@@ -46,7 +46,7 @@ pub fn response(octets: &[u8]) {
     }
 }
 
-/// A record with a valid sum, and its adoption.
+/// Decodes a record with a valid checksum, and adopts its connection.
 pub fn record(octets: &[u8]) {
     let octets = [octets, &crc32c::crc32c(octets).to_be_bytes()[..]].concat();
     let Ok(record) = Record::decode(&octets) else { return };
@@ -56,7 +56,8 @@ pub fn record(octets: &[u8]) {
     if let Ok(packet) = wake::probe(&record, 5) {
         let probe = Segment::parse(&packet).unwrap();
         assert!(probe.is_intact() && probe.payload.len() == 1);
-        // A packet of its own gives no state, unless client and service are equal.
+        // A segment of the replica itself shows no client state, unless client and service are
+        // equal.
         if record.tuple.client != record.tuple.service {
             assert_eq!(wake::read(&record, &probe, 5), wake::Told::Nothing);
         }
@@ -72,8 +73,8 @@ pub fn record(octets: &[u8]) {
     }
 }
 
-/// Steps of a connection: kind, size, place and the bytes. One ticket at a time, and limits only
-/// grow.
+/// Runs the steps of a connection, each with a kind, size, place and bytes. At most one ticket is
+/// outstanding, and limits only grow.
 pub fn flow(mut octets: &[u8]) {
     let mut next = |count: usize| {
         let (first, rest) = octets.split_at(count.min(octets.len()));

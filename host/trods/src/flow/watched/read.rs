@@ -1,4 +1,4 @@
-//! Reading of requests and responses, and of how far a response may pass.
+//! Parses requests and responses, and computes how far a response may pass.
 
 use rivulet_bpf::trods::MAX_FIELDS;
 
@@ -28,7 +28,7 @@ impl Watched {
                 let next = pass(last, self.server.octets())?;
                 self.server.advance(next);
             } else if !self.read_response()? {
-                // A full record waits for the client, not for the server.
+                // A full record waits for the client's acknowledgement, not for the server.
                 if !self.is_full && self.incomplete.is_none() {
                     self.incomplete = Some(self.now);
                 }
@@ -41,7 +41,7 @@ impl Watched {
         Ok(())
     }
 
-    /// Takes up one response. False if that has to wait.
+    /// Adds the next response to the record. Returns `false` if that has to wait.
     fn read_response(&mut self) -> Result<bool, Reason> {
         let octets = self.server.octets();
         let Some(asked) = self.asked.front() else { return Ok(false) };
@@ -111,7 +111,7 @@ impl Watched {
         };
         let response = Response { length, passed, close, body };
         let (passed, close, answered) = (response.passed, response.close, asked.length);
-        // Its request leaves the queue, so the record grows by less than this.
+        // An upper bound: the response's request leaves the queue, so the record grows by less.
         let size = self.record.size() - self.record.requests.len() + self.client.octets().len() - answered
             + response.size();
         if size > MAX_RECORD && !self.record.responses.is_empty() {
@@ -128,15 +128,15 @@ impl Watched {
         Ok(true)
     }
 
-    /// The state before the first byte of a body that can be generated again; `None` for other bodies.
+    /// The initial checksum state of a body that can be generated again; `None` for other bodies.
     fn generated(&self, asked: &RequestHead, head: &ResponseHead<'_>) -> Option<Seen> {
         let may = self.settings.deterministic || head.inputs;
         Seen::nothing(head.framing).filter(|_| may && asked.method == Method::Get)
     }
 }
 
-/// Lets further bytes of a response pass: all of these, or as many as the flow has read where it
-/// must read them.
+/// Releases further bytes of a response: all of `octets`, or as many as the flow has parsed where
+/// it must find the body's end.
 fn pass(response: &mut Response, octets: &[u8]) -> Result<u64, Reason> {
     let next = if let Body::Generated { seen, .. } = &mut response.body {
         let count = seen.read(octets)? as u64;

@@ -12,20 +12,20 @@ use crate::hold::HoldError;
 use crate::hold::rescue::{Departed, Found, Rescue};
 use crate::store::{Notices, RecordKeys, load_some};
 
-/// Interval after which a member repeats how far it has read; each announcement is valid for a few
-/// seconds.
+/// Interval at which a member announces how far it has read a list; each announcement is valid for
+/// a few seconds.
 const SAID: Duration = Duration::from_millis(500);
 const COUNTS: u32 = 3;
-/// Timeout of a store server, and of the search for a record.
+/// Timeout of a store server, and of the search for one record.
 const PATIENCE: Duration = Duration::from_millis(100);
 const WANTED: Duration = Duration::from_secs(2);
-/// For this long the expected adopter of a connection is computed again, because it may change.
+/// How long the expected adopter of a listed connection is computed again, because it may change.
 const RECENT: Duration = Duration::from_secs(5);
-/// Time for which the list of a replica is read after the last connection left it: the last entries
-/// may still be on their way.
+/// How long a replica's list is still read after it is no longer drained: its last entries may be
+/// on their way.
 const AFTER: Duration = Duration::from_secs(3);
 
-/// The replicas with lists to read.
+/// One reading thread for each replica that is being drained.
 #[derive(Debug, Default)]
 pub struct Followers(Vec<Follower>);
 
@@ -36,7 +36,8 @@ struct Follower {
     shared: Arc<Shared>,
 }
 
-/// The member that will get the client's segments, and the number of changes so far.
+/// What a thread shares with its owner: the selection of connections, and the number of changes of
+/// it.
 #[derive(Debug)]
 struct Shared {
     departed: Mutex<Departed>,
@@ -45,8 +46,9 @@ struct Shared {
 }
 
 impl Followers {
-    /// Sets the replicas that are being drained; lists of others are no longer read. `own`: this replica's index in the
-    /// pool. `wake` is called on another thread when a connection was found.
+    /// Sets the replicas that are being drained; the lists of others are no longer read. `own`:
+    /// this replica's index in the pool. `wake` is called on another thread when a connection was
+    /// found.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -105,9 +107,9 @@ struct Reader {
     mark: String,
     load: Sender<Vec<Found>>,
     shared: Arc<Shared>,
-    /// Place in the list up to which it was read.
+    /// Position in the list up to which this member has read.
     read: Option<u64>,
-    /// Connections with records to read, and since when.
+    /// Listed connections, each with the time since when its record must be read.
     wanted: VecDeque<(Instant, Left)>,
     recent: VecDeque<(Instant, Left)>,
 }
@@ -130,7 +132,8 @@ impl Reader {
             if !self.wanted.is_empty() && self.find() {
                 wake();
             }
-            // A member that stops reading soon gets no further connections.
+            // If it announced only on change, the announcement would expire, and the leaving
+            // replica would assign this member no connections.
             let is_due = said_at.is_none_or(|at| at.elapsed() >= SAID) || self.read != before;
             if let Some(read) = self.read
                 && is_due
@@ -143,12 +146,12 @@ impl Reader {
         }
     }
 
-    /// The present sealing keys.
+    /// The keys with which records are sealed now.
     fn keys(&self) -> RecordKeys {
         self.shared.departed.lock().unwrap_or_else(PoisonError::into_inner).keys.clone()
     }
 
-    /// Reads the list.
+    /// Reads the list and announces the new position.
     fn look(&mut self) {
         let mut newest: Option<List> = None;
         self.notices.get(&self.keys, |_, value| {
@@ -156,7 +159,7 @@ impl Reader {
             newest = newest.take().into_iter().chain(list).max_by_key(List::end);
         });
         let Some(list) = newest else { return };
-        // Entries from before this member announced that it reads are for others.
+        // Entries from before this member's first announcement are for other members.
         let Some(read) = self.read.replace(list.end()) else { return };
         let now = Instant::now();
         self.wanted.extend(list.from(read).map(|left| (now, left)));
@@ -167,7 +170,7 @@ impl Reader {
         self.read = self.read.max(Some(read));
     }
 
-    /// Reads records; true if there are some.
+    /// Reads the records of listed connections; returns whether some are still missing.
     fn find(&mut self) -> bool {
         let numbers: Vec<u32> = self.wanted.iter().map(|(_, left)| left.number).collect();
         let keys = self.keys();
@@ -185,7 +188,7 @@ impl Reader {
         }
         self.wanted.retain(|(since, _)| since.elapsed() < WANTED);
         let any = !found.is_empty();
-        // A receiver that was dropped needs no result.
+        // The error means that no receiver wants the result any more.
         let _ = self.load.send(found);
         any
     }

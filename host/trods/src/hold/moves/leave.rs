@@ -1,4 +1,5 @@
-//! The leaving side of a planned move: mutes the connections of a drained replica and lists them.
+//! The leaving side of a planned move: stops sending on a drained replica's connections, and lists
+//! these for their adopters.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -13,27 +14,27 @@ use super::{AT_A_TIME, LISTED, Left, List, POLL, Rounds, list_key, mark_key};
 use crate::hold::{HoldError, Stores, Watch};
 use crate::store::{LIFETIME, Notices, RecordKeys};
 
-/// Maximum number of left connections that their adopter has not yet read from the list.
+/// Limit on the listed connections that their adopter has not read yet.
 const AHEAD: u64 = LISTED as u64 / 2;
-/// After this time no member searches for a connection that was left; its record is only a number
-/// then.
+/// After this time no member searches for a connection that left, so the number of its record may
+/// be reused.
 const KEPT: Duration = Duration::from_secs(90);
-/// Mark of a member that does not read the list.
+/// Position of a member that does not read the list.
 const NOT_READING: u64 = u64::MAX;
-/// Members of a pool.
+/// Limit on the members of a pool.
 const MEMBERS: u8 = 64;
 
-/// The services whose connections leave, and how.
+/// The services with connections that leave, and the means for it.
 pub struct Leave {
     /// Prefix of the keys of this replica's records.
     pub prefix: String,
-    /// The servers of its store.
+    /// The servers of this replica's store.
     pub servers: Vec<SocketAddr>,
-    /// Keys that seal the list.
+    /// Keys with which the list is sealed.
     pub keys: RecordKeys,
-    /// Services of the connections that leave.
+    /// Services with connections that leave.
     pub services: Vec<SocketAddr>,
-    /// The adopter of a connection, by client and service.
+    /// The adopter of a connection, given its client and service.
     pub to: Box<dyn Fn(SocketAddr, SocketAddr) -> Option<Pin> + Send>,
 }
 
@@ -43,11 +44,12 @@ impl std::fmt::Debug for Leave {
     }
 }
 
-/// The connections that are leaving.
+/// The state of a planned move on the leaving replica.
 #[derive(Debug, Default)]
 pub struct Leaving {
     places: Vec<Place>,
-    /// Connections that were left, and when: their numbers are reused after [`KEPT`].
+    /// Connections that left, each with the time: the numbers of their records are reused after
+    /// [`KEPT`].
     left: VecDeque<(Instant, FlowKey)>,
     moved: u64,
 }
@@ -57,12 +59,13 @@ struct Place {
     leave: Leave,
     rounds: Rounds,
     desk: Desk,
-    /// Place in the list after its last entry.
+    /// Position in the list after its last entry.
     named: u64,
 }
 
 impl Leaving {
-    /// Sets the services whose connections leave from now on. Connections that have left stay away.
+    /// Sets the services with connections that leave from now on. Connections that have left do not
+    /// come back.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -93,7 +96,7 @@ impl Leaving {
         self.places.iter().map(|place| place.rounds.deadline()).min()
     }
 
-    /// The services whose connections leave.
+    /// The services with connections that leave.
     #[must_use]
     pub fn services(&self) -> Vec<SocketAddr> {
         self.places.iter().flat_map(|place| &place.leave.services).copied().collect()
@@ -105,7 +108,7 @@ impl Leaving {
         self.moved
     }
 
-    /// Moves some connections.
+    /// Moves the next connections.
     ///
     /// # Errors
     /// A system call failed; connections that were not muted stay here.
@@ -113,7 +116,8 @@ impl Leaving {
         while self.left.front().is_some_and(|(at, _)| now >= *at + KEPT)
             && let Some((_, key)) = self.left.pop_front()
         {
-            // Another connection between these ports may have its number.
+            // A later connection between the same addresses and ports may have taken over the
+            // number.
             if !watch.has(&key) && !self.left.iter().any(|(_, other)| *other == key) {
                 watch.forget(&key);
             }
@@ -161,7 +165,7 @@ impl Place {
     }
 }
 
-/// Writes the list and reads how far other members have read it, on a separate thread.
+/// Handle of the thread that writes the list and reads how far other members have read it.
 #[derive(Debug)]
 struct Desk {
     send: Sender<Left>,
@@ -169,7 +173,7 @@ struct Desk {
 }
 
 impl Desk {
-    /// Starts the thread, which ends when this is dropped and everything is written.
+    /// Starts the thread. After this handle is dropped, the thread writes what is left and ends.
     fn open(leave: &Leave, first: u64) -> Result<Desk, HoldError> {
         let marks = Arc::new([const { AtomicU64::new(NOT_READING) }; MEMBERS as usize]);
         let (send, receive) = channel();
@@ -181,7 +185,7 @@ impl Desk {
         Ok(Desk { send, marks })
     }
 
-    /// How far this member has read, if it reads.
+    /// Position up to which `member` has read; `None`: it does not read the list.
     fn mark(&self, member: u8) -> Option<u64> {
         let mark = self.marks.get(usize::from(member))?.load(Ordering::Relaxed);
         (mark != NOT_READING).then_some(mark)
@@ -189,7 +193,7 @@ impl Desk {
 
     /// Adds a muted connection to the list.
     fn name(&self, left: Left) {
-        // A thread that could not be had was an error before.
+        // The thread exists, since `open` succeeded.
         let _ = self.send.send(left);
     }
 }
@@ -218,7 +222,7 @@ fn write(
                 true
             }
         };
-        // A list that no store kept is written again.
+        // If no server stored the list, it is written again.
         is_new = is_new && notices.put(&list_key, LIFETIME, &list.encode()) == 0;
         if ends && !is_new {
             return;
@@ -226,7 +230,7 @@ fn write(
         let mut read = [NOT_READING; MEMBERS as usize];
         notices.get(&keys, |place, value| {
             let told = std::str::from_utf8(value).ok().and_then(|digits| digits.parse::<u64>().ok());
-            // If two servers have different marks, the later one counts.
+            // If two servers have different positions of a member, the later one counts.
             let is_later = |told: &u64| read[place] == NOT_READING || *told > read[place];
             read[place] = told.filter(is_later).unwrap_or(read[place]);
         });
@@ -234,7 +238,7 @@ fn write(
     }
 }
 
-/// First place of a new list: larger than every place of earlier lists.
+/// First position of a new list, from the clock: larger than every position of earlier lists.
 fn now_us() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64
 }

@@ -1,33 +1,33 @@
-//! The list of connections that left a replica last, and its form in the store.
+//! The list of the connections that left a replica last, and its encoding in the store.
 
 use std::collections::VecDeque;
 
 use crate::record::Age;
 
-/// Maximum number of connections in a list; older ones are dropped.
+/// Limit on the connections in a list; older ones are dropped.
 pub const LISTED: usize = 256;
-/// Bytes of an entry.
+/// Length of an encoded entry.
 const ENTRY: usize = 24;
 
-/// A connection that was left.
+/// A connection that left its replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Left {
     /// The number of its record.
     pub number: u32,
-    /// Age of the record, which tells it from a later connection's record under the same number.
+    /// Age of the record, which distinguishes it from a later record under the same number.
     pub age: Age,
 }
 
-/// The latest entries of connections that were left, in order.
+/// The most recent connections that left, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct List {
-    /// The place of the first entry among all that there ever were.
+    /// Position of the first entry, counted over all entries that the list ever had.
     first: u64,
     entries: VecDeque<Left>,
 }
 
 impl List {
-    /// An empty list; its first entry will have this place.
+    /// An empty list; its first entry will have position `first`.
     #[must_use]
     pub fn new(first: u64) -> List {
         List { first, entries: VecDeque::new() }
@@ -42,19 +42,19 @@ impl List {
         }
     }
 
-    /// The place after the last entry.
+    /// The position after the last entry.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.first.saturating_add(self.entries.len() as u64)
     }
 
-    /// The remembered entries from this place on.
+    /// The entries from position `place` on that are still in the list.
     pub fn from(&self, place: u64) -> impl Iterator<Item = Left> {
         let known = usize::try_from(place.saturating_sub(self.first)).unwrap_or(usize::MAX);
         self.entries.iter().skip(known).copied()
     }
 
-    /// Encodes the list: the first place, then each number and age.
+    /// Encodes the list: the first position, then each entry's number and age.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut octets = Vec::with_capacity(8 + ENTRY * self.entries.len());
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_read_as_it_was_written_and_nothing_else_is() {
+    fn list_round_trips_and_rejects_other_bytes() {
         let mut list = List::default();
         assert_eq!((List::decode(&list.encode()), list.end()), (Some(list.clone()), 0));
         for number in 0..3 {
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_ones_are_remembered_each_at_its_place() {
+    fn list_keeps_newest_entries_at_their_positions() {
         let mut list = List::new(1000);
         for number in 0..LISTED as u32 + 2 {
             list.push(left(number));

@@ -1,10 +1,10 @@
-//! Planned moves: connections leave a replica that is drained, one after the other, while it lives (`docs/moves.md`).
+//! Planned moves: connections leave a drained replica while it is alive (`docs/moves.md`).
 //!
 //! The record of a protected connection always has what another replica needs to resume it. So a
-//! move needs only two things: this replica stops sending, and the other one learns of it. This
-//! replica mutes the connection, makes its kernel forget it, and then adds it to a list beside its
-//! records ([`List`]). The others read that list while they know that this replica drains, and
-//! announce how far they have read: a connection is left only to a member that reads.
+//! move needs only two steps: this replica stops sending, and the adopter is informed. This replica
+//! mutes the connection, removes it from its kernel, and then adds it to a list in the store
+//! ([`List`]). The other members read the list of each replica that is being drained, and announce
+//! how far they have read. A connection is listed only for a member that reads.
 
 mod follow;
 mod leave;
@@ -18,15 +18,15 @@ pub use leave::{Leave, Leaving};
 pub use list::{LISTED, Left, List};
 pub(crate) use rounds::{AT_A_TIME, Rounds};
 
-/// Interval at which the other members' marks are read.
+/// Interval at which the other members' positions are read.
 const POLL: Duration = Duration::from_millis(4);
 
-/// The key of the list of a replica's connections that were left.
+/// The store's key of a replica's list.
 fn list_key(prefix: &str) -> String {
     format!("{prefix}.left")
 }
 
-/// The key under which a member announces how far it has read.
+/// The store's key under which member `reader` announces how far it has read.
 fn mark_key(prefix: &str, reader: u8) -> String {
     format!("{prefix}.left.{reader}")
 }

@@ -1,4 +1,4 @@
-//! Takes in the programs' events and held frames.
+//! Processes the BPF programs' events and the held frames.
 
 use rivulet_bpf::trods::{Event, FlowKey, What};
 
@@ -9,13 +9,13 @@ use crate::hold::connection::Connection;
 use crate::record::Tuple;
 use crate::ts;
 
-/// Packets of orphans that wait.
+/// Limit on the parked packets that wait for the next turn.
 const MAX_WAITING: usize = 4096;
 
 impl<K: Keeper> Watch<K> {
-    /// Takes in all events that are there now.
+    /// Processes all events that are in the ring now.
     pub(super) fn hear_all(&mut self, parked: &mut impl FnMut(&FlowKey, &[u8])) -> Result<(), HoldError> {
-        // As often as it takes to read a full ring of the shortest events.
+        // Bounded: enough batches for a full ring of the shortest events.
         for _ in 0..MOST_BATCHES {
             if self.hear(parked)? < BATCH {
                 break;
@@ -24,7 +24,7 @@ impl<K: Keeper> Watch<K> {
         Ok(())
     }
 
-    /// Takes in events and returns their number.
+    /// Processes one batch of events and returns their number.
     fn hear(&mut self, parked: &mut impl FnMut(&FlowKey, &[u8])) -> Result<usize, HoldError> {
         let now = now_ms();
         let Watch {
@@ -57,7 +57,7 @@ impl<K: Keeper> Watch<K> {
                     stale.append(&mut connection.held.into());
                 };
             match what {
-                // A replica that may not send adopts nothing: another one does.
+                // A replica that may not send adopts nothing: another replica does.
                 What::Parked { packet } => {
                     let service = services.get(&key.service());
                     if service.is_some_and(|service| service.may_send(leases)) {
@@ -67,9 +67,11 @@ impl<K: Keeper> Watch<K> {
                 }
                 What::Opened { syn, syn_ack } => {
                     let tuple = Tuple { client: key.client(), service: key.service() };
-                    // Of a service that went meanwhile: nothing holds it, and it ends like any other.
+                    // If the service was removed meanwhile, its connection is not held and ends
+                    // like any other.
                     let settings = services.get(&tuple.service).map(|s| s.settings).unwrap_or_default();
-                    // The end of the one before between these ports was not seen.
+                    // A former connection between the same addresses and ports: its end was not
+                    // seen.
                     if let Some(before) = connections.remove(&key) {
                         end(before, actions, said);
                     }
@@ -83,7 +85,7 @@ impl<K: Keeper> Watch<K> {
                     if let Some(before) = connections.remove(&key) {
                         end(before, actions, said);
                     }
-                    // Malformed timestamps match no connection, and the data stays held.
+                    // Malformed timestamps belong to no connection, so the data stays held.
                     let Some(handshake) = ts::handshake(base, isn, seq, now) else { return };
                     let mut connection = Connection::unnamed(tuple, &settings, handshake, seq, next, said);
                     connection.adopted = adopted;
@@ -103,7 +105,7 @@ impl<K: Keeper> Watch<K> {
                 _ => {
                     let Some(connection) = connections.get_mut(&key) else {
                         match what {
-                            // No issuer of this process made it.
+                            // The BPF programs of another process made this handshake.
                             _ if !issuers.contains_key(&key.service()) => {}
                             What::Stamped { .. } => asked.push(key),
                             What::Fin { of_dead, .. } => ends.push(Ended { key, of_dead, is_reset: false }),
@@ -122,7 +124,8 @@ impl<K: Keeper> Watch<K> {
                     connection.flow.tick(now, said);
                     connection.hear(ack, &what, said);
                     let (ended, died) = match what {
-                        // This process resets adopted connections itself, and announces that.
+                        // Resets of adopted connections come from this process, which announces
+                        // them.
                         What::Aborted { of_dead } => (!connection.adopted, of_dead),
                         What::Fin { of_dead, .. } => (connection.adopted, of_dead),
                         _ => (false, false),
@@ -137,14 +140,14 @@ impl<K: Keeper> Watch<K> {
             actions.extend(said.drain(..).map(|action| (key, action)));
         })?;
         for (key, is_reset) in over.drain(..) {
-            // A new connection with other limits may have begun since.
+            // A new connection between the same addresses and ports may have begun since.
             let stamps = hold.programs.stamps();
             let is_named = issuers.contains_key(&key.service()) && stamps.named(&key)?.is_some();
             if connections.contains_key(&key) || is_named {
                 continue;
             }
             hold.programs.free(&key)?;
-            // What ends otherwise has a last word of the kernel's to come.
+            // Without a RST the kernel still has a FIN or an ACK to send.
             if is_reset {
                 stamps.forget(&key)?;
             }
@@ -155,12 +158,12 @@ impl<K: Keeper> Watch<K> {
         Ok(count)
     }
 
-    /// Takes in the events since the last turn where an action depends on them. Packets of orphans
+    /// Processes the events since the last turn, for an action that depends on them. Parked packets
     /// wait for [`Watch::turn`].
     pub(super) fn catch_up(&mut self) -> Result<(), HoldError> {
         let mut waiting = std::mem::take(&mut self.waiting);
         let heard = self.hear_all(&mut |key, packet| {
-            // The client retransmits packets without room here.
+            // A packet that is dropped here is retransmitted by its client.
             if waiting.len() < MAX_WAITING {
                 waiting.push((*key, packet.to_vec()));
             }
@@ -170,7 +173,7 @@ impl<K: Keeper> Watch<K> {
         self.act()
     }
 
-    /// A frame that may not leave.
+    /// Processes a frame that is held.
     pub(super) fn answer(&mut self, frame: Frame) -> Result<(), HoldError> {
         let (key, now) = (*frame.key(), now_ms());
         let Some(connection) = self.connections.get_mut(&key) else {

@@ -1,5 +1,5 @@
-//! All connections of a replica's protected services: passes the programs' events to their
-//! [`Flow`]s and carries out the resulting actions. Only [`Watch::wait`] blocks.
+//! The connections of a replica's protected services. Passes the BPF programs' events to each
+//! connection's [`Flow`] and carries out the resulting actions. Only [`Watch::wait`] blocks.
 
 mod hear;
 mod parting;
@@ -20,34 +20,37 @@ use crate::flow::{Action, Flow, REQUEST_PATIENCE, Reason, Settings};
 use crate::lease::clock;
 use crate::record::{Age, Record, Tuple};
 
-/// Events and frames that are taken at once.
+/// Events and frames that are processed in one batch.
 const BATCH: usize = 256;
 const MOST_BATCHES: usize = 512;
-/// A connection that is idle for this long is over: servers close idle connections long before.
+/// Idle time after which a connection counts as closed; servers close idle connections long before.
 const IDLE: Duration = Duration::from_secs(15 * 60);
-/// Time after an event on a connection at which its flow gets a tick, milliseconds.
+/// Delay between an event on a connection and its flow's next tick, milliseconds.
 pub(super) const ASK: u64 = REQUEST_PATIENCE + 1;
-/// Between two looks at what a client acknowledged, for a connection that needs to know, milliseconds.
+/// Interval at which a client's acknowledgement is read from the BPF map, for a connection that
+/// waits for it, milliseconds.
 pub(super) const LOOK: u64 = 2;
 
-/// Takes records. No method blocks.
+/// Stores records. No method blocks.
 pub trait Keeper {
-    /// Stores a record in place of the connection's last.
+    /// Stores a record, which replaces the connection's last one.
     fn store(&mut self, key: &FlowKey, ticket: u64, record: &Record);
 
-    /// Deletes the connection's record and drops results of its operations: the next connection has the same key.
+    /// Deletes the connection's record and ignores results of its operations: the next connection
+    /// has the same key.
     fn forget(&mut self, key: &FlowKey);
 
-    /// Whether the connection's record is to be stored again: what keeps it is lost, or its lifetime runs.
+    /// Whether the connection's record must be stored again, because its server lost it or its
+    /// lifetime is about to end.
     fn is_stale(&self, key: &FlowKey) -> bool;
 
-    /// Continues operations in progress and reports those that ended: kept (`true`) or failed.
+    /// Continues operations in progress and reports each finished one: stored (`true`) or failed.
     fn turn(&mut self, settled: &mut dyn FnMut(&FlowKey, u64, bool));
 
-    /// When `turn` is to be called though nothing is readable.
+    /// Time at which `turn` must be called even if no descriptor is ready.
     fn deadline(&self) -> Option<Instant>;
 
-    /// What there is to wait for, and whether for room to write.
+    /// Appends the descriptors to wait for, each with whether to wait until it is writable.
     fn wait<'k>(&'k self, on: &mut Vec<(BorrowedFd<'k>, bool)>);
 }
 
@@ -58,11 +61,11 @@ pub struct Status {
     pub watched: u64,
     /// Connections of which a record was stored, since the start.
     pub protected: u64,
-    /// Connections that were not, or not to their end, by reason.
+    /// Connections that were not protected, or not until their end, by reason; since the start.
     pub unprotected: HashMap<Reason, u64>,
 }
 
-/// A connection with timestamps of the programs that was about to end here.
+/// A connection with timestamps of the BPF programs that was about to be closed or reset here.
 #[derive(Clone, Copy, Debug)]
 pub struct Ended {
     /// The connection.
@@ -73,13 +76,14 @@ pub struct Ended {
     pub is_reset: bool,
 }
 
-/// Connections of the previous process: the kernel cannot continue with the timestamps and numbers
-/// of programs.
+/// Connections that the kernel had when this process started. The kernel cannot continue those with
+/// timestamps and sequence numbers that BPF programs translate.
 #[derive(Debug, Default)]
 pub struct Formers {
-    /// There are some: other replicas have to adopt them first.
+    /// There are such connections: other replicas have to adopt them first.
     pub any: bool,
-    /// What it knew of those that were ended without a word, since it died.
+    /// Connections that ended without a segment to the client after the former process died, with
+    /// the last state of their timestamps.
     pub ended: Vec<(FlowKey, Stamped)>,
 }
 
@@ -91,13 +95,13 @@ struct Served {
 }
 
 impl Served {
-    /// Whether its lease holds.
+    /// Whether its lease is valid.
     fn may_send(&self, lease: &Leases) -> bool {
         lease.get(self.lease).is_ok_and(|lease| clock() < lease.until)
     }
 }
 
-/// The connections of a replica.
+/// The connections of a replica's protected services.
 #[derive(Debug)]
 pub struct Watch<K> {
     hold: Hold,
@@ -110,41 +114,42 @@ pub struct Watch<K> {
     /// Actions to carry out, with their connections.
     actions: Vec<(FlowKey, Action)>,
     said: Vec<Action>,
-    /// Frames that were read.
+    /// Held frames that were read and are not processed yet.
     fresh: Vec<Frame>,
-    /// Frames of connections that are over.
+    /// Frames of connections that have ended.
     stale: Vec<Frame>,
-    /// Connections that ended, and whether by a reset.
+    /// Connections that ended, each with whether by a RST.
     over: Vec<(FlowKey, bool)>,
-    /// Connections that their server ended too early.
+    /// Connections that their server closed too early.
     early: Vec<FlowKey>,
-    /// Connections that the kernel was ending when this began, and since when their clients could be reset.
+    /// Connections that the kernel was closing when this process started, each with the time since
+    /// when its client could be reset.
     closing: HashMap<FlowKey, Option<Instant>>,
-    /// Clients to which the kernel's RST was held back, and its number.
+    /// Clients to which a RST of the kernel was held back, with its sequence number.
     refused: Vec<(FlowKey, u32)>,
-    /// Issuers of services' handshakes ([`Watch::set_issuers`]), and whether unnamed responses are
-    /// watched.
+    /// Issuer of each service's handshakes ([`Watch::set_issuers`]), with whether unnamed responses
+    /// are watched.
     issuers: HashMap<SocketAddr, (u32, bool)>,
-    /// Connections with timestamps of the programs: those with a request, and those that their
-    /// server ended.
+    /// Connections with timestamps of the BPF programs: those with a request, and those that their
+    /// server closed.
     asked: Vec<FlowKey>,
     ended: Vec<Ended>,
-    /// How much others knew of connections that they were seen to hold.
+    /// Age of the records that other replicas had of connections when these were handed over.
     elsewhere: HashMap<FlowKey, Age>,
-    /// Packets of orphans that came between two turns.
+    /// Parked packets that arrived between two turns.
     waiting: Vec<(FlowKey, Vec<u8>)>,
-    /// Connections that are still to be looked at in this round.
+    /// Connections still to be checked in this round.
     swept: Vec<FlowKey>,
     idle: Duration,
-    /// The previous process had no sockets of its own.
+    /// The former process adopted no connections, so the kernel's sockets are all the server's.
     succeeds: bool,
-    /// The previous process died a moment ago, and no services were set since.
+    /// No services were set yet, so connections in the kernel are the former process's.
     follows: bool,
     status: Status,
 }
 
 impl<K: Keeper> Watch<K> {
-    /// Starts with no service: [`Watch::set_services`] names them.
+    /// Starts without services; [`Watch::set_services`] sets them.
     ///
     /// # Errors
     /// A system call fails.
@@ -177,17 +182,17 @@ impl<K: Keeper> Watch<K> {
         })
     }
 
-    /// The programs.
+    /// The BPF programs and the held frames.
     pub fn hold(&self) -> &Hold {
         &self.hold
     }
 
-    /// The programs, to follow the interface.
+    /// Like [`hold`](Self::hold), mutable, to attach the BPF programs to a new interface.
     pub fn hold_mut(&mut self) -> &mut Hold {
         &mut self.hold
     }
 
-    /// Where records go.
+    /// The store of records.
     pub fn keeper_mut(&mut self) -> &mut K {
         &mut self.keeper
     }
@@ -202,19 +207,21 @@ impl<K: Keeper> Watch<K> {
         self.idle = idle;
     }
 
-    /// The previous process had no sockets of its own: connections that the kernel is closing were
-    /// closed by a server.
+    /// Declares that the former process had adopted no connections: the connections that the kernel
+    /// is closing were closed by their server.
     pub fn succeed(&mut self) {
         self.succeeds = true;
     }
 
-    /// These services are protected from now on, each under its lease; the connections of others are free.
+    /// Sets the protected services, each with the index of its lease. Connections of other services
+    /// lose their limits.
     ///
     /// # Errors
-    /// Too many of them.
+    /// There are too many services.
     pub fn set_services(&mut self, services: &[(SocketAddr, u32, Settings)]) -> Result<Formers, HoldError> {
         let mut formers = Formers::default();
-        // What these services had before is that process's. Of others it is the kernel's own, and goes on.
+        // The first services may have connections of the former process. In later calls,
+        // connections of a new service belong to the kernel alone and continue.
         let follows = !services.is_empty() && std::mem::take(&mut self.follows);
         let known = if follows { self.hold.programs.formers() } else { HashMap::new() };
         let gone: Vec<SocketAddr> = self
@@ -242,15 +249,16 @@ impl<K: Keeper> Watch<K> {
                 } else if !self.succeeds {
                     self.hold.abort_closing(*service)?;
                 }
-                // These connections began unwatched, so they die with their server. Connections of this
-                // host itself (health checks, digests) do not count.
+                // These connections began before the service was protected, so they break with
+                // their server. Connections from this host itself (health checks, digests) do not
+                // count.
                 let clients = self.hold.clients(*service)?.into_iter();
                 let are_formers = issuer > 0 && !self.succeeds;
                 for client in clients.filter(|client| client.ip() != service.ip()) {
                     formers.any |= are_formers;
                     if are_formers && follows {
-                        // The kernel would send timestamps of its own, and acknowledge unnamed
-                        // data.
+                        // The kernel would send its own timestamps, and acknowledge data that no
+                        // timestamp names.
                         tracing::debug!(%client, "left to others: its process died");
                         let key = FlowKey::new(client, *service);
                         self.hold.silence(&key)?;
@@ -266,20 +274,21 @@ impl<K: Keeper> Watch<K> {
         Ok(formers)
     }
 
-    /// From the next [`Watch::set_services`] on, the BPF programs make the handshakes and timestamps of these services. For
-    /// each: its issuer's number, and whether responses that timestamps cannot name are watched or left unprotected.
+    /// From the next [`Watch::set_services`] on, the BPF programs make the handshakes and
+    /// timestamps of these services. For each: its issuer's number, and whether responses that
+    /// timestamps cannot name are watched or left unprotected.
     pub fn set_issuers(&mut self, issuers: HashMap<SocketAddr, (u32, bool)>) {
         self.issuers = issuers;
     }
 
-    /// Whether the lease of a service holds.
+    /// Whether the lease of a service is valid.
     #[must_use]
     pub fn may_send(&self, service: &SocketAddr) -> bool {
         self.services.get(service).is_some_and(|service| service.may_send(&self.leases))
     }
 
-    /// Connections with timestamps of the programs, since the last call: those with a request for a
-    /// long object, and those that were ended here too early.
+    /// Connections with timestamps of the BPF programs, since the last call: those with a request
+    /// for a long object, and those that ended here too early.
     pub fn stamped(&mut self) -> (Vec<FlowKey>, Vec<Ended>) {
         (std::mem::take(&mut self.asked), std::mem::take(&mut self.ended))
     }
@@ -300,22 +309,23 @@ impl<K: Keeper> Watch<K> {
                 PollFd::from_borrowed_fd(*fd, events)
             })
             .collect();
-        // A signal ends it early, which is as good.
+        // A signal may end the wait early, which is harmless.
         let _ = poll(&mut set, Timespec::try_from(pause).ok().as_ref());
     }
 
-    /// Handles events and actions; `parked` gets the packets of orphans ([`What::Parked`]).
+    /// Processes events and actions; `parked` gets the packets of connections that are searched for
+    /// ([`What::Parked`]).
     ///
     /// # Errors
     /// A system call fails; the next call continues.
     pub fn turn(&mut self, mut parked: impl FnMut(&FlowKey, &[u8])) -> Result<(), HoldError> {
-        // First of all: connections that wait for the store should not wait for other work too.
+        // Results of the store come first, because held connections wait for them.
         self.settle()?;
         for (key, packet) in self.waiting.drain(..) {
             parked(&key, &packet);
         }
-        // Events that precede a frame are in the ring before it. So events are read after the
-        // frames and handled before them.
+        // Events that precede a frame are in the ring before it. So the frames are read first, then
+        // the events, and the events are processed first.
         while self.fresh.len() < BATCH
             && let Some(frame) = self.hold.take()?
         {
@@ -333,9 +343,9 @@ impl<K: Keeper> Watch<K> {
         self.ask_again()
     }
 
-    /// Resumes a connection of another replica here. Its client has everything below `acked`. The
-    /// limits are set before the kernel has the socket, and the record is stored under this
-    /// replica's name before any byte leaves.
+    /// Takes over another replica's connection; its client has everything below `acked`. The limits
+    /// are set before the kernel has the socket, and the record is stored under this replica's name
+    /// before any byte is sent.
     ///
     /// # Errors
     /// There is no room for another connection.
@@ -350,8 +360,8 @@ impl<K: Keeper> Watch<K> {
         self.act()
     }
 
-    /// Records a connection with a named response from now on, before further data is acknowledged
-    /// or leaves.
+    /// Protects a connection, until now named by timestamps, by records from now on, before further
+    /// data is acknowledged or sent.
     ///
     /// # Errors
     /// A system call fails.
@@ -361,7 +371,7 @@ impl<K: Keeper> Watch<K> {
         let settings = self.services.get(&service).map(|s| s.settings).unwrap_or_default();
         let mut connection = Connection::adopted(record, &settings, now_ms(), &mut self.said);
         (connection.named, connection.adopted, connection.awaited) = (true, stamped.adopted, false);
-        // Events that the programs queued meanwhile are not newer than this state.
+        // Earlier events of the BPF programs that are still queued are older than this state.
         let ahead = u32::from(stamped.index.wrapping_sub(stamped.echo) % 32) < MAX_AHEAD;
         let index = (stamped.index + u8::from(ahead)) % 32;
         let stamped = Stamped { phase: Phase::Recorded, index, ..*stamped };
@@ -375,8 +385,8 @@ impl<K: Keeper> Watch<K> {
         self.act()
     }
 
-    /// The kernel has the socket of an [adopted](Watch::adopt) connection: its client's segments
-    /// are passed on from now on.
+    /// The kernel has the socket of an [adopted](Watch::adopt) connection: lets the client's
+    /// segments reach it.
     ///
     /// # Errors
     /// A system call fails.
@@ -388,7 +398,7 @@ impl<K: Keeper> Watch<K> {
         Ok(())
     }
 
-    /// Exchanges records and results with the store.
+    /// Passes records to the store and processes its results.
     ///
     /// # Errors
     /// A system call fails.
@@ -407,7 +417,7 @@ impl<K: Keeper> Watch<K> {
         self.act()
     }
 
-    /// Gives connections their due ticks.
+    /// Runs the timers that are due.
     fn ask_again(&mut self) -> Result<(), HoldError> {
         let now = now_ms();
         while let Some(&Reverse((at, key))) = self.due.peek().filter(|Reverse((at, _))| *at <= now) {
@@ -440,7 +450,7 @@ impl<K: Keeper> Watch<K> {
         let mut actions = std::mem::take(&mut self.actions);
         let mut result = Ok(());
         for (key, action) in actions.drain(..) {
-            // A failed action does not stop the others; its connection stays held.
+            // A failed action does not prevent the others; its connection stays held.
             result = result.and(self.act_one(&key, action));
         }
         self.actions = actions;
@@ -454,14 +464,16 @@ impl<K: Keeper> Watch<K> {
             Action::Blank(fields) => self.hold.programs.blank(key, &fields)?,
             Action::Limits(limits) => {
                 let Some(connection) = self.connections.get_mut(key) else { return Ok(()) };
-                // A limit that is lower than before (as after a new request) releases no withheld frame.
+                // After a new request, for example, a limit can be lower than before; then no
+                // withheld frame can be sent.
                 let before = connection.limits;
                 let raised =
                     before.ack != limits.ack || limits.fin_at.is_some() && before.fin_at != limits.fin_at;
                 connection.limits = limits;
                 let acked = self.hold.programs.limits(key)?.map_or(connection.first, |l| l.acked);
                 if !self.hold.programs.set_limits(key, &connection.limits(acked))? {
-                    // Another connection between these ports took its place and will be reported.
+                    // A later connection between the same addresses and ports replaced it, and has
+                    // its own event.
                     return Ok(());
                 }
                 let sent = connection.release(&mut self.hold);
@@ -494,7 +506,7 @@ impl<K: Keeper> Watch<K> {
     }
 }
 
-/// The time, milliseconds of Unix time.
+/// The current Unix time, milliseconds.
 pub(crate) fn now_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }

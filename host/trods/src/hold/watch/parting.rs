@@ -1,5 +1,5 @@
-//! Connections that leave the watch: ended too early by their server, moved, held by another
-//! replica, or idle.
+//! Ends the watch of connections: closed too early by their server, moved, held by another replica,
+//! or idle.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -11,32 +11,34 @@ use crate::flow::{Action, Flow, Reason};
 use crate::hold::connection::Connection;
 use crate::record::{Age, Record};
 
-/// Maximum number of remembered connections of others; when it is exceeded all are forgotten.
+/// Limit on the remembered records of other replicas; when it is exceeded, all are forgotten.
 const MAX_ELSEWHERE: usize = 65_536;
-/// Most connections that the kernel was closing when the process began; further ones end silently.
+/// Limit on the connections that the kernel was closing when the process started; further ones end
+/// without a segment to the client.
 const MAX_CLOSING: usize = 8192;
-/// Time after which the kernel ends these: by then their records have been read, if there are any.
+/// Time after which the kernel resets these; by then their records have been read, if there are
+/// any.
 const CLOSING: Duration = Duration::from_secs(1);
-/// Number of connections that are checked at a time.
+/// Number of connections checked in one call.
 const SWEPT: usize = 256;
 
 impl<K: Keeper> Watch<K> {
-    /// Connections with a FIN or RST of their server at the wrong place, since the last call, to be
-    /// [judged](Watch::judge).
+    /// Connections on which the server sent a FIN or RST in a place where none may pass, since the
+    /// last call; [`Watch::judge`] decides about each.
     pub fn ended_early(&mut self) -> Vec<FlowKey> {
         std::mem::take(&mut self.early)
     }
 
-    /// Clients of connections that the kernel does not know and did not reset, since the last call, with their
-    /// acknowledgement numbers.
+    /// Clients of connections that the kernel does not know, since the last call: the RST to each
+    /// was held back. Comes with their acknowledgement numbers.
     pub fn refused(&mut self) -> Vec<(FlowKey, u32)> {
         std::mem::take(&mut self.refused)
     }
 
-    /// Notes the connections that the kernel was closing when this process began. A record may
-    /// exist for one of them: then its FIN must not leave. Without a record only the kernel knows
-    /// the connection, and its client may be waiting: if the kernel forgot it at once, no replica
-    /// would reset the client.
+    /// Notes the connections that the kernel was closing when this process started. If a record of
+    /// one exists, its FIN must not be sent. Without a record only the kernel knows the connection,
+    /// and its client may be waiting: if the kernel dropped it at once, no replica would reset the
+    /// client.
     ///
     /// # Errors
     /// A system call fails.
@@ -55,7 +57,7 @@ impl<K: Keeper> Watch<K> {
     }
 
     /// Makes the kernel reset the clients of connections that it was closing when this process
-    /// began and that have no record. To be called about ten times a second.
+    /// started and that have no record. To be called about ten times a second.
     ///
     /// # Errors
     /// A system call fails.
@@ -65,7 +67,7 @@ impl<K: Keeper> Watch<K> {
         looks_for: impl Fn(&FlowKey) -> bool,
     ) -> Result<(), HoldError> {
         for (key, mut since) in std::mem::take(&mut self.closing) {
-            // The adopter has made this kernel forget the socket.
+            // The adopter has removed this socket from the kernel.
             if self.connections.contains_key(&key) {
                 continue;
             }
@@ -83,7 +85,7 @@ impl<K: Keeper> Watch<K> {
                 self.closing.insert(key, since);
                 continue;
             }
-            tracing::debug!(client = %key.client(), "reset: it ended with its server, and no record tells of it");
+            tracing::debug!(client = %key.client(), "reset the client: its connection ended with its server and has no record");
             self.hold.programs.unpark(&key)?;
             self.hold.abort(&key)?;
         }
@@ -112,11 +114,12 @@ impl<K: Keeper> Watch<K> {
         Ok(())
     }
 
-    /// Reports for a connection that ended early whether its server accepts others. A living server
-    /// meant the end, and the limits are removed. If its process died, or the connection was
-    /// adopted, and there is a server now, the connection can be adopted on this host: this returns
-    /// its record. It is parked then, and only its number in the store is left here. Otherwise it
-    /// waits for an adopter or the next report.
+    /// Decides about a connection that its server closed too early; `accepts`: the server accepts
+    /// connections. If the server's process lives, the close was intended, and the limits are
+    /// removed. If its process died, or the connection was adopted, and a server accepts
+    /// connections now, this host can adopt the connection: its record is returned, it is parked,
+    /// and only its number in the store is kept here. Otherwise it waits for an adopter or the next
+    /// call.
     ///
     /// # Errors
     /// A system call fails.
@@ -126,7 +129,7 @@ impl<K: Keeper> Watch<K> {
         tracing::debug!(client = %key.client(), accepts, died, adopted, "ended early");
         connection.judged = false;
         if !accepts {
-            // A server that restarts at once is not detected otherwise.
+            // No other event shows a server that restarts at once.
             connection.note_early(key, &mut self.early);
             return Ok(None);
         }
@@ -141,7 +144,8 @@ impl<K: Keeper> Watch<K> {
             connection.note_early(key, &mut self.early);
             return Ok(None);
         };
-        // The server's FIN came before the client's FIN was stored, and has left since: only the client's last ACK is missing.
+        // The server's FIN was held until the client's FIN was stored, and has been sent since:
+        // only the client's last ACK is missing.
         if !connection.died && connection.flow.closes() && !connection.flow.ends_early() {
             return Ok(None);
         }
@@ -149,8 +153,7 @@ impl<K: Keeper> Watch<K> {
         Ok(Some(record))
     }
 
-    /// Parks a connection that will be adopted on this host: only its number in the store is left
-    /// here.
+    /// Parks a connection that this host will adopt: only its number in the store is kept here.
     ///
     /// # Errors
     /// A system call fails.
@@ -159,7 +162,7 @@ impl<K: Keeper> Watch<K> {
         self.drop_socket(key)
     }
 
-    /// Replays a client's packet that was parked.
+    /// Replays a parked packet of a client.
     pub fn hear_again(&mut self, key: &FlowKey, packet: &[u8]) {
         self.hold.hear_again(key, packet);
     }
@@ -170,13 +173,13 @@ impl<K: Keeper> Watch<K> {
         self.connections.keys().filter(|key| services.contains(&key.service())).copied().collect()
     }
 
-    /// The record with which another replica can resume a connection as it is now, while this one
-    /// may send on it.
+    /// The record with which another replica can resume a connection in its present state; `None`
+    /// if it has none.
     ///
     /// # Errors
     /// A system call fails.
     pub fn movable(&mut self, key: &FlowKey) -> Result<Option<Record>, HoldError> {
-        // Includes the client's data since the last turn, which no other replica has.
+        // Client data since the last turn is only here, so it must be seen first.
         self.catch_up()?;
         let Some(connection) = self.connections.get_mut(key) else { return Ok(None) };
         let served = self.services.get(&key.service());
@@ -190,12 +193,12 @@ impl<K: Keeper> Watch<K> {
     }
 
     /// Leaves a connection to another replica: nothing more is sent on it here, and only its number
-    /// in the store is left.
+    /// in the store is kept.
     ///
     /// # Errors
     /// A system call fails.
     pub fn move_to(&mut self, key: &FlowKey, to: Pin) -> Result<(), HoldError> {
-        // First of all it is muted.
+        // The connection is muted before its state is dropped.
         self.hold.programs.pin(key, to)?;
         self.drop_socket(key)
     }
@@ -212,14 +215,14 @@ impl<K: Keeper> Watch<K> {
         self.hold.abort(key)
     }
 
-    /// Ends a connection that was to be adopted on this host, because its client is gone.
+    /// Ends a connection that this host was to adopt, because its client is gone.
     pub fn forget(&mut self, key: &FlowKey) {
         self.keeper.forget(key);
     }
 
-    /// Checks some connections, different ones each time. A connection that was idle for the [idle
-    /// time](Self::set_idle) is over, because its server, or the server's kernel, has given it up;
-    /// a [stale](Keeper::is_stale) record is stored again. To be called about ten times a second.
+    /// Checks the next few connections. One without an event for the [idle time](Self::set_idle)
+    /// counts as closed, because its server, or the server's kernel, has given it up; a
+    /// [stale](Keeper::is_stale) record is stored again. To be called about ten times a second.
     ///
     /// # Errors
     /// A system call fails.
@@ -230,7 +233,8 @@ impl<K: Keeper> Watch<K> {
         }
         for key in self.swept.split_off(self.swept.len().saturating_sub(SWEPT)) {
             let Some(connection) = self.connections.get_mut(&key) else { continue };
-            // The programs have no limits for it: a later SYN between the same ports replaced it, and that connection never began.
+            // The BPF map has no limits for it: a later SYN between the same ports replaced it, and
+            // that connection never began.
             let limits = self.hold.programs.limits(&key)?;
             let idle = self.idle.as_millis() as u64;
             if limits.is_some_and(|limits| connection.last_activity(limits.acked, now) + idle > now) {
@@ -251,10 +255,10 @@ impl<K: Keeper> Watch<K> {
         self.act()
     }
 
-    /// Another replica has a record of a connection. Unless this one has a newer state, the other
-    /// has resumed it, and nothing more is sent on it here. False if this one, or a third replica,
-    /// has a newer state: records that a dead adopter had read stay in place until they are
-    /// deleted.
+    /// Notes that another replica has a record of a connection. Unless the state here is newer,
+    /// that replica has resumed it, and nothing more is sent on it here. Returns `false` if this
+    /// replica, or a third one, has a newer state: records that a dead adopter had read stay in the
+    /// store until they are deleted.
     ///
     /// # Errors
     /// A system call fails.
@@ -264,7 +268,7 @@ impl<K: Keeper> Watch<K> {
         if is_outdated {
             return Ok(false);
         }
-        // First of all it is muted.
+        // The connection is muted before its state is dropped.
         self.hold.programs.pin(key, to)?;
         if self.elsewhere.len() >= MAX_ELSEWHERE {
             self.elsewhere.clear();
@@ -274,8 +278,8 @@ impl<K: Keeper> Watch<K> {
         Ok(true)
     }
 
-    /// Whether another replica was seen to have a newer state of a connection than a record that
-    /// was left behind.
+    /// Whether another replica was seen to have a newer state of a connection than the record of
+    /// age `left`.
     #[must_use]
     pub fn is_elsewhere(&self, key: &FlowKey, left: &Age) -> bool {
         self.elsewhere.get(key).is_some_and(|theirs| theirs.is_after(left))
@@ -293,9 +297,9 @@ impl<K: Keeper> Watch<K> {
         self.connections.get(key).is_some_and(|connection| !connection.flow.is_behind(theirs))
     }
 
-    /// Drops all state of a connection, in the kernel too: it is resumed at another sequence
-    /// number. Segments that the kernel sends meanwhile do not leave, because the connection is
-    /// pinned or parked.
+    /// Drops all state of a connection, in the kernel too, because it is resumed at another
+    /// sequence number. The connection is pinned or parked, so segments that the kernel sends
+    /// meanwhile are not let through.
     ///
     /// # Errors
     /// A system call fails.
@@ -307,7 +311,7 @@ impl<K: Keeper> Watch<K> {
         self.hold.abort(key)
     }
 
-    /// Frees a connection that is no more, and forgets it.
+    /// Removes the limits of a connection that has ended, and forgets it.
     pub(super) fn end(&mut self, key: &FlowKey, mut connection: Connection) -> Result<(), HoldError> {
         connection.flow.closed(&mut self.said);
         if self.said.drain(..).any(|action| action == Action::Forget) {

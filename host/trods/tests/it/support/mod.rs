@@ -1,4 +1,4 @@
-//! Shared parts of the tests of connections.
+//! Parts that several tests of connections share.
 
 pub mod rack;
 
@@ -17,8 +17,8 @@ pub const OPEN: Settings = Settings {
     deterministic: false,
     wake: Wake::Server,
     adopt_as: AdoptAs::Client,
-    // Objects are requested and finished within moments here; unknown digests are the subject of
-    // `digests.rs`.
+    // `digests.rs` tests unknown digests; in the other tests a download may end before its digest
+    // is known.
     unknown: Unknown::Trust,
 };
 pub const CLOSED: Settings = Settings { closed: true, ..OPEN };
@@ -28,7 +28,7 @@ pub fn tuple() -> Tuple {
     Tuple { client: "10.0.0.1:4000".parse().unwrap(), service: "10.9.0.1:80".parse().unwrap() }
 }
 
-/// The TCP header of a SYN (SYN-ACK, if `ack`) with the options that Linux has.
+/// The TCP header of a SYN (of a SYN-ACK, if `ack`), with the options that Linux sends.
 pub fn syn(seq: u32, ack: bool) -> Vec<u8> {
     let Tuple { client, service } = tuple();
     let header = Header {
@@ -51,7 +51,7 @@ pub fn syn(seq: u32, ack: bool) -> Vec<u8> {
     packet.split_off(20)
 }
 
-/// A connection behind its handshake, at time 0.
+/// A flow with a complete handshake, at time 0.
 pub fn established(client_isn: u32, service_isn: u32, settings: &Settings) -> Flow {
     let mut flow = Flow::new(tuple(), settings);
     let mut out = Vec::new();
@@ -62,7 +62,7 @@ pub fn established(client_isn: u32, service_isn: u32, settings: &Settings) -> Fl
     flow
 }
 
-/// A random sequence that depends on its seed alone (SplitMix64).
+/// A deterministic random sequence (SplitMix64).
 #[derive(Debug)]
 pub struct Dice(pub u64);
 
@@ -76,12 +76,12 @@ impl Dice {
     }
 }
 
-/// A server of static objects as a function: its answer to a request, and whether it closes after
-/// it.
+/// A server of static objects as a function: its answer to a request, and whether it closes
+/// afterwards.
 pub mod server {
     use super::Dice;
 
-    /// Byte `at` of the object of this name.
+    /// The object of this name and size.
     pub fn object(name: &str, size: usize) -> Vec<u8> {
         let mut dice = Dice(name.bytes().fold(7, |hash: u64, b| hash.wrapping_mul(31) ^ u64::from(b)));
         (0..size).map(|_| dice.below(256) as u8).collect()
@@ -91,12 +91,13 @@ pub mod server {
         name.trim_start_matches('/').split('?').next().and_then(|digits| digits.parse().ok()).unwrap_or(0)
     }
 
-    /// The responses to all whole requests in `octets`, and whether the connection ends after them.
+    /// The responses to all complete requests in `octets`, and whether the connection ends after
+    /// them.
     pub fn answers(octets: &[u8]) -> (Vec<u8>, bool) {
         answers_from(octets, "7")
     }
 
-    /// From inputs that the requests do not hold, unless they do.
+    /// Like [`answers`]; responses are generated from `inputs`, unless a request carries its own.
     pub fn answers_from(mut octets: &[u8], inputs: &str) -> (Vec<u8>, bool) {
         let mut out = Vec::new();
         while let Some(end) = octets.windows(4).position(|four| four == b"\r\n\r\n") {
@@ -165,7 +166,7 @@ pub mod server {
     }
 }
 
-/// The stores among the actions, in order.
+/// The records that the actions store, in order.
 pub fn stores(out: &[Action]) -> Vec<(u64, rivulet_trods::Record)> {
     let store = |action: &Action| match action {
         Action::Store { ticket, record } => Some((*ticket, (**record).clone())),
@@ -174,17 +175,18 @@ pub fn stores(out: &[Action]) -> Vec<(u64, rivulet_trods::Record)> {
     out.iter().filter_map(store).collect()
 }
 
-/// nginx as one process at a service's address, with the files of `root`/www and its own in `dir`.
+/// Starts nginx with one process at a service's address, with the files of `root`/www and its own
+/// folder `dir`.
 pub fn nginx(replica: &Netns, service: &str, root: &Path, dir: &Path) -> Process {
     nginx_of("master_process off", replica, service, root, dir)
 }
 
-/// The same with other processes.
+/// Like [`nginx`], with this number of processes.
 pub fn nginx_of(processes: &str, replica: &Netns, service: &str, root: &Path, dir: &Path) -> Process {
     nginx_with(replica, service, root, dir, &|text| text.replace("master_process off", processes))
 }
 
-/// The same with another configuration.
+/// Like [`nginx_of`]; `change` edits the configuration.
 pub fn nginx_with(
     replica: &Netns,
     service: &str,
@@ -211,7 +213,7 @@ pub fn nginx_with(
     process
 }
 
-/// The server of generate.py in a namespace.
+/// Starts the server `generate.py` in a namespace.
 pub fn generate(ns: &Netns, service: &str) -> Process {
     let service: SocketAddr = service.parse().unwrap();
     let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/it/support/generate.py");

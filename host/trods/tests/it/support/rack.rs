@@ -1,4 +1,4 @@
-//! A client, two replicas of a service behind a router, and nginx on them, in network namespaces.
+//! A client, and two replicas of a service behind a router, each with nginx, in network namespaces.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -33,12 +33,12 @@ pub fn now_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
 }
 
-/// nginx in a namespace, on all its addresses.
+/// Starts nginx in a namespace, on all its addresses.
 pub fn nginx(ns: &Netns, folder: &Path, www: &Path) -> Process {
     nginx_with(ns, folder, www, str::to_owned)
 }
 
-/// The same with another configuration.
+/// Like [`nginx`]; `change` edits the configuration.
 pub fn nginx_with(ns: &Netns, folder: &Path, www: &Path, change: impl Fn(&str) -> String) -> Process {
     let path = folder.display();
     let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
@@ -58,13 +58,14 @@ pub fn nginx_with(ns: &Netns, folder: &Path, www: &Path, change: impl Fn(&str) -
     process
 }
 
-/// Result of passing a connection through a flow, with everything stored at once.
+/// What a flow shows of a connection after all its segments were passed through it, with every
+/// record stored at once.
 pub struct Seen {
     flow: Flow,
     pub record: Option<Record>,
-    /// The sequence number of the service's first byte, after its SYN-ACK.
+    /// The sequence number of the service's first byte, once its SYN-ACK was seen.
     pub start: Option<u32>,
-    /// Bytes of the client, FIN counted.
+    /// Bytes that the client has sent, its FIN included.
     pub asked: u32,
     isn: u32,
 }
@@ -84,7 +85,7 @@ impl Seen {
 
 type Flows = Arc<Mutex<HashMap<SocketAddr, Seen>>>;
 
-/// Reads what passes an interface of the first replica's.
+/// Passes the packets on the first replica's interface to a flow.
 struct Watch {
     flows: Flows,
     stop: Arc<AtomicBool>,
@@ -95,7 +96,7 @@ fn frames(ns: &Netns, name: &str) -> AfPacket {
     AfPacket::open(&ns.interface(name), Config { promiscuous: false, ..Config::default() }).unwrap()
 }
 
-/// The frames that come within a moment.
+/// Passes the frames that arrive within a moment to `each`.
 fn receive(io: &mut AfPacket, mut each: impl FnMut(&[u8])) {
     let wait = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
     poll(&mut [PollFd::from_borrowed_fd(io.as_fd(), PollFlags::IN)], Some(&wait)).unwrap();
@@ -107,7 +108,7 @@ fn receive(io: &mut AfPacket, mut each: impl FnMut(&[u8])) {
     }
 }
 
-/// All packets of a namespace, those that leave it too, as large as they are handed to the device.
+/// A socket that receives all packets of a namespace, outgoing ones too, before segmentation.
 fn packets(ns: &Netns) -> OwnedFd {
     let every = Protocol::from_raw(NonZeroU32::new(u32::from(3u16.to_be())).unwrap());
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -186,12 +187,12 @@ pub struct Rack {
 }
 
 impl Rack {
-    /// The service is at the first replica.
+    /// Creates the rack; the service's address is routed to the first replica.
     pub fn new() -> Option<Rack> {
         let [client, router, r1, r2] = two_replicas("t")?;
         let watch = Watch::start(&r1);
         let (www, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        // nginx's worker may be another user.
+        // nginx's worker process runs as another user.
         std::fs::set_permissions(www.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
         Some(Rack { client, router, r1, r2, watch, www, folder })
     }
@@ -210,9 +211,10 @@ impl Rack {
         stream
     }
 
-    /// A listener at the first replica, in nginx's place.
+    /// A listener at the first replica, instead of nginx.
     pub fn listen(&self) -> TcpListener {
-        // A process that another test is about to start has the one of before as well, until it begins.
+        // A child process that another test forks holds the former socket until it executes its
+        // program.
         let mut found = None;
         eventually("the address is free", || {
             match in_netns(Some(self.r1.name()), || TcpListener::bind(SERVICE)).unwrap() {
@@ -228,25 +230,26 @@ impl Rack {
         self.watch.flows.lock().unwrap()
     }
 
-    /// Cuts the first replica off; the second one gets the service's packets, before its kernel.
+    /// Cuts off the first replica, and routes the service's packets to the second one, whose kernel
+    /// does not get them yet.
     pub fn cut(&self) {
         self.router.run("nft add rule ip t f iifname r1 drop");
         self.r2.run("nft add rule ip t i ip daddr 10.9.0.1 drop");
         self.router.ip("route replace 10.9.0.1 via 10.0.2.2");
     }
 
-    /// As before.
+    /// Undoes [`cut`](Self::cut).
     pub fn mend(&self) {
         self.router.run("nft flush chain ip t f");
         self.router.ip("route replace 10.9.0.1 via 10.0.1.2");
     }
 
-    /// The adopters of the second replica, and the receiver of their outcomes.
+    /// Starts the second replica's adopters; returns them and the receiver of outcomes.
     pub fn adopters(&self, patience: Duration) -> (Adopters, Receiver<(Tuple, Outcome)>) {
         self.adopters_with(patience, PATIENCE)
     }
 
-    /// The same; `idle` as in [`AdoptConfig`].
+    /// Like [`adopters`](Self::adopters); `idle` as in [`AdoptConfig`].
     pub fn adopters_with(
         &self,
         patience: Duration,
@@ -261,14 +264,14 @@ impl Rack {
         (in_netns(Some(self.r2.name()), start).unwrap(), ends)
     }
 
-    /// Where the client of a connection that is cut off is, as a probe of the second replica's finds out.
+    /// Probes the client of a connection that is cut off; returns its position.
     pub fn probe(&self, record: &Record) -> Place {
         let prober = in_netns(Some(self.r2.name()), Prober::open).unwrap().unwrap();
         let mut io = frames(&self.r2, "eth0");
         let mut place = None;
         let mut count = 0;
         eventually("an answer to the probe", || {
-            // Not each time it looks.
+            // The probe is sent in every 20th round.
             if count % 20 == 0 {
                 prober.send(record, now_ms()).unwrap();
             }
@@ -286,7 +289,8 @@ impl Rack {
         place.unwrap()
     }
 
-    /// The programs at the second replica, which hold a connection to nothing, and see to what its client had behind holes.
+    /// Loads the BPF programs at the second replica, with limits that hold nothing back: they bound
+    /// the acknowledgements of a client that holds bytes behind holes (`beyond.h`).
     pub fn programs(&self, record: &Record) -> Trods {
         let mut programs = Trods::load().unwrap();
         let interface = Interface::new(Some(self.r2.name()), "eth0").unwrap();
@@ -308,7 +312,7 @@ impl Rack {
         programs
     }
 
-    /// Adopts a connection that is cut off, and lets its packets through.
+    /// Adopts a connection that is cut off, and lets its packets reach the kernel.
     pub fn adopt(&self, adopters: &Adopters, record: Record) -> Place {
         let place = self.probe(&record);
         let connection = wake::connection(&record, &place, now_ms());
@@ -318,7 +322,7 @@ impl Rack {
     }
 }
 
-/// Everything that the server of a namespace sends for this request, until it closes.
+/// The server's complete answer to this request, read until the server closes.
 pub fn fetch(ns: &Netns, request: &str) -> Vec<u8> {
     let mut stream = in_netns(Some(ns.name()), || TcpStream::connect("127.0.0.1:80")).unwrap().unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
