@@ -80,7 +80,7 @@ REMOVALS = {
         "rivulet/src/agent/moves.rs",
         "slots.pairs.iter().all(|slot| slot.first != member)",
         "slots.pairs.iter().all(|slot| slot.second != member)",
-        "agent:agent::moves::tests::member_that_is_first_in_no_slot_drains",
+        "agent:agent::moves::tests::member_first_in_no_slot_is_drained",
     ),
     # Serving while the agent restarts.
     "moves-heard": moves("rivulet/src/agent/command.rs", "if plain.is_left_alone() {", "if false {", HEARD),

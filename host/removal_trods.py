@@ -55,11 +55,11 @@ NEWER = "trods:hold::rescue::tests::stale_record_does_not_hide_newer_record"
 READ_AGAIN = "trods:hold::rescue::tests::record_read_again_is_probed_by_current_adopter"
 RESETS_NOBODY = "trods:lease::tests::no_rst_without_plain_tcp_or_pins"
 HEARD = "trods:lease::tests::lease_lasts_until_replica_may_be_excluded"
-KNOWN = "agent:second_chance::tests::adopted_connection_is_not_forwarded_any_more"
+KNOWN = "agent:second_chance::tests::adopted_connection_is_no_longer_forwarded"
 WITHHELD = "withheld_segment_is_removed_with_its_connection"
 TAKES = "agent:agent::trods::tests::changed_takers_start_a_query_for_holders"
 FORMER = "agent:agent::trods::tests::records_of_the_previous_incarnation_are_read"
-NUMBER = "agent:agent::incarnation::tests::no_process_has_the_number_of_one_before"
+NUMBER = "agent:agent::incarnation::tests::incarnation_exceeds_all_earlier_ones"
 OUTLIVES = "agents:trods::adopted_connection_outlives_its_agent"
 ADOPTED_ENDS = "it:leaving::adopted_connection_ends_only_by_announced_end"
 ADOPTED_STAYS = "it:leaving::adopted_connection_survives_death_of_its_server"
@@ -258,14 +258,14 @@ REMOVALS: dict[str, Removal] = {
     "strays": agent(
         'counter drop"\n    );',
         'counter"\n    );',
-        "agent:second_chance::tests::a_flood_of_strays_ends_before_the_kernel_answers",
+        "agent:second_chance::tests::flood_of_stray_segments_is_dropped_before_kernel",
         file="second_chance.rs",
     ),
     "strays-own": Removal(
         "host/bpf/src/bpf/trods.c",
         "return NEXT;\n\t\t}\n\t\tcount(COUNT_PARKED);",
         "skb->mark = UNKNOWN;\n\t\t\treturn NEXT;\n\t\t}\n\t\tcount(COUNT_PARKED);",
-        ("agent:second_chance::tests::a_flood_of_strays_ends_before_the_kernel_answers",),
+        ("agent:second_chance::tests::flood_of_stray_segments_is_dropped_before_kernel",),
     ),
     "ended-once": trods(
         "hold/watch/parting.rs",

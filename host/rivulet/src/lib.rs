@@ -1,4 +1,5 @@
-//! The pieces of the `rivulet` command: the file server's HTTP, and what the subcommands share.
+//! The parts of the `rivulet` command: the file server's HTTP, and code that several subcommands
+//! use.
 
 pub mod agent;
 pub mod cm;

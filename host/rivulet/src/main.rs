@@ -35,9 +35,9 @@ enum Command {
     Get(GetArgs),
     Run(RunArgs),
     Cm(CmArgs),
-    /// Makes fresh keys for a service, in a new file that its owner alone can read
+    /// Makes fresh keys for a service, in a new file that only its owner can read
     Keygen {
-        /// The file; without one the keys go to standard output
+        /// The new file; without one the keys go to standard output
         #[arg(value_name = "FILE")]
         file: Option<PathBuf>,
         /// Number of the service
@@ -71,7 +71,7 @@ fn main() -> ExitCode {
 fn keygen(file: Option<&Path>, service: u16) -> anyhow::Result<u8> {
     let keys = KeySet::generate(service)?;
     let Some(path) = file else {
-        // A shell's `> FILE` makes it with the rights of any other file.
+        // A shell creates the file of `> FILE` with the ordinary mode, which other users may read.
         if rivulet_private_file::is_open_to_others(&std::io::stdout())? {
             bail!(
                 "standard output is a file that others can read: `rivulet keygen FILE` makes one of mode 0600"

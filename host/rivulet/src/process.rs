@@ -1,4 +1,5 @@
-//! What every process of ours that runs for long does.
+//! What every long-running process of the `rivulet` command does: signals, descriptors, readiness,
+//! priority.
 
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
@@ -8,7 +9,8 @@ use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// systemd waits for a process to serve, this long at most: a controller may be away for longer than a start may take.
+/// How long a process may take before it reports readiness to systemd, which waits that long: a
+/// controller may be unreachable for longer.
 pub(crate) const STARTING: Duration = Duration::from_secs(20);
 
 static STOP: AtomicBool = AtomicBool::new(false);
@@ -17,7 +19,7 @@ extern "C" fn on_signal(_signal: libc::c_int) {
     STOP.store(true, Ordering::Release);
 }
 
-/// SIGTERM and SIGINT are noted from now on, for [`stopped`].
+/// From now on SIGTERM and SIGINT only set the flag that [`stopped`] returns.
 pub(crate) fn stop_on_signals() {
     // SAFETY: the handler only stores to an atomic.
     unsafe {
@@ -27,12 +29,13 @@ pub(crate) fn stop_on_signals() {
     }
 }
 
-/// True once a signal said so.
+/// Whether a signal asked the process to end.
 pub(crate) fn stopped() -> bool {
     STOP.load(Ordering::Acquire)
 }
 
-/// Has as many descriptors as it may: clients and connections have two each where thousands come.
+/// Raises the limit of open files as far as permitted: each client and each connection needs up to
+/// two descriptors, and thousands may come.
 pub(crate) fn raise_descriptors() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     if let Err(e) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
@@ -49,7 +52,7 @@ pub(crate) fn tell_ready() {
     };
     let told = address.and_then(|to| UnixDatagram::unbound()?.send_to_addr(b"READY=1", &to));
     if let Err(e) = told {
-        tracing::warn!("systemd cannot be told that this process serves: {e}");
+        tracing::warn!("readiness cannot be reported to systemd: {e}");
     }
 }
 
@@ -62,12 +65,12 @@ pub(crate) fn prefer_this_thread() {
     }
 }
 
-/// If this process has real-time scheduling, by its unit, threads of one priority take turns of 100
-/// ms. This thread gets a higher priority than the others, because it sends heartbeats while they
-/// are busy.
+/// If this process has real-time scheduling (from its unit file), threads of equal priority
+/// alternate every 100 ms. This thread gets a higher priority than the others, because it sends
+/// heartbeats while they are busy.
 pub(crate) fn before_other_threads() {
     let mut param = libc::sched_param { sched_priority: 0 };
-    // SAFETY: a whole sched_param of the calling thread.
+    // SAFETY: a complete sched_param of the calling thread.
     let known = unsafe { libc::sched_getparam(0, &raw mut param) } == 0;
     if !known || param.sched_priority == 0 {
         return;
@@ -76,6 +79,6 @@ pub(crate) fn before_other_threads() {
     // SAFETY: as above.
     if unsafe { libc::sched_setparam(0, &raw const param) } != 0 {
         let error = std::io::Error::last_os_error();
-        tracing::warn!(%error, "heartbeats wait for their turn behind other threads: no higher priority");
+        tracing::warn!(%error, "heartbeats may wait for other threads: this thread gets no higher priority");
     }
 }

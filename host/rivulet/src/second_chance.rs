@@ -1,13 +1,15 @@
-//! The second chance of plain TCP, as in GLB: a segment without a socket on this host goes back to the ToR, which sends
-//! it to the slot's other candidate. So the plain connections of a drained replica continue, although its slots name
-//! another first.
+//! The second chance of plain TCP, as in GLB: a segment without a socket on this host goes back to
+//! the ToR, which sends it to the slot's other candidate. So the plain connections of a drained
+//! replica continue, although its slots name another replica first.
 //!
-//! It is an nftables table. A reset of the kernel shows that there is no socket: the reset is held back, its connection
-//! noted, and the client's next segment is forwarded to the ToR, from this host's Ethernet address. The ToR keeps that
-//! address, and segments from other addresses than the ToR's are not handed on: one hop. Resets for those leave, until a
-//! segment of the connection comes from the ToR itself, because a drained replica gets its segments directly when it is
-//! readmitted. Resets also leave for segments that came in a tunnel from another rack's ToR, which pass the kernel by
-//! another path, and when the tables are full, as without a second chance.
+//! It is an nftables table. A RST of the kernel shows that it has no socket: the RST is dropped,
+//! its connection is noted, and the client's next segment is forwarded to the ToR with this host's
+//! Ethernet address as source. The ToR keeps that source address when it forwards the segment, and
+//! a replica returns only segments that have the ToR's own address, so that each makes one extra
+//! hop at most. For a returned segment the RST is sent, until a segment of the connection comes
+//! from the ToR itself, because a drained replica gets its segments directly once it is readmitted.
+//! The RST is also sent for segments from a tunnel of another rack's ToR, which take another path
+//! through the kernel, and when the tables are full.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -18,16 +20,17 @@ use rivulet_pktio::Interface;
 use rivulet_pktio::guard::{GuardError, Table, with_option};
 use rivulet_server::service::Service;
 
-/// Connections of each address family that are remembered.
+/// Limit on the remembered connections of each address family.
 const CONNECTIONS: u32 = 65536;
-/// For how long, seconds after the last segment.
+/// How long a connection is remembered after its last segment, seconds.
 const REMEMBERED: u32 = 600;
-/// Between a segment of the ToR's own and the kernel's reset for it, seconds: much more than it takes.
+/// Limit on the time between a segment from the ToR itself and the kernel's RST for it, seconds;
+/// usually it takes microseconds.
 const STRAIGHT: u32 = 5;
-/// Segments a second, and at once, of unknown connections of a service under TRODS: more than the
-/// clients of a drained replica. Beyond that clients retransmit, or it is a flood.
+/// Limit on segments of unknown connections of a service under TRODS, per second and as a burst:
+/// more than a drained replica's clients send. Beyond it clients retransmit, or it is a flood.
 const STRAYS: u32 = 20_000;
-/// Priority before the guard's drops, so that nothing depends on their order.
+/// Netfilter priority: before the drops of the guard's table, so that their order does not matter.
 const PRIORITY: i32 = -10;
 
 /// The second chance of one interface.
@@ -42,17 +45,17 @@ pub struct SecondChance {
 }
 
 impl SecondChance {
-    /// Starts without rules: [`SecondChance::ensure`] sets them.
+    /// Starts without rules; [`SecondChance::ensure`] installs them.
     #[must_use]
     pub fn new(interface: &Interface) -> SecondChance {
         let interface = interface.name().to_owned();
         SecondChance { table: Table::new(None), interface, body: String::new(), anew: 0, failed: false }
     }
 
-    /// Hands on for these services from now on. `mac` is this host's Ethernet address; `anew`
-    /// changes when the interface was created again, because the kernel may have dropped its rules.
-    /// If the kernel or `nft` cannot do it, a warning is logged once, and draining breaks plain
-    /// connections.
+    /// Forwards segments of these services from now on. `mac` is this host's Ethernet address;
+    /// `anew` changes when the interface was created again, because the kernel may have dropped its
+    /// rules. If the kernel or `nft` cannot do it, a warning is logged once, and draining breaks
+    /// plain connections.
     pub fn ensure<'a>(&mut self, services: impl Iterator<Item = &'a Service>, mac: [u8; 6], anew: u64) {
         let body = body(&self.interface, services, mac);
         if (body == self.body && anew == self.anew) || (body.is_empty() && self.body.is_empty()) {
@@ -67,7 +70,7 @@ impl SecondChance {
                 self.failed = true;
             }
         }
-        // Not tried again before something changes.
+        // Failed rules are not tried again before they change.
         self.body = body;
     }
 
@@ -76,23 +79,23 @@ impl SecondChance {
             return Err(GuardError::Name(self.interface.clone()));
         }
         self.table.replace(body)?;
-        // Only now, so that there is no moment between the dead process's table and this one.
+        // The former process's table is removed only now, so that there is no moment without rules.
         rivulet_pktio::guard::remove_stale(None).map(drop)
     }
 
-    /// The installed rules, for a process to which they are [left](Table::leave); none if there are
+    /// The installed rules, for a process that gets [the table](Table::leave); `None` if there are
     /// none.
     pub fn body(&self) -> Option<&str> {
         Some(&*self.body).filter(|body| !body.is_empty())
     }
 }
 
-/// Sets and chains, empty without a service of plain TCP behind a ToR.
+/// The sets and chains; empty unless a service of plain TCP is behind a ToR.
 fn body<'a>(interface: &str, services: impl Iterator<Item = &'a Service>, mac: [u8; 6]) -> String {
     let (mut ingress, mut egress) = (String::new(), String::new());
-    // By family and ToR: one look into a set a packet, however many services there are.
+    // Grouped by family and ToR: one set lookup for each packet, however many services there are.
     let mut served: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
-    // While stateless connections continue, a missing socket means nothing.
+    // A service of stateless TCP has no sockets, so a missing socket shows nothing.
     for service in services.filter(|s| s.is_kernels() && !s.answers_plain()) {
         let Some(member) = service.member else { continue };
         for &address in &service.addresses {
@@ -115,8 +118,8 @@ fn body<'a>(interface: &str, services: impl Iterator<Item = &'a Service>, mac: [
         );
         rules(&mut ingress, &mut egress, interface, (&set, *v6), mac, *tor_mac);
     }
-    // Nearly all there is, and each rule costs. Of a connection that TRODS knows here, whatever is remembered from before it was
-    // adopted; and what resets nothing.
+    // Accepts most packets first, because each rule costs time: those of connections that TRODS
+    // knows here (whatever the sets remember from before the adoption), and everything except RSTs.
     ingress.insert_str(0, &format!("  meta mark {KNOWN:#x} accept\n"));
     egress.insert_str(0, "  tcp flags & rst == 0 accept\n");
     for (family, address) in [("4", "ipv4_addr"), ("6", "ipv6_addr")] {
@@ -149,12 +152,12 @@ fn rules(
     let (mac, tor) = (colons(mac), colons(tor_mac));
     let here = format!("{ip} daddr . tcp dport @{set}");
     let from = format!("{ip} saddr . tcp sport . {ip} daddr . tcp dport");
-    // The same connection in the other direction.
+    // A RST belongs to the same connection in the other direction.
     let reset = format!("{ip} saddr . tcp sport @{set} tcp flags == rst");
     let to = format!("{ip} daddr . tcp dport . {ip} saddr . tcp sport");
-    // Ours are not plain, and many.
+    // Segments of Rivulet's own clients, which are many, are not plain TCP.
     let _ = writeln!(ingress, "  {here} {} accept", with_option(EX_ID));
-    // A new connection of the same ports has its socket here.
+    // A new connection between the same addresses and ports has its socket here.
     let _ = writeln!(ingress, "  {here} tcp flags & syn == syn delete @away{family} {{ {from} }} accept");
     let _ = writeln!(ingress, "  {here} ether saddr != {tor} update @handed{family} {{ {from} }} accept");
     let _ = writeln!(ingress, "  {here} delete @handed{family} {{ {from} }}");
@@ -163,8 +166,8 @@ fn rules(
         "  {here} {from} @away{family} update @away{family} {{ {from} }} ether saddr set {mac} ether daddr set {tor} \
          counter fwd to \"{interface}\""
     );
-    // TRODS' programs found no connection: for each the kernel would make a RST, and the rules
-    // below an entry in two sets.
+    // The BPF programs of TRODS found no connection. Without a limit the kernel would make a RST
+    // for each segment, and the rules below an entry in two sets.
     let _ = writeln!(
         ingress,
         "  {here} meta mark {UNKNOWN:#x} limit rate over {STRAYS}/second burst {STRAYS} packets counter drop"
@@ -256,7 +259,8 @@ mod tests {
         packet
     }
 
-    /// Sends a client's segments as the ToR, and receives segments that are returned to the ToR.
+    /// The ToR's end of the link: sends clients' segments, and receives those that the replica
+    /// returns.
     struct Tor {
         io: AfPacket,
         mac: [u8; 6],
@@ -264,7 +268,7 @@ mod tests {
     }
 
     impl Tor {
-        /// Sends a client's segment with these bytes, from its `seq`th on.
+        /// Sends a client's segment with these bytes, from offset `seq` of its data.
         fn send(&mut self, tuple: Tuple, seq: u32, octets: &[u8]) {
             self.send_all(&[segment(tuple, seq, octets)]);
         }
@@ -278,7 +282,7 @@ mod tests {
             }
         }
 
-        /// Segments of the client's that the replica gave back.
+        /// Number of the client's segments that the replica returned.
         fn handed_on(&mut self, client: SocketAddr) -> usize {
             let ends = [&self.mac[..], &self.replica].concat();
             let mut all = 0;
@@ -293,7 +297,7 @@ mod tests {
         }
     }
 
-    /// A replica with a service under TRODS, and a second chance.
+    /// A replica with a service under TRODS, and the rules of the second chance.
     struct Rig {
         watch: Watch<Stores>,
         tor: Tor,
@@ -303,7 +307,7 @@ mod tests {
     }
 
     const SERVICE: &str = "10.9.0.1:80";
-    /// The rule that counts dropped segments of unknown connections.
+    /// Text by which the rule that drops segments of unknown connections is found.
     const STRAY: &str = "limit rate over";
 
     impl Rig {
@@ -313,7 +317,7 @@ mod tests {
             }
             let (tor, replica) = (Netns::new(&format!("{name}-t"))?, Netns::new(&format!("{name}-r"))?);
             tor.veth("c0", &replica, "r0");
-            // No kernel at the ToR's end answers.
+            // No kernel has the ToR's address, so the test alone answers for it.
             replica.ip("addr add 10.88.0.2/24 dev r0");
             replica.ip("addr add 10.9.0.1/32 dev lo");
             replica.ip("route add default via 10.88.0.1");
@@ -355,7 +359,7 @@ mod tests {
             stream
         }
 
-        /// Count of the rule that contains this text.
+        /// Packet count of the rule that contains this text.
         fn count(&self, part: &str) -> u64 {
             let rules = self.replica.run("nft list ruleset");
             let rule = rules.lines().find(|line| line.contains(part)).unwrap();
@@ -368,10 +372,9 @@ mod tests {
         Tuple { client, service: SERVICE.parse().unwrap() }
     }
 
-    /// A connection with segments that arrived here while it was unknown, and that is adopted here
-    /// later.
+    /// Segments of the connection arrived here while it was unknown; later this replica adopts it.
     #[test]
-    fn adopted_connection_is_not_forwarded_any_more() {
+    fn adopted_connection_is_no_longer_forwarded() {
         let Some(mut rig) = Rig::new("again") else { return };
         let tuple = tuple("10.88.0.1:1025".parse().unwrap());
         let key = FlowKey::new(tuple.client, tuple.service);
@@ -397,7 +400,7 @@ mod tests {
             }
         });
         assert_eq!((&got[..3], rig.tor.handed_on(tuple.client)), (&b"GET"[..], 0));
-        // It is remembered all the time, for when the connection is somewhere else again.
+        // The set still has the connection, for the case that it is held elsewhere again.
         rig.watch.hold().programs().free(&key).unwrap();
         eventually("the ToR gets it back", || {
             rig.tor.send(tuple, 33, b"x");
@@ -405,7 +408,8 @@ mod tests {
         });
     }
 
-    /// As at a replica that is drained, and taken back when others hold what it was handed.
+    /// A replica is drained, and gets its connections directly again when it is readmitted and
+    /// others hold them.
     #[test]
     fn segment_forwarded_here_once_is_forwarded_when_direct() {
         let Some(mut rig) = Rig::new("straight") else { return };
@@ -424,9 +428,10 @@ mod tests {
         });
     }
 
-    /// Acknowledgements of connections that do not exist; of one that exists, though TRODS has no limits for it, as many pass.
+    /// Sends acknowledgements of connections that do not exist, and as many of one that exists and
+    /// has no TRODS limits.
     #[test]
-    fn a_flood_of_strays_ends_before_the_kernel_answers() {
+    fn flood_of_stray_segments_is_dropped_before_kernel() {
         let Some(mut rig) = Rig::new("stray") else { return };
         let known = tuple("10.88.0.1:1025".parse().unwrap());
         let _stream = rig.socket(known);
@@ -444,7 +449,7 @@ mod tests {
         });
         let (strays, resets) = (rig.count(STRAY), rig.count("@straight4 update @away4"));
         assert!(strays + resets <= sent, "{strays} of {sent} are dropped, and {resets} were answered");
-        // The first of them, as those of a drained replica, are not.
+        // Like a drained replica's connections, the first ones are not dropped.
         let first = tuple("10.10.0.0:1025".parse().unwrap());
         rig.tor.handed_on(first.client);
         rig.tor.send(first, 30, b"");

@@ -1,4 +1,4 @@
-//! `rivulet tls`: the TLS terminator before a server of plain HTTP.
+//! `rivulet tls`: the TLS terminator in front of a server of plain HTTP.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -14,17 +14,18 @@ use crate::serve::metrics;
 /// Interval of checks whether the process should end.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Ends TLS before a server of plain HTTP/1.1
+/// Terminates TLS in front of a server of plain HTTP/1.1
 ///
-/// Connections of TLS 1.3 have records that another replica can make again. Certificates, keys and ticket keys are read
-/// again when their files change.
+/// Another replica can make the records of TLS 1.3 connections again. Certificates, keys and ticket
+/// keys are read again when their files change.
 #[derive(Args, Debug)]
 pub struct TlsArgs {
-    /// Where clients connect; may be given several times
+    /// Address where clients connect; may be given several times
     #[arg(long, value_name = "ADDRESS:PORT", required = true)]
     pub listen: Vec<SocketAddr>,
 
-    /// Certificate and the intermediate ones (PEM); with several, clients choose by name (SNI), and the first is the default
+    /// Certificate and intermediate certificates (PEM); with several, clients choose by name (SNI),
+    /// and the first is the default
     #[arg(long = "certificate", value_name = "FILE", required = true)]
     pub certificates: Vec<PathBuf>,
 
@@ -32,7 +33,7 @@ pub struct TlsArgs {
     #[arg(long = "key", value_name = "FILE", required = true)]
     pub keys: Vec<PathBuf>,
 
-    /// The server of plain HTTP/1.1
+    /// Address of the server of plain HTTP/1.1
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:80")]
     pub server: SocketAddr,
 
@@ -40,20 +41,21 @@ pub struct TlsArgs {
     #[arg(long, value_name = "HOW", value_enum, default_value = "x-forwarded")]
     pub forwarded: ForwardedBy,
 
-    /// Keys of session tickets, one of 64 hexadecimal digits a line, the same at each replica: the first seals new tickets,
-    /// all open old ones. Without a file, only this process resumes its sessions
+    /// Keys of session tickets, one of 64 hexadecimal digits a line, the same at each replica: the
+    /// first seals new tickets, all open old ones. Without a file, only this process resumes its
+    /// sessions
     #[arg(long, value_name = "FILE")]
     pub ticket_keys: Option<PathBuf>,
 
-    /// Connections at a time; more are closed at once
+    /// Limit on simultaneous connections; more are closed at once
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub connections: u32,
 
-    /// Threads; without it as many as there are processors
+    /// Number of threads; by default one for each processor
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub workers: Option<u16>,
 
-    /// Serves counters in Prometheus's text format
+    /// Address that serves counters in Prometheus's text format
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub metrics: Option<SocketAddr>,
 }
@@ -100,7 +102,8 @@ impl TlsArgs {
 /// Serves until a signal asks the process to end.
 ///
 /// # Errors
-/// A file that cannot be used, an address where nothing can listen, or a thread that failed.
+/// A file that cannot be used, an address on which the process cannot listen, or a thread that
+/// failed.
 pub fn run(args: &TlsArgs) -> anyhow::Result<()> {
     stop_on_signals();
     raise_descriptors();

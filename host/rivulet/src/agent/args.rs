@@ -1,4 +1,5 @@
-//! The flags of `rivulet agent`, and the flags with the controllers' addresses, which `rivulet serve` shares.
+//! The flags of `rivulet agent`, and those with the controllers' addresses, which `rivulet serve`
+//! has too.
 
 use std::path::PathBuf;
 
@@ -6,7 +7,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use rivulet_agent::{Controllers, TlsFiles};
 
-/// Addresses of the controllers and the TLS files for them.
+/// Addresses of the controllers, and the TLS files for connections to them.
 #[derive(Args, Debug, Default)]
 pub struct ControllerArgs {
     /// Controllers in the order in which they are tried: unix:PATH or HOST:PORT, several with commas
@@ -47,10 +48,11 @@ impl ControllerArgs {
     }
 }
 
-/// Registers this replica with the controllers and hands services and keys to its serving processes.
+/// Registers this replica with the controllers and passes services and keys to its serving
+/// processes.
 ///
-/// Serving processes attach with `rivulet serve --controller unix:/run/rivulet/agent.sock`. They find the keys
-/// here at once, also while no controller answers.
+/// Serving processes attach with `rivulet serve --controller unix:/run/rivulet/agent.sock`. They
+/// get the keys from the agent at once, even while no controller answers.
 #[derive(Args, Debug)]
 pub struct AgentArgs {
     /// Name of this replica in the controller's configuration
@@ -61,11 +63,11 @@ pub struct AgentArgs {
     #[arg(long, short, value_name = "NAME")]
     pub interface: String,
 
-    /// Addresses of the controllers and the TLS files for them
+    /// Addresses of the controllers, and the TLS files for connections to them
     #[command(flatten)]
     pub controller: ControllerArgs,
 
-    /// The socket for serving processes
+    /// Path of the socket for serving processes
     #[arg(long, value_name = "PATH", default_value = "/run/rivulet/agent.sock")]
     pub socket: PathBuf,
 
@@ -77,8 +79,8 @@ pub struct AgentArgs {
     #[arg(long, value_name = "FILE")]
     pub keep: Option<PathBuf>,
 
-    /// The services are the kernel's TCP (nginx, ...): send heartbeats while they accept connections and no
-    /// serving process is attached
+    /// The kernel's TCP serves the services (with nginx, ...): send heartbeats while they accept
+    /// connections and no serving process is attached
     #[arg(long)]
     pub plain_tcp: bool,
 
@@ -86,13 +88,14 @@ pub struct AgentArgs {
     #[arg(long, value_name = "PATH", requires = "plain_tcp")]
     pub health_path: Option<String>,
 
-    /// With --plain-tcp, for services with `plain: trods`: the side that sends first after a replica has died. `client` is for
-    /// comparison: a request is not acknowledged before its whole response is, so that the client retransmits it
+    /// With --plain-tcp, for services with `plain: trods`: the side that sends first after a
+    /// replica has died. `client` is for comparison: a request is not acknowledged before its whole
+    /// response is, so the client retransmits it
     #[arg(long, value_enum, default_value = "server", requires = "plain_tcp")]
     pub wake: Wake,
 
-    /// With --plain-tcp: put the service addresses on a dummy device (`rivulet0`, else `lo`), and take them away
-    /// at the end
+    /// With --plain-tcp: put the service addresses on a dummy device (`rivulet0`, else `lo`), and
+    /// remove them at exit
     #[arg(long, requires = "plain_tcp")]
     pub setup_address: bool,
 }
@@ -115,7 +118,7 @@ impl From<Wake> for rivulet_trods::Wake {
     }
 }
 
-/// The number of a user given by name or number.
+/// The user ID of a user given by name or number.
 pub(super) fn user(text: &str) -> anyhow::Result<u32> {
     if let Ok(number) = text.parse() {
         return Ok(number);
@@ -142,7 +145,7 @@ pub(super) fn user(text: &str) -> anyhow::Result<u32> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn users_by_name_and_number() {
+    fn user_is_found_by_name_or_number() {
         assert_eq!(super::user("0").unwrap(), 0);
         assert_eq!(super::user("root").unwrap(), 0);
         assert!(super::user("no such user").unwrap_err().to_string().contains("no such user"));

@@ -1,4 +1,4 @@
-//! The agent's process.
+//! The main loop of `rivulet agent`.
 
 use std::time::{Duration, Instant};
 
@@ -19,11 +19,11 @@ use crate::process::{
 use crate::second_chance::SecondChance;
 use crate::serve::ServiceAddresses;
 
-/// Longest sleep, so that signals and updates are noticed.
+/// Longest sleep, so that signals and updates are noticed in time.
 const CHORES: Duration = Duration::from_millis(20);
-/// Interval of checks of the interface: it may be replaced, or get another Ethernet address.
+/// Interval of checks of the interface, which may be replaced or get another Ethernet address.
 const LOOK: Duration = Duration::from_millis(200);
-/// Interval of reports on services of plain TCP.
+/// Interval of reports on services that the kernel's TCP serves.
 const REPORT: Duration = Duration::from_millis(100);
 
 /// Runs until SIGTERM or SIGINT.
@@ -64,7 +64,7 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
     let mut held = Vec::new();
     let (started, mut starting) = (Instant::now(), true);
     while !stopped() {
-        // While it is gone it stays what it was.
+        // While the interface is gone, its last known state is kept.
         if looked.elapsed() > LOOK
             && let Ok(now) = rivulet_pktio::LinkInfo::of(&interface)
         {
@@ -84,7 +84,7 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
                 tracing::info!(version, service = service.name, addresses = sockets.join(" "), "holding");
             }
             for service in services.iter().filter(|_| args.setup_address) {
-                // Its check fails then; the others go on.
+                // The service's health check fails then; the other services continue.
                 if let Err(e) = addresses.ensure(&service.addresses) {
                     let error = format!("{e:#}");
                     tracing::error!(service = service.name, error, "its addresses are not on this host");
@@ -102,7 +102,7 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
             tell_ready();
         }
         match &mut plain {
-            // A serving process sends its own, from its packet path.
+            // An attached serving process sends heartbeats itself, from its packet path.
             Some(plain) if relay.attached() == 0 => {
                 let pause = plain.turn(CHORES);
                 if reported.elapsed() > REPORT {
@@ -120,13 +120,13 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
         match stand_in::leave_behind(&mut plain, &args.interface, &args.socket, second_chance.body()) {
             Ok(()) => {
                 tracing::info!(
-                    "heartbeats go on for a moment: connections stay here that do not need this process"
+                    "a stand-in sends heartbeats until the next agent starts: connections that cannot move stay here"
                 );
-                // The next process takes them over as those of one that was killed.
+                // The addresses stay, as after a kill; the next process takes them over.
                 std::mem::forget(addresses);
                 return Ok(());
             }
-            Err(e) => tracing::warn!("nobody stands in for this process: {e:#}"),
+            Err(e) => tracing::warn!("no process sends heartbeats until the next agent starts: {e:#}"),
         }
     }
     plain.leave();

@@ -1,9 +1,11 @@
-//! The number of an agent's process, above those of all before it.
+//! The incarnation: the number of an agent's process, larger than that of every earlier process.
 //!
-//! Records of connections are kept under it (`docs/trods-records.md`): with that of a process before it, a process would write over
-//! what that one had protected, and would not read it. The second of the start is not enough: a process that died at once is
-//! followed by another within the second, and a clock may be set back. So the last number is kept in a file beside the socket.
-//! One that cannot start again and again may run ahead of the clock, which is why heartbeats do not begin with it.
+//! Records of connections are stored under it (`docs/trods-records.md`). A process with the number
+//! of an earlier one would overwrite that one's records without reading them. The second of the
+//! start is not sufficient: a process that dies at once may be followed by another in the same
+//! second, and a clock may be set back. So the last number is kept in a file beside the socket. An
+//! agent that is restarted again and again may get ahead of the clock, so heartbeats do not use
+//! this number.
 
 use std::fs;
 use std::io;
@@ -11,8 +13,8 @@ use std::path::{Path, PathBuf};
 
 use super::beside;
 
-/// Number of earlier incarnations that are remembered, and the seconds for which they are: longer
-/// than a record that nobody renews stays in the store.
+/// Number of earlier incarnations that are remembered, and for how many seconds: longer than a
+/// record stays in the store unless it is renewed.
 const FORMERS: usize = 15;
 const LIFETIME: u32 = 2 * rivulet_trods::store::LIFETIME;
 
@@ -21,11 +23,12 @@ fn place(socket: &Path) -> PathBuf {
     beside(socket, ".incarnation")
 }
 
-/// The number of an agent's process, and the numbers of earlier ones that may still have records.
+/// The number of an agent's process, and the numbers of earlier processes that may still have
+/// records.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Incarnation {
     pub own: u32,
-    /// The latest first.
+    /// The latest one first.
     pub formers: Vec<u32>,
 }
 
@@ -35,12 +38,13 @@ impl From<u32> for Incarnation {
     }
 }
 
-/// The number of a process that starts in this second and has this socket. Where the last one cannot be kept, what a process in
-/// the same second would lose is too little to do without this one.
+/// The number of a process with this socket that starts in this second. If the file cannot be
+/// written, the agent starts nevertheless: only another start in the same second would lose
+/// records.
 pub(super) fn next(socket: &Path, second: u32) -> Incarnation {
     let path = place(socket);
     let mut formers = former(&path).unwrap_or_else(|e| {
-        tracing::warn!(path = %path.display(), error = %e, "the number of the agent before this one is not known");
+        tracing::warn!(path = %path.display(), error = %e, "the former agent's number cannot be read");
         Vec::new()
     });
     let last = formers.first().copied().unwrap_or(0);
@@ -49,12 +53,12 @@ pub(super) fn next(socket: &Path, second: u32) -> Incarnation {
     formers.truncate(FORMERS);
     let next = Incarnation { own, formers };
     if let Err(e) = keep(&path, &next) {
-        tracing::warn!(path = %path.display(), error = %e, "the number of this agent is not kept");
+        tracing::warn!(path = %path.display(), error = %e, "the number of this agent cannot be written");
     }
     next
 }
 
-/// The last number, and those before it.
+/// Reads the last number, and those before it.
 fn former(path: &Path) -> io::Result<Vec<u32>> {
     match fs::read_to_string(path) {
         Ok(text) => text
@@ -66,7 +70,7 @@ fn former(path: &Path) -> io::Result<Vec<u32>> {
     }
 }
 
-/// So that the file is always whole.
+/// Replaces the file in one step, so that it is never incomplete.
 fn keep(path: &Path, incarnation: &Incarnation) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
@@ -82,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_process_has_the_number_of_one_before() {
+    fn incarnation_exceeds_all_earlier_ones() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");
         let next = |second| next(&socket, second).own;
@@ -102,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_can_be_kept_it_starts() {
+    fn agent_starts_if_number_cannot_be_written() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("file"), "").unwrap();
         let next = |folder: &str| next(&dir.path().join(folder).join("agent.sock"), 5).own;
@@ -111,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_before_are_kept_while_their_records_may_be_stored() {
+    fn earlier_incarnations_are_kept_while_records_live() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("agent.sock");
         let next = |second| next(&socket, second).formers;

@@ -1,9 +1,9 @@
-//! `rivulet agent`: the replica's channel to the controllers as a separate process.
+//! `rivulet agent`: the replica's channel to the controllers, as a separate process.
 //!
-//! It keeps services and keys for the serving processes of this host, which start and stop, and
-//! passes them on by a Unix socket. Where only the kernel's TCP serves (for example nginx), it also
-//! sends the heartbeats, ready while the service accepts connections; elsewhere only the serving
-//! process sends them. It also protects the connections of such services, if configured.
+//! It keeps services and keys for the serving processes of this host, which come and go, and passes
+//! these on through a Unix socket. If only the kernel's TCP serves (for example with nginx), it
+//! also sends the heartbeats, which are ready while the service accepts connections; otherwise the
+//! serving process sends them. It also protects the connections of such services, if configured.
 
 use std::path::{Path, PathBuf};
 
@@ -20,7 +20,7 @@ pub use args::{AgentArgs, ControllerArgs};
 pub use command::run;
 pub use stand_in::{StandInArgs, run as stand_in};
 
-/// Path of a file that an agent leaves for the next one: that of its socket with a suffix.
+/// Path of a file that an agent leaves for the next one: the path of its socket with a suffix.
 fn beside(socket: &Path, suffix: &str) -> PathBuf {
     let mut path = socket.as_os_str().to_owned();
     path.push(suffix);

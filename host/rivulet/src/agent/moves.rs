@@ -1,8 +1,8 @@
-//! The agent's part in planned moves (`docs/moves.md`): drained members, and the adopters of
-//! connections.
+//! The agent's part in planned moves (`docs/moves.md`): which members are drained, and which
+//! replica adopts each connection.
 //!
-//! A drained replica is the first candidate of no slot. Its agent and all others get that from the
-//! controller with the slots themselves, from which they compute the replica of each client.
+//! A drained replica is the first candidate of no slot. Every agent gets the slots from the
+//! controller and computes each client's replica from them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use rivulet_trods::ts::LeaveNamed;
 
 use super::trods::{Place, kept, objects, prefix, record_keys};
 
-/// For one place in a pool: the connections that leave this replica, and the replicas that it
-/// follows, with its index there.
+/// For a pool: the services with connections that leave this replica; and the drained replicas that
+/// it adopts connections from, with its index in the pool.
 pub(super) fn of(place: &Place, incarnation: u32) -> (Vec<Leave>, Vec<(u8, Departed)>) {
     let (mut leave, mut follow) = (Vec::new(), Vec::new());
     let (pool, Ok(own)) = (place.member.pool, u8::try_from(place.member.replica)) else {
         return (leave, follow);
     };
-    // By its record a connection moves.
+    // Services with a store: their connections move by records.
     for (service, trods) in place.services.iter().filter_map(kept) {
         let Some(slots) = &service.slots else { continue };
         for member in trods.members.iter().filter(|m| is_drained(service, m.replica)) {
@@ -48,8 +48,7 @@ pub(super) fn of(place: &Place, incarnation: u32) -> (Vec<Leave>, Vec<(u8, Depar
     (leave, follow)
 }
 
-/// For one place in a pool: the adopters of named connections, and whether these leave this replica
-/// without a store.
+/// For a pool: the services with named connections that leave this replica, with their adopters.
 pub(super) fn named(place: &Place) -> Vec<LeaveNamed> {
     let Ok(own) = u8::try_from(place.member.replica) else { return Vec::new() };
     let leave = |service: &Service| {
@@ -61,7 +60,7 @@ pub(super) fn named(place: &Place) -> Vec<LeaveNamed> {
     place.services.iter().filter(|service| objects(service).is_some()).filter_map(leave).collect()
 }
 
-/// The other members that are drained, of some service: bit r is replica r.
+/// Bit set of the other members that are drained for at least one service (bit r: replica r).
 pub(super) fn drained(place: &Place) -> u64 {
     let members = |service: &Service| {
         let members = service.trods.iter().flat_map(|trods| &trods.members).map(|member| member.replica);
@@ -78,13 +77,13 @@ pub(super) fn has_drained(service: &Service) -> bool {
     own.is_some_and(|own| is_drained(service, own))
 }
 
-/// Whether a member gets no connections of a service, and others do.
+/// Whether a member gets no connections of a service while other members do.
 fn is_drained(service: &Service, member: u8) -> bool {
     let Some(slots) = &service.slots else { return false };
     !slots.pairs.is_empty() && slots.pairs.iter().all(|slot| slot.first != member)
 }
 
-/// The replica that gets a client's segments, by client and service.
+/// The replica that gets a client's segments, given client and service.
 fn owner(
     slots: Slots,
     takers: Arc<AtomicU64>,
@@ -92,7 +91,7 @@ fn owner(
     move |client, service| slots.owner(client, service, takers.load(Ordering::Relaxed))
 }
 
-/// The adopter of a connection that this replica leaves; none: no replica, or this one.
+/// The adopter of a connection that leaves this replica; `None`: no replica, or this one.
 fn heir(
     owner: impl Fn(SocketAddr, SocketAddr) -> Option<u8> + Send + 'static,
     own: u8,
@@ -120,7 +119,7 @@ mod tests {
 
     const ALL: u64 = 0b111;
 
-    /// Replica 1 of three, with these in the first and second places of the slots.
+    /// This host is replica 1 of three; `pairs` are the candidates of the slots.
     fn place(pairs: [(u8, u8); 2]) -> Place {
         let mut service = service();
         service.trods.as_mut().unwrap().members[2].incarnation = 6;
@@ -133,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn member_that_is_first_in_no_slot_drains() {
+    fn member_first_in_no_slot_is_drained() {
         let told = |pairs| {
             let (leave, follow) = of(&place(pairs), 9);
             let leave: Vec<String> = leave.into_iter().map(|leave| leave.prefix).collect();
@@ -146,7 +145,7 @@ mod tests {
         let mut alone = place([(0, 1), (0, 1)]);
         alone.services[0].slots.as_mut().unwrap().pairs = Arc::new([]);
         assert!(of(&alone, 9).0.is_empty(), "nobody else gets any");
-        // What timestamps name leaves without records where there is no store.
+        // Named connections leave without records if there is no store.
         let mut place = place([(0, 1), (2, 1)]);
         assert!(named(&place).is_empty(), "it has no list");
         place.services[0].trods.as_mut().unwrap().objects = Some("/list".into());
@@ -163,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn drained_connections_go_to_a_slots_live_member() {
+    fn connections_of_drained_member_go_to_live_candidate() {
         let place = place([(0, 2), (0, 2)]);
         let (client, to) = ("192.0.2.7:1".parse().unwrap(), place.services[0].sockets().next().unwrap());
         let holder = |takers| {
@@ -173,7 +172,8 @@ mod tests {
         };
         assert_eq!([holder(ALL), holder(0b110), holder(0b010), holder(0)], [Some(0), Some(2), None, None]);
     }
-    /// The controller sends it no connections before: the pins would be missing here.
+    /// While another process of the replica answers heartbeats, the agent has no pins, so the
+    /// controller must send it no connections.
     #[test]
     fn agent_is_not_ready_while_another_process_answers() {
         if skipped(Feature::Tcx) {

@@ -1,6 +1,6 @@
 //! Heartbeats for services of the kernel's TCP, which have no packet path to send them.
 //!
-//! A thread checks whether each service accepts connections (and answers a GET, if configured);
+//! A thread checks whether each service accepts connections (and answers a GET, if configured); the
 //! heartbeats are `ready` while it does. A check that hangs counts as failed.
 
 use std::collections::HashMap;
@@ -29,15 +29,16 @@ use rivulet_trods::Wake;
 const CHECK: Duration = Duration::from_millis(50);
 /// Time limit of a check.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Services that are checked at a time.
+/// Number of services that are checked at the same time.
 const AT_ONCE: usize = 32;
-/// Age beyond which a result is ignored.
+/// Age at which a result is no longer used.
 const GOOD_FOR: Duration = Duration::from_secs(1);
-/// Minimum interval of counts of the kernel's connections; it is also at least [`SELDOM`] times the duration of a count,
-/// because the kernel searches all sockets of the machine, those in TIME-WAIT too.
+/// Minimum interval between counts of the kernel's connections. The interval is also at least
+/// [`SELDOM`] times the duration of a count, because the kernel searches all sockets of the
+/// machine, even those in TIME-WAIT.
 const COUNT: Duration = Duration::from_secs(1);
 const SELDOM: u32 = 100;
-/// Interval of the interface's checks.
+/// Interval of checks of the interface.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Result of a health check.
@@ -50,36 +51,38 @@ struct Health {
     load: u16,
 }
 
-/// Services to check, and the results, by number.
+/// The services to check, and the results, by service number.
 #[derive(Debug, Default)]
 struct Board {
     services: Vec<Service>,
-    /// A service that is to be answered without state, which no other program does.
+    /// Name of a service that is configured for stateless TCP, which only `rivulet serve` can
+    /// serve.
     stateless: Option<String>,
     found: HashMap<u16, Health>,
 }
 
-/// The heartbeats of one replica.
+/// Sends the heartbeats of one replica.
 pub(super) struct PlainTcp {
     io: AfPacket,
     link: LinkInfo,
     looked: Instant,
     started: Instant,
-    /// The second in which it began to beat.
+    /// The second in which it started to send heartbeats.
     began: u32,
-    /// One a place in a pool, with the numbers of its services: ready while one of them is.
+    /// One heartbeat for each pool, with the numbers of the replica's services in it: ready while
+    /// one of them is.
     beats: Vec<(Vec<u16>, Beat)>,
     board: Arc<Mutex<Board>>,
     guard: Guard,
-    /// The former agent's stand-in, which sends heartbeats until this agent does.
+    /// The former agent's stand-in process, which sends heartbeats until this agent does.
     predecessor: Option<Predecessor>,
 }
 
 impl PlainTcp {
-    /// Opens the interface for sending and starts the checks. With `path` a GET of it must be
-    /// answered. `incarnation` is that of the records; heartbeats begin by the clock, like those of
-    /// serving processes, with which they alternate. `programs`: the folder with sockets that show
-    /// BPF programs on an interface.
+    /// Opens the interface for sending and starts the checks; with `path`, a GET of it must be
+    /// answered. `incarnation` is that of the records. Heartbeats use the time of the start
+    /// instead, like those of serving processes, with which they alternate. `programs`: the folder
+    /// with sockets by which running BPF programs are found.
     pub(super) fn open(
         interface: &Interface,
         programs: PathBuf,
@@ -106,7 +109,7 @@ impl PlainTcp {
         Ok(PlainTcp { io, link, looked: now, started: now, began, beats, board, guard, predecessor })
     }
 
-    /// These are the services from now on.
+    /// Sets the services.
     pub(super) fn replace(&mut self, all: &[Service]) {
         let now = self.now();
         let plain = || all.iter().filter(|s| s.is_kernels());
@@ -136,19 +139,21 @@ impl PlainTcp {
         self.guard.replace(all);
     }
 
-    /// The process ends after this.
+    /// Stops before the process exits.
     pub(super) fn leave(self) {
         self.guard.leave();
     }
 
-    /// Whether no connection here needs an agent, for a moment: the replica is drained, and all have left that can.
+    /// Whether no connection here needs an agent for a moment: the replica is drained, and every
+    /// connection that can move has left.
     pub(super) fn is_left_alone(&self) -> bool {
         let (services, counts) = (&self.board.lock().services, self.guard.counts());
         let has_drained = !services.is_empty() && services.iter().all(moves::has_drained);
         has_drained && counts.is_none_or(|counts| counts.watched == 0)
     }
 
-    /// Hands over the heartbeats of this time, each with when it is due; they are not sent here.
+    /// Passes the heartbeats of the next `time` to `each`, with the time when each is due;
+    /// does not send them.
     pub(super) fn ahead(
         &mut self,
         time: Duration,
@@ -172,7 +177,7 @@ impl PlainTcp {
         self.started.elapsed().as_micros() as u64
     }
 
-    /// Sends the heartbeats that are due and gives the time to the next.
+    /// Sends the heartbeats that are due, and returns the time until the next one.
     pub(super) fn turn(&mut self, longest: Duration) -> Duration {
         if self.looked.elapsed() > LOOK {
             self.looked = Instant::now();
@@ -180,13 +185,13 @@ impl PlainTcp {
             match self.io.link() {
                 Ok(link) => self.link = link,
                 Err(_) => {
-                    // Gone, and perhaps there again under the same name.
+                    // The interface was deleted, and may exist again under the same name.
                     let _ = self.io.reopen();
                 }
             }
         }
         let now = self.now();
-        // An error is the sender's to find.
+        // The sending part reports errors of the socket.
         for index in 0..self.io.recv().unwrap_or(0) {
             let frame = self.io.frame(index).data;
             if let Some((_, beat)) = self.beats.iter_mut().find_map(|b| b.1.answered(frame, now).then_some(b))
@@ -204,14 +209,15 @@ impl PlainTcp {
                 let protected = |service: &&u16| self.guard.lacks(**service).is_none();
                 let mut good = services.iter().filter(protected).filter_map(|s| board.found.get(s));
                 let ready = good.any(Health::is_good) && self.guard.trouble().is_none();
-                // A heartbeat of a later process takes all of an earlier one's their force.
+                // A heartbeat of a later process makes the ToR ignore an earlier one's.
                 speaks &= ready;
                 if !ready && self.predecessor.is_some() {
                     continue;
                 }
                 let load = health().map(|h| usize::from(h.load)).sum();
                 if let Some(frame) = beat.frame(now, self.link.mac, ready, load, 0) {
-                    // A heartbeat that finds no room is one that did not come; the next one follows soon.
+                    // A heartbeat that the send queue has no room for is dropped; the next one
+                    // follows soon.
                     let _ = self.io.send(&[TxFrame::new(&frame)]);
                 }
             }
@@ -223,18 +229,19 @@ impl PlainTcp {
         due.map_or(longest, |due| longest.min(Duration::from_micros(due)))
     }
 
-    /// Waits for an answer, at most this long: a death must be noticed at once, not only at the
-    /// next heartbeat.
+    /// Waits for an answer of the ToR for at most `longest`: a death must be noticed at once, not
+    /// only at the next heartbeat.
     pub(super) fn wait(&self, longest: Duration) {
         let mut fds = [PollFd::new(&self.io, PollFlags::IN)];
         let ready = poll(&mut fds, Timespec::try_from(longest).ok().as_ref());
-        // Of an interface that is gone there may be nothing to read, for ever.
+        // After the interface was deleted, poll may report an error again and again with nothing to
+        // read.
         if ready.is_ok_and(|count| count > 0) && !fds[0].revents().contains(PollFlags::IN) {
             std::thread::sleep(longest);
         }
     }
 
-    /// For the report to the controller.
+    /// The status in the report to the controller.
     pub(super) fn status(&self) -> Status {
         let board = self.board.lock();
         let trouble = board.services.iter().find_map(|s| match board.found.get(&s.keys.service) {
@@ -245,8 +252,11 @@ impl PlainTcp {
             _ => Some(format!("{}: not checked", s.name)),
         });
         let trouble = trouble.or_else(|| self.guard.trouble().map(str::to_owned));
-        let asking =
-            || self.guard.is_asking().then(|| "TRODS: the others are asked what they hold".to_owned());
+        let asking = || {
+            self.guard
+                .is_asking()
+                .then(|| "TRODS: reading which connections the other replicas hold".to_owned())
+        };
         let trouble = trouble.or_else(asking);
         let reason = match (&board.stateless, trouble) {
             (Some(name), _) => format!("{name}: stateless TCP is for `rivulet serve`"),
@@ -287,7 +297,7 @@ fn check_all(board: &Mutex<Board>, path: Option<&str>, count_at: &mut Instant) {
             board.found.insert(service.keys.service, Health { at: Instant::now(), trouble, load });
         }
     };
-    // Side by side: a service that hangs is not to make the results of others old.
+    // In parallel, so that a service that hangs does not make the results of others too old.
     std::thread::scope(|scope| {
         for _ in 1..services.len().min(AT_ONCE) {
             // If a thread cannot be started, fewer threads check.
@@ -297,13 +307,13 @@ fn check_all(board: &Mutex<Board>, path: Option<&str>, count_at: &mut Instant) {
     });
 }
 
-/// One service address: it accepts a connection, and answers if it is to.
+/// Checks one address of a service: it must accept a connection and, with `path`, answer a GET.
 fn check(socket: SocketAddr, path: Option<&str>) -> std::io::Result<()> {
     let mut stream = TcpStream::connect_timeout(&socket, PATIENCE)?;
     // Without a listener on a port of the ephemeral range, the kernel may choose this very port,
     // and TCP then opens the connection with itself (simultaneous open, RFC 9293 section 3.5).
     if stream.local_addr()? == socket {
-        // With a reset, so that the port is free for the service at once.
+        // Linger 0 closes with a RST, so that the port is free for the service at once.
         rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?;
         return Err(std::io::Error::new(ErrorKind::ConnectionRefused, "nobody listens there"));
     }
@@ -324,7 +334,7 @@ fn check(socket: SocketAddr, path: Option<&str>) -> std::io::Result<()> {
     }
 }
 
-/// Connections that stand, by local port.
+/// Number of established connections by local port.
 fn connections() -> HashMap<u16, u16> {
     Sockets::open(None).and_then(|sockets| sockets.count()).unwrap_or_else(|e| {
         tracing::debug!("connections are not counted: {e}");
@@ -340,14 +350,14 @@ mod tests {
     use std::net::TcpListener;
 
     #[test]
-    fn a_service_is_good_while_it_accepts_and_answers() {
+    fn service_is_ready_while_it_accepts_and_answers() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         check(address, None).unwrap();
         let answers =
             ["HTTP/1.1 204 No Content\r\n\r\n", "HTTP/1.1 500 No\r\n\r\n", "nonsense, and a lot\r\n"];
         let server = std::thread::spawn(move || {
-            // The first is the connection above.
+            // Accepts the connection of the check above.
             drop(listener.accept());
             for answer in answers {
                 let (mut stream, _) = listener.accept().unwrap();
@@ -367,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn services_that_hang_leave_the_others_good() {
+    fn hanging_services_do_not_affect_others() {
         let good = TcpListener::bind("127.0.0.2:0").unwrap();
         std::thread::spawn({
             let good = good.try_clone().unwrap();
@@ -379,7 +389,7 @@ mod tests {
                 }
             }
         });
-        // Each accepts, and never answers.
+        // These listeners accept connections and never answer.
         let hanging: Vec<_> = (0..6).map(|_| TcpListener::bind("127.0.0.3:0").unwrap()).collect();
         let service = |id: u16, at: SocketAddr| Service {
             name: format!("s{id}"),
@@ -411,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_to_itself_is_no_answer() {
+    fn connection_to_itself_fails_the_check() {
         let Some(netns) = Netns::new("itself") else { return };
         in_netns(Some(netns.name()), || {
             // The kernel has no other port to choose.
@@ -427,7 +437,7 @@ mod tests {
                     assert!(check(socket, path).is_err());
                 }
             }
-            // Nothing of these connections keeps the service from its port.
+            // The connections to itself leave no socket that keeps the service from its port.
             let listener = TcpListener::bind(socket).unwrap();
             check(socket, None).unwrap();
             drop(listener);

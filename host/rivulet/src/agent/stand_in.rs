@@ -1,11 +1,12 @@
-//! Heartbeats while there is no agent for a moment (`docs/moves.md`): the connections of a drained replica that cannot move go on
-//! in its kernel, and need no agent; but a replica that is not heard is excluded, and nothing is handed to it any more.
+//! The stand-in process, which sends heartbeats while an agent is replaced (`docs/moves.md`). The
+//! connections of a drained replica that cannot move continue in its kernel and need no agent; but
+//! without heartbeats the ToR would exclude the replica and send it no segments.
 //!
-//! So an agent that ends leaves a process behind that sends its heartbeats for a short time, until
-//! the next agent reports that it sends its own. The process gets finished heartbeats and no key,
-//! so it can send nothing different, and not for longer. The second chance of plain TCP ends with
-//! it: the replica may be readmitted as soon as the next agent is known, and its kernel would reset
-//! clients of others.
+//! So an agent that ends leaves a stand-in behind, which sends heartbeats for a short time, until
+//! the next agent reports that it sends its own. The stand-in gets finished heartbeats and no key,
+//! so it cannot send others, or for longer. It also holds the nftables rules of the second chance
+//! for plain TCP and removes them at its end: the replica may be readmitted as soon as the next
+//! agent is known, and its kernel would reset clients of other replicas.
 
 use std::io::{self, Read, Write};
 use std::os::unix::fs::FileTypeExt;
@@ -24,11 +25,11 @@ use rivulet_server::heartbeat::FRAME;
 use super::plain::PlainTcp;
 use super::predecessor::{OVER, door};
 
-/// Lifetime of the process: an agent is upgraded and restarted in this time.
+/// Lifetime of the stand-in: long enough to upgrade and restart an agent.
 const STANDS: Duration = Duration::from_secs(20);
-/// Byte on standard output: the process is there.
+/// Byte on standard output which shows that the stand-in is ready.
 const THERE: u8 = b'+';
-/// Bytes of the field before each frame: when the frame is due, microseconds.
+/// Length of the field before each frame: when the frame is due, microseconds.
 const AT: usize = 4;
 
 /// Sends heartbeats that it reads from standard input, for an agent that is being restarted.
@@ -42,8 +43,8 @@ pub struct StandInArgs {
     socket: PathBuf,
 }
 
-/// Leaves a process behind that sends heartbeats; none leaves this one after that. It sends them until the other is there, and
-/// has these rules of nftables.
+/// Starts a stand-in that sends these heartbeats and holds these nftables rules. It sends until the
+/// next agent connects; this agent sends none after the call.
 pub(super) fn leave_behind(
     plain: &mut PlainTcp,
     interface: &str,
@@ -65,7 +66,7 @@ pub(super) fn leave_behind(
     std::thread::spawn(move || {
         let there = said.read_exact(&mut [0]);
         if let Some(Err(e)) = rules.map(|rules| Table::leave(pid, None, &rules)) {
-            tracing::debug!(error = %e, "no second chance for plain TCP until the next agent is there");
+            tracing::debug!(error = %e, "no second chance for plain TCP until the next agent starts");
         }
         tell.send(there)
     });
@@ -77,7 +78,7 @@ pub(super) fn leave_behind(
             Err(e) => anyhow::bail!(e),
         }
     };
-    there.context("it did not begin")?;
+    there.context("the stand-in did not start")?;
     plain.ahead(STANDS, |at, frame| {
         let at = u32::try_from(at.as_micros()).unwrap_or(u32::MAX);
         frames.write_all(&at.to_ne_bytes())?;
@@ -86,15 +87,15 @@ pub(super) fn leave_behind(
     Ok(())
 }
 
-/// Sends the heartbeats that come on standard input, each when it is due.
+/// Sends the heartbeats that arrive on standard input, each when it is due.
 ///
 /// # Errors
-/// There is no such interface, or the place of its socket cannot be had.
+/// The interface does not exist, or the socket's path cannot be used.
 pub fn run(args: &StandInArgs) -> anyhow::Result<()> {
-    // The agent before fills it.
+    // The former agent has filled this nftables table; it is removed at the end.
     let _second_chance = Table::new(None);
     let mut io = rivulet_server::heartbeat::open(&Interface::new(None, &args.interface)?)?;
-    // The socket of an earlier one, which has ended; only a socket is removed.
+    // Removes the socket of an earlier stand-in, which has ended; anything but a socket stays.
     if std::fs::symlink_metadata(&args.socket).is_ok_and(|found| found.file_type().is_socket()) {
         let _ = std::fs::remove_file(&args.socket);
     }
@@ -132,8 +133,8 @@ fn frames() -> Receiver<(Duration, [u8; FRAME])> {
     receive
 }
 
-/// Whether the next agent reported that it sends heartbeats. If it ends before that, another one
-/// follows.
+/// Whether the next agent reported that it sends heartbeats. If its connection ends before that, a
+/// later agent may connect.
 fn is_over(listener: &UnixListener, next: &mut Option<UnixStream>) -> bool {
     if let Ok((stream, _)) = listener.accept()
         && stream.set_nonblocking(true).is_ok()

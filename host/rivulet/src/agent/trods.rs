@@ -1,5 +1,5 @@
-//! The agent's part in TRODS (`docs/trods.md`): the protected services and their leases, the
-//! results of the ToR's answers to heartbeats, and the searches for connections.
+//! The agent's part in TRODS (`docs/trods.md`): the protected services and their leases, what
+//! follows from the ToR's answers to heartbeats, and the searches for connections.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -25,71 +25,74 @@ use rivulet_trods::{AdoptAs, Settings, Unknown, Wake};
 use super::incarnation::Incarnation;
 use super::moves;
 
-/// Nanoseconds after which all connections are stored that began before the ToR sent their clients elsewhere: they may have said
-/// nothing yet (`HANDSHAKE_PATIENCE`), and the store has to keep them.
+/// Nanoseconds after which every connection is stored that began before the ToR sent its client
+/// elsewhere: a new one is stored after `HANDSHAKE_PATIENCE`, and the store takes some time.
 const LATE_NS: u64 = 150_000_000;
 
-/// Nanoseconds after a change at which connections without a holder are searched for.
+/// Nanoseconds after a change of the live set at which connections without a holder are searched
+/// for.
 const LOOKS_NS: [u64; 5] = [100_000_000, 1_000_000_000, 2_000_000_000, 4_000_000_000, 8_000_000_000];
 
-/// The largest segments that programs offer clients in handshakes, IPv4 and IPv6: those of
-/// Ethernet.
+/// The largest segment sizes that the BPF programs announce in handshakes, for IPv4 and IPv6: those
+/// of Ethernet.
 const MSS: [u16; 2] = [1460, 1440];
 
-/// One place in a pool, and the services that are protected there.
+/// The replica's membership in one pool, and its protected services there.
 #[derive(Debug)]
 pub(super) struct Place {
     pub member: Member,
     term: Term,
     /// The last absence for which pins were read.
     asked: u64,
-    /// Members that took plain TCP at that time.
+    /// Bit set of the members that got plain TCP at that time.
     plain: u64,
-    /// Members that take plain TCP now, for the computation of a connection's replica.
+    /// Bit set of the members that get plain TCP now, from which a connection's replica is
+    /// computed.
     pub takers: Arc<AtomicU64>,
-    /// Drained members.
+    /// Bit set of the drained members.
     drained: u64,
-    /// When it asks once more what others hold since that changed, of [`clock`].
+    /// When the pins are read once more after a change, by [`clock`].
     look_at: Option<u64>,
     /// Times of the next searches for connections without a holder, by [`clock`], and the members
     /// with records to read.
     looks: VecDeque<u64>,
     unheld: Vec<Departed>,
-    /// Dead members with named connections, to be reported.
+    /// Dead members with named connections, still to be reported to the replica's thread.
     gone: Vec<u8>,
-    /// Members that took plain TCP at the last report.
+    /// Bit set of the members that got plain TCP at the last report.
     told: u64,
     pub services: Vec<Service>,
 }
 
-/// Protection of this host's connections: the replica, and its services by lease.
+/// Protects this host's connections: the replica's thread, and its services by pool.
 #[derive(Debug)]
 pub(super) struct Guard {
     interface: Interface,
-    /// Folder of names by which the next agent finds this agent's BPF programs.
+    /// Folder with the sockets by which the next agent finds this agent's BPF programs.
     programs: PathBuf,
     wake: Wake,
     incarnation: u32,
-    /// Incarnations of the processes before this one.
+    /// Incarnations of earlier processes of this agent.
     formers: Vec<u32>,
     replica: Option<Replica>,
-    /// Whether its programs make handshakes.
+    /// Whether its BPF programs answer handshakes.
     issues: bool,
-    /// Another process of this replica still sends heartbeats and protects nothing. Until the ToR
-    /// answers this one, it protects nothing, either, and mutes nothing.
+    /// Another process of this replica still sends heartbeats, and protects nothing. Until the ToR
+    /// answers this process, it protects nothing and mutes nothing either.
     waits: bool,
-    /// One for each pool that this replica is in; the index is that of its lease.
+    /// One entry for each pool of this replica; the index is that of its lease.
     places: Vec<Place>,
-    /// Why nothing is protected that should be.
+    /// Why nothing is protected although services are configured for it.
     trouble: Option<String>,
-    /// Services that cannot be protected here, by number, and why; the others are.
+    /// Services that cannot be protected here, by number, each with the reason; the others are
+    /// protected.
     lacking: BTreeMap<u16, String>,
-    /// The table version that the services got last.
+    /// The table version that was passed to the services last.
     told: Option<u32>,
 }
 
 impl Guard {
-    /// Protects nothing, and queries no kernel feature, before a service needs it.
+    /// Starts without protection; queries no kernel feature before a service needs it.
     pub(super) fn new(
         interface: &Interface,
         programs: PathBuf,
@@ -115,7 +118,7 @@ impl Guard {
         }
     }
 
-    /// These are the services from now on.
+    /// Sets the services.
     pub(super) fn replace(&mut self, services: &[Service]) {
         let mut before = std::mem::take(&mut self.places);
         for service in services.iter().filter(|s| s.has_trods()) {
@@ -128,7 +131,7 @@ impl Guard {
             }
             let place = match before.iter().position(|place| place.member == member) {
                 Some(at) => Place { services: vec![service.clone()], ..before.swap_remove(at) },
-                // Below 64, as `Service::check` has seen.
+                // The number is below 64, which `Service::check` has checked.
                 None => Place::new(member, Term::new(member.replica as u8, member.bound), service.clone()),
             };
             self.places.push(place);
@@ -157,12 +160,12 @@ impl Guard {
             }
         }
         self.lacking = lacking;
-        // Services with a store are protected also by programs that do not answer handshakes.
+        // BPF programs that do not answer handshakes can still protect services with a store.
         let wants = self.places.iter().flat_map(|place| &place.services).any(|s| objects(s).is_some());
         let lacks = wants.then(rivulet_bpf::trods::can_issue).and_then(Result::err);
         let issues = wants && lacks.is_none();
         if issues && !self.issues {
-            // Connections of before go on, unprotected.
+            // Existing connections continue unprotected.
             self.replica = None;
         }
         let replica = match &mut self.replica {
@@ -187,7 +190,7 @@ impl Guard {
                 let is_protected = protected.store.is_some() || named.is_some();
                 all.extend(is_protected.then_some(Protected { named, ..protected }));
             }
-            // Without a key of the ToR there are no answers, and no live member is excluded.
+            // Without a key for heartbeats the ToR sends no answers, and excludes no member.
             let answered = place.services.iter().any(|s| s.keys.beat_key().is_some());
             let silent = Lease { until: u64::MAX, settling: 0, ..Lease::default() };
             replica.set_lease(number, if answered { place.lease() } else { silent });
@@ -197,7 +200,8 @@ impl Guard {
         lacks.map_or(Ok(()), |lacks| Err(lacks.into()))
     }
 
-    /// Checks that the local server accepts requests from clients' addresses, if configured.
+    /// Checks that the local server accepts requests from clients' addresses, if that is
+    /// configured.
     fn check_address(&self, service: &Service) -> anyhow::Result<()> {
         if service.trods.as_ref().is_none_or(|trods| trods.as_server) {
             return Ok(());
@@ -211,7 +215,8 @@ impl Guard {
         Ok(())
     }
 
-    /// Sets the connections that leave this replica, and those that it adopts from drained members.
+    /// Sets the connections that leave this replica, and the drained members that it adopts
+    /// connections from.
     fn moves(&mut self) {
         let Some(replica) = &self.replica else { return };
         for place in &mut self.places {
@@ -231,7 +236,8 @@ impl Guard {
         replica.follow(follow.into_iter().flatten().collect());
     }
 
-    /// Checks whether the local servers' tables have changed; then other objects are named.
+    /// Checks whether the local server's table has changed, which changes the objects that are
+    /// named.
     pub(super) fn look(&mut self) {
         let table = self.table();
         if table.is_some() && table != self.told {
@@ -240,19 +246,20 @@ impl Guard {
         }
     }
 
-    /// The version of all tables of the local servers, for the controller, which makes replicas
-    /// agree on one.
+    /// The version of the local server's table, for the controller, which makes the replicas agree
+    /// on one.
     pub(super) fn table(&self) -> Option<u32> {
         let replica = self.replica.as_ref()?;
         let mut named =
             self.places.iter().flat_map(|p| &p.services).filter(|s| objects(s).is_some()).peekable();
         named.peek()?;
-        // With one service, its version is the one in force for it.
+        // With a single service the version can be compared with the one in force.
         let socket = named.next()?.sockets().next()?;
         Some(replica.table(&socket))
     }
 
-    /// The ToR answered a heartbeat of this place that left at `sent`, of the agent's clock in nanoseconds.
+    /// Processes the ToR's answer to a heartbeat of this pool; `sent`: when that heartbeat was
+    /// sent, by the agent's clock, nanoseconds.
     pub(super) fn answered(&mut self, member: &Member, live: &Live, sent: u64) {
         if std::mem::take(&mut self.waits)
             && let Err(e) = self.protect()
@@ -284,26 +291,27 @@ impl Guard {
         }
     }
 
-    /// Ends like a kill, as far as protected connections are concerned: the programs stay for a
-    /// moment, and others adopt them. Detaching them first would let segments pass that the kernel
-    /// sends at the end.
+    /// Stops without detaching the BPF programs, as after a kill: they stay attached for a moment,
+    /// while others adopt the connections. If they were detached first, the segments that the
+    /// kernel sends at the end would reach the clients.
     pub(super) fn leave(mut self) {
         std::mem::forget(self.replica.take());
     }
 
-    /// Why a service is not protected that should be.
+    /// Why nothing is protected although services are configured for it.
     pub(super) fn trouble(&self) -> Option<&str> {
         self.trouble.as_deref()
     }
 
-    /// Why this service is not protected that should be, though others are.
+    /// Why this service is not protected although it is configured, while others are.
     pub(super) fn lacks(&self, service: u16) -> Option<&str> {
         self.lacking.get(&service).map(String::as_str)
     }
 
-    /// Whether pins are being read, so that clients must not arrive yet; if they do, the pins are
-    /// read once more, and they wait. Also while others must adopt the former process's named
-    /// connections first, or nothing is protected because another process sends heartbeats.
+    /// Whether clients must not be sent here yet: pins are being read (they are read once more if
+    /// clients arrive meanwhile, which then wait), other replicas must first adopt the former
+    /// process's named connections, or nothing is protected because another process sends
+    /// heartbeats.
     pub(super) fn is_asking(&self) -> bool {
         if self.replica.as_ref().is_some_and(|replica| self.waits || replica.is_settling()) {
             return true;
@@ -312,7 +320,7 @@ impl Guard {
         self.places.iter().any(|place| asking(place) && !place.term.is_taking())
     }
 
-    /// For the report to the controller.
+    /// The counters in the report to the controller.
     pub(super) fn counts(&self) -> Option<TrodsCounts> {
         let counts = self.replica.as_ref()?.counts();
         Some(TrodsCounts {
@@ -331,7 +339,7 @@ impl Guard {
     }
 }
 
-/// Which connections a replica may get, by client and service.
+/// Whether a replica may get a connection's segments, given client and service.
 type Gets = Box<dyn Fn(SocketAddr, SocketAddr) -> bool + Send>;
 
 impl Place {
@@ -357,8 +365,8 @@ impl Place {
         Lease { tor: self.member.tor_mac, ..self.term.lease() }
     }
 
-    /// Handles the ToR's answer to a heartbeat that left at `sent`: decides whether to read pins,
-    /// and the members with records to read.
+    /// Processes the ToR's answer to a heartbeat that was sent at `sent`: decides whether to read
+    /// pins, and which members' records to read.
     fn answered(
         &mut self,
         number: u32,
@@ -373,14 +381,15 @@ impl Place {
         let absence = match self.term.away() {
             Some(absence) if absence > self.asked => {
                 self.asked = absence;
-                // Connections of the former agent: the replica that gets an answer adopts them.
+                // Connections of the former agent on this host: the replica that gets a client's
+                // answer adopts them.
                 let former = |service| former(service, &self.member, incarnation, plain);
                 looked_for.extend(self.services.iter().filter_map(former));
                 Some(self.absence((number, absence), alive, Box::new(|_, _| true)))
             }
             // If both candidates of a connection are dead, any change of the live set moves it,
-            // although neither this replica nor the holder was away: the pins are read again. A
-            // change during such a query waits, because the answer may be older than the change.
+            // although neither this replica nor the holder was excluded: the pins are read again. A
+            // change during such a query waits, because the result may be older than the change.
             None if plain != self.plain || self.look_at.is_some_and(|at| at <= now) => {
                 Some(self.absence((number, 0), alive, self.gets(plain)))
             }
@@ -390,15 +399,14 @@ impl Place {
             self.look_at = (plain != self.plain).then_some(now + LATE_NS);
             self.plain = plain;
         }
-        // Including earlier deaths: the expected adopter of their connections may be the one that
-        // died now.
+        // Earlier deaths are included: the expected adopter of their connections may have died now.
         let dead = || (0..64).filter(|dead| alive >> dead & 1 == 0);
         for dead in dead().filter(|_| gone != 0) {
             let departed = |service| departed(service, &self.member, dead, plain);
             looked_for.extend(self.services.iter().filter_map(departed));
         }
-        // Or the replica that gets their clients' answers changed; checking the announcements again
-        // costs little.
+        // Also when clients' answers to probes go to another replica now; checking the
+        // announcements again costs little.
         let is_moved = std::mem::replace(&mut self.told, plain) != plain;
         if gone != 0 || is_moved {
             self.gone = dead().collect();
@@ -413,9 +421,9 @@ impl Place {
         (absence, looked_for)
     }
 
-    /// Connections without a process, as far as known: the records of dead members, and those of
-    /// live members, including this one, under other incarnations. Their expected adopter may have
-    /// died, or returned without knowing of them.
+    /// Records that may belong to connections without a process: those of dead members, and those
+    /// of live members (this one included) under other incarnations. The expected adopter may have
+    /// died, or may have returned without knowing of them.
     fn unheld(&self, incarnation: u32, alive: u64, plain: u64) -> Vec<Departed> {
         let mut all = Vec::new();
         for (service, trods) in self.services.iter().filter_map(kept) {
@@ -431,7 +439,8 @@ impl Place {
         all
     }
 
-    /// A dead member, with its announced connections; `plain`: members that get clients' segments.
+    /// A dead member with announced connections; `plain`: bit set of the members that get clients'
+    /// segments.
     fn announced_by(&self, dead: u8, plain: u64) -> Option<Gone> {
         let named = self.services.iter().filter(|s| objects(s).is_some());
         let services: Vec<SocketAddr> = named.clone().flat_map(Service::sockets).collect();
@@ -453,7 +462,7 @@ impl Place {
         (!services.is_empty()).then(|| Gone { replica: dead, services, other: Box::new(other), waits })
     }
 
-    /// Which connections the slots give to this replica while the members `plain` take plain TCP.
+    /// Which connections the slots give to this replica while the members in `plain` get plain TCP.
     fn gets(&self, plain: u64) -> Gets {
         let (own, slots) = (self.member.replica, self.services.iter().map(|s| s.slots.clone()));
         let slots: Vec<_> = slots.flatten().collect();
@@ -462,7 +471,7 @@ impl Place {
         })
     }
 
-    /// The live members that may have adopted connections of this replica.
+    /// An absence of this replica, with the live members that may have adopted its connections.
     fn absence(&self, number: (u32, u64), alive: u64, gets: Gets) -> Absence {
         let tor = self.member.tor_mac;
         let named =
@@ -485,20 +494,22 @@ impl Place {
     }
 }
 
-/// Path of the list of objects that timestamps name; `None` if they name none.
+/// Path of the list of objects that timestamps name; `None`: the service's connections are not
+/// named.
 pub(super) fn objects(service: &Service) -> Option<&String> {
     service.trods.as_ref()?.objects.as_ref()
 }
 
-/// A service with a store, and its state.
+/// The service with its TRODS settings, if it has a store.
 pub(super) fn kept(service: &Service) -> Option<(&Service, &Trods)> {
     service.trods.as_ref().filter(|trods| !trods.store.is_empty()).map(|trods| (service, trods))
 }
 
-/// How a service's connections are named, if they are; `table`: the version of what its server has here.
+/// How timestamps name a service's connections, if they do; `table`: version of the local server's
+/// table.
 fn named(service: &Service, member: &Member, table: u32) -> Option<Named> {
     let (list, trods) = (objects(service)?.clone(), service.trods.as_ref()?);
-    // Connections of before belong to another content.
+    // Connections under earlier keys belong to earlier content.
     let since = service.content.map_or(0, |content| content.epoch);
     let keys = service.keys.cookie.iter().filter(|key| key.epoch >= since);
     let is_usable = |epoch| epoch == service.keys.usable_cookie;
@@ -513,7 +524,8 @@ fn named(service: &Service, member: &Member, table: u32) -> Option<Named> {
     Some(Named {
         list,
         keys: keys.into_iter().map(|(_, key)| (CookieKey::new(key.key.0), key.epoch & 1 != 0)).collect(),
-        // Without an agreed version, or a common key, nothing is named.
+        // Nothing is named without a version that all replicas have, or without a key that all
+        // have.
         in_force: Some(if is_made && in_force == table { table } else { 0 })
             .filter(|v| *v != 0)
             .or(Some(u32::MAX)),
@@ -523,7 +535,8 @@ fn named(service: &Service, member: &Member, table: u32) -> Option<Named> {
     })
 }
 
-/// What a service's records are sealed with: of the ring of its seals, which is the controller's and known to its replicas alone.
+/// The keys that seal a service's records, derived from its ring of seals, which only the
+/// controller and the service's replicas have.
 pub(super) fn record_keys(service: &Service) -> RecordKeys {
     let keys = &service.keys;
     let masters: Vec<_> = keys.seal.iter().map(|key| (key.epoch, key.master.0)).collect();
@@ -540,7 +553,7 @@ pub(super) fn prefix(
     store::prefix(&format!("{pool}-{}", service.keys.service), &replica.to_string(), incarnation.into())
 }
 
-/// How a service is protected, but for what timestamps name.
+/// How a service is protected, except by timestamps.
 fn protected(
     service: &Service,
     member: &Member,
@@ -581,22 +594,22 @@ fn protected(
     Ok(Protected { sockets, lease, settings, store: Some(store), keys, others, named: None })
 }
 
-/// This replica as it was under another incarnation, if the controller knows that one.
+/// This replica under its former incarnation, if the controller has reported one.
 fn former(service: &Service, member: &Member, incarnation: u32, plain: u64) -> Option<Departed> {
     let own = u8::try_from(member.replica).ok()?;
     let told = service.trods.as_ref()?.member(own)?.incarnation;
     (told != incarnation).then(|| departed(service, member, own, plain)).flatten()
 }
 
-/// A dead member, if the incarnation of its records is known; `plain`: members that get clients'
-/// segments.
+/// A dead member, if the incarnation of its records is known; `plain`: bit set of the members that
+/// get clients' segments.
 fn departed(service: &Service, member: &Member, dead: u8, plain: u64) -> Option<Departed> {
     let (_, trods) = kept(service)?;
     let incarnation = trods.member(dead).map(|m| m.incarnation).filter(|incarnation| *incarnation != 0)?;
     looked_for(service, member, dead, incarnation, plain, Reads::Told)
 }
 
-/// The same for a given incarnation and selection of records.
+/// A member's records to read, for a given incarnation and selection of records.
 fn looked_for(
     service: &Service,
     member: &Member,
@@ -609,8 +622,8 @@ fn looked_for(
     let slots = service.slots.clone()?;
     let prefix = prefix(service, member.pool, dead.into(), incarnation).ok()?;
     let (own, tor) = (member.replica, member.tor_mac);
-    // A connection without an expected adopter is adopted by the replica that gets an answer, but
-    // probed by none.
+    // A connection without an expected adopter is probed by no replica; one that gets a segment of
+    // its client adopts it.
     let other = move |client, service| match slots.owner(client, service, plain) {
         Some(owner) if u16::from(owner) == own => None,
         owner => Some(Pin { tor, holder: owner.unwrap_or(dead) }),
@@ -675,23 +688,26 @@ pub(super) mod tests {
 
     const ALL: u64 = 0b111;
 
-    /// Replica 1 of three, of which replica 2 is in the second place of every other slot only; this is its incarnation 9.
+    /// This host is replica 1 of three, under its incarnation 9. Replica 2 is second candidate of
+    /// every other slot, and never first.
     fn place() -> Place {
         let mut service = service();
-        // All of them said under which incarnation their records are.
+        // All members have reported under which incarnation their records are.
         service.trods.as_mut().unwrap().members[2].incarnation = 6;
         service.trods.as_mut().unwrap().members[1].incarnation = 9;
         Place::new(service.member.unwrap(), Term::new(1, Duration::from_millis(20)), service)
     }
 
-    /// The results of an answer: the absence that is queried, and the members with records to read.
+    /// The results of an answer: the absence for which pins are read, and the members with records
+    /// to read.
     fn outcome(place: &mut Place, alive: u64, plain: u64) -> (Option<u64>, Vec<String>) {
         let (absence, departed) = place.answered(4, 9, 1, alive, plain, 1);
         let of = |departed: Departed| departed.prefix.trim_start_matches("3-5.").to_owned();
         (absence.map(|a| a.number.1), departed.into_iter().map(of).collect())
     }
 
-    /// A place after the two absences of every start: until the ToR answers, and until it takes plain TCP.
+    /// A pool after the two absences of every start: until the ToR answers, and until the replica
+    /// gets plain TCP.
     fn settled() -> Place {
         let mut place = place();
         for (absence, plain) in [(2, ALL & !0b10), (3, ALL)] {
@@ -708,13 +724,13 @@ pub(super) mod tests {
         assert_eq!(outcome(&mut place, ALL, ALL).1, [""; 0]);
         assert_eq!(outcome(&mut place, 0b110, 0b110).1, ["0.7"]);
         assert_eq!(outcome(&mut place, 0b110, 0b110).1, [""; 0], "once");
-        // It may be the expected adopter of the first one's connections.
+        // The second dead member may have been the expected adopter of the first one's connections.
         assert_eq!(outcome(&mut place, 0b010, 0b010).1, ["0.7", "2.6"]);
         assert_eq!(outcome(&mut place, 0b111, 0b010).1, [""; 0]);
     }
 
-    /// The former adopter may not get a client's answer any more, and no other replica would have
-    /// probed.
+    /// The former adopter may not get a client's answer any more, and without a report no other
+    /// replica would probe.
     #[test]
     fn changed_takers_report_all_dead_members_again() {
         let mut place = settled();
@@ -883,7 +899,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn all_adopt_from_a_dead_member_and_one_probes() {
+    fn every_survivor_searches_and_one_probes() {
         let service = service();
         let member = service.member.unwrap();
         let departed = |dead| departed(&service, &member, dead, 0b110);
