@@ -87,7 +87,7 @@ REMOVALS = {
         "plain:large::entry::tests::probe_leaves_unacknowledged_data",
     ),
     "large-asks-on": large(
-        "mod.rs", "const PATIENCE: u32 = 19;", "const PATIENCE: u32 = 9;", "plains:others::others_ask_on_a_slow_path"
+        "entry.rs", "const PATIENCE: u32 = 19;", "const PATIENCE: u32 = 9;", "plains:others::others_ask_on_a_slow_path"
     ),
     "large-asks-at-once": large(
         "sender.rs", "if !self.is_silent() ||", "if true ||", "plains:others::others_ask_on_a_slow_path"
@@ -187,6 +187,30 @@ REMOVALS = {
         "plains:liars::replayed_acknowledgements_draw_an_allowance",
         "plains:liars::holes_that_are_made_up_draw_an_allowance",
     ),
+    "large-proof": large(
+        "sender/trust.rs",
+        "pub(super) const PROOF_CELLS: u8 = 5;",
+        "pub(super) const PROOF_CELLS: u8 = 0;",
+        "plain:large::sender::tests::right_checks_of_five_cells_release_a_window",
+    ),
+    "large-doubt": large(
+        "mod.rs",
+        "entry.refuse(header.ack, stamps.echo);",
+        "let _ = entry;",
+        "plains:liars::forger_that_goes_on_from_a_right_guess_draws_an_allowance",
+    ),
+    "large-doubt-elsewhere": large(
+        "sender/trust.rs",
+        "if at > self.nxt || at.saturating_add(CELL) < self.una {",
+        "if at > self.end {",
+        "plain:large::sender::tests::wrong_check_ends_what_right_ones_proved",
+    ),
+    "large-stretch": large(
+        "sender/trust.rs",
+        "acked.min(MAX_STRETCH_BYTES) + 2 * full",
+        "2 * acked",
+        "plain:large::sender::tests::each_acknowledgement_releases_ten_segments",
+    ),
     "large-earned": large(
         "mod.rs",
         "self.allowance.earn(entry.account, earned, now);",
@@ -213,7 +237,7 @@ REMOVALS = {
         "plains:liars::acknowledgements_out_of_place_draw_probes_alone",
     ),
     "large-far": large(
-        "sender.rs",
+        "sender/trust.rs",
         "(false, _) => 0,",
         "(false, _) => UNPROVEN_SEGMENTS,",
         "plains:liars::acknowledgements_out_of_place_draw_probes_alone",
@@ -231,7 +255,7 @@ REMOVALS = {
         "plain:large::stamp::tests::a_forger_has_to_guess_an_object",
     ),
     "large-unproven": large(
-        "sender.rs",
+        "sender/trust.rs",
         "(true, true) => UNPROVEN_SEGMENTS,",
         "(true, true) => 1000,",
         "plain:large::sender::tests::each_acknowledgement_releases_ten_segments",

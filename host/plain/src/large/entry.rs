@@ -25,6 +25,16 @@ const KEPT: u32 = 8;
 /// that moved to another replica for the next block return sooner.
 const QUIET: u32 = 6;
 
+/// Probes sent to a silent connection: ten in the first ten seconds, then at growing intervals for
+/// an hour. A replica that sent an earlier block is the only one that can notice the death of the
+/// replica sending now, and on a slow path a block takes minutes.
+const PATIENCE: u32 = 19;
+/// The same where all that this replica knows is an acknowledgement far from its timestamp's cell,
+/// which a blind forger hits more often than others: the first ten.
+const PATIENCE_UNPLACED: u32 = 10;
+/// Probes sent to a client with a closed window: half an hour of them.
+const PATIENCE_CLOSED: u32 = 64;
+
 /// A connection.
 #[derive(Clone, Debug)]
 pub(super) struct Entry<W> {
@@ -65,6 +75,15 @@ pub(super) struct Entry<W> {
 }
 
 impl<W: Copy> Entry<W> {
+    /// Unanswered probes after which the connection is dropped.
+    pub(super) fn patience(&self) -> u32 {
+        match (self.sender.is_placed(), self.sender.is_closed()) {
+            (false, _) => PATIENCE_UNPLACED,
+            (true, true) => PATIENCE_CLOSED,
+            (true, false) => PATIENCE,
+        }
+    }
+
     /// Acknowledges one more byte before an unanswered probe is repeated. Some stacks ignore
     /// segments with an acknowledgement older than one that they had (RFC 793 lets them), for
     /// example after another replica acknowledged more. Before the answer's first byte has arrived,
@@ -81,6 +100,14 @@ impl<W: Copy> Entry<W> {
     /// acknowledgement, or the end of its data.
     pub(super) fn is_reset_by(&self, header: &Header) -> bool {
         header.seq.wrapping_sub(self.header.ack) <= self.asked.wrapping_sub(self.header.ack)
+    }
+
+    /// Handles a large answer's timestamp that was refused, with this acknowledgement. Clients never
+    /// have one with a wrong check.
+    pub(super) fn refuse(&mut self, ack: u32, echo: u32) {
+        if LargeStamp::read(echo, &self.flow, &self.seal).is_none() {
+            self.sender.doubt(ack.wrapping_sub(self.header.seq));
+        }
     }
 
     /// When another replica was last seen to send to this client; `at`: bytes of the answer that

@@ -46,13 +46,6 @@ pub use packet::Packet;
 pub use recognition::{is_placed, is_under_way};
 pub use stamp::{Download, LargeStamp, MAX_LARGE, MAX_LARGE_OBJECTS, Seal, window_number, window_of};
 
-/// Probes sent to a silent connection: ten in the first ten seconds, then at growing intervals for
-/// an hour. A replica that sent an earlier block is the only one that can notice the death of the
-/// replica sending now, and on a slow path a block takes minutes.
-const PATIENCE: u32 = 19;
-/// Probes sent to a client with a closed window: half an hour of them.
-const PATIENCE_CLOSED: u32 = 64;
-
 /// The downloads that this replica lately sent something of, a bounded number; soft state.
 #[derive(Clone, Debug)]
 pub struct Downloads<W> {
@@ -228,7 +221,12 @@ impl<W: Copy> Downloads<W> {
         };
         let what = (header.ack, stamps.echo);
         let placed = LargeStamp::place((flow, &site.keys), site.table.version(), what, find);
-        let Some((stamp, (answer, head, length), placed)) = placed else { return Some(Reason::Cookie) };
+        let Some((stamp, (answer, head, length), placed)) = placed else {
+            if let Some(entry) = known.and_then(|n| self.places.get_mut(n)) {
+                entry.refuse(header.ack, stamps.echo);
+            }
+            return Some(Reason::Cookie);
+        };
         let Placed { class, at, fin, cell, near, full, seal } = placed;
         if at == length {
             return self.ended(segment, known, fin, way);
@@ -370,7 +368,7 @@ impl<W: Copy> Downloads<W> {
             }
             let n = self.places.due(now)?;
             let state = self.places.get_mut(n).map(|entry| {
-                let patience = if entry.sender.is_closed() { PATIENCE_CLOSED } else { PATIENCE };
+                let patience = entry.patience();
                 let silent = entry.sender.late(now);
                 if silent.is_some() {
                     entry.acknowledge_more();

@@ -6,6 +6,7 @@
 //! ([`Sender::resume`]). Wrong estimates cost time, never a byte.
 
 mod transmit;
+mod trust;
 
 use crate::codec::Class;
 use crate::large::acknowledgement::Acknowledgement;
@@ -13,18 +14,10 @@ use crate::large::board::Board;
 use crate::large::clock::{Clock, Time};
 use crate::large::stamp::{CELL, CELLS};
 use crate::large::window::Window;
+use trust::{PROOF_CELLS, first_credit};
 
 /// Later segments that show a loss (RFC 6675), unless segments are known to overtake each other.
 const REORDERED: u32 = 3;
-/// Segments that a sender made of one acknowledgement sends before another acknowledgement shows a client behind it. Each one that shows
-/// news and is where its own timestamp says brings as many more: a client acknowledges two segments at a time, and a blind forger
-/// guesses each one (`a_forged_one_draws_less_than_it_costs`).
-const UNPROVEN_SEGMENTS: u32 = 10;
-/// Bytes that one acknowledgement covers at most: receivers gather as much before they acknowledge it. Twice that much may be sent for it,
-/// as slow start does.
-const MAX_STRETCH_BYTES: u32 = CELL;
-/// The same for an acknowledgement that is not where full segments end: a forger hits such a position once in sixteen.
-const UNPROVEN_NARROW_SEGMENTS: u32 = 2;
 /// Maximum window that is adopted from a timestamp, segments.
 const MAX_TOLD_SEGMENTS: u32 = 1024;
 
@@ -87,8 +80,16 @@ pub(crate) struct Sender {
     own: u32,
     /// The allowance was credited for what this sender sent below this position.
     earned: u32,
+    /// Acknowledged bytes that the allowance gets when the checks of enough cells were right.
+    unpaid: u32,
     /// Cell of the timestamp from which this sender was derived.
     began: u32,
+    /// Cells since then of which a timestamp with a right check came, up to [`PROOF_CELLS`], and the
+    /// last of them.
+    proof: u8,
+    proven: u32,
+    /// A wrong check came, and since then fewer than [`PROOF_CELLS`] right ones.
+    doubted: bool,
     /// Whether an acknowledgement near the cell of its timestamp has come. Until then only probes are sent.
     placed: bool,
 }
@@ -121,7 +122,11 @@ impl Sender {
             credit: u32::MAX,
             own: 0,
             earned: 0,
+            unpaid: 0,
             began: 0,
+            proof: PROOF_CELLS,
+            proven: 0,
+            doubted: false,
             placed: true,
         }
     }
@@ -160,12 +165,9 @@ impl Sender {
         // More may be in flight, with other values.
         sender.repaired = sender.repaired.max(sender.nxt + sender.window.threshold().min(CELL * CELLS) / 2);
         (sender.own, sender.earned, sender.began) = (sender.nxt, sender.nxt, heard.cell);
+        (sender.proof, sender.proven) = (0, heard.cell);
         sender.placed = heard.near;
-        sender.credit = match (heard.near, heard.full) {
-            (true, true) => UNPROVEN_SEGMENTS,
-            (true, false) => UNPROVEN_NARROW_SEGMENTS,
-            (false, _) => 0,
-        } * sender.full();
+        sender.credit = first_credit(heard) * sender.full();
         sender.arm(now);
         if !heard.near {
             // After a repair the acknowledgement is far from the cell of its timestamp, and nothing
@@ -174,29 +176,6 @@ impl Sender {
             sender.send_probe();
         }
         sender
-    }
-
-    /// Raises the credit by what an acknowledgement shows that is next to the cell of its timestamp and brings news: a part of a window where
-    /// full segments end, all behind what this sender sent, in another cell than the first. `acked`: bytes that it acknowledges anew.
-    fn trust(&mut self, heard: &Acknowledgement<'_>, acked: u32, news: bool) {
-        if !heard.near || self.credit == u32::MAX {
-            return;
-        }
-        let full = self.full();
-        let first = !core::mem::replace(&mut self.placed, true);
-        if heard.at > self.own && heard.cell > self.began {
-            self.credit = u32::MAX;
-        } else if heard.full && (news || first) {
-            let more = (UNPROVEN_SEGMENTS * full).max(2 * acked.min(MAX_STRETCH_BYTES));
-            self.credit = self.credit.saturating_add(more).min(self.cwnd().max(2 * MAX_STRETCH_BYTES));
-        } else {
-            self.credit = self.credit.max(UNPROVEN_NARROW_SEGMENTS * full);
-        }
-    }
-
-    /// The credit is used up: only probes are sent.
-    fn is_spent(&self) -> bool {
-        self.credit < self.full()
     }
 
     pub(crate) fn full(&self) -> u32 {
@@ -249,8 +228,9 @@ impl Sender {
         }
         if !self.has_sent(at) {
             // Other replicas sent meanwhile: the state here is old, except for that of the path.
-            let (clock, overtakes) = (self.clock.clone(), self.overtakes);
-            *self = Sender { clock, overtakes, ..Sender::resume(self.class, self.end - 1, heard, now) };
+            let (clock, overtakes, doubted) = (self.clock.clone(), self.overtakes, self.doubted);
+            let resumed = Sender::resume(self.class, self.end - 1, heard, now);
+            *self = Sender { clock, overtakes, doubted, ..resumed };
             self.clock.forget();
             return 0;
         }
@@ -261,6 +241,7 @@ impl Sender {
         let acked = at.saturating_sub(self.una);
         let earned = if heard.near { at.saturating_sub(self.earned) } else { 0 };
         self.earned += earned;
+        self.unpaid += earned;
         // Acknowledged bytes that no SACK block covered before: after a repair the client
         // acknowledges a whole window at once.
         let delivered = self.board.missing(self.una, at.max(self.una));
@@ -307,7 +288,7 @@ impl Sender {
             self.backoff = 0;
             self.arm(now);
         }
-        earned
+        if self.credit == u32::MAX { core::mem::take(&mut self.unpaid) } else { 0 }
     }
 
     /// An answered probe shows which earlier data is lost. A duplicate SACK is an answer. An

@@ -1,7 +1,7 @@
 //! Clients of large answers that acknowledge what they did not get, or again what they did: what they draw is bounded.
 
 use rivulet_packet::TcpFlags;
-use rivulet_plain::{Downloads, Header, Segment};
+use rivulet_plain::{Downloads, Header, Segment, Stamps};
 
 use crate::support::client::{Client, Nature};
 use crate::support::path::{Fate, Node, Path, Server};
@@ -10,6 +10,8 @@ use crate::support::{get, site_of};
 /// Bytes that an address gets without acknowledgements, and the refill of a millisecond.
 const BURST: usize = 8 << 20;
 const RATE: usize = 2 << 10;
+/// Bytes of a timestamp's cell.
+const CELL: u32 = 1 << 16;
 
 /// A connection with a client that has had the first flight.
 struct Lie {
@@ -132,6 +134,49 @@ fn acknowledgements_out_of_place_draw_probes_alone() {
     assert!((8..=30 * 8).contains(&drawn), "{drawn}");
     let gone_on = octets(&node.take(&far(1), 4_000_000));
     assert!(gone_on > 0, "nothing to a client that goes on");
+}
+
+/// A blind forger whose first guess was right, and that acts on it: it acknowledges what that guess
+/// drew, then `step` segments more at a time, with each of the four values that the check may have
+/// in the cell. Returns the bytes that it drew and those that it sent, and the milliseconds it took.
+fn follow_up(port: u16, step: u32) -> (usize, usize, usize) {
+    const FULL: u32 = 1448;
+    let size = 100_000_000;
+    let (mut first, mut node) = (Node::new(site_of(&[size])), Node::new(site_of(&[size])));
+    let lie = Lie::new(&mut first, size, port);
+    let stamps = lie.header.options.stamps.unwrap();
+    let (mut drawn, mut sent, mut time) = (0, 0, 2000);
+    // To the next cell by ten segments each time, then as far as it tries at once.
+    for segments in (0..6).map(|n| 10 * n).chain((50..65_000).step_by(step as usize)) {
+        for check in 0..4 {
+            // The cell, and the largest window.
+            let value = stamps.echo.wrapping_add((segments * FULL / CELL) << 24);
+            let value = value & !(3 << 3) | 63 << 16 | check << 3;
+            let packet = lie.packet(
+                |header| {
+                    header.ack = header.ack.wrapping_add(segments * FULL);
+                    header.options.stamps = Some(Stamps { value: stamps.value, echo: value });
+                },
+                &[],
+            );
+            time += 10;
+            sent += packet.len();
+            drawn += octets(&node.take(&packet, time));
+        }
+    }
+    (drawn, sent, time as usize / 1000)
+}
+
+/// Wrong checks show the forger: its right guesses earn nothing, and it draws no more than what is
+/// allowed without acknowledgements. It drew the whole object, 94 MB for 69 kB, as long as one right
+/// check for bytes that the replica sent released a window.
+#[test]
+fn forger_that_goes_on_from_a_right_guess_draws_an_allowance() {
+    for (port, step) in (5000..).zip([10, 44, 200, 600]) {
+        let (drawn, sent, milliseconds) = follow_up(port, step);
+        println!("{step} segments at a time: drew {drawn} bytes for {sent}");
+        assert!(drawn <= BURST + RATE * (milliseconds + 1), "{step}: {drawn}");
+    }
 }
 
 /// A client that acknowledges its data is never limited: at 10 Gb/s, and with changing replicas and
