@@ -206,6 +206,12 @@ REMOVALS = {
         "LARGE_REACH    = 0xfffffff8;",
         ("t18_cookies.AcknowledgementsWithinCookieReachV4",),
     ),
+    "large-cells": Removal(
+        "cookies.p4",
+        "LARGE_CELLS    = 120;",
+        "LARGE_CELLS    = 255;",
+        ("t18_cookies.AcknowledgementsWithinCookieReachV4",),
+    ),
     "large-by-block": Removal(
         "cookies.p4",
         "meta.flow.by_block = 1;",

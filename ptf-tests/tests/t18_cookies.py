@@ -211,6 +211,15 @@ class AcknowledgementsWithinCookieReach(Stateless):
             # With two keys one of the two reaches would match by chance.
             for at in (cookies.LARGE_REACH, -8, -1 << 31):
                 self.dropped("COOKIE", self.stamped(other, 34000, at, cookies.large_value(0, kind)))
+            # The timestamp names the cell of the acknowledged number, or one at most 120 before it.
+            for cell in (200, 300):
+                for ahead, passes in ((0, True), (120, True), (121, False), (255, False), (-1, False)):
+                    echo = cookies.large_value((cell - ahead) * cookies.CELL, kind)
+                    frame = self.stamped(other, 34000, cell * cookies.CELL + 8, echo)
+                    if passes:
+                        self.comes(other, frame)
+                    else:
+                        self.dropped("COOKIE", frame)
         self.dropped("CLASS_FLAGS", self.stamped(other, 34000, 0, value, flags=0))
         self.dropped("COOKIE", self.segment(other, 34000, 1, 0))
 

@@ -21,6 +21,9 @@ const bit<32> STAMPED_REACH  = 522176 + 15360;
 const bit<32> BARE_REACH     = 15360 + 2048;
 // The same for large answers: a quarter of the sequence space, plus 16 bytes of the last segment.
 const bit<32> LARGE_REACH    = 0x40000010;
+// Cells of 64 kB that may be in flight of a large answer: an acknowledgement is that far ahead of the
+// cell in its timestamp at most (docs/plain.md).
+const bit<8>  LARGE_CELLS    = 120;
 // Data offset (32-bit words) of a header whose only option is timestamps.
 const bit<4>  STAMPS_OFFSET  = 8;
 // Segment size of a connection without timestamps.
@@ -128,28 +131,34 @@ control Welcome(in headers_t hdr, inout metadata_t meta, out bit<1> answered) {
 
 // Sets meta.cookie.distance to the bytes from the cookie (ISN) to the acknowledged number, under
 // either key (the hash under the current one is already computed). `found` 0: neither cookie is
-// within reach.
+// within reach, or of a large answer not where its timestamp says.
 control Distance(in headers_t hdr, inout metadata_t meta, out bit<1> found) {
     CookieHash() cookie_hash;
     bit<32> low;
     bit<32> reach;
+    bit<8> slot;   // cell in the timestamp, its lowest bits
+    bit<8> cells;  // cells that the acknowledgement may be ahead of it
 
     apply {
         low = BARE_LOW;
         reach = BARE_REACH;
+        slot = 0;
+        cells = 255;
         if (hdr.stamps.isValid()) {
             low = STAMPED_LOW;
             reach = STAMPED_REACH;
             if (hdr.stamps.echo[23:22] != STAMP_SMALL) {
                 reach = LARGE_REACH;
+                slot = hdr.stamps.echo[31:24];
+                cells = LARGE_CELLS;
             }
         }
         found = 1;
         meta.cookie.distance = hdr.tcp.acknowledgement - 1 - (meta.cookie.hash & ~low);
-        if (meta.cookie.distance >= reach) {
+        if (meta.cookie.distance >= reach || meta.cookie.distance[23:16] - slot > cells) {
             cookie_hash.apply(meta, meta.cookie.other0, meta.cookie.other1);
             meta.cookie.distance = hdr.tcp.acknowledgement - 1 - (meta.cookie.hash & ~low);
-            if (meta.cookie.distance >= reach) {
+            if (meta.cookie.distance >= reach || meta.cookie.distance[23:16] - slot > cells) {
                 found = 0;
             }
         }
