@@ -18,7 +18,7 @@ ROOT := $(if $(filter 0,$(shell id -u)),,sudo)
 help: ## list the commands
 	@echo "Rivulet. The two to know: make demo, make test."
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
-	@printf '  make %-18s %s\n' demo-NAME 'one of: $(SCENARIOS); RATE=, RTT=, SIZE=, REPLICAS=, SWITCH=embedded or bmv2, OUT=' \
+	@printf '  make %-18s %s\n' demo-NAME 'one of: $(SCENARIOS); RATE=, RTT=, SIZE=, REPLICAS=, SWITCH=embedded or bmv2, CHECKS=tor or host, OUT=' \
 	  bench-NAME 'one of: $(BENCHES); BENCH_FLAGS=--help lists its own'
 
 # Setting up and building
@@ -73,10 +73,10 @@ lint-newest: protos ## warnings of the newest stable Rust (installed with rustup
 
 # Parts that find most mistakes in the least time come first.
 test: ## all tests except the long ones, with their times
-	$(TEST) setup check p4 build rust racks packages demos python ptf
+	$(TEST) setup check p4 build rust racks packages demos python ptf ptf-host
 
 test-long: ## long tests: second switch, key rotation, large windows, fuzzing, removal of each defence (needs p4c, BMv2)
-	$(TEST) --long setup build rust racks python ptf ptf-bmv2 ptf-workers removal fuzz
+	$(TEST) --long setup build rust racks python ptf ptf-host ptf-bmv2 ptf-bmv2-host ptf-workers removal fuzz
 
 test-rust: ## the Rust tests: CRATES=host/sim for one folder
 	$(TEST) setup build rust $(if $(CRATES),--only $(CRATES))
@@ -107,7 +107,7 @@ include p4src/p4.mk ptf-tests/ptf.mk host/sim/sim.mk host/capi/capi.mk host/libc
 # Demos: `make demo RATE=100 RTT=10 SIZE=200 REPLICAS=3 SWITCH=embedded`
 
 DEMO_FLAGS := $(if $(RATE),--rate $(RATE)) $(if $(RTT),--rtt $(RTT)) $(if $(SIZE),--size $(SIZE)) \
-	$(if $(REPLICAS),--replicas $(REPLICAS)) $(if $(SWITCH),--switch $(SWITCH)) $(if $(OUT),--out $(OUT))
+	$(if $(REPLICAS),--replicas $(REPLICAS)) $(if $(SWITCH),--switch $(SWITCH)) $(if $(CHECKS),--checks $(CHECKS)) $(if $(OUT),--out $(OUT))
 SCENARIOS := $(subst _,-,$(notdir $(patsubst %/,%,$(dir $(wildcard mininet/rivulet_demo/scenarios/*/__init__.py)))))
 
 .PHONY: demo $(addprefix demo-,$(SCENARIOS))

@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 OPTION_KIND = 253
 OPTION_LENGTH = 8
@@ -122,20 +123,38 @@ def range_sum(key: tuple[int, int], tag: int, first: int, last: int) -> int:
 # --- slots ------------------------------------------------------------------------------------------
 
 
-def flow_hash(key: tuple[int, int], client: bytes, service: bytes, client_port: int, service_port: int) -> int:
+class WordsHash(Protocol):
+    """A hash of 32-bit words under a service's slot key."""
+
+    def __call__(self, key: tuple[int, int], *words: int) -> int: ...
+
+
+def crc32_words(key: tuple[int, int], *words: int) -> int:
+    """CRC-32 of the key and these words: the hash of slots where replicas make the checks."""
+    return zlib.crc32(b"".join(word.to_bytes(4, "big") for word in (*key, *words)))
+
+
+def flow_hash(
+    key: tuple[int, int],
+    client: bytes,
+    service: bytes,
+    client_port: int,
+    service_port: int,
+    hashed: WordsHash = half_sip_hash,
+) -> int:
     """Hash of a connection under the service's slot key; addresses have 16 bytes, IPv4 is mapped."""
     words = [int.from_bytes((client + service)[at : at + 4], "big") for at in range(0, 32, 4)]
-    return half_sip_hash(key, *words, client_port << 16 | service_port)
+    return hashed(key, *words, client_port << 16 | service_port)
 
 
-def client_hash(key: tuple[int, int], client: bytes) -> int:
+def client_hash(key: tuple[int, int], client: bytes, hashed: WordsHash = half_sip_hash) -> int:
     """Hash of a client's address alone, for services with client affinity."""
-    return half_sip_hash(key, *(int.from_bytes(client[at : at + 4], "big") for at in range(0, 16, 4)))
+    return hashed(key, *(int.from_bytes(client[at : at + 4], "big") for at in range(0, 16, 4)))
 
 
-def block_hash(key: tuple[int, int], tag: int, number: int, attempt: int) -> int:
+def block_hash(key: tuple[int, int], tag: int, number: int, attempt: int, hashed: WordsHash = half_sip_hash) -> int:
     """Hash of a block of eight consecutive numbers and one attempt."""
-    return half_sip_hash(key, tag, (attempt & 7) << 29 | number >> 3)
+    return hashed(key, tag, (attempt & 7) << 29 | number >> 3)
 
 
 def owner(pick: int, slots: Sequence[tuple[int, int]], candidates: int) -> int | None:

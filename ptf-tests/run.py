@@ -21,8 +21,28 @@ from rivulet_lab import REPOSITORY, End, Lab, Process, RackError, prompt, standi
 HERE = Path(__file__).resolve().parent
 PORTS = range(1, 9)
 GRPC = "127.0.0.1:9559"
+HOST_TESTS = (
+    *("t01_requests.RequestReachesAReplicaV4Vlan", "t01_requests.EveryClassOfRequestV6"),
+    *("t04_choice.BlocksOfEightNumbersV4", "t04_choice.RoundRobinByWeightV6", "t04_choice.SlotsUnderAKeyV4"),
+    *("t05_liveness.DeathAndReturnV4", "t05_liveness.PlainTcpWaitsForReadmissionV6"),
+    *("t09_icmp_errors.ErrorsOfPlainTcpV4", "t10_events.EventsOfLife", "t15_second_chance.SegmentWithoutASocketV4"),
+    *("t16_heartbeats.TagsAreChecked", "t16_heartbeats.AnswersListLiveMembers"),
+    *("t19_trods.TrodsFlowsMatchKernelFlowsV4", "t19_trods.ExcludedMembersCannotSendV4"),
+    *("t19_trods.SegmentsGoToNamedHolderV4", "t20_affinity.OneReplicaPerClientV6", "t21_host"),
+)
+"""Tests of the program in which replicas make the checks, in `make test`."""
+HOST_TESTS_LONG = (
+    *("t01_requests", "t02_malformed", "t04_choice", "t05_liveness", "t06_answers", "t07_forward", "t09_icmp_errors"),
+    *("t10_events.EventsOfLife", "t10_events.TorUnset", "t15_second_chance", "t16_heartbeats", "t17_own_meters"),
+    *("t19_trods", *(f"t20_affinity.OneReplicaPerClientV{v}" for v in (4, 6))),
+    *(f"t20_affinity.{name}V{v}" for name in ("RequestsIgnoreAffinity", "BothCandidatesDead") for v in (4, 6)),
+    "t21_host",
+)
+"""All tests that apply to that program. The others are about the checks, or about replicas beyond the rack."""
 INTERFACES = [part for port in PORTS for part in ("-i", f"{port}@t{port}")]
 """Arguments of ptf: the tests' ends of the links."""
+HOST_PROGRAM = REPOSITORY / "p4src" / "build" / "host"
+"""Folder of the program in which replicas make the checks."""
 RULE, THIN_RULE = "=" * 70, "-" * 70
 """Lines that unittest prints between failed tests."""
 
@@ -75,6 +95,8 @@ def version(binary: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--switch", choices=switches.SWITCHES, default="embedded")
+    parser.add_argument("--program", choices=["tor", "host"], default="tor", help="where requests are checked")
+    parser.add_argument("--long", action="store_true", help="with --program host: all tests that apply to it")
     parser.add_argument("--binary", help="path of the switch; by default it is searched for")
     parser.add_argument("--workers", type=int, default=1, help="packet threads of the embedded switch")
     parser.add_argument("--log-dir", type=Path, default=REPOSITORY / "build" / "ptf")
@@ -84,6 +106,7 @@ def main() -> int:
         parser.error("--workers: only the embedded switch has several workers")
     flags = ["--workers", str(args.workers)] if args.workers != 1 else []
     binary = args.binary or switches.program(args.switch)
+    tests = (HOST_TESTS_LONG if args.long else HOST_TESTS) if args.program == "host" else ()
     args.log_dir.mkdir(parents=True, exist_ok=True)
 
     with running_switch(args.switch, binary, flags, args.log_dir) as (lab, switch):
@@ -92,9 +115,10 @@ def main() -> int:
             *("--test-dir", str(HERE / "tests"), "--pypath", str(HERE / "lib"), "--pypath", str(HERE)),
             *(*INTERFACES, "--qlen", "4000", "--log-file", str(args.log_dir / f"ptf-{args.switch}.log")),
             *("--test-params", f"grpcaddr='{GRPC}';switch='{args.switch}';pid={switch.pid}"),
-            *args.ptf,
+            *(args.ptf or tests),
         ]
-        environment = {**os.environ, "PYTHONPATH": f"{HERE / 'lib'}:{HERE}", "PYTHONDONTWRITEBYTECODE": "1"}
+        program = {"RIVULET_P4_BUILD": str(HOST_PROGRAM)} if args.program == "host" else {}
+        environment = {**os.environ, **program, "PYTHONPATH": f"{HERE / 'lib'}:{HERE}", "PYTHONDONTWRITEBYTECODE": "1"}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         process = lab.start("ptf", command, lab.spaces["ptf"], env=environment, **pipes).popen
         assert process.stdout is not None

@@ -82,6 +82,8 @@ done
 install -m 644 "$bin/librivulet_shim.so" "$root/usr/lib/rivulet/"
 strip --strip-unneeded --remove-section=.comment --remove-section=.note "$root/usr/lib/rivulet/librivulet_shim.so"
 install -m 644 p4src/build/rivulet.json p4src/build/rivulet.p4info.txtpb "$root/usr/share/rivulet/pipeline/"
+install -d "$root/usr/share/rivulet/pipeline/host"
+install -m 644 p4src/build/host/rivulet.json p4src/build/host/rivulet.p4info.txtpb "$root/usr/share/rivulet/pipeline/host/"
 install -m 644 host/wireshark/rivulet.lua host/wireshark/rivulet-plain.lua "$root/usr/share/rivulet/"
 manual "$root/usr/bin/rivulet" "$root/usr/share/man/man1" "serve and fetch over Rivulet"
 manual "$root/usr/bin/rivulet-switch" "$root/usr/share/man/man1" "a P4 switch in a process, with the flags of simple_switch_grpc"

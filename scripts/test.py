@@ -50,8 +50,8 @@ LONG = {
 """Settings with which `make test-long` repeats tests more often."""
 REMOVALS = (ROOT / "ptf-tests" / "removal.py", ROOT / "host" / "removal.py")
 """Programs that remove one defence at a time."""
-DEMOS = ("failover", "sick", "attack", "switch-restart", "stateless", "trods", "cm")
-BESIDE = (("packages", "demos", "python"), ("ptf",))
+DEMOS = ("failover", "failover --checks host", "sick", "attack", "switch-restart", "stateless", "trods", "cm")
+BESIDE = (("packages", "demos", "python"), ("ptf", "ptf-host"))
 """Lanes of parts that run, one after the other, beside `rust` and `racks`, in their own network namespaces.
 
 They spend half of their time waiting for clocks and links.
@@ -267,6 +267,7 @@ def junit(report: Path) -> list[Outcome]:
 def ptf(run: Run, switch: str, *flags: str) -> None:
     """Runs the packet tests on one switch."""
     command = as_root(PYTHON, str(ROOT / "ptf-tests" / "run.py"), "--switch", switch, *flags, *run.only.split())
+    part = f"ptf {switch} host" if "host" in flags else f"ptf {switch}"
     test, began, found, total = "", time.monotonic(), list[Outcome](), 0
     try:
         for line in lines_of(command):
@@ -276,13 +277,13 @@ def ptf(run: Run, switch: str, *flags: str) -> None:
                 test, rest = match.groups()
             if test and (match := re.match(r"(ok|FAIL|ERROR|skipped)\b(.*)", rest)):
                 how = {"ok": "passed", "skipped": "skipped"}.get(match[1], "failed")
-                found.append(Outcome(f"ptf {switch} {test}", time.monotonic() - began, how, match[2].strip()))
+                found.append(Outcome(f"{part} {test}", time.monotonic() - began, how, match[2].strip()))
                 test, began = "", time.monotonic()
             elif match := re.match(r"Ran (\d+) tests?", line):
                 total += int(match[1])
             elif match := re.match(r"FAILED ([\w.]+)[^:]*: (.*)", line):
                 for outcome in found:
-                    if outcome.name == f"ptf {switch} {match[1]}":
+                    if outcome.name == f"{part} {match[1]}":
                         outcome.why = match[2][:WHY]
     finally:
         run.outcomes += found
@@ -290,15 +291,21 @@ def ptf(run: Run, switch: str, *flags: str) -> None:
         raise PartFailed(f"{total} packet tests ran, but the output has results of {len(found)}")
 
 
+def of_host_program(run: Run) -> list[str]:
+    """Flags of the packet tests of the program without checks."""
+    return ["--program", "host", *(["--long"] if run.long else [])]
+
+
 def demos(run: Run) -> None:
     """Short demos: killed and stalled replicas, an attacker, a restarted ToR; connections must survive."""
-    for name in DEMOS:
+    for scenario in DEMOS:
+        name, *more = scenario.split()
         # Four attacks follow each other, each after the ToR has reported the one before, which takes time.
         of_link = ["--rate", "20", "--size", "60" if name == "attack" else "20"]
         # The streams of `cm` have their own rates, and their link is set to match.
         flags = [*([] if name == "cm" else of_link), "--plain", "--out", "build/e2e"]
-        command = as_root(PYTHON, "-m", "rivulet_demo", name, *flags)
-        timed(run, f"demo {name}", lambda command=command: call(*command))
+        command = as_root(PYTHON, "-m", "rivulet_demo", name, *more, *flags)
+        timed(run, f"demo {scenario}", lambda command=command: call(*command))
 
 
 def removal(run: Run) -> None:
@@ -347,7 +354,9 @@ PARTS: dict[str, Callable[[Run], None]] = {
     "racks": lambda run: pytest(run, "racks", mark="rack"),
     "packages": lambda run: pytest(run, "packages", "packaging/tests"),
     "ptf": lambda run: ptf(run, "embedded"),
+    "ptf-host": lambda run: ptf(run, "embedded", *of_host_program(run)),
     "ptf-bmv2": lambda run: ptf(run, "bmv2"),
+    "ptf-bmv2-host": lambda run: ptf(run, "bmv2", *of_host_program(run)),
     "ptf-workers": lambda run: ptf(run, "embedded", "--workers", "2"),
     "demos": demos,
     "removal": removal,

@@ -493,6 +493,10 @@ class Config(_Model):
     services: tuple[Service, ...] = Field(min_length=1)
     keys: Keys = Keys()
     mute: Mute = Mute()
+    checks: Literal["tor", "host"] = Field(
+        default="tor",
+        description="where requests are checked: at the ToR and by replicas, or by replicas alone (docs/dataplane.md)",
+    )
     listen: Listen = Listen()
     state: File = Path("/var/lib/rivulet/controller.db")
     etcd: Etcd | None = Field(default=None, description="instead of the state file, for several controllers")
@@ -510,6 +514,8 @@ class Config(_Model):
 
     def wider_than_the_sketch(self) -> list[SwitchConfig]:
         """Switches with links that carry more requests than their replay sketch can check."""
+        if self.checks == "host":
+            return []
         return [s for s in self.switches if s.link_mbps is not None and s.link_mbps > SKETCH_MBPS]
 
     def replica(self, name: str) -> Replica:

@@ -1,7 +1,7 @@
 """Explains how the ToR classifies a client's segment to a stateless service (docs/plain.md), for
 `rivuletctl trace`.
 
-The arithmetic is that of `p4src/core/control/cookies.p4` and `host/plain`, with the keys that a
+The arithmetic is that of `p4src/core/checks_at_tor/cookies.p4` and `host/plain`, with the keys that a
 switch has.
 """
 

@@ -300,9 +300,9 @@ def spray_set(service: Service, number: int) -> int:
     return 2 * number + 1 if service.policy == "round_robin" else flow_set(number)
 
 
-def _plain(plain: PlainMode, number: int, ring: KeyRing, mtu: int, items: list[Item]) -> str:
+def _plain(plain: PlainMode, number: int, ring: KeyRing, mtu: int, items: list[Item], at_tor: bool) -> str:
     """The mode of a service's plain TCP, by the member of `plain_t`; adds the cookie keys of a
-    stateless service to `items`.
+    stateless service to `items` where the ToR checks cookies.
 
     Without a usable cookie key the mode is KERNEL, which keeps a flow on one replica: no replica
     can answer without state yet.
@@ -312,7 +312,8 @@ def _plain(plain: PlainMode, number: int, ring: KeyRing, mtu: int, items: list[I
         return "KERNEL" if plain == "stateless" else plain.upper()
     (current0, current1), (other0, other1) = (words(key.secret) for key in keys)
     row = {"current0": current0, "current1": current1, "other0": other0, "other1": other1, "mtu": mtu}
-    items.append(entry("cookie_keys", {"service": number}, "set_cookie_keys", row))
+    if at_tor:
+        items.append(entry("cookie_keys", {"service": number}, "set_cookie_keys", row))
     return "STATELESS"
 
 
@@ -329,7 +330,8 @@ def _service(
     plain: PlainMode,
 ) -> Fragment:
     items: list[Item] = []
-    for key in ring.of(Kind.NONCE):
+    at_tor = names.checks == "tor"
+    for key in ring.of(Kind.NONCE) if at_tor else ():
         items.append(
             entry(
                 "nonce_keys",
@@ -344,7 +346,7 @@ def _service(
     seal, nonce = ring.usable(Kind.SEAL), ring.usable(Kind.NONCE)
     checks = service.checks
     modes = {
-        f"{check}_mode": names.value("check_mode_t", getattr(checks, check).upper())
+        f"{check}_mode": names.value("check_mode_t", getattr(checks, check).upper() if at_tor else "OFF")
         for check in ("key", "time", "range", "sum", "replay", "meter")
     }
     items.append(
@@ -354,14 +356,14 @@ def _service(
             "set_checks",
             {
                 **modes,
-                "drop_unjudged": int(checks.unjudged == "drop"),
+                "drop_unjudged": int(at_tor and checks.unjudged == "drop"),
                 "horizon": round(keys.horizon * 1e6),
                 "seal_epoch": seal.epoch if seal else 0,
                 "nonce_epoch": nonce.epoch if nonce else 0,
             },
         )
     )
-    served = _plain(plain, number, ring, mtu, items)
+    served = _plain(plain, number, ring, mtu, items, at_tor)
     mask = service.slots - 1
     slot_key0, slot_key1 = words(slot_key)
     items.append(
@@ -386,11 +388,11 @@ def _service(
     for address in service.addresses:
         match = {"address": address_int(address), "port": service.port}
         items.append(entry("services", match, "set_service", {"service": number}))
-    for cell, rate in service.meters.of_classes().items():
+    for cell, rate in service.meters.of_classes().items() if at_tor else ():
         items.append(_rate("service_meters", number * 8 + names.value("service_meter_t", cell.upper()), rate))
     if service.meters.icmp_error is not None:
         items.append(_rate("icmp_error_meter", number, service.meters.icmp_error))
-    if service.meters.uncookied is not None and plain == "stateless":
+    if at_tor and service.meters.uncookied is not None and plain == "stateless":
         items.append(_rate("uncookied_meter", number, service.meters.uncookied))
     return tuple(items)
 

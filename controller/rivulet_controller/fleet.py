@@ -23,7 +23,7 @@ from .config import SwitchConfig, is_local
 from .desired import Fragment
 from .health import Health
 from .limits import IPAddress
-from .names import ARTIFACTS, Names
+from .names import Names, program_folder
 from .neighbours import parse_reply, request_frame, source_address
 from .numbers import Tor, tor_of
 from .paths import too_big
@@ -81,22 +81,27 @@ class Fleet:
         """Whether a change is being tried that may still be rolled back."""
         self._ending: set[asyncio.Task[None]] = set()
 
-    def names(self, switch: SwitchConfig) -> Names:
+    def names(self, switch: SwitchConfig, checks: str) -> Names:
         """The P4 program that a switch has to run. Raises NamesError."""
-        folder = switch.pipeline or ARTIFACTS
+        folder = program_folder(switch, checks)
         if folder not in self._names:
             self._names[folder] = Names(folder)
         return self._names[folder]
 
     def follow(self) -> None:
         """Starts links to new switches, and ends those to switches that were removed or whose
-        address changed.
+        address or program changed.
         """
         wanted = {s.name: s for s in self.rack.config.switches}
+        checks = self.rack.config.checks
         place = ("address", "device_id", "pipeline", "take_over", "tls")
         for name, known in list(self.switches.items()):
             new = wanted.get(name)
-            if new is None or any(getattr(new, p) != getattr(known.link.config, p) for p in place):
+            if (
+                new is None
+                or any(getattr(new, p) != getattr(known.link.config, p) for p in place)
+                or known.link.names is not self.names(new, checks)
+            ):
                 del self.switches[name]
                 self._ending.add(ending := asyncio.create_task(end(known)))
                 ending.add_done_callback(self._ending.discard)
@@ -107,8 +112,9 @@ class Fleet:
         for name, switch in wanted.items():
             if name not in self.switches:
                 link = SwitchLink(
-                    switch, self.names(switch), self._election_id, self._ready, self._event, self._guard, self._packet
-                )
+                    switch, self.names(switch, checks), self._election_id,
+                    self._ready, self._event, self._guard, self._packet,
+                )  # fmt: skip
                 state = SwitchState(link, lost_at=time.monotonic())
                 state.neighbours.follow(switch)
                 if switch.tls is None and not is_local(switch.address):

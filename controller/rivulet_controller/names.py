@@ -14,6 +14,8 @@ import finsy as fy
 from finsy.proto import p4i
 from google.protobuf import text_format
 
+from .config import SwitchConfig
+
 ENUMS = frozenset(
     {
         "affinity_t",
@@ -33,6 +35,11 @@ ENUMS = frozenset(
 
 ARTIFACTS = Path(__file__).resolve().parents[2] / "p4src" / "build"
 """Folder of the compiled program unless a switch's `pipeline` names another."""
+
+
+def program_folder(switch: SwitchConfig, checks: str) -> Path:
+    """Folder of the program that a switch has to run under this `checks` of the configuration."""
+    return switch.pipeline or (ARTIFACTS / "host" if checks == "host" else ARTIFACTS)
 
 
 class NamesError(Exception):
@@ -67,6 +74,10 @@ class Names:
         self._enums = {name: dict(info[name].members) for name in ENUMS if name in info}
         self._back = {enum: {v: k for k, v in members.items()} for enum, members in self._enums.items()}
         self.digest = next((digest.alias for digest in self.schema.digests), "")
+        self.entities = frozenset(e.alias for kind in (self.schema.tables, self.schema.meters) for e in kind)
+        """Tables and meters of the program."""
+        self.checks = "tor" if "nonce_keys" in self.entities else "host"
+        """The `checks` of the configuration that this program is for."""
 
     def session_schema(self) -> fy.P4Schema:
         """The schema for one session. It lacks the program, so that finsy does not push it by

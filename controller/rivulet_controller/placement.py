@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from .config import SKETCH_MBPS, Config, SwitchConfig
 from .l2 import next_hops
-from .names import Names
+from .names import Names, NamesError
 from .numbers import Numbers
 from .slots import pair
 from .state import Decision, Pairs, State
@@ -23,13 +23,18 @@ def weights(config: Config, decisions: Mapping[str, Decision]) -> dict[str, int]
     }
 
 
-def prepare(config: Config, state: State, names_of: Callable[[SwitchConfig], Names]) -> Numbers:
+def prepare(config: Config, state: State, names_of: Callable[[SwitchConfig, str], Names]) -> Numbers:
     """Assigns numbers and slots for a configuration. Raises NamesError or OutOfNumbers."""
     for switch in config.switches:
-        names = names_of(switch)
+        names = names_of(switch, config.checks)
         # Raises NamesError here, where it refuses the configuration, rather than while entries
         # are computed.
-        for service in config.services:
+        if names.checks != config.checks:
+            raise NamesError(
+                f"{names.program_path} is the program for `checks: {names.checks}`, and the configuration has"
+                f" `checks: {config.checks}`: change one of them, or leave out `pipeline` of switch {switch.name!r}"
+            )
+        for service in config.services if names.checks == "tor" else ():
             for cell in service.meters.of_classes():
                 names.value("service_meter_t", cell.upper())
     for switch in config.wider_than_the_sketch():

@@ -46,6 +46,8 @@ def references(config: Config) -> Iterator[Mistake]:
     yield from _address_conflicts(config)
     yield from _agent_limits(config)
     yield from trods.mistakes(config)
+    if config.checks == "host":
+        yield from _host_checks(config)
     for user, replicas in config.listen.agents_users.items():
         for place, name in enumerate(replicas):
             if name not in names:
@@ -81,6 +83,27 @@ def references(config: Config) -> Iterator[Mistake]:
             yield (
                 ("services", index, "slots"),
                 f"{len(service.replicas)} replicas need at least that many slots",
+            )
+
+
+def _host_checks(config: Config) -> Iterator[Mistake]:
+    """Settings that have no effect, or no protection, where the ToR makes no checks."""
+    for index, switch in enumerate(config.switches[1:], 1):
+        yield (
+            ("switches", index, "name"),
+            f"{switch.name!r}: with `checks: host` all replicas are behind one ToR, since the ToR block for a replica"
+            " of another rack needs a tag, which this program does not compute",
+        )
+    for index, service in enumerate(config.services):
+        if service.checks.model_fields_set:
+            yield (
+                ("services", index, "checks"),
+                "the ToR makes none of these checks with `checks: host`: leave them out",
+            )
+        for name in sorted(service.meters.model_fields_set - {"icmp_error"}):
+            yield (
+                ("services", index, "meters", name),
+                "the ToR does not meter classes of requests with `checks: host`: leave it out",
             )
 
 

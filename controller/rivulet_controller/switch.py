@@ -51,7 +51,7 @@ PACKET_QUEUE = 200
 """Packets from a switch waiting to be handled; more are dropped, and the controller repeats its
 request."""
 
-OUR_TABLES = frozenset({"tor", "nonce_keys", "slots"})
+OUR_TABLES = frozenset({"tor", "service_config", "slots"})
 """A program with these tables is a version of ours, and may be replaced."""
 
 

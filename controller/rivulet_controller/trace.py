@@ -18,6 +18,8 @@ from .l2 import address_int
 from .limits import IPAddress
 from .names import Names
 
+AT_REPLICAS = "made by the replicas (`checks: host`)"
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -90,10 +92,14 @@ def trace(
         return steps
     spray = rivulet
     if not rivulet and config["plain"] == names.value("plain_t", "STATELESS"):
-        keys = hit("cookie_keys", why("SERVICE_UNCONFIGURED"), service=number)
+        at_tor = names.checks == "tor"
+        keys = hit("cookie_keys", why("SERVICE_UNCONFIGURED"), service=number) if at_tor else {}
         if keys is None:
             return steps
-        if segment is None:
+        if not at_tor:
+            segments = "segments of an answer under way to any live replica, all others to their flow's replica"
+            steps.append(Step("cookies", "", f"{AT_REPLICAS}; {segments}"))
+        elif segment is None:
             steps += _stateless(bool(timed))
         else:
             pairs: list[Words] = [(keys["current0"], keys["current1"]), (keys["other0"], keys["other1"])]
@@ -114,9 +120,12 @@ def trace(
     if rivulet:
         if hit("service_checks", why("SERVICE_UNCONFIGURED"), service=number) is None:
             return steps
-        epochs = [str(r) for r in rows.get("nonce_keys", []) if dict(r.match)["service"] == number]
-        meaning = f"{len(epochs)} nonce epochs; any other is dropped as KEY_UNKNOWN"
-        steps.append(Step("nonce_keys", "; ".join(sorted(epochs)), meaning))
+        if names.checks == "tor":
+            epochs = [str(r) for r in rows.get("nonce_keys", []) if dict(r.match)["service"] == number]
+            meaning = f"{len(epochs)} nonce epochs; any other is dropped as KEY_UNKNOWN"
+            steps.append(Step("nonce_keys", "; ".join(sorted(epochs)), meaning))
+        else:
+            steps.append(Step("checks", "", AT_REPLICAS))
     pool = hit("pools", why("SERVICE_UNCONFIGURED"), pool=config["pool"])
     if pool is None:
         return steps

@@ -108,6 +108,7 @@ def update(
             slot_key=slot_key(numbers, service),
             slots=bytes(index for pair in flows for index in pair),
             affinity=AFFINITY[service.affinity],
+            slot_hash=agent_pb2.SLOT_HASH_CRC32 if config.checks == "host" else agent_pb2.SLOT_HASH_HALF_SIP_HASH,
             trods=records,
         )
         if service.name in contents:

@@ -21,7 +21,7 @@ from .entry import Entry, Item, difference
 from .keys import RACK_RING, KeyRing, Kind, Lives
 from .local import with_local_parts
 from .modes import settled
-from .names import ARTIFACTS, Names
+from .names import Names, program_folder
 from .placement import SlotInputs, assign, cache_slots, number, slot_inputs
 from .rack import NO_FACTS, Rack, SwitchFacts, fragments_of
 from .rack_file import parse
@@ -118,8 +118,9 @@ def plan(text: str, own: Config, baseline: Baseline) -> bytes:
         there = baseline.switches.get(place.name)
         if there is None or there.known is None or not there.connected:
             raise SwitchError(f"switch {place.name} is not connected: its entries are not known")
-        fragments = fragments_of(_names(place), rack, place, there.known)
-        _fits(place, fragments, "config")
+        names = _names(place, config.checks)
+        fragments = fragments_of(names, rack, place, there.known)
+        _fits(place, names, fragments, "config")
         held = [item for chunk in there.entries for item in pickle.loads(chunk)]
         found = difference((item for f in fragments.values() for item in f), held, ORDER).lines()
         lines[place.name] = found[:left]
@@ -138,7 +139,8 @@ def change(text: str, source: str, own: Config | None, baseline: Baseline) -> tu
     for place in config.switches:
         there = baseline.switches.get(place.name)
         known = there.known if there is not None else None
-        _fits(place, fragments_of(_names(place), rack, place, known or NO_FACTS), source)
+        names = _names(place, config.checks)
+        _fits(place, names, fragments_of(names, rack, place, known or NO_FACTS), source)
     return config, answers
 
 
@@ -176,17 +178,17 @@ def _has_room(config: Config, place: SwitchConfig, source: str) -> None:
         "slots": sum(service.slots * (2 if service.policy == "round_robin" else 1) for service in config.services),
         "replicas": sum(len(replicas) for replicas in pools.values()),
     }
-    _compare(place, wanted, source)
+    _compare(place, _names(place, config.checks), wanted, source)
 
 
-def _fits(place: SwitchConfig, fragments: Mapping[str, Fragment], source: str) -> None:
+def _fits(place: SwitchConfig, names: Names, fragments: Mapping[str, Fragment], source: str) -> None:
     """Raises ConfigError if a table gets more entries than it has rows."""
     entries = (item for f in fragments.values() for item in f if isinstance(item, Entry) and not item.default)
-    _compare(place, Counter(item.table for item in entries), source)
+    _compare(place, names, Counter(item.table for item in entries), source)
 
 
-def _compare(place: SwitchConfig, wanted: Mapping[str, int], source: str) -> None:
-    sizes = {table.alias: table.size for table in _names(place).schema.tables}
+def _compare(place: SwitchConfig, names: Names, wanted: Mapping[str, int], source: str) -> None:
+    sizes = {table.alias: table.size for table in names.schema.tables}
     problems: Sequence[str] = [
         f"{source}: switch {place.name!r}: {count} entries for table `{table}`, which has {sizes[table]} rows:"
         " use fewer services, replicas or `slots`"
@@ -200,8 +202,8 @@ def _compare(place: SwitchConfig, wanted: Mapping[str, int], source: str) -> Non
 _programs: dict[Path, Names] = {}
 
 
-def _names(place: SwitchConfig) -> Names:
-    folder = place.pipeline or ARTIFACTS
+def _names(place: SwitchConfig, checks: str) -> Names:
+    folder = program_folder(place, checks)
     if folder not in _programs:
         _programs[folder] = Names(folder)
     return _programs[folder]

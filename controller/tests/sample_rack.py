@@ -97,6 +97,7 @@ def fragments(
     state: State | None = None,
     learned: frozenset[LearnedSource] = frozenset(),
     path_mtus: Mapping[str, int] | None = None,
+    names: Names = NAMES,
 ) -> dict[str, Fragment]:
     """Entries that a switch should hold, with fresh numbers, slots and usable keys."""
     state = state or State()
@@ -109,7 +110,7 @@ def fragments(
         by_index = {replicas[service.pool_name][name]: weights[name] for name in service.replicas}
         state.set_slots(service.name, pair(state.slots.get(service.name, ()), service.slots, by_index, service.name))
     return desired(
-        NAMES,
+        names,
         rack,
         next(s for s in rack.switches if s.name == switch),
         tor or Tor(0x0101, 5, True, (7, 8)),

@@ -218,7 +218,7 @@ async def test_unknown_meter_is_refused_before_writing(switch: FakeSwitch, tmp_p
     async with running(switch, tmp_path, text) as controller:
         await until(lambda: as_described(controller, switch), "first apply")
         before = switch.lines()
-        names = controller.fleet.names(controller.config.switches[0])
+        names = controller.fleet.names(controller.config.switches[0], "tor")
         if names.members("service_meter_t"):
             assert await controller.change(config(wanted), "a test")
             await until(lambda: any("service_meters" in line for line in switch.lines()), "the meter is set")

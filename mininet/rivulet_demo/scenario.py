@@ -44,6 +44,7 @@ class Parameters:
     switch: str
     out: Path
     live: bool
+    checks: str = "tor"
 
     @property
     def size(self) -> int:
@@ -63,6 +64,7 @@ class Parameters:
             "rtt_ms": self.rtt_ms,
             "liveness_ms": self.liveness_ms,
             "heartbeat_ms": self.liveness_ms / 10,
+            "checks": self.checks,
         }
         return rack(**(settings | more))
 
@@ -77,6 +79,7 @@ def parser(name: str, words: str) -> argparse.ArgumentParser:
     flags.add_argument("--size", type=float, help="megabytes of the file (200; 20 on BMv2)")
     flags.add_argument("--replicas", type=int, default=3, help="replicas, 2 to 8")
     flags.add_argument("--switch", choices=["embedded", "bmv2"], default="embedded", help="which switch is the ToR")
+    flags.add_argument("--checks", choices=["tor", "host"], default="tor", help="where requests are checked")
     flags.add_argument("--out", type=Path, default=REPOSITORY / "build" / "demo", help="folder for results")
     flags.add_argument("--plain", action="store_true", help="no live view (also without a terminal)")
     return flags
@@ -93,6 +96,7 @@ def parameters(options: argparse.Namespace) -> Parameters:
         size_mb=options.size if options.size is not None else (20.0 if bmv2 else 200.0),
         replicas=options.replicas,
         switch=options.switch,
+        checks=options.checks,
         out=options.out.resolve(),
         live=not options.plain and sys.stdout.isatty(),
     )

@@ -81,6 +81,9 @@ class RackSpec:
     meters: dict[str, int] = field(default_factory=dict)
     """Limits of requests without a proof at the ToR, packets a second by kind (none: unlimited)."""
 
+    checks: str = "tor"
+    """Where requests are checked: at the ToR and by replicas, or by replicas alone."""
+
     def of(self, role: Role) -> tuple[Host, ...]:
         """The hosts of one role, in order."""
         return tuple(host for host in self.hosts if host.role == role)
@@ -140,6 +143,7 @@ class RackSpec:
                 }
                 for name, port, plain in self.services
             ],
+            "checks": self.checks,
             "listen": {"agents": agents, "api": api},
             "state": state,
         }

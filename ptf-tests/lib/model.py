@@ -10,7 +10,8 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass, field
 
-from rivulet_wire import block_hash, flow_hash, internet_checksum, range_sum
+from program import block_hash, flow_hash
+from rivulet_wire import internet_checksum, range_sum
 
 ETH_IPV4, ETH_ARP, ETH_VLAN, ETH_IPV6, ETH_QINQ, ETH_HEARTBEAT = 0x0800, 0x0806, 0x8100, 0x86DD, 0x88A8, 0x88B5
 EXTENSIONS = {0, 43, 50, 51, 60, 135, 139, 140}

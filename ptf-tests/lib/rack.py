@@ -14,7 +14,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import packets
@@ -49,10 +48,10 @@ from layout import (
 )
 from p4rt import Switch
 from packets import Request, ip, number
+from program import BUILD, CHECKS_AT_TOR
 from ptf import testutils
 from traffic import Traffic
 
-ROOT = Path(__file__).resolve().parents[2]
 _ids = itertools.count(1)
 _pools = itertools.count(1)  # the program has 1,023 pools, which is enough for a run
 LATE = 0.5  # seconds: half of the bound of tests whose replicas keep sending heartbeats
@@ -66,10 +65,8 @@ def the_switch() -> Switch:
     """The switch of this run, with the program and the rack's fixed entries installed."""
     global _switch
     if _switch is None:
-        # ptf-tests/removal.py runs another program than the committed one.
-        build = Path(os.environ.get("RIVULET_P4_BUILD", ROOT / "p4src" / "build"))
         params = testutils.test_params_get()
-        switch = Switch(params["grpcaddr"], build / "rivulet.p4info.txtpb", build / "rivulet.json")
+        switch = Switch(params["grpcaddr"], BUILD / "rivulet.p4info.txtpb", BUILD / "rivulet.json")
         install_rack(switch)
         _switch = switch
     return _switch
@@ -437,16 +434,17 @@ class RackTest(Traffic):
             "nonce_epoch": service.epoch,
         }
         slot_set, mask = self.add_slots(slots or self.even_slots(pool))
-        self.insert(
-            "nonce_keys",
-            {"service": service.id, "nonce_epoch": service.epoch},
-            "set_nonce_keys",
-            k0=words[0],
-            k1=words[1],
-            k0_prime=words[2],
-            k1_prime=words[3],
-            usable=usable,
-        )
+        if CHECKS_AT_TOR:
+            self.insert(
+                "nonce_keys",
+                {"service": service.id, "nonce_epoch": service.epoch},
+                "set_nonce_keys",
+                k0=words[0],
+                k1=words[1],
+                k0_prime=words[2],
+                k1_prime=words[3],
+                usable=usable,
+            )
         self.insert("service_checks", {"service": service.id}, "set_checks", **service.checks)
         self.insert(
             "service_config",
@@ -463,7 +461,7 @@ class RackTest(Traffic):
             slot_key1=words[5],
             affinity=affinity,
         )
-        if cookies:
+        if cookies and CHECKS_AT_TOR:
             self.insert("cookie_keys", {"service": service.id}, "set_cookie_keys", **cookie_keys(cookies, mtu))
         self.insert("services", {"address": number(address), "port": service.port}, "set_service", service=service.id)
         self.insert("addresses", {"address": number(address)}, "service_address")

@@ -12,7 +12,8 @@ from typing import Any
 import packets
 from layout import CLIENT, CLIENTS, PATIENCE_S, TOR_ID, TOR_MAC, VLAN_RACK, Service, host_mac
 from p4rt import Switch
-from packets import CHECKED, TIME_VALID, Address, Request
+from packets import Address, Request
+from program import MARKED
 from ptf.base_tests import BaseTest
 
 SEEN_REASONS: set[str] = set()  # drop reasons that the tests of this run have provoked
@@ -174,7 +175,7 @@ class Traffic(BaseTest):
         service: Service,
         sent: bytes,
         *,
-        flags: int = CHECKED | TIME_VALID,
+        flags: int = MARKED,
         replicas: Sequence[int] | None = None,
     ) -> int:
         """Checks that the request reaches a replica of the pool with a stamp; returns the replica."""
@@ -202,7 +203,7 @@ class Traffic(BaseTest):
         self.same(packets.forwarded(sent, dst=host_mac(port), src=TOR_MAC, vlan=self.rack_vlan()), got)
         return replica
 
-    def passes(self, service: Service, request: Request, flags: int = CHECKED | TIME_VALID, **fields: Any) -> int:
+    def passes(self, service: Service, request: Request, flags: int = MARKED, **fields: Any) -> int:
         """Sends a request that must reach a replica with these flags in its stamp."""
         frame = self.to_service(service, request, **fields)
         self.send(CLIENT, frame)

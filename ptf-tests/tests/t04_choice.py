@@ -9,8 +9,9 @@ import packets
 from layout import BLOCK, CLIENT, CLIENTS, LEAST_LOADED, RANDOM, ROUND_ROBIN
 from model import mapped
 from packets import SYN, TIME_VALID, Request
+from program import block_hash, flow_hash
 from rack import RackTest, families, variants
-from rivulet_wire import block_hash, flow_hash, owner
+from rivulet_wire import owner
 
 
 def smooth_order(weights: list[int], count: int) -> list[int]:

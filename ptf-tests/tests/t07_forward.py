@@ -6,7 +6,7 @@ import time
 
 import packets
 from layout import CLIENT, CLIENTS, PATIENCE_S, TOR, TOR_MAC, host_mac
-from packets import ip, number
+from packets import Request, ip, number
 from rack import RackTest, variants
 
 FLOOD_GROUPS = 2000  # above the group numbers of pools
@@ -230,8 +230,8 @@ class FatesAndEgressDrops(RackTest):
         service = self.add_service()
         with self.counts("fates", self.fate("SERVICE")):
             self.passes(service, self.good_request(service))
-        with self.counts("fates", self.fate("DROPPED")), self.drops("KEY_UNKNOWN"):
-            self.send(CLIENT, self.to_service(service, self.good_request(service, epoch=1)))
+        with self.counts("fates", self.fate("DROPPED")), self.drops("RESPONSE_CLASS"):
+            self.send(CLIENT, self.to_service(service, Request(class_=0x80)))
         with self.counts("fates", self.fate("HEARTBEAT")):
             self.beat(service.pool, 0)
             time.sleep(0.1)

@@ -5,8 +5,8 @@ import packets
 from layout import CLIENT, CLIENTS, KERNEL, TOR_MAC, TRODS, Pool, Service, host_mac
 from model import mapped
 from packets import ACK, SYN, Request, number
+from program import flow_hash
 from rack import RackTest, in_time, variants
-from rivulet_wire import flow_hash
 
 BOUND = 1_000_000  # microseconds
 HOLDER_MAC = packets.mac("02:52:56:00:00:00")

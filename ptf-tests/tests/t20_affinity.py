@@ -7,8 +7,9 @@ import packets
 from layout import BY_CLIENT, BY_FLOW, CLIENT, KERNEL, STATELESS, TOR_MAC, TRODS, Service, host_mac
 from model import mapped
 from packets import ACK, SYN, TIME_VALID, Address, Request, ip, number
+from program import client_hash
 from rack import RackTest, families, in_time, variants
-from rivulet_wire import client_hash, owner
+from rivulet_wire import owner
 from t09_icmp_errors import ERRORS, IcmpErrors
 
 BOUND = 1_000_000  # microseconds

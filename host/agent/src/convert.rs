@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use rivulet_packet::slot::{Affinity, Slot, SlotKey};
+use rivulet_packet::slot::{Affinity, Slot, SlotHash, SlotKey};
 use rivulet_server::keys::{CookieEpoch, KeySet, NonceEpoch, SealKey, Secret, TorKeys};
 use rivulet_server::service::{
     Failure, InForce, Member, Plain, PoolMember, Service, ServiceError, Slots, Trods, Tunnel, sort_out,
@@ -170,7 +170,12 @@ fn service(from: &proto::Service) -> Result<Service, ConvertError> {
             Ok(proto::Affinity::Client) => Affinity::Client,
             Err(_) => return Err(bad("affinity", "by flow or by client")),
         };
-        Some(Slots { key: SlotKey::new(key), affinity, pairs })
+        let hash = match proto::SlotHash::try_from(from.slot_hash) {
+            Ok(proto::SlotHash::HalfSipHash) => SlotHash::HalfSipHash,
+            Ok(proto::SlotHash::Crc32) => SlotHash::Crc32,
+            Err(_) => return Err(bad("slot_hash", "HalfSipHash or CRC-32")),
+        };
+        Some(Slots { key: SlotKey::new(key, hash), affinity, pairs })
     };
     Ok(Service {
         name: from.name.clone(),
@@ -272,6 +277,7 @@ mod tests {
             content: Some(0x0102_0304),
             content_epoch: 7,
             affinity: proto::Affinity::Client.into(),
+            slot_hash: proto::SlotHash::Crc32.into(),
         }
     }
 
@@ -311,7 +317,7 @@ mod tests {
         let cookies: Vec<_> = service.keys.cookie.iter().map(|c| (c.epoch, c.key.0)).collect();
         assert_eq!((service.keys.usable_cookie, &cookies[..]), (7, &[(7, [7; 8]), (8, [8; 8])][..]));
         let slots = service.slots.as_ref().unwrap();
-        assert_eq!((slots.key, slots.affinity), (SlotKey::new([4; 8]), Affinity::Client));
+        assert_eq!((slots.key, slots.affinity), (SlotKey::new([4; 8], SlotHash::Crc32), Affinity::Client));
         assert_eq!(service.content, Some(InForce { version: 0x0102_0304, epoch: 7 }));
         let before = proto::Service { content: None, ..good() };
         let update = proto::Update { version: 1, services: vec![before] };
@@ -387,7 +393,7 @@ mod tests {
     #[test]
     fn invalid_values_are_refused_with_the_field_name() {
         type Change = fn(&mut proto::Service);
-        let cases: [(&str, Change); 21] = [
+        let cases: [(&str, Change); 22] = [
             ("addresses", |s| s.addresses.push(vec![1, 2])),
             ("tor_mac", |s| s.tor_mac.clear()),
             ("port", |s| s.port = 65_536),
@@ -400,6 +406,7 @@ mod tests {
             ("slot_key", |s| s.slot_key.clear()),
             ("slots", |s| s.slots.push(0)),
             ("affinity", |s| s.affinity = 2),
+            ("slot_hash", |s| s.slot_hash = 2),
             ("tor_keys.heartbeat", |s| s.tor_keys[0].heartbeat.push(0)),
             ("tor_keys.block", |s| s.tor_keys[0].block.clear()),
             ("ToRs' keys", |s| s.usable_tor_epoch = 9),

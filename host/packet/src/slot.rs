@@ -10,6 +10,16 @@ use crate::nonce::half_sip_hash_words;
 /// Multiplying a hash by this and taking the upper half spreads the hashes of one slot evenly.
 const SPREAD: u32 = 0x9e37_79b9;
 
+/// The hash that the ToR's program chooses slots by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SlotHash {
+    /// HalfSipHash-2-4 under the slot key.
+    #[default]
+    HalfSipHash,
+    /// CRC-32 (IEEE 802.3) of the slot key and the message: the program for switching chips.
+    Crc32,
+}
+
 /// Key for the slots of a service; clients do not know it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct SlotKey {
@@ -17,6 +27,8 @@ pub struct SlotKey {
     pub k0: u32,
     /// Second word.
     pub k1: u32,
+    /// The hash under this key.
+    pub hash: SlotHash,
 }
 
 impl fmt::Debug for SlotKey {
@@ -28,9 +40,16 @@ impl fmt::Debug for SlotKey {
 
 impl SlotKey {
     /// From the 8 bytes that the controller distributes: both words little-endian.
-    pub fn new(key: [u8; 8]) -> Self {
+    pub fn new(key: [u8; 8], hash: SlotHash) -> Self {
         let [a, b, c, d, e, f, g, h] = key;
-        Self { k0: u32::from_le_bytes([a, b, c, d]), k1: u32::from_le_bytes([e, f, g, h]) }
+        Self { k0: u32::from_le_bytes([a, b, c, d]), k1: u32::from_le_bytes([e, f, g, h]), hash }
+    }
+
+    fn of_words(self, words: &[u32]) -> u32 {
+        match self.hash {
+            SlotHash::HalfSipHash => half_sip_hash_words([self.k0, self.k1], words),
+            SlotHash::Crc32 => crc32([self.k0, self.k1].iter().chain(words)),
+        }
     }
 
     /// Derives a key for another purpose shared by the same hosts.
@@ -47,20 +66,44 @@ impl SlotKey {
         words[..4].copy_from_slice(&address_words(client.ip()));
         words[4..8].copy_from_slice(&address_words(service.ip()));
         words[8] = u32::from(client.port()) << 16 | u32::from(service.port());
-        half_sip_hash_words([self.k0, self.k1], &words)
+        self.of_words(&words)
     }
 
     /// Hash of all of a client's plain TCP packets to a service with [`Affinity::Client`], whatever
     /// its ports.
     pub fn client(self, client: IpAddr) -> u32 {
-        half_sip_hash_words([self.k0, self.k1], &address_words(client))
+        self.of_words(&address_words(client))
     }
 
     /// Hash of the requests with this connection tag whose numbers differ only in the last three
     /// bits. Another attempt gets another hash.
     pub fn block(self, tag: u32, number: u32, attempt: u8) -> u32 {
-        half_sip_hash_words([self.k0, self.k1], &[tag, u32::from(attempt & 7) << 29 | number >> 3])
+        self.of_words(&[tag, u32::from(attempt & 7) << 29 | number >> 3])
     }
+}
+
+/// Results of CRC-32 for each byte.
+const CRC_OF_BYTE: [u32; 256] = {
+    let mut table = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let mut crc = byte as u32;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = crc >> 1 ^ (0xedb8_8320 & 0u32.wrapping_sub(crc & 1));
+            bit += 1;
+        }
+        table[byte] = crc;
+        byte += 1;
+    }
+    table
+};
+
+/// CRC-32 (IEEE 802.3) of these words, each in big-endian order.
+fn crc32<'a>(words: impl Iterator<Item = &'a u32>) -> u32 {
+    !words
+        .flat_map(|word| word.to_be_bytes())
+        .fold(!0, |crc, byte| crc >> 8 ^ CRC_OF_BYTE[usize::from(crc as u8 ^ byte)])
 }
 
 /// Unit of placement of plain TCP and of new connections.
@@ -123,6 +166,17 @@ mod tests {
         Slot { first: 2, second: 3 },
         Slot { first: 3, second: 0 },
     ];
+
+    // Expected values: zlib's crc32.
+    #[test]
+    fn crc_slots_match_zlib() {
+        let key = SlotKey::new([0, 1, 2, 3, 4, 5, 6, 7], SlotHash::Crc32);
+        let (client, service) = ("192.0.2.1:40000".parse::<SocketAddr>(), "10.9.0.1:80".parse());
+        let (client, service) = (client.unwrap(), service.unwrap());
+        assert_eq!(key.flow(client, service), 0x69fc0fd9);
+        assert_eq!(key.client(client.ip()), 0xf7d7efdb);
+        assert_eq!(key.block(0xdead_beef, 0x1234_5678, 3), 0x47328355);
+    }
 
     #[test]
     fn first_then_second_then_any() {

@@ -6,7 +6,7 @@
 #include "../metadata.p4"
 #include <state.p4>
 #include "answers.p4"
-#include "cookies.p4"
+#include <cookies.p4>
 #include "heartbeats.p4"
 #include "rewrite.p4"
 #include "too_big.p4"

@@ -92,7 +92,7 @@ control NonceNumber(inout metadata_t meta, in bit<32> number) {
         hash_end.apply(meta, 8);
     }
 }
-
+#ifndef CHECKS_AT_HOST
 // meta.flow.hash of the connection, under the service's slot key: the same for all its packets, and
 // unpredictable for clients. Two flows that collide under one key do not collide under another,
 // unlike with a CRC. With client affinity the message ends after the client's address, so all its
@@ -162,7 +162,7 @@ control PadHash(inout metadata_t meta, in bit<32> word) {
         hash_end.apply(meta, 24);
     }
 }
-
+#endif
 // meta.hash.result of a heartbeat, under its replica's key: all of it before the tag.
 control HeartbeatHash(in headers_t hdr, inout metadata_t meta) {
     HashKey() hash_key;
@@ -199,7 +199,7 @@ control AnswerHash(in headers_t hdr, inout metadata_t meta) {
         meta.bridged.tag = meta.hash.result;
     }
 }
-
+#ifndef CHECKS_AT_HOST
 // meta.bridged.tag of the ToR block for a replica beyond the rack, under that replica's block key:
 // over the block and the fields of the request that the block refers to.
 control BlockTag(in headers_t hdr, inout metadata_t meta) {
@@ -261,5 +261,5 @@ control BlockHash(inout metadata_t meta, in bit<32> tag, in bit<32> number, in b
         nonce_number.apply(meta, attempt[2:0] ++ number[31:3]);
     }
 }
-
+#endif
 #endif

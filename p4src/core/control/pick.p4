@@ -5,7 +5,7 @@
 
 #include "../metadata.p4"
 #include <state.p4>
-#include "half_sip_hash.p4"
+#include <slot_hash.p4>
 #include "rank.p4"
 
 const bit<32> SLOT_TABLE_SIZE = 65536;

@@ -5,9 +5,9 @@
 
 #include "../metadata.p4"
 #include <state.p4>
-#include "checks.p4"
-#include "cookies.p4"
-#include "half_sip_hash.p4"
+#include <checks.p4>
+#include <cookies.p4>
+#include <slot_hash.p4>
 #include "second_chance.p4"
 #include "services.p4"
 

@@ -637,7 +637,7 @@ fn looked_for(
 pub(super) mod tests {
     use std::time::Duration;
 
-    use rivulet_packet::slot::{Affinity, Slot, SlotKey};
+    use rivulet_packet::slot::{Affinity, Slot, SlotHash, SlotKey};
     use rivulet_server::keys::KeySet;
     use rivulet_server::service::{Plain, Slots};
 
@@ -669,7 +669,7 @@ pub(super) mod tests {
             tunnels: Vec::new(),
             content: None,
             slots: Some(Slots {
-                key: SlotKey::new([1; 8]),
+                key: SlotKey::new([1; 8], SlotHash::HalfSipHash),
                 affinity: Affinity::Flow,
                 pairs: Arc::new([Slot { first: 0, second: 1 }, Slot { first: 0, second: 2 }]),
             }),

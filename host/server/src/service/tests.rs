@@ -1,4 +1,5 @@
 use super::*;
+use rivulet_packet::slot::SlotHash;
 
 fn service() -> Service {
     Service {
@@ -19,7 +20,7 @@ fn service() -> Service {
         horizon: Duration::from_secs(4),
         tunnels: Vec::new(),
         slots: Some(Slots {
-            key: SlotKey::new([1; 8]),
+            key: SlotKey::new([1; 8], SlotHash::HalfSipHash),
             affinity: Affinity::Flow,
             pairs: Arc::new([Slot { first: 0, second: 1 }, Slot { first: 1, second: 0 }]),
         }),

@@ -7,7 +7,7 @@ mod json;
 mod valid;
 
 pub use exercise::*;
-use rivulet_packet::slot::{Slot, SlotKey};
+use rivulet_packet::slot::{Slot, SlotHash, SlotKey};
 use rivulet_packet::*;
 use serde_json::{Value, json};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -92,7 +92,7 @@ fn slots() -> Vec<Value> {
     let mut mix = Mix(3);
     let mut out = vec![];
     for i in 0..200 {
-        let key = SlotKey { k0: mix.word(), k1: mix.word() };
+        let key = SlotKey { k0: mix.word(), k1: mix.word(), hash: SlotHash::HalfSipHash };
         let alive = if i % 2 == 0 { 0xff } else { u64::from(mix.word() & 0xff) };
         let v4 = |x: u64| IpAddr::from((x as u32).to_be_bytes());
         let v6 = |x: u64, y: u64| IpAddr::from((u128::from(x) << 64 | u128::from(y)).to_be_bytes());
@@ -132,7 +132,7 @@ fn client_slots() -> Vec<Value> {
     let mut mix = Mix(4);
     let mut out = vec![];
     for i in 0..100 {
-        let key = SlotKey { k0: mix.word(), k1: mix.word() };
+        let key = SlotKey { k0: mix.word(), k1: mix.word(), hash: SlotHash::HalfSipHash };
         let alive = if i % 2 == 0 { 0xff } else { u64::from(mix.word() & 0xff) };
         let client = if i % 4 < 2 {
             Ipv4Addr::from_bits(mix.word()).to_ipv6_mapped()

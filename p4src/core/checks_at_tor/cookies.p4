@@ -7,8 +7,8 @@
 
 #include "../metadata.p4"
 #include <state.p4>
-#include "answers.p4"
-#include "half_sip_hash.p4"
+#include "../control/answers.p4"
+#include "../control/half_sip_hash.p4"
 
 // With timestamps the lowest 3 bits of an ISN are the class of the segment size and a zero, without
 // them the lowest 10 are bits of the client's sequence number.

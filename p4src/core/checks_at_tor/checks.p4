@@ -6,9 +6,9 @@
 #define RIVULET_CHECKS_P4
 
 #include "../metadata.p4"
-#include "ranges.p4"
-#include "replay.p4"
-#include "verdict.p4"
+#include "../control/ranges.p4"
+#include "../control/replay.p4"
+#include "../control/verdict.p4"
 
 const bit<32> KEY_TABLE_SIZE = 8192;
 
