@@ -31,7 +31,7 @@ BLOCKS = "blocks_cost_nothing"
 BACK = "segments::segment_unknown_to_both_returns_to_the_tor_once"
 NO_CONTENT = "segments::replica_without_content_forwards_segments_once"
 LARGE = "segments::kernel_keeps_segments_that_resemble_large_answers"
-LATE = "segments::cookie_without_its_timestamp_is_forwarded_and_not_reset"
+LATE = "segments::valid_cookie_with_wrong_timestamp_is_not_reset"
 HOPS = "segments::hop_count_shows_a_forwarded_segment"
 
 REMOVALS = {
@@ -310,7 +310,7 @@ REMOVALS = {
         "downloads.rs",
         "if lacks_the_beginning && !downloads.has_state_for(segment) {",
         "if false {",
-        "segments::the_first_segment_of_a_small_answer_is_mended",
+        "segments::lost_first_segment_of_small_answer_is_resent",
     ),
     "hands-left": server("return_path.rs", "is_under_way(segment) && hops", "false && hops", NO_CONTENT),
     "hands-left-once": server("return_path.rs", "is_some_and(|left| left > 1)", "is_some()", NO_CONTENT),
@@ -333,6 +333,6 @@ REMOVALS = {
         "plain.rs",
         "true => flow.reaches(keys, header.ack),",
         "true => false,",
-        "content::other_content_is_not_answered_from_and_its_connections_end",
+        "content::connections_end_when_their_content_loses_force",
     ),
 }

@@ -9,18 +9,21 @@ use anyhow::{anyhow, bail};
 use clap::{Args, Subcommand};
 use rivulet_bpf::cm::{self, BPF_FS, Calls, Cm, Options};
 
-/// Gives all TCP connections of this host to one destination one congestion window, which later ones find.
+/// Shares one congestion window among all TCP connections of this host to one destination; later
+/// connections start with it.
 ///
-/// `load` adds a congestion control to the kernel, with the state that it shares; both stay when this command has ended. Nothing
-/// uses it until it is chosen: `sysctl net.ipv4.tcp_congestion_control=cm` for all new connections of a network namespace,
-/// `ip route ... congctl cm` for a destination, or TCP_CONGESTION by a program for its socket.
+/// `load` adds a congestion control to the kernel, with the state that it shares; both stay when
+/// this command has ended. Connections use it only when it is chosen: `sysctl
+/// net.ipv4.tcp_congestion_control=cm` for all new connections of a network namespace, `ip route
+/// ... congctl cm` for a destination, or TCP_CONGESTION for a socket.
 #[derive(Args, Debug)]
 pub struct CmArgs {
-    /// What the congestion control is called: 1 to 15 letters, digits and underscores
+    /// Name of the congestion control: 1 to 15 letters, digits and underscores
     #[arg(long, value_name = "NAME", default_value = "cm", global = true, value_parser = name)]
     name: String,
 
-    /// Folder in a BPF file system in which one folder a name holds what stays [default: /sys/fs/bpf/rivulet-cm]
+    /// Folder in a BPF file system for the pinned state, with one folder for each name [default:
+    /// /sys/fs/bpf/rivulet-cm]
     #[arg(long, value_name = "DIRECTORY", global = true)]
     state: Option<PathBuf>,
 
@@ -30,35 +33,41 @@ pub struct CmArgs {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Loads it into the kernel; needs root, or CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN
+    /// Loads the congestion control into the kernel; needs root, or CAP_BPF, CAP_PERFMON and
+    /// CAP_NET_ADMIN
     Load {
-        /// First window of a destination of which nothing is known, packets
+        /// Initial window of a destination without known state, packets
         #[arg(long, value_name = "PACKETS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100))]
         initial_window: u32,
 
-        /// Maximum number of destinations with kept state; connections to further ones behave as without the manager
+        /// Maximum number of destinations with kept state; connections to others behave as without
+        /// the manager
         #[arg(long, value_name = "COUNT", default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(1..))]
         destinations: u32,
     },
     /// Shows the destinations: connections, window, round trip time, rate
     Status {
-        /// As JSON, with what the programs cost in the kernel while kernel.bpf_stats_enabled was 1
+        /// As JSON, with the BPF programs' cost in the kernel while kernel.bpf_stats_enabled was 1
         #[arg(long)]
         json: bool,
-        /// As metrics for Prometheus: sums of kernel TCP's and of each user's, and what the programs cost. For node_exporter's textfile
-        /// collector, which reads *.prom of its folder: write elsewhere and rename
+        /// As metrics for Prometheus: sums over kernel TCP and over each user, and the BPF
+        /// programs' cost. For node_exporter's textfile collector, which reads *.prom of its
+        /// folder: write elsewhere and rename
         #[arg(long, conflicts_with = "json")]
         metrics: bool,
     },
-    /// Admits users' programs with their UDP sockets; as root. May be killed at any time: admitted programs continue
+    /// Admits users' programs with their UDP sockets; needs root. May be killed at any time:
+    /// admitted programs continue
     Serve(serve::ServeArgs),
     /// Deletes the state of destinations without connections
     Forget,
-    /// Takes it out of the kernel: new connections cannot choose it; those that have it keep it until they end
+    /// Removes the congestion control from the kernel: new connections cannot choose it;
+    /// connections that use it keep it until they end
     Unload,
 }
 
-/// A name that the kernel takes for a congestion control, and a BPF file system for a folder: that has no dots.
+/// Checks a name, which the kernel must accept for a congestion control, and a BPF file system for
+/// a folder: the latter forbids dots.
 fn name(text: &str) -> Result<String, String> {
     let odd = text.chars().find(|c| !c.is_ascii_alphanumeric() && *c != '_');
     match odd {
@@ -72,7 +81,7 @@ fn name(text: &str) -> Result<String, String> {
 /// Runs the subcommand.
 ///
 /// # Errors
-/// What the kernel lacks or refuses, in words.
+/// What the kernel lacks or refuses, in words for the operator.
 pub fn run(args: &CmArgs) -> anyhow::Result<u8> {
     let state = args.state.clone().unwrap_or_else(|| Path::new(BPF_FS).join("rivulet-cm"));
     let folder = state.join(&args.name);
@@ -89,7 +98,7 @@ pub fn run(args: &CmArgs) -> anyhow::Result<u8> {
             let calls = Calls::pinned(&folder).map_err(|e| anyhow!("{e}"))?;
             let tcp = folder.join("link").exists();
             let mut found = match &calls {
-                // Programs are let in, and TCP is not asked to take part.
+                // Programs can be admitted without the congestion control for TCP.
                 Some(_) if !tcp => vec![],
                 _ => cm::pinned(&folder).map_err(|e| absent(&state, &args.name, &e))?,
             };

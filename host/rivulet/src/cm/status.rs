@@ -6,7 +6,7 @@ use std::fmt::Write;
 use rivulet_bpf::cm::{Cost, Macroflow};
 use serde_json::json;
 
-/// A line a destination, the busiest first.
+/// One line for each destination, the busiest first.
 pub(super) fn table(macroflows: &[Macroflow]) -> String {
     let mut text = format!(
         "{:<40} {:>4} {:>6} {:>6} {:>10} {:>10} {:>9} {:>9} {:>10}\n",
@@ -32,7 +32,7 @@ pub(super) fn table(macroflows: &[Macroflow]) -> String {
     text
 }
 
-/// All of it; bytes, nanoseconds, bytes a second.
+/// All macroflows and costs as JSON; in bytes, nanoseconds, bytes a second.
 pub(super) fn json(macroflows: &[Macroflow], costs: &[Cost]) -> String {
     let all: Vec<_> = sorted(macroflows)
         .into_iter()
@@ -51,8 +51,9 @@ pub(super) fn json(macroflows: &[Macroflow], costs: &[Cost]) -> String {
     format!("{:#}\n", json!({ "macroflows": all, "programs": costs }))
 }
 
-/// Prometheus metrics (text format 0.0.4): sums over the macroflows of kernel TCP and of each user, since there may be one a client;
-/// and what the programs cost while kernel.bpf_stats_enabled was 1.
+/// Prometheus metrics (text format 0.0.4): sums over the macroflows of kernel TCP and of each user,
+/// because there may be one macroflow for each client; and the BPF programs' cost while
+/// kernel.bpf_stats_enabled was 1.
 pub(super) fn metrics(macroflows: &[Macroflow], costs: &[Cost]) -> String {
     let mut sums: BTreeMap<String, [u64; 6]> = BTreeMap::new();
     for m in macroflows {
@@ -89,7 +90,7 @@ const MACROFLOWS: [(&str, &str, &str); 6] = [
     ("flows", "gauge", "Connections, and flows of programs."),
     ("window_bytes", "gauge", "Congestion windows."),
     ("outstanding_bytes", "gauge", "What is on its way and not reported."),
-    // Macroflows are forgotten, so these fall.
+    // Macroflows are deleted after a while, so these sums may decrease.
     ("sent_bytes", "gauge", "Sent since the macroflows began."),
     ("reductions", "gauge", "How often windows were reduced since."),
 ];

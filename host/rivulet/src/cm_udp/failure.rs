@@ -5,13 +5,13 @@ use std::io;
 /// A failure, by exit code.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// 1: this host.
+    /// Exit code 1: this host refused something.
     Local(anyhow::Error),
-    /// 2: flags that do not go together; others clap refuses, with the same code.
+    /// Exit code 2: flags that exclude each other. clap uses the same code for other wrong flags.
     Flags(anyhow::Error),
-    /// 3: the daemon of the Congestion Manager.
+    /// Exit code 3: the daemon of the Congestion Manager is not running, or refused something.
     Daemon(anyhow::Error),
-    /// 4: the receiver is not there, or no longer.
+    /// Exit code 4: the receiver does not answer, or does not any more.
     Receiver(anyhow::Error),
 }
 
@@ -30,7 +30,7 @@ impl Failure {
         format!("{e:#}")
     }
 
-    /// A socket's: those that come from the other end are the receiver's.
+    /// A socket's error. Errors that the other end caused count as the receiver's.
     pub fn of(error: io::Error, what: impl Into<String>) -> Failure {
         use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionRefused, ConnectionReset};
         use io::ErrorKind::{HostUnreachable, NetworkUnreachable, TimedOut, UnexpectedEof};
@@ -50,7 +50,7 @@ impl Failure {
     }
 }
 
-/// The library's, once the daemon let us in.
+/// An error of the library after the daemon has admitted this process.
 impl From<libcm::Error> for Failure {
     fn from(error: libcm::Error) -> Failure {
         // The error names its source.

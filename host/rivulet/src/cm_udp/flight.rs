@@ -38,7 +38,7 @@ impl Flight {
         self.first + self.packets.len() as u64
     }
 
-    /// Upper bound of the datagrams in flight: some in `packets` have arrived behind a missing one.
+    /// Upper bound of the datagrams in flight: some in `packets` have arrived after a missing one.
     pub fn outstanding(&self) -> u64 {
         self.packets.len() as u64
     }

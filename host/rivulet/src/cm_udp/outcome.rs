@@ -7,7 +7,7 @@ use serde::Serialize;
 pub(super) struct Outcome {
     pub arrived: u64,
     pub lost: u64,
-    /// Packets that left, and packets that came: of TCP, the kernel's count of segments.
+    /// Packets that were sent, and packets that arrived; for TCP, the kernel's count of segments.
     pub packets: u64,
     pub answers: u64,
     pub calls: Calls,
@@ -17,12 +17,12 @@ pub(super) struct Outcome {
     pub proxied: bool,
 }
 
-/// Calls that were made, whatever became of them.
+/// Number of calls that were made, successful or not.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(super) struct Calls {
     pub request: u64,
     pub notify: u64,
     pub update: u64,
-    /// Times that the process waited.
+    /// How often the process waited.
     pub wait: u64,
 }

@@ -16,7 +16,7 @@ use crate::process::{stop_on_signals, stopped, tell_ready};
 const TICK: Duration = Duration::from_millis(200);
 /// A TCP connection without progress for this time is closed.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// TCP connections open at the same time.
+/// Limit on simultaneous TCP connections.
 const CONNECTIONS: usize = 64;
 /// Receive buffer requested for the UDP socket, bytes. The kernel may grant less.
 const ROOM: usize = 8 << 20;
@@ -92,13 +92,13 @@ fn accept(tcp: &TcpListener, counts: &Arc<Counts>) {
         let stream = match tcp.accept() {
             Ok((stream, _)) => stream,
             Err(e) => {
-                eprintln!("cm-udp: no connection is taken: {e}");
+                eprintln!("cm-udp: connections cannot be accepted: {e}");
                 thread::sleep(TICK);
                 continue;
             }
         };
         if Arc::strong_count(&places) > CONNECTIONS {
-            eprintln!("cm-udp: {CONNECTIONS} connections are there, no other one is taken");
+            eprintln!("cm-udp: {CONNECTIONS} connections are open: another one was refused");
             continue;
         }
         counts.connections.fetch_add(1, Ordering::Relaxed);
@@ -110,7 +110,7 @@ fn accept(tcp: &TcpListener, counts: &Arc<Counts>) {
             }
         };
         if let Err(e) = thread::Builder::new().name("connection".into()).spawn(serve) {
-            eprintln!("cm-udp: no connection is taken: {e}");
+            eprintln!("cm-udp: no thread for a connection: {e}");
         }
     }
 }

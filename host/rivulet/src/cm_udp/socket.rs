@@ -1,4 +1,4 @@
-//! A UDP socket of the sender, and its end of the clock.
+//! A UDP socket of the sender, and the sender's clock.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -60,7 +60,7 @@ impl Socket {
         }
     }
 
-    /// The next answer that is there: its number.
+    /// The number of the next answer that has arrived.
     pub fn answer(&mut self) -> Result<Option<u64>, Failure> {
         answer(&self.udp, &mut self.answer)
     }
@@ -77,7 +77,8 @@ pub(super) fn answer(udp: &UdpSocket, into: &mut [u8]) -> Result<Option<u64>, Fa
         };
         match Head::parse(&into[..length]) {
             Some(Head { kind: Kind::Answer, number }) if length + 1 == into.len() => return Ok(Some(number)),
-            // From another sender, or damaged: its answer counts as lost.
+            // A datagram from elsewhere or a damaged one is ignored; an answer in it counts as
+            // lost.
             _ => {}
         }
     }
@@ -102,7 +103,7 @@ impl Waiter {
         let count = self.0.len() as libc::nfds_t;
         // SAFETY: the array has that many entries; a closed descriptor is reported as invalid.
         match unsafe { libc::ppoll(self.0.as_mut_ptr(), count, &raw const patience, std::ptr::null()) } {
-            // A signal is something that happens.
+            // A signal counts as an event.
             -1 => match io::Error::last_os_error() {
                 e if e.kind() == io::ErrorKind::Interrupted => Ok(true),
                 e => Err(Failure::of(e, "cannot wait")),
@@ -112,7 +113,7 @@ impl Waiter {
     }
 }
 
-/// ns since it began.
+/// Nanoseconds since its creation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock(Instant);
 

@@ -1,4 +1,4 @@
-//! TCP in the sender's place: a write a packet, without Nagle's delay.
+//! The sender's TCP style, for comparison: one write for each packet, without Nagle's delay.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -27,7 +27,7 @@ pub(super) fn send(args: &SendArgs) -> Result<Outcome, Failure> {
     stream.write_all(&Head { kind, number: total }.octets()).map_err(fail("cannot send to"))?;
     let copy = stream.try_clone().map_err(fail("cannot make a socket to"))?;
     let returned = std::thread::scope(|s| {
-        // Returned data is read meanwhile: otherwise the receiver would stop reading.
+        // Returned data must be read meanwhile, or the receiver would stop reading.
         let reader = s.spawn(|| read(copy, if args.echo { total } else { 0 }));
         let packet = vec![0; args.size as usize];
         let written = (0..args.count).try_for_each(|_| stream.write_all(&packet));
@@ -68,13 +68,14 @@ fn connect(args: &SendArgs) -> Result<TcpStream, Failure> {
     Ok(stream)
 }
 
-/// The number of bytes that the receiver reports, after this many were returned.
+/// Reads `returned` bytes, then the number of bytes that the receiver reports.
 fn read(mut stream: TcpStream, mut returned: u64) -> std::io::Result<u64> {
     let mut block = vec![0; BLOCK];
     while returned > 0 {
         let most = returned.min(BLOCK as u64) as usize;
         let got = match stream.read(&mut block[..most]) {
-            // Not an error of the connection: a socket with a timeout reports it also when the process was frozen or stopped.
+            // A socket with a timeout also returns this when the process was frozen or stopped; it
+            // is no error of the connection.
             Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
             read => read?,
         };
@@ -91,7 +92,7 @@ fn read(mut stream: TcpStream, mut returned: u64) -> std::io::Result<u64> {
     }
 }
 
-/// `struct tcp_info` of linux/tcp.h, as far as it is of use.
+/// The first fields of `struct tcp_info` (linux/tcp.h).
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Info {

@@ -11,7 +11,7 @@ use rivulet_client::IoChoice;
 /// 4 a connection broke and could not be continued.
 #[derive(Args, Debug)]
 pub struct GetArgs {
-    /// What to download: http://HOST[:PORT]/PATH
+    /// URLs to download: http://HOST[:PORT]/PATH
     #[arg(required = true)]
     pub urls: Vec<String>,
 
@@ -19,11 +19,12 @@ pub struct GetArgs {
     #[arg(long, short, value_name = "FILE")]
     pub output: Vec<PathBuf>,
 
-    /// Go on with what an interrupted download left (FILE.part)
+    /// Continue an interrupted download (FILE.part)
     #[arg(long, short = 'c')]
     pub r#continue: bool,
 
-    /// Print what happened as one JSON object a URL, to standard output (with `-o -`: to standard error)
+    /// Print the result as one JSON object for each URL, to standard output (with `-o -`: to
+    /// standard error)
     #[arg(long)]
     pub json: bool,
 
@@ -31,11 +32,13 @@ pub struct GetArgs {
     #[arg(long, short)]
     pub quiet: bool,
 
-    /// What moves the packets: af_packet, af_xdp, or auto (AF_XDP where the interface allows it)
+    /// How packets are sent and received: af_packet, af_xdp, or auto (AF_XDP where the interface
+    /// allows it)
     #[arg(long, value_name = "MECHANISM", default_value_t)]
     pub io: IoChoice,
 
-    /// Several URLs of one server one after the other, instead of in parallel on one connection
+    /// Download several URLs of one server one after the other, instead of in parallel on one
+    /// connection
     #[arg(long)]
     pub one_by_one: bool,
 

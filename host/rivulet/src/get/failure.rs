@@ -3,13 +3,13 @@
 /// Why a download failed, by exit code.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// Exit code 1.
+    /// Exit code 1: a local error.
     Local(anyhow::Error),
-    /// Exit code 2.
+    /// Exit code 2: no connection could be opened.
     Connect(anyhow::Error),
-    /// Exit code 3.
+    /// Exit code 3: the server's status is an error.
     Status(u16, String),
-    /// Exit code 4.
+    /// Exit code 4: the connection broke and could not be resumed.
     Broken(anyhow::Error),
 }
 

@@ -1,4 +1,4 @@
-//! The downloads themselves.
+//! Downloads the URLs, and writes the files and the reports.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -18,7 +18,7 @@ use super::response::{Buffer, Head};
 use super::url::Url;
 
 const BLOCK: usize = 256 << 10;
-/// Bytes of a stream that may wait to be read: more than any path holds.
+/// Limit on the received bytes of a stream that wait to be read: more than any path has in flight.
 const RECEIVE_BUFFER: usize = 16 << 20;
 
 /// Result of the download of one URL.
@@ -29,7 +29,7 @@ struct Report {
     error: Option<String>,
     status: Option<u16>,
     file: Option<PathBuf>,
-    /// Bytes of the whole content, as far as known.
+    /// Size of the whole content in bytes, if known.
     size: Option<u64>,
     /// `rivulet`, or `tcp` if the server supports nothing else.
     transport: &'static str,
@@ -41,7 +41,7 @@ struct Report {
     counts: Option<Counts>,
 }
 
-/// Counts of the connection that carried the download; later downloads on it have all before in them.
+/// Counters of the connection that carried the download, including earlier downloads on it.
 #[derive(Debug, Serialize)]
 struct Counts {
     requests: u64,
@@ -80,7 +80,7 @@ struct Connection {
     remote: SocketAddr,
 }
 
-/// Downloads every URL; gives the exit code.
+/// Downloads every URL; returns the exit code.
 pub fn get(args: &GetArgs) -> anyhow::Result<u8> {
     let urls: Vec<Url> = args.urls.iter().map(|u| Url::parse(u)).collect::<Result<_, _>>()?;
     if args.output.len() > urls.len() {
@@ -114,7 +114,7 @@ pub fn get(args: &GetArgs) -> anyhow::Result<u8> {
                 tell_all(done)?;
                 return Ok(code);
             }
-            // Plain TCP has one stream.
+            // Plain TCP has only one stream.
             None => tracing::debug!("not in parallel"),
         }
     }
@@ -130,8 +130,8 @@ pub fn get(args: &GetArgs) -> anyhow::Result<u8> {
     Ok(code)
 }
 
-/// All downloads at once, each on a separate stream of one connection (section 5.2). None: the
-/// server does not support Rivulet, and nothing was begun.
+/// Downloads all URLs at the same time, each on a separate stream of one connection (section 5.2).
+/// `None`: the server does not support Rivulet, and nothing was downloaded.
 fn parallel(stack: &Stack, downloads: &mut [Download<'_>]) -> Option<Vec<(Report, Option<Failure>, bool)>> {
     let failed = |downloads: &[Download<'_>], e: &anyhow::Error| {
         let done = downloads.iter().map(|d| {
@@ -152,7 +152,7 @@ fn parallel(stack: &Stack, downloads: &mut [Download<'_>]) -> Option<Vec<(Report
             Err(e) => return failed(downloads, &e.into()),
         }
     }
-    // The first answer shows the server's protocol.
+    // The first answer shows whether the server supports Rivulet.
     let patience = Duration::from_secs(downloads[0].args.stall_timeout);
     if let Err(e) = stream.connect_now(patience) {
         return failed(downloads, &e.into());
@@ -176,7 +176,7 @@ fn parallel(stack: &Stack, downloads: &mut [Download<'_>]) -> Option<Vec<(Report
                 })
             })
             .collect();
-        // A panic there was reported when it happened.
+        // A thread that panicked has printed its message.
         Some(threads.into_iter().filter_map(|t| t.join().ok()).collect())
     })
 }
@@ -210,10 +210,10 @@ fn tell(args: &GetArgs, report: &Report, stdout_is_taken: bool) -> anyhow::Resul
     Ok(())
 }
 
-/// One URL on its way into one file.
+/// The download of one URL into one file.
 struct Download<'a> {
     args: &'a GetArgs,
-    /// The URL as given.
+    /// The URL as the user wrote it.
     text: &'a str,
     bars: &'a MultiProgress,
     url: &'a Url,
@@ -240,7 +240,8 @@ impl<'a> Download<'a> {
         self.path == Path::new("-")
     }
 
-    /// It is a device, a pipe or the like, which is written to and not replaced.
+    /// Whether the output is a device, a pipe or the like, which is written to rather than
+    /// replaced.
     fn to_device(&self) -> bool {
         std::fs::metadata(&self.path).is_ok_and(|there| !there.is_file() && !there.is_dir())
     }
@@ -277,13 +278,13 @@ impl<'a> Download<'a> {
         };
         let head = self.receive(resume, &mut connection.buffer, &mut from)?;
         if head.close || head.length.is_none() {
-            // Only the report still looks at the connection; the next URL gets another one.
+            // The connection is kept only for the report; the next URL gets another one.
             connection.remote = SocketAddr::from(([0, 0, 0, 0], 0));
         }
         Ok(())
     }
 
-    /// Head and body of the response.
+    /// Receives the head and the body of the response.
     fn receive(
         &mut self,
         resume: Option<(u64, String)>,
@@ -301,7 +302,7 @@ impl<'a> Download<'a> {
         if self.meter.bytes() == 0 { Failure::Connect(failed) } else { Failure::Broken(failed) }
     }
 
-    /// Length and entity tag of what an interrupted download left.
+    /// Length and entity tag of an interrupted download's file.
     fn resume_point(&self) -> Option<(u64, String)> {
         if !self.args.r#continue || self.to_stdout() || self.to_device() {
             return None;
@@ -319,7 +320,7 @@ impl<'a> Download<'a> {
             env!("CARGO_PKG_VERSION")
         );
         if let Some((from, tag)) = resume {
-            // Without If-Range another content would be joined to this one's beginning.
+            // Without If-Range, another content could be appended to the beginning of this one.
             text += &format!("Range: bytes={from}-\r\nIf-Range: {tag}\r\n");
         }
         text + "\r\n"
@@ -338,7 +339,7 @@ impl<'a> Download<'a> {
                 self.size = Some(size);
                 first
             }
-            // Everything was there already.
+            // The interrupted download was complete.
             (416, Some((length, _)), _) => {
                 self.size = Some(*length);
                 self.drain(head, buffer, from).ok();
@@ -384,7 +385,7 @@ impl<'a> Download<'a> {
         self.complete()
     }
 
-    /// Reads a body that is not wanted, so that the connection can go on.
+    /// Reads a body that is not wanted, so that the connection can be used again.
     fn drain(&self, head: &Head, buffer: &mut Buffer, from: &mut Patient<'_>) -> io::Result<()> {
         let mut left = head.length.unwrap_or(0).min(1 << 20);
         let mut block = [0; 4096];
@@ -421,7 +422,7 @@ impl<'a> Download<'a> {
         Ok(Box::new(file))
     }
 
-    /// The whole content is in the `.part` file: it gets its name.
+    /// Renames the complete `.part` file to its final name.
     fn complete(&self) -> Result<(), Failure> {
         if self.to_stdout() || self.to_device() {
             return Ok(());
@@ -429,7 +430,7 @@ impl<'a> Download<'a> {
         std::fs::rename(self.part(), &self.path)
             .with_context(|| self.path.display().to_string())
             .map_err(Failure::Local)?;
-        // Left behind it would only be overwritten by the next download.
+        // If this fails, the next download overwrites the file.
         let _ = std::fs::remove_file(self.tag());
         Ok(())
     }
@@ -469,10 +470,10 @@ impl<'a> Download<'a> {
     }
 }
 
-/// Reads until a time.
+/// Reads into a buffer, until this time at most.
 type ReadUntil<'a> = dyn Fn(&mut [u8], Instant) -> io::Result<usize> + 'a;
 
-/// Reads with an end to the waiting.
+/// Reads with a timeout.
 struct Patient<'a> {
     read: &'a ReadUntil<'a>,
     stall: Duration,

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-/// Samples kept; beyond, every second one is dropped and the interval doubled.
+/// Limit on the samples; beyond it, every second one is dropped and the interval doubled.
 const MAX_SAMPLES: usize = 20_000;
 
 /// Counts bytes as they arrive.
@@ -32,11 +32,11 @@ pub struct Reading {
     pub mbit_per_s: f64,
     /// Milliseconds from the start to the first byte of the body.
     pub first_byte_ms: Option<f64>,
-    /// Longest time between two arrivals.
+    /// Longest time between two arrivals, milliseconds.
     pub longest_gap_ms: f64,
-    /// Begin of that gap, milliseconds from the start.
+    /// Start of that gap, milliseconds from the start.
     pub longest_gap_at_ms: f64,
-    /// (milliseconds from the start, bytes so far)
+    /// Samples: milliseconds from the start, bytes so far.
     pub samples: Vec<(f64, u64)>,
 }
 
@@ -130,7 +130,7 @@ mod tests {
         let reading = meter.reading();
         assert_eq!(reading.bytes, 20);
         assert!(reading.longest_gap_ms >= 30.0, "{reading:?}");
-        // Unless we were held up in the second gap for longer than the first one was.
+        // Unless this process was paused in the second gap for longer than the first one lasted.
         if after < Duration::from_millis(30) {
             assert_eq!(Some(reading.longest_gap_at_ms), reading.first_byte_ms, "{reading:?}");
         }

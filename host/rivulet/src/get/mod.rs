@@ -1,4 +1,4 @@
-//! `rivulet get`: downloads, and what happened to them.
+//! `rivulet get`: downloads, and reports on them.
 
 mod args;
 mod failure;

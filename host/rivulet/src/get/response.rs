@@ -1,4 +1,4 @@
-//! The head of a response, and where its body ends.
+//! Parses the head of a response, and finds where its body ends.
 
 use std::io::{self, Read};
 
@@ -15,17 +15,17 @@ pub struct Head {
     pub status: u16,
     /// Reason phrase.
     pub reason: String,
-    /// Length of the body; none if it ends with the connection.
+    /// Length of the body; `None` if the connection's end ends it.
     pub length: Option<u64>,
-    /// Entity tag as written.
+    /// Entity tag, as the server sent it.
     pub etag: Option<String>,
     /// First byte and whole size of a partial content.
     pub range: Option<(u64, u64)>,
-    /// The connection ends behind this response.
+    /// The server closes the connection after this response.
     pub close: bool,
 }
 
-/// Bytes that were read beyond the wanted ones, on a connection.
+/// Bytes of a connection that were read beyond the wanted ones.
 #[derive(Debug, Default)]
 pub struct Buffer {
     bytes: Vec<u8>,
@@ -45,7 +45,7 @@ impl Buffer {
         Ok(n)
     }
 
-    /// Reads a head, passing over interim responses (1xx).
+    /// Reads a head; skips interim responses (1xx).
     pub fn head(&mut self, from: &mut impl Read) -> anyhow::Result<Head> {
         self.bytes.drain(..self.at);
         self.at = 0;
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_an_error() {
+    fn malformed_head_is_an_error() {
         for text in [
             "nonsense\r\n\r\n",
             "HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",

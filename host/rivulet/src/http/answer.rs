@@ -14,7 +14,7 @@ use super::objects::{MAX_NAME, Objects};
 use super::read_error::ReadError;
 use super::{Method, Query, Request, Status};
 
-/// Version of the encoding; another one is refused.
+/// Version of the encoding; others are refused.
 const VERSION: u8 = 2;
 /// Longest encoding, bytes.
 pub const MAX_ANSWER: usize = 64 + MAX_NAME;
@@ -50,8 +50,8 @@ struct Part {
 }
 
 impl<'a> Answer<'a> {
-    /// Decides what `request` gets at the time `date` (seconds since 1970). `Err` if the content is not
-    /// hashed yet.
+    /// Decides the answer to `request` at the time `date` (seconds since 1970). `Err` if the
+    /// content is not hashed yet.
     pub fn new(request: &'a Request, objects: &Objects, date: u32) -> Result<Answer<'a>, ReadError> {
         let mut answer = Answer {
             status: Status(200),
@@ -68,7 +68,7 @@ impl<'a> Answer<'a> {
             (None, Method::Get | Method::Head) => answer.find(request, objects)?,
             (None, Method::Options) => answer.status = Status(204),
             (None, Method::Put | Method::Post) => {
-                // Its body is not read here, so nothing can follow it.
+                // The server does not read the body, so no request can follow it.
                 answer.close = true;
                 answer.status = Status(405);
             }
@@ -83,7 +83,7 @@ impl<'a> Answer<'a> {
         Ok(answer)
     }
 
-    /// An answer that consists of its status.
+    /// An answer that consists of a status only.
     #[must_use]
     pub fn plain(status: Status, close: bool, date: u32) -> Answer<'static> {
         let mut answer =
@@ -104,7 +104,8 @@ impl<'a> Answer<'a> {
                 match &request.query {
                     Query::None => {}
                     Query::Is(query) => self.query = Some(query),
-                    // A continuation cannot carry it, and without it the location would be another.
+                    // A continuation cannot carry such a long query, and without it the location
+                    // would differ.
                     Query::Long => self.status = Status(414),
                 }
                 return Ok(());
@@ -144,13 +145,13 @@ impl<'a> Answer<'a> {
         self.status
     }
 
-    /// The hash of the content that is sent, zero for answers without.
+    /// The hash of the content to send; zero for answers without content.
     #[must_use]
     pub fn identity(&self) -> [u8; 16] {
         self.file.map_or([0; 16], |part| part.identity.hash)
     }
 
-    /// True if the connection ends behind this answer.
+    /// Whether the connection ends after this answer.
     #[must_use]
     pub fn closes(&self) -> bool {
         self.close
@@ -209,7 +210,7 @@ impl<'a> Answer<'a> {
         objects.read(&object, at, out)
     }
 
-    /// The response head; a function of the fields alone.
+    /// Writes the response head, which depends on the fields of `self` alone.
     fn write_head(&self, out: &mut Vec<u8>) {
         if self.status.0 == 100 {
             out.extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
@@ -248,8 +249,8 @@ impl<'a> Answer<'a> {
                 match status.0 {
                     301 => {
                         let path = EscapedPath(self.name);
-                        // The index of a folder that is requested with a slash may be a folder
-                        // again.
+                        // A path with a final slash has its `index.html`, which is a folder itself
+                        // here.
                         let index = if self.name.ends_with(b"/") { "index.html" } else { "" };
                         let _ = write!(out, "Location: {path}{index}/");
                         if let Some(query) = self.query {
@@ -295,7 +296,7 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// Decodes the result of [`Answer::encode`], which is all of `input`.
+    /// Decodes the result of [`Answer::encode`], which must be all of `input`.
     pub fn decode(input: &'a [u8]) -> Result<Answer<'a>, Malformed> {
         let mut r = Reader(input);
         if r.u8()? != VERSION {
@@ -320,7 +321,7 @@ impl<'a> Answer<'a> {
     }
 }
 
-/// The conditions of a request, for the content that there is.
+/// The conditions of a request, evaluated for the content with this hash (`None`: no content).
 pub(super) fn conditions(request: &Request, content: Option<&[u8; 16]>) -> Conditions {
     Conditions {
         if_match: request.if_match.names(content),
@@ -329,7 +330,7 @@ pub(super) fn conditions(request: &Request, content: Option<&[u8; 16]>) -> Condi
     }
 }
 
-/// Bytes of a query that a `Location` must escape: those that a request line cannot have.
+/// Bytes of a query that must be escaped in a `Location`: those that a request line cannot have.
 const QUERY: &percent_encoding::AsciiSet =
     &percent_encoding::CONTROLS.add(b' ').add(b'"').add(b'#').add(b'<').add(b'>');
 
@@ -430,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn other_content_is_not_mine() {
+    fn content_of_another_hash_is_refused() {
         let (dir, objects) = store();
         let request = request("GET /ten.txt", "");
         let mut bytes = Vec::new();
@@ -444,8 +445,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any piece of an answer, decoded separately for each piece, equals that part of the
-        /// whole.
+        /// Any piece of an answer, decoded separately, equals that part of the whole.
         #[test]
         fn every_piece_is_part_of_the_whole(from in 0u64..301_000, len in 0usize..3000) {
             let (_dir, objects) = store();
@@ -467,7 +467,7 @@ mod tests {
         }
 
         #[test]
-        fn any_octets_decode_or_are_refused(input in prop::collection::vec(any::<u8>(), 0..120)) {
+        fn arbitrary_bytes_decode_or_are_refused(input in prop::collection::vec(any::<u8>(), 0..120)) {
             let (_dir, objects) = store();
             if let Ok(answer) = Answer::decode(&input) {
                 let _ = answer.read(0, &mut [0; 50], &objects);

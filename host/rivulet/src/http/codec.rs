@@ -1,4 +1,4 @@
-//! The few integers and strings of a continuation, big-endian, bounds checked.
+//! Encodes the integers and strings of a continuation: big-endian, with bounds checks.
 
 /// A continuation that this program did not write, or of another version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -35,7 +35,7 @@ impl<'a> Reader<'a> {
         Ok(u64::from_be_bytes(self.array()?))
     }
 
-    /// At most 65,535 bytes behind their number.
+    /// A string of at most 65,535 bytes, preceded by its length.
     pub fn text(&mut self) -> Result<&'a [u8], Malformed> {
         let n = self.u16()?;
         self.bytes(usize::from(n))
@@ -46,7 +46,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Appends bytes behind their number; more than 65,535 of them are a bug of the caller's bounds.
+/// Appends a string after its length. The caller must ensure that it has at most 65,535 bytes.
 pub(crate) fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     debug_assert!(bytes.len() <= usize::from(u16::MAX));
     out.extend_from_slice(&(bytes.len() as u16).to_be_bytes());

@@ -1,5 +1,5 @@
-//! Runs work that can block, above all on a slow disk, on separate threads: the packet path asks,
-//! and asks again later.
+//! Runs work that can block, mostly on a slow disk, on separate threads: the packet path requests
+//! it, and asks again later.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -10,23 +10,23 @@ use parking_lot::{Condvar, Mutex};
 
 /// Number of threads: one file fewer than this can be slow without delaying the others.
 const THREADS: usize = 4;
-/// Maximum number of waiting jobs; further ones are refused, and requested again later.
+/// Limit on the waiting jobs; further ones are refused, and requested again later.
 const MAX_JOBS: usize = 4096;
 /// After a wait that timed out, no caller waits for this long, microseconds: the disk is slow.
 const SLOW: u64 = 50_000;
 
-/// Identifies a job; equal jobs run only once at a time.
+/// Identifies a job; of equal jobs only one runs at a time.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Key {
-    /// The content of this name is to be had.
+    /// Load the content with this name.
     Load(Box<[u8]>),
-    /// Check whether the file has changed.
+    /// Check whether the file with this name has changed.
     Check(Box<[u8]>),
-    /// Whether a file begins with the content of this hash.
+    /// Check whether a file begins with the content that has this hash.
     Former([u8; 16]),
-    /// This block of the mapping at this address is to be in memory.
+    /// Load a block into memory: address of the mapping, number of the block.
     Page(usize, usize),
-    /// Writes a piece of the upload with this identity: offset and length.
+    /// Write a piece of the upload with this identity: offset and length.
     Write([u8; 16], u64, usize),
 }
 
@@ -35,7 +35,7 @@ type Job = Box<dyn FnOnce() + Send>;
 #[derive(Default)]
 struct State {
     jobs: VecDeque<(Key, Job)>,
-    /// Jobs in advance, done when no other work is left.
+    /// Jobs in advance, which run when no others wait.
     later: VecDeque<(Key, Job)>,
     pending: HashSet<Key>,
     stop: bool,
@@ -49,7 +49,7 @@ struct Shared {
     slow_until: AtomicU64,
 }
 
-/// The threads, which end with this. Jobs that have not begun are dropped.
+/// The threads, which end when this is dropped. Jobs that have not begun are dropped.
 pub(super) struct Desk(Arc<Shared>);
 
 impl std::fmt::Debug for Desk {
@@ -83,7 +83,8 @@ impl Desk {
         Ok(desk)
     }
 
-    /// Has a job done unless there is one of this kind, and waits for it, for `patience` at most. True if it is done.
+    /// Starts a job, unless an equal one is waiting or running, and waits for it for at most
+    /// `patience`. Returns whether it is done.
     pub(super) fn ask(&self, key: Key, patience: Duration, job: impl FnOnce() + Send + 'static) -> bool {
         let shared = &self.0;
         let mut state = shared.state.lock();
@@ -109,7 +110,7 @@ impl Desk {
         true
     }
 
-    /// Runs a job when no other work is left.
+    /// Queues a job that runs when no others wait.
     pub(super) fn ask_later(&self, key: Key, job: impl FnOnce() + Send + 'static) {
         let mut state = self.0.state.lock();
         if state.later.len() < MAX_JOBS && state.pending.insert(key.clone()) {
@@ -118,7 +119,7 @@ impl Desk {
         }
     }
 
-    /// True while there is anything to do.
+    /// Whether any job waits or runs.
     pub(super) fn is_busy(&self) -> bool {
         !self.0.state.lock().pending.is_empty()
     }
@@ -134,7 +135,7 @@ impl Shared {
                 continue;
             };
             drop(state);
-            // A job that panics has printed its message; the thread stays for other jobs.
+            // A job that panics has printed its message; the thread continues with other jobs.
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
             state = self.state.lock();
             state.pending.remove(&key);
@@ -150,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slow_job_is_not_waited_for_and_done_once() {
+    fn slow_job_runs_once_and_blocks_no_caller() {
         let desk = Desk::open().unwrap();
         let (go, wait) = channel::<()>();
         let (done, all) = channel();
@@ -163,14 +164,14 @@ mod tests {
         assert!(!desk.ask(key.clone(), Duration::from_millis(1), slow));
         assert!(!desk.ask(key.clone(), Duration::from_millis(1), || panic!("there is one")));
         assert!(desk.is_busy());
-        // Others are not held up by it.
+        // The slow job does not delay others.
         let of_job = done.clone();
         desk.ask(Key::Load(b"fast"[..].into()), Duration::ZERO, move || of_job.send("fast").unwrap());
         assert_eq!(all.recv().unwrap(), "fast");
         go.send(()).unwrap();
         assert_eq!(all.recv().unwrap(), "slow");
-        // A finished job may be asked for again; a patient caller waits, unless the disk was slow
-        // just now.
+        // A finished job may be requested again. A patient caller waits, unless the disk was slow a
+        // moment ago.
         let patient = Duration::from_secs(60);
         while !desk.ask(key.clone(), patient, || ()) {
             std::thread::sleep(Duration::from_millis(5));

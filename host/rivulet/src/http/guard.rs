@@ -1,8 +1,9 @@
-//! File mappings that survive their file being cut short.
+//! File mappings that survive a truncation of their file.
 //!
-//! Reading a page beyond the end of a mapped file raises SIGBUS. The handler here puts a page of zeros
-//! in the place of the missing one and notes that the mapping is broken; the reader looks at the note
-//! after its copy and throws the copy away. The handler that was installed before gets every other SIGBUS.
+//! Reading a page beyond the end of a mapped file raises SIGBUS. The signal handler here maps a
+//! page of zeros in place of the missing one and marks the mapping as broken; the reader checks
+//! that mark after its copy and discards the copy. Every other SIGBUS goes to the handler that was
+//! installed before.
 
 use std::fs::File;
 use std::io;
@@ -12,13 +13,13 @@ use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-/// Mappings at the same time; more are refused.
+/// Limit on simultaneous mappings; more are refused.
 const SLOTS: usize = 4096;
-/// Bytes that are checked, and loaded into memory, at a time.
+/// Number of bytes that are checked, and loaded into memory, at a time.
 const BLOCK: usize = 256 << 10;
-/// For how long a block that was in memory is taken to be there, milliseconds.
+/// How long a block that was in memory is assumed to be there, milliseconds.
 const GOOD_FOR: u32 = 1000;
-/// Blocks that are brought into memory together.
+/// Number of blocks that are loaded together.
 const AHEAD: usize = 4;
 /// linux/mman.h, since Linux 5.14
 const MADV_POPULATE_READ: libc::c_int = 22;
@@ -39,9 +40,9 @@ static REGIONS: [Slot; SLOTS] = [const {
     }
 }; SLOTS];
 
-/// Page size.
+/// Page size, bytes.
 static PAGE: AtomicUsize = AtomicUsize::new(4096);
-/// The former action of SIGBUS: set once, before our handler is installed.
+/// The former action of SIGBUS: set once, before the handler is installed.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// A read-only mapping of a file's first bytes.
@@ -56,7 +57,7 @@ pub(crate) struct Mapping {
 
 // SAFETY: the pages are only read, and the pointer stays valid until drop.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; reading from several threads at once is harmless.
+// SAFETY: as for `Send`; reading from several threads at once is harmless.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -66,7 +67,7 @@ impl Mapping {
         let free = |slot: &&Slot| !slot.taken.swap(true, Ordering::AcqRel);
         let (index, slot) =
             REGIONS.iter().enumerate().find(|(_, s)| free(s)).ok_or(io::ErrorKind::QuotaExceeded)?;
-        // SAFETY: a fresh mapping of a file; no existing memory is touched.
+        // SAFETY: a new mapping of a file; no existing memory is touched.
         let ptr = unsafe {
             libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0)
         };
@@ -98,12 +99,12 @@ impl Mapping {
         }
         let Range { start, end } = self.range(block);
         let mut pages = [0u8; BLOCK / 4096];
-        // SAFETY: a part of the mapping, from a page's beginning; a page has at least 4096 bytes,
-        // so there is room for all.
+        // SAFETY: a part of the mapping, from the start of a page; a page has at least 4096 bytes,
+        // so `pages` has room for all.
         let told =
             unsafe { libc::mincore(self.ptr.as_ptr().add(start).cast(), end - start, pages.as_mut_ptr()) };
         let count = (end - start).div_ceil(PAGE.load(Ordering::Acquire));
-        // If the kernel does not report it, the only way is to read.
+        // If mincore fails, the block counts as present, and the copy reads it.
         let resident = told != 0 || pages[..count].iter().all(|page| page & 1 != 0);
         if resident {
             seen.store(now.max(1), Ordering::Relaxed);
@@ -111,19 +112,19 @@ impl Mapping {
         resident
     }
 
-    /// Brings a block and those behind it into memory, however long that takes.
+    /// Loads a block and those after it into memory, however long that takes.
     pub fn fetch(&self, block: usize, now: u32) {
         for block in (block..self.seen.len()).take(AHEAD) {
             let Range { start, end } = self.range(block);
-            // SAFETY: a part of the mapping, from a page's beginning.
+            // SAFETY: a part of the mapping, from the start of a page.
             let done = unsafe {
                 libc::madvise(self.ptr.as_ptr().add(start).cast(), end - start, MADV_POPULATE_READ)
             };
             if done != 0 {
-                // An older kernel, or a file cut short: the pages are touched.
+                // An older kernel, or a truncated file: touch each page.
                 for at in (start..end).step_by(PAGE.load(Ordering::Acquire)) {
-                    // SAFETY: inside the mapping; a missing page is replaced by the handler. Volatile, so that the read
-                    // is not left out.
+                    // SAFETY: inside the mapping; the handler replaces a missing page. Volatile, so
+                    // that the compiler keeps the read.
                     unsafe { self.ptr.as_ptr().add(at).read_volatile() };
                 }
             }
@@ -135,14 +136,15 @@ impl Mapping {
         block * BLOCK..self.len.min((block + 1) * BLOCK)
     }
 
-    /// Copies bytes from `offset` on into `out`; false if the file no longer has them.
+    /// Copies bytes from `offset` on into `out`; returns `false` if the file no longer has them.
     pub fn copy(&self, offset: usize, out: &mut [u8]) -> bool {
         if offset > self.len || out.len() > self.len - offset {
             return false;
         }
-        // SAFETY: inside the mapping by the check above, and `out` is not part of it, since the mapping is never given
-        // out as `&mut`. A missing page is replaced by the handler. Another process may write the file meanwhile. The
-        // language has no rule for that; memcpy then copies old or new bytes, and no reference to them is made.
+        // SAFETY: inside the mapping by the check above, and `out` is not part of it, since the
+        // mapping is never given out as `&mut`. The handler replaces a missing page. Another
+        // process may write the file meanwhile. The language has no rule for that; memcpy then
+        // copies old or new bytes, and no reference to them is made.
         unsafe { std::ptr::copy_nonoverlapping(self.ptr.as_ptr().add(offset), out.as_mut_ptr(), out.len()) };
         std::sync::atomic::compiler_fence(Ordering::SeqCst);
         !REGIONS[self.slot].broken.load(Ordering::Acquire)
@@ -160,15 +162,17 @@ impl Drop for Mapping {
     }
 }
 
-/// Installs the handler; gives what stood there before.
+/// Installs the handler; returns the former action.
 fn install() -> libc::sigaction {
-    // SAFETY: sysconf reads a constant. All zero is a valid sigaction, and both calls get pointers to initialised locals.
+    // SAFETY: sysconf reads a constant. All zero is a valid sigaction, and both calls get pointers
+    // to initialised locals.
     unsafe {
         PAGE.store(libc::sysconf(libc::_SC_PAGESIZE) as usize, Ordering::Release);
         let mut before: libc::sigaction = std::mem::zeroed();
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = on_fault as *const () as usize;
-        // On the alternate stack, as the handler before ours may expect: Rust's own looks at stack overflows.
+        // On the alternate stack, as the former handler may expect: Rust's own handler detects
+        // stack overflows.
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
         libc::sigemptyset(&mut action.sa_mask);
         libc::sigaction(libc::SIGBUS, &action, &mut before);
@@ -177,14 +181,14 @@ fn install() -> libc::sigaction {
 }
 
 extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler. A signal that a process sent has a code of 0 or
-    // less, and its process and user where a fault has its address.
+    // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler. A signal that a process
+    // sent has a code of 0 or less, and holds its process and user where a fault has its address.
     let fault = unsafe { ((*info).si_code > 0).then(|| (*info).si_addr() as usize) };
     if fault.is_some_and(replace_page) {
         return;
     }
-    // SAFETY: allowed in a handler: sigaction, raise and calls of handlers that were installed for
-    // this very signal, with the kernel's arguments and according to their flags.
+    // SAFETY: allowed in a handler: sigaction, raise, and calls of handlers that were installed for
+    // this signal, with the kernel's arguments and according to their flags.
     unsafe {
         match BEFORE.get() {
             Some(before) if ![libc::SIG_DFL, libc::SIG_IGN].contains(&before.sa_sigaction) => {
@@ -199,8 +203,8 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
             }
             Some(before) if before.sa_sigaction == libc::SIG_IGN && fault.is_none() => {}
             _ => {
-                // A fault is repeated when this returns; a signal that was sent is not, so it is sent again. Either ends
-                // the process.
+                // With the default action restored, a fault recurs when this handler returns; a
+                // signal that was sent does not, so it is sent again. Either ends the process.
                 libc::signal(libc::SIGBUS, libc::SIG_DFL);
                 if fault.is_none() {
                     libc::raise(libc::SIGBUS);
@@ -210,21 +214,22 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, context:
     }
 }
 
-/// Puts a page of zeros where a mapping's page is missing; false if the address is in no mapping.
+/// Maps a page of zeros in place of a mapping's missing page; returns `false` if the address is in
+/// no mapping.
 fn replace_page(address: usize) -> bool {
     let page = PAGE.load(Ordering::Acquire);
     REGIONS.iter().any(|slot| {
         let (start, end) = (slot.start.load(Ordering::Acquire), slot.end.load(Ordering::Acquire));
         let inside = start != 0 && (start..end).contains(&address);
-        // The slot may have been given to another mapping between the two loads: its old start and its new end are no
-        // mapping, and another one may lie between them.
+        // Between the two loads the slot may have been given to another mapping: its old start and
+        // new end then enclose memory of others.
         if !inside || slot.start.load(Ordering::Acquire) != start {
             return false;
         }
         slot.broken.store(true, Ordering::Release);
         let at = (address / page * page) as *mut libc::c_void;
-        // SAFETY: one page of this slot's mapping, which lives as long as the faulting copy borrows it. The mapping begins at
-        // a page's beginning, so the whole page is its own.
+        // SAFETY: one page of this slot's mapping, which lives as long as the faulting copy borrows
+        // it. The mapping begins at the start of a page, so no other object shares the page.
         let got = unsafe {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
             libc::mmap(at, page, libc::PROT_READ, flags, -1, 0)
@@ -239,7 +244,7 @@ mod tests {
     use std::io::Write;
 
     #[test]
-    fn a_file_cut_short_is_noticed_and_survived() {
+    fn reading_a_truncated_file_fails_without_a_crash() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&[7; 20_000]).unwrap();
         let mapping = Mapping::new(&file, 20_000).unwrap();
@@ -260,7 +265,7 @@ mod tests {
         file.write_all(&vec![7; 3 * BLOCK + 5]).unwrap();
         file.as_file().sync_all().unwrap();
         let mapping = Mapping::new(file.as_file(), 3 * BLOCK + 5).unwrap();
-        // SAFETY: a plain call on an open descriptor: the page cache forgets the file.
+        // SAFETY: a plain call on an open descriptor: the page cache drops the file.
         unsafe { libc::posix_fadvise(file.as_file().as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
         assert_eq!(mapping.missing(BLOCK - 1, 2, 5), Some(0));
         mapping.fetch(0, 5);
@@ -271,7 +276,7 @@ mod tests {
         assert_eq!(mapping.missing(usize::MAX, 9, 5), None, "beyond the end there is nothing to wait for");
     }
 
-    /// The name of the test below, for the process that it starts.
+    /// The name of the test below, which starts it in a separate process.
     const CHILD: &str = "RIVULET_TEST_SIGBUS";
 
     extern "C" fn note_and_exit(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
@@ -280,12 +285,12 @@ mod tests {
     }
 
     #[test]
-    fn other_sigbus_reaches_the_handler_before() {
+    fn foreign_sigbus_reaches_the_former_handler() {
         if let Ok(how) = std::env::var(CHILD) {
             sigbus_elsewhere(&how);
         }
         let exit = |how: &str| {
-            let name = "http::guard::tests::other_sigbus_reaches_the_handler_before";
+            let name = "http::guard::tests::foreign_sigbus_reaches_the_former_handler";
             let mut child = std::process::Command::new(std::env::current_exe().unwrap());
             child.args(["--exact", name, "--nocapture"]).env(CHILD, how).output().unwrap().status
         };
@@ -296,8 +301,8 @@ mod tests {
         assert_eq!(exit("default sent").signal(), Some(libc::SIGBUS));
     }
 
-    /// In a separate process: installs a handler, ours after it, and causes a SIGBUS that is not
-    /// ours.
+    /// In a separate process: installs a handler, then this module's, and causes a SIGBUS outside
+    /// of its mappings.
     fn sigbus_elsewhere(how: &str) -> ! {
         // SAFETY: the action is initialised; the mapping is read beyond its file's end on purpose.
         unsafe {

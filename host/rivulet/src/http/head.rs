@@ -1,9 +1,9 @@
-//! The request head, read line by line by the rules of [`rivulet_http`].
+//! Reads a request head line by line, by the rules of [`rivulet_http`].
 //!
-//! Between two lines the whole state is a [`Head`], which encodes to a few dozen bytes, so that a
-//! head may be spread over any number of packets and each may reach another replica. A line is
-//! consumed when it is complete; only the rest of a long header that means nothing here (a cookie) is
-//! skipped before its end is seen.
+//! Between two lines the whole state is a [`Head`], which encodes to a few dozen bytes. So a head
+//! may be spread over any number of packets, and each may reach another replica. A line is consumed
+//! when it is complete; only the rest of a long header that the server ignores (a cookie) is
+//! skipped before its end arrives.
 
 use rivulet_http::{Field, Framing, RangeSpec, Refused, RequestLine, Target};
 
@@ -13,20 +13,20 @@ use super::{MAX_NAME, Status};
 
 pub use rivulet_http::Method;
 
-/// Longest line that must be seen whole: the request line, or a header that means something here.
-/// It has to fit into one packet beside its continuation, also at IPv6's minimum MTU.
+/// Limit on a line that must be complete: the request line, or a header that the server evaluates.
+/// It has to fit into one packet with its continuation, even at IPv6's minimum MTU.
 pub const MAX_LINE: usize = 900;
-/// An unfinished line of this length is looked at: skipped if it means nothing.
+/// An incomplete line of this length is examined, and skipped if the server ignores its header.
 const SKIP_AT: usize = 256;
-/// Bytes of a whole head; more is refused with 431.
+/// Limit on the length of a head, bytes; a longer one is refused with 431.
 const MAX_HEAD: u32 = 64 << 10;
 
-/// A head being read. [`Head::default`] is the state before the first byte.
+/// State of a head that is being read. [`Head::default`] is the state before the first byte.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Head {
     /// The request line has been read.
     started: bool,
-    /// The rest of a line that means nothing follows.
+    /// The rest of a skipped line follows.
     skipping: bool,
     octets: u32,
     framing: Framing,
@@ -42,35 +42,36 @@ pub struct Request {
     pub path: Vec<u8>,
     /// The query after `?`, as it was sent.
     pub query: Query,
-    /// `Range`
+    /// The `Range` header.
     pub range: RangeSpec,
-    /// `If-Match`
+    /// The `If-Match` header.
     pub if_match: Tags,
-    /// `If-None-Match`
+    /// The `If-None-Match` header.
     pub if_none_match: Tags,
-    /// `If-Range`
+    /// The `If-Range` header.
     pub if_range: Tags,
     /// Length of the body that follows.
     pub content_length: Option<u64>,
-    /// `Expect: 100-continue`
+    /// The client sent `Expect: 100-continue`.
     pub expect_continue: bool,
-    /// The body is a part of a file (`Content-Range`), or coded (`Content-Encoding`): neither can be stored as a file.
+    /// Whether the body is a part of a file (`Content-Range`) or coded (`Content-Encoding`):
+    /// neither can be stored as a file.
     pub body: BodyKind,
-    /// The connection ends with this answer.
+    /// The connection ends after this answer.
     pub close: bool,
-    /// The request is to be refused with this status.
+    /// Refuse the request with this status.
     pub refuse: Option<Status>,
 }
 
 /// The query of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Query {
-    /// There is none.
+    /// The target has no query.
     #[default]
     None,
-    /// This one.
+    /// The query.
     Is(Vec<u8>),
-    /// Too long for a continuation.
+    /// The query is too long for a continuation.
     Long,
 }
 
@@ -104,7 +105,7 @@ pub enum Fed {
 }
 
 impl Head {
-    /// Consumes what can be consumed of `input`.
+    /// Consumes as much of `input` as possible.
     pub fn feed(&mut self, input: &[u8]) -> Fed {
         let mut used = 0;
         loop {
@@ -152,7 +153,7 @@ impl Head {
         Fed::More(used)
     }
 
-    /// A refusal ends the connection: where the next request would begin is not known.
+    /// A refusal ends the connection, because it is unknown where the next request would begin.
     fn refused(&mut self, status: u16, used: usize) -> Fed {
         let mut request = std::mem::take(self).request;
         request.refuse = Some(Status(status));
@@ -160,10 +161,10 @@ impl Head {
         Fed::Done(used, request)
     }
 
-    /// Reads one line without its end; true if it was the head's last.
+    /// Reads one line without its end; returns whether it was the head's last.
     fn line(&mut self, line: &[u8]) -> Result<bool, Refused> {
         if !self.started {
-            // An empty line or so before the request is forgiven (RFC 9112 section 2.2).
+            // Empty lines before a request are ignored (RFC 9112 section 2.2).
             if !line.is_empty() {
                 if line.len() > MAX_LINE {
                     return Err(Refused(414));
@@ -271,7 +272,7 @@ impl Head {
         }
     }
 
-    /// Decodes the result of [`Head::encode`], which is all of `input`.
+    /// Decodes the result of [`Head::encode`], which must be all of `input`.
     pub fn decode(input: &[u8]) -> Result<Head, Malformed> {
         let mut r = Reader(input);
         let bits = r.u16()?;
@@ -337,7 +338,7 @@ fn read_range(r: &mut Reader<'_>) -> Result<RangeSpec, Malformed> {
     }
 }
 
-/// Headers that are read; all others are passed over.
+/// Whether the server evaluates this header; it ignores all others.
 fn matters(name: &[u8]) -> bool {
     const READ: [&str; 6] =
         ["range", "if-match", "if-none-match", "if-range", "content-range", "content-encoding"];
@@ -367,7 +368,7 @@ mod tests {
     #[test]
     fn persistence_follows_version_and_header() {
         assert!(whole("GET / HTTP/1.0\r\n\r\n").close);
-        // Before and behind Host, as `ab -k` and others have it.
+        // `Connection` before and after Host, as `ab -k` and other clients send it.
         for fields in ["Connection: Keep-Alive\r\nHost: h\r\n", "Host: h\r\nConnection: keep-alive\r\n"] {
             let request = whole(&format!("GET / HTTP/1.0\r\n{fields}\r\n"));
             assert_eq!((request.refuse, request.close), (None, false), "{fields}");
@@ -419,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_cookie_is_skipped_before_its_end() {
+    fn long_cookie_is_skipped_before_its_end() {
         let text = format!("GET / HTTP/1.1\r\nHost: h\r\nCookie: {}", "c".repeat(SKIP_AT));
         let mut head = Head::default();
         assert_eq!(head.feed(text.as_bytes()), Fed::More(text.len()));
@@ -431,10 +432,10 @@ mod tests {
     }
 
     proptest! {
-        /// However a head is cut into packets, and with the state encoded between any two of them,
-        /// the request is the same as in one piece.
+        /// A head that is cut into packets anywhere, with the state encoded between any two, gives
+        /// the same request as in one piece.
         #[test]
-        fn cutting_changes_nothing(cuts in prop::collection::vec(1usize..60, 0..40)) {
+        fn head_in_any_pieces_gives_the_same_request(cuts in prop::collection::vec(1usize..60, 0..40)) {
             let text = b"\r\nGET /dir/file?q HTTP/1.1\r\nHost: example\r\nCookie: abc\r\nConnection: close\r\n\
                 If-Match: *\r\nIf-None-Match: \"000102030405060708090a0b0c0d0e0f\"\r\nRange: bytes=10-19\r\n\r\nGET";
             let Fed::Done(length, want) = Head::default().feed(text) else { panic!("not whole") };
@@ -459,10 +460,10 @@ mod tests {
             }
         }
 
-        /// Arbitrary bytes give an answer or a wait, never a panic, and no more is consumed than is
-        /// there.
+        /// Arbitrary bytes give an answer or a wait, never a panic, and at most all of them are
+        /// consumed.
         #[test]
-        fn any_octets_are_survived(input in prop::collection::vec(any::<u8>(), 0..2000)) {
+        fn arbitrary_head_bytes_do_not_panic(input in prop::collection::vec(any::<u8>(), 0..2000)) {
             match Head::default().feed(&input) {
                 Fed::More(n) | Fed::Done(n, _) => prop_assert!(n <= input.len()),
             }

@@ -1,24 +1,24 @@
-//! What stands under a name of the served folder.
+//! The result of looking up a name in the served folder.
 
 use std::io;
 use std::sync::Arc;
 
 use super::object::Object;
 
-/// What stands under a name.
+/// The result of looking up a name.
 #[derive(Debug)]
 pub enum Lookup {
-    /// A file.
+    /// A file, with its content.
     Found(Arc<Object>),
-    /// A directory; ask again with a slash at the end.
+    /// A directory: a request with a slash at the end is served.
     Directory,
-    /// The name is not served.
+    /// The folder does not serve the name.
     Missing,
-    /// A file that may not be read.
+    /// The file's permissions forbid reading it.
     Forbidden,
     /// The hash of the content is being computed; look up again shortly.
     Pending,
-    /// No memory or descriptors for it now.
+    /// There is no memory or descriptor for it now.
     Exhausted,
 }
 

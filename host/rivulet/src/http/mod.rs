@@ -32,7 +32,7 @@ pub use session::{Input, Progress, Promise, Reads, Session, Site};
 pub use tags::Tags;
 pub use upload::{Limits, Upload, Uploads, Written};
 
-/// A status code with this server's text for it.
+/// A status code, with this server's text for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Status(pub u16);
 
@@ -68,7 +68,7 @@ impl Status {
         }
     }
 
-    /// The page of an error, empty for answers without content.
+    /// The body of an error response; empty for statuses without content.
     #[must_use]
     pub fn page(self) -> &'static str {
         match self.0 {

@@ -1,27 +1,27 @@
-//! One state of one file, under an identity that every replica gives it.
+//! The content of a file at one time, under an identity that is the same on every replica.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::guard::Mapping;
 use super::stamp::Stamp;
 
-/// Identity of the content from which an answer was made.
+/// Identity of the content from which an answer is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// First 16 bytes of the content's BLAKE3 hash; the entity tag.
+    /// First 16 bytes of the content's BLAKE3 hash; they are the entity tag.
     pub hash: [u8; 16],
 }
 
-/// The place of its bytes.
+/// Where its bytes are.
 #[derive(Debug)]
 pub(super) enum Content {
     Memory(Box<[u8]>),
     Mapped(Mapping),
 }
 
-/// One state of one file.
+/// The content of a file at one time.
 #[derive(Debug)]
 pub struct Object {
     pub(super) identity: Identity,
@@ -29,7 +29,7 @@ pub struct Object {
     pub(super) content: Content,
     /// When the stamp was last compared, microseconds of the store's clock.
     pub(super) checked: AtomicU64,
-    /// The file holds something else by now.
+    /// The file has another content by now.
     pub(super) gone: AtomicBool,
 }
 
@@ -44,7 +44,7 @@ impl Object {
         self.gone.load(Ordering::Acquire)
     }
 
-    /// Fills `out` with the bytes from `offset` on; false if the file no longer has them.
+    /// Fills `out` with the bytes from `offset` on; returns `false` if the file no longer has them.
     #[must_use]
     pub fn read(&self, offset: u64, out: &mut [u8]) -> bool {
         let Ok(offset) = usize::try_from(offset) else { return false };

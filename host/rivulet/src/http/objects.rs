@@ -35,27 +35,29 @@ const PREPARED: u64 = 1 << 20;
 pub const MAX_NAME: usize = rivulet_http::MAX_PATH;
 /// Files up to this size are held in memory; longer ones are mapped.
 const SMALL: u64 = 64 << 10;
-/// Objects kept; when there are more, all are forgotten.
+/// Limit on the objects; when there are more, all are dropped.
 const MAX_OBJECTS: usize = 4000;
-/// Objects kept near a thread; when there are more, all are forgotten there.
+/// Limit on the objects in a thread's own table; when there are more, that table is emptied.
 const MAX_NEAR: usize = 64;
-/// Bytes of small files kept in memory.
+/// Limit on the bytes of small files in memory.
 const MAX_SMALL_TOTAL: usize = 128 << 20;
-/// A file's stamp is looked at again after this time, microseconds: a changed file is noticed by then.
+/// Age at which a file's stamp is checked again, microseconds: a changed file is noticed by then.
 const RECHECK: u64 = 20_000;
-/// While a file is checked again, it counts as unchanged for this long, microseconds.
+/// While a file is being checked again, it counts as unchanged for this long, microseconds.
 const STALE: u64 = 60_000;
-/// Names that are known not to be files, until they are requested again.
+/// Limit on the remembered names that are not files.
 const MAX_REFUSED: usize = 1024;
-/// For how long, microseconds.
+/// How long such a name is remembered, microseconds.
 const REFUSED: u64 = 1_000_000;
-/// Contents kept that files have grown beyond; when there are more, all are forgotten, and looked for again.
+/// Limit on the contents that files have grown beyond; when there are more, all are dropped, and
+/// looked up again.
 const MAX_FORMER: usize = 256;
-/// Folders that are looked into in advance.
+/// Limit on the folders that are scanned in advance.
 const MAX_FOLDERS: usize = 4096;
-/// How long the packet path waits for a disk: about as long as one that has the file in memory takes.
+/// How long the packet path waits for the disk: about as long as reading a file from the page cache
+/// takes.
 pub(super) const MOMENT: Duration = Duration::from_millis(1);
-/// Longest time for which other callers wait.
+/// How long other callers wait at most.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 #[derive(Debug)]
@@ -64,7 +66,7 @@ struct Shared {
     started: Instant,
     objects: RwLock<Table>,
     small_total: AtomicUsize,
-    /// Results of lookups that found no file, until the same request comes again.
+    /// Names that are not files, until they are requested again.
     refused: Mutex<Refused>,
     former: Mutex<Former>,
     stop: AtomicBool,
@@ -73,21 +75,21 @@ struct Shared {
 type Table = HashMap<Box<[u8]>, Arc<Object>>;
 /// By path: the time of the lookup, and its result.
 type Refused = HashMap<Box<[u8]>, (u64, Lookup)>;
-/// Contents that answers under way were begun with and that files have grown beyond: the time of the lookup, and the content;
-/// none where the file begins otherwise.
+/// Contents with unfinished answers that files have grown beyond: the time of the lookup, and the
+/// content; `None` if the file begins otherwise.
 type Former = HashMap<Identity, (u64, Option<Arc<Object>>)>;
 
 /// The directory that is served. Clones share everything.
 #[derive(Clone, Debug)]
 pub struct Objects {
     shared: Arc<Shared>,
-    /// Objects that were lately asked for here: one thread's, so that it meets no other at the table of all.
+    /// Objects that this thread requested recently, so that it need not lock the common table.
     near: Option<Arc<Mutex<Table>>>,
     patience: Duration,
     desk: Arc<Closing>,
 }
 
-/// Ends the threads with the last handle, in the middle of a long file too.
+/// Stops the threads when the last handle is dropped, even within a long file.
 #[derive(Debug)]
 pub(super) struct Closing(pub(super) Desk, Arc<Shared>);
 
@@ -97,7 +99,7 @@ impl Drop for Closing {
     }
 }
 
-/// Whether a file is still an object's.
+/// Whether a file still has an object's content.
 enum Stands {
     Yes,
     No,
@@ -105,7 +107,7 @@ enum Stands {
 }
 
 impl Objects {
-    /// Serves `dir`; starts the threads that read it. Callers wait for the disk.
+    /// Opens `dir` and starts the threads that read it. Callers wait for the disk.
     pub fn open(dir: &Path) -> io::Result<Objects> {
         let root =
             rustix::fs::open(dir, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
@@ -122,15 +124,16 @@ impl Objects {
         Ok(Objects { shared, near: None, patience: PATIENCE, desk })
     }
 
-    /// The same objects for a thread of the packet path: it takes no lock of others for objects
-    /// that it has seen, and an object that is not available within moments is [`Lookup::Pending`].
+    /// A handle for a thread of the packet path, with its own table: it takes no common lock for
+    /// objects that it has seen, and an object that is not available within [`MOMENT`] is
+    /// [`Lookup::Pending`].
     #[must_use]
     pub fn for_thread(&self) -> Objects {
         Objects { near: Some(Arc::default()), patience: MOMENT, ..self.clone() }
     }
 
-    /// The same objects for a caller with other work: an object that is not available within
-    /// `patience` is [`Lookup::Pending`].
+    /// A handle for a caller with other work: an object that is not available within `patience` is
+    /// [`Lookup::Pending`].
     #[must_use]
     pub fn patient_for(&self, patience: Duration) -> Objects {
         Objects { patience, ..self.clone() }
@@ -141,8 +144,8 @@ impl Objects {
         self.desk.clone()
     }
 
-    /// Asks for all files under `dir` (as given to [`open`](Self::open)) in advance, so that the first request for a long
-    /// one need not wait.
+    /// Loads all files under `dir` (as given to [`open`](Self::open)) in advance, so that the first
+    /// request for a long one need not wait.
     pub fn prepare(&self, dir: &Path) {
         let mut folders = vec![(dir.to_owned(), Vec::new())];
         while let Some((folder, prefix)) = folders.pop() {
@@ -165,7 +168,7 @@ impl Objects {
         }
     }
 
-    /// True while files are being read: requests for them have to wait.
+    /// Whether files are being read, so that requests for them have to wait.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         self.desk.0.is_busy()
@@ -182,8 +185,9 @@ impl Objects {
         }
     }
 
-    /// The content that an answer was begun with: what stands under the path, or what stood there before the file grew. A log that
-    /// grows is served as long as it was.
+    /// The content with which an answer began: the file's present content, or the former one if the
+    /// file has grown since. So a log that grows is sent with the length that it had at the
+    /// request.
     #[must_use]
     pub fn lookup_content(&self, path: &[u8], identity: Identity) -> Lookup {
         if let Some(Some(object)) = self.former(identity) {
@@ -211,7 +215,7 @@ impl Objects {
     fn former(&self, identity: Identity) -> Option<Option<Arc<Object>>> {
         let former = self.shared.former.lock();
         let (at, there) = former.get(&identity)?;
-        // A file that began otherwise may be put back.
+        // A file that begins otherwise may be replaced by the former one again.
         let good = there.is_some() || self.shared.now().saturating_sub(*at) < REFUSED;
         good.then(|| there.clone())
     }
@@ -252,7 +256,7 @@ impl Objects {
         }
         let found = self.found(name);
         if let Lookup::Found(object) = &found {
-            // What the table of all has forgotten is not kept here for long either.
+            // Also bounds how long this table keeps objects that the common table has dropped.
             if near.len() >= MAX_NEAR {
                 near.clear();
             }
@@ -261,7 +265,7 @@ impl Objects {
         found
     }
 
-    /// As [`named`](Self::named), from the table of all.
+    /// Like [`named`](Self::named), from the common table.
     fn found(&self, name: &[u8]) -> Lookup {
         let there = self.shared.objects.read().get(name).cloned();
         match there.map(|object| (self.stands(name, &object), object)) {
@@ -285,8 +289,8 @@ impl Objects {
         there.map(Lookup::Found).or_else(refused).unwrap_or(Lookup::Pending)
     }
 
-    /// Whether the file still is the object's. Its stamp is checked at intervals, for frequent
-    /// requests in advance.
+    /// Whether the file still has the object's content. Its stamp is checked at intervals, in
+    /// advance if it is requested often.
     fn stands(&self, name: &[u8], object: &Arc<Object>) -> Stands {
         let age = || self.shared.now().saturating_sub(object.checked.load(Ordering::Relaxed));
         let before = age();
@@ -304,7 +308,7 @@ impl Objects {
     }
 }
 
-/// The name of a file that a path stands for.
+/// The file name for a path.
 fn name_of(path: &[u8]) -> Vec<u8> {
     let name = path.strip_prefix(b"/").unwrap_or(path);
     let index: &[u8] = if name.is_empty() || name.ends_with(b"/") { b"index.html" } else { b"" };
@@ -316,7 +320,7 @@ impl Shared {
         self.started.elapsed().as_micros() as u64
     }
 
-    /// Checks a file's stamp; drops the object if it changed.
+    /// Checks a file's stamp; drops the object if the stamp changed.
     fn check(&self, name: &[u8], object: &Arc<Object>) {
         let stamp = self.open_file(name).ok().and_then(|file| Stamp::of(&file).ok());
         if stamp == Some(object.stamp) {
@@ -324,12 +328,12 @@ impl Shared {
             return;
         }
         object.gone.store(true, Ordering::Release);
-        // One that grew still begins with it; answers under way go on.
+        // A file that grew still begins with this content, which unfinished answers need.
         if stamp.is_some_and(|now| now.has_grown(&object.stamp)) {
             self.put_former(object.identity, Some(object.clone()));
         }
         let mut objects = self.objects.write();
-        // Another thread may have put the new one there.
+        // Another thread may have stored the new content already.
         if objects.get(name).is_some_and(|there| Arc::ptr_eq(there, object)) {
             objects.remove(name);
         }
@@ -343,7 +347,7 @@ impl Shared {
         former.insert(identity, (self.now(), there));
     }
 
-    /// Looks whether a file begins with a content, and keeps that if it does.
+    /// Checks whether a file begins with a content, and keeps that content if it does.
     fn look_for(&self, name: &[u8], identity: Identity) {
         let found = || -> io::Result<Option<Object>> {
             let file = self.open_file(name)?;
@@ -363,14 +367,14 @@ impl Shared {
         }
     }
 
-    /// Opens a file under the root; no name and no symbolic link leads out of it.
+    /// Opens a file under the root; no name and no symbolic link can lead out of the root.
     fn open_file(&self, name: &[u8]) -> io::Result<File> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         Ok(rustix::fs::openat2(&self.root, name, flags, Mode::empty(), resolve)?.into())
     }
 
-    /// Takes a file in, or notes why it is none.
+    /// Loads a file, or remembers why it cannot be served.
     fn load(&self, name: &[u8]) {
         let refused = match self.take_in(name) {
             Ok(None) => return,
@@ -393,7 +397,7 @@ impl Shared {
         if !meta.is_file() {
             return Ok(Some(Lookup::Missing));
         }
-        // A file that changed during the read is read again.
+        // A file that changed while it was read is read again.
         if let Some(object) = self.read_in(&file, stamp)? {
             self.insert(name, &Arc::new(object));
         }
@@ -406,8 +410,8 @@ impl Shared {
         let Some(hash) = self.hash(file, stamp.size, small.then_some(&mut bytes))? else { return Ok(None) };
         let now = Stamp::of(file)?;
         if now != stamp {
-            // A file that grows is served with its former length if the bytes read are still the
-            // same.
+            // A file that grows is served with its former length, if the bytes that were read are
+            // still the same.
             let grown = now.has_grown(&stamp);
             if !grown || !small && self.hash(file, stamp.size, None)? != Some(hash) {
                 return Ok(None);
@@ -424,8 +428,8 @@ impl Shared {
         Ok(Some(Object { identity, stamp, content, checked, gone: AtomicBool::new(false) }))
     }
 
-    /// The hash of a file's first `size` bytes, which are put into `copy` too; none if there are not as many, or there is no time for
-    /// that any more.
+    /// The hash of a file's first `size` bytes, which are also written to `copy`; `None` if the
+    /// file is shorter or the process is stopping.
     fn hash(
         &self,
         mut file: &File,

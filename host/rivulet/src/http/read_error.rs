@@ -3,7 +3,7 @@
 /// Why bytes of an answer are not available here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
-    /// The content of that identity is not on this replica.
+    /// This replica does not have the content with that identity.
     #[error("this replica does not hold that content")]
     NotMine,
     /// The hash of the content is being computed.

@@ -1,6 +1,7 @@
-//! One HTTP connection as a function: from (state, input) to (state, promised answers).
+//! One HTTP connection as a function: from state and input to new state and promised answers.
 //!
-//! The state is what an input continuation carries: the next output offset and the head being read.
+//! The state is what an input continuation carries: the next output offset, and the head that is
+//! being read.
 
 use std::io::ErrorKind;
 
@@ -16,59 +17,59 @@ use super::objects::Objects;
 use super::upload::{Upload, Uploads, Written};
 use super::{BodyKind, MAX_ANSWER, Method, Request, Status};
 
-/// Version of the encoding; another one is refused.
+/// Version of the encoding; others are refused.
 const VERSION: u8 = 4;
 
-/// The files and uploads that answers are made from.
+/// The files and uploads from which answers are made.
 #[derive(Clone, Debug)]
 pub struct Site {
-    /// The files.
+    /// The served files.
     pub objects: Objects,
     /// Store of uploads; without it PUT and POST are refused.
     pub uploads: Option<Uploads>,
 }
 
 impl Site {
-    /// The same for a separate thread ([`Objects::for_thread`]).
+    /// A handle for a separate thread ([`Objects::for_thread`]).
     #[must_use]
     pub fn for_thread(&self) -> Site {
         let uploads = self.uploads.as_ref().map(|uploads| uploads.behind(self.objects.desk()));
         Site { objects: self.objects.for_thread(), uploads }
     }
 
-    /// The same for a caller with other work ([`Objects::patient_for`]).
+    /// A handle for a caller with other work ([`Objects::patient_for`]).
     #[must_use]
     pub fn patient_for(&self, patience: std::time::Duration) -> Site {
         Site { objects: self.objects.patient_for(patience), uploads: self.uploads.clone() }
     }
 }
 
-/// Input, and where it belongs.
+/// Input of a stream, and its position.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a> {
     /// Number of the connection.
     pub connection: u64,
-    /// The stream.
+    /// Number of the stream in the connection.
     pub stream: u16,
     /// Offset of the first byte in the stream's input.
     pub offset: u64,
-    /// The bytes.
+    /// The bytes of the input.
     pub data: &'a [u8],
-    /// The client sends nothing behind them.
+    /// The client closes the stream after them.
     pub fin: bool,
 }
 
-/// What the server would have to remember of a connection between two inputs.
+/// The state of a connection between two inputs, which the client carries in its continuation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Session {
     /// Output offset at which the next answer begins.
     pub next: u64,
-    /// No request is read any more.
+    /// No further request is read.
     pub closed: bool,
     head: Head,
-    /// Bytes of an ignored body that are still to be read.
+    /// Bytes of an ignored body that still have to be read.
     unread: u64,
-    /// The body being received; its packets come in any order.
+    /// The body that is being received; its packets may arrive in any order.
     body: Option<Upload>,
 }
 
@@ -83,7 +84,7 @@ pub struct Promise {
     pub answer: Vec<u8>,
 }
 
-/// State of a session in its current request.
+/// What part of a request the session reads next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reads {
     /// Between two requests.
@@ -94,28 +95,29 @@ pub enum Reads {
     Body,
 }
 
-/// The result of some input.
+/// The result of an input.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes of the input consumed; the others must be passed again.
+    /// Bytes of the input that were consumed; the caller must pass the others again.
     pub consumed: usize,
-    /// Input offset at which the present session continues: after the consumed bytes, or after a
-    /// body of which this was another piece.
+    /// Input offset at which this session continues: after the consumed bytes, or after a body of
+    /// which the input was another piece.
     pub goes_on: u64,
-    /// The session is unchanged: the client's continuation stays valid for the missing input.
+    /// The session is unchanged, so the client's continuation stays valid for the missing input.
     pub unchanged: bool,
-    /// A request waits for content that is being read, or a body for the disk: the rest of the input is to come again soon.
+    /// A request waits for content that is being read, or a body for the disk: the rest of the
+    /// input must be passed again soon.
     pub waiting: bool,
 }
 
 impl Session {
-    /// The state before the first byte of a connection with output from `start` on.
+    /// The state before the first byte of a connection; its output begins at `start`.
     #[must_use]
     pub fn new(start: u64) -> Session {
         Session { next: start, ..Session::default() }
     }
 
-    /// The part being read.
+    /// The part of a request that is being read.
     #[must_use]
     pub fn reads(&self) -> Reads {
         if self.body.is_some() || self.unread > 0 {
@@ -127,8 +129,8 @@ impl Session {
         }
     }
 
-    /// The input offsets that this state is good for, both included: one offset between requests, all of a
-    /// body within one. `at` is where the state was made.
+    /// The input offsets for which this state is valid, both included: a single one between
+    /// requests, all of a body within one. `at` is the offset at which the state was made.
     #[must_use]
     pub fn good_for(&self, at: u64) -> (u64, u64) {
         match &self.body {
@@ -137,8 +139,8 @@ impl Session {
         }
     }
 
-    /// Parses requests from `input` and appends the promised answers to `promises`, at most `limit`
-    /// in all. `date` is in seconds since 1970.
+    /// Parses requests from `input` and appends the promised answers to `promises`, up to `limit`
+    /// in total. `date` is in seconds since 1970.
     pub fn feed(
         &mut self,
         input: &Input<'_>,
@@ -201,7 +203,7 @@ impl Session {
         }
         let all = progress.consumed == data.len();
         if self.closed {
-            // What follows the last request is read and forgotten, as RFC 9112 section 9.6 has it.
+            // Input after the last request is read and discarded (RFC 9112 section 9.6).
             progress.consumed = data.len();
         } else if input.fin && !progress.waiting && (all || promises.len() < limit) {
             self.closed = true;
@@ -211,8 +213,8 @@ impl Session {
         progress
     }
 
-    /// A request with a body to store: `Some(None)` if it is refused, `None` if it is another
-    /// request. An interim answer is promised if the client asks for it.
+    /// Begins a request with a body to store. `Some(None)`: it is refused; `None`: the request has
+    /// no body to store. Promises an interim answer if the client asks for it.
     fn begin(
         &mut self,
         request: &Request,
@@ -229,9 +231,10 @@ impl Session {
         }
         let path = String::from_utf8(request.path.clone());
         let refused = match &path {
-            // A name that this server could not give to a file on every system.
+            // The server could not create a file with this name on every system.
             Err(_) => Some(400),
-            // A part of a file would replace all of it (RFC 9110 section 14.5), a coded one is no file (section 8.4).
+            // A part of a file would replace the whole file (RFC 9110 section 14.5), and a coded
+            // body is not the file (section 8.4).
             Ok(_) if request.body == BodyKind::Part => Some(400),
             Ok(_) if request.body == BodyKind::Coded => Some(415),
             Ok(path) => match uploads.refuses(path, length) {
@@ -242,7 +245,7 @@ impl Session {
         let path = match (refused, path) {
             (None, Ok(path)) => path,
             (refused, _) => {
-                // Its body is not read, so nothing can follow it.
+                // The body is not read, so no request can follow it.
                 self.tell(Answer::plain(Status(refused.unwrap_or(400)), true, date), promises);
                 self.closed = true;
                 return Ok(Some(None));
@@ -253,7 +256,7 @@ impl Session {
         Ok(Some(Some(Upload { id, path, length, start, date, close: request.close, create })))
     }
 
-    /// Stores a piece of a body. False: this is all that can be done with the input.
+    /// Stores a piece of a body. Returns `false` if nothing more can be done with this input.
     fn receive(
         &mut self,
         body: Upload,
@@ -271,7 +274,7 @@ impl Session {
         let at = (offset + progress.consumed as u64).saturating_sub(body.start);
         let most = body.length.saturating_sub(at).min(rest.len() as u64) as usize;
         if most == 0 && body.length > 0 {
-            // Only the head was here.
+            // The input had only the head.
             progress.goes_on = body.start;
             self.body = Some(body);
             return false;
@@ -293,12 +296,12 @@ impl Session {
             }
             Ok(Some(Written::Completely { replaced })) => {
                 progress.consumed += most;
-                // RFC 9110 section 9.3.4
+                // Statuses of RFC 9110 section 9.3.4.
                 let status = Status(if replaced { 204 } else { 201 });
                 self.tell(Answer::plain(status, body.close, body.date), promises);
                 self.closed = body.close;
                 progress.goes_on = body.start + body.length;
-                // The piece that was missing stood before others, which have been here.
+                // The missing piece arrived after the ones that follow it.
                 at + most as u64 == body.length
             }
             Err(e) => {
@@ -323,7 +326,7 @@ impl Session {
         }
     }
 
-    /// The next place in the output is this answer's.
+    /// Appends an answer to the output.
     fn tell(&mut self, answer: Answer<'_>, promises: &mut Vec<Promise>) {
         let start = self.next;
         let end = start.saturating_add(answer.len());
@@ -345,7 +348,7 @@ impl Session {
         }
     }
 
-    /// Decodes the result of [`Session::encode`], which is all of `input`.
+    /// Decodes the result of [`Session::encode`], which must be all of `input`.
     pub fn decode(input: &[u8]) -> Result<Session, Malformed> {
         let mut r = Reader(input);
         if r.u8()? != VERSION {
@@ -363,10 +366,10 @@ impl Session {
     }
 }
 
-/// Whether a content holds against a request's conditions is not known before the content is read.
+/// The content must be read before a request's conditions can be evaluated.
 struct NotYet;
 
-/// Whether an upload's preconditions hold for what stands under its path now.
+/// Whether an upload's preconditions hold for the present content of its path.
 fn holds(request: &Request, path: &str, site: &Site, uploads: &Uploads) -> Result<bool, NotYet> {
     if !request.if_match.present && !request.if_none_match.present {
         return Ok(true);
@@ -374,7 +377,7 @@ fn holds(request: &Request, path: &str, site: &Site, uploads: &Uploads) -> Resul
     let (there, size) = match site.objects.lookup(path.as_bytes()) {
         Lookup::Found(object) => (Some(object.identity().hash), object.identity().size),
         Lookup::Pending => return Err(NotYet),
-        // Something that is not served: no tag names it.
+        // The path has something that is not served, so no entity tag matches it.
         _ => (uploads.exists(path).then_some([0; 16]), 0),
     };
     let selection = conditions(request, there.as_ref()).select(request.method, RangeSpec::All, size);

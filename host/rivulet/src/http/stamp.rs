@@ -1,9 +1,9 @@
-//! Distinguishes states of a file.
+//! A file's stamp: inode, size and times, which change when its content does.
 
 use std::fs::File;
 use std::io;
 
-/// Identifies a state of a file on this machine.
+/// Identifies the content of a file on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
     device: u64,
@@ -25,12 +25,12 @@ impl Stamp {
             changed: (stat.st_ctime, stat.st_ctime_nsec),
         })
     }
-    /// The stamp of the same file, as if only its first `size` bytes existed.
+    /// The stamp that the file would have if only its first `size` bytes existed.
     pub(super) fn cut_to(self, size: u64) -> Stamp {
         Stamp { size, ..self }
     }
 
-    /// Whether this is the file of an earlier stamp with bytes behind what it had.
+    /// Whether this is the same file as `before`, with bytes appended.
     pub(super) fn has_grown(&self, before: &Stamp) -> bool {
         (self.device, self.inode) == (before.device, before.inode) && self.size > before.size
     }

@@ -1,19 +1,20 @@
-//! The entity tags of a request that can be those of a content here, small enough to travel in a continuation.
+//! The entity tags of a request that this server could have made, in a form small enough for a
+//! continuation.
 
 use rivulet_http::{EntityTag, Refused, entity_tags};
 
 use super::codec::{Malformed, Reader};
 
-/// Entity tags kept of one header. An `If-Match` of more is refused, since it might hold by one that was left out; of an
-/// `If-None-Match` they are left out, which can only cause a full answer.
+/// Limit on the entity tags of one header. An `If-Match` with more is refused, because a dropped
+/// tag might match; an `If-None-Match` drops them, which can only cause a full answer.
 const MAX_TAGS: usize = 5;
 
-/// Entity tags of an `If-Match`, `If-None-Match` or `If-Range` header, those in this server's form.
+/// Entity tags of an `If-Match`, `If-None-Match` or `If-Range` header that have this server's form.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tags {
-    /// The header was there.
+    /// Whether the request has the header.
     pub present: bool,
-    /// `*`
+    /// The header's value is `*`.
     any: bool,
     tags: Vec<[u8; 16]>,
 }
@@ -33,19 +34,20 @@ impl Tags {
         Ok(())
     }
 
-    /// Takes the value of an `If-Range` header: one strong tag (RFC 9110 section 13.1.5).
+    /// Reads the value of an `If-Range` header: one strong tag (RFC 9110 section 13.1.5).
     pub(super) fn add_if_range(&mut self, value: &[u8]) {
         self.present = true;
         self.tags = EntityTag::parse(value).filter(|tag| !tag.weak).and_then(hash).into_iter().collect();
     }
 
-    /// Whether the condition names a content, `None` where there is no content; `None` if there is no condition.
+    /// Whether the condition matches a content (`None`: there is no content); returns `None` if
+    /// there is no condition.
     #[must_use]
     pub fn names(&self, content: Option<&[u8; 16]>) -> Option<bool> {
         self.present.then(|| content.is_some_and(|hash| self.any || self.tags.contains(hash)))
     }
 
-    /// `*` is among them.
+    /// Whether `*` is among the values.
     #[must_use]
     pub fn is_any(&self) -> bool {
         self.any
@@ -67,10 +69,10 @@ impl Tags {
     }
 }
 
-/// The hash that stands in a tag of this server's form.
+/// The hash in a tag of this server's form.
 fn hash(tag: EntityTag<'_>) -> Option<[u8; 16]> {
     let hex = std::str::from_utf8(tag.opaque).ok()?;
-    // As it is written: tags know case.
+    // Tags are case-sensitive, so only lower case matches.
     let ours = hex.len() == 32 && hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
     ours.then(|| u128::from_str_radix(hex, 16).ok().map(u128::to_be_bytes))?
 }

@@ -27,25 +27,26 @@ use super::codec::{Malformed, Reader, put_bytes};
 use super::desk::Key;
 use super::objects::{Closing, MOMENT};
 
-/// Folder of uploads on their way, in the storage.
+/// Folder of unfinished uploads, in the storage.
 const FOLDER: &str = ".rivulet-uploads";
-/// Separate ranges noted of one upload; a packet that would make more ends it.
+/// Limit on the separate ranges of one upload; a packet that would exceed it ends the upload.
 const MAX_RANGES: usize = 4096;
-/// Unfinished uploads of all replicas together: each has two files, and a sweep opens all of them.
+/// Limit on the unfinished uploads of all replicas together: each has two files, and a sweep opens
+/// all of them.
 const MAX_UNFINISHED: usize = 4096;
-/// First bytes of a map, by its state.
+/// First bytes of an upload's map, one value for each state.
 const OPEN: &[u8; 8] = b"rvupload";
 const MOVING: &[u8; 8] = b"rvup-mov";
 const DONE: &[u8; 8] = b"rvup-end";
-/// Bytes before the ranges: the state, and the upload's length or, at the end, whether it replaced
-/// a file.
+/// Length of the map's header: the state, and the upload's length or, at the end, whether it
+/// replaced a file.
 const HEADER: usize = 16;
-/// For how long a finished upload's map is kept, so that a repetition gets the same answer. Longer
-/// than any client retries.
+/// How long the map of a finished upload is kept, so that a repeated request gets the same answer:
+/// longer than clients retry.
 const REMEMBERED: Duration = Duration::from_secs(600);
-/// Interval of the removal of expired uploads.
+/// Interval at which expired uploads are removed.
 const SWEEP: Duration = Duration::from_secs(60);
-/// Maximum number of results that wait to be fetched; beyond that, work is repeated.
+/// Limit on the results that wait to be fetched; beyond it, work is repeated.
 const MAX_RESULTS: usize = 1024;
 
 /// Limits on uploads.
@@ -53,9 +54,9 @@ const MAX_RESULTS: usize = 1024;
 pub struct Limits {
     /// Longest body, bytes.
     pub body: u64,
-    /// Bytes of all unfinished uploads, by their announced lengths; of all replicas together.
+    /// Limit on the announced lengths of all unfinished uploads of all replicas together, bytes.
     pub unfinished: u64,
-    /// Time without a piece after which an upload is given up and its bytes are removed.
+    /// Time without a new piece after which an upload's bytes are removed.
     pub expiry: Duration,
 }
 
@@ -69,7 +70,7 @@ impl Default for Limits {
 #[derive(Clone, Debug)]
 pub struct Uploads {
     store: Arc<Store>,
-    /// The threads that wait for the disk; the caller's own without.
+    /// The threads that wait for the disk; `None`: the calling thread does.
     desk: Option<Arc<Closing>>,
     _sweeper: Arc<Sweeper>,
 }
@@ -86,7 +87,7 @@ struct Store {
     stopped: Condvar,
 }
 
-/// Ends the sweeping thread with the last handle.
+/// Ends the sweeping thread when the last handle is dropped.
 #[derive(Debug)]
 struct Sweeper(Arc<Store>);
 
@@ -97,22 +98,22 @@ impl Drop for Sweeper {
     }
 }
 
-/// A body being received: what its input continuation carries.
+/// A body that is being received; its input continuation carries this.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Upload {
-    /// Stable id of the operation.
+    /// Identity of the operation, which stays the same when the client repeats it.
     pub id: [u8; 16],
     /// Path of the request.
     pub path: String,
-    /// Bytes of the body.
+    /// Length of the body, bytes.
     pub length: u64,
     /// Input offset of its first byte.
     pub start: u64,
     /// Seconds since 1970 when the head was read.
     pub date: u32,
-    /// The connection ends with the answer.
+    /// The connection ends after the answer.
     pub close: bool,
-    /// A file of this name must not be there (`If-None-Match: *`).
+    /// The file must not exist yet (`If-None-Match: *`).
     pub create: bool,
 }
 
@@ -121,15 +122,15 @@ pub struct Upload {
 pub enum Written {
     /// The piece is stored; others are missing.
     Partly,
-    /// All is there, and the file has its name.
+    /// All pieces are stored, and the file has its final name.
     Completely {
-        /// There was a file of this name before.
+        /// The upload replaced a file of this name.
         replaced: bool,
     },
 }
 
 impl Uploads {
-    /// Stores under `dir`; removes expired leftovers, now and from then on.
+    /// Opens the storage under `dir`; removes expired uploads now and at intervals.
     pub fn open(dir: &Path, limits: Limits) -> io::Result<Uploads> {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         let root = rustix::fs::open(dir, flags, Mode::empty())?;
@@ -146,12 +147,12 @@ impl Uploads {
         Ok(Uploads { _sweeper: Arc::new(Sweeper(store.clone())), store, desk: None })
     }
 
-    /// The same for the packet path: these threads wait for the disk.
+    /// A handle for the packet path: these threads wait for the disk.
     pub(super) fn behind(&self, desk: Arc<Closing>) -> Uploads {
         Uploads { desk: Some(desk), ..self.clone() }
     }
 
-    /// The status with which an upload is refused before its body, if it is.
+    /// The status with which an upload is refused before its body, if any.
     #[must_use]
     pub fn refuses(&self, path: &str, length: u64) -> Option<u16> {
         let name = path.strip_prefix('/').unwrap_or_default();
@@ -167,7 +168,7 @@ impl Uploads {
         }
     }
 
-    /// Whether something stands under a path already.
+    /// Whether a path exists already.
     #[must_use]
     pub fn exists(&self, path: &str) -> bool {
         let name = path.trim_start_matches('/');
@@ -175,7 +176,8 @@ impl Uploads {
         rustix::fs::openat2(&self.store.root, name, flags, Mode::empty(), resolve).is_ok()
     }
 
-    /// Writes a piece of the body at its offset `at`. None: the disk takes its time, and the piece is to come again.
+    /// Writes a piece of the body at its offset `at`. `None`: the disk is slow, and the piece must
+    /// be passed again.
     pub fn write(&self, upload: &Upload, at: u64, piece: &[u8]) -> io::Result<Option<Written>> {
         let Some(desk) = &self.desk else { return self.store.write(upload, at, piece).map(Some) };
         let key = (upload.id, at, piece.len());
@@ -235,7 +237,7 @@ impl Store {
             return Ok(Written::Partly);
         }
         file.sync_data()?;
-        // From here on no process writes into the file, also if this one dies before the rename.
+        // From here on no process writes into the file, even if this one dies before the rename.
         let (folder, last) = self.target(&upload.path)?;
         let replaced = rustix::fs::statat(&folder, last, AtFlags::SYMLINK_NOFOLLOW).is_ok();
         write_map(&mut notes, MOVING, replaced.into(), &[])?;
@@ -243,7 +245,7 @@ impl Store {
         self.finish(&mut notes, &names, upload, replaced)
     }
 
-    /// All bytes are there: gives the file its name.
+    /// Renames the complete file to its final name.
     fn finish(
         &self,
         notes: &mut File,
@@ -260,19 +262,20 @@ impl Store {
         Ok(Written::Completely { replaced })
     }
 
-    /// An upload's map, locked. The lock goes with the descriptor, also when this process is killed.
+    /// Opens an upload's map and locks it. The lock ends with the descriptor, even if this process
+    /// is killed.
     fn notes(&self, names: &Names) -> io::Result<File> {
         loop {
             let notes = self.open(&names.map, OFlags::CREATE)?;
             rustix::fs::flock(&notes, FlockOperation::LockExclusive)?;
-            // It may have been removed, as too old, before the lock was ours.
+            // Another process may have removed the map as expired before this one got the lock.
             if rustix::fs::fstat(&notes)?.st_nlink > 0 {
                 return Ok(notes);
             }
         }
     }
 
-    /// Notes a new upload, if there is room for it.
+    /// Records a new upload, if there is room for it.
     fn admit(&self, notes: &mut File, names: &Names, length: u64) -> io::Result<()> {
         let result = self.admit_one(length, || write_map(notes, OPEN, length, &[]));
         if result.is_err() {
@@ -303,7 +306,7 @@ impl Store {
         }
     }
 
-    /// Removes expired state: maps of finished uploads, and abandoned uploads.
+    /// Removes the maps of finished uploads after a while, and abandoned uploads.
     fn sweep(&self, now: SystemTime) -> io::Result<()> {
         let names = self.names()?;
         for name in &names {
@@ -313,14 +316,14 @@ impl Store {
                 Ok(now.duration_since(modified).unwrap_or_default())
             };
             let remove = |name: &str| {
-                // Another replica may do the same.
+                // An error may mean that another replica removed it.
                 let _ = rustix::fs::unlinkat(&self.folder, name, AtFlags::empty());
             };
             match kind {
                 "done" if age().is_ok_and(|age| age > REMEMBERED) => remove(name),
                 "map" if age().is_ok_and(|age| age > self.limits.expiry) => {
                     let Ok(notes) = self.open(name, OFlags::empty()) else { continue };
-                    // The holder of the lock is still working on it.
+                    // If another process holds the lock, the upload is in use.
                     if rustix::fs::flock(&notes, FlockOperation::NonBlockingLockExclusive).is_ok()
                         && age().is_ok_and(|age| age > self.limits.expiry)
                     {
@@ -329,7 +332,7 @@ impl Store {
                         remove(name);
                     }
                 }
-                // Its map went first.
+                // The upload's map was removed first.
                 "data"
                     if !names.contains(&format!("{id}.map"))
                         && age().is_ok_and(|age| age > self.limits.expiry) =>
@@ -342,13 +345,13 @@ impl Store {
         self.recount()
     }
 
-    /// Gives the file its name; folders on the way are made.
+    /// Renames the file to its final name; creates the folders of its path.
     fn commit(&self, data: &str, path: &str, create: bool) -> io::Result<()> {
         let (folder, last) = self.target(path)?;
-        // Two clients that create the same file at once do so one after the other.
+        // If two clients create the same file at once, only the first rename succeeds.
         let flags = if create { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
         match rustix::fs::renameat_with(&self.folder, data, &folder, last, flags) {
-            // It was renamed by a process that died before it noted that.
+            // A process renamed it and died before it recorded that.
             Err(rustix::io::Errno::NOENT)
                 if rustix::fs::statat(&folder, last, AtFlags::SYMLINK_NOFOLLOW).is_ok() =>
             {
@@ -358,8 +361,9 @@ impl Store {
         }
     }
 
-    /// The folder that a path names a file in, made where it is missing, and the file's name there. No symbolic link on the way
-    /// leads out of the storage: each folder is opened beneath the root before the next one is made in it.
+    /// Opens the folder of a path, creating missing folders; returns it with the file's name. No
+    /// symbolic link on the way can lead out of the storage: each folder is opened beneath the root
+    /// before the next one is created in it.
     fn target<'a>(&self, path: &'a str) -> io::Result<(OwnedFd, &'a str)> {
         let name = path.trim_start_matches('/');
         let (folders, last) = name.rsplit_once('/').unwrap_or(("", name));
@@ -367,7 +371,7 @@ impl Store {
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         let open = |folder: &str| {
             rustix::fs::openat2(&self.root, folder, flags, Mode::empty(), resolve).map_err(|e| match e {
-                // openat2(2), RESOLVE_BENEATH
+                // openat2(2) with RESOLVE_BENEATH returns this.
                 rustix::io::Errno::XDEV => {
                     io::Error::new(ErrorKind::PermissionDenied, format!("{folder} leads out of the storage"))
                 }
@@ -397,15 +401,15 @@ impl Store {
 
 /// Progress of an upload.
 enum State {
-    /// These ranges are there.
+    /// These ranges are stored.
     Open(Vec<(u64, u64)>),
-    /// All is there, and the file is getting its name.
+    /// All ranges are stored, and the file is being renamed.
     Moving { replaced: bool },
     /// The file has its final name.
     Done { replaced: bool },
 }
 
-/// An upload's state, and the length that was announced; none of one that is new.
+/// Reads an upload's state, and its announced length; `None` for a new upload.
 fn read_map(notes: &mut File) -> io::Result<(State, Option<u64>)> {
     let mut bytes = Vec::new();
     notes.rewind()?;

@@ -1,4 +1,4 @@
-//! Accounts for the open connections, and for the failures of those that ended.
+//! Counts the open connections, and remembers the failures of those that ended.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Connections at the same time; each has two threads.
+/// Limit on simultaneous connections; each has two threads.
 const MAX_CONNECTIONS: usize = 2048;
-/// Ends that are remembered for programs that have not asked yet.
+/// Limit on the remembered failures that programs have not read.
 const MAX_ENDED: usize = 1024;
 
-/// Counts that the pumps keep.
+/// Counters that the copying threads update.
 #[derive(Debug)]
 pub(super) struct Activity {
     open: AtomicUsize,
@@ -27,12 +27,12 @@ impl Activity {
         Activity { open: AtomicUsize::new(0), last: AtomicU64::new(0), started: Instant::now() }
     }
 
-    /// Connections that their programs have not closed.
+    /// Number of connections that their programs have not closed.
     pub(super) fn open(&self) -> usize {
         self.open.load(Ordering::Acquire)
     }
 
-    /// True without a transfer for this long.
+    /// Whether no bytes were transferred for this long.
     pub(super) fn idle_since(&self, time: Duration) -> bool {
         let last = Duration::from_millis(self.last.load(Ordering::Relaxed));
         self.started.elapsed().saturating_sub(last) > time
@@ -60,12 +60,12 @@ impl Drop for Counted {
     }
 }
 
-/// Errors of failed connections until they are read. The oldest are evicted first.
+/// Errors of failed connections, until they are read. The oldest ones are dropped first.
 #[derive(Debug, Default)]
 pub(super) struct Ended(Mutex<VecDeque<(u64, i32)>>);
 
 impl Ended {
-    /// Connection `id` failed with this errno.
+    /// Records that connection `id` failed with this errno.
     fn put(&self, id: u64, errno: i32) {
         let mut list = self.0.lock();
         if list.len() >= MAX_ENDED {

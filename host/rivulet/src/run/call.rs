@@ -1,4 +1,5 @@
-//! One system call that the filter shows: it waits for its answer (seccomp_unotify(2)).
+//! One system call that the seccomp filter passed to this process; the calling thread waits for the
+//! answer (seccomp_unotify(2)).
 
 use std::io::{self, ErrorKind};
 use std::mem::{size_of, zeroed};
@@ -17,7 +18,7 @@ const SEND: libc::Ioctl = order(3, 1, size_of::<libc::seccomp_notif_resp>());
 const IS_VALID: libc::Ioctl = order(1, 2, size_of::<u64>());
 const ADD_DESCRIPTOR: libc::Ioctl = order(1, 3, size_of::<libc::seccomp_notif_addfd>());
 
-/// The kernel's number of an ioctl of seccomp.
+/// The number of a seccomp ioctl.
 const fn order(direction: u64, number: u64, size: usize) -> libc::Ioctl {
     (direction << 30 | (size as u64) << 16 | (b'!' as u64) << 8 | number) as libc::Ioctl
 }
@@ -25,17 +26,17 @@ const fn order(direction: u64, number: u64, size: usize) -> libc::Ioctl {
 /// The system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
-    /// A call of this machine's own.
+    /// A call of this machine's own architecture.
     Native(libc::c_long),
-    /// connect of a 32-bit program.
+    /// connect by a 32-bit program.
     ForeignConnect,
 }
 
-/// A call, until it is answered.
+/// A system call that waits for its answer.
 pub(super) struct Call {
     listener: Arc<OwnedFd>,
     id: u64,
-    /// The thread that makes it.
+    /// The thread that made the call.
     thread: i32,
     pub what: What,
     pub arguments: [u64; 6],
@@ -43,20 +44,21 @@ pub(super) struct Call {
 
 /// Decision on a caught call.
 pub(super) enum Verdict {
-    /// The call returns this: 0, or an errno.
+    /// The call returns 0 or this errno.
     Returns(i32),
-    /// The kernel does it.
+    /// The kernel performs the call.
     Kernel,
 }
 
 impl Drop for Call {
-    /// A call that got no answer is the kernel's.
+    /// A call without an answer is left to the kernel.
     fn drop(&mut self) {
         self.reply(&Verdict::Kernel);
     }
 }
 
-/// The next call; none when no process is left to make one, or the other end of `until` is closed.
+/// The next call; `None` when no process is left to make one, or the other end of `until` is
+/// closed.
 pub(super) fn next(listener: &Arc<OwnedFd>, until: impl AsFd) -> Option<Call> {
     loop {
         let mut ready = [PollFd::new(listener, PollFlags::IN), PollFd::new(&until, PollFlags::empty())];
@@ -66,11 +68,11 @@ pub(super) fn next(listener: &Arc<OwnedFd>, until: impl AsFd) -> Option<Call> {
         if !ready[1].revents().is_empty() || !ready[0].revents().contains(PollFlags::IN) {
             return None;
         }
-        // SAFETY: all zero is what the kernel asks for.
+        // SAFETY: the kernel requires all zero.
         let mut call: libc::seccomp_notif = unsafe { zeroed() };
-        // SAFETY: the structure that this order fills.
+        // SAFETY: this ioctl fills this structure.
         if unsafe { libc::ioctl(listener.as_raw_fd(), RECEIVE, &raw mut call) } != 0 {
-            // The calling process is gone already.
+            // The calling process has ended.
             continue;
         }
         let (listener, arguments) = (listener.clone(), call.data.args);
@@ -78,7 +80,7 @@ pub(super) fn next(listener: &Arc<OwnedFd>, until: impl AsFd) -> Option<Call> {
             if call.data.arch == NATIVE { What::Native(call.data.nr.into()) } else { What::ForeignConnect };
         let mut this = Call { listener, id: call.id, thread: call.pid as i32, what, arguments };
         if what == What::ForeignConnect && call.data.nr as u32 != FOREIGN_CONNECT {
-            // socketcall(2): its arguments are in memory, 32 bits each.
+            // The arguments of socketcall(2) are in memory, 32 bits each.
             let mut words = [0; 12];
             if this.memory(arguments[1], &mut words, false).is_err() {
                 continue;
@@ -91,8 +93,8 @@ pub(super) fn next(listener: &Arc<OwnedFd>, until: impl AsFd) -> Option<Call> {
     }
 }
 
-/// Lets all calls pass from now on, in a separate process that ends with the last caller: without
-/// it they would fail. To be called when no other process answers them.
+/// Leaves all later calls to the kernel, in a separate process that ends with the last caller:
+/// without it they would fail. Call it when no other process answers them.
 pub(super) fn let_pass(listener: &OwnedFd) {
     let hung_up = || {
         let mut entry = libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
@@ -108,7 +110,8 @@ pub(super) fn let_pass(listener: &OwnedFd) {
     // SAFETY: plain system calls on descriptors of this process, which has one thread and shares
     // them with no other code.
     unsafe {
-        // No reader is to wait for the end of this process's output, or for its terminal.
+        // Detaches from the output and the terminal, so that no reader waits for this process to
+        // close them.
         libc::setsid();
         if listener.as_raw_fd() != kept {
             libc::dup2(listener.as_raw_fd(), kept);
@@ -132,7 +135,7 @@ pub(super) fn let_pass(listener: &OwnedFd) {
 }
 
 impl Call {
-    /// Sends the answer, once. A call of a dead process needs none.
+    /// Sends the answer, once. If the calling process is dead, nothing happens.
     pub(super) fn reply(&mut self, verdict: &Verdict) {
         if self.id == 0 {
             return;
@@ -142,43 +145,45 @@ impl Call {
             Verdict::Kernel => (0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
         };
         let answer = libc::seccomp_notif_resp { id: self.id, val: 0, error, flags };
-        // SAFETY: the structure that this order takes.
+        // SAFETY: this ioctl takes this structure.
         unsafe { libc::ioctl(self.listener.as_raw_fd(), SEND, &raw const answer) };
         self.id = 0;
     }
 
     /// Whether the thread still waits in this call.
     pub(super) fn is_valid(&self) -> bool {
-        // SAFETY: the number that this order takes.
+        // SAFETY: this ioctl takes this number.
         unsafe { libc::ioctl(self.listener.as_raw_fd(), IS_VALID, &raw const self.id) == 0 }
     }
 
-    /// The program that makes it, and the number of its process.
+    /// The program that made the call, and its process id.
     pub(super) fn program(&self) -> (PathBuf, i32) {
         let path = std::fs::read_link(format!("/proc/{}/exe", self.thread));
         (path.unwrap_or_else(|_| "?".into()), self.process().unwrap_or(self.thread))
     }
 
-    /// Whether this file is mapped there.
+    /// Whether the calling process has mapped this file.
     pub(super) fn has_mapped(&self, file: &str) -> bool {
         std::fs::read_to_string(format!("/proc/{}/maps", self.thread)).is_ok_and(|maps| maps.contains(file))
     }
 
-    /// The process of its thread.
+    /// The process of the calling thread.
     fn process(&self) -> io::Result<i32> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.thread))?;
         let line = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
         line.and_then(|pid| pid.trim().parse().ok()).ok_or_else(|| ErrorKind::NotFound.into())
     }
 
-    /// Our copy of the descriptor that the first argument names. The table belongs to the process, the call to a thread.
+    /// A copy, in this process, of the descriptor in the call's first argument. Descriptors belong
+    /// to the process, the call to a thread.
     pub(super) fn descriptor(&self) -> io::Result<OwnedFd> {
         let process = Pid::from_raw(self.process()?).ok_or(ErrorKind::NotFound)?;
         let process = pidfd_open(process, PidfdFlags::empty())?;
         Ok(pidfd_getfd(process, self.arguments[0] as i32, PidfdGetfdFlags::empty())?)
     }
 
-    /// Whether that closes on exec. The flag is the descriptor's, not the socket's, so it is read where it is.
+    /// Whether that descriptor closes on exec. The flag belongs to the descriptor, not the socket,
+    /// so it is read in the calling process.
     fn closes_on_exec(&self) -> io::Result<bool> {
         let path = format!("/proc/{}/fdinfo/{}", self.thread, self.arguments[0] as i32);
         let text = std::fs::read_to_string(path)?;
@@ -187,7 +192,7 @@ impl Call {
         Ok(flags.is_some_and(|f| f & libc::O_CLOEXEC != 0))
     }
 
-    /// Puts `end` in the place of that descriptor.
+    /// Replaces that descriptor, in the calling process, with `end`.
     pub(super) fn replace(&self, end: &impl AsRawFd) -> io::Result<()> {
         let add = libc::seccomp_notif_addfd {
             id: self.id,
@@ -196,14 +201,15 @@ impl Call {
             newfd: self.arguments[0] as u32,
             newfd_flags: if self.closes_on_exec()? { libc::O_CLOEXEC as u32 } else { 0 },
         };
-        // SAFETY: the structure that this order takes; the descriptor is open.
+        // SAFETY: this ioctl takes this structure; the descriptor is open.
         match unsafe { libc::ioctl(self.listener.as_raw_fd(), ADD_DESCRIPTOR, &raw const add) } {
             0.. => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
     }
 
-    /// Reads or writes the memory of the process, and makes sure that it is still the one that made the call.
+    /// Reads or writes memory of the calling process, and then checks that it is still the one that
+    /// made the call.
     pub(super) fn memory(&self, at: u64, bytes: &mut [u8], write: bool) -> io::Result<()> {
         if bytes.is_empty() {
             return Ok(());
@@ -214,7 +220,7 @@ impl Call {
         }
         let here = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
         let there = libc::iovec { iov_base: at as *mut libc::c_void, iov_len: bytes.len() };
-        // SAFETY: our part is a slice; the other part is checked by the kernel.
+        // SAFETY: the local part is a slice; the kernel checks the other part.
         let moved = unsafe {
             match write {
                 true => libc::process_vm_writev(self.thread, &raw const here, 1, &raw const there, 1, 0),

@@ -1,4 +1,4 @@
-//! The stack's socket: shims ask for connections here.
+//! The socket through which preloaded shims request connections.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,7 +16,7 @@ use rustix::net::{
 use super::opening::Opener;
 use super::pump::is_closed;
 
-/// Time limit for a shim's query.
+/// Time limit for a shim's request to arrive.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Shims that wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -41,7 +41,8 @@ fn accept(listener: &OwnedFd, opener: &Arc<Opener>) {
                 continue;
             }
         };
-        // Most often the question is there already, and one about the past needs no thread.
+        // Usually the request has arrived already, and a query about a past connection needs no
+        // thread.
         let message = message(&shim, RecvFlags::DONTWAIT);
         if let Some(why) = message.as_deref().and_then(ErrorQuery::decode) {
             reply(&shim, opener.ended().take(why.id), None);
@@ -55,7 +56,7 @@ fn accept(listener: &OwnedFd, opener: &Arc<Opener>) {
     }
 }
 
-/// One question: connects and replies, and the connection goes on by itself.
+/// Answers one request: connects and replies; the connection then continues on its own threads.
 fn answer(shim: &OwnedFd, at_once: Option<Vec<u8>>, opener: &Opener) {
     let Some(message) = at_once.or_else(|| message(shim, RecvFlags::empty())) else { return };
     if let Some(why) = ErrorQuery::decode(&message) {
@@ -63,10 +64,11 @@ fn answer(shim: &OwnedFd, at_once: Option<Vec<u8>>, opener: &Opener) {
         return;
     }
     let Some(ask) = ConnectRequest::decode(&message) else { return };
-    // A shim that waits no longer has hung up.
+    // A shim that no longer waits has closed its socket.
     match opener.open(&ask, || !is_closed(shim)) {
         Ok(opened) => {
-            // A shim that is gone meanwhile shows as a program that closed at once.
+            // A shim that has closed meanwhile counts as a program that closed its connection at
+            // once.
             reply(shim, opened.errno, Some(&opened.end));
             opened.start();
         }
@@ -76,7 +78,7 @@ fn answer(shim: &OwnedFd, at_once: Option<Vec<u8>>, opener: &Opener) {
     }
 }
 
-/// A message, if it comes in time.
+/// Reads a message, if it arrives in time.
 fn message(shim: &OwnedFd, flags: RecvFlags) -> Option<Vec<u8>> {
     let mut message = [0u8; CONNECT_REQUEST_BYTES + 1];
     set_socket_timeout(shim, Timeout::Recv, Some(PATIENCE)).ok()?;
@@ -84,7 +86,7 @@ fn message(shim: &OwnedFd, flags: RecvFlags) -> Option<Vec<u8>> {
     message.get(..got).filter(|m| !m.is_empty()).map(<[u8]>::to_vec)
 }
 
-/// Sends errno and descriptor. A shim that is gone needs no reply.
+/// Sends errno and descriptor. An error means that the shim has closed.
 fn reply(shim: &OwnedFd, errno: i32, end: Option<&UnixStream>) {
     let _ = send(shim, &errno.to_ne_bytes(), end.map(AsFd::as_fd));
 }

@@ -1,8 +1,9 @@
-//! The seccomp filter that shows the connection calls of a command, and of all that it starts, to us, and its way from
-//! the child to the parent.
+//! The seccomp filter that passes the connection calls of a command, and of all processes that it
+//! starts, to this process; and the transfer of its descriptor from the child to the parent.
 //!
-//! seccomp(2), "user notification": the program waits in its system call until the other process has answered
-//! for it. So programs that make system calls without the C library are served like the others.
+//! It uses user notification (seccomp(2)): the program waits in its system call until this process
+//! has answered. So programs that make system calls without the C library are served like the
+//! others.
 
 use std::io;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
@@ -10,8 +11,8 @@ use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use libc::{c_long, sock_filter};
 use rustix::net::RecvFlags;
 
-/// linux/audit.h, and the numbers that 32-bit programs of this machine have for connect: a separate
-/// call, and one of those behind socketcall.
+/// From linux/audit.h; and the numbers of connect in 32-bit programs of this machine: a separate
+/// call, and one behind socketcall.
 #[cfg(target_arch = "x86_64")]
 mod arch {
     pub const NATIVE: u32 = 0xc000_003e;
@@ -31,7 +32,7 @@ compile_error!("linux/audit.h has this architecture's number");
 
 pub(super) use arch::{CONNECT as FOREIGN_CONNECT, NATIVE};
 
-/// linux/net.h: connect behind socketcall.
+/// connect behind socketcall (linux/net.h).
 const SYS_CONNECT: u32 = 3;
 
 /// Offsets in struct seccomp_data.
@@ -54,12 +55,12 @@ const fn load(offset: u32) -> sock_filter {
     sock_filter { code: (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16, jt: 0, jf: 0, k: offset }
 }
 
-/// Continues with `then` if the loaded value is `value`, else after it.
+/// Continues with `then` if the loaded value is `value`, otherwise after it.
 fn when(value: u32, then: &[sock_filter]) -> Vec<sock_filter> {
     test(libc::BPF_JEQ, value, then)
 }
 
-/// The same if it has a bit of `mask`.
+/// Continues with `then` if the loaded value has a bit of `mask`, otherwise after it.
 fn when_any(mask: u32, then: &[sock_filter]) -> Vec<sock_filter> {
     test(libc::BPF_JSET, mask, then)
 }
@@ -70,9 +71,10 @@ fn test(how: u32, k: u32, then: &[sock_filter]) -> Vec<sock_filter> {
     [&[jump], then].concat()
 }
 
-/// connect, getpeername, getsockname, setsockopt beyond `SOL_SOCKET`, and getsockopt of `SO_ERROR` are shown, and so are
-/// the ways to connect past them, which cannot be answered: 32-bit calls and io_uring. Sending with `MSG_FASTOPEN` is
-/// refused as by a kernel that has it switched off, so that the program connects. Everything else passes.
+/// Notifies for connect, getpeername, getsockname, setsockopt beyond `SOL_SOCKET`, and getsockopt
+/// of `SO_ERROR`; also for the ways around them, which cannot be answered: 32-bit calls and
+/// io_uring. Refuses sending with `MSG_FASTOPEN`, like a kernel that has it switched off, so that
+/// the program connects. Allows everything else.
 pub(super) fn program() -> Vec<sock_filter> {
     let number = |n: c_long| n as u32;
     let called = |n: c_long, then: &[sock_filter]| when(number(n), then);
@@ -82,7 +84,7 @@ pub(super) fn program() -> Vec<sock_filter> {
         when(libc::SOL_NETLINK as u32, &[ALLOW]),
         vec![SHOW],
     ];
-    // The shim answers its program itself.
+    // The shim answers this option to its program itself.
     let name = [vec![load(argument(3))], when(rivulet_handoff::OURS, &[ALLOW]), vec![SHOW]].concat();
     let error = [vec![load(argument(2))], when(libc::SO_ERROR as u32, &[SHOW]), vec![ALLOW]];
     let refused = returned(libc::SECCOMP_RET_ERRNO | libc::EOPNOTSUPP as u32);
@@ -108,23 +110,23 @@ pub(super) fn program() -> Vec<sock_filter> {
     [
         vec![load(ARCHITECTURE)],
         when(arch::FOREIGN, &foreign.concat()),
-        // What else the processor may run has no sockets here.
+        // Other architectures that the processor can run have no socket calls here.
         when(arch::NATIVE, &[vec![load(NUMBER)], native.concat()].concat()),
         vec![ALLOW],
     ]
     .concat()
 }
 
-/// Installs the filter on this process, for good and for its children, and sends the descriptor
-/// that receives the calls to the other end of `to`, or the error. Makes only async-signal-safe
-/// calls: for a child between fork and exec.
+/// Installs the filter on this process and its future children, permanently, and sends the
+/// descriptor for notifications, or the error, to the other end of `to`. Makes only
+/// async-signal-safe calls, because it runs between fork and exec.
 pub(super) fn install(program: &mut [sock_filter], to: impl AsFd) -> io::Result<()> {
     let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
     let seccomp = || {
         let (mode, flags) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER);
-        // SAFETY: the program outlives the call, which gives a descriptor of ours.
+        // SAFETY: the program outlives the call, which returns a new descriptor.
         match unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program) } {
-            // SAFETY: as above.
+            // SAFETY: the descriptor is new and has no other owner.
             got @ 0.. => Ok(unsafe { OwnedFd::from_raw_fd(got as i32) }),
             _ => Err(io::Error::last_os_error()),
         }
@@ -133,7 +135,7 @@ pub(super) fn install(program: &mut [sock_filter], to: impl AsFd) -> io::Result<
         if e.raw_os_error() != Some(libc::EACCES) {
             return Err(e);
         }
-        // Without CAP_SYS_ADMIN the command must not gain privileges that we have not.
+        // Without CAP_SYS_ADMIN the command must not gain privileges that this process lacks.
         rustix::thread::set_no_new_privs(true)?;
         seccomp()
     });
@@ -144,7 +146,7 @@ pub(super) fn install(program: &mut [sock_filter], to: impl AsFd) -> io::Result<
     Ok(rivulet_handoff::send(to, &errno.to_ne_bytes(), listener)?)
 }
 
-/// Takes what [`install`] sent.
+/// Receives the descriptor that [`install`] sent.
 pub(super) fn receive(from: impl AsFd) -> io::Result<OwnedFd> {
     let mut errno = [0; 4];
     match rivulet_handoff::receive(from, &mut errno, RecvFlags::empty())? {
@@ -158,8 +160,8 @@ pub(super) fn receive(from: impl AsFd) -> io::Result<OwnedFd> {
 mod tests {
     use super::*;
 
-    /// The filter's verdict on a call, as the kernel would run it (bpf; RFC 9669 does not cover
-    /// classic programs).
+    /// The filter's result for a call: an interpreter of classic BPF, as in the kernel (RFC 9669
+    /// does not cover it).
     fn verdict(architecture: u32, number: u32, arguments: [u64; 6]) -> u32 {
         let mut data = [number.to_ne_bytes(), architecture.to_ne_bytes()].concat();
         data.extend([0; 8]);

@@ -1,7 +1,7 @@
-//! `rivulet run -- COMMAND`: an unmodified program's TCP connections over Rivulet.
+//! `rivulet run -- COMMAND`: runs an unmodified program with its TCP connections over Rivulet.
 //!
-//! The command runs with the shim preloaded; this process is its stack. The stack outlives the command as
-//! long as some process still has a connection through it.
+//! The command runs with the shim preloaded; this process is its transport stack. It outlives the
+//! command as long as some process still has a connection through it.
 
 mod account;
 mod call;
@@ -26,7 +26,8 @@ use clap::{Args, ValueEnum};
 use opening::Opener;
 use rivulet_client::{Config, IoChoice, Stack};
 
-/// Bytes of a connection that may wait for the program to read them: a window of a long, fast path.
+/// Limit on the received bytes of a connection that the program has not read: the window of a long,
+/// fast path.
 const RECEIVE_BUFFER: usize = 8 << 20;
 
 /// Runs a command with its TCP connections over Rivulet: `rivulet run -- curl http://...`
@@ -36,12 +37,13 @@ const RECEIVE_BUFFER: usize = 8 << 20;
 /// Connections to this machine's own addresses stay plain TCP.
 #[derive(Args, Debug)]
 pub struct RunArgs {
-    /// connect waits for the server's answer, with its errors, as TCP's does, and gives up the round trip that
-    /// is saved by sending the first data with the SYN
+    /// connect waits for the server's answer and returns its errors, as with TCP; this costs the
+    /// round trip that is saved by sending the first data with the SYN
     #[arg(long)]
     pub wait: bool,
 
-    /// Each connection has a separate window, as over TCP; else those to one service share one connection, as its streams
+    /// Give each connection a separate window, as over TCP; by default those to one service share
+    /// one connection, as its streams
     #[arg(long)]
     pub separate: bool,
 
@@ -49,7 +51,8 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value_t = By::Auto)]
     pub by: By,
 
-    /// What moves the packets: af_packet, af_xdp, or auto (AF_XDP where the interface allows it)
+    /// How packets are sent and received: af_packet, af_xdp, or auto (AF_XDP where the interface
+    /// allows it)
     #[arg(long, value_name = "MECHANISM", default_value_t)]
     pub io: IoChoice,
 
@@ -63,11 +66,13 @@ pub struct RunArgs {
 pub enum By {
     /// By a preloaded library, and by their system calls for programs that do not use it
     Auto,
-    /// By the preloaded library alone; programs that do not use it stay on plain TCP and are named
+    /// By the preloaded library alone; programs that do not use it stay on plain TCP and are
+    /// reported
     Shim,
 }
 
-/// Runs a command with its TCP connections over Rivulet; gives the exit code that a shell would show.
+/// Runs a command with its TCP connections over Rivulet; returns the exit code that a shell would
+/// show.
 pub fn run(args: &RunArgs) -> anyhow::Result<u8> {
     let (program, arguments) = args.command.split_first().context("no command given")?;
     let shim = shim::find_shim()?;
@@ -83,14 +88,15 @@ pub fn run(args: &RunArgs) -> anyhow::Result<u8> {
 
     let mut child = Command::new(program);
     child.args(arguments).env("LD_PRELOAD", preload(&shim)).env(rivulet_handoff::STACK_ENV, &path);
-    // The child sends the descriptor that receives its calls.
+    // The child sends the descriptor through which this process receives its calls.
     let (from_child, to_parent) = UnixStream::pair().context("a socket pair")?;
     let mut filter = filter::program();
     let parent = std::process::id();
     // SAFETY: only async-signal-safe calls between fork and exec.
     unsafe {
         child.pre_exec(move || {
-            // Without its stack the command cannot go on: it gets SIGTERM with us.
+            // Without its stack the command cannot continue: it gets SIGTERM when this process
+            // dies.
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
             if libc::getppid() as u32 != parent {
                 return Err(io::ErrorKind::BrokenPipe.into());
@@ -100,7 +106,8 @@ pub fn run(args: &RunArgs) -> anyhow::Result<u8> {
     }
     ignore_terminal_signals();
     let spawned = child.spawn();
-    // Our copy of the child's end goes with this, so that a child that said nothing is not waited for.
+    // Closes this process's copy of the child's end, so that a child that sent nothing is not
+    // waited for.
     drop(child);
     let mut child = match spawned {
         Ok(child) => child,
@@ -123,7 +130,7 @@ pub fn run(args: &RunArgs) -> anyhow::Result<u8> {
         }
     };
     let status = child.wait().context("waiting for the command")?;
-    // A child of the command may still be talking.
+    // A child of the command may still have a connection.
     while opener.activity().open() > 0 && !opener.activity().idle_since(Duration::from_secs(30)) {
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -138,10 +145,10 @@ pub fn run(args: &RunArgs) -> anyhow::Result<u8> {
     })
 }
 
-/// Ctrl-C is for the command; we end when it ends.
+/// Ctrl-C goes to the command; this process ends when the command does.
 fn ignore_terminal_signals() {
-    // SAFETY: sets the disposition of two signals; a command is started with `exec`, which keeps "ignore",
-    // therefore a handler that does nothing is set instead.
+    // SAFETY: sets the disposition of two signals. exec would keep "ignore" for the command, so a
+    // handler that does nothing is set instead.
     unsafe {
         let nothing = nothing as extern "C" fn(libc::c_int) as usize;
         libc::signal(libc::SIGINT, nothing);
@@ -151,7 +158,7 @@ fn ignore_terminal_signals() {
 
 extern "C" fn nothing(_signal: libc::c_int) {}
 
-/// Our shim before the libraries that are preloaded already.
+/// The value of LD_PRELOAD: the shim, then the libraries that are already in it.
 fn preload(shim: &Path) -> OsString {
     let mut value = shim.as_os_str().to_owned();
     if let Some(before) = std::env::var_os("LD_PRELOAD").filter(|v| !v.is_empty()) {

@@ -1,4 +1,4 @@
-//! Opens connections for programs.
+//! Opens connections for the programs of the command.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read};
@@ -16,7 +16,7 @@ use rustix::net::{SendFlags, bind, send};
 use super::account::{Activity, Counted, Ended, Failures, errno_of};
 use super::pump;
 
-/// With `--wait`: how long connect may take, as the kernel's TCP with its defaults.
+/// Time limit of connect with `--wait`: that of the kernel's TCP with its defaults.
 const CONNECT: Duration = Duration::from_secs(127);
 
 /// Opens connections for programs.
@@ -25,7 +25,7 @@ pub(super) struct Opener {
     activity: Arc<Activity>,
     ended: Arc<Ended>,
     ids: AtomicU64,
-    /// connect waits for the server's answer.
+    /// Whether connect waits for the server's answer.
     wait: bool,
 }
 
@@ -35,7 +35,7 @@ impl Opener {
         Opener { stack, activity: Arc::new(Activity::new()), ended: Arc::default(), ids, wait }
     }
 
-    /// Nothing more is sent.
+    /// Stops: no connection sends anything more.
     pub(super) fn end(&self) {
         self.stack.end();
     }
@@ -48,10 +48,11 @@ impl Opener {
         &self.ended
     }
 
-    /// Opens a connection; the errno that connect(2) is to give if that fails. With `--wait` this waits for
-    /// the server, unless the program does not want to, and as long as it is `wanted`.
+    /// Opens a connection; on failure returns the errno for connect(2). With `--wait` this waits
+    /// for the server, unless the program's socket is non-blocking, and only as long as `wanted`
+    /// returns `true`.
     pub(super) fn open(&self, ask: &ConnectRequest, wanted: impl Fn() -> bool) -> Result<Opened, i32> {
-        // Learned not long ago (section 2.6): our option would only be passed over once more.
+        // This destination recently ignored the option (section 2.6), and would ignore it again.
         if self.stack.destination(ask.peer).is_some_and(|known| known.plain_tcp) {
             return Err(LEAVE_TO_KERNEL);
         }
@@ -78,14 +79,14 @@ impl Opener {
     }
 }
 
-/// A connection on its way to its program.
+/// A connection that is being passed to its program.
 pub(super) struct Opened {
-    /// What connect returns: 0 or `EINPROGRESS`.
+    /// The result of connect: 0 or `EINPROGRESS`.
     pub(super) errno: i32,
-    /// The program's end.
+    /// The program's end of the socket pair.
     pub(super) end: UnixStream,
     inner: UnixStream,
-    /// Bytes that block the program's writes until the server has answered.
+    /// Number of filler bytes that block the program's writes until the server has answered.
     filled: usize,
     stream: Stream,
     counted: Counted,
@@ -93,13 +94,14 @@ pub(super) struct Opened {
 }
 
 impl Opened {
-    /// Starts the transfers, once the program has its end (our copy of it is dropped).
+    /// Starts the transfers, once the program has its end; this process's copy of it is dropped.
     pub(super) fn start(self) {
         drop(self.end);
         if self.errno == libc::EINPROGRESS {
             if let Err(e) = self.stream.connect_while(CONNECT, || !pump::is_closed(&self.inner)) {
-                // Noted before the program wakes up. Unread data in our end makes the kernel report
-                // a reset at the other one: poll returns POLLERR, and SO_ERROR is read.
+                // Recorded before the program wakes up. Unread data in this end makes the kernel
+                // report a reset at the program's end: poll returns POLLERR, and the program reads
+                // SO_ERROR.
                 self.failures.note(&e);
                 return;
             }
@@ -112,13 +114,14 @@ impl Opened {
     }
 }
 
-/// The first connection's number. Names with these numbers are shared by all of a network namespace: processes of other
-/// process namespaces have the same process ids, and other users must not guess and take names before us.
+/// The first connection's number. All of a network namespace share the names with these numbers:
+/// other PID namespaces have equal process ids, and other users must not be able to guess and
+/// occupy names.
 fn random_id() -> u64 {
     RandomState::new().hash_one(())
 }
 
-/// Our end and the program's, each bound to the name of the address that it stands for.
+/// Both ends of a socket pair, each bound to a name that encodes the address it represents.
 fn pair(id: u64, local: SocketAddr, peer: SocketAddr) -> io::Result<(UnixStream, UnixStream)> {
     let (inner, outer) = UnixStream::pair()?;
     bind(&inner, &Name { id, address: peer }.socket_address()?)?;
@@ -126,7 +129,8 @@ fn pair(id: u64, local: SocketAddr, peer: SocketAddr) -> io::Result<(UnixStream,
     Ok((inner, outer))
 }
 
-/// Makes the program's end unwritable, as a TCP socket is that has no answer yet: full of nothing. Gives how much.
+/// Makes the program's end unwritable, like a TCP socket without an answer yet, by filling the
+/// buffer. Returns the number of filler bytes.
 fn fill(end: &UnixStream) -> io::Result<usize> {
     let mut filled = 0;
     loop {
@@ -138,7 +142,7 @@ fn fill(end: &UnixStream) -> io::Result<usize> {
     }
 }
 
-/// Takes back what [`fill`] did, and nothing of what the program writes as soon as there is room.
+/// Reads exactly the bytes of [`fill`], and none that the program writes as soon as there is room.
 fn drain(mut inner: &UnixStream, filled: usize) -> io::Result<()> {
     let mut block = [0; 16_384];
     let mut left = filled;
@@ -175,9 +179,10 @@ mod tests {
         assert!(pair(random_id(), "10.0.0.1:5000".parse().unwrap(), peer).is_ok());
     }
 
-    /// Not writable before the answer, writable behind it; an error where none came.
+    /// The program's end is not writable before the answer, writable after it, and has an error if
+    /// no answer arrived.
     #[test]
-    fn a_connection_in_progress_looks_like_one() {
+    fn unanswered_connection_is_not_writable() {
         use std::io::Write;
         let poll = |end: &UnixStream| {
             let events = libc::POLLOUT | libc::POLLIN;
@@ -190,7 +195,8 @@ mod tests {
         let (inner, mut outer) = pair(8, local, peer).unwrap();
         let filled = fill(&outer).unwrap();
         assert_eq!(poll(&outer), 0);
-        // A writer that starts as soon as there is room loses no bytes to the blocking ones.
+        // A writer that starts as soon as there is room loses no bytes to the draining of the
+        // filler.
         let writer = std::thread::spawn(move || {
             outer.write_all(b"first").unwrap();
             outer

@@ -1,4 +1,4 @@
-//! Moves bytes between a program's end of the pair and its connection.
+//! Copies bytes between a program's end of the socket pair and its connection.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -15,10 +15,11 @@ use super::account::{Counted, Failures};
 
 const BLOCK: usize = 256 << 10;
 const STACK_SIZE: usize = 512 << 10;
-/// Time without data of the program after which the SYN leaves without data, for protocols in which
-/// the server sends first.
+/// Time without data from the program after which the SYN is sent without data, for protocols in
+/// which the server sends first.
 const SILENCE: Duration = Duration::from_millis(5);
-/// Time without progress for which the data that a program wrote before it closed is still delivered.
+/// Time without progress for which the data that a program wrote before it closed is still
+/// delivered.
 const LINGER: Duration = Duration::from_secs(60);
 
 /// Starts both directions; the connection is closed when the program has closed its end.
@@ -49,7 +50,7 @@ fn up(stream: &Stream, end: &UnixStream, counted: &Counted) {
             Ok(n) => {
                 counted.moved();
                 if (&*stream).write_all(&block[..n]).is_err() {
-                    // The other direction has the reason.
+                    // The thread of the other direction records the error.
                     break;
                 }
             }
@@ -57,10 +58,10 @@ fn up(stream: &Stream, end: &UnixStream, counted: &Counted) {
             Err(_) => break,
         }
     }
-    // A program that closes right after the last answer need not have its end acknowledged.
+    // If a program closes right after the last answer, its close need not be acknowledged.
     let enough = usize::from(is_closed(end));
     if enough == 0 {
-        // It said nothing, and that this is all.
+        // The program closed without sending any data.
         stream.open_silently();
     }
     stream.finish();
@@ -71,7 +72,7 @@ fn up(stream: &Stream, end: &UnixStream, counted: &Counted) {
     stream.abort();
 }
 
-/// Written data is delivered after the program has closed, as with TCP.
+/// Delivers written data after the program has closed, as TCP does.
 fn linger(stream: &Stream, counted: &Counted) {
     let mut left = stream.unconsumed();
     let mut moved = Instant::now();
@@ -103,10 +104,11 @@ fn down(stream: &Stream, end: &UnixStream, counted: &Counted, failures: &Failure
             Err(e) => {
                 if e.kind() != io::ErrorKind::ConnectionAborted {
                     tracing::warn!(peer = %stream.peer_addr(), error = %e, "connection");
-                    // The failure is noted before the program sees the end of the stream and queries the error.
+                    // The failure is recorded before the program sees the end of the stream and
+                    // queries the error.
                     failures.note(&e);
                 }
-                // Nothing reads what the program still writes: that must not block forever.
+                // Nothing reads further data of the program, and its writes must not block forever.
                 let _ = end.shutdown(Shutdown::Both);
                 return;
             }
@@ -120,7 +122,7 @@ fn readable_within(end: &UnixStream, time: Duration) -> bool {
     poll(&mut [PollFd::new(end, PollFlags::IN)], Some(&time)).is_ok_and(|ready| ready > 0)
 }
 
-/// Waits until the program has closed its end, not merely finished writing.
+/// Waits until the program has closed its end, not merely shut down its sending direction.
 fn wait_closed(end: &UnixStream) {
     while hung_up(end, None) == Err(Errno::INTR) {}
 }

@@ -1,4 +1,4 @@
-//! Where the preloaded library of `rivulet run` is.
+//! Finds the preloaded library of `rivulet run`.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ pub(super) const SHIM: &str = "librivulet_shim.so";
 /// Environment variable with the path of the shim.
 const SHIM_ENV: &str = "RIVULET_SHIM";
 
-/// Beside this program, where cargo and packages put it.
+/// Looks beside this program, where cargo and packages put it.
 pub(super) fn find_shim() -> anyhow::Result<PathBuf> {
     if let Some(path) = std::env::var_os(SHIM_ENV) {
         let path = PathBuf::from(path);
@@ -30,7 +30,7 @@ pub(super) fn find_shim() -> anyhow::Result<PathBuf> {
             program.display()
         )
     })?;
-    // The list of preloaded libraries is split at colons and spaces.
+    // The dynamic loader splits the list of preloaded libraries at colons and spaces.
     let found = found.canonicalize().unwrap_or(found);
     if OsStr::new(&found).to_string_lossy().contains([':', ' ']) {
         bail!("{}: a path with a colon or a space cannot be preloaded; set {SHIM_ENV}", found.display());

@@ -1,6 +1,6 @@
-//! Answers the system calls of the filter: the stack performs connect, and the names of its
-//! descriptors are those of the addresses that they represent. Programs that cannot be caught are
-//! reported on standard error.
+//! Answers the system calls that the filter passes on: the stack performs connect, and getpeername
+//! and getsockname return the addresses that the descriptors represent. Programs that cannot be
+//! caught are reported on standard error.
 
 use std::collections::HashSet;
 use std::io;
@@ -24,12 +24,12 @@ use super::shim::SHIM;
 
 /// linux/socket.h
 const SOL_TLS: u64 = 282;
-/// Programs that are known to have been reported.
+/// Limit on the programs that are remembered as reported.
 const MAX_TOLD: usize = 1024;
-/// How long a connection that was being opened for a call may hold up our end.
+/// Limit on the wait, at the end, for connections that are being opened.
 const LAST: Duration = Duration::from_secs(2);
 
-/// Answers calls.
+/// The thread that answers calls.
 pub(super) struct Watch {
     listener: Arc<OwnedFd>,
     /// Ends the thread when it is dropped.
@@ -37,17 +37,17 @@ pub(super) struct Watch {
     thread: JoinHandle<()>,
 }
 
-/// What calls are answered with.
+/// What is needed to answer calls.
 struct Answers {
     opener: Arc<Opener>,
-    /// Opens connections for programs; otherwise only programs that the library does not catch are
-    /// reported.
+    /// Whether to open connections for programs; if not, programs that the library does not catch
+    /// are only reported.
     opens: bool,
-    /// Reports so far.
+    /// Programs and reasons that were reported.
     told: Mutex<HashSet<(PathBuf, &'static str)>>,
 }
 
-/// Answers from now on, until the last process with the filter has ended.
+/// Answers calls until the last process with the filter has ended.
 pub(super) fn start(listener: OwnedFd, opener: Arc<Opener>, opens: bool) -> io::Result<Watch> {
     let listener = Arc::new(listener);
     let answers = Arc::new(Answers { opener, opens, told: Mutex::default() });
@@ -59,12 +59,12 @@ pub(super) fn start(listener: OwnedFd, opener: Arc<Opener>, opens: bool) -> io::
                 answers.answer(call);
                 continue;
             }
-            // Waits for a neighbour, perhaps for the server.
+            // connect may wait for ARP or for the server, so it gets a thread.
             let answers = answers.clone();
             if let Err(e) =
                 std::thread::Builder::new().name("connect".into()).spawn(move || answers.answer(call))
             {
-                // The call is dropped, and with that left to the kernel.
+                // The call is dropped, which leaves it to the kernel.
                 eprintln!("rivulet run: no thread for a connection, which stays plain TCP: {e}");
             }
         }
@@ -73,12 +73,12 @@ pub(super) fn start(listener: OwnedFd, opener: Arc<Opener>, opens: bool) -> io::
 }
 
 impl Watch {
-    /// Processes of the command that still run continue with the kernel's TCP.
+    /// Stops; processes of the command that still run continue with the kernel's TCP.
     pub(super) fn end(self) {
         drop(self.stop);
-        // A panic there was reported when it happened.
+        // A thread that panicked has printed its message.
         let _ = self.thread.join();
-        // Calls that are being answered hold the listener.
+        // Calls that are still being answered hold the listener.
         let until = Instant::now() + LAST;
         while Arc::strong_count(&self.listener) > 1 && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
@@ -152,7 +152,7 @@ impl Answers {
         Verdict::Returns(0)
     }
 
-    /// Reports a program that is not caught, once for each.
+    /// Reports a program that is not caught, once for each reason.
     fn tell(&self, call: &Call, peer: impl Into<Option<SocketAddr>>, why: &'static str) {
         let (program, process) = call.program();
         let mut told = self.told.lock();
@@ -165,7 +165,7 @@ impl Answers {
         }
     }
 
-    /// `SO_ERROR` of a connection that failed, once; of others it is the kernel's.
+    /// `SO_ERROR` of a connection: its failure, once; for other sockets the kernel answers.
     fn error(&self, call: &Call, socket: &OwnedFd) -> Verdict {
         if call.arguments[1] != libc::SOL_SOCKET as u64 {
             return Verdict::Kernel;
@@ -174,7 +174,7 @@ impl Answers {
         if errno == 0 {
             return Verdict::Kernel;
         }
-        // The kernel's own error for it must not be reported as well.
+        // Clears the kernel's own error, so that it is not reported as well.
         let _ = socket_error(socket);
         let write = || {
             call.memory(call.arguments[3], &mut errno.to_ne_bytes(), true)?;
@@ -184,7 +184,7 @@ impl Answers {
     }
 }
 
-/// The destination of a connect call, if our stack takes the connection.
+/// The destination of a connect call, if the stack takes the connection.
 fn target(call: &Call, socket: &OwnedFd) -> Option<SocketAddr> {
     let mut raw = [0u8; RAW];
     let raw = &mut raw[..(call.arguments[2] as usize).min(RAW)];
@@ -196,15 +196,15 @@ fn done(written: io::Result<()>) -> Verdict {
     Verdict::Returns(written.map_or(libc::EFAULT, |()| 0))
 }
 
-/// Options of TCP and IP mean nothing on the pair and are accepted, but not encryption by the kernel: a program must
-/// not believe that it has it.
+/// Accepts options of TCP and IP, which have no meaning on the socket pair; refuses kernel TLS,
+/// because a program must not believe that it has encryption.
 fn set(call: &Call) -> Verdict {
     let of_tcp = call.arguments[1] == libc::IPPROTO_TCP as u64;
     let wanted = of_tcp && call.arguments[2] == libc::TCP_ULP as u64 || call.arguments[1] == SOL_TLS;
     Verdict::Returns(if wanted { libc::ENOENT } else { 0 })
 }
 
-/// Writes an address where getpeername and getsockname want it.
+/// Writes an address to where getpeername and getsockname expect it.
 fn tell_address(call: &Call, name: Option<Name>) -> Verdict {
     let Some(name) = name else { return Verdict::Kernel };
     let (mut raw, length) = encode(&name.address);

@@ -1,8 +1,8 @@
-//! Service addresses on a device of this host that is invisible outside.
+//! Puts service addresses on a device of this host that is invisible outside.
 //!
-//! Added addresses are noted in a file under `/run/rivulet`, or in systemd's `RuntimeDirectory=`,
-//! so that a killed process leaves nothing behind for good: the next one in the same network
-//! namespace takes it over.
+//! Added addresses are recorded in a file under `/run/rivulet`, or in systemd's
+//! `RuntimeDirectory=`, so that the next process in the same network namespace removes those of a
+//! process that was killed.
 
 use std::fs;
 use std::net::IpAddr;
@@ -12,24 +12,25 @@ use std::process::Command;
 
 use anyhow::{Context, bail};
 
-/// Our dummy device; where the kernel has none, `lo` serves as well, because it is not announced.
+/// Name of the dummy device. If the kernel has none, `lo` is used, which does not announce
+/// addresses either.
 const DEVICE: &str = "rivulet0";
 const LOOPBACK: &str = "lo";
-/// Default folder without systemd.
+/// Default folder of the files, without systemd.
 const NOTES: &str = "/run/rivulet";
 
-/// Addresses that were put on a device; taken away when dropped.
+/// Addresses that were put on a device; removed when this is dropped.
 #[derive(Debug, Default)]
 pub struct ServiceAddresses {
     added: Vec<(IpAddr, String)>,
-    /// The dummy device is ours.
+    /// Whether this process created the dummy device.
     device: bool,
     note: Option<PathBuf>,
 }
 
 impl ServiceAddresses {
-    /// Sees to it that every address stands on this host; one that is there already is left alone, unless
-    /// a dead process of ours put it there.
+    /// Makes sure that this host has every address. An address that it has already is left alone,
+    /// unless a dead process of this program added it.
     pub fn ensure(&mut self, addresses: &[IpAddr]) -> anyhow::Result<()> {
         self.adopt();
         for address in addresses.iter().copied().filter(|a| !is_here(*a)) {
@@ -59,7 +60,7 @@ impl ServiceAddresses {
         Ok(DEVICE)
     }
 
-    /// Takes over what dead processes noted for this namespace.
+    /// Takes over the addresses that dead processes recorded for this namespace.
     fn adopt(&mut self) {
         let Some(namespace) = namespace() else { return };
         let Ok(entries) = fs::read_dir(notes()) else { return };
@@ -76,12 +77,12 @@ impl ServiceAddresses {
                 }
             }
             self.write();
-            // The note is ours from here on.
+            // The addresses are recorded in this process's own file from here on.
             let _ = fs::remove_file(path);
         }
     }
 
-    /// Notes the addresses to remove. Without a note only `kill -9` leaves something behind.
+    /// Records the addresses to remove. If that fails, only `kill -9` leaves addresses behind.
     fn write(&mut self) {
         let Some(namespace) = namespace() else { return };
         let path = notes().join(format!("{namespace}.{}", std::process::id()));
@@ -113,13 +114,14 @@ impl Drop for ServiceAddresses {
             tracing::debug!(error = %e, "device not removed");
         }
         if let Some(note) = self.note.take() {
-            // A remaining note names removed addresses, which the next process notices.
+            // If removal fails, the next process finds that the addresses are gone already.
             let _ = fs::remove_file(note);
         }
     }
 }
 
-/// The folder of the notes. A unit's user may only write in systemd's folder (systemd.exec(5)).
+/// The folder of the files. A systemd unit's user may only write in RuntimeDirectory
+/// (systemd.exec(5)).
 fn notes() -> PathBuf {
     std::env::var_os("RUNTIME_DIRECTORY").unwrap_or_else(|| NOTES.into()).into()
 }
@@ -133,7 +135,7 @@ fn with_prefix(address: IpAddr) -> String {
     format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 })
 }
 
-/// True if this host has the address: one can be bound that it has.
+/// Whether this host has the address: only then can a socket be bound to it.
 fn is_here(address: IpAddr) -> bool {
     std::net::UdpSocket::bind((address, 0)).is_ok()
 }

@@ -1,4 +1,5 @@
-//! Connections that the kernel's TCP took over from stateless TCP: each gets a thread here, which is not made on the packet path.
+//! Serves connections that the kernel's TCP took over from stateless TCP: each gets a thread, which
+//! the packet path must not create itself.
 
 use std::io;
 use std::sync::Arc;
@@ -9,25 +10,25 @@ use rivulet_server::{Adopted, Door, Doorway};
 
 use super::connections::{Connections, Guest, MAX_CONNECTIONS};
 
-/// Adopted connections beside those that are open: they wait until another has given way.
+/// Limit on adopted connections that wait until an open one is closed.
 const WAITING: usize = 64;
 
 struct Queue(SyncSender<Adopted>);
 
 impl Door for Queue {
     fn accept(&self, connection: Adopted) {
-        // The channel has room for all admitted connections. A connection without room is closed
-        // all the same.
+        // The channel has room for all admitted connections; if it were full, the connection would
+        // be closed.
         if self.0.try_send(connection).is_err() {
             tracing::warn!("an adopted connection found no room");
         }
     }
 }
 
-/// Where connections go that `serve` is to serve, each in a thread of this name.
+/// The channel for connections that `serve` is to serve, each in a thread with this name.
 ///
 /// # Errors
-/// The system's, for the thread that takes them in.
+/// The thread that receives them cannot be started.
 pub(super) fn doorway(
     name: &'static str,
     connections: Connections,

@@ -28,7 +28,8 @@ pub struct ServeArgs {
     #[arg(long, short, value_name = "NAME")]
     pub interface: String,
 
-    /// Controllers that give services and keys, or the agent of this host (unix:/run/rivulet/agent.sock)
+    /// Addresses of controllers, which send services and keys, or of this host's agent
+    /// (unix:/run/rivulet/agent.sock)
     #[command(flatten)]
     pub controller: ControllerArgs,
 
@@ -44,7 +45,8 @@ pub struct ServeArgs {
     #[arg(long, short, value_name = "FILE", requires = "listen", conflicts_with = "controllers")]
     pub keys: Option<PathBuf>,
 
-    /// Send heartbeats for pool and replica index to a ToR with this Ethernet address, and answers too
+    /// Send heartbeats for a pool and replica index to the ToR with this Ethernet address, and
+    /// answers too
     #[arg(long, value_name = "POOL/REPLICA@MAC", requires = "keys")]
     pub member: Option<String>,
 
@@ -56,30 +58,32 @@ pub struct ServeArgs {
     #[arg(long, value_name = "US", default_value_t = 2000)]
     pub heartbeat_us: u64,
 
-    /// Age of the oldest waiting request from which on this replica is not ready, microseconds
+    /// The replica reports itself as not ready when its oldest waiting request is older than this,
+    /// microseconds
     #[arg(long, value_name = "US", default_value_t = 20_000)]
     pub bound_us: u64,
 
-    /// Believe what the ToR stamps into requests (only behind one's own ToR)
+    /// Trust what the ToR stamps into requests (only behind a ToR of one's own)
     #[arg(long, requires = "keys")]
     pub trust_tor: bool,
 
-    /// Age up to which an ordinary request is fresh, milliseconds
+    /// Age up to which an ordinary request counts as fresh, milliseconds
     #[arg(long, value_name = "MS", default_value_t = 4000)]
     pub horizon_ms: u64,
 
-    /// How to serve clients of plain TCP: none, kernel, or stateless (small files, without connection state); with a
-    /// controller its configuration decides
+    /// How to serve clients of plain TCP: none, kernel, or stateless (small files, without
+    /// connection state); with a controller, its configuration decides
     #[arg(long, value_name = "HOW", default_value_t, conflicts_with = "controllers")]
     pub plain: Plain,
 
-    /// In place of files, a program that answers by UDP: dns://ADDR:PORT, or udp://ADDR:PORT for a request of HTTP in one datagram
-    /// and its answer in another; for services of stateless TCP
+    /// Instead of files, serve the answers of a program that uses UDP: dns://ADDR:PORT, or
+    /// udp://ADDR:PORT for an HTTP request in one datagram and its answer in another; for services
+    /// of stateless TCP
     #[arg(long, value_name = "URL", conflicts_with = "upload")]
     pub back_end: Option<BackEnd>,
 
-    /// The back end answers a request with the same bytes each time and on each replica: answers may then have more than one
-    /// segment, up to 15 kB
+    /// The back end gives the same bytes for a request each time and on each replica: answers may
+    /// then have more than one segment, up to 15 kB
     #[arg(long, requires = "back_end")]
     pub deterministic: bool,
 
@@ -103,7 +107,8 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
     pub workers: u8,
 
-    /// What moves the packets: af_packet, af_xdp, or auto (AF_XDP where the interface allows it)
+    /// How packets are sent and received: af_packet, af_xdp, or auto (AF_XDP where the interface
+    /// allows it)
     #[arg(long, value_name = "MECHANISM", default_value_t)]
     pub io: IoChoice,
 
@@ -111,11 +116,13 @@ pub struct ServeArgs {
     #[arg(long)]
     pub no_delta: bool,
 
-    /// Keep no record of stateless TCP's answers in flight: a lost segment is sent again only after the client retransmits (for measurements)
+    /// Keep no record of stateless TCP's answers in flight: a lost segment is sent again only after
+    /// the client retransmits (for measurements)
     #[arg(long)]
     pub no_ring: bool,
 
-    /// Answer large files without state too, up to 1 GB each and 2 GB together, which are kept in memory; the same at all replicas
+    /// Serve large files without connection state too, up to 1 GB each and 2 GB in total, which are
+    /// kept in memory; must be equal on all replicas
     #[arg(long)]
     pub large: bool,
 
@@ -123,7 +130,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "ADDR:PORT")]
     pub metrics: Option<SocketAddr>,
 
-    /// Put the service addresses on a dummy device (`rivulet0`, else `lo`), and take them away at the end
+    /// Put the service addresses on a dummy device (`rivulet0`, else `lo`), and remove them at exit
     #[arg(long)]
     pub setup_address: bool,
 }
@@ -169,7 +176,7 @@ impl ServeArgs {
         Ok(vec![service])
     }
 
-    /// The back end that answers in place of files.
+    /// The back end that is used instead of files.
     pub fn back_end(&self) -> anyhow::Result<Option<BackEnd>> {
         let Some(back_end) = self.back_end else { return Ok(None) };
         if self.keys.is_some() && self.plain != Plain::Stateless {

@@ -1,4 +1,5 @@
-//! The serving process: the packet path, of one thread or several, the agent and the kernel's listeners beside it.
+//! The serving process: the packet path (one thread or several), and beside it the agent and the
+//! kernel's listeners.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -27,7 +28,8 @@ use crate::second_chance::SecondChance;
 /// Interval of work outside of the packet path.
 const CHORES: Duration = Duration::from_millis(5);
 
-/// A replica that starts takes no share of the requests before its files are hashed, this long at most.
+/// Limit on the time for which a starting replica gets no requests, because its files are being
+/// hashed.
 const PREPARING: Duration = Duration::from_secs(30);
 
 /// Serves until SIGTERM or SIGINT.
@@ -51,7 +53,7 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         (None, Some(back_end)) if back_end.protocol == Protocol::Dns => {
             Some(dns_relay::doorway(back_end.address, connections.clone()))
         }
-        // Programs behind `udp://` have no TCP.
+        // Programs behind `udp://` cannot be reached by TCP.
         _ => None,
     };
     let doorway = doorway.transpose().context("a thread for adopted connections")?;
@@ -148,14 +150,14 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         listen(listeners.as_mut(), &mut server);
     }
     tracing::info!("stopping");
-    // Heartbeats report it now, and the ToR sends nothing more. Otherwise the kernel, which still
-    // listens when it is no longer kept from our segments, would accept plain TCP of clients that
-    // asked for ours, for the rest of this process.
+    // Heartbeats report the exit now, and the ToR sends nothing more. Without this, the kernel's
+    // listener would get the segments of Rivulet's clients once the packet path is gone, and accept
+    // them as plain TCP until this process has ended.
     server.leave(application.as_mut());
     Ok(())
 }
 
-/// Opens what the kernel's TCP is to listen at; services at which it cannot are not ready.
+/// Opens the sockets on which the kernel's TCP listens; services without one are not ready.
 fn listen(listeners: Option<&mut Listeners>, server: &mut Server) {
     let Some(listeners) = listeners else { return };
     listeners.ensure(server.services());
@@ -163,7 +165,7 @@ fn listen(listeners: Option<&mut Listeners>, server: &mut Server) {
     server.hold_back_services(lacking);
 }
 
-/// The files under a directory, and where uploads go.
+/// Opens the files under a directory, and the storage for uploads.
 fn open(dir: &Path, args: &ServeArgs) -> anyhow::Result<Site> {
     let objects = Objects::open(dir).with_context(|| format!("{}", dir.display()))?;
     objects.prepare(dir);
@@ -178,9 +180,9 @@ fn open(dir: &Path, args: &ServeArgs) -> anyhow::Result<Site> {
 struct Place<'a> {
     server: &'a mut Server,
     workers: &'a Workers,
-    /// None with a back end.
+    /// `None` with a back end.
     shelf: Option<&'a mut Shelf>,
-    /// None with a back end.
+    /// `None` with a back end.
     listeners: Option<&'a mut Listeners>,
 }
 
@@ -205,7 +207,7 @@ impl Place<'_> {
         setup: bool,
         status: &mut Status,
     ) -> Taken {
-        // The fault of one service takes no other out.
+        // A service that cannot be served does not affect the others.
         let (services, unfit) = self.sort_out(services);
         match self.try_up(&services, addresses, setup) {
             Ok(Some(trouble)) => {
@@ -236,13 +238,15 @@ impl Place<'_> {
         }
     }
 
-    /// The services that can be served here, and those that cannot: a back end has nothing for the kernel's TCP.
+    /// The services that can be served here, and those that cannot: a back end cannot serve a
+    /// service that the kernel's TCP serves.
     fn sort_out(&self, services: &[Service]) -> (Vec<Service>, Vec<Service>) {
         let fits = |service: &Service| self.shelf.is_some() || !service.is_kernels();
         services.iter().cloned().partition(fits)
     }
 
-    /// Applies the services; `None` while objects are missing, otherwise a description of the missing parts.
+    /// Applies the services; returns `None` while objects are missing, otherwise a description of
+    /// the missing parts.
     fn try_up(
         &mut self,
         services: &[Service],
@@ -266,7 +270,7 @@ impl Place<'_> {
         if setup && let Err(e) = ensure(addresses, services) {
             trouble = format!("{e:#}");
         }
-        // Before heartbeats report them.
+        // The sockets must listen before heartbeats report the services.
         if let Some(listeners) = &mut self.listeners {
             listeners.ensure(services.iter());
             self.server.hold_back_services(listeners.lacking(services.iter()));

@@ -14,33 +14,35 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rivulet_pktio::repair::unacknowledged;
 
-/// Connections at a time.
+/// Limit on simultaneous connections.
 pub(super) const MAX_CONNECTIONS: usize = 512;
 
-/// Limits on the number and the slowness of connections.
+/// Limits on the number of connections, and on their slowness.
 #[derive(Clone, Debug)]
 pub(super) struct Limits {
-    /// Connections at a time.
+    /// Limit on simultaneous connections.
     pub(super) all: usize,
-    /// Connections of one address at a time, of IPv6 of 64 bits: networks behind one address have many clients.
+    /// Limit on simultaneous connections of one address (IPv6: a /64); a network behind one address
+    /// has many clients.
     pub(super) per_address: usize,
-    /// Connections of one network at a time: 24 bits of IPv4, 48 of IPv6.
+    /// Limit on simultaneous connections of one network: a /24 of IPv4, a /48 of IPv6.
     pub(super) per_prefix: usize,
-    /// Displaced connections with threads that have not ended yet. At the maximum no connection
-    /// displaces another.
+    /// Limit on displaced connections with threads that have not ended yet. At the limit no
+    /// connection is displaced.
     pub(super) ending: usize,
-    /// Time for a request's head, from its first byte to its last, and for a body before [`least_rate`](Self::least_rate) counts.
+    /// Time limit of a request's head, from its first byte to its last, and of a body's beginning,
+    /// before [`least_rate`](Self::least_rate) applies.
     pub(super) head: Duration,
     /// Time after which a connection without a request, or without a transfer, is closed.
     pub(super) idle: Duration,
-    /// Bytes a second that a client sends of a body, and takes of an answer, at least.
+    /// Rate at which a client must send a body and accept an answer, bytes a second.
     pub(super) least_rate: u64,
-    /// Bytes a second below which the middle of a body or an answer gives way to another connection, when all places are taken: a client
-    /// that holds all of them moves 8 MB a second.
+    /// When all places are taken, a body or an answer below this rate (bytes a second) may be
+    /// displaced. A client that holds all places must then transfer 8 MB a second.
     pub(super) slow_rate: u64,
-    /// Age of a body or an answer from which on it may give way.
+    /// Age at which a body or an answer may be displaced.
     pub(super) young: Duration,
-    /// Time for which bytes of a client are read and discarded after the last answer.
+    /// How long a client's bytes are read and discarded after the last answer.
     pub(super) linger: Duration,
 }
 
@@ -64,15 +66,15 @@ impl Default for Limits {
 /// Counters of connections, by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
-    /// Connections that found no room.
+    /// Connections that were refused because there was no room.
     pub(super) refused: u64,
-    /// Connections that gave way to others.
+    /// Connections that were closed to make room for others.
     pub(super) displaced: u64,
-    /// Connections that sent a head or a body, or took an answer, too slowly.
+    /// Connections with a client that sent a head or body, or accepted an answer, too slowly.
     pub(super) late: u64,
 }
 
-/// The connections of all listeners, and those that were adopted.
+/// The table of connections: of all listeners, and adopted ones.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Connections(Arc<Shared>);
 
@@ -92,7 +94,7 @@ struct Table {
 #[derive(Debug)]
 struct Open {
     client: IpAddr,
-    /// Another handle of the socket, by which it is closed.
+    /// Another handle of the socket, through which another thread closes it.
     socket: TcpStream,
     phase: Phase,
     since: Instant,
@@ -102,7 +104,7 @@ struct Open {
 /// Activity of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Waits for a whole head, for content to be read, or for the end.
+    /// Waits for a complete head, for content to be read, or for the end.
     Waiting,
     /// Receives a body.
     Body,
@@ -118,7 +120,7 @@ struct Progress {
     displaced: AtomicBool,
 }
 
-/// One connection's place among them, until it is dropped.
+/// A connection's entry in the table, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Guest {
     connections: Connections,
@@ -126,7 +128,7 @@ pub(super) struct Guest {
     progress: Arc<Progress>,
 }
 
-/// An address's first bits.
+/// The first bits of an address.
 fn prefix(address: IpAddr, v4: u32, v6: u32) -> u128 {
     match address.to_canonical() {
         IpAddr::V4(ip) => u128::from(u32::from(ip) >> (32 - v4)) | 1 << 127,
@@ -144,7 +146,8 @@ impl Connections {
         &self.0.limits
     }
 
-    /// A place for a connection of this client; none if all of its share, or all places, are taken by connections that do not give way.
+    /// Admits a connection of this client. `None` if its share, or the whole table, is full of
+    /// connections that may not be displaced.
     pub(super) fn admit(&self, client: SocketAddr, socket: TcpStream) -> Option<Guest> {
         let client = client.ip();
         let limits = &self.0.limits;
@@ -177,7 +180,8 @@ impl Connections {
 }
 
 impl Open {
-    /// Bytes a second that its client sent or acknowledged, if it is old enough to be judged and slower than it should be.
+    /// Rate at which the client sent or acknowledged, bytes a second, if the connection is old
+    /// enough and the rate is below the limit.
     fn slowness(&self, limits: &Limits) -> Option<u64> {
         let age = self.since.elapsed();
         if self.phase == Phase::Waiting || age < limits.young {
@@ -185,7 +189,7 @@ impl Open {
         }
         let mut bytes = self.progress.bytes.load(Ordering::Relaxed);
         if self.phase == Phase::Answer {
-            // Bytes that are still in our kernel's send queue have not reached the client.
+            // Bytes in the kernel's send queue have not reached the client.
             bytes = bytes.saturating_sub(unacknowledged(&self.socket).map_or(0, u64::from));
         }
         let rate = u128::from(bytes) * 1000 / age.as_millis().max(1);
@@ -194,7 +198,8 @@ impl Open {
 }
 
 impl Table {
-    /// Whether fewer than `most` of these clients' connections are open, once the one that has to has given way.
+    /// Whether fewer than `most` connections match `of`, after one of them was displaced if
+    /// necessary.
     fn make_room(&mut self, limits: &Limits, most: usize, of: impl Fn(IpAddr) -> bool) -> bool {
         let counted = || {
             let open = self.open.iter();
@@ -210,7 +215,7 @@ impl Table {
         let Some(open) = self.open.get(&number) else { return false };
         open.progress.displaced.store(true, Ordering::Release);
         self.counts.displaced += 1;
-        // Its thread wakes up. A socket that refuses this is gone.
+        // Wakes up the connection's thread. An error means that the socket is closed already.
         let _ = open.socket.shutdown(Shutdown::Both);
         true
     }
@@ -228,7 +233,7 @@ impl Guest {
         }
     }
 
-    /// Counts bytes of the body or answer that were read or written.
+    /// Counts bytes of the body or answer that were transferred.
     pub(super) fn count(&self, bytes: usize) {
         self.progress.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
@@ -273,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_and_a_network_have_a_share_each() {
+    fn connections_are_limited_by_address_and_network() {
         let (connections, mut sockets) = (Connections::default(), Sockets::new());
         let Limits { per_address, per_prefix, all, .. } = Limits::default();
         assert_eq!((2 * per_address, 2 * per_prefix), (per_prefix, all));
@@ -327,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_have_not_ended_are_bounded() {
+    fn displaced_threads_are_limited() {
         let limits = Limits { all: 2, ending: 3, ..Limits::default() };
         let (connections, mut sockets) = (Connections::new(limits), Sockets::new());
         let client = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 9);

@@ -1,5 +1,6 @@
-//! What a name server behind stateless TCP has to answer by TCP: zone transfers, long answers, queries in pieces. The kernel's TCP
-//! has such a connection (`docs/plain.md`), and each is relayed to a connection to the name server.
+//! Relays TCP connections to a name server behind stateless TCP, for what it must answer by TCP:
+//! zone transfers, long answers, queries in pieces. The kernel's TCP takes over such a connection
+//! (`docs/plain.md`), and each is relayed to a connection to the name server.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -14,13 +15,13 @@ use super::adopted;
 use super::connections::{Connections, Guest, Phase};
 use super::plain::taking;
 
-/// For how long the name server may take to accept a connection.
+/// Time limit for the name server to accept a connection.
 const CONNECT: Duration = Duration::from_secs(2);
-/// For how long a connection may carry nothing, or one side take nothing of what the other sends.
+/// Time after which an idle connection is closed, or one with a side that accepts no data.
 const IDLE: Duration = Duration::from_secs(30);
 const BLOCK: usize = 16 << 10;
 
-/// The channel for connections with queries that the name server at this address is to answer by
+/// The channel for connections with queries that the name server at this address has to answer by
 /// TCP.
 pub(super) fn doorway(back_end: SocketAddr, connections: Connections) -> io::Result<Doorway> {
     adopted::doorway("dns", connections, move |mut client, guest| {
@@ -30,8 +31,8 @@ pub(super) fn doorway(back_end: SocketAddr, connections: Connections) -> io::Res
     })
 }
 
-/// Carries both directions until the name server ends its own. One thread does: the clock of an adopted socket is set between two
-/// of its reads and writes.
+/// Copies both directions until the name server closes. A single thread does both, because an
+/// adopted socket's clock is set between two of its reads and writes.
 fn relay(client: &mut Adopted, back_end: SocketAddr, guest: &Guest) -> io::Result<()> {
     let mut server = TcpStream::connect_timeout(&back_end, CONNECT)?;
     server.set_nodelay(true)?;
@@ -67,7 +68,7 @@ fn relay(client: &mut Adopted, back_end: SocketAddr, guest: &Guest) -> io::Resul
             guest.enter(Phase::Waiting);
         }
         if !queries.is_empty() {
-            // A client that is gone, with all that it wanted or not.
+            // The client has closed, whether or not it got everything.
             if !asks {
                 return Err(io::ErrorKind::ConnectionReset.into());
             }

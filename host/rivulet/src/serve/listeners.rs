@@ -1,4 +1,5 @@
-//! The kernel's TCP beside ours, on the same addresses and ports: part of what makes a service ready.
+//! The kernel's listening sockets on the services' addresses and ports, beside the packet path; a
+//! service is ready only with them.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -10,8 +11,7 @@ use super::connections::Connections;
 use super::plain;
 use crate::http::Site;
 
-/// Listeners that could not be opened are tried again after this, and it is looked whether the addresses of the others still
-/// stand on this host.
+/// Interval at which missing listeners are opened, and the others' addresses are checked.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// The kernel's listening sockets.
@@ -19,7 +19,7 @@ pub(super) struct Listeners {
     site: Site,
     connections: Connections,
     open: HashSet<SocketAddr>,
-    /// Addresses that clients cannot reach, and why.
+    /// Addresses that clients cannot reach, with the reason.
     failed: HashMap<SocketAddr, String>,
     tried: Instant,
 }
@@ -56,7 +56,7 @@ impl Listeners {
         }
     }
 
-    /// A socket that listens; one that does already is good while its address stands here.
+    /// Opens a listening socket. An existing one is valid while this host has its address.
     fn open(&mut self, socket: SocketAddr) -> std::io::Result<()> {
         if self.open.contains(&socket) {
             return is_here(socket.ip());
@@ -66,7 +66,7 @@ impl Listeners {
         Ok(())
     }
 
-    /// Numbers of the services with plain clients that are not served at one of their addresses.
+    /// Numbers of the services with plain clients that have an address without a listener.
     pub(super) fn lacking<'a>(&self, services: impl Iterator<Item = &'a Service>) -> Vec<u16> {
         if self.failed.is_empty() {
             return Vec::new();
@@ -77,7 +77,7 @@ impl Listeners {
         services.filter(lacks).map(|service| service.keys.service).collect()
     }
 
-    /// Why the first of them is not served, in words.
+    /// Why the first such service is not served, in words.
     pub(super) fn trouble<'a>(&self, services: impl Iterator<Item = &'a Service>) -> Option<String> {
         services
             .flat_map(|service| wanted(std::iter::once(service)).map(move |socket| (service, socket)))
@@ -88,12 +88,13 @@ impl Listeners {
     }
 }
 
-/// Addresses at which the kernel's TCP answers.
+/// Addresses on which the kernel's TCP has to listen.
 fn wanted<'a>(services: impl Iterator<Item = &'a Service>) -> impl Iterator<Item = SocketAddr> {
     services.filter(|s| s.plain == Plain::Kernel).flat_map(Service::sockets)
 }
 
-/// An error if this host does not have the address (any more): the kernel then drops packets to it.
+/// Returns an error if this host does not have the address (any more): the kernel then drops
+/// packets to it.
 fn is_here(address: IpAddr) -> std::io::Result<()> {
     UdpSocket::bind((address, 0)).map(drop)
 }
@@ -125,7 +126,7 @@ mod tests {
         }
     }
 
-    /// The next look is not put off.
+    /// Checks now, without waiting for the interval.
     fn look(listeners: &mut Listeners, services: &[Service]) -> Vec<u16> {
         listeners.tried = Instant::now().checked_sub(2 * RETRY).unwrap();
         listeners.ensure(services.iter());
@@ -141,7 +142,8 @@ mod tests {
             netns.ip("addr add 10.9.0.1/32 dev lo");
             netns.ip("addr add 10.9.0.3/32 dev lo");
             let taken = TcpListener::bind("10.9.0.3:80").unwrap();
-            // Good, without its address, with a port that another program has, without IPv6 here.
+            // Four services: a working one, one without its address, one on a port that another
+            // program uses, one with an IPv6 address that this host lacks.
             let services = [
                 service(1, "10.9.0.1", 80),
                 service(2, "10.9.0.2", 80),
@@ -158,7 +160,7 @@ mod tests {
             assert_eq!(look(&mut listeners, &services), [0u16; 0]);
             assert_eq!(listeners.trouble(services.iter()), None);
             for service in &services {
-                // The kernel makes the route to a fresh address of IPv6 a little later than the address.
+                // The kernel adds the route to a new IPv6 address a little later than the address.
                 let socket = service.sockets().next().unwrap();
                 eventually(&service.name, || TcpStream::connect(socket).is_ok());
             }

@@ -14,7 +14,7 @@ use rivulet_transport::server::Refusal;
 
 use super::connections::{Connections, Counts};
 
-/// The metrics, a few milliseconds old.
+/// Values for the metrics, a few milliseconds old.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
     counters: Counters,
@@ -23,24 +23,25 @@ pub struct Snapshot {
     load: usize,
     adopted: usize,
     pools: Vec<PoolView>,
-    /// Connections of the kernel's TCP, and what became of others.
+    /// Number of open connections of the kernel's TCP, and counts of refused, displaced and late
+    /// ones.
     open: usize,
     connections: Counts,
 }
 
-/// Shared between the packet path, in which each worker updates its place at intervals, and
-/// readers.
+/// The values, which each worker of the packet path updates at intervals, and which the metrics
+/// page reads.
 #[derive(Clone, Debug)]
 pub struct Shared(Arc<[Mutex<Snapshot>]>, Connections);
 
 impl Shared {
-    /// Makes a place for each of `workers` workers.
+    /// Creates an entry for each of `workers` workers.
     #[must_use]
     pub(super) fn of(workers: usize, connections: Connections) -> Shared {
         Shared((0..workers.max(1)).map(|_| Mutex::default()).collect(), connections)
     }
 
-    /// Takes the present values of a worker.
+    /// Stores a worker's present values.
     pub fn take(&self, worker: usize, server: &mut Server) {
         let io = server.io_stats();
         let snapshot = Snapshot {
@@ -74,17 +75,17 @@ impl Shared {
 /// Time limit for the head of a request.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Answers at `address` on a separate thread from now on.
+/// Serves the metrics at `address`, on a separate thread.
 pub fn listen(address: SocketAddr, shared: Shared) -> io::Result<()> {
     listen_with(address, move || page(&shared.snapshots()))
 }
 
-/// The same with the page that this function makes.
+/// Like [`listen`], with the page that `page` makes.
 pub(crate) fn listen_with(address: SocketAddr, page: impl Fn() -> String + Send + 'static) -> io::Result<()> {
     let listener = TcpListener::bind(address)?;
     std::thread::Builder::new().name("metrics".into()).spawn(move || {
         loop {
-            // One at a time and not for long: this is for a scraper.
+            // One request at a time, with a short time limit: only a scraper connects.
             match listener.accept() {
                 Ok((stream, _)) => {
                     let _ = answer(stream, &page);
@@ -99,18 +100,20 @@ pub(crate) fn listen_with(address: SocketAddr, page: impl Fn() -> String + Send 
 fn answer(mut stream: std::net::TcpStream, page: &impl Fn() -> String) -> io::Result<()> {
     let end = Instant::now() + PATIENCE;
     stream.set_write_timeout(Some(PATIENCE))?;
-    // The request does not matter, there is one page. But all of its head is read, in any number of
-    // segments: unread data at the close would make the kernel reset the connection.
+    // The request is ignored, because there is one page. But its whole head is read, in any number
+    // of segments: unread data at the close would make the kernel reset the connection.
     let (mut head, mut length) = ([0; 4096], 0);
     while !head[..length].ends_with(b"\r\n\r\n") {
-        // For the whole head: a client that sends a byte now and then keeps others waiting no longer.
+        // The time limit is for the whole head, so that a client that sends a byte now and then
+        // does not block others for longer.
         let left = end.saturating_duration_since(Instant::now());
-        // A timeout of zero would be none.
+        // A timeout of zero would mean no timeout.
         stream.set_read_timeout(Some(left.max(Duration::from_micros(1))))?;
         match stream.read(&mut head[length..]) {
             Ok(0) => return Ok(()),
             Ok(n) => length += n,
-            // Not an error of the connection: a socket with a timeout reports it also when the process was frozen or stopped.
+            // A socket with a timeout also returns this when the process was frozen or stopped; it
+            // is no error of the connection.
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             Err(e) => return Err(e),
         }
@@ -123,7 +126,7 @@ fn answer(mut stream: std::net::TcpStream, page: &impl Fn() -> String) -> io::Re
     stream.write_all(answer.as_bytes())
 }
 
-/// The page; the first worker has the replica's values.
+/// The metrics page; the first worker has the values of the whole replica.
 #[must_use]
 pub fn page(workers: &[Snapshot]) -> String {
     let mut s = workers.first().cloned().unwrap_or_default();
@@ -227,7 +230,7 @@ pub fn page(workers: &[Snapshot]) -> String {
     out
 }
 
-/// Labels of the ToR: the rack's own has no address.
+/// Labels of a ToR; the rack's own ToR has no address.
 fn pool_labels(view: &PoolView) -> String {
     match view.tor {
         None => format!("{{pool=\"{}\"}}", view.pool),
@@ -255,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_in_pieces_is_answered_whole() {
+    fn metrics_request_in_pieces_is_answered() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let server = std::thread::spawn(move || {
@@ -281,7 +284,7 @@ mod tests {
             answer(listener.accept().unwrap().0, &|| page(&Shared::of(1, Connections::default()).snapshots()))
         });
         let mut stream = std::net::TcpStream::connect(address).unwrap();
-        // Often enough that no single read waits for long.
+        // Often enough that no single read times out.
         let sent = (0..25).take_while(|_| {
             std::thread::sleep(Duration::from_millis(200));
             stream.write_all(b"G").is_ok()
@@ -291,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn every_row_has_a_name_that_was_announced() {
+    fn every_metric_has_help_and_type() {
         let mut snapshot = Snapshot::default();
         snapshot.counters.refuse(&Refusal::Stale);
         snapshot.counters.frames = 5;

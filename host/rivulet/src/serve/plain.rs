@@ -1,4 +1,5 @@
-//! Plain TCP clients: the kernel's sockets before the same HTTP functions.
+//! Serves plain TCP clients through the kernel's sockets, with the same HTTP functions as the
+//! packet path.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -10,14 +11,14 @@ use super::adopted;
 use super::connections::{Connections, Guest, Phase};
 use crate::http::{Answer, Input, Objects, Promise, ReadError, Reads, Session, Site};
 
-/// Maximum time that a request waits for its content to be hashed.
+/// Limit on the time that a request waits for its content to be hashed.
 const HASHING: Duration = Duration::from_secs(120);
-/// Interval of checks of content that is being read.
+/// Interval at which content that is being read is looked up again.
 const LOOK: Duration = Duration::from_millis(10);
-/// How long content is waited for without a look at whether the connection has given way to another.
+/// Longest wait for content before the thread checks whether its connection was displaced.
 const PATIENCE: Duration = Duration::from_millis(100);
 const BLOCK: usize = 64 << 10;
-/// Requests answered from one read.
+/// Limit on the requests that are answered from one read.
 const PIPELINE: usize = 16;
 
 /// Seconds since 1970 for the `Date` header.
@@ -27,15 +28,15 @@ pub fn date() -> u32 {
     u32::try_from(now.as_secs()).unwrap_or(u32::MAX)
 }
 
-/// Listens on `address` and serves on separate threads from then on.
+/// Listens on `address` and serves on separate threads.
 ///
 /// # Errors
-/// The system's, where nothing can listen there.
+/// The address cannot be used.
 pub fn listen(address: SocketAddr, site: Site) -> io::Result<SocketAddr> {
     listen_among(address, site, Connections::default())
 }
 
-/// The same for a listener with connections that are counted together with others'.
+/// Like [`listen`], with `connections` as the table in which the listener's connections count.
 pub(super) fn listen_among(
     address: SocketAddr,
     site: Site,
@@ -60,7 +61,7 @@ fn accept(listener: &TcpListener, site: &Site, connections: &Connections) {
             Ok((stream, Some(guest))) => (stream, guest),
             Ok((_, None)) => continue,
             Err(e) => {
-                // Out of descriptors, most likely; the next attempt would fail at once again.
+                // Probably out of descriptors: the next attempt would fail at once too.
                 tracing::warn!(error = %e, "accept");
                 std::thread::sleep(Duration::from_millis(50));
                 continue;
@@ -78,7 +79,7 @@ fn accept(listener: &TcpListener, site: &Site, connections: &Connections) {
     }
 }
 
-/// The doorway for connections that began without state and pass to the kernel.
+/// The channel for connections that began without state and are passed to the kernel.
 pub(super) fn doorway(site: &Site, connections: Connections) -> io::Result<Doorway> {
     let site = site.patient_for(PATIENCE);
     adopted::doorway("tcp", connections, move |mut client, guest| {
@@ -89,12 +90,12 @@ pub(super) fn doorway(site: &Site, connections: Connections) -> io::Result<Doorw
     })
 }
 
-/// A connection of the kernel's TCP: a listener's, or one that was adopted.
+/// A connection of the kernel's TCP: a listener's, or an adopted one.
 trait Line: Read + Write {
     /// Sets the timeout of reads and writes.
     fn set_patience(&self, longest: Duration) -> io::Result<()>;
 
-    /// Ends our direction.
+    /// Closes the sending direction.
     fn shut(&self) -> io::Result<()>;
 }
 
@@ -119,14 +120,14 @@ impl Line for Adopted {
     }
 }
 
-/// Serves one connection of a listener from its first to its last byte.
+/// Serves one connection of a listener.
 fn serve(mut stream: TcpStream, site: &Site, guest: &Guest) -> io::Result<()> {
     stream.set_nodelay(true)?;
     converse(&mut stream, site, guest)?;
     linger(&mut stream, guest)
 }
 
-/// Current activity of a client, its start, and the bytes transferred in it.
+/// What a client is doing, since when, and the bytes transferred since then.
 struct Pace<'a> {
     doing: Doing,
     since: Instant,
@@ -158,7 +159,7 @@ impl<'a> Pace<'a> {
         self.guest.count(bytes);
     }
 
-    /// For how long it may pause now; an error if it has been too slow.
+    /// How long the client may pause now; an error if it has been too slow.
     fn patience(&self) -> io::Result<Duration> {
         let limits = self.guest.limits();
         let moving = |begin: Duration| begin + Duration::from_secs(self.bytes / limits.least_rate);
@@ -173,7 +174,7 @@ impl<'a> Pace<'a> {
         left.map(|left| left.min(limits.idle)).ok_or_else(|| self.late())
     }
 
-    /// The end of a client that is too slow. One that has asked for nothing is not.
+    /// The error for a client that is too slow. Not counted if it has requested nothing.
     fn late(&self) -> io::Error {
         if !matches!(self.doing, Doing::Reads(Reads::Nothing) | Doing::Ends) {
             self.guest.count_late();
@@ -181,11 +182,11 @@ impl<'a> Pace<'a> {
         io::ErrorKind::TimedOut.into()
     }
 
-    /// One call that reads or writes, until it is done or the client was too slow.
+    /// Repeats a call that reads or writes until it completes or the client was too slow.
     ///
-    /// A socket with a timeout also reports `Interrupted` when the process was frozen or stopped in
-    /// the call (signal(7)). That is not an error of the connection, and the call is repeated with
-    /// the remaining time.
+    /// A socket with a timeout also returns `Interrupted` when the process was frozen or stopped in
+    /// the call (signal(7)). That is no error of the connection, and the call is repeated with the
+    /// remaining time.
     fn transfer<L: Line>(
         &mut self,
         stream: &mut L,
@@ -212,7 +213,8 @@ impl<'a> Pace<'a> {
     }
 }
 
-/// Since when content is waited for that is being read. The connection ends if that takes too long, or it has given way to another.
+/// Since when a request waits for content that is being read. The connection ends if that takes too
+/// long, or if it was displaced.
 #[derive(Default)]
 struct Hashing(Option<Instant>);
 
@@ -229,10 +231,10 @@ impl Hashing {
     }
 }
 
-/// Requests and answers, until one side wants no more.
+/// Reads requests and sends answers until one side closes.
 fn converse(stream: &mut impl Line, site: &Site, guest: &Guest) -> io::Result<()> {
     let mut session = Session::new(0);
-    // Its number, for the ids of its uploads: not one that another replica gives.
+    // A random number for the ids of the connection's uploads, which no other replica uses.
     let (connection, mut offset) = (getrandom::u64().map_err(io::Error::other)?, 0);
     let mut input: Vec<u8> = Vec::new();
     let mut block = vec![0; BLOCK];
@@ -251,7 +253,7 @@ fn converse(stream: &mut impl Line, site: &Site, guest: &Guest) -> io::Result<()
         }
         if progress.waiting {
             hashing.wait(guest)?;
-            // That is not the client's time.
+            // The time until the content was read does not count against the client.
             pace.since = Instant::now();
             continue;
         }
@@ -288,11 +290,12 @@ fn send(
                 hashing.wait(guest)?;
                 continue;
             }
-            // Too late for another status: the client sees the connection end early.
+            // The head with another status was sent already, so the client sees the connection end
+            // early.
             Err(e) => return Err(io::Error::other(e)),
         }
         if let Some(since) = hashing.0.take() {
-            // That was not the client's time.
+            // This wait does not count against the client.
             pace.since += since.elapsed();
         }
         let mut rest = &block[..n];
@@ -308,15 +311,15 @@ fn send(
     Ok(())
 }
 
-/// Ends our direction and reads what still comes for a while, so that the kernel sends no reset over our last answer (RFC 9112
-/// section 9.6).
+/// Closes the sending direction and reads for a while, because the kernel would otherwise send a
+/// RST that can destroy the last answer (RFC 9112 section 9.6).
 fn linger(stream: &mut impl Line, guest: &Guest) -> io::Result<()> {
     let mut block = [0; 4096];
     stream.shut()?;
     let mut pace = Pace::new(Doing::Ends, guest);
     loop {
         match pace.transfer(stream, |stream| stream.read(&mut block)) {
-            // A client that sends no more still gets the data on its way.
+            // A client that sends nothing more still gets the data on its way.
             Err(e) if e.kind() == io::ErrorKind::TimedOut => return Ok(()),
             Ok(0) => return Ok(()),
             other => drop(other?),
@@ -324,14 +327,15 @@ fn linger(stream: &mut impl Line, guest: &Guest) -> io::Result<()> {
     }
 }
 
-/// Decides whether to wait for a client; the argument of the closure: bytes of its last answers that
-/// it has not read. Waits as long as the client reads some and has not been evicted for another.
+/// Returns a function that decides whether to wait for a client, given the bytes of its last
+/// answers that it has not read. It waits as long as the client reads some and its connection was
+/// not displaced.
 pub(super) fn taking(guest: &Guest) -> impl FnMut(u32) -> bool {
     let mut pace: Option<(Pace<'_>, u32)> = None;
     move |left| {
         let (pace, first) = pace.get_or_insert_with(|| {
             let pace = Pace::new(Doing::Takes, guest);
-            // As of an answer that our kernel has whole.
+            // The kernel's send queue has the rest of the answer, so all of it counts as written.
             guest.count(left as usize);
             (pace, left)
         });

@@ -1,5 +1,5 @@
-//! The table of stateless TCP, read at its first use on a separate thread: a directory may be
-//! large, and the packet path waits for no disk.
+//! Loads the table of stateless TCP at its first use, on a separate thread: a directory may be
+//! large, and the packet path must not wait for the disk.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,15 +12,15 @@ use rivulet_server::service::Service;
 
 use super::table;
 
-/// Interval of the checks whether the table is there.
+/// Interval of checks whether the table is loaded.
 pub(super) const SOON: Duration = Duration::from_millis(20);
 
-/// The objects of a directory, when they are there.
+/// The table of a directory's objects, once it is loaded.
 pub(super) struct Shelf {
     dir: PathBuf,
-    /// A name that is not there is the kernel's.
+    /// Whether names that are not in the table are left to the kernel's TCP.
     unknown: bool,
-    /// Large files are objects too.
+    /// Whether large files are in the table too.
     large: bool,
     state: State,
 }
@@ -31,11 +31,11 @@ enum State {
     There,
 }
 
-/// Requirements of the services on the table.
+/// What the services require of the table.
 pub(super) enum Wanted {
-    /// Nothing to load, or loaded already.
+    /// Nothing, or the table is loaded already.
     Nothing,
-    /// This, which has just been read.
+    /// The table, which has just been loaded.
     This(Arc<Table>),
     /// Not loaded yet.
     NotYet,
@@ -46,9 +46,9 @@ impl Shelf {
         Shelf { dir: dir.to_owned(), unknown, large, state: State::Unread }
     }
 
-    /// What these services need. A table that could not be read is read again the next time.
+    /// What these services require. If reading failed, the next call reads again.
     pub(super) fn wanted(&mut self, services: &[Service]) -> anyhow::Result<Wanted> {
-        // A controller asks for the content's version before it has anybody answered from it.
+        // A controller needs the content's version before it lets services answer from the table.
         if !services.iter().any(|service| service.answers_plain() || service.content.is_some()) {
             return Ok(Wanted::Nothing);
         }
@@ -81,7 +81,7 @@ impl Shelf {
         }
     }
 
-    /// The table that these services need, waiting for it.
+    /// Loads the table that these services require, and waits for it.
     pub(super) fn await_table(&mut self, services: &[Service]) -> anyhow::Result<Option<Arc<Table>>> {
         loop {
             match self.wanted(services)? {
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_read_once_and_only_if_wanted() {
+    fn table_is_read_once_and_only_if_required() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("a"), "a").unwrap();
         let mut shelf = Shelf::new(dir.path(), false, false);

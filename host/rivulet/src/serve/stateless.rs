@@ -1,8 +1,10 @@
-//! The file server as a minisocket application: nothing of a connection is kept between two requests.
+//! The file server as a minisocket application: nothing of a connection is kept between two
+//! requests.
 //!
-//! The input continuation holds the [`Session`]: the next output offset and the request head being
-//! read. An output continuation holds an [`Answer`], which determines every byte of the response.
-//! So any replica can continue any request, also one that did not exist when the connection began.
+//! The input continuation holds the [`Session`]: the next output offset, and the request head that
+//! is being read. An output continuation holds an [`Answer`], which determines every byte of the
+//! response. So any replica can continue any request, even one that did not exist when the
+//! connection began.
 
 use rivulet_packet::Consumed;
 use rivulet_server::{Application, EventKind, Minisocket};
@@ -15,9 +17,10 @@ use crate::http::{Answer, Input, Promise, ReadError, Session, Site};
 
 /// Bits of an output offset that lie within one stream's region.
 const REGION: u32 = 48;
-/// Answers promised in one response: what fits into a packet beside the input continuation.
+/// Limit on the answers promised in one response: as many as fit into a packet with the input
+/// continuation.
 const PROMISES: usize = 4;
-/// Delay after which a client asks again for content that is being hashed, milliseconds.
+/// Delay after which a client requests again content that is being hashed, milliseconds.
 const HASHING: u16 = 20;
 /// Longest payload of a packet, bytes.
 const PAYLOAD: usize = 9000;
@@ -29,7 +32,8 @@ pub struct Files {
     data: Box<[u8]>,
 }
 
-/// What answers Rivulet's clients: files, or nothing where a back end answers plain ones.
+/// The application for Rivulet's clients: the files, or one that refuses everything if a back end
+/// answers plain clients.
 pub(super) fn application(site: Option<&Site>) -> Box<dyn Application + Send> {
     match site {
         Some(site) => Box::new(Files::new(site.for_thread())),
@@ -46,25 +50,25 @@ impl Application for Nothing {
     }
 }
 
-/// Parsed input, ready to be acknowledged.
+/// Parsed input that can be acknowledged.
 struct Understood {
     consumed: Consumed,
-    /// The input continuation, then output continuations, sealed.
+    /// The input continuation, then the output continuations, sealed.
     sealed: Vec<Vec<u8>>,
     promises: Vec<Promise>,
-    /// Output offset at which the stream ends, if it does now.
+    /// Output offset at which the stream ends, if it ends now.
     end: Option<u64>,
     waiting: bool,
 }
 
 impl Files {
-    /// Serves this.
+    /// Serves the files and uploads of `site`.
     #[must_use]
     pub fn new(site: Site) -> Files {
         Files { site, data: vec![0; PAYLOAD].into() }
     }
 
-    /// Parses the requests in the input, for a response with this head; a function of the request
+    /// Parses the requests in the input, for a response with this head; depends on the request
     /// alone.
     fn understand(
         &self,
@@ -108,8 +112,8 @@ impl Files {
             }
             let need = |sealed: &[Vec<u8>]| 11 + sealed.iter().map(|s| 2 + s.len()).sum::<usize>();
             let closes = session.closed && promises.last().is_none_or(|p| !closes(&p.answer));
-            // An answer that goes whole into this response needs no continuation: what it was made from, the client
-            // sends again if the response is lost.
+            // An answer that fits completely into this response needs no continuation: if the
+            // response is lost, the client sends again the input from which it was made.
             let left = room.saturating_sub(need(&sealed));
             let whole = head.want.is_none() && !closes && !progress.waiting && promises.len() == 1;
             if !whole || !self.fits(&promises[0], left, data) {
@@ -129,7 +133,7 @@ impl Files {
                     waiting: progress.waiting,
                 });
             }
-            // Fewer requests at a time; the client sends the others again.
+            // Parses fewer requests; the client sends the others again.
             limit = 1;
         }
     }
@@ -145,7 +149,7 @@ impl Files {
             )
     }
 
-    /// Output that a head wants, as much as fits into `room`.
+    /// The output that a head requests, as much as fits into `room`.
     fn wanted<'d>(
         &self,
         msk: &Minisocket<'_, '_>,
@@ -166,7 +170,7 @@ impl Files {
         self.read(&answer, c.valid_start, want.offset, length, data)
     }
 
-    /// Bytes of an answer with its first byte at output offset `start`.
+    /// Reads bytes of an answer that begins at output offset `start`.
     fn read<'d>(
         &self,
         answer: &Answer<'_>,
@@ -202,8 +206,8 @@ impl Application for Files {
 
 impl Files {
     fn answer(&self, msk: &mut Minisocket<'_, '_>, data: &mut [u8]) -> Result<(), Refusal> {
-        // The acknowledgement of input goes where it takes no room from wanted data, if there is
-        // such a place.
+        // The acknowledgement of input goes into a response without requested data, if there is
+        // one, so that it takes no room from data.
         let apt = |wanted: bool| {
             let fits = |h: &Head| h.carries_input_and_token() && h.is_for_application();
             msk.heads().iter().position(|h| fits(h) && h.want.is_none() != wanted)
@@ -216,13 +220,13 @@ impl Files {
             }
             _ => Ok(None),
         });
-        // The acknowledgement and the wanted data beside an input that is refused are good by themselves: dropping the
-        // request would show as a loss, and send the input again and again.
+        // If the input is refused, acknowledgement and requested data remain valid: dropping the
+        // request would look like a loss to the client, which would send the input again and again.
         let mut understood = understood.unwrap_or_else(|refusal| {
             msk.refuse_part(&refusal);
             None
         });
-        // Wanted data after a new promise can be sent at once in responses without wanted data.
+        // Data of a new promise can be sent at once, in responses without requested data.
         let mut ahead: Option<(u64, Promise)> = None;
         let (mut given, mut renewed) = (false, false);
         for index in 0..msk.heads().len() {
@@ -246,8 +250,8 @@ impl Files {
                     reply.answer = Say::Wait { milliseconds: HASHING };
                 }
             }
-            // An answer may take longer than its continuation lasts: the client gets one of the newest epoch, once a request
-            // until it asks with that.
+            // An answer may take longer than its continuation is valid, so the client gets one
+            // under the newest epoch, once for each request, until it uses that one.
             let anew = if told.is_some() || renewed { None } else { msk.sealed_anew(index) };
             let anew: Vec<&[u8]> = anew.iter().map(Vec::as_slice).collect();
             if !anew.is_empty() {
@@ -255,8 +259,9 @@ impl Files {
                 renewed = true;
             }
             let room = head.room.saturating_sub(reply.overhead());
-            // WAIT stands in place of wanted data, which the client requests again: a client that reads only that none of
-            // its input was consumed takes the input for too short, and keeps it until the application writes more.
+            // WAIT replaces requested data, which the client requests again. If it only saw that
+            // none of its input was consumed, it would take the input as too short, and wait until
+            // the application writes more.
             let waits = told.as_ref().is_some_and(|told| told.waiting);
             if head.want.is_some() && !waits {
                 reply.answer = self.wanted(msk, index, &head, room, data);
@@ -272,8 +277,8 @@ impl Files {
                     *next += data.len() as u64;
                 }
             }
-            // A token for the client's next connection takes an otherwise unused place: after the
-            // end of an answer.
+            // A token for the client's next connection goes into an otherwise unused place: after
+            // the end of an answer.
             let takes = !given && head.carries_input_and_token() && has_place(&reply, room);
             let token = if takes { msk.address_token() } else { None };
             if let Some(token) = &token {
@@ -284,8 +289,8 @@ impl Files {
             if let Err(e) = msk.send(index, &reply) {
                 tracing::debug!(error = %e, "response not built");
             } else if last && msk.kind() == EventKind::Open {
-                // The only answer of a connection that ends with it: the rest of the first window
-                // would be empty.
+                // This is the only answer of a connection that ends with it: the rest of the first
+                // window would be empty.
                 msk.drop_event();
                 break;
             }
@@ -311,7 +316,7 @@ fn seal(msk: &Minisocket<'_, '_>, what: &UserContinuation<'_>) -> Result<Vec<u8>
     Ok(out[..length].to_vec())
 }
 
-/// Whether data leaves place for an address token: where it does, an answer has come to its end.
+/// Whether the data leaves room for an address token, which is the case at the end of an answer.
 fn has_place(reply: &Reply<'_>, room: usize) -> bool {
     matches!(reply.answer, Say::Data { data, .. } if room.saturating_sub(data.len()) > TOKEN_LENGTH)
 }

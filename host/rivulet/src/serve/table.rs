@@ -1,4 +1,5 @@
-//! The files of a directory as the table of stateless TCP: read once, so that the bytes of an answer stay the same.
+//! Reads the files of a directory into the table of stateless TCP, once, so that the bytes of an
+//! answer stay the same.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -14,22 +15,23 @@ use crate::http::content_type;
 
 const FOLDER: OFlags = OFlags::DIRECTORY.union(OFlags::RDONLY).union(OFlags::CLOEXEC);
 const FILE: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
-/// A folder or file that became a symbolic link since it was listed is not followed.
+/// Refuses a folder or file that became a symbolic link after it was listed.
 const BENEATH: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS);
 
-/// Bytes of all objects; further ones go to the kernel. They are in memory, so that none changes
-/// while it is sent.
+/// Limit on the bytes of all objects, which are in memory, so that none changes while it is sent.
+/// The kernel's TCP serves further files.
 const MAX_TOTAL: u64 = 256 << 20;
-/// The same where large ones are among them.
+/// The limit if large objects are included.
 const MAX_TOTAL_LARGE: u64 = 2 << 30;
-/// Bytes of a large object, its head left out.
+/// Limit on the bytes of a large object, without its head.
 const MAX_OBJECT: u64 = (MAX_LARGE - 4096) as u64;
-/// Files and folders; more are an error, since a table that leaves some out at will differs between replicas.
+/// Limit on files and folders. More are an error, because a table that leaves out arbitrary ones
+/// would differ between replicas.
 const MAX_ENTRIES: usize = 1 << 20;
-/// Entries that cannot be read and are named in the log; the others are counted.
+/// Limit on the unreadable entries that are named in the log; the others are counted.
 const MAX_WARNINGS: usize = 20;
 
-/// A directory being read.
+/// State of reading a directory.
 struct Reading {
     root: OwnedFd,
     longest: u64,
@@ -39,8 +41,9 @@ struct Reading {
     unreadable: usize,
 }
 
-/// Reads the regular files under `dir`. Those that are too long for a small answer are the kernel's, unless `large` ones are
-/// wanted, and so is what cannot be read. With `unknown` a name that is not there is the kernel's too, without nothing has it.
+/// Reads the regular files under `dir`. The kernel's TCP serves unreadable files, and those too
+/// long for a small answer, unless `large` is set. `unknown`: it also serves names that do not
+/// exist; otherwise those get an error without connection state.
 pub(super) fn read(dir: &Path, unknown: bool, large: bool) -> io::Result<Table> {
     let (longest, most) =
         if large { (MAX_OBJECT, MAX_TOTAL_LARGE) } else { (u64::from(MAX_ANSWER), MAX_TOTAL) };
@@ -59,7 +62,7 @@ pub(super) fn read(dir: &Path, unknown: bool, large: bool) -> io::Result<Table> 
             Err(e) => {
                 let name = &prefix[..prefix.len() - 1];
                 reading.warn(name, &e);
-                // A name stands once: below an entry of the kernel's everything is the kernel's.
+                // Replaces the entries below a path that the kernel's TCP serves.
                 reading.entries.retain(|(there, _)| &there[..] != name);
                 reading.entries.push((name.into(), Entry::Kernel));
             }
@@ -72,7 +75,8 @@ pub(super) fn read(dir: &Path, unknown: bool, large: bool) -> io::Result<Table> 
 }
 
 impl Reading {
-    /// A folder and its names, in their order: which objects are beyond the total is the same on all replicas.
+    /// Opens a folder and lists its names, sorted, so that all replicas leave out the same objects
+    /// beyond the total.
     fn list(&self, prefix: &[u8]) -> io::Result<(OwnedFd, Vec<Vec<u8>>)> {
         let path = if prefix.is_empty() { b"." } else { prefix };
         let folder = openat2(&self.root, path, FOLDER, Mode::empty(), BENEATH)?;
@@ -93,7 +97,7 @@ impl Reading {
         folders: &mut Vec<Vec<u8>>,
     ) -> io::Result<()> {
         let whole = [prefix, name].concat();
-        // No request has a longer path.
+        // No request can have a longer path.
         if whole.len() > Name::new_const().capacity() {
             return Ok(());
         }
@@ -102,7 +106,7 @@ impl Reading {
         }
         let entry = match self.entry(folder, name, &whole) {
             Ok(entry) => entry,
-            // It went since it was listed.
+            // The entry was removed after it was listed.
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(e) => {
                 self.warn(&whole, &e);
@@ -123,13 +127,13 @@ impl Reading {
             return Ok(Entry::Folder);
         }
         let length = stat.st_size as u64;
-        // Links are followed by the kernel's server, which looks where they lead.
+        // The kernel's server follows links, and checks where they lead.
         if !kind.is_file() || length > self.longest || self.total + length > self.most {
             return Ok(Entry::Kernel);
         }
         let file = File::from(openat2(folder, name, FILE, Mode::empty(), BENEATH)?);
         let mut body = Vec::with_capacity(length as usize);
-        // One that grows meanwhile is read as far as it was.
+        // A file that grows meanwhile is read up to its former length.
         file.take(length).read_to_end(&mut body)?;
         self.total += body.len() as u64;
         let mut hash = [0; 16];
@@ -180,7 +184,7 @@ mod tests {
         assert_ne!(read(dir.path(), false, false).unwrap().version(), table.version());
     }
     #[test]
-    fn links_that_appear_while_a_directory_is_read_lead_nowhere() {
+    fn links_created_during_the_read_are_not_followed() {
         use rustix::fs::{CWD, RenameFlags, renameat_with};
 
         let outer = tempfile::tempdir().unwrap();
@@ -205,7 +209,7 @@ mod tests {
             });
             let read = || {
                 for _ in 0..3000 {
-                    // What changes while it is read may be an error.
+                    // A change during the read may cause an error.
                     let Ok(table) = read(&dir, false, false) else { continue };
                     for name in [&b"file"[..], b"file-link", b"folder/secret", b"folder-link/secret"] {
                         let Found::Object(n) = table.find(name) else { continue };
@@ -231,7 +235,8 @@ mod tests {
         fs::write(path(b"real/sub/file"), "x").unwrap();
         fs::write(path(b"caf\xe9"), "latin").unwrap();
         std::os::unix::fs::symlink("real", path(b"linked")).unwrap();
-        // What root may not read either: a loop of links in a file's place would be a link, so a socket stands for it.
+        // A socket stands for an entry that even root cannot read: a loop of symbolic links would
+        // count as a link.
         let _socket = std::os::unix::net::UnixListener::bind(path(b"socket")).unwrap();
         let long = [vec![b'a'; 250], vec![b'/'], vec![b'b'; 250], vec![b'/']].concat();
         fs::create_dir_all(path(&long)).unwrap();

@@ -1,4 +1,4 @@
-//! The packet path's other threads: each serves its share of the flows by itself.
+//! The packet path's other threads; each serves its share of the flows.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -24,7 +24,7 @@ enum Change {
     Objects(Arc<Table>),
 }
 
-/// Threads that end on request.
+/// Threads of the packet path, which end on request.
 pub(super) struct Workers(Vec<Worker>);
 
 struct Worker {
@@ -33,7 +33,8 @@ struct Worker {
 }
 
 impl Workers {
-    /// A thread for each of these, the leader excepted, which is the caller's.
+    /// Starts a thread for each server but the first (the leader), which runs on the calling
+    /// thread.
     pub(super) fn start(
         servers: Vec<Server>,
         site: Option<&Site>,
@@ -52,22 +53,23 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Sets the services of the leader for the other workers.
+    /// Passes the leader's services to the other workers.
     pub(super) fn replace(&self, services: &[Service]) {
         for worker in &self.0 {
-            // One that has ended is found by `check`.
+            // An error means that the worker has ended, which `check` reports.
             let _ = worker.changes.send(Change::Services(services.to_vec()));
         }
     }
 
-    /// What plain clients are served without state.
+    /// Sets the table from which plain clients are served without state.
     pub(super) fn set_objects(&self, table: &Arc<Table>) {
         for worker in &self.0 {
             let _ = worker.changes.send(Change::Objects(table.clone()));
         }
     }
 
-    /// An error if one has ended before its time: a share of the flows would be lost while heartbeats go on.
+    /// Returns an error if a worker has ended early: its share of the flows would be lost, while
+    /// heartbeats continue.
     pub(super) fn check(&self) -> anyhow::Result<()> {
         if self.0.iter().any(|worker| worker.thread.as_ref().is_some_and(JoinHandle::is_finished))
             && !stopped()
@@ -81,7 +83,8 @@ impl Workers {
 impl Drop for Workers {
     fn drop(&mut self) {
         for thread in self.0.iter_mut().filter_map(|worker| worker.thread.take()) {
-            // They see `stopped` as the leader does; after an error the process ends without them.
+            // Workers check `stopped` like the leader. After an error the process exits without
+            // waiting for them.
             if stopped() {
                 let _ = thread.join();
             }
@@ -109,7 +112,8 @@ fn work(
                 Change::Objects(table) => server.set_objects(table),
                 Change::Services(services) => {
                     if let Err(e) = server.replace(services) {
-                        // The leader took the same up; what differs can only be this socket's filter.
+                        // The leader applied the same update, so only this socket's filter can have
+                        // failed.
                         tracing::error!(worker = index, error = %e, "update not taken up");
                     }
                 }

@@ -1,5 +1,6 @@
-//! What stateless TCP cannot serve, on the same handshake: the replica's kernel takes the connection over. Real clients, and
-//! a wire that gives packets to replicas as a ToR does. Needs root; skipped where namespaces cannot be made.
+//! Connections that stateless TCP cannot serve: the replica's kernel takes them over, on the same
+//! handshake. Real clients, and a wire that distributes packets to replicas like a ToR. Needs root;
+//! skipped if namespaces cannot be created.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -14,27 +15,27 @@ use socket2::{Domain, Socket, Type};
 use crate::rig::SERVICE;
 use crate::stateless::{AS_TOR, Rack, SERVICE6, url};
 
-/// Connections of one client that a replica holds at a time, and of all clients.
+/// Limit on the connections of one client at a replica, and on those of all clients.
 const SHARE: usize = 128;
 const LIMIT: usize = 512;
 
 impl Rack {
-    /// A wire that steers.
+    /// A rack whose wire distributes packets as a ToR does.
     fn steered() -> Option<Rack> {
         let rack = Rack::new()?;
         rack.wire().only.store(AS_TOR, Ordering::Relaxed);
         Some(rack)
     }
 
-    /// A replica that accepts uploads. Its table has the files that exist by now.
+    /// Starts a replica that accepts uploads. Its table has the files that exist now.
     fn storing(&self, replica: usize, flags: &[&str]) -> Process {
         let dir = self.dir.path().join("www").display().to_string();
         self.serve_with(replica, &[&["--upload", &dir], flags].concat())
     }
 
-    /// A metric of both replicas.
+    /// The sum of a metric over both replicas.
     fn sum(&self, name: &str) -> u64 {
-        // Told every few milliseconds.
+        // The processes publish metrics every few milliseconds.
         std::thread::sleep(Duration::from_millis(50));
         (0..2).map(|n| self.metric(n, name)).sum()
     }
@@ -58,15 +59,15 @@ impl Rack {
         self.client.run(&format!("sysctl -qw net.ipv4.tcp_timestamps={}", u8::from(on)));
     }
 
-    /// A client's socket, from this port if it is not 0.
+    /// A client's socket, connected from this port (0: any).
     fn connect(&self, port: u16) -> TcpStream {
         self.connect_with(port, |_| Ok(()))
     }
 
-    /// A client's socket on this port, with this number in its SYN.
+    /// A client's socket on this port, with this sequence number in its SYN.
     fn connect_at(&self, port: u16, seq: u32) -> TcpStream {
         self.connect_with(port, |socket| {
-            // The kernel chooses a number only if none was set.
+            // The kernel chooses a sequence number only if none was set.
             let options = [
                 (libc::TCP_REPAIR, 1),
                 (libc::TCP_REPAIR_QUEUE, 2),
@@ -96,7 +97,7 @@ impl Rack {
         stream
     }
 
-    /// Sends these pieces one after the other, ends this direction, and returns everything
+    /// Sends these pieces one after the other, closes this direction, and returns everything
     /// received.
     fn say(&self, pieces: &[&[u8]]) -> Vec<u8> {
         let mut stream = self.connect(0);
@@ -116,7 +117,7 @@ impl Rack {
     }
 }
 
-/// Sets an option of TCP's.
+/// Sets a TCP socket option.
 fn set_option(socket: &Socket, option: i32, value: i32) -> std::io::Result<()> {
     let (at, length) = ((&raw const value).cast(), size_of::<i32>() as libc::socklen_t);
     // SAFETY: the value is a local of the given size.
@@ -150,11 +151,11 @@ fn kernel_serves_requests_beyond_stateless_tcp() {
         assert!(rack.stored(&format!("up{round}")) == upload, "{host}, timestamps {stamps}");
         let big_url = format!("http://{host}/big");
         assert!(rack.get(&["-g", &big_url]) == big, "{host}, timestamps {stamps}");
-        // A stored file is in no table.
+        // An uploaded file is not in the table of stateless TCP.
         assert!(rack.get(&["-g", &to]) == upload, "{host}, timestamps {stamps}");
         adopted += 3;
         assert_eq!(rack.adopted(), adopted, "{host}, timestamps {stamps}");
-        // A connection that the kernel has it keeps, whatever comes next.
+        // The kernel keeps a connection that it has, whatever request comes next.
         let opened = rack.client.counter("TcpActiveOpens");
         let small_url = format!("http://{host}/small");
         let all = rack.get(&["-g", &big_url, &small_url, &big_url, &small_url]);
@@ -173,8 +174,9 @@ fn kernel_serves_requests_beyond_stateless_tcp() {
     eventually("all were let go", || rack.sum("rivulet_plain_adopted") == 0);
 }
 
-/// Behind a ToR the packets that follow a small answer go to any replica, so there is no taking over there: the connection ends before
-/// anything of the next answer was sent, and clients ask again on another.
+/// Behind a ToR, the packets after a small answer may reach any replica, so the kernel cannot take
+/// over: the connection ends before any byte of the next answer, and clients repeat the request on
+/// another connection.
 #[test]
 fn kernel_request_after_small_answer_is_repeated() {
     let Some(rack) = Rack::steered() else { return };
@@ -188,13 +190,14 @@ fn kernel_request_after_small_answer_is_repeated() {
         assert!(all == [&small[..], &big, &small].concat(), "timestamps {stamps}");
         assert_eq!(rack.client.counter("TcpActiveOpens"), opened + 2);
     }
-    // Without timestamps the small answer ended the connection itself. A request that is repeated is refused as often.
+    // Without timestamps the small answer ends the connection by itself. With them, each repeated
+    // request was refused once.
     assert_eq!((rack.adopted(), rack.client.counter("TcpEstabResets")), (2, 1));
     assert!(rack.refused("later") >= 1);
 }
 
 #[test]
-fn requests_in_pieces_half_closed_ones_and_such_of_no_sense() {
+fn kernel_takes_partial_half_closed_and_malformed_requests() {
     let Some(rack) = Rack::steered() else { return };
     let big = rack.file("big", 500_000);
     let _servers = [0, 1].map(|n| rack.storing(n, &[]));
@@ -211,7 +214,7 @@ fn requests_in_pieces_half_closed_ones_and_such_of_no_sense() {
         assert!(rack.say(&put).starts_with(b"HTTP/1.1 20"), "timestamps {stamps}");
         assert_eq!(rack.stored("half"), b"123456789");
         std::fs::remove_file(rack.dir.path().join("www/half")).unwrap();
-        // A ClientHello.
+        // A TLS ClientHello.
         let hello = [&[22, 3, 1, 0, 100, 1, 0, 0, 96, 3, 3][..], &[7; 94], b"\r\n\r\n"].concat();
         assert!(rack.say(&[&hello]).starts_with(b"HTTP/1.1 400 "), "timestamps {stamps}");
     }
@@ -247,9 +250,9 @@ fn lost_segments_are_retransmitted() {
     assert_eq!(rack.client.counter("TcpExtPAWSEstab"), 0);
 }
 
-/// Stateless answers and the kernel's connections keep apart, also where workers share the flows.
+/// Stateless answers and the kernel's connections stay separate, even if workers share the flows.
 #[test]
-fn each_packet_is_answered_by_one_of_the_two() {
+fn each_connection_is_answered_by_kernel_or_stateless() {
     let Some(rack) = Rack::steered() else { return };
     let (big, small) = (rack.file("big", 2_000_000), rack.file("small", 5000));
     let _servers = [rack.storing(0, &[]), rack.storing(1, &["--workers", "3"])];
@@ -269,7 +272,7 @@ fn each_packet_is_answered_by_one_of_the_two() {
         assert_eq!(rack.sum("rivulet_plain_answered_total"), answered, "nothing of these without state");
         assert!(rack.sum("rivulet_plain_passed_total") > passed + 5 * 100);
     }
-    // Beside each other, on flows that differ by nothing but their ports.
+    // At the same time, on flows that differ only in their ports.
     std::thread::scope(|scope| {
         for n in 0..8 {
             let (rack, big, small) = (&rack, &big, &small);
@@ -290,7 +293,7 @@ fn each_packet_is_answered_by_one_of_the_two() {
     }
 }
 
-/// Another replica's connection is refused at once, so that the client need not wait for its own patience to end.
+/// A RST at once spares the client its own timeout.
 #[test]
 fn connection_of_another_replica_is_refused_at_once() {
     let Some(rack) = Rack::steered() else { return };
@@ -314,7 +317,7 @@ fn connection_of_another_replica_is_refused_at_once() {
     assert_eq!(rack.sum("rivulet_plain_handed_on_total"), 0, "there is no ToR");
 }
 
-/// Behind a ToR a segment of an unknown connection first goes to the other candidate.
+/// Behind a ToR, a segment of an unknown connection first goes to the slot's other candidate.
 #[test]
 fn segment_of_another_replica_returns_to_the_tor() {
     let Some(rack) = Rack::steered() else { return };
@@ -330,7 +333,7 @@ fn segment_of_another_replica_returns_to_the_tor() {
         stream.read_exact(&mut answer).unwrap();
         let before = rack.sum("rivulet_plain_handed_on_total");
         rack.wire().only.store(1, Ordering::Relaxed);
-        // Read on, so that there are acknowledgements.
+        // Keeps reading, so that the client sends acknowledgements.
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| stream.read_to_end(&mut answer).map(|_| ()));
             eventually("it is handed on", || rack.sum("rivulet_plain_handed_on_total") > before);
@@ -342,9 +345,9 @@ fn segment_of_another_replica_returns_to_the_tor() {
     rack.none_refused();
 }
 
-/// With AF_XDP the kernel sees nothing of the service's segments but what it is handed.
+/// With AF_XDP the kernel gets only those of the service's segments that the server passes to it.
 #[test]
-fn af_xdp_hands_over_too() {
+fn kernel_takes_over_connections_under_af_xdp() {
     if lacks_af_xdp() {
         return;
     }
@@ -380,9 +383,9 @@ fn fetch_on(stream: &mut TcpStream, name: &str, content: &[u8]) {
     assert!(body(&answer) == content, "{name}");
 }
 
-/// The same addresses and ports, again and again, served by one or the other.
+/// The kernel and stateless TCP serve connections with the same addresses and ports in turn.
 #[test]
-fn ports_that_come_again() {
+fn reused_ports_alternate_between_kernel_and_stateless() {
     let Some(rack) = Rack::steered() else { return };
     let (big, small) = (rack.file("big", 100_000), rack.file("small", 5000));
     let _servers = [0, 1].map(|n| rack.storing(n, &[]));
@@ -399,9 +402,10 @@ fn ports_that_come_again() {
         for (round, (name, content)) in rounds.into_iter().enumerate() {
             let mut stream = rack.connect(5555);
             fetch_on(&mut stream, name, content);
-            // A reset: nothing awaits the port's old connection.
+            // Linger 0 makes a RST, so that no connection stays in TIME-WAIT on this port.
             socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
-            // One is lost: the socket here learns from the next connection's SYN that its client is gone.
+            // In one round the RST is lost: the next connection's SYN shows the replica's socket
+            // that its client is gone.
             rack.wire().loss.store(if round == 2 { 1000 } else { 0 }, Ordering::Relaxed);
             drop(stream);
             std::thread::sleep(Duration::from_millis(if round == 2 { 100 } else { 0 }));
@@ -415,10 +419,10 @@ fn ports_that_come_again() {
     rack.none_refused();
 }
 
-/// Numbers of the next connection lie within the first one's window, as where its client uses the port again within 4 ms. The first one's
-/// RST is lost, so that the kernel still has its socket.
+/// The next connection's sequence numbers lie within the first one's window, as when a client uses
+/// the port again within 4 ms. The first one's RST is lost, so the kernel still has its socket.
 #[test]
-fn port_is_used_again_within_its_first_window() {
+fn port_reused_within_first_window_is_served() {
     let Some(rack) = Rack::steered() else { return };
     let (big, small) = (rack.file("big", 100_000), rack.file("small", 700));
     let _servers = [rack.serve(0), rack.serve(1)];
@@ -437,10 +441,10 @@ fn port_is_used_again_within_its_first_window() {
     assert_eq!(rack.adopted(), 2);
 }
 
-/// A client has its maximum of connections; a further one displaces its oldest, and other clients'
-/// are adopted as before.
+/// A client at its limit of connections opens another one, which displaces its oldest; other
+/// clients' connections are adopted as before.
 #[test]
-fn adopted_connections_of_a_client_are_bounded() {
+fn adopted_connections_of_a_client_are_limited() {
     let Some(rack) = Rack::steered() else { return };
     let big = rack.file("big", 100_000);
     let mut servers = [0, 1].map(|n| rack.storing(n, &[]));

@@ -1,5 +1,5 @@
-//! Server and client over AF_XDP, and what else is on their interfaces. Needs root and a kernel with AF_XDP; skipped
-//! where namespaces cannot be made or that is missing.
+//! Server and client over AF_XDP, beside other programs on their interfaces. Needs root and a
+//! kernel with AF_XDP; otherwise skipped.
 
 use std::io::Read;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use rivulet_pktio::testing::{Netns, eventually, lacks_af_xdp};
 
 const XDP: [&str; 2] = ["--io", "af_xdp"];
 
-/// client -- veth -- server, with offloads off as AF_XDP needs it.
+/// client -- veth -- server, with offloads off, as AF_XDP needs it.
 fn rig() -> Option<Rig> {
     if lacks_af_xdp() {
         return None;
@@ -30,7 +30,7 @@ fn has_program(ns: &Netns, device: &str) -> bool {
     ns.run(&format!("ip link show dev {device}")).contains("prog/xdp")
 }
 
-/// Downloads the file with these flags; what it said if that failed.
+/// Downloads the file with these flags; returns the messages if that fails.
 fn get(rig: &Rig, flags: &[&str], content: &[u8]) -> Result<(), String> {
     let _ = std::fs::remove_file(rig.out());
     let out = rig.get(&["--json"]).args(flags).arg("-o").arg(rig.out()).arg(url("file")).output().unwrap();
@@ -50,9 +50,10 @@ fn plain(rig: &Rig, content: &[u8]) {
     assert!(std::fs::read(rig.out()).unwrap() == content, "plain TCP: other content");
 }
 
-/// Both ends over AF_XDP, plain TCP on the same port beside it, and other programs on the same interfaces.
+/// Both ends use AF_XDP, with plain TCP on the same port, and other programs on the same
+/// interfaces.
 #[test]
-fn a_download_with_plain_tcp_beside_it() {
+fn af_xdp_download_runs_beside_plain_tcp() {
     let Some(rig) = rig() else { return };
     let server = rig.serve(&XDP);
     assert!(has_program(&rig.server, "s0"));
@@ -76,7 +77,7 @@ fn a_download_with_plain_tcp_beside_it() {
 /// A stack over AF_XDP takes only its own packets: another process's connections from the same
 /// address continue. Only the interface's queue is exclusive.
 #[test]
-fn two_clients_on_one_host() {
+fn af_xdp_stack_leaves_other_processes_connections_alone() {
     let Some(rig) = rig() else { return };
     let _server = rig.serve(&["--io", "af_xdp"]);
     let content = rig.file("file", 3_000_000);
@@ -94,9 +95,10 @@ fn two_clients_on_one_host() {
     eventually("the program to go", || !has_program(&rig.client, "c0"));
 }
 
-/// Section 2.6 over AF_XDP: the kernel takes the handshake over, and gets its segments from then on.
+/// Fallback (section 2.6) over AF_XDP: the kernel takes over the handshake, and gets its segments
+/// from then on.
 #[test]
-fn a_plain_server_is_spoken_to_in_plain_tcp() {
+fn client_falls_back_to_plain_tcp() {
     let Some(rig) = rig() else { return };
     let content = rig.file("file", 2_000_000);
     rig.server.ip(&format!("addr add {SERVICE}/32 dev lo"));
@@ -109,10 +111,10 @@ fn a_plain_server_is_spoken_to_in_plain_tcp() {
     assert!(String::from_utf8_lossy(&out.stderr).contains("refused"));
 }
 
-/// A router in the middle takes less from one moment on: its ICMP reaches the server. Then both ends' interfaces go down
-/// for a while, and their own MTU changes.
+/// A router in the middle reduces its MTU, and its ICMP reaches the server. Then both ends'
+/// interfaces go down for a while, and their own MTU changes.
 #[test]
-fn a_path_that_takes_less_and_interfaces_that_change() {
+fn download_survives_mtu_and_interface_changes() {
     let Some(rig) = rig() else { return };
     let Some(router) = Netns::new("hst-x") else { return };
     rig.client.ip("link del c0");
@@ -121,7 +123,8 @@ fn a_path_that_takes_less_and_interfaces_that_change() {
     offloads_off(&rig);
     for device in ["rc", "rs"] {
         router.offloads_off(device);
-        // AF_XDP bypasses the queueing discipline of its own interface.
+        // AF_XDP bypasses the queueing discipline of its own interface, so the router limits the
+        // rate.
         router.run(&format!("tc qdisc add dev {device} root tbf rate 10mbit burst 64kb limit 256kb"));
     }
     rig.client.ip("addr add 10.88.1.1/24 dev c0");
@@ -145,7 +148,7 @@ fn a_path_that_takes_less_and_interfaces_that_change() {
         ns.ip(&format!("link set {device} down"));
         ns.ip(&format!("link set {device} mtu 1260"));
         ns.ip(&format!("link set {device} up"));
-        // A default route goes with its interface.
+        // A default route disappears with its interface.
         let last = if device == "c0" { "1" } else { "2" };
         ns.ip(&format!("route replace default via 10.88.{last}.254"));
         router.wait_until_up(peer);
@@ -156,15 +159,16 @@ fn a_path_that_takes_less_and_interfaces_that_change() {
     server.stop();
 }
 
-/// Nothing is left behind by kill -9, and an interface that was deleted and made again is taken up.
+/// kill -9 leaves nothing behind, and the server uses an interface that was deleted and created
+/// again.
 #[test]
-fn a_killed_server_and_an_interface_made_anew() {
+fn killed_server_leaves_nothing_on_recreated_interface() {
     let Some(rig) = rig() else { return };
     let content = rig.file("file", 1_000_000);
     let mut server = rig.serve(&XDP);
     server.0.kill().unwrap();
     server.0.wait().unwrap();
-    // The kernel takes it off the interface some time after the process has gone.
+    // The kernel detaches the XDP program some time after the process has ended.
     eventually("the program to go", || !has_program(&rig.server, "s0"));
     let _server = rig.serve(&XDP);
     get(&rig, &XDP, &content).unwrap();
@@ -175,9 +179,9 @@ fn a_killed_server_and_an_interface_made_anew() {
     plain(&rig, &content);
 }
 
-/// An interface that comes back unfit for AF_XDP: with `auto` a connection goes on by AF_PACKET.
+/// An interface comes back unsuitable for AF_XDP: with `auto` a connection continues by AF_PACKET.
 #[test]
-fn an_interface_that_comes_back_unfit() {
+fn connection_continues_by_af_packet_on_unsuitable_interface() {
     let Some(rig) = rig() else { return };
     let _server = rig.serve(&[]);
     rig.server.run("tc qdisc add dev s0 root tbf rate 40mbit burst 64kb limit 256kb");
@@ -194,7 +198,7 @@ fn an_interface_that_comes_back_unfit() {
 /// A server with an interface that returns unsuitable reports itself not ready in its heartbeats
 /// until the interface is suitable.
 #[test]
-fn server_on_an_unfit_interface_is_not_ready() {
+fn server_on_unsuitable_interface_is_not_ready() {
     let Some(rig) = rig() else { return };
     let content = rig.file("file", 100_000);
     let member = rig.member();
@@ -208,19 +212,20 @@ fn server_on_an_unfit_interface_is_not_ready() {
         all.extend(beats(&mut heard));
         all.len() > 50
     });
-    // The first one after the deletion may leave before that is noticed.
+    // The first heartbeat after the deletion may be sent before the server notices.
     assert!(all.iter().skip(1).all(|ready| !ready), "{all:?}");
     offloads_off(&rig);
     eventually("it to be ready again", || beats(&mut heard).last() == Some(&true));
     get(&rig, &[], &content).unwrap();
 }
 
-/// The readiness in each of the next heartbeats.
+/// Whether each of the next heartbeats is ready.
 fn beats(io: &mut AfPacket) -> Vec<bool> {
     Rig::read_heartbeats(io).iter().map(|beat| beat.ready).collect()
 }
 
-/// What cannot be had is an error that names what to change; `auto` does without.
+/// An AF_XDP socket that cannot be opened is an error that names what to change; `auto` uses
+/// AF_PACKET instead.
 #[test]
 fn errors_name_the_setting_to_change() {
     let Some(rig) = rig() else { return };

@@ -1,5 +1,5 @@
-//! `rivulet agent`: keys for serving processes without a controller, and heartbeats for services of the kernel's
-//! TCP. Needs root; skipped where namespaces cannot be made.
+//! `rivulet agent`: keys for serving processes without a controller, and heartbeats for services of
+//! the kernel's TCP. Needs root; skipped if namespaces cannot be created.
 
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -13,7 +13,7 @@ use rivulet_pktio::filter::Rule;
 use rivulet_pktio::testing::{Process, eventually};
 use rivulet_pktio::{AfPacket, Config, Filter, Interface, PacketIo};
 
-/// A service as a controller gives it.
+/// A service as a controller sends it.
 pub fn service(rig: &Rig) -> Service {
     Service {
         id: 1,
@@ -22,7 +22,7 @@ pub fn service(rig: &Rig) -> Service {
         port: 80,
         pool: 1,
         replica: 2,
-        // Answers go to the ToR, and here nothing stands before the client.
+        // Answers are sent to the ToR; here that is the client's interface.
         tor_mac: rig.client.mac("c0").into(),
         heartbeat_interval_us: 10_000,
         liveness_bound_us: 100_000,
@@ -62,8 +62,8 @@ fn serve(rig: &Rig) -> Process {
     rig.started(Process(command.spawn().unwrap()))
 }
 
-/// No controller anywhere: the agent has the keys, a serving process dies in the middle of a download, the next
-/// one gets them at once, and the same connection finishes.
+/// No controller is running: the agent has the keys, a serving process dies in the middle of a
+/// download, the next one gets the keys at once, and the same connection finishes.
 #[test]
 fn keys_outlive_serving_processes() {
     let Some(rig) = Rig::new() else { return };
@@ -86,7 +86,7 @@ fn keys_outlive_serving_processes() {
     assert!(!rig.dir.path().join("agent.sock").exists(), "taken down");
 }
 
-/// Heartbeats that arrive at the client's end, where the ToR would stand.
+/// Receives heartbeats at the client's end, in place of the ToR.
 struct Ear(AfPacket);
 
 impl Ear {
@@ -96,13 +96,13 @@ impl Ear {
         Ear(AfPacket::open(&interface, Config { filter: Some(filter), ..Config::default() }).unwrap())
     }
 
-    /// All heartbeats so far.
+    /// All heartbeats received so far.
     fn all(&mut self) -> Vec<Heartbeat> {
         let count = self.0.recv().unwrap();
         (0..count).map(|i| Heartbeat::parse(&self.0.frame(i).data[14..]).unwrap()).collect()
     }
 
-    /// Waits for a heartbeat that is as wanted.
+    /// Waits for a heartbeat for which `wanted` is true.
     fn hear(&mut self, what: &str, wanted: impl Fn(&Heartbeat) -> bool) -> Heartbeat {
         let mut found = None;
         eventually(what, || {
@@ -113,10 +113,10 @@ impl Ear {
     }
 }
 
-/// A service of the kernel's TCP: ready while it accepts connections; as soon as a serving process is attached
-/// the heartbeats are its own.
+/// A service of the kernel's TCP is ready while it accepts connections; once a serving process is
+/// attached, that process sends the heartbeats.
 #[test]
-fn plain_services_beat_while_they_accept() {
+fn plain_service_sends_ready_heartbeats_while_it_accepts() {
     let Some(rig) = Rig::new() else { return };
     keep(&rig, service(&rig));
     rig.file("small", 1000);
@@ -127,20 +127,21 @@ fn plain_services_beat_while_they_accept() {
     let python = rig.plain_server();
     let ready = ear.hear("a ready heartbeat", |b| b.ready);
     assert_eq!(ready.incarnation, first.incarnation);
-    // Plain clients are served, and Rivulet's fall back on the same handshake.
+    // Plain clients are served, and Rivulet's clients fall back on the same handshake.
     let out = rig.get(&["--json", "-o"]).arg(rig.out()).arg(url("small")).output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     drop(python);
     ear.hear("not ready again", |b| !b.ready);
 
     let _server = serve(&rig);
-    // Both may have begun in the same second; the sequence numbers order them within it.
+    // Both processes may have started in the same second; the sequence numbers order their
+    // heartbeats within it.
     let agents = |b: &Heartbeat| {
         b.incarnation == first.incarnation && b.sequence.wrapping_sub(first.sequence) < 1 << 17
     };
     ear.hear("the serving process's", |b| !agents(b) && b.ready);
-    // Heartbeats on their way at the attachment may still arrive; after that only one process
-    // sends. If both sent at equal rates, thirty of one would not come in a row.
+    // Heartbeats in flight at the attachment may still arrive; after that only one process sends.
+    // If both sent at equal rates, thirty in a row from one would not occur.
     let mut in_a_row = 0;
     eventually("the serving process to be the only one of its replica that beats", || {
         for beat in ear.all() {

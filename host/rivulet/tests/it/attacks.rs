@@ -1,5 +1,5 @@
-//! Garbage, forged continuations and floods: counted and refused, without memory, beside a client that is
-//! served. Needs root; skipped where namespaces cannot be made.
+//! Malformed frames, forged continuations and floods are counted and refused without using memory,
+//! while a client is served. Needs root; skipped if namespaces cannot be created.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use rivulet_packet::{
 };
 use rivulet_pktio::{AfPacket, Config, PacketIo, TxFrame, in_netns};
 
-/// Frames of each kind of attack.
+/// Number of frames of each kind of attack.
 const EACH: u32 = 5000;
 
 fn random(state: &mut u64) -> u64 {
@@ -21,7 +21,7 @@ fn random(state: &mut u64) -> u64 {
     *state
 }
 
-/// A frame to the service: `class` with `payload`, well-formed up to there.
+/// A frame to the service: a well-formed header of `class`, then `payload`.
 fn frame(eth: &EthHeader, port: u16, class: RequestClass, number_low: u16, payload: &[u8]) -> Vec<u8> {
     let header = SegmentHeader {
         src: format!("10.88.0.1:{port}").parse().unwrap(),
@@ -67,7 +67,7 @@ fn forged(state: &mut u64) -> (u16, Vec<u8>) {
     (builder.number_low(), out)
 }
 
-/// Gives the number of frames that were not sent.
+/// Sends all kinds of attack; returns the number of frames that were not sent.
 fn attack(eth: &EthHeader) -> u64 {
     let interface = rivulet_pktio::Interface::new(None, "c0").unwrap();
     let config = Config { filter: Some(rivulet_pktio::Filter::new(&[]).unwrap()), ..Config::default() };
@@ -77,7 +77,7 @@ fn attack(eth: &EthHeader) -> u64 {
     for i in 0..EACH {
         let garbage: Vec<u8> = (0..100 + i % 400).map(|_| random(&mut state) as u8).collect();
         let (low, request) = forged(&mut state);
-        // SYNs with a request in them, from ever new ports: each is answered and forgotten.
+        // SYNs with a request in them, each from a new port: the server answers and keeps nothing.
         let mut syn = vec![0; 1200];
         let builder = RequestBuilder { class: RequestClass::Syn, pad_to: 1200, ..RequestBuilder::default() };
         builder.write(&mut syn).unwrap();
@@ -107,13 +107,12 @@ fn resident_kib(pid: u32) -> u64 {
 }
 
 #[test]
-fn floods_are_refused_by_reason_and_leave_nothing() {
+fn floods_are_refused_and_use_no_memory() {
     let Some(rig) = Rig::new() else { return };
     let server = rig.serve(&["--metrics", "127.0.0.1:9090", "--plain", "none"]);
     let content = rig.file("file", 5_000_000);
     let eth = EthHeader { dst: rig.server.mac("s0"), src: rig.client.mac("c0"), vlan: None };
-    // All of it once before it is measured: memory of fixed size becomes resident as it is used, the replay
-    // defence in no order.
+    // One round before the measurement: memory of fixed size becomes resident as it is first used.
     let mut unsent = in_netns(Some(rig.client.name()), || attack(&eth)).unwrap();
     let metrics = || rig.server.run("curl -s http://127.0.0.1:9090/metrics");
     for _ in 0..3 {
@@ -129,7 +128,7 @@ fn floods_are_refused_by_reason_and_leave_nothing() {
     assert!(result.status.success(), "{}\n{}", String::from_utf8_lossy(&result.stderr), metrics());
     assert!(std::fs::read(rig.out()).unwrap() == content);
 
-    // What a full queue of the kernel took away before the server's own.
+    // Frames that a full queue of the kernel dropped before the server's own queue.
     let dropped = rig.client.run("cat /sys/class/net/c0/statistics/tx_dropped");
     let unsent = unsent + dropped.trim().parse::<u64>().unwrap();
     let value = |name: &str| -> u64 {
@@ -143,7 +142,7 @@ fn floods_are_refused_by_reason_and_leave_nothing() {
         "rivulet_refused_total{reason=\"forged\"}",
         "rivulet_dropped_total{reason=\"damaged\"}",
     ] {
-        // The last of them may still wait to be taken.
+        // The last frames may still wait to be read.
         let patience = Instant::now() + Duration::from_secs(20);
         loop {
             let (counted, queue) = (value(name), value("rivulet_dropped_total{reason=\"receive_queue\"}"));
@@ -159,7 +158,7 @@ fn floods_are_refused_by_reason_and_leave_nothing() {
     assert!(grown < 1 << 10, "grown by {grown} KiB");
 }
 
-/// A request that names unknown keys, in a block like the ToR's.
+/// A request that names an unknown key epoch, with a block like the ToR's.
 fn of_a_later_epoch(eth: &EthHeader) -> Vec<u8> {
     let fields = TransportContinuation {
         seal_epoch: 77,
@@ -178,10 +177,10 @@ fn of_a_later_epoch(eth: &EthHeader) -> Vec<u8> {
     frame(eth, 5000, RequestClass::Normal, builder.number_low(), &payload)
 }
 
-/// Only the ToR writes its block: a block that bypasses it, from a neighbour or in a tunnel, cannot
-/// make this replica believe that its keys are old, and have it excluded.
+/// Only the ToR writes its block. A forged block, from a neighbour or in a tunnel, must not make
+/// this replica report that its keys are old, which would get it excluded.
 #[test]
-fn a_block_that_is_not_the_tors_is_not_believed() {
+fn forged_tor_block_is_ignored() {
     let Some(rig) = Rig::new() else { return };
     let flags = [
         "--member",

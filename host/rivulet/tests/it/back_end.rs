@@ -1,5 +1,5 @@
 //! Programs that use only UDP, behind two replicas of stateless TCP: name servers and httpudp, with
-//! ordinary TCP clients. Needs root; skipped where namespaces cannot be made.
+//! ordinary TCP clients. Needs root; skipped if namespaces cannot be created.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -17,13 +17,13 @@ use crate::rig::{RIVULET, Rig, SERVICE};
 use crate::stateless::{BY_CHANCE, Rack, SERVICE6};
 
 const BACK_END: &str = "127.0.0.1:5300";
-/// Messages of a zone transfer.
+/// Number of messages of a zone transfer.
 const TRANSFER: usize = 20;
-/// What a back end would have to serve by TCP.
+/// Counts connections for which the back end would have to use TCP.
 const REFUSED: &str = "rivulet_plain_refused_total{reason=\"kernel\"}";
 
-/// A name server on each replica's host. A name has the length of its answer; with a `t` before it,
-/// the answer does not fit a datagram.
+/// A name server on each replica's host. The query's name gives the length of the answer; with a
+/// `t` before it, the answer does not fit into a datagram.
 struct NameServer {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -32,11 +32,11 @@ struct NameServer {
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
-    /// Number of the next queries that are lost.
+    /// Number of further queries to drop.
     lose: AtomicU32,
     by_udp: AtomicU32,
     by_tcp: AtomicU32,
-    /// Queries without EDNS of 65,535 bytes.
+    /// Number of queries without EDNS of 65,535 bytes.
     small: AtomicU32,
 }
 
@@ -71,7 +71,7 @@ fn answer(socket: &UdpSocket, shared: &Shared) {
     let mut asked = [0; 2048];
     while !shared.stop.load(Ordering::Relaxed) {
         let Ok((length, from)) = socket.recv_from(&mut asked) else { continue };
-        // A probe of the back end has an empty name (the root).
+        // The server's probe of its back end has an empty name (the root).
         if asked[12] == 0 {
             let _ = socket.send_to(&[&asked[..2], &[0x80, 5], &asked[4..length]].concat(), from);
             continue;
@@ -96,7 +96,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
             continue;
         };
         let shared = shared.clone();
-        // Ends with its client.
+        // The thread ends with its client.
         std::thread::spawn(move || {
             stream.set_nonblocking(false).unwrap();
             let mut length = [0; 2];
@@ -106,7 +106,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
                     break;
                 }
                 shared.by_tcp.fetch_add(1, Ordering::Relaxed);
-                // A zone takes several messages.
+                // A zone transfer takes several messages.
                 let messages = if asked[13 + usize::from(asked[12]) + 2] == 252 { TRANSFER } else { 1 };
                 for _ in 0..messages {
                     let _ = stream.write_all(&framed(&respond(&asked, false)));
@@ -120,7 +120,7 @@ fn framed(message: &[u8]) -> Vec<u8> {
     [&(message.len() as u16).to_be_bytes()[..], message].concat()
 }
 
-/// A query for TXT of this name, framed.
+/// A TXT query for this name, with its length prefix.
 fn query(id: u16, name: &str, edns: bool) -> Vec<u8> {
     let mut out = id.to_be_bytes().to_vec();
     out.extend([1, 0, 0, 1, 0, 0, 0, 0, 0, edns.into(), name.len() as u8]);
@@ -161,7 +161,7 @@ fn connect(rack: &Rack, address: &str) -> TcpStream {
     stream
 }
 
-/// Asks all in one segment, and reads until the connection ends.
+/// Sends all queries in one segment, and reads until the connection ends.
 fn ask(rack: &Rack, address: &str, queries: &[Vec<u8>]) -> std::io::Result<Vec<u8>> {
     let mut stream = connect(rack, address);
     stream.write_all(&queries.concat())?;
@@ -170,7 +170,7 @@ fn ask(rack: &Rack, address: &str, queries: &[Vec<u8>]) -> std::io::Result<Vec<u
     Ok(got)
 }
 
-/// The name server's own answers.
+/// The answers that the name server makes.
 fn want(queries: &[Vec<u8>]) -> Vec<u8> {
     queries.iter().flat_map(|query| framed(&respond(&query[2..], false))).collect()
 }
@@ -215,7 +215,8 @@ fn tcp_clients_of_dns_are_served_by_udp() {
     assert_eq!(rack.client.counter("TcpEstabResets"), 0);
 }
 
-/// Sends these pieces one after the other, ends this direction, and reads until the connection ends.
+/// Sends these pieces one after the other, closes this direction, and reads until the connection
+/// ends.
 fn ask_in_pieces(rack: &Rack, address: &str, pieces: &[&[u8]]) -> std::io::Result<Vec<u8>> {
     let mut stream = connect(rack, address);
     for piece in pieces {
@@ -228,8 +229,9 @@ fn ask_in_pieces(rack: &Rack, address: &str, pieces: &[&[u8]]) -> std::io::Resul
     Ok(got)
 }
 
-/// Zone transfers, answers of more than 15 kB, or of more than a segment from a back end that is not deterministic, more than 16
-/// queries, and queries in pieces: the back end's TCP answers them, on the client's connection.
+/// The back end's TCP answers, on the client's connection: zone transfers, answers of more than 15
+/// kB (more than a segment if the back end is not deterministic), more than 16 queries, and queries
+/// in pieces.
 #[test]
 fn back_end_tcp_answers_queries_beyond_udp() {
     let Some(rack) = Rack::new() else { return };
@@ -329,7 +331,7 @@ fn replicas_are_killed_under_lossy_queries() {
 
 /// The programs in `host/plain/examples`, in C and Python.
 #[test]
-fn plain_udp_programs_give_answers_of_http() {
+fn plain_udp_programs_serve_http_answers() {
     let Some(rack) = Rack::new() else { return };
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../plain/examples");
     let www = rack.dir.path().join("www");
@@ -392,10 +394,9 @@ fn plain_udp_programs_give_answers_of_http() {
     }
 }
 
-/// A replica without its back end reports itself not ready in its heartbeats, until the back end is
-/// there again.
+/// A replica without its back end is not ready in its heartbeats, until the back end answers again.
 #[test]
-fn a_replica_is_ready_while_its_back_end_answers() {
+fn replica_is_ready_only_while_back_end_answers() {
     let Some(rig) = Rig::new() else { return };
     let mut ear = rig.heartbeats();
     let ready = |ear: &mut AfPacket| Rig::read_heartbeats(ear).last().map(|beat| beat.ready);
@@ -424,8 +425,7 @@ fn a_replica_is_ready_while_its_back_end_answers() {
     }
 }
 
-/// An unmodified nsd, where there is one: started by this test, with a separate configuration and
-/// zone.
+/// An unmodified nsd, if installed, with its own configuration and zone.
 #[test]
 fn nsd_serves_tcp_clients_through_its_udp_socket() {
     let nsd = ["/usr/sbin/nsd", "/usr/local/sbin/nsd"].into_iter().find(|path| Path::new(path).exists());
@@ -446,7 +446,7 @@ fn nsd_serves_tcp_clients_through_its_udp_socket() {
         let own = dir.join(host.to_string());
         std::fs::create_dir(&own).unwrap();
         let text = |name: &str| own.join(name).display().to_string();
-        // Answers of any length by UDP, or what nsd does by itself: then TCP takes over.
+        // One nsd answers any length by UDP; the other keeps its default, so TCP takes over.
         let size = if host == 0 { 65535 } else { 1232 };
         let conf = format!(
             "server:\n ip-address: 127.0.0.1@5300\n username: \"\"\n chroot: \"\"\n pidfile: \"{}\"\n xfrdfile: \"{}\"\n \

@@ -1,5 +1,5 @@
-//! Programs that know nothing of Rivulet, each with a large download through changes and kills of replicas that keep no connection.
-//! Needs root; skipped where namespaces or the program cannot be had.
+//! Unmodified programs, each with a large download from stateless replicas that alternate and are
+//! killed. Needs root; skipped if namespaces cannot be created or the program is not installed.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -14,27 +14,27 @@ use crate::stateless::{BY_BLOCK, MAC, Rack, STACK};
 /// A program, with its arguments for the source and the destination.
 struct Client {
     program: &'static str,
-    /// `{url}`, `{out}`: the file's; `{host}`, `{dir}`: parts of these; `{programs}`: those of the tests.
+    /// `{url}`, `{out}`: of the file; `{host}`, `{dir}`: parts of these; `{programs}`: folder of
+    /// the tests' programs.
     args: &'static str,
-    /// Shell commands at the client beforehand.
+    /// Shell commands that run at the client first.
     before: &'static str,
-    /// The place of the received data.
+    /// Where the received data is.
     what: Output,
-    /// It repeats a refused request on another connection, as for a large object after a small
-    /// answer, and ranges, which a kernel serves, break with their replica.
+    /// The program repeats a refused request on another connection, as for a large object after a
+    /// small answer; its range requests, which a kernel serves, break with their replica.
     again: bool,
 }
 
 enum Output {
     File,
-    /// The page that it prints has length and hash ([`PAGE`]).
+    /// The page that the program prints contains length and hash ([`PAGE`]).
     Page,
 }
 
 const CLIENT: Client = Client { program: "", args: "", before: "", what: Output::File, again: false };
 
-/// Fetches the file before it has finished loading, and shows length and FNV-1a of the received
-/// data.
+/// Fetches the file while the page loads, and shows length and FNV-1a hash of the received data.
 const PAGE: &str = "<!doctype html><pre id=said></pre><script>
 const ask = new XMLHttpRequest();
 ask.open('GET', 'file', false);
@@ -53,11 +53,11 @@ fn page_of(content: &[u8]) -> String {
     format!("{} octets, {hash}", content.len())
 }
 
-/// Time until the ToR notices that a replica is dead.
+/// Time until the ToR detects that a replica is dead.
 const NOTICED: Duration = Duration::from_millis(50);
-/// Bytes a second: the replica is killed in the middle.
+/// Rate in bytes a second, low enough to kill a replica in the middle.
 const RATE: u64 = 4_000_000;
-/// Bytes that the other replica sends before it returns.
+/// Bytes that the other replica sends before the killed one returns.
 const BETWEEN: u64 = 200_000;
 
 struct Download<'a> {
@@ -72,7 +72,7 @@ impl Download<'_> {
         String::from_utf8_lossy(&std::fs::read(&self.said).unwrap()).into_owned()
     }
 
-    /// Waits until the client was sent this many bytes.
+    /// Waits until this many bytes were sent to the client.
     fn given(&mut self, octets: u64) {
         eventually("what is sent", || {
             assert!(self.client.lives(), "it ended before {octets} octets: {}", self.output());
@@ -80,9 +80,9 @@ impl Download<'_> {
         });
     }
 
-    /// Kills the sending replica with SIGKILL after this many bytes, and restarts it after the
-    /// other one has resumed, but before the next gate. Packets go to the dead one until its death
-    /// is noticed.
+    /// Kills the sending replica with SIGKILL after this many bytes, and restarts it once the other
+    /// one has resumed, but before byte `next`. Packets go to the dead replica until its death is
+    /// detected.
     fn kill(&mut self, octets: u64, next: u64) {
         self.given(octets);
         let wire = self.rack.wire();
@@ -101,8 +101,8 @@ fn serve(rack: &Rack, replica: usize) -> Process {
     rack.serve_with(replica, &["--large"])
 }
 
-/// A download of this many bytes with this many kills of a replica; half a percent of all packets
-/// is lost.
+/// A download of this many bytes with this many kills of a replica, while half a percent of all
+/// packets is lost.
 fn survives(client: &Client, size: usize, kills: usize) {
     let Some(rack) = Rack::new() else { return };
     let Some(program) = found(client.program, &rack) else {
@@ -115,7 +115,8 @@ fn survives(client: &Client, size: usize, kills: usize) {
     rack.wire().only.store(BY_BLOCK, Ordering::Relaxed);
     rack.wire().loss.store(5, Ordering::Relaxed);
     rack.wire().rate.store(RATE, Ordering::Relaxed);
-    // However late this thread is, the client has no more by then.
+    // The wire stops at each of these bytes, so that a late thread does not miss the place of a
+    // kill.
     let gates: Vec<u64> = (1..=kills).map(|n| (n * size / (kills + 2)) as u64).collect();
     rack.wire().gate.store(gates[0], Ordering::Relaxed);
     if !client.before.is_empty() {
@@ -164,7 +165,7 @@ fn fill(word: &str, rack: &Rack, out: &Path) -> String {
         .replace("{programs}", programs.to_str().unwrap())
 }
 
-/// A program of the machine's, or one that is built here.
+/// Finds an installed program, or builds one of the tests' own.
 fn found(program: &str, rack: &Rack) -> Option<PathBuf> {
     if program == "go" {
         return crate::programs::go_client().map(Path::to_owned);
@@ -182,7 +183,7 @@ fn found(program: &str, rack: &Rack) -> Option<PathBuf> {
     out.status.success().then(|| PathBuf::from(String::from_utf8_lossy(&out.stdout).trim()))
 }
 
-/// In `make test`; what a program takes long to start, or to download, is not.
+/// Size for `make test`; programs that start or download slowly get less.
 const SIZE: usize = 4_000_000;
 
 macro_rules! clients {
@@ -212,8 +213,9 @@ clients! {
         ..CLIENT
     }, SIZE, 2;
     tiny_buffer: Client { program: "python3", args: "{programs}/get.py --buffer 4096 {host} /file {out}", ..CLIENT }, SIZE, 2;
-    // A machine that pauses for seconds is not a server that does. A longer pause than the timeout
-    // needs a ToR that reports deaths: mininet/tests/test_user_timeout.py.
+    // A pause of a busy machine must not look like a dead server.
+    // mininet/tests/test_user_timeout.py tests pauses longer than the timeout, which need a ToR
+    // that reports deaths.
     user_timeout: Client {
         program: "python3", args: "{programs}/get.py --user-timeout 20000 --rate 4e6 {host} /file {out}", ..CLIENT
     }, SIZE, 2;

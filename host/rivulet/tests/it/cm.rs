@@ -1,4 +1,4 @@
-//! `rivulet cm` as an administrator has it: load, look, unload.
+//! `rivulet cm` as an administrator uses it: load, status, unload.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -52,7 +52,7 @@ fn available() -> bool {
 }
 
 #[test]
-fn it_is_loaded_seen_and_taken_out() {
+fn congestion_control_is_loaded_shown_and_unloaded() {
     if skipped(Feature::StructOpsLink) {
         return;
     }
@@ -101,7 +101,7 @@ fn missing_bpf_file_system_error_names_the_mount() {
 }
 
 #[test]
-fn a_name_that_cannot_be_is_refused_at_its_flag() {
+fn invalid_name_error_names_the_flag() {
     for (name, why) in [
         ("a.b", "takes no dots"),
         ("..", "takes no dots"),

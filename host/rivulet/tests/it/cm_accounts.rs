@@ -1,5 +1,5 @@
-//! `rivulet cm serve` beside users that try to take all of it, or to keep it from starting: subordinate user ids, many users,
-//! strangers' folders in the BPF file system, the lock.
+//! `rivulet cm serve` beside users that try to take all of its places, or to keep it from starting:
+//! by subordinate user ids, many users, foreign folders in the BPF file system, and the lock.
 
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
@@ -17,7 +17,7 @@ use crate::cm_serve::{ALICE, Rig};
 /// The first of Alice's subordinate user ids, and how many the tests use.
 const FIRST: u32 = 300_000;
 const COUNT: u32 = 70;
-/// Connects under each of the given user ids, and prints how many were admitted.
+/// A script that connects under each of the given user ids, and prints how many were admitted.
 const CONNECT: &str = "
 import os, socket, sys
 path, first, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -33,7 +33,8 @@ print(len(kept), flush=True)
 sys.stdin.read()
 ";
 
-/// A program that runs the script until it is dropped, and how many of its connections were let in.
+/// Runs the script, which ends when the process is dropped; returns how many of its connections
+/// were admitted.
 fn connect(socket: &Path, first: u32, count: u32, prepare: impl FnOnce(&mut Command)) -> (Process, u32) {
     let mut command = Command::new("/usr/bin/python3");
     command.args(["-c", CONNECT]).arg(socket).args([first.to_string(), count.to_string()]);
@@ -45,10 +46,11 @@ fn connect(socket: &Path, first: u32, count: u32, prepare: impl FnOnce(&mut Comm
     (process, line.trim().parse().unwrap_or_else(|_| panic!("{line:?}")))
 }
 
-/// Has a command run in a user namespace that Alice makes, with her id as 0 and her subordinate ids as 1 and so on.
+/// Makes a command run in a user namespace of Alice's, with her id as 0 and her subordinate ids as
+/// 1 and so on.
 fn in_own_namespace(command: &mut Command) {
     let ((mut told, tell), (wait, mut go)) = (std::io::pipe().unwrap(), std::io::pipe().unwrap());
-    // What newuidmap does for a user.
+    // Does what newuidmap does for a user.
     std::thread::spawn(move || {
         let mut pid = [0; 4];
         told.read_exact(&mut pid).unwrap();
@@ -69,7 +71,7 @@ fn in_own_namespace(command: &mut Command) {
             if done { Ok(()) } else { Err(std::io::Error::last_os_error()) }
         }
     };
-    // SAFETY: it makes system calls alone.
+    // SAFETY: it makes only system calls.
     unsafe { command.pre_exec(enter) };
 }
 
@@ -91,7 +93,8 @@ fn set_user_id_programs_count_for_the_owner_in_subuid() {
     let ranges = rig.folder().join("subuid");
     fs::write(&ranges, format!("{ALICE}:{FIRST}:{COUNT}\n")).unwrap();
     let _daemon = rig.serve_with_subuid("--programs 4 --all-programs 100", &ranges);
-    // As it is behind a set-user-ID file of a subordinate id: the effective user is that id, in the namespace of all.
+    // As after execution of a set-user-ID file of a subordinate id: the effective user is that id,
+    // in the initial namespace.
     let (_alices, admitted) = connect(&rig.socket(), FIRST, COUNT, |_| {});
     assert_eq!(admitted, 4, "of {COUNT} user ids of one user");
     let (_others, admitted) = connect(&rig.socket(), FIRST + COUNT, 3, |_| {});
@@ -99,7 +102,7 @@ fn set_user_id_programs_count_for_the_owner_in_subuid() {
 }
 
 #[test]
-fn reserved_places_are_free_when_others_took_all() {
+fn reserved_places_stay_free_under_full_load() {
     let Some(rig) = Rig::new() else { return };
     let _daemon = rig.serve(&format!("--programs 2 --all-programs 6 --reserve {ALICE}"));
     let (_others, admitted) = connect(&rig.socket(), 61_000, COUNT, |_| {});
@@ -114,7 +117,7 @@ fn reserved_places_are_free_when_others_took_all() {
 }
 
 #[test]
-fn strangers_in_the_bpf_file_system_do_not_keep_the_daemon_from_starting() {
+fn foreign_bpf_folders_do_not_block_the_daemon() {
     let Some(rig) = Rig::new() else { return };
     let state = rig.state();
     rig.as_user(ALICE, || fs::create_dir_all(state.join("rvcm_serve/calls-4")).unwrap());
@@ -123,13 +126,13 @@ fn strangers_in_the_bpf_file_system_do_not_keep_the_daemon_from_starting() {
     let daemon = rig.serve("");
     drop(rig.client(ALICE));
     assert_eq!(fs::symlink_metadata(&state).unwrap().uid(), 0);
-    // Nothing in ours is a stranger's to change.
+    // Other users cannot change anything in the daemon's folder.
     let made = rig.as_user(ALICE, || fs::create_dir(state.join("rvcm_serve/x")).map_err(|e| e.kind()));
     assert_eq!(made, Err(ErrorKind::PermissionDenied));
     rig.kill(daemon);
     assert!(rig.command("unload").status().unwrap().success());
     fs::remove_dir(&state).unwrap();
-    // The same with a link to a folder of theirs.
+    // The same with a symbolic link to a folder of theirs.
     let theirs = state.with_file_name("theirs");
     rig.as_user(ALICE, || {
         fs::create_dir(&theirs).unwrap();
@@ -142,14 +145,14 @@ fn strangers_in_the_bpf_file_system_do_not_keep_the_daemon_from_starting() {
 }
 
 #[test]
-fn users_cannot_lock_the_daemon_out() {
+fn users_cannot_take_the_daemons_lock() {
     let Some(rig) = Rig::new() else { return };
     let lock = rig.socket().with_extension("lock");
     fs::write(&lock, "").unwrap();
     rig.kill(rig.serve(""));
     let opened = rig.as_user(ALICE, || fs::File::open(&lock).map(drop).map_err(|e| e.kind()));
     assert_eq!(opened, Err(ErrorKind::PermissionDenied), "whoever can open it can lock it");
-    // Nor is what a link in its place leads to opened.
+    // The daemon does not follow a symbolic link in place of its lock file.
     fs::remove_file(&lock).unwrap();
     let kept = rig.folder().join("kept");
     fs::write(&kept, "content").unwrap();

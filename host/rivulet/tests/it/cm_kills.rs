@@ -1,12 +1,13 @@
-//! Daemon and programs of users are killed again and again: what they held is always the others', and nothing is left of them.
+//! The daemon and users' programs are killed again and again: other programs get the windows of
+//! killed ones, and no state is left.
 
 use libcm::{FlowId, Update};
 use rivulet_pktio::testing::{Process, eventually};
 
 use crate::cm_serve::{ALICE, Daemon, Rig, flow, sends};
 
-/// Kills of programs; every second time of the daemon, too, once while a program lives, once while
-/// no daemon watches it.
+/// Kills of programs. At every second one the daemon is killed too: in turn while a program lives,
+/// and before a program dies unobserved.
 const KILLS: usize = 30;
 
 fn kills() -> usize {
@@ -25,7 +26,7 @@ fn killed_program_frees_its_whole_window() {
     let mut client = rig.client(ALICE);
     let ours: FlowId = rig.as_user(ALICE, || {
         let (socket, key, flow) = flow(&mut client, 9);
-        // So that the macroflow has a history, which is to stay.
+        // Gives the macroflow a history, which has to stay.
         client.request(flow, 1).unwrap();
         assert_eq!(sends(&mut client), 1);
         socket.send_to(&[0; 1000], key.destination).unwrap();
@@ -36,7 +37,7 @@ fn killed_program_frees_its_whole_window() {
     let window = rig.status(ALICE)["window"].as_u64().unwrap();
     assert_eq!(window, 10_000);
     for kill_number in 0..kills() {
-        // It requests a hundred packets of a thousand bytes, and has the window.
+        // The child requests a hundred packets of a thousand bytes, and gets the whole window.
         let holds = rig.child(ALICE, 9);
         rig.as_user(ALICE, || client.request(ours, 10).unwrap());
         match kill_number % 4 {

@@ -1,5 +1,5 @@
-//! `cm.h`: the example and a program that calls every function, compiled against the library as it is installed, as a user without
-//! rights.
+//! `cm.h`: the example, and a program that calls every function, compiled against the installed
+//! library and run as an unprivileged user.
 
 use std::net::UdpSocket;
 use std::os::unix::fs::PermissionsExt;
@@ -10,7 +10,7 @@ use crate::cm_serve::{ALICE, Rig};
 
 const LIBCM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../libcm");
 
-/// The library as `make install-libcm` installs it, below this folder. Cargo built it for this test, beside it.
+/// Installs the library below this folder like `make install-libcm`. Cargo built it for this test.
 fn install(into: &Path) -> PathBuf {
     let me = std::env::current_exe().unwrap();
     let prefix = into.join("usr");
@@ -47,7 +47,7 @@ fn run(rig: &Rig, program: &Path, arguments: &[&str]) -> String {
     String::from_utf8(stdout).unwrap()
 }
 
-/// A folder that any user can look into.
+/// A folder that any user can read.
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -55,7 +55,7 @@ fn folder() -> tempfile::TempDir {
 }
 
 #[test]
-fn a_c_program_has_all_calls() {
+fn c_program_can_call_every_function() {
     let Some(rig) = Rig::new() else { return };
     let _daemon = rig.serve("");
     let folder = folder();
@@ -66,7 +66,7 @@ fn a_c_program_has_all_calls() {
     assert_eq!(run(&rig, &program, &[&port]), "all of it\n");
 }
 
-/// A receiver that returns the first eight bytes of each packet; its port.
+/// Starts a receiver that returns the first eight bytes of each packet; returns its port.
 fn answering(rig: &Rig) -> String {
     let receiver = rig.as_user(ALICE, || UdpSocket::bind("127.0.0.1:0").unwrap());
     let port = receiver.local_addr().unwrap().port().to_string();
@@ -79,16 +79,16 @@ fn answering(rig: &Rig) -> String {
     port
 }
 
-/// 300 datagrams of 1000 bytes left, and the fate of each is known.
+/// Checks that 300 datagrams of 1000 bytes were sent, and that the outcome of each is known.
 fn all_was_sent(rig: &Rig) {
     let status = rig.status(ALICE);
     assert_eq!((&status["outstanding"], &status["flows"]), (&0.into(), &0.into()));
-    // One more byte is that to a port without a receiver.
+    // The one byte more is the program's test of a port without a receiver.
     assert_eq!(status["sent"].as_u64().unwrap() / 1000, 300);
 }
 
 #[test]
-fn a_c_program_has_buffered_sockets_and_signals() {
+fn c_program_uses_buffered_sockets_and_signals() {
     let Some(rig) = Rig::new() else { return };
     rig.ns.ip("link set lo mtu 1500");
     let _daemon = rig.serve("");
@@ -101,9 +101,9 @@ fn a_c_program_has_buffered_sockets_and_signals() {
 }
 
 #[test]
-fn the_example_sends_as_it_is_granted() {
+fn library_example_sends_only_granted_packets() {
     let Some(rig) = Rig::new() else { return };
-    // No more at once than a socket of the receiver has room for.
+    // With this MTU no more packets are in flight than the receiver's socket can hold.
     rig.ns.ip("link set lo mtu 1500");
     let _daemon = rig.serve("");
     let folder = folder();

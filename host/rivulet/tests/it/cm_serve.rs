@@ -19,7 +19,7 @@ const BOB: u32 = 54_324;
 const MTU: u32 = 1000;
 const CHILD: &str = "RIVULET_CM_TEST_CHILD";
 
-/// The daemon, and its messages.
+/// The daemon's process, and its messages.
 pub(crate) type Daemon = (Process, BufReader<std::process::ChildStderr>);
 
 pub(crate) struct Rig {
@@ -53,7 +53,7 @@ impl Rig {
         self.folder.path()
     }
 
-    /// The folder of the pins.
+    /// The folder of the pinned maps.
     pub(crate) fn state(&self) -> PathBuf {
         self.bpf.path().join("cm")
     }
@@ -69,12 +69,13 @@ impl Rig {
         command.args(words.split_whitespace());
     }
 
-    /// The daemon, once it admits programs; later messages are read from it.
+    /// Starts the daemon and waits until it admits programs; its later messages are read from the
+    /// result.
     pub(crate) fn serve(&self, words: &str) -> Daemon {
         self.start(self.command(&format!("serve {words}")))
     }
 
-    /// The same with this file as /etc/subuid.
+    /// Like [`serve`](Self::serve), with this file as /etc/subuid.
     pub(crate) fn serve_with_subuid(&self, words: &str, ranges: &Path) -> Daemon {
         let mut command = Command::new("unshare");
         command.args(["-m", "sh", "-c", "mount --bind \"$0\" /etc/subuid && exec \"$@\""]).arg(ranges);
@@ -88,7 +89,7 @@ impl Rig {
         let mut process = Process(command.stderr(Stdio::piped()).spawn().unwrap());
         let mut said = BufReader::new(process.0.stderr.take().unwrap());
         let mut all = String::new();
-        while !all.contains("programs are let in at") {
+        while !all.contains("programs are admitted at") {
             assert!(said.read_line(&mut all).unwrap() > 0, "{all}");
         }
         (process, said)
@@ -109,7 +110,7 @@ impl Rig {
         self.as_user(uid, || Client::connect(&socket).unwrap())
     }
 
-    /// The macroflow of a user, as `status` shows it.
+    /// A user's macroflow, as `status` shows it.
     pub(crate) fn status(&self, uid: u32) -> serde_json::Value {
         let out = self.command("status --json").output().unwrap();
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
@@ -118,7 +119,8 @@ impl Rig {
         all.iter().find(|m| m["user"] == uid).cloned().unwrap_or_default()
     }
 
-    /// A process of a user that has a flow to this port, and asked for more than the first window.
+    /// Starts a process of a user that has a flow to this port, and requests more than the first
+    /// window.
     pub(crate) fn child(&self, uid: u32, port: u16) -> Process {
         let mut child = self.as_user(uid, || {
             let mut command = Command::new("/proc/self/exe");
@@ -148,7 +150,7 @@ pub(crate) fn sends(client: &mut Client) -> usize {
     std::iter::from_fn(|| client.poll().unwrap()).filter(|e| matches!(e, Event::Send(_))).count()
 }
 
-/// Another process of the tests: nothing in a run of them.
+/// The process that other tests start; does nothing in an ordinary run.
 #[test]
 fn child() {
     let Ok(told) = std::env::var(CHILD) else { return };
@@ -161,7 +163,7 @@ fn child() {
 }
 
 #[test]
-fn killed_programs_grants_pass_to_others_at_once() {
+fn grants_of_killed_program_pass_to_others() {
     let Some(rig) = Rig::new() else { return };
     let _daemon = rig.serve("");
     let mut child = rig.child(ALICE, 9);
@@ -181,7 +183,7 @@ fn killed_programs_grants_pass_to_others_at_once() {
         granted == 10
     });
     rig.as_user(ALICE, || assert!(client.request(flow, 1).is_ok()));
-    // A process that goes on has not its client any more.
+    // A process that drops its client is no longer registered.
     drop(client);
     eventually("ours is closed", || rig.status(ALICE)["flows"] == 0);
 }
@@ -194,7 +196,7 @@ fn next_daemon_finds_the_clients_of_a_killed_one() {
     let mut client = rig.client(BOB);
     let (socket, key, flow) = rig.as_user(BOB, || flow(&mut client, 9));
     rig.kill(daemon);
-    // Nothing is lost meanwhile.
+    // No state is lost while no daemon runs.
     rig.as_user(BOB, || {
         client.request(flow, 5).unwrap();
         assert_eq!(sends(&mut client), 5);
@@ -212,10 +214,10 @@ fn next_daemon_finds_the_clients_of_a_killed_one() {
     second.0.wait().unwrap();
     eventually("of one that another let in too", || rig.status(ALICE)["flows"] == 0);
     rig.as_user(BOB, || client.request(flow, 1).unwrap());
-    // Its rights are those of the thread.
+    // The thread has the user's rights.
     rig.as_user(BOB, || drop(client));
     assert_eq!(rig.status(BOB)["flows"], 0, "a client closes its flows itself");
-    // Two at once would not know of each other's.
+    // Two daemons at one socket would not know each other's clients.
     let mut other = rig.command("serve --socket");
     let other = other.arg(rig.socket()).output().unwrap();
     assert!(String::from_utf8_lossy(&other.stderr).contains("another process serves"), "{other:?}");
@@ -224,7 +226,7 @@ fn next_daemon_finds_the_clients_of_a_killed_one() {
     assert!(unload.status.success(), "{}", String::from_utf8_lossy(&unload.stderr));
 }
 
-/// linux/filter.h, linux/seccomp.h: of this thread, bpf(2) is EPERM.
+/// Makes bpf(2) fail with EPERM on this thread (linux/filter.h, linux/seccomp.h).
 fn forbid_bpf() {
     let statement = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
     let mut filter = [
@@ -242,7 +244,7 @@ fn forbid_bpf() {
 }
 
 #[test]
-fn where_bpf_is_forbidden_the_daemon_calls() {
+fn daemon_makes_calls_for_clients_without_bpf() {
     let Some(rig) = Rig::new() else { return };
     let (_daemon, mut said) = rig.serve("");
     let path = rig.socket();
@@ -261,7 +263,7 @@ fn where_bpf_is_forbidden_the_daemon_calls() {
     for _ in 0..10 {
         socket.send_to(&[1; 1000], key.destination).unwrap();
     }
-    // It is counted, so the flow is of the program's namespace and user.
+    // The bytes are counted, so the flow belongs to the program's namespace and user.
     assert_eq!(rig.status(ALICE)["outstanding"], 10_000);
     let update = Update { nsent: 10_000, nrecd: 10_000, rtt: 1_000_000, ..Update::default() };
     assert!(client.bulk_update(&[(flow, update), (flow, update)]).unwrap().iter().all(Result::is_ok));
@@ -314,7 +316,7 @@ fn refused_client_gets_an_error_and_nonsense_disconnects() {
 }
 
 #[test]
-fn daemon_replaces_no_file_that_is_no_socket() {
+fn daemon_does_not_replace_a_regular_file() {
     let Some(rig) = Rig::new() else { return };
     std::fs::write(rig.socket(), "kept").unwrap();
     let mut command = rig.command("serve");
@@ -326,7 +328,7 @@ fn daemon_replaces_no_file_that_is_no_socket() {
     assert!(said.contains("is there and not a socket"), "{said}");
     assert_eq!(std::fs::read(rig.socket()).unwrap(), b"kept");
     std::fs::remove_file(rig.socket()).unwrap();
-    // What a daemon left that was killed is replaced.
+    // The socket of a killed daemon is replaced.
     let daemon = rig.serve("");
     rig.kill(daemon);
     assert!(rig.socket().exists());

@@ -1,5 +1,4 @@
-//! `cm-udp`: every style sends all its packets, by the calls that it is about, and reports the
-//! result.
+//! `cm-udp`: every style sends all its packets through its own calls, and reports the result.
 
 use std::io::{BufRead, BufReader};
 use std::process::{ChildStderr, Command, Output, Stdio};
@@ -9,13 +8,13 @@ use serde_json::Value;
 
 use crate::cm_serve::{ALICE, Rig};
 
-/// As many as a socket's memory holds (some 768 bytes of 208 kB each): a receiver that pauses loses
+/// Fits into a socket's buffer (about 768 bytes each, of 208 kB), so a receiver that pauses loses
 /// none.
 const COUNT: u64 = 200;
 const SIZE: u64 = 300;
 
 fn command(rig: &Rig, words: &str) -> Command {
-    // A copy: the user need not get to where it was built.
+    // A copy, because the user may have no access to the build folder.
     let program = rig.socket().with_file_name("cm-udp");
     if !program.exists() {
         std::fs::copy(env!("CARGO_BIN_EXE_cm-udp"), &program).unwrap();
@@ -27,7 +26,7 @@ fn command(rig: &Rig, words: &str) -> Command {
 
 /// The receiver, its messages, and its address.
 fn receiver(rig: &Rig) -> (Process, BufReader<ChildStderr>, String) {
-    // Packets as on a wire.
+    // Packets of the size that a network allows.
     rig.ns.ip("link set lo mtu 1500");
     let mut command = command(rig, "receive 127.0.0.1:0");
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -56,7 +55,7 @@ fn bad(rig: &Rig, words: &str, code: i32, says: &str) {
 }
 
 #[test]
-fn every_style_sends_all_by_its_own_calls() {
+fn every_style_sends_all_packets_by_its_calls() {
     let Some(rig) = Rig::new() else { return };
     let _daemon = rig.serve("");
     let (mut receiver, _said, at) = receiver(&rig);
@@ -78,7 +77,7 @@ fn every_style_sends_all_by_its_own_calls() {
         assert_eq!(number("packets"), COUNT, "{words}: {report}");
         assert!(number("arrived") > COUNT / 2, "{words}: {report}");
         assert_eq!(report["proxied"], false);
-        // The kernel counted each, and knows of each what became of it.
+        // The kernel counted each packet, and knows the outcome of each.
         let status = rig.status(ALICE);
         let sent = status["sent"].as_u64().unwrap();
         assert_eq!((sent - before, &status["outstanding"]), (COUNT * SIZE, &0.into()), "{words}");
@@ -87,7 +86,7 @@ fn every_style_sends_all_by_its_own_calls() {
         match style {
             "alf" => assert!(request == COUNT && notify == 0 && update >= number("arrived"), "{report}"),
             "alf-noconnect" => assert!(request == COUNT && notify == COUNT, "{report}"),
-            // Answers may come one by one.
+            // The answers may arrive one by one.
             "bulk" => assert!((1..COUNT).contains(&request) && (1..=COUNT).contains(&update), "{report}"),
             "rate" => assert!(request == 0 && notify == 0 && update >= number("arrived"), "{report}"),
             _ => assert!(update >= number("arrived"), "{report}"),

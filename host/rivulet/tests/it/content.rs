@@ -1,6 +1,5 @@
-//! A replica of stateless TCP with content that is not in force, and one with content that comes
-//! into force: real clients, and a server in this process. Needs root; skipped where namespaces
-//! cannot be made.
+//! A replica of stateless TCP whose content is not in force, and later comes into force: real
+//! clients, and a server in this process. Needs root; skipped if namespaces cannot be created.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -19,7 +18,7 @@ use rivulet_transport::server::Refusal;
 
 use crate::rig::{Rig, SERVICE, request, url};
 
-/// Bytes that exceed a client's buffer as it is set here.
+/// More bytes than the client's receive buffer, as the test sets it.
 const LARGE: usize = 4 << 20;
 const BUFFER: &str = "net.ipv4.tcp_rmem=4096 131072 262144";
 
@@ -32,7 +31,7 @@ impl Application for Nothing {
     }
 }
 
-/// The server's state.
+/// State that the server's thread shares with the test.
 #[derive(Default)]
 struct Said {
     stop: AtomicBool,
@@ -48,7 +47,8 @@ fn table() -> Table {
     Table::new(vec![("large".into(), large), ("small".into(), object(b"small"))], true).unwrap()
 }
 
-/// The service with this content in force, and cookies of epochs 1 to `newest`, which is in use.
+/// The service with this content in force, and cookie keys of epochs 1 to `newest`, the last of
+/// which is used.
 fn service(keys: &KeySet, newest: u16, content: Option<InForce>) -> Service {
     let cookie = |epoch: u16| CookieEpoch { epoch, key: Secret([epoch as u8; 8]) };
     Service {
@@ -83,7 +83,7 @@ fn serve(mut server: Server, changes: &Receiver<Service>, said: &Said) {
     }
 }
 
-/// The server ends with the test, also when that fails.
+/// Ends the server with the test, even if that fails.
 struct StopAtEnd<'a>(&'a Said);
 
 impl Drop for StopAtEnd<'_> {
@@ -99,7 +99,7 @@ fn connect(rig: &Rig) -> TcpStream {
     stream
 }
 
-/// Asks for the file on a connection, and reads its answer's end.
+/// Requests the file on a connection, and reads the end of its answer.
 fn ask(stream: &mut TcpStream) -> std::io::Result<()> {
     stream.write_all(request("small").replace("Connection: close\r\n", "").as_bytes())?;
     let mut got = Vec::new();
@@ -113,7 +113,7 @@ fn ask(stream: &mut TcpStream) -> std::io::Result<()> {
     Ok(())
 }
 
-/// A download that is under way: its client reads no more for now.
+/// Starts a download; its client then stops reading.
 fn download(rig: &Rig) -> TcpStream {
     let mut stream = connect(rig);
     stream.write_all(request("large").as_bytes()).unwrap();
@@ -130,7 +130,7 @@ fn curl(rig: &Rig, seconds: &str) -> bool {
 }
 
 #[test]
-fn other_content_is_not_answered_from_and_its_connections_end() {
+fn connections_end_when_their_content_loses_force() {
     let Some(rig) = Rig::new() else { return };
     rig.server.ip(&format!("addr add {SERVICE}/32 dev lo"));
     assert!(rig.client.command("sysctl").args(["-qw", BUFFER]).status().unwrap().success());
@@ -174,19 +174,20 @@ fn other_content_is_not_answered_from_and_its_connections_end() {
             if stamps == 1 {
                 ask(&mut connections[0]).unwrap();
             }
-            // Other keys alone change nothing for connected clients.
+            // A change of keys alone changes nothing for connected clients.
             become_ready(service(&keys, newest + 1, in_force(version, newest - 1)), true);
             if stamps == 1 {
                 ask(&mut connections[0]).unwrap();
             }
-            // Other content came and went meanwhile: what this replica has is in force for those of the newest key.
+            // Another content was in force meanwhile; this replica's content is in force again, for
+            // connections under the newest key.
             become_ready(service(&keys, newest + 1, in_force(version, newest + 1)), true);
             let before = said.refused.load(Ordering::Acquire);
             for stream in &mut connections {
                 let error = ask(stream).expect_err("octets of two contents may come together");
                 assert_eq!(error.kind(), ErrorKind::ConnectionReset, "timestamps {stamps}");
             }
-            // Its acknowledgements alone show that it is not over.
+            // Only its acknowledgements show that the download is not over.
             for stream in &mut downloads {
                 let error = std::io::copy(stream, &mut std::io::sink()).expect_err("it cannot go on");
                 assert_eq!(error.kind(), ErrorKind::ConnectionReset);

@@ -1,5 +1,5 @@
-//! Many connections at once on an interface that is slower than they ask for. Needs root; skipped where namespaces
-//! cannot be made.
+//! Many connections at once, with more traffic than the interface can send. Needs root; skipped if
+//! namespaces cannot be created.
 
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
@@ -8,31 +8,32 @@ use crate::rig::{Rig, SERVICE, request};
 use rivulet_client::{Stack, Stream};
 use rivulet_pktio::in_netns;
 
-/// A machine that takes longer than this for what the interface sends in 1.4 s is itself the slower one.
+/// If the transfer takes longer than this (the interface needs 1.4 s), the machine is slower than
+/// the interface, and the test shows nothing.
 const IN_TIME: Duration = Duration::from_secs(3);
 
-/// Their first windows are several times the interface's queue. The server leaves the rest as
-/// requests: its queueing discipline drops nothing, heartbeats continue, and connections get marks
+/// The first windows together are several times the interface's queue. The server keeps the rest as
+/// requests: the queueing discipline drops nothing, heartbeats continue, and connections are marked
 /// for the queue.
 #[test]
-fn a_start_of_many_at_once_loses_nothing() {
-    // 256 full frames, as a switch port has.
+fn simultaneous_downloads_drop_no_packet() {
+    // 256 full frames, like the queue of a switch port.
     if let Some((queue, _)) = crowd(387_584) {
         assert!(queue.contains("(dropped 0,"), "{queue}");
     }
 }
 
-/// What the server hands over at most is four times what this discipline holds, which refuses a frame now and then. It is
-/// sent later, and the server hands over less.
+/// The server passes at most four times as much as this discipline can hold, which refuses a frame
+/// now and then. The server sends that frame later, and passes less at a time.
 #[test]
-fn nor_does_it_where_the_queue_is_short() {
+fn simultaneous_downloads_survive_a_short_queue() {
     if let Some((queue, took)) = crowd(96_896) {
         assert!(!queue.contains("(dropped 0,") || took > IN_TIME, "it never was full: {queue}");
     }
 }
 
 /// A hundred downloads through a queueing discipline of this many bytes; returns its statistics and
-/// the time.
+/// the duration.
 fn crowd(limit: u32) -> Option<(String, Duration)> {
     const CROWD: usize = 100;
     let rig = Rig::new()?;
@@ -43,7 +44,7 @@ fn crowd(limit: u32) -> Option<(String, Duration)> {
     let _server = rig.serve(&flags);
     let content = rig.file("file", 100_000);
     let address = format!("{SERVICE}:80").parse().unwrap();
-    // A thread is in the namespace that it entered, for opening connections too.
+    // A thread opens connections in the namespace that it has entered.
     let inside = |streams: &mut Vec<Stream>| {
         let stack = Stack::start().unwrap().separate();
         streams.extend((0..CROWD).map(|_| stack.connect(address).unwrap()));
@@ -71,7 +72,7 @@ fn crowd(limit: u32) -> Option<(String, Duration)> {
         assert_eq!(rig.metric(&format!("rivulet_dropped_total{{reason=\"{reason}\"}}")), 0, "{reason}");
     }
     assert!(rig.metric("rivulet_late_requests_total") > 0 || took > IN_TIME);
-    // 10 MB last 1.4 s at least, which is 280 intervals.
+    // 10 MB take at least 1.4 s, which is 280 heartbeat intervals.
     assert!(heard.len() > 50, "{} heartbeats", heard.len());
     assert!(heard.windows(2).all(|pair| pair[1] == pair[0] + 1), "some are missing: {heard:?}");
     Some((queue, took))

@@ -1,5 +1,5 @@
-//! Downloads between network namespaces, byte for byte: `rivulet get`, unmodified programs, plain TCP in
-//! both directions. Needs root; skipped where namespaces cannot be made.
+//! Downloads between network namespaces, byte for byte: `rivulet get`, unmodified programs, and
+//! plain TCP in both directions. Needs root; skipped if namespaces cannot be created.
 
 use std::os::unix::fs::FileTypeExt;
 
@@ -8,7 +8,7 @@ use rivulet_client::IoChoice;
 use rivulet_pktio::testing::eventually;
 
 #[test]
-fn whole_files_of_every_size() {
+fn files_of_every_size_are_downloaded() {
     let Some(rig) = Rig::new() else { return };
     let _server = rig.serve(&[]);
     for size in [0, 1, 10_000, 500_000, 20_000_000] {
@@ -19,17 +19,17 @@ fn whole_files_of_every_size() {
         let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
         assert_eq!(report["bytes"], size);
         assert_eq!(report["transport"], "rivulet");
-        // A changed file is noticed within this time.
+        // The server notices a changed file within this time.
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
-    // No kernel took part.
+    // The client's kernel sends no segment.
     rig.read_quietly(IoChoice::AfPacket, 20_000_000);
     assert_eq!(rig.server.counter("TcpOutRsts"), 0);
     assert_eq!(rig.server.counter("TcpPassiveOpens"), 0);
 }
 
 #[test]
-fn several_files_and_an_error_on_one_connection() {
+fn one_connection_carries_several_files_and_an_error() {
     let Some(rig) = Rig::new() else { return };
     let _server = rig.serve(&[]);
     let (a, b) = (rig.file("a", 3000), rig.file("b", 1_000_000));
@@ -52,7 +52,7 @@ fn several_files_and_an_error_on_one_connection() {
 
 /// A download to /dev/null leaves the device in place.
 #[test]
-fn a_device_is_written_to_and_not_replaced() {
+fn download_to_device_does_not_replace_it() {
     let Some(rig) = Rig::new() else { return };
     let _server = rig.serve(&[]);
     let content = rig.file("file", 30_000);
@@ -93,13 +93,13 @@ fn interrupted_download_resumes() {
         serde_json::from_slice::<serde_json::Value>(&result.stdout).unwrap()
     };
     assert_eq!(resume(&etag, &content[..150_000])["bytes"], 250_000);
-    // Another content began there: all is fetched.
+    // The partial file belongs to another content, so everything is downloaded again.
     assert_eq!(resume("\"0123456789abcdef0123456789abcdef\"", &[0; 1000])["bytes"], 400_000);
     assert_eq!(resume(&etag, &content)["bytes"], 0);
 }
 
 #[test]
-fn unmodified_programs() {
+fn unmodified_programs_download_through_run() {
     let Some(rig) = Rig::new() else { return };
     let _server = rig.serve(&["--plain", "none"]);
     let content = rig.file("file", 3_000_000);
@@ -143,9 +143,9 @@ fn plain_clients_are_served_by_the_kernel() {
     assert!(rig.server.counter("TcpPassiveOpens") >= 1);
 }
 
-/// Section 2.6: on the same handshake, so the server sees one connection and no reset.
+/// Fallback (section 2.6) on the same handshake: the server sees one connection and no reset.
 #[test]
-fn a_plain_server_is_spoken_to_in_plain_tcp() {
+fn client_falls_back_to_plain_tcp() {
     let Some(rig) = Rig::new() else { return };
     let content = rig.file("file", 2_000_000);
     rig.server.ip(&format!("addr add {SERVICE}/32 dev lo"));
@@ -158,7 +158,8 @@ fn a_plain_server_is_spoken_to_in_plain_tcp() {
     assert!(result.status.success(), "{}", String::from_utf8_lossy(&result.stderr));
     assert!(std::fs::read(rig.out()).unwrap() == content);
 
-    // What answered is remembered: the first connection of a run is taken over, the next one is the kernel's.
+    // The stack remembers that the server uses plain TCP: the first connection of a run is taken
+    // over by the kernel, the next one is the kernel's from the start.
     for (n, by) in (1..).zip(["shim", "auto"]) {
         let before = rig.client.counter("TcpActiveOpens");
         assert_eq!(before, n - 1, "nothing else was the kernel's");
@@ -171,7 +172,7 @@ fn a_plain_server_is_spoken_to_in_plain_tcp() {
         assert_eq!(rig.client.counter("TcpActiveOpens"), before + 1, "{by}");
     }
 
-    // No listener there: a clear error, soon.
+    // No server listens there: the error is clear, and comes soon.
     let refused = format!("http://{SERVICE}:81/file");
     let out = rig.get(&["-q", "-o"]).arg(rig.out()).arg(refused).output().unwrap();
     assert_eq!(out.status.code(), Some(2));

@@ -15,18 +15,21 @@ use std::time::Duration;
 
 use rivulet_pktio::testing::read_once;
 
-/// Behind every request: shows whether the connection stays open, and where the next request begins.
+/// Sent after every request: shows whether the connection stays open, and where the next request
+/// begins.
 const LAST: &[u8] = b"GET /end.txt HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n";
-/// A server that has not closed the connection after this is given up.
+/// How long a server may take to close the connection.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Rows at a time.
+/// Rows that are tested at the same time.
 const THREADS: usize = 8;
 
-/// What stands for a long name in a table, the letter that it consists of, and its length.
+/// Abbreviations of long names in a table: the abbreviation, the letter of which the name consists,
+/// and its length.
 const LONG: [(&str, &str, usize); 4] =
     [("{250}", "n", 250), ("{197}", "r", 197), ("{198}", "r", 198), ("{199}", "r", 199)];
 
-/// A line of a table: a request, the answers of every server here, and those of nginx with a clause where they differ.
+/// A line of a table: a request, the answer of every server of this repository, and that of nginx
+/// if it differs, with the clause of the RFC.
 pub struct Row<'a> {
     pub text: &'a str,
     pub want: &'a str,
@@ -47,9 +50,13 @@ pub fn rows(table: &str) -> Vec<Row<'_>> {
     lines.map(row).collect()
 }
 
-/// The bytes of a request, in parts: before each but the first, the client waits for the head of an answer. `METHOD target | field |
-/// field` is a request of HTTP/1.1 with a `Host`; behind `raw ` stand the bytes themselves, with escapes, `\w` for a wait. Names of [`LONG`] stand
-/// for longer ones.
+/// The bytes of a request, in parts: before each part but the first, the client waits for the head
+/// of an answer. `METHOD target
+///
+/// field
+///
+/// field` is an HTTP/1.1 request with a `Host`; `raw ` precedes literal bytes with escapes, among
+/// them `\w` for a wait. Names of [`LONG`] are replaced by the long ones.
 pub fn parts(text: &str, tag: &str) -> Vec<Vec<u8>> {
     let text = text.replace("{etag}", &format!("\"{tag}\"")).replace("{tag}", tag);
     let text =
@@ -89,8 +96,8 @@ impl<T: Read + Write> Duplex for T {}
 /// Opens a connection to a server.
 pub type Connect<'a> = dyn Fn() -> Box<dyn Duplex + Send> + Sync + 'a;
 
-/// What a server answers to a request and to what follows it, in short: status, range or location and, of what succeeded, the
-/// body of each answer.
+/// A server's answers to a request and to the one after it, abbreviated: status, range or location,
+/// and the body of successful answers.
 pub fn transcript(mut stream: Box<dyn Duplex + Send>, parts: Vec<Vec<u8>>) -> String {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
@@ -109,7 +116,7 @@ fn talk(stream: &mut dyn Duplex, parts: &[Vec<u8>]) -> Vec<u8> {
     while let Some(part) = parts.next() {
         let last = parts.peek().is_none();
         let whole = if last { [part, LAST].concat() } else { part.clone() };
-        // A server that has closed is known by its answer.
+        // If the server has closed, its answer shows that.
         let _ = stream.write_all(&whole);
         while last || !all.windows(4).any(|w| w == b"\r\n\r\n") {
             match read_once(stream, &mut block) {
@@ -222,8 +229,9 @@ pub fn answers(servers: &[(&str, &Connect<'_>)], requests: &[Vec<Vec<Vec<u8>>>])
     all.into_inner().unwrap()
 }
 
-/// A folder of names that other servers, or an earlier version, stumbled over: links, bytes that are no UTF-8, long paths, what URLs
-/// have other uses for, what cannot be read or is no file.
+/// Creates files with names that broke other servers, or an earlier version: links, bytes that are
+/// not UTF-8, long paths, characters with a meaning in URLs, and entries that are unreadable or not
+/// files.
 pub fn store_hostile_names(dir: &Path) {
     let path = |name: &[u8]| dir.join(OsStr::from_bytes(name));
     let long = [b'n'; 250];

@@ -1,5 +1,5 @@
-//! Forged acknowledgements of large answers, as frames from the source address of a host that never connected. Needs root; skipped where
-//! namespaces cannot be made.
+//! Forged acknowledgements of large answers: frames with the source address of a host that never
+//! connected. Needs root; skipped if namespaces cannot be created.
 
 use std::fs::File;
 use std::process::Stdio;
@@ -14,12 +14,13 @@ use rivulet_plain::{Header, Options, Stamps};
 use crate::rig::SERVICE;
 use crate::stateless::{MAC, Rack, STACK, url};
 
-/// Source ports that the forger guesses for, in rotation.
+/// Source ports that the forger uses in rotation.
 const PORTS: u32 = 512;
 const GROUP: u32 = 32;
-/// Acknowledgement numbers that it begins at for each port, equally far apart.
+/// Acknowledgement numbers that it tries for each port, equally spaced.
 const GUESSES: u32 = 64;
-/// Acknowledgements from there on, and the bytes between them: most of what a window of 1 MB lets a replica send.
+/// Further acknowledgements after each of them, and their distance in bytes: most of what a replica
+/// sends for a window of 1 MB.
 const RUN: u32 = 16;
 const STEP: u32 = 884_736;
 
@@ -39,7 +40,8 @@ fn serve(rack: &Rack) -> Process {
     server
 }
 
-/// Guesses acknowledgement and timestamp, with the largest window that a timestamp names, and goes on behind each guess.
+/// Sends guessed acknowledgements and timestamps, which name the largest window, and further ones
+/// after each guess.
 fn forge(rack: &Rack) {
     let ethernet = EthHeader { dst: rack.replicas[0].mac("s0"), src: rack.client.mac("c0"), vlan: None };
     let config = Config { filter: Some(Filter::new(&[]).unwrap()), ..Config::default() };
@@ -51,7 +53,8 @@ fn forge(rack: &Rack) {
                     let port = group * GROUP + n;
                     let random = port.wrapping_mul(0x9e37_79b9) ^ 0x5bd1_e995;
                     let value = random & 0xff00_0000 | 1 << 22 | 63 << 16 | (port & 3) << 3 | 7;
-                    // Where a path that takes short segments alone has them end: one of sixteen is right.
+                    // Offsets at which segments of a path with short segments end: one of sixteen
+                    // is right.
                     let first = (random & 0x78 | 1).wrapping_add(guess * (u32::MAX / GUESSES / 128 * 128));
                     let header = Header {
                         src: format!("{STACK}:{}", 10_000 + port).parse().unwrap(),
@@ -78,17 +81,18 @@ fn forge(rack: &Rack) {
     }
 }
 
-/// A blind forger keeps guessing; the host of the forged address does not exist and sends no reset.
-/// With a timestamp's window of 1 MB counted as sent, it drew many times the bytes that it sent.
+/// The forger cannot see the answers; the host of the forged address does not exist and sends no
+/// RST. When a timestamp's window of 1 MB counted as sent, the forger drew many times the bytes
+/// that it sent.
 #[test]
-fn a_blind_forger_draws_less_than_it_sends() {
+fn blind_forger_gets_fewer_bytes_than_it_sends() {
     let Some(rack) = Rack::new() else { return };
     File::create(rack.dir.path().join("www/large")).unwrap().set_len(1 << 28).unwrap();
     let _server = serve(&rack);
     assert_eq!(rack.replicas[0].mac("s0").map(|byte| format!("{byte:02x}")).join(":"), MAC);
     let before = carried(&rack);
     in_netns(Some(rack.client.name()), || forge(&rack)).unwrap();
-    // Started answers probe their client meanwhile.
+    // Answers that were started probe their client in this time.
     std::thread::sleep(Duration::from_secs(2));
     let after = carried(&rack);
     let (sent, drawn) = (after.0 - before.0, after.1 - before.1);
@@ -97,8 +101,8 @@ fn a_blind_forger_draws_less_than_it_sends() {
     assert!(drawn < sent, "{drawn} bytes for {sent}");
 }
 
-/// The kernel of a client program that ended answers the next segment with a RST; after that the
-/// server sends nothing more.
+/// After a client program has ended, its kernel answers the next segment with a RST, and the server
+/// sends nothing more.
 #[test]
 fn reset_ends_the_transmission() {
     let Some(rack) = Rack::new() else { return };

@@ -1,5 +1,6 @@
-//! HTTP beside nginx: the same bytes to the server of files and to nginx, and what each answers. The rows
-//! stand in `tests/requests/`. Where nginx differs, the clause of the RFC by which ours is right stands beside it.
+//! Sends the same bytes to the file server and to nginx, and compares the answers. The rows are in
+//! `tests/requests/`. Where nginx differs, the row names the clause of the RFC by which the file
+//! server is right.
 
 use std::fs;
 use std::io::Write;
@@ -23,11 +24,11 @@ use crate::rig::{Rig, SERVICE, url};
 
 /// Requests that change nothing.
 const REQUESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/requests/requests.txt");
-/// Requests for names that servers stumble over.
+/// Requests for names that break servers.
 const NAMES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/requests/names.txt");
 /// Requests that store something, in the order in which they are sent.
 const UPLOADS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/requests/uploads.txt");
-/// A process without the right to read what its user may not: tests run as root.
+/// Removes the rights of root, which may read everything: tests run as root.
 const BOUNDED: [&str; 2] =
     ["--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-dac_override,-dac_read_search"];
 
@@ -55,7 +56,7 @@ fn nginx(dir: &Path, www: &Path) -> Process {
     process
 }
 
-/// A server in separate namespaces, with its user's read permissions only.
+/// Starts a server in the server's namespace, with its user's read permissions only.
 fn serve(rig: &Rig, flags: &[&str]) -> Process {
     let whole = rig.serve_command(&rig.www(), flags);
     let mut command = Command::new("setpriv");
@@ -83,17 +84,17 @@ fn by_nginx(dir: &Path) -> Box<dyn Duplex + Send> {
 }
 
 #[test]
-fn every_form_of_a_request_beside_nginx() {
+fn requests_get_the_same_answers_as_nginx() {
     same_answers(REQUESTS, 300, &store);
 }
 
 #[test]
-fn hostile_names_beside_nginx() {
+fn hostile_names_get_the_same_answers_as_nginx() {
     same_answers(NAMES, 200, &store_hostile_names);
 }
 
-/// Sends the requests of a table to the file server in its modes, and to nginx, each with a
-/// separate folder.
+/// Sends the requests of a table to the file server in its modes, and to nginx, each with its own
+/// folder.
 fn same_answers(table: &str, at_least: usize, store: &dyn Fn(&Path)) {
     let (Some(kernel), Some(stateless)) = (Rig::new(), Rig::new()) else { return };
     let theirs = tempfile::tempdir().unwrap();
@@ -119,7 +120,7 @@ fn same_answers(table: &str, at_least: usize, store: &dyn Fn(&Path)) {
     check(&servers, &table, &answers(&servers, &requests));
 }
 
-/// All of ours answer as in the row, and nginx as in its column.
+/// Checks that the file server's answers equal the row's, and nginx's the row's column for it.
 fn check(servers: &[(&str, &Connect<'_>)], table: &[Row<'_>], all: &[Vec<String>]) {
     let mut wrong = Vec::new();
     for (row, all) in table.iter().zip(all) {
@@ -136,7 +137,7 @@ fn check(servers: &[(&str, &Connect<'_>)], table: &[Row<'_>], all: &[Vec<String>
 }
 
 #[test]
-fn uploads_beside_nginx() {
+fn uploads_get_the_same_answers_as_nginx() {
     let (ours, theirs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     for dir in [&ours, &theirs] {
         store(&dir.path().join("www"));
@@ -152,7 +153,7 @@ fn uploads_beside_nginx() {
     let text = fs::read_to_string(UPLOADS).unwrap();
     let table = rows(&text);
     let tags = servers.map(|(_, connect)| tag(connect));
-    // One after the other: what one stores the next one finds.
+    // In order, because a request may see the file that an earlier one stored.
     let one = |row: &Row<'_>| {
         servers
             .iter()
@@ -166,7 +167,7 @@ fn uploads_beside_nginx() {
 }
 
 #[test]
-fn a_growing_log_comes_as_long_as_it_was() {
+fn growing_log_is_sent_with_its_former_length() {
     let Some(rig) = Rig::new() else { return };
     let begun = rig.file("log", 20_000_000);
     let path = rig.www().join("log");

@@ -1,6 +1,6 @@
-//! Downloads with a change of client or path in the middle: a client that is stopped for a while, a
-//! path that loses packets, an address translator (masquerade of nftables, with the kernel's
-//! connection tracking), and one that loses its entries.
+//! Downloads in which the client or the path changes: a client that is stopped for a while, a path
+//! that loses packets, an address translator (nftables masquerade, with the kernel's connection
+//! tracking), and one that loses its entries.
 
 use std::fs::{self, File};
 use std::time::Duration;
@@ -17,7 +17,7 @@ fn signal(process: u32, signal: libc::c_int) {
     assert_eq!(unsafe { libc::kill(process as libc::pid_t, signal) }, 0);
 }
 
-/// A client that is stopped and goes on asks for nothing with continuations that are too old.
+/// After it continues, a stopped client sends no request with a continuation that is too old.
 fn stop_in_the_middle(seconds: u64) {
     let Some(rig) = Rig::new() else { return };
     let _server = rig.serve(METRICS);
@@ -47,7 +47,7 @@ fn client_stopped_for_five_seconds_resumes() {
 
 /// Retransmissions leave the server.
 #[test]
-fn retransmissions_are_built_on_a_lossy_path() {
+fn lost_packets_are_retransmitted_by_the_server() {
     let Some((rig, router)) = Rig::with_router() else { return };
     router.run("nft add table ip loss");
     router.run("nft add chain ip loss f { type filter hook forward priority 0 ; }");
@@ -73,8 +73,8 @@ fn counted(router: &Netns, table: &str) -> u64 {
     numbers.sum()
 }
 
-/// All connections leave the router from these ports; segments that its tracking calls invalid are
-/// counted.
+/// Translates all connections to these ports of the router; counts segments that its connection
+/// tracking considers invalid.
 fn masquerade(router: &Netns, ports: &str) {
     router.run("sysctl -qw net.netfilter.nf_conntrack_tcp_be_liberal=0");
     router.run("nft add table ip nat");
@@ -87,7 +87,7 @@ fn masquerade(router: &Netns, ports: &str) {
 }
 
 #[test]
-fn strict_translator_finds_no_packet_invalid() {
+fn strict_address_translator_sees_no_invalid_segment() {
     let Some((rig, router)) = Rig::with_router() else { return };
     masquerade(&router, "20000-20999");
     let _server = rig.serve(METRICS);
@@ -121,7 +121,8 @@ fn download_resumes_when_the_translator_forgets() {
     assert!(rig.metric("rivulet_refused_total{reason=\"forged\"}") > 0, "the old address is no longer its");
 }
 
-/// What `conntrack -F` does: IPCTNL_MSG_CT_DELETE of all (linux/netfilter/nfnetlink_conntrack.h).
+/// Does what `conntrack -F` does: IPCTNL_MSG_CT_DELETE of all entries
+/// (linux/netfilter/nfnetlink_conntrack.h).
 fn forget_connections() {
     const DELETE: u16 = 1 << 8 | 2;
     let flags = (libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16;

@@ -1,5 +1,5 @@
-//! Large files to clients that know nothing of Rivulet, from replicas that keep no connection. Needs root; skipped where namespaces
-//! cannot be made.
+//! Large files for unmodified clients, from stateless replicas. Needs root; skipped if namespaces
+//! cannot be created.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -50,7 +50,7 @@ fn plain_clients_get_large_files_from_two_replicas() {
 }
 
 #[test]
-fn downloads_outlive_their_replicas() {
+fn large_downloads_outlive_their_replicas() {
     let Some(rack) = Rack::new() else { return };
     let content = rack.file("file", 6_000_000);
     let mut servers = [Some(serve(&rack, 0)), Some(serve(&rack, 1))];
@@ -65,7 +65,8 @@ fn downloads_outlive_their_replicas() {
                 .map(|_| scope.spawn(move || assert!(rack.get(&["--limit-rate", "4M", address]) == *content)))
                 .collect();
             std::thread::sleep(Duration::from_millis(300));
-            // SIGKILL in the middle: packets go on to it for a while, as before a ToR has noticed.
+            // SIGKILL in the middle: packets still go to the dead replica for a while, as before a
+            // ToR has detected the death.
             drop(servers[target].take());
             std::thread::sleep(Duration::from_millis(50));
             rack.wire().only.store(1 - target as u32, Ordering::Relaxed);

@@ -1,6 +1,6 @@
-//! What happens to interfaces, paths and resources under a transfer: MTU changes, routers with a smaller MTU, an
-//! interface down and up, a full disk, no descriptors left, and one server killed again and again. Needs root;
-//! skipped where namespaces cannot be made.
+//! Changes of interfaces, paths and resources during a transfer: MTU changes, routers with a
+//! smaller MTU, an interface down and up, a full disk, no descriptors left, and a server that is
+//! killed repeatedly. Needs root; skipped if namespaces cannot be created.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -9,16 +9,16 @@ use std::time::Duration;
 use crate::rig::{RIVULET, Rig, SERVICE, shim, url};
 use rivulet_pktio::testing::{Netns, Process, eventually};
 
-/// Slow enough that things happen in the middle.
+/// Limits the rate, so that changes fall into the middle of a transfer.
 fn shape(rig: &Rig, rate: &str) {
     for (ns, device) in [(&rig.server, "s0"), (&rig.client, "c0")] {
         ns.shape(device, rate);
     }
 }
 
-/// Both ends' MTU shrinks and grows in the middle of a download: the same connection finishes.
+/// Both ends' MTU shrinks and grows during a download: the same connection finishes.
 #[test]
-fn an_mtu_that_changes() {
+fn download_survives_mtu_changes() {
     let Some(rig) = Rig::new() else { return };
     let _server = rig.serve(&["--plain", "none"]);
     shape(&rig, "10mbit");
@@ -32,9 +32,9 @@ fn an_mtu_that_changes() {
     rig.finished(download, &content);
 }
 
-/// Either end's interface goes down for a while.
+/// Each end's interface goes down for a while.
 #[test]
-fn an_interface_that_goes_down_and_up() {
+fn download_survives_interface_down_and_up() {
     let Some(rig) = Rig::new() else { return };
     let _server = rig.serve(&["--plain", "none"]);
     shape(&rig, "10mbit");
@@ -50,13 +50,14 @@ fn an_interface_that_goes_down_and_up() {
     assert!(report["longest_gap_ms"].as_f64().unwrap() > 250.0, "it was down: {}", report["longest_gap_ms"]);
 }
 
-/// The server's interface and the client's are deleted, missing for a while, and created again: the
-/// same connection continues, and the kernels send nothing, as before.
+/// The interfaces of server and client are deleted, missing for a while, and created again. The
+/// same connection continues, and the kernels still send no segment of it.
 #[test]
 fn connection_survives_recreated_interfaces() {
     let Some(rig) = Rig::new() else { return };
     let _server = rig.serve(&["--metrics", "127.0.0.1:9090"]);
-    // A queue larger than the server's share: the rest waits as requests when the interface goes.
+    // The queue is larger than the server's share of it: when the interface is deleted, the rest
+    // waits as requests.
     rig.server.run("tc qdisc add dev s0 root tbf rate 15mbit burst 16kb limit 600kb");
     let content = rig.file("file", 6_000_000);
     let download = rig.download(&[]);
@@ -67,9 +68,10 @@ fn connection_survives_recreated_interfaces() {
     assert_eq!(rig.server.counter("TcpOutRsts"), 0);
 }
 
-/// The server's interface is in another namespace for a while, and has the same index when it is back.
+/// The server's interface is moved to another namespace for a while, and comes back with the same
+/// index.
 #[test]
-fn an_interface_that_was_elsewhere() {
+fn download_survives_interface_in_another_namespace() {
     let Some(rig) = Rig::new() else { return };
     let Some(other) = Netns::new("hst-o") else { return };
     let content = rig.file("file", 100_000);
@@ -77,7 +79,7 @@ fn an_interface_that_was_elsewhere() {
     let index = || rig.server.run("cat /sys/class/net/s0/ifindex");
     let before = index();
     rig.server.ip(&format!("link set s0 netns {}", other.name()));
-    // It looks at its interface five times a second.
+    // The server checks its interface five times a second.
     std::thread::sleep(Duration::from_secs(1));
     other.ip(&format!("link set s0 netns {}", rig.server.name()));
     rig.server.ip("addr add 10.88.0.2/24 dev s0");
@@ -86,7 +88,7 @@ fn an_interface_that_was_elsewhere() {
     rig.finished(rig.download(&[]), &content);
 }
 
-/// client -- router -- server, where the far link takes less than both ends believe.
+/// client -- router -- server, with an MTU of the far link that is smaller than both ends assume.
 struct Routed {
     rig: Rig,
     router: Netns,
@@ -96,7 +98,7 @@ impl Routed {
     fn new() -> Option<Routed> {
         let rig = Rig::new()?;
         let router = Netns::new("hst-r")?;
-        // The near link of the rig is taken apart: c0 and s0 lead to the router now.
+        // The rig's own link is replaced: c0 and s0 lead to the router now.
         rig.client.ip("link del c0");
         rig.client.veth("c0", &router, "rc");
         rig.server.veth("s0", &router, "rs");
@@ -113,9 +115,9 @@ impl Routed {
     }
 }
 
-/// A router in the middle reduces its MTU, and reports it by ICMP: the server's answers shrink.
+/// A router reduces its MTU and reports it by ICMP: the server's answers shrink.
 #[test]
-fn a_path_that_takes_less_downwards() {
+fn smaller_path_mtu_shrinks_answers() {
     let Some(Routed { rig, router }) = Routed::new() else { return };
     let server = rig.serve(&["--plain", "none", "--metrics", "127.0.0.1:9090"]);
     shape(&rig, "20mbit");
@@ -128,9 +130,10 @@ fn a_path_that_takes_less_downwards() {
     server.stop();
 }
 
-/// The same upwards: the client's requests, with an upload in them, shrink.
+/// A router reduces its MTU in the other direction: the client's requests, which carry an upload,
+/// shrink.
 #[test]
-fn a_path_that_takes_less_upwards() {
+fn smaller_path_mtu_shrinks_requests() {
     let Some(Routed { rig, router }) = Routed::new() else { return };
     let storage = rig.dir.path().join("storage");
     std::fs::create_dir(&storage).unwrap();
@@ -152,10 +155,10 @@ fn a_path_that_takes_less_upwards() {
     assert!(std::fs::read(storage.join("file")).unwrap() == content);
 }
 
-/// A full disk at the client: a clear error, received data is kept, and the download resumes when
-/// there is room.
+/// The client's disk is full: the error is clear, received data is kept, and the download resumes
+/// once there is room.
 #[test]
-fn a_full_disk_at_the_client() {
+fn full_disk_keeps_data_and_download_resumes() {
     let Some(rig) = Rig::new() else { return };
     let _server = rig.serve(&["--plain", "none"]);
     let content = rig.file("file", 3_000_000);
@@ -178,19 +181,19 @@ fn a_full_disk_at_the_client() {
     assert!(std::fs::read(rig.out()).unwrap() == content, "went on when there was room");
 }
 
-/// Descriptors of a process.
+/// Open descriptors of a process.
 fn descriptors(pid: u32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
 }
 
-/// No descriptors left: the server reports that to clients of another file, lives, and loses none;
-/// a client reports it and ends.
+/// Without free descriptors the server reports an error to clients of another file, stays alive,
+/// and loses no client; a client without free descriptors reports it and ends.
 #[test]
 fn server_without_free_descriptors_keeps_serving() {
     let Some(rig) = Rig::new() else { return };
     let names: Vec<String> = (0..40).map(|i| format!("f{i}")).collect();
     for name in &names {
-        // Too long to be kept in memory: each is mapped.
+        // Too long to be kept in memory, so each file needs a descriptor.
         rig.file(name, 300_000);
     }
     let server = rig.serve(&["--plain", "none"]);
@@ -238,17 +241,18 @@ fn server_without_free_descriptors_keeps_serving() {
     assert!(!out.status.success() && said.contains("Too many open files"), "{said}");
 }
 
-/// kill -9 of the serving process in the middle of a download, again and again: the restarted
-/// process takes over and the same connection finishes. `RIVULET_KILLS` sets the number; a hundred
-/// take about a minute.
+/// The serving process is killed with SIGKILL in the middle of a download, repeatedly: the
+/// restarted process takes over and the same connection finishes. `RIVULET_KILLS` sets the number
+/// of kills; a hundred take about a minute.
 #[test]
-fn killed_again_and_again() {
+fn download_survives_repeated_server_kills() {
     let Some(rig) = Rig::new() else { return };
     let kills: u64 = std::env::var("RIVULET_KILLS").map_or(4, |n| n.parse().expect("a number"));
     shape(&rig, "20mbit");
-    // Each kill costs a pause; between two of them this much comes at least.
+    // Each kill causes a pause; between two kills at least this many bytes arrive.
     const STEP: u64 = 700_000;
-    // And more while a server starts, on a busy machine much more: the download must not end before the last kill.
+    // More bytes arrive while a server starts, on a busy machine many more; the download must not
+    // end before the last kill.
     let size = 20_000_000 + 3 * STEP * kills;
     let content = rig.file("file", size as usize);
     let start = || rig.serve(&["--plain", "none"]);
@@ -256,7 +260,7 @@ fn killed_again_and_again() {
     let download = rig.download(&[]);
     for kill in 0..kills {
         rig.progress(STEP * (kill + 1));
-        // SAFETY: a signal to a child of ours that was not waited for.
+        // SAFETY: a signal to a child of this test that was not waited for.
         unsafe { libc::kill(server.0.id() as i32, libc::SIGKILL) };
         drop(server);
         server = start();
@@ -264,7 +268,7 @@ fn killed_again_and_again() {
             rig.server.run("nft list tables netdev").matches("rivulet_guard").count() == 1
         });
     }
-    // The rest as fast as it can.
+    // The rest is sent without a rate limit.
     rig.server.run("tc qdisc del dev s0 root");
     let report = rig.finished(download, &content);
     println!("{kills} kills, {size} octets, one connection: longest pause {} ms", report["longest_gap_ms"]);
@@ -275,7 +279,7 @@ fn killed_again_and_again() {
 
 /// Wrong flags and missing files are reported by name.
 #[test]
-fn wrong_flags_are_reported() {
+fn wrong_flags_and_missing_files_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let empty = std::fs::File::create(dir.path().join("empty")).unwrap();
     empty.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();

@@ -1,5 +1,5 @@
-//! All integration tests of this crate in one program: it is linked once. `cargo test -p rivulet --test it MODULE::`
-//! runs a module of them.
+//! All integration tests of this crate, in one program, which is linked once. `cargo test -p
+//! rivulet --test it MODULE::` runs a module of them.
 
 mod adopt;
 mod af_xdp;

@@ -1,4 +1,5 @@
-//! Clients that write a request in pieces, through `rivulet run`. Needs root; skipped where namespaces cannot be made.
+//! Clients that write a request in pieces, through `rivulet run`. Needs root; skipped if namespaces
+//! cannot be created.
 
 use crate::rig::{Rig, SERVICE};
 

@@ -1,5 +1,6 @@
-//! One connection for many requests, which stateless TCP answers as far as it can and then hands to the kernel: large files
-//! behind small ones, and clients that send requests without waiting. Needs root; skipped where namespaces cannot be made.
+//! Several requests on one connection, of which stateless TCP answers as many as it can before it
+//! passes the connection to the kernel: large files after small ones, and pipelined requests. Needs
+//! root; skipped if namespaces cannot be created.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -29,7 +30,8 @@ impl Rack {
         stream
     }
 
-    /// Files of these sizes, their contents and the requests for them; the last one ends the connection.
+    /// Creates files of these sizes; returns their contents and the requests for them. The last
+    /// request closes the connection.
     fn requests(&self, sizes: &[usize]) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
         let last = sizes.len() - 1;
         let both = sizes.iter().enumerate().map(|(n, size)| {
@@ -41,7 +43,7 @@ impl Rack {
     }
 }
 
-/// The contents of the responses on a connection, one after the other.
+/// The contents of the responses on a connection.
 fn contents(mut stream: &[u8]) -> Vec<Vec<u8>> {
     let mut all = Vec::new();
     while let Some(end) = stream.windows(4).position(|w| w == b"\r\n\r\n") {
@@ -55,9 +57,10 @@ fn contents(mut stream: &[u8]) -> Vec<Vec<u8>> {
     all
 }
 
-/// A file that only the kernel's TCP can send, asked for on the connection of a small one: real clients get it there.
+/// A file that only the kernel's TCP can send is requested on the connection of a small one, and
+/// real clients get it on that connection.
 #[test]
-fn large_file_comes_on_the_connection_of_a_small_one() {
+fn large_file_is_sent_on_small_files_connection() {
     let Some(rack) = Rack::new() else { return };
     rack.wire().only.store(0, Ordering::Relaxed);
     let names = ["small", "large", "small", "large"];
@@ -95,8 +98,8 @@ fn sha256(data: &[u8]) -> String {
     String::from_utf8(out.stdout).unwrap().split(' ').next().unwrap().to_owned()
 }
 
-/// Requests that do not wait, in one segment, in one each, and behind a first one that was waited for, as apt sends them: all are
-/// answered in their order, and the client repeats none of them.
+/// Pipelined requests in one segment, in a segment each, and after a first one with an answer, as
+/// apt sends them: all are answered in order, and the client repeats none.
 #[test]
 fn pipelined_requests_are_answered_without_a_timeout() {
     let Some(rack) = Rack::new() else { return };
@@ -122,7 +125,7 @@ fn pipelined_requests_are_answered_without_a_timeout() {
                 }
                 stream.write_all(&requests[1..].concat()).unwrap();
             }
-            // The second before the first is answered, the rest when both are.
+            // The second request before the first is answered, the rest after both answers.
             _ => {
                 stream.write_all(&requests[..2].concat()[..requests[0].len() + 9]).unwrap();
                 std::thread::sleep(Duration::from_millis(20));
@@ -137,7 +140,8 @@ fn pipelined_requests_are_answered_without_a_timeout() {
     assert_eq!(rack.client.counter("TcpEstabResets"), 0);
 }
 
-/// The same where packets are lost: every answer is whole, whichever of the two repeats it.
+/// Some packets are lost: every answer is complete, whether stateless TCP or the kernel retransmits
+/// it.
 #[test]
 fn pipelined_requests_survive_loss() {
     let Some(rack) = Rack::new() else { return };
@@ -170,7 +174,7 @@ fn pipelined_requests_survive_loss() {
     assert_eq!(rack.client.counter("TcpEstabResets"), 0);
 }
 
-/// apt, which sends ten requests at a time, from a folder of packages.
+/// apt, which sends ten requests at a time, fetches from a folder of packages.
 #[test]
 fn apt_fetches_packages_without_a_timeout() {
     if ["apt-get", "dpkg-deb"].iter().any(|name| Command::new(name).arg("--version").output().is_err()) {

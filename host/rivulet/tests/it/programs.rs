@@ -10,7 +10,7 @@ use std::time::Instant;
 use crate::rig::{self, RIVULET, Rig, shim, url};
 use tempfile::TempDir;
 
-/// The Go client, built once; none where there is no Go.
+/// The Go client, built once; `None` if Go is not installed.
 pub(crate) fn go_client() -> Option<&'static Path> {
     static CLIENT: OnceLock<Option<(TempDir, PathBuf)>> = OnceLock::new();
     let built = CLIENT.get_or_init(|| {
@@ -30,7 +30,7 @@ fn build_go_client(into: &Path) -> Option<PathBuf> {
     let program = into.join("fetch");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/fetch.go");
     let mut command = Command::new(go);
-    // For a caller without a cache.
+    // go needs a cache folder, which a caller without HOME lacks.
     if std::env::var_os("HOME").is_none() && std::env::var_os("GOCACHE").is_none() {
         command.env("GOCACHE", into.join("cache"));
     }
@@ -60,7 +60,7 @@ fn clients(out: &str, from: &str) -> Vec<Vec<String>> {
 
 fn every_client(rig: &Rig, size: usize) {
     let content = rig.file("file", size);
-    // A changed file is noticed within this time.
+    // The server notices a changed file within this time.
     std::thread::sleep(std::time::Duration::from_millis(50));
     let out = rig.out();
     for client in clients(out.to_str().unwrap(), &url("file")) {
@@ -94,10 +94,10 @@ fn every_client_downloads_a_gigabyte() {
     assert_eq!(rig.client.counter("TcpActiveOpens"), 0, "none of it was the kernel's TCP");
 }
 
-/// A program without libc gets a message why it has no connection, and the programs that it starts
-/// are served, too.
+/// A program without libc is reported with the reason why it has no connection, and the programs
+/// that it starts are served, too.
 #[test]
-fn a_go_program_and_its_errors() {
+fn go_program_is_served_or_reported() {
     let Some(rig) = Rig::new() else { return };
     let Some(go) = go_client() else { return };
     let _server = rig.serve(&[]);
@@ -108,7 +108,7 @@ fn a_go_program_and_its_errors() {
     let said = String::from_utf8_lossy(&out.stdout);
     assert!(said.contains("connection refused"), "{said}");
 
-    // A dynamic program that starts a static one.
+    // A dynamically linked program that starts a static one.
     let line = format!(
         "{} {} {} && curl -sS -o {}.2 {}",
         go.display(),
@@ -122,10 +122,10 @@ fn a_go_program_and_its_errors() {
     assert!(out.stderr.is_empty(), "{out:?}");
     assert!(std::fs::read(rig.out()).unwrap() == content);
     assert!(std::fs::read(rig.out().with_extension("2")).unwrap() == content);
-    // The refused connection was begun by us and is none of the kernel's.
+    // The stack opened the refused connection, so the kernel opened none.
     assert_eq!(rig.client.counter("TcpActiveOpens"), 0);
 
-    // With the library alone the Go program is not caught, which a line reports.
+    // With the preloaded library alone the Go program is not caught, which a message reports.
     let mut command = rig.client.command(RIVULET);
     command.env("RIVULET_SHIM", shim()).args(["run", "--by", "shim", "--", "bash", "-c", &line]);
     let out = command.output().unwrap();

@@ -1,4 +1,5 @@
-//! Answers that take longer than a seal epoch lasts. Needs root; skipped where namespaces cannot be made.
+//! Answers that take longer than a seal epoch lasts. Needs root; skipped if namespaces cannot be
+//! created.
 
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,7 +14,7 @@ use rivulet_server::keys::{KeySet, NonceEpoch, SealKey, Secret};
 use rivulet_server::service::Service;
 use rivulet_server::{Config, Server};
 
-/// Replies of this service are sealed under the last of the epochs, and opened under all of them.
+/// The service with these seal epochs: the last one seals, and all of them open.
 fn service(epochs: &[u16]) -> Service {
     let seal = |epoch: &u16| SealKey { epoch: *epoch, master: Secret([*epoch as u8; 16]) };
     let nonce = NonceEpoch { epoch: 1, k: Secret([1; 8]), k_prime: Secret([2; 8]), opening: Secret([3; 16]) };
@@ -44,22 +45,22 @@ fn service(epochs: &[u16]) -> Service {
     }
 }
 
-/// Responses from one epoch to the next.
+/// Number of responses between two epochs.
 const BETWEEN: u64 = 400;
-/// Epochs kept at a time: together many windows of this path, in which the client's continuation is
-/// surely sealed again, and much less than an answer.
+/// Number of epochs held at a time: they cover many windows of this path, in which the client's
+/// continuation is sealed again, and much less than an answer.
 const HELD: u16 = 4;
 
-/// The server's state.
+/// State that the server's thread shares with the test.
 #[derive(Default)]
 struct Said {
     stop: AtomicBool,
     responses: AtomicU64,
-    /// Changes of keys that it took up.
+    /// Changes of keys that the server has applied.
     changes: AtomicU64,
 }
 
-/// Serves in this process, with the keys that come.
+/// Serves in this process, with the keys that arrive on the channel.
 fn serve(mut server: Server, mut files: Files, keys: &Receiver<Vec<u16>>, said: &Said) {
     while !said.stop.load(Ordering::Acquire) {
         server.turn(&mut files, Duration::from_millis(5));
@@ -71,7 +72,7 @@ fn serve(mut server: Server, mut files: Files, keys: &Receiver<Vec<u16>>, said: 
     }
 }
 
-/// The server ends with the test, also when that fails.
+/// Ends the server with the test, even if that fails.
 struct StopAtEnd<'a>(&'a Said);
 
 impl Drop for StopAtEnd<'_> {
@@ -80,11 +81,11 @@ impl Drop for StopAtEnd<'_> {
     }
 }
 
-/// One connection, two requests one after the other, each answered over more epochs than are ever held at a time. The
-/// continuations that the answers began with are long refused when they end, and so is the one that the second request
-/// would have been sent with.
+/// One connection with two consecutive requests, each answered over more epochs than are ever held
+/// at a time. The continuations from the answers' beginnings have expired when they end, and so has
+/// the one with which the second request would have been sent.
 #[test]
-fn answers_outlive_the_keys_that_promised_them() {
+fn answers_outlive_the_keys_of_their_continuations() {
     let Some(rig) = Rig::new() else { return };
     rig.server.run("tc qdisc add dev s0 root tbf rate 60mbit burst 64kb limit 128kb");
     rig.server.ip(&format!("addr add {SERVICE}/32 dev lo"));

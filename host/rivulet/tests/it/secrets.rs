@@ -1,4 +1,4 @@
-//! Key files: made for their owner alone, and refused when other users can read them.
+//! Key files: created readable for their owner only, and refused when other users can read them.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -19,7 +19,7 @@ fn keygen_makes_files_that_only_their_owner_reads() {
     assert!(!again.status.success());
     assert!(String::from_utf8_lossy(&again.stderr).contains("exists"), "{again:?}");
     assert!(fs::read(&path).unwrap() == keys, "keys in use are not replaced");
-    // A shell's `>` makes a file that others can read.
+    // A shell's `>` creates a file that others can read.
     let open = dir.path().join("open");
     let file = File::create(&open).unwrap();
     file.set_permissions(Permissions::from_mode(0o644)).unwrap();

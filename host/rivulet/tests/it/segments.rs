@@ -1,5 +1,7 @@
-//! What single segments of plain clients bring, above all while plain TCP changes hands: the kernel has connections, others are answered without
-//! state, and some are another replica's. A server in this process behind a ToR that is a socket. Needs root; skipped where namespaces cannot be made.
+//! Single segments of plain clients and the replica's reactions, mostly while plain TCP is switched
+//! between the kernel and stateless TCP: the kernel has some connections, others are answered
+//! without state, and some belong to another replica. A server in this process, behind a socket
+//! that acts as the ToR. Needs root; skipped if namespaces cannot be created.
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -22,10 +24,10 @@ const SERVICE: &str = "10.9.0.1:80";
 /// The offset of a client of a large answer: a place at which segments may end, with a window in
 /// the timestamp.
 const AT: u32 = 12_800;
-/// Behind what a socket of the kernel's has told.
+/// Sequence number after the bytes that the kernel's socket has received.
 const RECEIVED: u32 = 30;
 
-/// Refuses Rivulet's clients.
+/// An application that refuses Rivulet's clients.
 struct Nothing;
 
 impl Application for Nothing {
@@ -60,9 +62,9 @@ struct Rig {
     hops: u8,
     /// Whether the segment has a SACK block.
     sack: bool,
-    /// Hops left of the returned segment.
+    /// Remaining hops of the returned segment.
     left: Option<u8>,
-    /// The last segments to the client: headers, and length of data.
+    /// The last segments to the client: header, and length of the data.
     said: Vec<(Header, usize)>,
     _namespaces: [Netns; 2],
 }
@@ -70,26 +72,26 @@ struct Rig {
 /// Reactions of the replica to a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Brought {
-    /// Segments with data to the client.
+    /// Number of segments with data to the client.
     answers: usize,
-    /// Resets of the connection.
+    /// Number of RSTs to the client.
     resets: usize,
-    /// Segments of the client's, back to the ToR.
+    /// Number of segments of the client that were returned to the ToR.
     back: usize,
-    /// Segments that the kernel got.
+    /// Number of segments that were passed to the kernel.
     passed: u64,
 }
 
 impl Rig {
-    /// Starts a replica with objects to answer from.
+    /// Starts a replica with objects.
     fn new(plain: Plain, drains: Plain, clients: &[SocketAddr]) -> Option<(Rig, Vec<TcpStream>)> {
         let (mut rig, sockets) = Rig::open(plain, drains, clients)?;
         rig.server.set_objects(Arc::new(table()));
         Some((rig, sockets))
     }
 
-    /// The kernel has a connection with each of these clients, or gets it, with its next number and
-    /// timestamp like those of a large answer.
+    /// Starts a replica without objects. The kernel gets a connection with each of these clients,
+    /// with a next sequence number and timestamp like those of a large answer.
     fn open(plain: Plain, drains: Plain, clients: &[SocketAddr]) -> Option<(Rig, Vec<TcpStream>)> {
         let (tor, host) = (Netns::new("chg-t")?, Netns::new("chg-s")?);
         tor.veth("c0", &host, "s0");
@@ -196,7 +198,7 @@ impl Rig {
         self.tor.send(&[TxFrame { body: &packet, ..TxFrame::new(&head) }]).unwrap();
         let mut brought = Brought::default();
         self.said.clear();
-        // What it brings is sent in the turn that takes it.
+        // The server sends its answer in the same turn in which it counts the segment.
         while self.server.counters().plain == judged {
             self.server.turn(&mut Nothing, Duration::from_millis(5));
         }
@@ -226,7 +228,7 @@ const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 9];
 const NOTHING: Brought = Brought { answers: 0, resets: 0, back: 0, passed: 0 };
 const BACK: Brought = Brought { back: 1, ..NOTHING };
 const KERNELS: Brought = Brought { passed: 1, ..NOTHING };
-/// Longer than a packet may be ahead of its socket, or behind it.
+/// Longer than a packet may arrive before its socket exists, or after it has closed.
 const LATER: Duration = Duration::from_millis(2);
 
 #[test]
@@ -237,12 +239,13 @@ fn kernel_keeps_segments_that_resemble_large_answers() {
         let mac = rig.mac;
         let (ack, echo) = large(here);
         assert_eq!(rig.bring(mac, here, ack, Some(echo)), KERNELS, "{plain:?}");
-        // Without a socket it is one, if it is not another replica's kernel's.
+        // Without a socket the segment counts as a large answer's, unless another replica forwarded
+        // it.
         let (ack, echo) = large(elsewhere);
         assert_eq!(rig.bring(mac, elsewhere, ack, Some(echo)), BACK, "{plain:?}");
         let ours = rig.bring(OTHER, elsewhere, ack, Some(echo));
         assert!(ours.answers > 0 && ours.passed == 0 && ours.back == 0, "{plain:?}: {ours:?}");
-        // Known by now.
+        // The replica knows the connection by now.
         let ours = rig.bring(mac, elsewhere, ack, Some(echo));
         assert!(ours.passed == 0 && ours.back == 0, "{plain:?}: {ours:?}");
     }
@@ -258,28 +261,28 @@ fn segment_unknown_to_both_returns_to_the_tor_once() {
         let Some((mut rig, _socket)) = Rig::new(plain, drains, &[here]) else { return };
         let mac = rig.mac;
         for (echo, port) in echoes.into_iter().zip(40_010..) {
-            // A segment of a client of a large answer that lacks the beginning.
+            // A segment of a large answer's client that lacks the answer's beginning.
             rig.sack = echo == Some(5);
-            // Far from any cookie of the one key.
+            // Far from every cookie under the only key.
             let far = |client| large(client).0.wrapping_sub(1 << 20);
             for _ in 0..2 {
                 assert_eq!(rig.bring(mac, here, far(here), echo), KERNELS, "{plain:?} {echo:?}");
                 std::thread::sleep(LATER);
             }
-            // The socket may be there a moment later, or have been there a moment ago.
+            // The socket may be created a moment later, or may have closed a moment ago.
             let elsewhere = ends(port);
             assert_eq!(rig.bring(mac, elsewhere, far(elsewhere), echo), KERNELS, "{plain:?} {echo:?}");
             std::thread::sleep(LATER);
             assert_eq!(rig.bring(mac, elsewhere, far(elsewhere), echo), BACK, "{plain:?} {echo:?}");
-            // No other replica has it, either.
+            // The other candidate has returned it, so no replica has the connection.
             let refused = rig.bring(OTHER, elsewhere, far(elsewhere), echo);
             assert_eq!(refused, Brought { resets: 1, ..NOTHING }, "{plain:?} {echo:?}");
         }
     }
 }
 
-/// Every segment comes from the Ethernet address of a ToR that also distributes new connections; the hop count shows
-/// whether another replica forwarded it.
+/// Every segment comes from the Ethernet address of a ToR that also distributes new connections, so
+/// only the hop count shows whether another replica forwarded it.
 #[test]
 fn hop_count_shows_a_forwarded_segment() {
     let elsewhere = SocketAddr::from(([10, 88, 0, 9], 40_002));
@@ -295,12 +298,12 @@ fn hop_count_shows_a_forwarded_segment() {
     assert!(rig.bring(mac, elsewhere, ack, Some(echo)).answers > 0);
 }
 
-/// A segment with a valid cookie and a wrong timestamp is forwarded to the other candidate. If that one does not know the
-/// connection either, the segment may merely be late, so it is not reset.
+/// A segment with a valid cookie and a wrong timestamp is forwarded to the other candidate. If that
+/// one does not know the connection either, the segment may merely be late, so no RST is sent.
 #[test]
-fn cookie_without_its_timestamp_is_forwarded_and_not_reset() {
+fn valid_cookie_with_wrong_timestamp_is_not_reset() {
     let elsewhere = SocketAddr::from(([10, 88, 0, 9], 40_002));
-    // Within the reach, with the timestamp of an answer that begins behind it.
+    // Within the range of the cookie, with the timestamp of an answer that begins after it.
     let ack = large(elsewhere).0;
     let echo = Some(200 << 24);
     for (plain, drains) in WAYS {
@@ -313,7 +316,7 @@ fn cookie_without_its_timestamp_is_forwarded_and_not_reset() {
     }
 }
 
-/// A segment handed on to a replica without answers is handed on from there, once.
+/// A segment that was forwarded to a replica without content is forwarded from there, once.
 #[test]
 fn replica_without_content_forwards_segments_once() {
     let [here, elsewhere] = [40_001, 40_002].map(|port| SocketAddr::from(([10, 88, 0, 9], port)));
@@ -339,9 +342,10 @@ fn replica_without_content_forwards_segments_once() {
 }
 
 /// A client that lacks the first segment acknowledges none of the answer and reports later bytes by
-/// SACK. On a service with large answers too, such an acknowledgement can be of a small answer.
+/// SACK. On a service with large answers such an acknowledgement may still belong to a small
+/// answer.
 #[test]
-fn the_first_segment_of_a_small_answer_is_mended() {
+fn lost_first_segment_of_small_answer_is_resent() {
     let client = SocketAddr::from(([10, 88, 0, 9], 40_002));
     let Some((mut rig, _)) = Rig::new(Plain::Stateless, Plain::Stateless, &[]) else { return };
     let mac = rig.mac;

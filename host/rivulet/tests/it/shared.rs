@@ -1,5 +1,5 @@
-//! Connections of one stack to one service are streams of one connection, and look like separate
-//! connections to every program. Needs root; skipped where namespaces cannot be made.
+//! A stack's connections to one service are streams of one connection, but look like separate
+//! connections to every program. Needs root; skipped if namespaces cannot be created.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
@@ -14,12 +14,12 @@ fn service() -> SocketAddr {
     format!("{SERVICE}:80").parse().unwrap()
 }
 
-/// Streams of a stack in the client's namespace; which a thread has for itself.
+/// Runs `f` with a stack in the client's namespace, on a thread of its own.
 fn inside<T: Send>(rig: &Rig, f: impl FnOnce(Stack) -> T + Send) -> T {
     in_netns(Some(rig.client.name()), || f(Stack::start().unwrap())).unwrap()
 }
 
-/// The whole answer to a request for this file.
+/// The complete answer to a request for this file.
 fn fetch(mut stream: &Stream, name: &str) -> Vec<u8> {
     stream.write_all(request(name).as_bytes()).unwrap();
     let mut answer = Vec::new();
@@ -27,7 +27,7 @@ fn fetch(mut stream: &Stream, name: &str) -> Vec<u8> {
     answer
 }
 
-/// Each in a separate thread, at the same time.
+/// Fetches all files at the same time, each on a separate thread.
 fn fetch_all(streams: &[Stream], names: &[String], contents: &[Vec<u8>]) {
     std::thread::scope(|scope| {
         for ((stream, name), content) in streams.iter().zip(names).zip(contents) {
@@ -43,20 +43,20 @@ fn files(rig: &Rig, count: usize, size: usize) -> (Vec<String>, Vec<Vec<u8>>) {
 }
 
 #[test]
-fn connects_at_the_same_time_are_streams_of_one_connection() {
+fn simultaneous_connects_share_one_connection() {
     let Some(rig) = Rig::new() else { return };
     let _server = rig.serve(&[]);
     let (names, contents) = files(&rig, 30, 100_000);
     inside(&rig, |stack| {
         let connect = |stack: &Stack| stack.connect(service()).unwrap();
-        // Threads are where the one is that starts them.
+        // A thread is in the namespace of the thread that starts it.
         let streams: Vec<Stream> = std::thread::scope(|scope| {
             let all: Vec<_> = (0..30).map(|_| scope.spawn(|| connect(&stack))).collect();
             all.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
         assert!(streams.iter().all(|s| s.local_addr() == streams[0].local_addr()), "one connection");
         fetch_all(&streams, &names, &contents);
-        // Separate connections on request, and for callers that bind a port.
+        // Connections are separate on request, and for callers that bind a port.
         let separate = stack.separate();
         let own = [connect(&separate), connect(&separate)];
         assert!(own[0].local_addr() != own[1].local_addr() && own[0].local_addr() != streams[0].local_addr());
@@ -71,14 +71,15 @@ fn connects_at_the_same_time_are_streams_of_one_connection() {
     });
 }
 
-/// The server is killed twice while twenty streams of one connection download, and each five hundredth packet is lost: all come
-/// whole.
+/// The server is killed twice while twenty streams of one connection download, and every 500th
+/// packet is lost: all streams get their complete files.
 #[test]
 fn streams_survive_kills_and_losses() {
     let Some(rig) = Rig::new() else { return };
     rig.server.run("tc qdisc add dev s0 root tbf rate 40mbit burst 16kb limit 200kb");
     // A machine that sends more slowly than the queue overflows none, and the server repeats
-    // packets that its own kernel drops (ENOBUFS): losses leave by another route.
+    // packets that its own kernel drops (ENOBUFS). So packets are lost by a route to a device
+    // without a receiver.
     rig.server.ip("link add nowhere type veth peer name nobody");
     rig.server.run("nft add table netdev t");
     rig.server.run("nft add chain netdev t out { type filter hook egress device s0 priority 0 ; }");
@@ -91,7 +92,7 @@ fn streams_survive_kills_and_losses() {
         let running = scope.spawn(|| fetch_all(&streams, &names, &contents));
         for _ in 0..2 {
             std::thread::sleep(Duration::from_millis(900));
-            // Drop is kill -9.
+            // Dropping the process kills it with SIGKILL.
             drop(server);
             server = rig.serve(&[]);
         }
@@ -101,9 +102,10 @@ fn streams_survive_kills_and_losses() {
     assert!(s.declared >= 10, "some of 29 were lost: {s:?}");
 }
 
-/// Cancelled streams, unread streams, and streams with a deleted file leave the others alone.
+/// Cancelled streams, unread streams, and streams with a deleted file do not affect the other
+/// streams.
 #[test]
-fn a_stream_that_ends_or_fails_ends_no_other() {
+fn failed_stream_does_not_end_other_streams() {
     let Some(rig) = Rig::new() else { return };
     rig.server.shape("s0", "40mbit");
     let _server = rig.serve(&[]);
@@ -127,16 +129,16 @@ fn a_stream_that_ends_or_fails_ends_no_other() {
             assert_eq!(failed.kind(), ErrorKind::ConnectionReset, "{failed}");
             running.join().unwrap();
         });
-        // The connection is as good as before, also for more.
+        // The connection still works, also for new streams.
         let more = stack.connect(service()).unwrap();
         assert_eq!(more.local_addr(), streams[0].local_addr());
         assert!(fetch(&more, "f1").ends_with(&contents[1]));
     });
 }
 
-/// The next of several in a row finds the connection of the one before, for a while.
+/// A stream that opens soon after the last one closed uses the same connection.
 #[test]
-fn a_connection_waits_for_the_next_stream_and_then_ends() {
+fn idle_connection_is_reused_then_closed() {
     let Some(rig) = Rig::new() else { return };
     let _server = rig.serve(&[]);
     let content = rig.file("file", 100_000);
@@ -146,7 +148,7 @@ fn a_connection_waits_for_the_next_stream_and_then_ends() {
             assert!(fetch(&stream, "file").ends_with(&content));
             stream.local_addr()
         };
-        // Beside a busy machine's work more than a second may pass between two of them.
+        // On a busy machine more than a second may pass between two of them.
         let pairs: Vec<_> = (0..20).map(|_| one()).collect();
         assert!(pairs.windows(2).filter(|pair| pair[0] == pair[1]).count() > 10, "{pairs:?}");
         let before = one();
@@ -163,7 +165,7 @@ fn a_connection_waits_for_the_next_stream_and_then_ends() {
 }
 
 #[test]
-fn streams_to_a_server_of_plain_tcp_are_connections_of_the_kernel() {
+fn streams_to_plain_tcp_server_are_kernel_connections() {
     let Some(rig) = Rig::new() else { return };
     rig.server.ip(&format!("addr add {SERVICE}/32 dev lo"));
     let _server = rig.plain_server();
@@ -190,7 +192,7 @@ fn refused_connection_fails_every_shared_stream() {
     });
 }
 
-/// Unmodified programs: what they see of their address, and what they get.
+/// Unmodified programs: the addresses that they see, and the data that they get.
 #[test]
 fn programs_share_a_connection_unless_separate_is_set() {
     let Some(rig) = Rig::new() else { return };

@@ -1,5 +1,5 @@
-//! A slow disk: uploads to it and cold files on it delay only their own clients. Needs root and
-//! FUSE; skipped where namespaces cannot be made.
+//! A slow disk: uploads to it and files that are not in memory delay only their own clients. Needs
+//! root and FUSE; skipped if namespaces cannot be created.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -21,14 +21,14 @@ use rivulet_pktio::{PacketIo, in_netns};
 
 use crate::rig::{Rig, SERVICE, request, url};
 
-/// How long the disk takes to open, read, write or sync anything.
+/// How long the slow disk takes for each open, read, write or sync.
 const NAP: Duration = Duration::from_millis(250);
-/// File attributes are requested each time.
+/// Lifetime of file attributes in the kernel's cache: none, so each use requests them.
 const TTL: Duration = Duration::ZERO;
-/// The replica's liveness bound: one piece of an upload takes the disk longer.
+/// The replica's liveness bound; one piece of an upload takes the disk longer.
 const BOUND: Duration = Duration::from_secs(1);
 
-/// The folder below it, with sleep in it.
+/// A FUSE file system that passes everything to the folder below it, with a pause.
 struct Slow {
     /// Paths by inode number, from 1 on.
     paths: Vec<PathBuf>,
@@ -36,7 +36,7 @@ struct Slow {
     handles: u64,
 }
 
-/// Times that anything was waited for.
+/// Number of pauses so far.
 static NAPS: AtomicU64 = AtomicU64::new(0);
 
 fn nap() {
@@ -256,7 +256,7 @@ impl Filesystem for Slow {
     }
 }
 
-/// Ends the listener on drop.
+/// Ends the listening thread on drop.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -265,8 +265,8 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Downloads of a warm file, a cold one and uploads, all at once: all get their bytes, and no
-/// heartbeat is late or reports the replica not ready.
+/// Downloads of a file in memory and of one that is not, and uploads, all at once: all get their
+/// bytes, and no heartbeat is late or not ready.
 #[test]
 #[ignore = "long: the disk sleeps for most of 18 s"]
 fn slow_disk_excludes_no_replica() {
@@ -310,10 +310,10 @@ fn slow_disk_excludes_no_replica() {
         assert!(fs::read(storage.join(name)).unwrap() == body, "{name}");
     };
     std::thread::scope(|scope| {
-        // Also after another failure: the scope waits for the listener.
+        // Ends the thread even if the test fails, because the scope waits for it.
         let _ends = Ends(&over);
         let listener = scope.spawn(|| {
-            // When each came is the kernel's word: this thread may be late itself.
+            // The kernel notes when each heartbeat arrived, because this thread may be late itself.
             heartbeats.set_stamps(true);
             let (mut all, mut unready, mut last, mut longest) = (0, 0, None::<u64>, 0);
             while !over.load(Ordering::Relaxed) {
@@ -340,13 +340,13 @@ fn slow_disk_excludes_no_replica() {
                 assert!(ask(request("warm").as_bytes()).ends_with(b"warm"));
             }
         });
-        // Twice: during the hash, and during a read from a mapping without its pages.
+        // Twice: while the file is hashed, and while it is read from a mapping without its pages.
         for _ in 0..2 {
             let out = rig.get(&["-q", "-o"]).arg(rig.out()).arg(url("cold")).output().unwrap();
             assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
             assert!(fs::read(rig.out()).unwrap() == cold);
             let file = File::open(disk.join("cold")).unwrap();
-            // SAFETY: a plain call on an open descriptor: the page cache forgets the file.
+            // SAFETY: a plain call on an open descriptor: the page cache drops the file.
             unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
         }
         asking.join().unwrap();

@@ -1,5 +1,5 @@
-//! Clients of the kernel's TCP that hold connections and send little: others are served all the same. Needs root; skipped where namespaces
-//! cannot be made.
+//! Clients of the kernel's TCP that hold connections and send little do not keep others from being
+//! served. Needs root; skipped if namespaces cannot be created.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -10,7 +10,7 @@ use socket2::{Domain, Socket, Type};
 
 use crate::rig::{Rig, SERVICE};
 
-/// Connections of one address at a time, and of all.
+/// Limits on the simultaneous connections of one address, and of all.
 const PER_ADDRESS: usize = 128;
 const ALL: usize = 512;
 
@@ -22,7 +22,7 @@ impl Rig {
         server
     }
 
-    /// Connections from an address, each of which has sent this.
+    /// Opens connections from an address and sends these bytes on each.
     fn hold(&self, from: Ipv4Addr, count: usize, sent: &[u8]) -> Vec<TcpStream> {
         let there: SocketAddr = format!("{SERVICE}:80").parse().unwrap();
         let connect = || {
@@ -53,9 +53,9 @@ impl Rig {
     }
 }
 
-/// A client that holds more than its share of connections loses its oldest ones, and keeps none of the others out.
+/// A client with more than its share of connections loses its oldest ones; others are still served.
 #[test]
-fn one_clients_connections_keep_no_other_out() {
+fn one_client_cannot_take_all_connections() {
     let Some(rig) = Rig::new() else { return };
     let content = rig.file("file", 100_000);
     rig.client.ip("addr add 10.88.0.3/24 dev c0");
@@ -71,9 +71,9 @@ fn one_clients_connections_keep_no_other_out() {
     assert!(rig.metric_of("rivulet_plain_open") <= ALL as u64);
 }
 
-/// Half a head each, from as many networks as have all connections together.
+/// Connections with half a head each, from as many networks as the limit on all connections allows.
 #[test]
-fn many_networks_connections_give_way_to_a_request() {
+fn half_open_requests_are_displaced_by_a_request() {
     let Some(rig) = Rig::new() else { return };
     let content = rig.file("file", 100_000);
     for n in 1..=5 {
@@ -90,9 +90,9 @@ fn many_networks_connections_give_way_to_a_request() {
     drop(held);
 }
 
-/// A byte now and then is no head.
+/// A client sends a byte of its head now and then, and never the end.
 #[test]
-fn a_head_that_takes_too_long_is_the_end() {
+fn slow_request_head_ends_the_connection() {
     let Some(rig) = Rig::new() else { return };
     rig.file("file", 1000);
     let _server = rig.serve_kernel();
@@ -104,10 +104,10 @@ fn a_head_that_takes_too_long_is_the_end() {
     });
 }
 
-/// What a child of this test gets: it is stopped in the middle of its system calls, and goes on.
+/// Stops and continues the server: system calls that it waits in return EINTR.
 fn freeze(server: &Process) {
     for signal in [libc::SIGSTOP, libc::SIGCONT] {
-        // Time to be in the call, and to leave it.
+        // Time for the server to enter the call, and to leave it.
         std::thread::sleep(std::time::Duration::from_millis(300));
         // SAFETY: a signal to a child of this test that was not waited for.
         assert_eq!(unsafe { libc::kill(server.0.id() as libc::pid_t, signal) }, 0);
@@ -115,7 +115,8 @@ fn freeze(server: &Process) {
     std::thread::sleep(std::time::Duration::from_millis(300));
 }
 
-/// A socket with a timeout ends its call with EINTR when its process is stopped and continued, frozen or suspended.
+/// On a socket with a timeout, a call returns EINTR when its process is stopped and continued,
+/// frozen or suspended.
 #[test]
 fn connections_outlive_a_stopped_server() {
     let Some(rig) = Rig::new() else { return };
@@ -132,7 +133,7 @@ fn connections_outlive_a_stopped_server() {
     let mut idle = hold(b"");
     let mut head = hold(b"GET /file HTTP/1.1\r\nHost: h\r\nConn");
     let mut body = hold(b"PUT /up HTTP/1.1\r\nHost: h\r\nContent-Length: 4\r\nConnection: close\r\n\r\nab");
-    // Its client reads nothing yet: the server waits in a write.
+    // The client reads nothing yet, so the server waits in a write.
     let mut answer = hold(b"GET /file HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
     freeze(&server);
     idle.write_all(b"GET /file HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n").unwrap();

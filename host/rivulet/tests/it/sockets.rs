@@ -1,5 +1,6 @@
-//! Sockets under `rivulet run` beside the kernel's TCP: the same program, which checks errno, poll and epoll,
-//! shutdown, fork and exec, runs over both. Needs root; skipped where namespaces cannot be made.
+//! Sockets under `rivulet run` behave like the kernel's TCP: the same program, which checks errno,
+//! poll and epoll, shutdown, fork and exec, runs over both. Needs root; skipped if namespaces
+//! cannot be created.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -40,7 +41,7 @@ fn calls_return_the_same_as_over_tcp() {
     let storage = rig.www();
     let server = rig.serve(&["--upload", storage.to_str().unwrap()]);
     rig.file("file", 500_000);
-    // Packets to it reach no host and draw no answer.
+    // Packets to this address reach no host and get no answer.
     rig.client.ip(&format!("route add {SILENT}/32 via 10.88.0.2"));
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/compare.py");
     let said = |how: &[&str], mode: &str| -> BTreeMap<String, serde_json::Value> {
@@ -67,9 +68,9 @@ fn calls_return_the_same_as_over_tcp() {
     server.stop();
 }
 
-/// Messages of programs to their users.
+/// Programs' messages to their users when a connection fails.
 #[test]
-fn programs_say_why_a_connection_failed() {
+fn programs_report_why_a_connection_failed() {
     let Some(rig) = Rig::new() else { return };
     let _server = rig.serve(&[]);
     let closed = format!("http://{SERVICE}:81/file");

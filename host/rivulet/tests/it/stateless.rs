@@ -1,5 +1,6 @@
-//! Stateless TCP with real clients: curl and wget, two replicas that know nothing of each other, and between them a wire
-//! that gives each packet to either and loses some. Needs root; skipped where namespaces cannot be made.
+//! Stateless TCP with real clients: curl and wget, two replicas that share no state, and between
+//! them a wire that sends each packet to either replica and loses some. Needs root; skipped if
+//! namespaces cannot be created.
 
 use std::collections::VecDeque;
 use std::process::{Command, Output};
@@ -16,15 +17,15 @@ use tempfile::TempDir;
 use crate::rig::{RIVULET, SERVICE};
 
 pub(crate) const SERVICE6: &str = "fd00:9::1";
-/// Values of `Wire::only`: packets go to either replica by chance, or as a ToR would send them.
+/// Values of `Wire::only`: packets go to either replica at random, or as a ToR would send them.
 pub(crate) const BY_CHANCE: u32 = 2;
 pub(crate) const AS_TOR: u32 = 3;
-/// Large answers by their acknowledged bytes, 256 kB at a time, the rest as a ToR does.
+/// Segments of large answers by blocks of 256 kB of acknowledged bytes, the rest as a ToR does.
 pub(crate) const BY_BLOCK: u32 = 4;
 const QUEUE: usize = 100;
-/// A client's TCP/IP beside its kernel's.
+/// Address of a client's stack beside its kernel's.
 pub(crate) const STACK: &str = "10.88.0.9";
-/// Both replicas' Ethernet address: to the client they are one.
+/// Ethernet address of both replicas: the client sees them as one host.
 pub(crate) const MAC: &str = "02:00:00:00:09:01";
 
 /// client -- wire -- two replicas.
@@ -40,15 +41,15 @@ pub(crate) struct Rack {
 #[derive(Default)]
 pub(crate) struct Wire {
     stop: AtomicBool,
-    /// Lost packets of 1,000, each way.
+    /// Packets lost of 1,000, in each direction.
     pub(crate) loss: AtomicU32,
-    /// Only this replica gets packets; [`BY_CHANCE`] or [`AS_TOR`] for either.
+    /// The only replica that gets packets; [`BY_CHANCE`] or [`AS_TOR`]: either.
     pub(crate) only: AtomicU32,
     pub(crate) carried: [AtomicU64; 2],
-    /// Bytes a second to the client, behind a queue of [`QUEUE`] packets; 0: unlimited.
+    /// Rate to the client, bytes a second, behind a queue of [`QUEUE`] packets; 0: unlimited.
     pub(crate) rate: AtomicU64,
-    /// With a rate: bytes of frames passed to the client, their limit (0: none), and the replica
-    /// that sent the last ones.
+    /// With a rate: bytes of frames sent to the client, their limit (0: none), and the replica that
+    /// sent the last ones.
     pub(crate) given: AtomicU64,
     pub(crate) gate: AtomicU64,
     pub(crate) sender: AtomicU32,
@@ -71,8 +72,8 @@ impl Rack {
             replica.ip("addr add 10.88.0.2/24 dev s0");
             replica.ip("addr add fd00:88::2/64 dev s0 nodad");
         }
-        // ARP answers for the client's Ethernet address may reach another replica than the asking
-        // one.
+        // The answer to a replica's ARP request may reach the other replica, so both get the
+        // client's Ethernet address here.
         let mac = client.run("cat /sys/class/net/c0/address");
         for replica in &replicas {
             for hop in ["10.88.0.1", STACK, "fd00:88::1"] {
@@ -119,7 +120,7 @@ impl Rack {
         self.start(replica, 80, &[&[www.to_str().unwrap()], flags].concat())
     }
 
-    /// A replica that serves as given by the first arguments.
+    /// Starts a replica with these first arguments.
     pub(crate) fn start(&self, replica: usize, port: u16, what: &[&str]) -> Process {
         let ns = &self.replicas[replica];
         let mut command = ns.command(RIVULET);
@@ -131,7 +132,7 @@ impl Rack {
         let pid = process.0.id();
         eventually("the server starts", || {
             let tables = ns.run("nft list tables netdev");
-            // `ip netns exec` becomes the program: the table has its number.
+            // `ip netns exec` is replaced by the program, so the guard's table has this process id.
             tables.contains(&format!("rivulet_guard_{pid}_"))
         });
         process
@@ -144,7 +145,7 @@ impl Rack {
 
     pub(crate) fn curl(&self, args: &[&str]) -> Output {
         let mut command = self.client.command("curl");
-        // Long enough for the losses of a machine that is slow.
+        // Enough time for retransmissions on a slow machine.
         command.args(["-sS", "--max-time", "240"]).args(args);
         command.output().unwrap()
     }
@@ -166,7 +167,7 @@ impl Drop for Rack {
     }
 }
 
-/// Carries frames: the client's to a replica each by chance, the replicas' to the client.
+/// Carries frames: the client's to a random replica each, the replicas' to the client.
 fn carry(mut ports: [AfPacket; 3], wire: &Wire) {
     let mut state = 0x1234_5678_9abc_def1u64;
     let mut chance = move |below: u64| {
@@ -191,7 +192,7 @@ fn carry(mut ports: [AfPacket; 3], wire: &Wire) {
         for from in 0..3 {
             let count = match ports[from].recv() {
                 Ok(count) => count,
-                // A replica's interface goes down while it is set up.
+                // A replica's interface is down for a moment while the rack is set up.
                 Err(IoError::Down(_)) => 0,
                 Err(e) => panic!("{e}"),
             };
@@ -222,7 +223,7 @@ fn carry(mut ports: [AfPacket; 3], wire: &Wire) {
                     }
                     continue;
                 }
-                // What finds no room is lost, as on any wire.
+                // A frame that finds the queue full is lost, as on any link.
                 let _ = ports[to].send(&[TxFrame::new(&frame)]);
             }
         }
@@ -232,8 +233,8 @@ fn carry(mut ports: [AfPacket; 3], wire: &Wire) {
     }
 }
 
-/// The replica of the flow, for segments that go by flow: all but those with a part of an answer
-/// acknowledged.
+/// The replica of the flow, for segments that are distributed by flow: all except those that
+/// acknowledge a part of an answer.
 fn by_flow(frame: &[u8]) -> Option<usize> {
     let segment = Segment::parse(frame.get(14..)?).ok()?;
     let stamp = segment.header.options.stamps.map(|stamps| Stamp::parse(stamps.echo));
@@ -241,7 +242,7 @@ fn by_flow(frame: &[u8]) -> Option<usize> {
     (!matches!(stamp, Some(Stamp::Answer(_)))).then(|| usize::from(port ^ port >> 1) & 1)
 }
 
-/// The replica of the block that the acknowledgement of a large answer reaches.
+/// The replica of the block that contains the acknowledged byte of a large answer.
 fn by_block(frame: &[u8]) -> Option<usize> {
     let segment = Segment::parse(frame.get(14..)?).ok()?;
     rivulet_plain::is_under_way(&segment)
@@ -277,7 +278,7 @@ fn curl_and_wget_are_served_by_two_replicas_at_once() {
         assert!(rack.get(&[&url(name)]) == *content, "{name} without timestamps");
     }
     rack.client.run("sysctl -qw net.ipv4.tcp_timestamps=1");
-    // What else there is of HTTP.
+    // Other features of HTTP.
     assert_eq!(rack.get(&["-r", "10-19", &url("d")]), files[2].1[10..20]);
     let head = String::from_utf8(rack.get(&["-I", &url("b/c.html")])).unwrap();
     assert!(head.contains("Content-Length: 900\r\nContent-Type: text/html; charset=utf-8\r\n"), "{head}");
@@ -317,7 +318,8 @@ fn replicas_are_killed_under_lossy_downloads() {
                     })
                 })
                 .collect();
-            // SIGKILL in the middle: packets go on to both for a while, as before a ToR has noticed.
+            // SIGKILL in the middle: packets still go to both for a while, as before a ToR has
+            // detected the death.
             drop(servers[target].take());
             std::thread::sleep(Duration::from_millis(30));
             rack.wire().only.store(1 - target as u32, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! The client library from a program: tasks, and parallel requests on one connection. Needs root; skipped
-//! where namespaces cannot be made.
+//! The client library, used from a program: async tasks, and parallel requests on one connection.
+//! Needs root; skipped if namespaces cannot be created.
 
 use std::future::poll_fn;
 use std::io::{Read, Write};
@@ -16,7 +16,7 @@ use rivulet_pktio::in_netns;
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 #[test]
-fn a_task_downloads() {
+fn async_task_downloads_a_file() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let Some(rig) = Rig::new() else { return };
     let _server = rig.serve(&[]);
@@ -36,7 +36,7 @@ fn a_task_downloads() {
 }
 
 #[test]
-fn requests_in_parallel_on_one_connection() {
+fn parallel_requests_use_one_connection() {
     let Some(rig) = Rig::new() else { return };
     let _server = rig.serve(&[]);
     let contents: Vec<Vec<u8>> = (0..5).map(|i| rig.file(&format!("f{i}"), 100_000 + i)).collect();
@@ -45,7 +45,7 @@ fn requests_in_parallel_on_one_connection() {
         let stream = stack.connect(format!("{SERVICE}:80").parse().unwrap()).unwrap();
         let mut subs: Vec<_> =
             (0..5).map(|i| stream.request(request(&format!("f{i}")).as_bytes()).unwrap()).collect();
-        // Read in the other order: no stream waits for another.
+        // Read in reverse order: no stream waits for another.
         let mut answers: Vec<Vec<u8>> = Vec::new();
         for sub in subs.iter_mut().rev() {
             let mut answer = Vec::new();
@@ -60,9 +60,9 @@ fn requests_in_parallel_on_one_connection() {
     }
 }
 
-/// However often a task asks, one waker of it is kept, and the last one is woken.
+/// However often a task polls, one waker is stored for it, and the last one is woken.
 #[test]
-fn a_task_that_asks_again_and_again_leaves_one_waker() {
+fn repeated_polls_store_one_waker() {
     use tokio::io::{AsyncRead, AsyncWriteExt, ReadBuf};
     struct Silent;
     impl Wake for Silent {
@@ -101,9 +101,9 @@ fn a_task_that_asks_again_and_again_leaves_one_waker() {
     .unwrap();
 }
 
-/// A stack's load is bounded, also long after it has accepted former streams.
+/// A stack's load counts open streams only, even after many former ones.
 #[test]
-fn connections_are_bounded_by_those_that_live() {
+fn only_open_streams_count_against_the_limit() {
     let Some(rig) = Rig::new() else { return };
     rig.server.ip(&format!("addr add {SERVICE}/32 dev lo"));
     in_netns(Some(rig.client.name()), || {
@@ -115,7 +115,7 @@ fn connections_are_bounded_by_those_that_live() {
             return;
         }
         let stack = Stack::start().unwrap();
-        // Each has its own: one address has fewer ports to lend.
+        // Each connection has another remote port, because one address has fewer local ports.
         let remote = |n: usize| format!("{SERVICE}:{}", 1 + n).parse().unwrap();
         let mut all: Vec<_> = (0..MAX_CONNECTIONS).map(|n| stack.connect(remote(n)).unwrap()).collect();
         assert!(matches!(stack.connect(remote(0)), Err(ConnectError::TooMany)));

@@ -1,5 +1,5 @@
-//! What a connection survives: the death of its server, and a file that changes under it. Needs root;
-//! skipped where namespaces cannot be made.
+//! A connection survives the death of its server; a file that changes meanwhile ends only its own
+//! download. Needs root; skipped if namespaces cannot be created.
 
 use std::process::Stdio;
 
@@ -9,9 +9,10 @@ use rivulet_pktio::testing::eventually;
 /// Slow enough that a process dies in the middle of a download.
 const RATE: &str = "40mbit";
 
-/// kill -9 of the serving process, twice, in the middle of one download; the same connection finishes.
+/// The serving process is killed twice with SIGKILL in the middle of one download; the same
+/// connection finishes.
 #[test]
-fn a_killed_server_breaks_nothing() {
+fn download_survives_two_server_kills() {
     let Some(rig) = Rig::new() else { return };
     rig.server.shape("s0", RATE);
     let content = rig.file("file", 25_000_000);
@@ -19,7 +20,7 @@ fn a_killed_server_breaks_nothing() {
     let download = rig.download(&[]);
     for wanted in [4_000_000, 14_000_000] {
         rig.progress(wanted);
-        // Drop is kill -9 of `ip netns exec`, which has become the server.
+        // Dropping this kills the process of `ip netns exec`, which was replaced by the server.
         drop(server);
         server = rig.serve(&[]);
     }
@@ -33,8 +34,9 @@ fn a_killed_server_breaks_nothing() {
     assert!(!links.contains("rivulet0") && !links.contains(rig::SERVICE), "{links}");
 }
 
-/// A server that is stopped reports that in its heartbeats before it ends: its kernel, which still
-/// listens when it is no longer kept from our segments, gets none.
+/// A server that is stopped reports that it is not ready before it ends. Otherwise the ToR would
+/// still send segments of Rivulet's clients, and the kernel, which still listens, would accept them
+/// as plain TCP.
 #[test]
 fn stopping_server_first_reports_not_ready() {
     let Some(rig) = Rig::new() else { return };
@@ -46,9 +48,10 @@ fn stopping_server_first_reports_not_ready() {
     assert!(all.last().is_some_and(|beat| !beat.ready), "{all:?}");
 }
 
-/// The file is cut short while it is served: the download ends with an error, and the server lives.
+/// The file is truncated while it is served: the download ends with an error, and the server stays
+/// alive.
 #[test]
-fn a_file_cut_short_is_an_error_for_its_client_alone() {
+fn truncated_file_fails_only_its_own_download() {
     let Some(rig) = Rig::new() else { return };
     rig.server.shape("s0", RATE);
     let server = rig.serve(&[]);
@@ -69,17 +72,17 @@ fn a_file_cut_short_is_an_error_for_its_client_alone() {
 }
 
 #[test]
-fn a_put_survives_its_server() {
+fn put_survives_death_of_its_server() {
     upload("PUT");
 }
 
 #[test]
-fn a_post_survives_its_server() {
+fn post_survives_death_of_its_server() {
     upload("POST");
 }
 
-/// curl uploads 10 MB and the server dies in the middle: the same connection finishes, and the file is whole. Nothing of
-/// it shows before it is complete.
+/// curl uploads 10 MB and the server dies in the middle: the same connection finishes, and the file
+/// is complete. The file does not appear before that.
 fn upload(method: &str) {
     let Some(rig) = Rig::new() else { return };
     rig.client.shape("c0", RATE);

@@ -1,4 +1,5 @@
-//! `rivulet tls` as processes: its messages, its metrics, its end, and sessions that go from one replica to another.
+//! `rivulet tls` as processes: messages, metrics, exit, and sessions that resume at another
+//! replica.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -10,7 +11,7 @@ use std::thread;
 
 use crate::rig::RIVULET;
 
-/// A certificate for 127.0.0.1 and its key, by openssl.
+/// Creates a certificate for 127.0.0.1 and its key, with openssl.
 fn certificate(folder: &Path) -> (PathBuf, PathBuf) {
     let (chain, key) = (folder.join("site.pem"), folder.join("site.key"));
     let made = Command::new("openssl")
@@ -24,7 +25,7 @@ fn certificate(folder: &Path) -> (PathBuf, PathBuf) {
     (chain, key)
 }
 
-/// A server that answers each request with `hello` and closes.
+/// Starts a server that answers each request with `hello` and closes.
 fn server() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -70,7 +71,7 @@ impl Replica {
         Replica { child, address, log }
     }
 
-    /// What `openssl s_client` prints of one request.
+    /// The output of `openssl s_client` for one request.
     fn ask(&self, arguments: &[&str]) -> String {
         let mut client = Command::new("openssl")
             .args(["s_client", "-ign_eof", "-connect", &self.address.to_string()])
@@ -108,7 +109,7 @@ fn tls_session_resumes_at_another_process() {
         assert!(text.contains("New, TLS") && text.contains("hello"), "{text}");
         let text = replicas[1].ask(&[version, "-sess_in", session]);
         assert!(text.contains("Reused, TLS") && text.contains("hello"), "{text}");
-        // A process with keys of its own makes a new session.
+        // A process with its own ticket keys makes a new session.
         let text = replicas[2].ask(&[version, "-sess_in", session]);
         assert!(text.contains("New, TLS") && text.contains("hello"), "{text}");
     }

@@ -1,4 +1,5 @@
-//! Address tokens outlive the process that earned them. Needs root; skipped where namespaces cannot be made.
+//! Address tokens outlive the process that received them. Needs root; skipped if namespaces cannot
+//! be created.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use rivulet_transport::{TOKEN_LENGTH, WINDOW_TOKEN_LENGTH};
 
 use crate::rig::{RIVULET, Rig, shim, url};
 
-/// `rivulet get` of the file, by a user with this folder.
+/// Runs `rivulet get` of the file, as a user with this folder for state.
 fn get(rig: &Rig, state: &Path) -> Output {
     let mut command = rig.get(&["--json"]);
     command.env("RIVULET_STATE", state).arg("-o").arg(rig.out()).arg(url("file"));
@@ -23,7 +24,7 @@ fn kept(state: &Path) -> Vec<String> {
     text.lines().skip(1).map(str::to_owned).collect()
 }
 
-/// Responses that the server sent for one download more.
+/// Number of responses that the server sends for one download.
 fn responses(rig: &Rig, download: impl FnOnce()) -> u64 {
     let before = rig.metric("rivulet_responses_total");
     download();
@@ -39,7 +40,7 @@ fn rig() -> Option<(Rig, PathBuf, rivulet_pktio::testing::Process)> {
 }
 
 #[test]
-fn the_next_process_has_the_last_ones_token_and_leaves_another() {
+fn next_process_uses_and_renews_the_address_token() {
     let Some((rig, state, _server)) = rig() else { return };
     get(&rig, &state);
     let first = kept(&state);
@@ -50,7 +51,7 @@ fn the_next_process_has_the_last_ones_token_and_leaves_another() {
     get(&rig, &state);
     let second = kept(&state);
     assert!(second.len() == 1 && second != first, "{first:?}, {second:?}");
-    // Any program's, too.
+    // Any program's connections use the token, too.
     let mut command = rig.client.command(RIVULET);
     command.env("RIVULET_SHIM", shim()).env("RIVULET_STATE", &state);
     let out =
@@ -58,7 +59,8 @@ fn the_next_process_has_the_last_ones_token_and_leaves_another() {
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     let third = kept(&state);
     assert!(third.len() == 1 && third != second, "{second:?}, {third:?}");
-    // The server takes it: the SYN has the initial window for an answer, and some of that is for nothing.
+    // The server accepts the token: the SYN gets the initial window for its answer, including
+    // responses that carry nothing.
     rig.file("small", 3);
     let small = |state: &Path| {
         let mut command = rig.get(&["-q"]);
@@ -67,18 +69,19 @@ fn the_next_process_has_the_last_ones_token_and_leaves_another() {
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     };
     let with = responses(&rig, || small(&state));
-    // A second in which nothing runs here has a client ask again.
+    // If the machine pauses for a second, the client repeats its request, so the smallest count of
+    // several runs is used.
     let without = (0..8).map(|_| responses(&rig, || small(Path::new("")))).min().unwrap();
     assert!(with >= 10 && without < 5, "{with} and {without}");
 }
 
-/// Visible by the number of requested answers: a request of the first window brings up to ten where
-/// the token has a window, else two.
+/// The number of answered requests shows it: a request in the first window gets up to ten responses
+/// if the token has a window, otherwise two.
 #[test]
 fn next_process_resumes_the_returned_window() {
     let Some((rig, state, _server)) = rig() else { return };
     rig.file("file", 1_500_000);
-    // A server moves no window before it remembers a horizon.
+    // The server accepts a returned window only once it remembers a whole horizon.
     get(&rig, &state);
     let octets = |line: &str| line.rsplit(' ').next().unwrap().len() / 2;
     assert_eq!(octets(&kept(&state)[0]), TOKEN_LENGTH, "from a server that has just started");
@@ -89,7 +92,8 @@ fn next_process_resumes_the_returned_window() {
         rig.metric("rivulet_requests_total") - before
     };
     let without = requests(Path::new(""));
-    // A packet that is lost, or a second in which nothing runs here, costs the window: some of these begin with one.
+    // A lost packet or a pause of the machine costs the window, so several runs are made, of which
+    // some begin with one.
     let fewest = (0..8).map(|_| requests(&state)).min().unwrap();
     assert_eq!(octets(&kept(&state)[0]), WINDOW_TOKEN_LENGTH);
     assert!(fewest + 15 < without, "{fewest} requests with a window, {without} without");

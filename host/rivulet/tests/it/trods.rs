@@ -1,5 +1,5 @@
 //! `rivulet agent --plain-tcp` with a service of protected connections: it sends on them only while
-//! the ToR has it among the live members. Needs root; skipped where namespaces cannot be made.
+//! the ToR lists the replica as live. Needs root; skipped if namespaces cannot be created.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -23,7 +23,7 @@ fn connect(rig: &Rig, to: &str) -> TcpStream {
     in_netns(Some(rig.client.name()), || TcpStream::connect(to).unwrap()).unwrap()
 }
 
-/// A number of memcached's.
+/// A value of memcached's statistics.
 fn stat(rig: &Rig, name: &str) -> u64 {
     let mut stream = connect(rig, STORE);
     stream.write_all(b"stats\r\nquit\r\n").unwrap();
@@ -33,7 +33,8 @@ fn stat(rig: &Rig, name: &str) -> u64 {
     line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
 }
 
-/// Incarnation and number of each record of replica 2 in the store. Other keys of the replica have no two numbers.
+/// Incarnation and number of each record of replica 2 in the store. Other keys of the replica do
+/// not have two numbers.
 fn records(rig: &Rig) -> Vec<(u32, u32)> {
     let mut lines = BufReader::new(connect(rig, STORE));
     lines.get_mut().write_all(b"lru_crawler metadump all\r\n").unwrap();
@@ -45,7 +46,8 @@ fn records(rig: &Rig) -> Vec<(u32, u32)> {
     .collect()
 }
 
-/// Under which incarnation the agent stores. That of its heartbeats is another one if it was not answered for a while.
+/// The incarnation under which the agent stores records. That of its heartbeats differs if the
+/// agent got no answers for a while.
 fn incarnation(rig: &Rig) -> u32 {
     records(rig).first().expect("no record").0
 }
@@ -60,8 +62,8 @@ pub fn memcached(rig: &Rig) -> Option<Process> {
     Some(Process(command.stdout(Stdio::null()).spawn().unwrap()))
 }
 
-/// The service as replica 2 has it, with its records under this incarnation as far as the
-/// controller knows.
+/// The service as replica 2 gets it; `incarnation`: that of its records, as far as the controller
+/// knows.
 pub fn replicated(rig: &Rig, incarnation: u32) -> Service {
     let member = |replica: u32, last: u8, incarnation| PoolMember {
         replica,
@@ -110,14 +112,15 @@ fn answer(rig: &Rig, io: &mut AfPacket, beats: &[Heartbeat], alive: bool) {
     }
 }
 
-/// The ToR's next answers, and the heartbeats that it got.
+/// A fake ToR: its next answers, and what it has received.
 #[derive(Default)]
 pub struct Tor {
     pub alive: AtomicBool,
     stop: AtomicBool,
-    /// Incarnation of the last heartbeat that said that its replica is ready.
+    /// Incarnation of the last ready heartbeat.
     pub ready: AtomicU32,
-    /// How many did, and how many said that it is not, of a later process than one that had said that it is.
+    /// Number of ready heartbeats; and of heartbeats that were not ready although an earlier
+    /// process had sent ready ones.
     pub heard: AtomicU32,
     pub unready: AtomicU32,
 }
@@ -141,14 +144,15 @@ impl Tor {
         }
     }
 
-    /// Waits until the heartbeats of a new process are above the former one's: they begin by the
-    /// second.
+    /// Waits until a new process's heartbeats supersede the former one's: they use the second of
+    /// the start.
     pub fn pause(&self) {
         let second = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
         eventually("the next second", || second() > self.ready.load(Ordering::Relaxed).into());
     }
 
-    /// Waits until a replica is ready that is not this incarnation, and gives its own.
+    /// Waits until a process with another incarnation than `not` is ready, and returns its
+    /// incarnation.
     pub fn ready(&self, not: u32) -> u32 {
         let ready = || self.ready.load(Ordering::Relaxed);
         eventually("a ready heartbeat", || ready() != not);
@@ -193,14 +197,15 @@ fn replica_sends_only_stored_bytes_while_alive() {
         let mut got = Vec::new();
         stream.read_to_end(&mut got).unwrap();
         assert!(got.ends_with(&content) && got.starts_with(b"HTTP/1.0 200"));
-        // The record and how many there are; the former is gone with its connection.
+        // A record and the bound on their number were stored; the record is deleted with its
+        // connection.
         assert!(stat(&rig, "total_items") >= 2);
         drop(stream);
         eventually("the record is deleted", || records(&rig).is_empty());
     });
 }
 
-/// Connections of the server's kernel to this client in this state.
+/// Number of the server kernel's connections to this client in this state.
 fn sockets(rig: &Rig, state: &str, client: SocketAddr) -> usize {
     let port = client.port();
     rig.server.run(&format!("ss -Htn state {state} sport = :80 and dport = :{port}")).lines().count()
@@ -213,10 +218,11 @@ fn adopted_connection_outlives_its_agent() {
     let Some(rig) = Rig::new() else { return };
     let Some(_store) = memcached(&rig) else { return };
     keep(&rig, replicated(&rig, 0));
-    // Its address is not the agent's, which would take it along.
+    // The test adds the service's address, because the agent would remove it at its end.
     rig.server.ip("addr add 10.9.0.1/32 dev lo");
     let content = rig.file("small", 1000);
-    // The clock was set back since the last one began, which is as if all of them began within a second.
+    // The clock was set back since the last start, so all agents of this test seem to start within
+    // one second.
     std::fs::write(rig.dir.path().join("agent.sock.incarnation"), "4000000000\n").unwrap();
     let first = agent(&rig, &FLAGS[..1]);
     let python = rig.plain_server();
@@ -231,13 +237,13 @@ fn adopted_connection_outlives_its_agent() {
         eventually("its record", || records(&rig).len() == 1);
         let incarnation = incarnation(&rig);
         assert_eq!(incarnation, 4_000_000_001, "it takes a number that another one had");
-        // Its server dies, and there is another one.
+        // The web server dies, and another one starts.
         drop(python);
         assert_eq!(sockets(&rig, "established", client), 0);
         let _python = rig.plain_server();
         eventually("it is adopted", || sockets(&rig, "established", client) == 1);
 
-        // As a ToR does when an agent is not heard any more.
+        // Like a ToR that gets no heartbeats any more, this drops the replica's segments.
         rig.client.run("nft add table ip t");
         rig.client.run("nft add chain ip t i { type filter hook input priority 0 ; }");
         rig.client.run("nft add rule ip t i tcp sport 80 tcp flags & (fin|rst) != 0 drop");
@@ -275,18 +281,19 @@ fn adopted_connection_outlives_its_agent() {
     });
 }
 
-/// The ToR's answers are handled when they arrive, not only when the next heartbeat is due.
+/// The agent handles the ToR's answers when they arrive, not only when the next heartbeat is due.
 #[test]
-fn an_answer_does_not_wait_for_the_next_heartbeat() {
+fn tor_answer_is_handled_before_next_heartbeat() {
     let Some(rig) = Rig::new() else { return };
     let Some(_store) = memcached(&rig) else { return };
-    // Of the agent before there may be records, which are read when the ToR has answered.
+    // The former agent's records are read only after the ToR has answered; this interval between
+    // heartbeats is long.
     let seldom =
         Service { heartbeat_interval_us: 3_000_000, liveness_bound_us: 30_000_000, ..replicated(&rig, 7) };
     keep(&rig, seldom);
     let mut wire = AfPacket::open(&rig.client.interface("c0"), Config::default()).unwrap();
     let _agent = agent(&rig, FLAGS);
-    // The connection that it stores by stands before the second one.
+    // The agent's connection to the store is open before the second heartbeat is due.
     let (mut beats, mut asked) = (0, false);
     let deadline = Instant::now() + PATIENCE;
     while beats < 3 && !asked {

@@ -1,6 +1,6 @@
-//! `rivulet agent --plain-tcp` of a drained replica is stopped and started, as in an upgrade, under
-//! a connection that cannot move: heartbeats reach the ToR all the time, and the connection
-//! continues all the time. Needs root; skipped where namespaces cannot be made.
+//! `rivulet agent --plain-tcp` of a drained replica is stopped and started, as in an upgrade, while
+//! it has a connection that cannot move: heartbeats reach the ToR without a gap, and the connection
+//! continues. Needs root; skipped if namespaces cannot be created.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -15,8 +15,8 @@ use crate::agent::{agent, keep};
 use crate::rig::{Rig, SERVICE, request};
 use crate::trods::{Ends, FLAGS, Tor, memcached, replicated};
 
-/// The number of agents, and of processes in their place, that keep the kernel from resetting
-/// clients of other replicas.
+/// Number of processes, agents or stand-ins, with rules that keep the kernel from resetting clients
+/// of other replicas.
 fn second_chances(rig: &Rig) -> usize {
     rig.server.run("nft list tables netdev").lines().filter(|line| line.contains("rivulet_guard_")).count()
 }
@@ -31,7 +31,7 @@ fn service(rig: &Rig, drained: bool) -> Service {
 fn drained_replica_serves_through_an_agent_restart() {
     let Some(rig) = Rig::new() else { return };
     let Some(_store) = memcached(&rig) else { return };
-    // Its address is not the agent's.
+    // The test adds the service's address, because the agent would remove it at its end.
     rig.server.ip("addr add 10.9.0.1/32 dev lo");
     let content = rig.file("small", 1000);
     let _python = rig.plain_server();
@@ -55,8 +55,8 @@ fn drained_replica_serves_through_an_agent_restart() {
         tor.ready(0);
         first.stop();
         assert!(!socket.exists(), "others go on with what it has");
-        // Its programs stay for three seconds and send nothing: the client's TCP retransmits at
-        // growing intervals meanwhile.
+        // The former agent's BPF programs stay for three seconds and let nothing out; the client's
+        // TCP retransmits at growing intervals meanwhile.
         std::thread::sleep(std::time::Duration::from_millis(3500));
 
         keep(&rig, service(&rig, true));

@@ -1,4 +1,5 @@
-//! Several threads on the packet path of one replica. Needs root; skipped where namespaces cannot be made.
+//! Several threads on the packet path of one replica. Needs root; skipped if namespaces cannot be
+//! created.
 
 use std::process::{Child, Stdio};
 
@@ -8,11 +9,12 @@ use rivulet_pktio::filter::Rule;
 use rivulet_pktio::testing::eventually;
 use rivulet_pktio::{AfPacket, Config, Filter, Interface, PacketIo};
 
-/// Connections at a time: that all of them hash to one of two workers has the odds of 2 to the 19th against it.
+/// Number of connections: the probability that all of them hash to one of two workers is 2 to the
+/// power of -19.
 const CONNECTIONS: usize = 20;
 const METRICS: &str = "127.0.0.1:9464";
 
-/// Frames that each worker took.
+/// Number of frames that each worker received.
 fn frames(rig: &Rig) -> Vec<u64> {
     let page = rig.server.run(&format!("curl -sS http://{METRICS}/metrics"));
     let rows = page.lines().filter(|line| line.starts_with("rivulet_worker_frames_total{"));
@@ -25,10 +27,10 @@ fn download(rig: &Rig, n: usize) -> Child {
     command.arg(out).arg(url("file")).stderr(Stdio::inherit()).spawn().unwrap()
 }
 
-/// Many connections over two workers, both of them killed in the middle and started again: all finish, both workers
-/// took their share before and after, and nothing is left behind.
+/// Many connections over two workers, which are killed in the middle and started again: all
+/// connections finish, both workers get a share before and after, and nothing is left behind.
 #[test]
-fn connections_are_shared_by_workers_and_survive_them() {
+fn connections_survive_the_death_of_both_workers() {
     let Some(rig) = Rig::new() else { return };
     rig.server.run("tc qdisc add dev s0 root tbf rate 200mbit burst 64kb limit 512kb");
     let content = rig.file("file", 1_500_000);
@@ -39,7 +41,7 @@ fn connections_are_shared_by_workers_and_survive_them() {
         let part = rig.dir.path().join(format!("out{n}.part"));
         std::fs::metadata(part).map_or(0, |m| m.len())
     };
-    // All of them are in the middle, or done.
+    // Each download is in the middle, or complete.
     eventually("progress", || {
         (0..CONNECTIONS).all(|n| part(n) > 100_000 || downloads[n].try_wait().unwrap().is_some())
     });
@@ -54,7 +56,8 @@ fn connections_are_shared_by_workers_and_survive_them() {
         assert!(download.wait().unwrap().success(), "download {n}");
         assert!(std::fs::read(rig.dir.path().join(format!("out{n}"))).unwrap() == content, "download {n}");
     }
-    // Downloads that ended before the kill needed no second server: new connections for it.
+    // Downloads that ended before the kill did not use the second server, so new ones are started
+    // for it.
     let more: Vec<Child> = (0..CONNECTIONS).map(|n| download(&rig, n)).collect();
     for mut download in more {
         assert!(download.wait().unwrap().success());
@@ -64,7 +67,7 @@ fn connections_are_shared_by_workers_and_survive_them() {
     assert!(!rig.server.run("nft list tables netdev").contains("rivulet"), "everything was taken down");
 }
 
-/// One of the workers sends the heartbeats of all: their numbers go up.
+/// One of the workers sends the heartbeats of all: their sequence numbers increase.
 #[test]
 fn heartbeats_come_from_one_worker() {
     let Some(rig) = Rig::new() else { return };

@@ -1,5 +1,6 @@
-//! Which user's quotas count a process: a user can have 65,536 subordinate user ids and run processes under each of them, in user
-//! namespaces and by set-user-ID files that it made there. All of them are one account.
+//! Finds the account of a process, whose quotas count it. A user can own 65,536 subordinate user
+//! ids and run processes under each of them, in user namespaces and by set-user-ID files made
+//! there; all of them belong to one account.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -13,13 +14,13 @@ use parking_lot::Mutex;
 /// linux/nsfs.h
 const NS_GET_PARENT: libc::Ioctl = 0xb702;
 const NS_GET_OWNER_UID: libc::Ioctl = 0xb704;
-/// Nested user namespaces: user_namespaces(7).
+/// Maximum depth of nested user namespaces (user_namespaces(7)).
 const MAX_LEVELS: usize = 33;
-/// Longest subuid(5) and passwd(5) that are read, bytes.
+/// Limit on the size of subuid(5) and passwd(5), bytes.
 const MAX_FILE_BYTES: u64 = 8 << 20;
 
-/// The account of a process of this user: the owner of its user namespace if it is in another one than this process, and of
-/// a subordinate user id its owner by subuid(5); else the user itself.
+/// The account of a process of user `uid`: the owner of its user namespace, if that is not this
+/// process's own; the owner of a subordinate user id, by subuid(5); otherwise the user itself.
 ///
 /// # Errors
 /// The process has ended.
@@ -31,11 +32,11 @@ pub(super) fn account(uid: u32, pid: u32) -> io::Result<u32> {
     Ok(owner_of(owner.unwrap_or(uid), known.ranges(Path::new("/etc/subuid"), Path::new("/etc/passwd"))))
 }
 
-/// The ranges of the daemon; only one of its threads reads them.
+/// The daemon's copy of the two files; only one of its threads reads them.
 static KNOWN: Mutex<Subordinates> = Mutex::new(Subordinates { files: None, ranges: Vec::new(), reads: 0 });
 
-/// The contents of the two files until one of them changes, so that repeated connections do not
-/// read them again.
+/// The contents of the two files, until one of them changes: a new connection does not read them
+/// again.
 #[derive(Debug)]
 struct Subordinates {
     files: Option<[Option<Stamp>; 2]>,
@@ -63,8 +64,8 @@ impl Subordinates {
     }
 }
 
-/// The owner of a process's outermost user namespace below this process's own; none if they share
-/// one.
+/// The owner of a process's outermost user namespace below this process's own; `None` if both are
+/// in the same namespace.
 fn namespace_owner(pid: u32) -> io::Result<Option<u32>> {
     let identity = |fd: BorrowedFd<'_>| {
         rustix::fs::fstat(fd).map(|stat| (stat.st_dev, stat.st_ino)).map_err(io::Error::from)
@@ -75,12 +76,12 @@ fn namespace_owner(pid: u32) -> io::Result<Option<u32>> {
         return Ok(None);
     }
     for _ in 0..MAX_LEVELS {
-        // SAFETY: it takes no argument and returns a descriptor.
+        // SAFETY: the call takes no argument and returns a descriptor.
         let parent = unsafe { libc::ioctl(at.as_raw_fd(), NS_GET_PARENT) };
         if parent < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the kernel has just made it for this process.
+        // SAFETY: the kernel has just created this descriptor for this process.
         let parent = unsafe { OwnedFd::from_raw_fd(parent) };
         if identity(parent.as_fd())? == own {
             let mut owner: libc::uid_t = 0;
@@ -106,13 +107,14 @@ fn owner_of(uid: u32, ranges: &[Range]) -> u32 {
     range.map_or(uid, |range| range.owner)
 }
 
-/// The lines of subuid(5), with the names of passwd(5). A name that is not there owns its ranges by their first id.
+/// Parses subuid(5), with the names from passwd(5). If a name is not in passwd(5), its ranges
+/// belong to their first id.
 fn parse(subuid: &str, passwd: &str) -> Vec<Range> {
     let users = passwd.lines().rev().filter_map(|line| {
         let mut fields = line.split(':');
         Some((fields.next()?, fields.nth(1)?.parse::<u32>().ok()?))
     });
-    // The first line of a name is the one that counts.
+    // Of several lines with one name, the first one counts.
     let known: HashMap<&str, u32> = users.collect();
     let line = |line: &str| {
         let mut fields = line.trim().split(':');

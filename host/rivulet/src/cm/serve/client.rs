@@ -1,4 +1,5 @@
-//! One client of the daemon, and the calls made for a client that may not run BPF programs.
+//! One client of the daemon, and the calls that the daemon makes for a client that may not call
+//! bpf(2).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,14 +11,14 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::peer::{self, Peer};
 
-/// Calls of one client before others have their turn.
+/// Number of calls of one client before other clients are served.
 const TURN: usize = 16;
 
 #[derive(Debug)]
 pub(super) struct Client {
     pub peer: Peer,
     pub socket: Option<OwnedFd>,
-    /// Whether the daemon calls the BPF programs for it, because it may not.
+    /// Whether the daemon calls the BPF programs for the client, because the client may not.
     proxied: bool,
 }
 
@@ -26,14 +27,15 @@ impl Client {
         Client { peer, socket, proxied: false }
     }
 
-    /// Gives it what it needs.
+    /// Sends the client its id and the descriptors that it needs.
     pub fn welcome(&self, id: u32, calls: &Calls, ring: BorrowedFd<'_>) -> io::Result<()> {
         let Some(socket) = &self.socket else { return Ok(()) };
         let [open, call, bulk] = calls.programs();
         Welcome { client: id, ring: RING }.send(socket.as_fd(), [open, call, bulk, ring])
     }
 
-    /// Handles its requests; false if it has exited or sent something malformed.
+    /// Processes the client's requests; returns `false` if it has exited or sent something
+    /// malformed.
     pub fn hear(&mut self, id: u32, calls: &Calls) -> bool {
         for _ in 0..TURN {
             let Some(socket) = &self.socket else { return true };

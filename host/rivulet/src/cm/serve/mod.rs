@@ -1,8 +1,8 @@
-//! `rivulet cm serve`: lets programs of users in to the Congestion Manager's calls.
+//! `rivulet cm serve`: admits users' programs to the Congestion Manager's calls.
 //!
-//! All state is in pinned maps: this process may be killed at any time, and the next one finds the
-//! clients. A client ends with its connection or its process; a client of an earlier daemon has no
-//! connection any more.
+//! All state is in pinned BPF maps: this process may be killed at any time, and the next one finds
+//! the clients. A client ends with its connection or its process; a client of an earlier daemon has
+//! no connection any more.
 
 mod account;
 mod client;
@@ -41,35 +41,39 @@ pub(super) struct ServeArgs {
     #[arg(long, value_name = "PATH", default_value = libcm::daemon::SOCKET)]
     socket: PathBuf,
 
-    /// The cgroup (version 2) in which programs' datagrams are counted; others' windows never grow [default: the root]
+    /// The cgroup (version 2) in which programs' datagrams are counted; the windows of programs in
+    /// other cgroups never grow [default: the root]
     #[arg(long, value_name = "DIRECTORY")]
     cgroup: Option<PathBuf>,
 
-    /// An admitted user; repeat for more [default: all]
+    /// A user to admit; may be repeated [default: all users]
     #[arg(long = "user", value_name = "UID")]
     users: Vec<u32>,
 
-    /// Maximum number of flows of a user, with its subordinate user ids, at the same time
+    /// Maximum number of simultaneous flows of a user and its subordinate user ids
     #[arg(long, value_name = "COUNT", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=32_768))]
     flows: u32,
 
-    /// Maximum number of programs of a user, with its subordinate user ids, at the same time; each takes 80 KiB of the kernel's memory
+    /// Maximum number of simultaneous programs of a user and its subordinate user ids; each takes
+    /// 80 KiB of the kernel's memory
     #[arg(long, value_name = "COUNT", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     programs: u32,
 
-    /// Maximum number of programs of all users at the same time; the default limits the kernel's memory for them to 80 MiB
+    /// Maximum number of simultaneous programs of all users; the default limits the kernel's memory
+    /// for them to 80 MiB
     #[arg(long, value_name = "COUNT", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=4096))]
     all_programs: u32,
 
-    /// A user with reserved places for --programs programs; repeat for more
+    /// A user with --programs reserved places; may be repeated
     #[arg(long = "reserve", value_name = "UID")]
     reserved: Vec<u32>,
 
-    /// Maximum number of destinations of all users with kept windows, which bounds the kernel's memory for them: 8 KiB each
+    /// Maximum number of destinations with kept windows, of all users; each takes 8 KiB of the
+    /// kernel's memory
     #[arg(long, value_name = "COUNT", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     destinations: u32,
 
-    /// First window of a destination of which nothing is known, packets
+    /// Initial window of a destination without known state, packets
     #[arg(long, value_name = "PACKETS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100))]
     initial_window: u32,
 }
@@ -89,23 +93,24 @@ pub(super) fn run(folder: &Path, args: &ServeArgs) -> anyhow::Result<()> {
     let _alone = alone(&args.socket)?;
     let calls = calls(folder, args)?;
     let mut door = Door::open(calls, args)?;
-    eprintln!("programs are let in at {}", args.socket.display());
+    eprintln!("programs are admitted at {}", args.socket.display());
     tell_ready();
     while !stopped() {
         door.turn()?;
     }
-    // Pins stay: clients continue, and the next process finds them.
+    // The pins stay: clients continue, and the next process finds them.
     let _ = fs::remove_file(&args.socket);
     Ok(())
 }
 
-/// One process a socket, as long as the file is open.
+/// Makes sure that only one process serves at a socket, by a lock that is held while the returned
+/// file is open.
 fn alone(socket: &Path) -> anyhow::Result<fs::File> {
     let folder = socket.parent().ok_or_else(|| anyhow!("{} is in no folder", socket.display()))?;
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let path = socket.with_extension("lock");
-    // A user who can open it can lock it and so block this process: it is readable for this user
-    // only.
+    // Any user who can open the file can lock it and so block this process, so it is readable for
+    // this user only.
     let mut options = fs::File::options();
     options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
     let file = options.open(&path).with_context(|| format!("cannot make {}", path.display()))?;
@@ -122,7 +127,7 @@ fn calls(folder: &Path, args: &ServeArgs) -> anyhow::Result<Calls> {
     if let Some(calls) = Calls::pinned(folder).map_err(|e| anyhow!("{e}"))? {
         return Ok(calls);
     }
-    // What a process left that was killed as it began.
+    // Removes the pins of a process that was killed during its start.
     Calls::unpin(folder).map_err(|e| anyhow!("{e}"))?;
     let default = CallOptions::default();
     let options = CallOptions {
@@ -151,7 +156,8 @@ impl<'a> Door<'a> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         match fs::symlink_metadata(&args.socket) {
-            // What a process left that was killed: none serves there, or this one had not begun.
+            // The socket was left by a process that was killed: the lock shows that no process
+            // serves there.
             Ok(found) if found.file_type().is_socket() => fs::remove_file(&args.socket)?,
             Ok(_) => bail!(
                 "{} is there and not a socket: remove it, or give another --socket",
@@ -171,7 +177,7 @@ impl<'a> Door<'a> {
         Ok(door)
     }
 
-    /// Finds the clients of an earlier process.
+    /// Finds the clients of an earlier process in the pinned maps.
     fn find(&mut self) -> anyhow::Result<()> {
         for known in self.calls.clients().map_err(|e| anyhow!("{e}"))? {
             match Peer::of(known.pid, known.uid, known.account).filter(|peer| peer.started == known.started) {
@@ -211,15 +217,15 @@ impl<'a> Door<'a> {
         Ok(())
     }
 
-    /// Admits a client, or reports why not.
+    /// Admits a client, or logs why it is refused.
     fn admit(&mut self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = match rustix::net::accept_with(&self.listener, flags) {
             Ok(socket) => socket,
             Err(e) => {
                 if matches!(e, rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) {
-                    tracing::warn!("nobody is let in: {e}");
-                    // A waiting connection would make the loop spin.
+                    tracing::warn!("no program is admitted: {e}");
+                    // Without the pause the loop would spin, because the connection still waits.
                     std::thread::sleep(Duration::from_millis(100));
                 }
                 return;
@@ -239,7 +245,7 @@ impl<'a> Door<'a> {
             Ok(())
         });
         if let Err(why) = admitted {
-            tracing::warn!("nobody is let in: {why}");
+            tracing::warn!("no program is admitted: {why}");
         }
     }
 
@@ -263,7 +269,7 @@ impl<'a> Door<'a> {
         Ok(peer)
     }
 
-    /// A client calls through this process, or its connection ended.
+    /// Processes a client that calls through this process, or the end of its connection.
     fn hear(&mut self, id: u32) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         if !client.hear(id, &self.calls) {
@@ -271,7 +277,7 @@ impl<'a> Door<'a> {
         }
     }
 
-    /// One is gone: its flows are closed.
+    /// Closes the flows of a client that is gone.
     fn evict(&mut self, id: u32) {
         self.clients.remove(&id);
         match self.calls.evict(id) {

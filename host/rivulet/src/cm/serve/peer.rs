@@ -14,16 +14,16 @@ use super::account::account;
 const SO_NETNS_COOKIE: libc::c_int = 71;
 const SO_PEERPIDFD: libc::c_int = 77;
 
-/// A process.
+/// A client's process.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub uid: u32,
-    /// The user with the quota that counts it.
+    /// The account, whose quotas count the process.
     pub account: u32,
     pub pid: u32,
-    /// Can be read from when it has ended.
+    /// A pidfd: readable when the process has ended.
     pub process: OwnedFd,
-    /// When it began, clock ticks since the machine did.
+    /// Start time of the process, clock ticks since boot.
     pub started: u64,
 }
 
@@ -33,7 +33,8 @@ impl Peer {
         let credentials = socket_peercred(socket)?;
         let pid = credentials.pid.as_raw_nonzero().get() as u32;
         let gone = || io::Error::other("the process has ended already");
-        // Before Linux 6.5 its number could be another's by now, which would have to end for its flows to be closed.
+        // Before Linux 6.5: by number. If another process has the number by now, the flows end only
+        // with that process.
         let process = match option::<libc::c_int>(socket, SO_PEERPIDFD) {
             // SAFETY: a descriptor that was just created and has no other owner.
             Ok(fd) => unsafe { OwnedFd::from_raw_fd(fd) },
@@ -49,14 +50,14 @@ impl Peer {
         Ok(Peer { uid, account, pid, process, started })
     }
 
-    /// A process by its number; none if there is none.
+    /// A process by its number; `None` if it does not exist.
     pub fn of(pid: u32, uid: u32, account: u32) -> Option<Peer> {
         let process = pidfd_open(Pid::from_raw(pid as i32)?, PidfdFlags::empty()).ok()?;
         Some(Peer { uid, account, pid, process, started: started(pid)? })
     }
 }
 
-/// Cookie of the network namespace in which a connected socket's other end was made.
+/// Cookie of the network namespace in which the other end of a connected socket was created.
 pub(super) fn netns(socket: BorrowedFd<'_>) -> io::Result<u64> {
     option(socket, SO_NETNS_COOKIE)
 }
@@ -77,11 +78,12 @@ fn option<T: Copy>(socket: BorrowedFd<'_>, name: libc::c_int) -> io::Result<T> {
     if rc < 0 || length as usize != size_of::<T>() {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel wrote all of it, and any bytes are valid whole numbers.
+    // SAFETY: the kernel wrote all of it, and any bytes are valid integers.
     Ok(unsafe { value.assume_init() })
 }
 
-/// proc_pid_stat(5): the 22nd field; the second is a name in brackets, in which there may be anything.
+/// The 22nd field of proc_pid_stat(5). The second field is a name in brackets, which may contain
+/// any characters.
 fn started(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     parse(&stat)

@@ -1,4 +1,4 @@
-//! CM-UDP sockets: datagrams wait in the library's queue.
+//! The style CM-UDP: datagrams wait in the library's queue.
 
 use libcm::{Client, CmUdp, Event};
 
@@ -10,7 +10,7 @@ use crate::cm_udp::flight::Flight;
 use crate::cm_udp::outcome::{Calls, Outcome};
 use crate::cm_udp::socket::{Clock, Socket, TURN};
 
-/// Datagrams that wait at most.
+/// Limit on the datagrams in the queue.
 const QUEUE: usize = 64;
 
 pub(super) fn run(args: &SendArgs, client: &mut Client) -> Result<Outcome, Failure> {
@@ -41,7 +41,7 @@ pub(super) fn run(args: &SendArgs, client: &mut Client) -> Result<Outcome, Failu
             if !matches!(event, Event::Send(_)) {
                 continue;
             }
-            // It is sent now: an answer may be there when this returns.
+            // The datagram is sent before this call returns, and its answer may already be there.
             let now = clock.now();
             if udp.granted(client).map_err(of)? {
                 lane.flight.send(now);

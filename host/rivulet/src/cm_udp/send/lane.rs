@@ -27,14 +27,14 @@ impl Lane {
         Ok(Lane { socket, flow, flight: Flight::new(args.size) })
     }
 
-    /// The next datagram leaves.
+    /// Records that the next datagram is sent.
     pub(super) fn send(&mut self, clock: Clock) -> Result<(), Failure> {
         let number = self.flight.sent();
         self.flight.send(clock.now());
         self.socket.send(number)
     }
 
-    /// Reports the answers to the manager; returns whether there were any.
+    /// Reports answers to the manager; returns whether there were any.
     pub(super) fn hear(
         &mut self,
         client: &mut Client,

@@ -26,7 +26,7 @@ struct Report<'a> {
     count: u64,
     echo: bool,
     seconds: f64,
-    /// Processor time, in this process and in the kernel for it.
+    /// Processor time of this process, and of the kernel on its behalf.
     cpu_seconds: f64,
     us_a_packet: f64,
     #[serde(flatten)]
@@ -72,7 +72,7 @@ pub(super) fn run(args: &SendArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Runs it and returns its duration and its processor time, seconds.
+/// Runs it; returns the result, its duration and its processor time in seconds.
 fn timed(run: impl FnOnce() -> Result<Outcome, Failure>) -> Result<(Outcome, f64, f64), Failure> {
     let (clock, before) = (Clock::start(), processor());
     let outcome = run()?;

@@ -1,4 +1,4 @@
-//! How long a sender waits for its receiver.
+//! Timeouts of a sender that waits for its receiver.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub(super) const SILENCE: Duration = Duration::from_secs(1);
 /// Consecutive [`SILENCE`]s after which the receiver counts as absent.
 const SILENCES: u32 = 5;
 
-/// Waits for something to happen, and counts how often nothing did.
+/// Waits for events, and counts consecutive timeouts.
 pub(super) struct Patience {
     waiter: Waiter,
     silences: u32,
@@ -26,7 +26,7 @@ impl Patience {
         Patience { waiter: Waiter::new(client, sockets.map(|s| &s.udp)), silences: 0 }
     }
 
-    /// Something came.
+    /// Resets the count, because something arrived.
     pub(super) fn reset(&mut self) {
         self.silences = 0;
     }
@@ -37,7 +37,7 @@ impl Patience {
         self.waiter.wait(time).map(drop)
     }
 
-    /// False: nothing happened for as long as an answer may take.
+    /// Waits for an event; returns `false` if none occurred within [`SILENCE`].
     pub(super) fn wait(&mut self, calls: &mut Calls, args: &SendArgs) -> Result<bool, Failure> {
         calls.wait += 1;
         if self.waiter.wait(SILENCE)? {

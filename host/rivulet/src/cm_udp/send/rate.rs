@@ -1,4 +1,4 @@
-//! Rate callback: a clock sends, at the rate of the callbacks.
+//! The style of rate callbacks: a timer sends, at the rate that callbacks report.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use crate::cm_udp::failure::Failure;
 use crate::cm_udp::outcome::{Calls, Outcome};
 use crate::cm_udp::socket::{Clock, TURN};
 
-/// Changes of the rate that make a callback.
+/// Relative changes of the rate that cause a callback.
 const THRESHOLDS: Thresholds =
     Thresholds { rate_down: 0.95, rate_up: 1.05, rtt_down: 0.0, rtt_up: f64::INFINITY };
-/// When the timer fires late, the packets missed meanwhile are sent at once: those of at most this
-/// time, ns.
+/// When the timer fires late, the missed packets are sent at once, but only those of the last
+/// `LATE` nanoseconds.
 const LATE: u64 = 1_000_000;
-/// Packets that are sent before any rate is known.
+/// Packets that are sent before a rate is known.
 const FIRST: u64 = 2;
 
 pub(super) fn run(args: &SendArgs, client: &mut Client) -> Result<Outcome, Failure> {
@@ -65,21 +65,21 @@ pub(super) fn run(args: &SendArgs, client: &mut Client) -> Result<Outcome, Failu
     outcome(client, lane.flow, std::iter::once(&lane.flight), calls)
 }
 
-/// When the next packet may leave.
+/// Computes when the next packet may be sent.
 struct Pacer {
     /// Time between two packets, ns; 0: no rate is known.
     interval: u64,
-    /// ns
+    /// Time of the next packet, ns.
     next: u64,
 }
 
 impl Pacer {
-    /// Sends packets of `size` bytes at `rate` bytes a second from now on.
+    /// Sets the size of packets in bytes, and the rate in bytes a second.
     fn tell(&mut self, size: u64, rate: u64) {
         self.interval = (size * 1_000_000_000 / rate.max(1)).max(1);
     }
 
-    /// ns until then; none: now.
+    /// Nanoseconds until the next packet; `None`: send it now.
     fn wait(&self, now: u64) -> Option<u64> {
         self.next.checked_sub(now).filter(|wait| *wait > 0)
     }
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packets_leave_at_the_rate_and_lateness_is_made_up_for_within_bounds() {
+    fn pacer_keeps_the_rate_and_limits_catching_up() {
         let mut pacer = Pacer { interval: 0, next: 0 };
         pacer.tell(1000, 10_000_000);
         assert_eq!(pacer.interval, 100_000);
@@ -107,7 +107,7 @@ mod tests {
             count
         };
         let start = 1 << 40;
-        // As much as a millisecond's at first.
+        // The packets of one millisecond at once, at first.
         assert_eq!(sent(&mut pacer, start), 11);
         assert_eq!(pacer.wait(start), Some(100_000));
         assert_eq!(sent(&mut pacer, start + 500_000), 5);

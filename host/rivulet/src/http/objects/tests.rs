@@ -27,7 +27,7 @@ fn identity_is_content_not_inode() {
 }
 
 #[test]
-fn a_changed_file_is_another_object_and_a_cut_one_is_noticed() {
+fn changed_file_gets_a_new_identity() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x");
     std::fs::write(&path, vec![1; 200_000]).unwrap();
@@ -40,7 +40,7 @@ fn a_changed_file_is_another_object_and_a_cut_one_is_noticed() {
     assert_eq!(found(&objects, "/x").identity().size, 10);
 }
 
-/// A thread's own table sees a change as soon as that of all, whichever of them notices it.
+/// A thread's own table sees a change as soon as the common one, whichever of them noticed it.
 #[test]
 fn thread_cache_sees_changes_at_once() {
     let dir = tempfile::tempdir().unwrap();
@@ -53,7 +53,7 @@ fn thread_cache_sees_changes_at_once() {
     std::fs::write(&path, "newer").unwrap();
     std::thread::sleep(Duration::from_micros(RECHECK + 1000));
     let mut new = found(&two, "/x");
-    // On a busy machine the threads that look may be late.
+    // On a busy machine the threads that check files may be late.
     while new.identity().size != 5 {
         std::thread::sleep(Duration::from_millis(5));
         new = found(&two, "/x");
@@ -79,7 +79,7 @@ fn content(objects: &Objects, path: &str, identity: Identity) -> Option<Arc<Obje
 }
 
 #[test]
-fn a_log_that_grows_is_served_as_long_as_it_was() {
+fn growing_log_is_served_with_its_former_length() {
     for size in [1000, 200_000] {
         let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let text: Vec<u8> = (0..size).map(|n| (n % 251) as u8).collect();
@@ -94,7 +94,8 @@ fn a_log_that_grows_is_served_as_long_as_it_was() {
         }
         std::thread::sleep(Duration::from_micros(STALE + 1000));
         assert_eq!(found(&one, "/log").identity().size, size + 13);
-        // Also another replica, which has seen the longer one alone.
+        // A second replica serves the former length as well, although it has only seen the longer
+        // file.
         for objects in [&one, &two] {
             let object = content(objects, "/log", begun).unwrap();
             let mut out = vec![0; text.len()];
@@ -107,7 +108,7 @@ fn a_log_that_grows_is_served_as_long_as_it_was() {
 }
 
 #[test]
-fn nothing_outside_is_reachable() {
+fn files_outside_the_root_are_unreachable() {
     let outer = tempfile::tempdir().unwrap();
     std::fs::write(outer.path().join("secret"), "s").unwrap();
     let dir = outer.path().join("www");

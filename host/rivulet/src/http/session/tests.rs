@@ -31,8 +31,8 @@ const PIPELINE: &[u8] = b"GET /a HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\
         GET /none HTTP/1.1\r\nHost: h\r\n\r\nGET /b HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\nGET /a HTTP/1.1\r\n";
 
 proptest! {
-    /// Pipelined requests, cut anywhere, with the state in a continuation between any two packets and
-    /// at most one promise a packet, give the output of one piece.
+    /// Pipelined requests that are cut anywhere, with the state in a continuation between any two
+    /// packets and at most `limit` promises each, give the output of one piece.
     #[test]
     fn pipelines_do_not_depend_on_packets(size in 1usize..200, limit in 1usize..4) {
         let (_dir, site) = store();
@@ -73,7 +73,7 @@ fn finished_input_closes_after_complete_requests() {
 }
 
 #[test]
-fn content_being_hashed_is_waited_for_without_losing_the_request() {
+fn request_waits_while_content_is_hashed() {
     let (dir, mut site) = store();
     site.objects = site.objects.for_thread().patient_for(std::time::Duration::ZERO);
     std::fs::write(dir.path().join("long"), vec![1; 3 << 20]).unwrap();
@@ -93,8 +93,8 @@ fn content_being_hashed_is_waited_for_without_losing_the_request() {
     panic!("never hashed");
 }
 
-/// An upload with its packets backwards and twice, each with the continuation from after the
-/// head; then another request on the same connection.
+/// The packets of an upload arrive in reverse order and twice, each with the continuation from
+/// after the head; then another request follows on the connection.
 #[test]
 fn upload_is_read_in_any_packet_order() {
     let (dir, site) = store();

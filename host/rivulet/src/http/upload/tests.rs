@@ -9,10 +9,10 @@ fn upload(length: u64, path: &str) -> Upload {
 }
 
 proptest! {
-    /// Pieces in any order, some twice, written through two replicas: the file appears with the last
-    /// piece and not before, whole, and every repeat gets the same answer.
+    /// Pieces in any order, some twice, are written through two replicas. The file appears,
+    /// complete, only with the last piece, and every repetition gets the same answer.
     #[test]
-    fn pieces_come_in_any_order(
+    fn pieces_in_any_order_make_the_file(
         order in Just((0..40u64).collect::<Vec<_>>()).prop_shuffle(),
         again in prop::collection::vec(0usize..40, 0..10),
     ) {
@@ -37,7 +37,7 @@ proptest! {
 }
 
 #[test]
-fn uploads_reach_nothing_outside_through_links() {
+fn uploads_cannot_leave_the_storage_through_links() {
     let outer = tempfile::tempdir().unwrap();
     let (outside, dir) = (outer.path().join("outside"), outer.path().join("storage"));
     std::fs::create_dir(&outside).unwrap();
@@ -62,7 +62,7 @@ fn uploads_reach_nothing_outside_through_links() {
             error.kind() == ErrorKind::PermissionDenied || error.raw_os_error() == Some(libc::ELOOP);
         assert!(refused, "{path}: {error}");
     }
-    // A link in the file's place is replaced, and is no answer to whether there was a file.
+    // A symbolic link at the file's path is replaced, and counts as an existing file.
     assert_eq!(put("/last").unwrap(), Some(Written::Completely { replaced: true }));
     assert_eq!(put("/within/a/new").unwrap(), WHOLE);
     assert_eq!(std::fs::read(dir.join("inside/a/new")).unwrap(), b"ours");
@@ -73,7 +73,7 @@ fn uploads_reach_nothing_outside_through_links() {
 }
 
 #[test]
-fn a_file_that_is_to_be_created_replaces_none() {
+fn upload_with_if_none_match_replaces_no_file() {
     let dir = tempfile::tempdir().unwrap();
     let uploads = Uploads::open(dir.path(), Limits::default()).unwrap();
     let create = |id: u8| Upload { id: [id; 16], create: true, ..upload(3, "/new") };
@@ -84,18 +84,19 @@ fn a_file_that_is_to_be_created_replaces_none() {
 }
 
 #[test]
-fn a_process_that_died_while_finishing_is_made_good() {
+fn upload_is_finished_after_death_during_rename() {
     let dir = tempfile::tempdir().unwrap();
     let uploads = Uploads::open(dir.path(), Limits { body: 100, ..Limits::default() }).unwrap();
     let upload = upload(4, "/file");
     assert_eq!(uploads.write(&upload, 0, b"ab").unwrap(), PART);
-    // As it stands when the process that had the last piece died: before the rename, and behind it.
+    // The state after the death of the process that had the last piece: before the rename, and
+    // after it.
     let at = |end: &str| dir.path().join(format!("{FOLDER}/{:032x}.{end}", u128::from_be_bytes([7; 16])));
     for renamed in [false, true] {
         std::fs::write(if renamed { dir.path().join("file") } else { at("data") }, "abcd").unwrap();
         std::fs::write(at("map"), [&MOVING[..], &[0; 8]].concat()).unwrap();
         let _ = std::fs::remove_file(at("done"));
-        // The last piece comes again, and then an early one.
+        // The client repeats the last piece, and then an early one.
         assert_eq!(uploads.write(&upload, 2, b"cd").unwrap(), WHOLE);
         assert_eq!(uploads.write(&upload, 0, b"ab").unwrap(), WHOLE);
         assert!(at("done").exists() && !at("map").exists() && !at("data").exists());
@@ -158,7 +159,7 @@ fn unfinished_uploads_are_bounded_across_replicas() {
     assert_eq!(left(dir.path()).len(), 2, "nothing is left of it");
     assert_eq!(replicas[1].write(&named(3, 40), 0, b"ab").unwrap(), PART);
     assert_eq!(replicas[1].write(&named(1, 60), 2, b"ab").unwrap(), PART, "one that was admitted goes on");
-    // Finished and abandoned uploads make room.
+    // Finished and abandoned uploads make room for new ones.
     assert_eq!(replicas[0].write(&named(3, 40), 2, &[0; 38]).unwrap(), WHOLE);
     replicas[0].store.sweep(SystemTime::now() + Duration::from_secs(1100)).unwrap();
     assert_eq!(replicas[0].write(&named(4, 100), 0, b"ab").unwrap(), PART);
@@ -173,7 +174,8 @@ fn number_of_unfinished_uploads_is_bounded() {
         long[..4].copy_from_slice(&id.to_be_bytes());
         Upload { id: long, ..upload(2, &format!("/{id}")) }
     };
-    // Notes of two bytes' uploads, as other replicas made them; damaged ones count, and keep no other out before that.
+    // Maps of two-byte uploads, as other replicas made them. Damaged maps count too, but do not
+    // block others below the limit.
     let folder = dir.path().join(FOLDER);
     std::fs::write(folder.join("damaged.map"), b"rv").unwrap();
     for id in 0..MAX_UNFINISHED - 3 {
@@ -188,7 +190,7 @@ fn number_of_unfinished_uploads_is_bounded() {
 }
 
 #[test]
-fn a_file_that_was_there_is_replaced() {
+fn upload_replaces_an_existing_file() {
     let dir = tempfile::tempdir().unwrap();
     let uploads = Uploads::open(dir.path(), Limits::default()).unwrap();
     for (id, replaced) in [(1, false), (2, true)] {

@@ -1,8 +1,9 @@
 //! Bytes and number of all unfinished uploads, in a separate file beside the uploads' maps.
 //!
-//! Replicas change the totals under the folder's lock. So admitting an upload opens one file, however many others are unfinished.
-//! A process that dies between its change of the totals and of an upload leaves them too high; each sweep of the
-//! folder counts all uploads again ([`Store::recount`]).
+//! Replicas change the totals under the folder's lock, so admitting an upload opens one file,
+//! however many others are unfinished. A process that dies between changing the totals and changing
+//! an upload leaves them too high; each sweep of the folder counts all uploads again
+//! ([`Store::recount`]).
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
@@ -36,7 +37,8 @@ impl Totals {
 }
 
 impl Store {
-    /// Adds an upload of this length to the totals, and notes it. Fails with `QuotaExceeded` if there is no room for it.
+    /// Adds an upload of this length to the totals, and calls `note` to record it. Fails with
+    /// `QuotaExceeded` if there is no room for it.
     pub(super) fn admit_one(&self, length: u64, note: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         self.locked(|file| {
             let mut totals = self.totals(file)?;
@@ -50,7 +52,7 @@ impl Store {
         })
     }
 
-    /// Ends an upload of this length by `rename`, and takes it out of the totals.
+    /// Ends an upload of this length by `rename`, and subtracts it from the totals.
     pub(super) fn end_one(&self, length: u64, rename: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         self.locked(|file| {
             let Totals { bytes, count } = self.totals(file)?;
@@ -79,7 +81,7 @@ impl Store {
     fn count(&self) -> io::Result<Totals> {
         let mut totals = Totals::default();
         for name in self.names()?.iter().filter(|name| name.ends_with(".map")) {
-            // A finished upload's map has another name by now.
+            // A finished upload's map has another name.
             let Ok(mut notes) = self.open(name, OFlags::empty()) else { continue };
             // An empty map belongs to an upload that is not admitted yet.
             if notes.metadata()?.len() == 0 {
@@ -156,7 +158,7 @@ mod tests {
         std::fs::write(&file, b"dam").unwrap();
         uploads.write(&upload(3, 5), 0, b"a").unwrap();
         assert_eq!(totals(), (15, 2));
-        // As a process leaves them that dies in between.
+        // The totals that a process leaves if it dies between the two changes.
         std::fs::write(&file, [u64::MAX.to_be_bytes(); 2].concat()).unwrap();
         assert_eq!(uploads.write(&upload(4, 1), 0, b"").unwrap_err().kind(), ErrorKind::QuotaExceeded);
         uploads.store.sweep(SystemTime::now()).unwrap();

@@ -23,7 +23,7 @@ fn old_clients_are_served() {
     let objects = Objects::open(dir.path()).unwrap();
     let uploads = Some(crate::http::Uploads::open(dir.path(), crate::http::Limits::default()).unwrap());
     let address = listen("127.0.0.1:0".parse().unwrap(), Site { objects, uploads }).unwrap();
-    // Persistent, pipelined, the second one longer than any buffer.
+    // Persistent and pipelined; the second answer is longer than any buffer.
     let request =
         "GET /a HTTP/1.1\r\nHost: h\r\n\r\nGET /long HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n";
     for shut in [false, true] {
@@ -41,7 +41,8 @@ fn old_clients_are_served() {
     assert!(out.starts_with(b"HTTP/1.1 400 "));
 }
 
-/// A listener with these limits, a file of 20 MB and uploads; the folder and how connections ended.
+/// A listener with these limits, a file of 20 MB, and uploads; returns its folder, address and
+/// table of connections.
 fn limited(limits: Limits) -> (tempfile::TempDir, SocketAddr, Connections) {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("long"), vec![7; 20_000_000]).unwrap();
@@ -54,7 +55,7 @@ fn limited(limits: Limits) -> (tempfile::TempDir, SocketAddr, Connections) {
     (dir, address, connections)
 }
 
-/// A connection on which this was sent.
+/// Opens a connection and sends these bytes.
 fn hold(address: SocketAddr, sent: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -71,7 +72,7 @@ fn slow_body_ends_at_its_deadline() {
     let limits = Limits { head: SHORT, least_rate: 1 << 20, ..Limits::default() };
     let (_dir, address, connections) = limited(limits);
     let mut stream = hold(address, BODY);
-    // Often enough that no single read waits for long.
+    // Often enough that no single read times out.
     eventually("it is closed", || {
         std::thread::sleep(Duration::from_millis(20));
         stream.write_all(b"x").is_err()
@@ -81,7 +82,7 @@ fn slow_body_ends_at_its_deadline() {
 }
 
 #[test]
-fn answer_that_is_not_taken_ends_at_its_deadline() {
+fn unread_answer_ends_at_its_deadline() {
     let (_dir, address, connections) = limited(Limits { idle: SHORT, ..Limits::default() });
     let stream = hold(address, ASK);
     eventually("it is closed", || connections.counts().late == 1 && connections.open() == 0);
@@ -89,10 +90,10 @@ fn answer_that_is_not_taken_ends_at_its_deadline() {
 }
 
 #[test]
-fn slow_bodies_and_answers_give_way_to_a_request() {
+fn slow_transfers_are_displaced_by_a_request() {
     for sent in [BODY, ASK] {
         let limits = Limits { all: 4, young: Duration::from_millis(50), ..Limits::default() };
-        // The answer's first bytes go into the buffers of both ends at once.
+        // The first bytes of the answer fill the buffers of both ends at once.
         let limits = Limits { slow_rate: u64::MAX, ..limits };
         let (_dir, address, connections) = limited(limits);
         let held: Vec<TcpStream> = (0..4).map(|_| hold(address, sent)).collect();
@@ -111,7 +112,7 @@ fn slow_bodies_and_answers_give_way_to_a_request() {
 #[test]
 fn displaced_connection_that_waits_for_content_ends() {
     let (dir, address, connections) = limited(Limits { all: 1, ..Limits::default() });
-    // Hashing this takes minutes; the threads end with the test.
+    // Hashing this file takes minutes; the threads end with the test.
     std::fs::File::create(dir.path().join("huge")).unwrap().set_len(1 << 42).unwrap();
     let held = hold(address, b"GET /huge HTTP/1.1\r\nHost: h\r\n\r\n");
     eventually("it is admitted", || connections.open() == 1);
@@ -122,7 +123,7 @@ fn displaced_connection_that_waits_for_content_ends() {
 }
 
 #[test]
-fn bytes_behind_the_last_answer_hold_no_place() {
+fn bytes_after_the_last_answer_do_not_hold_a_place() {
     let (_dir, address, connections) = limited(Limits { linger: SHORT, ..Limits::default() });
     let mut stream = hold(address, b"GET /a HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
     stream.read_to_end(&mut Vec::new()).unwrap();
@@ -135,7 +136,7 @@ fn bytes_behind_the_last_answer_hold_no_place() {
 }
 
 #[test]
-fn last_answer_is_waited_for_while_it_is_taken() {
+fn connection_stays_while_last_answer_is_read() {
     let limits = Limits { idle: SHORT, least_rate: 1000, ..Limits::default() };
     let connections = Connections::new(limits);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,4 +1,4 @@
-//! A client and a server in separate network namespaces, with the real program in both.
+//! A client and a server in separate network namespaces, with the real `rivulet` program in both.
 #![allow(dead_code, missing_docs, reason = "each test file uses its part")]
 
 use std::io::{Read, Write};
@@ -25,7 +25,7 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// `None` where namespaces cannot be made; the test is to return.
+    /// `None` if namespaces cannot be created; the test then returns.
     pub fn new() -> Option<Rig> {
         let (client, server) = (Netns::new("hst-c")?, Netns::new("hst-s")?);
         client.veth("c0", &server, "s0");
@@ -35,7 +35,7 @@ impl Rig {
         Some(Rig::between(client, server))
     }
 
-    /// The same with a router between the two, in a namespace that is given too.
+    /// Like [`new`](Self::new), with a router between the two; also returns the router's namespace.
     pub fn with_router() -> Option<(Rig, Netns)> {
         let (client, router, server) = (Netns::new("hst-c")?, Netns::new("hst-r")?, Netns::new("hst-s")?);
         client.veth("c0", &router, "r0");
@@ -63,7 +63,7 @@ impl Rig {
         self.dir.path().join("www")
     }
 
-    /// A file of bytes without short repetitions.
+    /// Creates a file of bytes without short repetitions.
     pub fn file(&self, name: &str, size: usize) -> Vec<u8> {
         let mut state = 0x1234_5678_9abc_def1u64 ^ size as u64;
         let content: Vec<u8> = (0..size)
@@ -83,7 +83,7 @@ impl Rig {
         self.serve_dir(&self.www(), flags)
     }
 
-    /// The same, of another folder.
+    /// Like [`serve`](Self::serve), with another folder.
     pub fn serve_dir(&self, dir: &Path, flags: &[&str]) -> Process {
         self.started(Process(self.serve_command(dir, flags).spawn().unwrap()))
     }
@@ -98,7 +98,7 @@ impl Rig {
 
     /// Waits until the server answers.
     pub fn started(&self, process: Process) -> Process {
-        // The guard is the last thing that is set up.
+        // The guard's nftables rules are installed last.
         eventually("the server starts", || {
             let tables = self.server.run("nft list tables netdev");
             tables.contains("rivulet_guard") && self.guard_is_of_a_living_process(&tables)
@@ -113,7 +113,8 @@ impl Rig {
         Process(command.stderr(Stdio::null()).spawn().unwrap())
     }
 
-    /// Gets `file` from such a server: whole, on the same handshake, and the kernel resets nothing.
+    /// Downloads `file` from a server of plain TCP: complete, on the same handshake, and without a
+    /// RST by the kernel.
     pub fn get_plainly(&self, flags: &[&str], content: &[u8]) {
         let mut command = self.get(&["--json"]);
         let out = command.args(flags).arg("-o").arg(self.out()).arg(url("file")).output().unwrap();
@@ -125,9 +126,9 @@ impl Rig {
         assert_eq!(self.client.counter("TcpOutRsts"), 0);
     }
 
-    /// A stack at the client, within this process, that reads the first `octets` of `file`. All
-    /// that time the client's kernel answers nothing; after a stack has ended, it answers late
-    /// segments, as after any program's end.
+    /// Opens a stack at the client, within this process, and reads the first `octets` bytes of
+    /// `file`. Meanwhile the client's kernel must send no segment; after a stack has ended, it
+    /// answers late segments, as after any program's end.
     pub fn read_quietly(&self, io: IoChoice, octets: usize) -> (Stack, Stream) {
         let (stack, mut stream) = in_netns(Some(self.client.name()), || {
             let stack = Stack::with_io(Config::default(), io).unwrap();
@@ -142,7 +143,8 @@ impl Rig {
         (stack, stream)
     }
 
-    /// Deletes the interfaces of both and, after a pause, makes others of the same names and addresses.
+    /// Deletes the interfaces of both and, after a pause, creates others with the same names and
+    /// addresses.
     pub fn link_anew(&self, pause: Duration) {
         let ends = [("c0", &self.client), ("s0", &self.server)]
             .map(|(device, ns)| (device, ns, ns.run(&format!("cat /sys/class/net/{device}/address"))));
@@ -157,20 +159,20 @@ impl Rig {
         self.client.ip(&format!("route add {SERVICE}/32 via 10.88.0.2"));
     }
 
-    /// Waits until this many bytes of a download have come.
+    /// Waits until this many bytes of a download have arrived.
     pub fn progress(&self, octets: u64) {
         let part = self.dir.path().join("out.part");
         eventually("progress", || std::fs::metadata(&part).map_or(0, |m| m.len()) >= octets);
     }
 
-    /// A download of `file` that runs.
+    /// Starts a download of `file`.
     pub fn download(&self, flags: &[&str]) -> Child {
         let mut command = self.get(&["--json"]);
         command.args(flags).arg("-o").arg(self.out()).arg(url("file"));
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
-    /// The end of a download, which must be whole, and what it reported.
+    /// Waits for the end of a download, which must be complete, and returns its report.
     pub fn finished(&self, download: Child, content: &[u8]) -> serde_json::Value {
         let result = download.wait_with_output().unwrap();
         assert!(result.status.success(), "{}", String::from_utf8_lossy(&result.stderr));
@@ -185,20 +187,20 @@ impl Rig {
         value.unwrap_or_else(|| panic!("no {name} in {metrics}")).parse().unwrap()
     }
 
-    /// A place in a pool, behind a ToR that has the client's Ethernet address.
+    /// The flag value for a replica in a pool, behind a ToR that has the client's Ethernet address.
     pub fn member(&self) -> String {
         let mac = self.client.mac("c0").map(|octet| format!("{octet:02x}")).join(":");
         format!("1/3@{mac}")
     }
 
-    /// A socket for the heartbeats that come to the client.
+    /// A socket for the heartbeats that reach the client.
     pub fn heartbeats(&self) -> AfPacket {
         let client = Interface::new(Some(self.client.name()), "c0").unwrap();
         let filter = Some(Filter::new(&[Rule::EtherType(ETHER_TYPE)]).unwrap());
         AfPacket::open(&client, rivulet_pktio::Config { filter, ..Default::default() }).unwrap()
     }
 
-    /// Heartbeats that came since the last call.
+    /// Heartbeats that arrived since the last call.
     pub fn read_heartbeats(io: &mut AfPacket) -> Vec<Heartbeat> {
         let mut all = Vec::new();
         while let count @ 1.. = io.recv().unwrap() {
@@ -220,7 +222,7 @@ impl Rig {
         command
     }
 
-    /// `rivulet run -- COMMAND` in the client's namespace.
+    /// Runs `rivulet run -- COMMAND` in the client's namespace.
     pub fn run(&self, line: &[&str]) -> Output {
         let mut command = self.client.command(RIVULET);
         command.env("RIVULET_SHIM", shim()).args(["run", "--"]).args(line);
@@ -232,7 +234,7 @@ impl Rig {
     }
 }
 
-/// A request for a file, on a separate connection.
+/// A request for a file, after which the connection closes.
 pub fn request(path: &str) -> String {
     format!("GET /{path} HTTP/1.1\r\nHost: {SERVICE}\r\nConnection: close\r\n\r\n")
 }
@@ -241,7 +243,7 @@ pub fn url(path: &str) -> String {
     format!("http://{SERVICE}/{path}")
 }
 
-/// The shim, beside the program: a build of the whole workspace has it, otherwise it is built here,
+/// The shim, beside the program. A build of the whole workspace has it; otherwise it is built here,
 /// once.
 pub fn shim() -> &'static Path {
     static SHIM: OnceLock<PathBuf> = OnceLock::new();
