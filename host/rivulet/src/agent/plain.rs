@@ -109,7 +109,7 @@ impl PlainTcp {
         Ok(PlainTcp { io, link, looked: now, started: now, began, beats, board, guard, predecessor })
     }
 
-    /// Sets the services.
+    /// Replaces the services for which heartbeats are sent.
     pub(super) fn replace(&mut self, all: &[Service]) {
         let now = self.now();
         let plain = || all.iter().filter(|s| s.is_kernels());

@@ -763,13 +763,14 @@ pub(super) mod tests {
             assert!(!theirs.iter().any(|client| (absence.gets)(*client, to)));
             (ours.len(), theirs.len())
         };
-        // Half of the first one's, then half of those of which both places are gone too, and nothing when both are back.
+        // This replica gets half of the dead member's connections, then half of those with two dead
+        // candidates, and none when both are back.
         let half = 300..700;
         assert!(half.contains(&gets(&mut place, 0b110).0));
         assert_eq!(outcome(&mut place, ALL, 0b110).0, None, "that is asked once");
         assert_eq!(gets(&mut place, 0b010), (999, 0));
         assert_eq!(gets(&mut place, ALL), (0, 999));
-        // While it asks what others hold a change waits, since the answer may be older.
+        // A change waits while the pins are read, because they may be older than the change.
         assert_eq!(outcome(&mut place, ALL, 0b101).0, Some(4));
         assert_eq!(outcome(&mut place, ALL, ALL).0, Some(5));
         assert_eq!(outcome(&mut place, ALL, 0b110).0, None);
@@ -797,7 +798,7 @@ pub(super) mod tests {
         let members = |place: &mut Place, incarnation| {
             place.services[0].trods.as_mut().unwrap().members[1].incarnation = incarnation;
         };
-        // The controller knows the former one, and has not heard of this one.
+        // The controller reports the former incarnation, and not yet this one.
         members(&mut place, 8);
         assert_eq!(outcome(&mut place, ALL, ALL), (Some(2), vec!["1.8".into()]), "with the first answer");
         assert_eq!(outcome(&mut place, ALL, ALL), (None, vec![]), "once");
@@ -806,11 +807,11 @@ pub(super) mod tests {
         assert_eq!(outcome(&mut place, ALL, ALL), (Some(4), vec![]), "it has now");
         members(&mut place, 0);
         assert_eq!(outcome(&mut place, ALL, 0b101), (Some(5), vec![]), "it knows none");
-        // By the slots this replica adopts them.
+        // The slots give these connections to this replica, which adopts them.
         let departed = former(&service(), &place.member, 9, 0b010).unwrap();
         let (client, to) = ("192.0.2.7:1".parse().unwrap(), place.services[0].sockets().next().unwrap());
         assert_eq!(((departed.other)(client, to), departed.waits), (None, false));
-        // While it takes no plain TCP, another replica does.
+        // While this replica gets no plain TCP, another one adopts them.
         assert!(former(&service(), &place.member, 9, 0b101).unwrap().waits);
     }
 
@@ -858,17 +859,18 @@ pub(super) mod tests {
         assert_eq!((&*found.list, found.in_force, found.keys), ("/list", Some(7), vec![key(4), key(5)]));
         let address = |n: u8| (n, SocketAddr::from(([10, 0, 2, n], hints::PORT)));
         assert_eq!((found.peers.own, found.peers.others), (1, vec![address(0), address(2)]));
-        // Nothing is, where it is not what others have, or under a key that they may not know yet.
+        // Nothing is named if the table differs from the other replicas', or under a key that they
+        // may not have yet.
         let force = |service: &Service, table| named(service, &member, table).unwrap().in_force;
         assert_eq!((force(&service, 8), force(&service, 0)), (Some(u32::MAX), Some(u32::MAX)));
         service.keys.usable_cookie = 3;
         assert_eq!(force(&service, 7), Some(u32::MAX));
-        // The others announce the connections of a dead member.
+        // A dead member's announcements are still known to the others.
         let mut place = Place { services: vec![service], ..place() };
         let gone = place.announced_by(2, 0b011).unwrap();
         assert_eq!((gone.replica, gone.services.len(), gone.waits), (2, 2, false));
         assert!(place.announced_by(2, 0b001).unwrap().waits);
-        // With a store there are records, too.
+        // With a store, the dead member's records are read as well.
         assert!(departed(&place.services[0], &member, 0, 0b110).is_none());
         place.services[0].trods.as_mut().unwrap().store = vec!["10.0.2.9:11211".parse().unwrap()];
         let both = &place.services[0];

@@ -11,7 +11,7 @@
 //! An acknowledgement is the head alone. The receiver never answers an answer: otherwise two receivers
 //! could answer each other without end.
 
-/// Bytes of a head.
+/// Length of a datagram's head, bytes.
 pub(super) const HEAD: usize = 16;
 /// Bytes of the largest UDP payload over IPv4.
 pub(super) const LARGEST: usize = 65_507;

@@ -21,10 +21,10 @@ pub struct Meter {
     samples: Vec<(f64, u64)>,
 }
 
-/// A meter's reading.
+/// The result of a measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct Reading {
-    /// Bytes that arrived.
+    /// Number of bytes that arrived.
     pub bytes: u64,
     /// Seconds from the start to the last byte.
     pub seconds: f64,
@@ -83,13 +83,13 @@ impl Meter {
         }
     }
 
-    /// Bytes so far.
+    /// Number of bytes that have arrived so far.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The reading.
+    /// The result of the measurement so far.
     #[must_use]
     pub fn reading(&self) -> Reading {
         let time = self.last.map_or(Duration::ZERO, |last| last - self.started);

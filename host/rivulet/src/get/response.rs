@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 const MAX_HEAD: usize = 64 << 10;
 const MAX_HEADERS: usize = 100;
 
-/// A response head.
+/// The head of an HTTP response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head {
     /// Status code.

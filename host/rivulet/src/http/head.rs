@@ -78,7 +78,7 @@ pub enum Query {
 /// The fields of a request that concern its body.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BodyKind {
-    /// A whole content.
+    /// The body is a whole content.
     #[default]
     Whole,
     /// A part of a content (`Content-Range`).

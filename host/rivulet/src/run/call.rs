@@ -23,7 +23,7 @@ const fn order(direction: u64, number: u64, size: usize) -> libc::Ioctl {
     (direction << 30 | (size as u64) << 16 | (b'!' as u64) << 8 | number) as libc::Ioctl
 }
 
-/// The system call.
+/// Which system call was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
     /// A call of this machine's own architecture.

@@ -187,7 +187,7 @@ mod tests {
         let poll = |end: &UnixStream| {
             let events = libc::POLLOUT | libc::POLLIN;
             let mut entry = libc::pollfd { fd: end.as_raw_fd(), events, revents: 0 };
-            // SAFETY: one entry, as given by the count.
+            // SAFETY: poll gets one entry, and 1 as the number of entries.
             unsafe { libc::poll(&raw mut entry, 1, 0) };
             entry.revents
         };

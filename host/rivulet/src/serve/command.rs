@@ -180,9 +180,9 @@ fn open(dir: &Path, args: &ServeArgs) -> anyhow::Result<Site> {
 struct Place<'a> {
     server: &'a mut Server,
     workers: &'a Workers,
-    /// `None` with a back end.
+    /// `None` if a back end answers instead of files.
     shelf: Option<&'a mut Shelf>,
-    /// `None` with a back end.
+    /// `None` if a back end answers instead of files.
     listeners: Option<&'a mut Listeners>,
 }
 

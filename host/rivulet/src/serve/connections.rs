@@ -104,11 +104,11 @@ struct Open {
 /// Activity of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Waits for a complete head, for content to be read, or for the end.
+    /// The thread waits for a complete head, for content to be read, or for the client to close.
     Waiting,
-    /// Receives a body.
+    /// The thread receives a request's body.
     Body,
-    /// Sends an answer.
+    /// The thread sends an answer.
     Answer,
 }
 

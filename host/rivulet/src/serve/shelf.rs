@@ -33,11 +33,11 @@ enum State {
 
 /// What the services require of the table.
 pub(super) enum Wanted {
-    /// Nothing, or the table is loaded already.
+    /// The services require no table, or it is loaded already.
     Nothing,
     /// The table, which has just been loaded.
     This(Arc<Table>),
-    /// Not loaded yet.
+    /// The table is not loaded yet.
     NotYet,
 }
 

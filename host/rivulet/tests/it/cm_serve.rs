@@ -124,7 +124,7 @@ impl Rig {
     pub(crate) fn child(&self, uid: u32, port: u16) -> Process {
         let mut child = self.as_user(uid, || {
             let mut command = Command::new("/proc/self/exe");
-            command.args(["--exact", "cm_serve::child", "--nocapture"]);
+            command.args(["--exact", "cm_serve::child_process_of_other_tests", "--nocapture"]);
             command.env(CHILD, format!("{} {port}", self.socket().display()));
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
         });
@@ -152,7 +152,7 @@ pub(crate) fn sends(client: &mut Client) -> usize {
 
 /// The process that other tests start; does nothing in an ordinary run.
 #[test]
-fn child() {
+fn child_process_of_other_tests() {
     let Ok(told) = std::env::var(CHILD) else { return };
     let (path, port) = told.split_once(' ').unwrap();
     let mut client = Client::connect(Path::new(path)).unwrap();
