@@ -96,7 +96,10 @@ REMOVALS: dict[str, Removal] = {
         HOSTILE + "pipeline_is_not_read_ahead_without_limit",
     ),
     "tls-forwarded": terminator("head.rs", "is_forwarded\n        ||", "false\n        ||", FIELDS),
-    "tls-underscore": terminator("head.rs", " || a == b'_' && lower == b'-'", "", FIELDS),
+    "tls-underscore": terminator("head.rs", " || lower == b'-' && !a.is_ascii_alphanumeric()", "", FIELDS),
+    "tls-other-hyphens": terminator(
+        "head.rs", "lower == b'-' && !a.is_ascii_alphanumeric()", "lower == b'-' && a == b'_'", FIELDS
+    ),
     "tls-http2": terminator("head.rs", " && !names_http2(p)", "", FIELDS),
     "tls-two-lengths": terminator("head.rs", "framing.coded && framing.length.is_some() || ", "", AMBIGUOUS),
     "tls-connect": terminator("head.rs", 'if first.starts_with(b"CONNECT ") {', "if false {", AMBIGUOUS),

@@ -62,13 +62,15 @@ pub(crate) struct Reply {
 /// Finds the end of the head that `data` begins with, its empty line included. The first `scanned` bytes were searched
 /// before, and are updated.
 pub(crate) fn find_end(data: &[u8], scanned: &mut usize) -> Option<usize> {
+    // Empty lines in front of the first are forgiven (RFC 9112 section 2.2). They are skipped once, since a head of them alone
+    // would be searched again at each of its lines.
+    let start = data.iter().position(|b| !matches!(b, b'\r' | b'\n')).unwrap_or(data.len());
     // The line end in front of the new bytes may be the beginning of the last.
-    let mut at = scanned.saturating_sub(3);
+    let mut at = scanned.saturating_sub(3).max(start);
     while let Some(n) = data[at..].iter().position(|&b| b == b'\n') {
         let line_end = at + n;
         let before = data[..line_end].strip_suffix(b"\r").unwrap_or(&data[..line_end]);
-        // Empty lines in front of the first are forgiven (RFC 9112 section 2.2).
-        if before.ends_with(b"\n") && before.iter().any(|b| !matches!(b, b'\r' | b'\n')) {
+        if before.ends_with(b"\n") {
             *scanned = 0;
             return Some(line_end + 1);
         }
@@ -183,13 +185,14 @@ fn push_field(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
     }
 }
 
-/// Names are equal but for case, and but for `_` in place of `-`: CGI and WSGI give both to the application under one name.
+/// Names are equal but for case, and but for other characters in place of `-`: CGI and WSGI give an application both under one
+/// name, with `_` in place of `-`, and lighttpd's CGI does so with all that is no letter and no digit.
 fn is_name(name: &[u8], other: &[u8]) -> bool {
     name.len() == other.len() && name.iter().zip(other).all(|(a, b)| is_same(*a, *b))
 }
 
 fn is_same(a: u8, lower: u8) -> bool {
-    a.eq_ignore_ascii_case(&lower) || a == b'_' && lower == b'-'
+    a.eq_ignore_ascii_case(&lower) || lower == b'-' && !a.is_ascii_alphanumeric()
 }
 
 fn is_removed(name: &[u8]) -> bool {
@@ -277,6 +280,8 @@ mod tests {
             "X-Forwarded-For: 1.1.1.1",
             "x-forwarded-FOR: 1.1.1.1",
             "X_Forwarded_For: 1.1.1.1",
+            "X.Forwarded.For: 1.1.1.1",
+            "X!Real~IP: 1.1.1.1",
             "X-Forwarded-Anything: x",
             "Forwarded: for=1.1.1.1",
             "X-Real-IP: 1.1.1.1",
@@ -339,6 +344,15 @@ mod tests {
                 assert_eq!(find_end(&data, &mut scanned), Some(text.len()), "{text:?} {cut}");
             }
         }
+    }
+
+    /// Searched again from the beginning at each line, these bytes took minutes.
+    #[test]
+    fn head_of_empty_lines_is_searched_once() {
+        let (lines, mut scanned) = (vec![b'\n'; 4 << 20], 0);
+        assert_eq!(find_end(&lines, &mut scanned), None);
+        let data = [lines.as_slice(), b"GET / HTTP/1.1\r\n\r\n"].concat();
+        assert_eq!(find_end(&data, &mut scanned), Some(data.len()));
     }
 
     #[test]
