@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A download of 2 MB falls silent at its half, and the connection stays open: how long do clients wait, and what do they ask for
+# A download of 2 MB stops at its half, and the connection stays open: how long do clients wait, and what do they ask for
 # then? curl 7.88.1, wget 1.21.3, aria2 1.36.0, apt 2.6.2, lftp 4.9.2, axel 2.17.11, rclone 1.60.1 (Debian 12's builds), pip 26.3,
 # uv 0.13.9, httpx 0.28.1, aiohttp 3.14.5, requests 2.34.2, Python 3.11's urllib, undici 7.30.2; all with defaults. The server
 # gives a strong ETag and a date, and answers later requests whole and at once. Watched for 330 s.
