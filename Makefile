@@ -56,6 +56,7 @@ check: setup protos ## format, lint, types, words, long files, files in circles;
 	$(PY) -m ruff check $(PYTHON_DIRS)
 	$(PY) -m mypy controller/rivulet_controller mininet/rivulet_lab mininet/rivulet_demo bench/rivulet_bench
 	python3 p4src/tools/artifact.py check
+	python3 p4src/tools/tofino.py check
 	python3 mininet/programs.py check
 	python3 host/removal.py --check
 	python3 ptf-tests/removal.py --check
