@@ -27,7 +27,7 @@ def server(file: str, old: str, new: str, test: str) -> Removal:
     return Removal(f"host/server/src/server/{file}", old, new, (f"agents:{test}",))
 
 
-BLOCKS = "blocks_cost_nothing"
+BLOCKS = "changes_of_replica_cost_no_rate"
 BACK = "segments::segment_unknown_to_both_returns_to_the_tor_once"
 NO_CONTENT = "segments::replica_without_content_forwards_segments_once"
 LARGE = "segments::kernel_keeps_segments_that_resemble_large_answers"
@@ -53,7 +53,7 @@ REMOVALS = {
         "sender.rs", "let under_way = (cwnd - cwnd / 8).min(heard.window);", "let under_way = 0;", BLOCKS
     ),
     "large-ranges": large(
-        "board.rs", "RANGES: usize = 512;", "RANGES: usize = 128;", "a_long_queue_that_overflows_is_mended"
+        "board.rs", "RANGES: usize = 512;", "RANGES: usize = 128;", "overflow_of_a_long_queue_is_repaired"
     ),
     # No replica owns a retransmission timer.
     "large-asks": large(
@@ -66,7 +66,7 @@ REMOVALS = {
         "sender.rs",
         "let over = Some(now + self.clock.reordering(4));",
         "let over = Some(now);",
-        "a_machine_that_stands_still_is_no_loss",
+        "pause_of_the_machine_is_no_loss",
     ),
     "large-delivered": large(
         "sender.rs",
@@ -87,35 +87,35 @@ REMOVALS = {
         "plain:large::entry::tests::probe_leaves_unacknowledged_data",
     ),
     "large-asks-on": large(
-        "entry.rs", "const PATIENCE: u32 = 19;", "const PATIENCE: u32 = 9;", "plains:others::others_ask_on_a_slow_path"
+        "entry.rs", "const PATIENCE: u32 = 19;", "const PATIENCE: u32 = 9;", "plains:others::replicas_probe_after_a_death_on_slow_paths"
     ),
     "large-asks-at-once": large(
-        "sender.rs", "if !self.is_silent() ||", "if true ||", "plains:others::others_ask_on_a_slow_path"
+        "sender.rs", "if !self.is_silent() ||", "if true ||", "plains:others::replicas_probe_after_a_death_on_slow_paths"
     ),
     "large-asks-told": large(
         "mod.rs",
         "if self.others.know(since, died) {",
         "if self.others.know(since, died) && false {",
-        "plains:others::others_ask_on_a_slow_path",
+        "plains:others::replicas_probe_after_a_death_on_slow_paths",
     ),
     # The client retransmits, and other replicas probe.
     "large-user-timeout": large(
         "mod.rs",
         "\n            || self.others.remember(self.places.group(flow), flow, shared, now);",
         ";",
-        "plains:others::a_user_timeout_is_no_end",
+        "plains:others::user_timeout_does_not_end_a_download",
     ),
     "large-others": large(
         "others.rs",
         "!may_be_own && since <= shared &&",
         "!may_be_own &&",
-        "plain:large::others::tests::dead_replicas_remember_nothing",
+        "plain:large::others::tests::dead_replicas_do_not_count_as_remembering",
     ),
     "large-others-steady": large(
         "others.rs",
         "const STEADY: Time = 10_000_000;",
         "const STEADY: Time = 0;",
-        "plains:others::where_many_die_something_is_left_to_repeat",
+        "plains:others::recent_deaths_leave_data_unacknowledged",
     ),
     "large-others-alone": large(
         "mod.rs",
@@ -151,7 +151,7 @@ REMOVALS = {
         "sender.rs",
         "(cwnd - cwnd / 8).min(heard.window);",
         "cwnd - cwnd / 8;",
-        "every_loss_of_a_small_window",
+        "large_answer_survives_any_loss_in_small_windows",
         "random_transfers",
     ),
     # Lost segments, and segments that are only late.
@@ -171,21 +171,21 @@ REMOVALS = {
         "sender.rs",
         "if self.board.missing(self.una, self.lost) > 0 {",
         "if false {",
-        "plains:rates::a_bottleneck_is_shared_fairly_for_long",
+        "plains:rates::bottleneck_is_shared_fairly_for_long",
     ),
     "large-first": large(
         "recognition.rs",
         "!segment.has_data_or_fin() && !segment.header.options.sack.blocks().is_empty()",
         "false",
-        "plains:rates::the_first_segment_is_mended_as_any",
+        "plains:rates::lost_first_segment_is_repaired_like_any_other",
     ),
     # Clients that send false acknowledgements.
     "large-allowance": large(
         "mod.rs",
         "if !self.allowance.has(entry.account, entry.path, now) {",
         "if false {",
-        "plains:liars::replayed_acknowledgements_draw_an_allowance",
-        "plains:liars::holes_that_are_made_up_draw_an_allowance",
+        "plains:liars::replayed_acknowledgements_draw_at_most_an_allowance",
+        "plains:liars::invented_holes_draw_at_most_an_allowance",
     ),
     "large-proof": large(
         "sender/trust.rs",
@@ -197,13 +197,13 @@ REMOVALS = {
         "mod.rs",
         "entry.refuse(header.ack, stamps.echo);",
         "let _ = entry;",
-        "plains:liars::forger_that_goes_on_from_a_right_guess_draws_an_allowance",
+        "plains:liars::forger_with_a_right_guess_draws_at_most_an_allowance",
     ),
     "large-doubt-elsewhere": large(
         "sender/trust.rs",
         "if at > self.nxt || at.saturating_add(CELL) < self.una {",
         "if at > self.end {",
-        "plain:large::sender::tests::wrong_check_ends_what_right_ones_proved",
+        "plain:large::sender::tests::wrong_check_cancels_right_checks",
     ),
     "large-stretch": large(
         "sender/trust.rs",
@@ -222,37 +222,37 @@ REMOVALS = {
         "stamp.rs",
         "(stamp.value(flow, seal) == value).then_some(stamp)",
         "Some(stamp)",
-        "plain:large::stamp::tests::a_forged_one_draws_less_than_it_costs",
+        "plain:large::stamp::tests::forged_acknowledgement_draws_less_than_it_costs",
     ),
     "large-check-of-all": large(
         "stamp.rs",
         "[DOMAIN ^ bare, self.version]",
         "[DOMAIN ^ bare & 0x7fff, self.version]",
-        "plain:large::stamp::tests::a_check_is_of_all_the_other_bits",
+        "plain:large::stamp::tests::stamp_check_covers_all_other_bits",
     ),
     "large-near": large(
         "stamp.rs",
         "near: ahead <= NEAR",
         "near: true",
-        "plains:liars::acknowledgements_out_of_place_draw_probes_alone",
+        "plains:liars::acknowledgements_far_from_their_stamp_draw_only_probes",
     ),
     "large-far": large(
         "sender/trust.rs",
         "(false, _) => 0,",
         "(false, _) => UNPROVEN_SEGMENTS,",
-        "plains:liars::acknowledgements_out_of_place_draw_probes_alone",
+        "plains:liars::acknowledgements_far_from_their_stamp_draw_only_probes",
     ),
     "large-far-asked": large(
         "sender.rs",
         "if !heard.near {\n            // After",
         "if false {\n            // Behind",
-        "plain:large::sender::tests::a_client_far_from_its_timestamp_answers_a_probe",
+        "plain:large::sender::tests::client_far_from_its_stamp_answers_a_probe",
     ),
     "large-pad": large(
         "stamp.rs",
         "flow.seal(key, [PAD_DOMAIN, version]) & OBJECT",
         "0",
-        "plain:large::stamp::tests::a_forger_has_to_guess_an_object",
+        "plain:large::stamp::tests::forger_has_to_guess_an_object",
     ),
     "large-unproven": large(
         "sender/trust.rs",
@@ -279,12 +279,12 @@ REMOVALS = {
         "random_transfers",
     ),
     # Large segments that are cut, and clients that send nothing.
-    "large-alike": large("packet.rs", "if !alike || ", "if ", "plains:cut::pieces_are_the_same_octets"),
+    "large-alike": large("packet.rs", "if !alike || ", "if ", "plains:cut::divided_packets_equal_single_segments"),
     "large-put-back": large(
         "mod.rs",
         "            entry.keep(due, value);\n            self.places.activate(n);",
         "            self.places.activate(n);",
-        "plains:cut::pieces_are_the_same_octets",
+        "plains:cut::divided_packets_equal_single_segments",
     ),
     "large-heard-first": large(
         "mod.rs",

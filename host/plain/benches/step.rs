@@ -1,5 +1,5 @@
-//! What a step costs: `cargo bench -p rivulet-plain`. The clock is the thread's CPU time, so that what else the machine does
-//! does not count.
+//! The processor time of one step of stateless TCP: `cargo bench -p rivulet-plain`. Measures the
+//! thread's CPU time, so that other processes do not count.
 #![allow(missing_docs)]
 
 #[path = "../tests/it/support/mod.rs"]
@@ -20,7 +20,7 @@ fn cpu_time() -> Duration {
     Duration::new(t.tv_sec as u64, t.tv_nsec as u32)
 }
 
-/// SYN, handshake, request, acknowledgements and FIN of one connection.
+/// The packets of one connection: SYN, handshake, request, acknowledgements and FIN.
 fn packets(size: usize) -> Vec<Vec<u8>> {
     let site = support::site();
     let mut packets = Vec::new();

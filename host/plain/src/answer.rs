@@ -1,5 +1,5 @@
-//! An answer: the inputs that determine every byte of one response, small enough to be kept or
-//! derived again from the same request.
+//! An answer: the inputs that determine every byte of one response. It is small enough to be
+//! stored, or derived again from the same request.
 
 use core::fmt::Write as _;
 
@@ -14,7 +14,7 @@ use crate::head::{Method, Request, name};
 use crate::large::MAX_LARGE;
 use crate::objects::{Found, Object, Table};
 
-/// Index that means no entry of the table.
+/// Entry number that means "no entry".
 const NONE: u32 = u32::MAX;
 
 /// The places at which an answer may end.
@@ -33,28 +33,28 @@ pub struct Answer {
     status: u16,
     close: bool,
     head_only: bool,
-    /// Number in the table, or [`NONE`].
+    /// Number of the table's entry, or [`NONE`].
     entry: u32,
-    /// First byte of the object that is sent.
+    /// Offset of the first byte of the object that is sent.
     first: u32,
     length: u32,
-    /// Bytes of white space in the head.
+    /// Bytes of white space that pad the head.
     pad: u16,
 }
 
-/// Decision on a request.
+/// The decision on a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Answer it with a small answer.
     Answer(Answer),
     /// Answer it with the large object of this number; only possible on a connection with timestamps.
     Large(Answer, u16),
-    /// The kernel's TCP is to answer.
+    /// Leave the request to the kernel's TCP.
     Kernel,
 }
 
 impl Answer {
-    /// Decides how to answer a request: a function of the request and the table alone.
+    /// Decides how to answer a request; depends on the request and the table alone.
     #[must_use]
     pub fn to(request: &Request<'_>, table: &Table, ends: Ends) -> Outcome {
         let mut answer = Answer::status(200, request.close);
@@ -66,7 +66,7 @@ impl Answer {
         match table.find(&name) {
             Found::Kernel => return Outcome::Kernel,
             Found::Missing => answer.status = 404,
-            // The location has the query, which an answer does not carry.
+            // The redirect's location contains the query, which an answer does not store.
             Found::Folder(_) if has_query => return Outcome::Kernel,
             Found::Folder(entry) => (answer.status, answer.entry) = (301, entry),
             Found::Object(entry) => {
@@ -76,7 +76,8 @@ impl Answer {
             }
         }
         match answer.ending(table, ends) {
-            // Equal for every client: its timestamps identify only the object.
+            // A large answer is the same for every client, because its timestamps only identify the
+            // object.
             Outcome::Kernel if answer.status == 200 && !answer.head_only && ends == Ends::Stamped => {
                 let number = table.large_number(answer.entry);
                 number
@@ -87,7 +88,7 @@ impl Answer {
         }
     }
 
-    /// An answer with the whole of a large object, after which the connection ends.
+    /// An answer with the whole of a large object; the connection ends after it.
     pub(crate) fn large(number: u16, table: &Table) -> Option<Answer> {
         let entry = table.large(number)?;
         let mut answer = Answer { entry, ..Answer::status(200, true) };
@@ -97,14 +98,14 @@ impl Answer {
         (bare + u32::from(answer.pad) <= MAX_LARGE).then_some(answer)
     }
 
-    /// Bytes of its head, and of the whole answer.
+    /// Length of the head, and of the whole answer.
     pub(crate) fn lengths(&self, table: &Table) -> (u32, u32) {
         let head = self.head(table).len() as u32;
         (head, head + self.body(table).len() as u32)
     }
 
-    /// Fills `out` with its bytes from `from` on; the head has `head` bytes. False if there are
-    /// fewer. After the head, bytes are copied from the table only.
+    /// Fills `out` with the answer's bytes from `from` on; the head has `head` bytes. Returns
+    /// `false` if the answer is shorter. After the head, bytes are copied from the table only.
     pub(crate) fn copy(&self, table: &Table, head: u32, from: u32, out: &mut [u8]) -> bool {
         let Some(at) = from.checked_sub(head) else { return self.octets(table).copy(from, out) };
         self.data(table, at, out.len()).is_some_and(|there| {
@@ -113,7 +114,7 @@ impl Answer {
         })
     }
 
-    /// Borrows `length` bytes of the body from `at` on, after the head.
+    /// Borrows `length` bytes of the body from offset `at` of the answer, after the head.
     pub(crate) fn data<'t>(&self, table: &'t Table, at: u32, length: usize) -> Option<&'t [u8]> {
         self.body(table).get(at as usize..at as usize + length)
     }
@@ -145,7 +146,7 @@ impl Answer {
 
     /// Pads the head so that the answer ends at an allowed place.
     fn ending(mut self, table: &Table, ends: Ends) -> Outcome {
-        // It may exceed 32 bits; all lengths above this maximum are treated alike.
+        // Lengths above 32 bits are cut to this maximum; all above it are treated alike.
         let body = u32::try_from(self.body(table).len()).map_or(MAX_LARGE, |n| n.min(MAX_LARGE));
         let bare = self.head(table).len() as u32 + body;
         self.pad = self.padding(bare, ends);
@@ -156,7 +157,7 @@ impl Answer {
         Outcome::Answer(self)
     }
 
-    /// White space with which an answer of this length ends at an allowed place.
+    /// Bytes of white space with which an answer of this length ends at an allowed place.
     fn padding(&self, bare: u32, ends: Ends) -> u16 {
         let mut length = bare.next_multiple_of(64);
         let free = |length: u32| {
@@ -205,7 +206,8 @@ impl Answer {
 
     fn head(&self, table: &Table) -> ArrayString<MAX_HEAD> {
         let mut head = ArrayString::new();
-        // There is room for the longest name and media type that a table takes, so nothing of it is lost.
+        // The buffer has room for the longest name and media type that a table accepts, so nothing
+        // is cut.
         let _ = self.write_head(table, &mut head);
         head
     }
@@ -257,7 +259,7 @@ impl Answer {
         write!(head, "Connection: {connection}\r\n\r\n")
     }
 
-    /// Its bytes.
+    /// The bytes of the answer.
     #[must_use]
     pub fn octets<'t>(&self, table: &'t Table) -> AnswerBytes<'t> {
         AnswerBytes { head: self.head(table), body: self.body(table) }
@@ -283,7 +285,7 @@ fn reason(status: u16) -> &'static str {
     }
 }
 
-/// The page of an answer without content.
+/// The body of an answer without content.
 fn page(status: u16) -> &'static [u8] {
     match status {
         301 => b"moved permanently\n",
@@ -385,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn long_answer_is_large_or_the_kernels() {
+    fn long_answer_is_large_or_left_to_the_kernel() {
         let text = "GET /a HTTP/1.1\r\nHost: h\r\n\r\n";
         for (ends, beyond) in [(Ends::Stamped, "large"), (Ends::Bare(7), "kernel")] {
             let fits = |&size: &usize| answered(&table(size), text, ends) != beyond;
@@ -418,7 +420,7 @@ mod tests {
         }
 
         #[test]
-        fn any_part_is_a_part_of_the_whole(size in 0usize..3000, from in 0u32..4000, length in 0usize..2000) {
+        fn any_part_of_an_answer_equals_the_whole(size in 0usize..3000, from in 0u32..4000, length in 0usize..2000) {
             let table = table(size);
             let text = "GET /a HTTP/1.1\r\nHost: h\r\n\r\n";
             let whole = answered(&table, text, Ends::Stamped);

@@ -15,7 +15,7 @@ pub struct AnswerBytes<'t> {
 }
 
 impl<'t> AnswerBytes<'t> {
-    /// These and nothing before them.
+    /// An answer that consists of `body` alone.
     pub(crate) fn of(body: &'t [u8]) -> AnswerBytes<'t> {
         AnswerBytes { head: ArrayString::new(), body }
     }
@@ -29,7 +29,7 @@ impl AnswerBytes<'_> {
         (self.head.len() + self.body.len()) as u32
     }
 
-    /// Fills `out` with those from `from` on; false if there are not as many.
+    /// Fills `out` with the bytes from `from` on; returns `false` if there are fewer.
     #[must_use]
     pub fn copy(&self, from: u32, out: &mut [u8]) -> bool {
         let head = self.head.as_bytes();

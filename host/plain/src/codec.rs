@@ -15,18 +15,18 @@ use core::net::SocketAddr;
 use rivulet_packet::nonce::half_sip_hash_words;
 use rivulet_packet::slot::address_words;
 
-/// Bytes of a bare connection's segments.
+/// Length of a bare connection's segments, bytes.
 pub const BARE_SEGMENT: u32 = 1024;
-/// Bytes of the longest answer: the reach of a bare cookie.
+/// Limit on the length of an answer, which is the reach of a bare cookie, bytes.
 pub const MAX_ANSWER: u32 = 15 << 10;
-/// Highest offset at which the last answer of a stamped connection may begin, bytes from the first
-/// answer's beginning.
+/// Largest offset at which the last answer of a stamped connection may begin, counted in bytes from
+/// the first answer's beginning.
 pub const MAX_START: u32 = (0x1fff - FIRST_START) * 64;
-/// The first answer's number in a timestamp; lower numbers are the SYN-ACK's.
+/// `start` of the first answer in a timestamp; lower values mark a SYN-ACK.
 pub(crate) const FIRST_START: u32 = 32;
 /// The bits of a client's sequence number that a bare cookie holds.
 pub(crate) const BARE_SEQUENCE: u32 = 0x1fe;
-/// The upper half of each kilobyte of a bare connection: there answers end.
+/// Answers on a bare connection end in the upper half of a kilobyte.
 pub(crate) const BARE_END: u32 = 0x200;
 
 /// A HalfSipHash key with which a service makes its cookies.
@@ -39,7 +39,7 @@ pub struct CookieKey {
 }
 
 impl CookieKey {
-    /// Makes a key of the 8 bytes that the controller hands out: two little-endian words.
+    /// Makes a key of 8 bytes from the controller: two little-endian words.
     #[must_use]
     pub fn new(key: [u8; 8]) -> Self {
         let [a, b, c, d, e, f, g, h] = key;
@@ -58,18 +58,18 @@ impl fmt::Debug for CookieKey {
     }
 }
 
-/// The keys in force: cookies are made with the first, and read with all.
+/// The keys in force: new cookies use the first one, and all are accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CookieKeys {
     /// The key of the present epoch.
     pub current: CookieKey,
-    /// The key of the former epoch, while its connections are answered, and that of the next epoch, which other replicas may
-    /// use already.
+    /// The key of the former epoch, while its connections still exist, and that of the next epoch,
+    /// which other replicas may use already.
     pub others: [Option<CookieKey>; 2],
 }
 
 impl CookieKeys {
-    /// The key of this number: the current one, then the others.
+    /// The key with this number: 0 is the current one, then the others.
     pub(crate) fn get(&self, number: usize) -> Option<CookieKey> {
         match number {
             0 => Some(self.current),
@@ -81,7 +81,8 @@ impl CookieKeys {
 /// Segment sizes that a stamped cookie distinguishes, bytes of the client's MSS.
 const SIZES: [u16; 4] = [536, 1220, 1440, 1460];
 
-/// What a client's segments may hold: the largest known size that is not above its own.
+/// Class of the client's segment size: the largest known size that does not exceed the client's
+/// MSS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Class(u8);
 
@@ -110,7 +111,7 @@ impl Class {
         (u32::from(self.mss()) - 12) & !7
     }
 
-    /// The class with this number, of which the lowest two bits count.
+    /// The class in the lowest two bits of `number`.
     pub(crate) fn numbered(number: u32) -> Class {
         Class((number & 3) as u8)
     }
@@ -121,14 +122,14 @@ impl Class {
     }
 }
 
-/// The offset of an acknowledgement, bytes from the beginning of the first answer.
+/// What a client has received, derived from its acknowledgement number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// On a connection with timestamps.
     Stamped {
         /// The client's class.
         class: Class,
-        /// Bytes of all answers that the client has.
+        /// Bytes that the client has, counted over all answers.
         at: u32,
         /// Whether it has the last answer's FIN too.
         fin: bool,
@@ -147,14 +148,15 @@ pub enum Place {
     },
 }
 
-/// One connection as a cookie knows it.
+/// The addresses and ports that a cookie covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
     words: [u32; 5],
 }
 
 impl Flow {
-    /// Between this client and this service. The service's address is left out: its key stands for it.
+    /// The connection between this client and this service. The service's address is not hashed,
+    /// because each service has its own key.
     #[must_use]
     pub fn new(client: SocketAddr, service: SocketAddr) -> Flow {
         let [a, b, c, d] = address_words(client.ip());
@@ -167,14 +169,14 @@ impl Flow {
         key.hash(&self.words) & !7 | u32::from(class.0) << 1
     }
 
-    /// The ISN of a bare connection with this number of the client's first byte.
+    /// The ISN of a bare connection; `first`: sequence number of the client's first byte.
     #[must_use]
     pub fn bare(&self, key: CookieKey, first: u32) -> u32 {
         key.hash(&self.words) & !0x3ff | first & BARE_SEQUENCE
     }
 
     /// Bytes from the cookie's hash to an acknowledgement, low bits included; `None` if no cookie
-    /// of ours is within reach.
+    /// is within reach.
     pub(crate) fn distance(&self, keys: &CookieKeys, ack: u32, stamped: bool) -> Option<u32> {
         let read = |key: CookieKey| {
             let (low, reach) =
@@ -185,8 +187,8 @@ impl Flow {
         read(keys.current).or_else(|| keys.others.iter().flatten().find_map(|key| read(*key)))
     }
 
-    /// Bytes from the cookie under this key to an acknowledgement of a stamped connection, if below
-    /// `reach`. Keys count from the present one on.
+    /// Bytes from the cookie under key `key` (0: the current one) to an acknowledgement of a
+    /// stamped connection, if below `reach`.
     pub(crate) fn distance_within(&self, keys: &CookieKeys, key: usize, ack: u32, reach: u32) -> Option<u32> {
         let distance = ack.wrapping_sub(1).wrapping_sub(keys.get(key)?.hash(&self.words) & !7);
         (distance < reach).then_some(distance)
@@ -198,20 +200,20 @@ impl Flow {
         key.hash(&[first, second, a, b, c, d, ports])
     }
 
-    /// A hash of the client's address under the current key, of IPv6 of the upper half.
+    /// A hash of the client's address under the current key; of an IPv6 address, its upper half.
     pub(crate) fn address_hash(&self, keys: &CookieKeys) -> u32 {
         keys.current.hash(&self.network())
     }
 
-    /// The client's network, as the table of downloads distinguishes networks: its IPv4 address, or
-    /// 64 bits of an IPv6 address.
+    /// The client's network, by which the table of downloads limits evictions: an IPv4 address, or
+    /// the upper 64 bits of an IPv6 address.
     pub(crate) fn network(&self) -> [u32; 4] {
         let [a, b, c, d, _] = self.words;
-        // IPv4 addresses are mapped: their own bytes are the last.
+        // In an IPv4-mapped address the last 32 bits are the IPv4 address.
         if (a, b, c) == (0, 0, 0xffff) { [a, b, c, d] } else { [a, b, 0, 0] }
     }
 
-    /// Position of an acknowledgement; `None` if it fits no cookie of ours or is out of reach.
+    /// What an acknowledgement shows; `None` if it is out of every cookie's reach.
     #[must_use]
     pub fn place(&self, keys: &CookieKeys, ack: u32, stamped: bool) -> Option<Place> {
         let distance = self.distance(keys, ack, stamped)?;
@@ -226,14 +228,15 @@ impl Flow {
         })
     }
 
-    /// Spreads flows over a table of soft state. No secret is needed: an attacker who fills a cell
-    /// only slows down itself and the flows of that cell.
+    /// Hash that spreads flows over a table of soft state. It needs no secret: an attacker who
+    /// fills a cell only slows down the flows of that cell.
     pub(crate) fn spread(&self) -> u32 {
         let [a, b, c, d, ports] = self.words;
         (a ^ b ^ c.rotate_left(9) ^ d.rotate_left(5) ^ ports.rotate_left(16)).wrapping_mul(0x9e37_79b9) >> 8
     }
 
-    /// What keeps a timestamp of a SYN-ACK from being made by others, 15 bits: a pad that depends on the minute.
+    /// A pad of 15 bits, depending on the minute, that keeps others from making the timestamp of a
+    /// SYN-ACK.
     #[must_use]
     pub(crate) fn pad(&self, key: CookieKey, minute: u32, scale: u8) -> u16 {
         let [a, b, c, d, ports] = self.words;
@@ -241,15 +244,15 @@ impl Flow {
     }
 }
 
-/// Whether a bare connection's client can have sent its first byte with this number, by the bits of
-/// its cookie.
+/// Whether the bits in a bare connection's cookie permit `seq` as the sequence number of the
+/// client's first byte.
 #[must_use]
 pub(crate) fn is_bare_start(sequence: u32, seq: u32) -> bool {
     seq & BARE_SEQUENCE == sequence
 }
 
-/// Whether an answer of this length ends at a place where bare answers end, on a connection of a
-/// client that began at `seq`.
+/// Whether an answer of this length ends at an allowed place, on a bare connection of a client that
+/// began at `seq`.
 #[must_use]
 pub(crate) fn is_bare_end(seq: u32, length: u32) -> bool {
     ((seq & BARE_SEQUENCE) + length) & BARE_END != 0
@@ -291,7 +294,7 @@ mod tests {
             let (keys, class, at) = (keys(), Class(class), at * 8);
             let key = if before { keys.others[0].unwrap() } else { keys.current };
             let ack = flow(port).stamped(key, class).wrapping_add(1 + at + u32::from(fin));
-            // One of the other key's is within this one's reach once in 8,000.
+            // A cookie of the other key is within this one's reach once in 8,000.
             let alone = flow(port).place(&CookieKeys { others: [None; 2], ..keys }, ack, true);
             prop_assume!(alone.is_none() || !before);
             prop_assert_eq!(alone.is_some(), !before);
@@ -299,14 +302,14 @@ mod tests {
         }
 
         #[test]
-        fn a_bare_one_does_too(port: u16, first: u32, segments in 0..15u32, end in 256..MAX_ANSWER / 2, fin: bool) {
+        fn bare_acknowledgement_gives_its_offset(port: u16, first: u32, segments in 0..15u32, end in 256..MAX_ANSWER / 2, fin: bool) {
             let (keys, at) = (keys(), segments * BARE_SEGMENT);
             let isn = flow(port).bare(keys.current, first);
             let Some(Place::Bare { at: found, sequence }) = flow(port).place(&keys, isn.wrapping_add(1 + at), false)
             else { panic!("no place") };
             prop_assert_eq!(found, at);
             prop_assert!(is_bare_start(sequence, first));
-            // A request that follows the first one and is shorter than a segment is not taken for it.
+            // A following request that is shorter than a segment does not count as the first one.
             for length in (2..511).chain(515..1023) {
                 prop_assert!(!is_bare_start(sequence, first.wrapping_add(length)), "{}", length);
             }
@@ -326,7 +329,7 @@ mod tests {
             assert_eq!(flow(1).place(&keys, ack, true), None);
         }
         assert_eq!(flow(2).place(&keys, isn.wrapping_add(1), true), None);
-        // A guess: two keys, each with its reach.
+        // A random acknowledgement, tried under two keys, each with its reach.
         let keys = CookieKeys { others: [None, Some(CookieKey::new([9; 8]))], ..keys };
         let hits = |stamped| {
             let of = |n: u32| flow(3).place(&keys, n.wrapping_mul(0x9e37_79b9), stamped).is_some();

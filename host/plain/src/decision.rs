@@ -1,4 +1,4 @@
-//! The decision on a client's segment, before it becomes a verdict with segments to send.
+//! The decision about a client's segment, from which a verdict with segments to send is made.
 
 use rivulet_packet::segment::TcpFlags;
 
@@ -13,13 +13,14 @@ use crate::verdict::{Asked, Cause, Handshake, Reason, Verdict};
 pub(crate) const ACK: u8 = TcpFlags::ACK;
 pub(crate) const FIN_ACK: u8 = TcpFlags::ACK | TcpFlags::FIN;
 
-/// An answer under way: what it is, and where the client's packet and the answer meet.
+/// An answer in progress: what it is, and where the client's segment is in it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Under {
     pub(crate) answer: Answer,
-    /// Bytes of it that the client has in order.
+    /// Bytes of the answer that the client has without a hole.
     pub(crate) at: u32,
-    /// The sequence number at which the request begins: the acknowledgement of the segments.
+    /// The sequence number at which the request begins; the answer's segments acknowledge up to
+    /// there.
     pub(crate) seq: u32,
     /// The timestamp, on a connection that has them.
     pub(crate) stamp: Option<Answering>,
@@ -34,15 +35,16 @@ pub(crate) enum Decision {
     Begin(Asked),
     /// The answer to a SYN.
     Welcome(Header),
-    /// A segment without data: its flags and its acknowledgement.
+    /// A segment without data: its flags and its acknowledgement number.
     Say(u8, u32),
     Answer(Under),
-    /// An answer, with requests behind it in the segment.
+    /// An answer, followed by further requests in the same segment.
     Continue(Under, Handshake),
-    /// Data that does not begin where the request does; the number: bytes of all answers so far
+    /// Data that does not begin where the request does; the number: bytes of all earlier answers
     /// that the client has.
     Ahead(Class, u32),
-    /// An acknowledgement without data: the client has `at` bytes of the answer that begins at `start`.
+    /// An acknowledgement without data: the client has `at` bytes of the answer that begins at
+    /// `start`.
     Heard {
         start: u32,
         at: u32,
@@ -50,7 +52,8 @@ pub(crate) enum Decision {
 }
 
 impl Decision {
-    /// The verdict of a replica without memory. [`Site::flight`](crate::small::Site::flight) makes the answers.
+    /// The verdict of a replica that remembers nothing.
+    /// [`Site::flight`](crate::small::Site::flight) makes the answers.
     pub(crate) fn verdict(self, segment: &Segment<'_>) -> Verdict<'static> {
         match self {
             Decision::Drop(reason) => Verdict::Drop(reason),
@@ -67,14 +70,14 @@ impl Decision {
     }
 }
 
-/// The data that the client has beyond its acknowledgement, in bytes of the answer of which it has
-/// `at` in order.
+/// The SACKed data beyond the client's acknowledgement, as ranges of the answer of which it has the
+/// first `at` bytes.
 pub(crate) fn have(segment: &Segment<'_>, at: u32) -> Have {
     let ack = segment.header.ack;
     let mut have = Have::new();
     for &(from, to) in segment.header.options.sack.blocks() {
-        // Data below the acknowledgement arrived twice (RFC 2883); a block far beyond is not of
-        // this answer.
+        // A block below the acknowledgement reports data that arrived twice (RFC 2883); a block far
+        // beyond is not of this answer.
         let (from, to) = (from.wrapping_sub(ack), to.wrapping_sub(ack));
         if from < to && to <= 2 * MAX_ANSWER {
             let _ = have.try_push((at + from, at + to));

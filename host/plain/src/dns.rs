@@ -13,11 +13,11 @@ use arrayvec::ArrayVec;
 
 use self::message::{FIXED, HEADER, Options, TYPE_OPT, find_opt, plain_name, word};
 
-/// Maximum number of queries of a segment; the kernel's TCP serves segments with more.
+/// Limit on the queries in a segment; the kernel's TCP serves segments with more.
 pub const MAX_QUERIES: usize = 16;
-/// Bytes of the longest query, without its length: those of one segment.
+/// Limit on the length of a query, without its length field: that of one segment.
 pub const MAX_QUERY: usize = 1460;
-/// Bytes of the longest query as it goes to the back end.
+/// Limit on the length of a query as a datagram to the back end.
 pub const MAX_DATAGRAM: usize = MAX_QUERY + OPT.len();
 
 /// Bytes of the length before a message.
@@ -35,7 +35,7 @@ const TYPE_AXFR: u16 = 252;
 pub enum Fault {
     /// The last query is incomplete.
     Split,
-    /// A message that is no ordinary query, or too many queries.
+    /// A message that is not an ordinary query, or too many queries.
     Other,
 }
 
@@ -55,14 +55,14 @@ enum Edns {
     None,
     /// Offset of the OPT record (after its owner's name), which is the last record.
     Opt(usize),
-    /// The query is signed: only its number may be changed.
+    /// The query is signed: only its id may be changed.
     Signed,
 }
 
 /// All queries of a segment.
 pub type Queries<'a> = ArrayVec<Query<'a>, MAX_QUERIES>;
 
-/// Reads the queries that the data of a segment consists of, one at least.
+/// Parses the queries of a segment's data, at least one.
 ///
 /// # Errors
 /// [`Fault`].
@@ -85,7 +85,8 @@ pub fn queries(mut data: &[u8]) -> Result<Queries<'_>, Fault> {
     }
 }
 
-/// Whether a client's first bytes can be these: the length of a message, and a query's header as far as it is there.
+/// Whether a client's first bytes can begin a query: a length, and as much of a query's header as
+/// has arrived.
 #[must_use]
 pub(crate) fn begins_a_query(data: &[u8]) -> bool {
     let Some((length, message)) = data.split_first_chunk() else { return false };
@@ -95,31 +96,31 @@ pub(crate) fn begins_a_query(data: &[u8]) -> bool {
         && message.get(4..6).is_none_or(|count| count == [0, 1])
 }
 
-/// The number of a message, if it is long enough to be one.
+/// The id of a message, if it is long enough to have one.
 #[must_use]
 pub fn number(message: &[u8]) -> Option<u16> {
     message.get(..HEADER).and_then(|header| word(header, 0))
 }
 
-/// Whether a message that came by TCP answers this query, which was sent as it is.
+/// Whether a message from the back end's TCP answers this query, which was sent unchanged.
 #[must_use]
 pub fn is_answer(query: &[u8], message: &[u8]) -> bool {
     Query::parse(query).is_some_and(|query| query.answered(query.id(), message).is_some())
 }
 
-/// What a datagram from the back end is to a query.
+/// What a datagram from the back end means for a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// The answer; the OPT record at this place has to be removed.
+    /// The answer. The OPT record at this offset, if any, has to be removed.
     Answer(Option<usize>),
-    /// Truncated, or not representable: the unchanged query has to be sent by TCP.
+    /// Truncated, or impossible to convert: send the unchanged query by TCP.
     ByTcp,
     /// The datagram answers another query.
     Foreign,
 }
 
 impl<'a> Query<'a> {
-    /// Reads a message; `None` for one that is not taken here.
+    /// Parses a message; `None` if it is not an ordinary query.
     fn parse(message: &'a [u8]) -> Option<Query<'a>> {
         let header: &[u8; HEADER] = message.first_chunk()?;
         // QR and OPCODE: only standard queries.
@@ -138,7 +139,7 @@ impl<'a> Query<'a> {
         let mut at = HEADER + question;
         let mut edns = Edns::None;
         for _ in 0..count(10) {
-            // Both that may stand here have no other record behind them but a signature.
+            // OPT and TSIG records are last; only a signature may follow the former.
             let fixed = plain_name(message, at)?;
             let end = fixed + FIXED + usize::from(word(message, fixed + 8)?);
             edns = match (word(message, fixed)?, edns) {
@@ -157,7 +158,7 @@ impl<'a> Query<'a> {
         self.message
     }
 
-    /// The query's number from the client.
+    /// The query's id, as the client sent it.
     #[must_use]
     pub fn id(&self) -> u16 {
         word(self.message, 0).unwrap_or_default()
@@ -167,12 +168,12 @@ impl<'a> Query<'a> {
         self.message.get(HEADER..HEADER + self.question).unwrap_or_default()
     }
 
-    /// The datagram for the back end, under another number.
+    /// The datagram for the back end, with another id.
     #[must_use]
     pub fn datagram(&self, id: u16) -> ArrayVec<u8, MAX_DATAGRAM> {
         let mut out = ArrayVec::new();
         let mut put = |bytes: &[u8]| {
-            // A query is at most as long as MAX_QUERY, so all of it fits.
+            // A query has at most MAX_QUERY bytes, so all of it fits.
             let _ = out.try_extend_from_slice(bytes);
         };
         put(&id.to_be_bytes());
@@ -197,7 +198,7 @@ impl<'a> Query<'a> {
                         put(&(kept().map(|option| option.bytes.len()).sum::<usize>() as u16).to_be_bytes());
                         kept().for_each(|option| put(option.bytes));
                     }
-                    // Malformed: the back end will answer so.
+                    // Malformed options are passed on, and the back end reports the error.
                     false => put(&record[8..]),
                 }
             }
@@ -205,11 +206,11 @@ impl<'a> Query<'a> {
         out
     }
 
-    /// Judges a datagram that may be the answer to [`datagram`](Self::datagram) under this number.
+    /// Decides whether a datagram is the answer to [`datagram`](Self::datagram) with this id.
     #[must_use]
     pub fn judge(&self, id: u16, datagram: &[u8]) -> Reply {
         let Some(header) = self.answered(id, datagram) else { return Reply::Foreign };
-        // TC
+        // TC: the answer is truncated.
         if header[2] & 2 != 0 {
             return Reply::ByTcp;
         }
@@ -226,10 +227,10 @@ impl<'a> Query<'a> {
         }
     }
 
-    /// The header of a response to this query's question under this number.
+    /// The header of a response to this query's question with this id.
     fn answered<'m>(&self, id: u16, message: &'m [u8]) -> Option<&'m [u8; HEADER]> {
         let header: &[u8; HEADER] = message.first_chunk()?;
-        // QR, OPCODE
+        // QR and OPCODE: a response to a standard query.
         if word(message, 0)? != id || header[2] & 0xf8 != 0x80 {
             return None;
         }
@@ -246,8 +247,9 @@ impl<'a> Query<'a> {
         same.then_some(header)
     }
 
-    /// Appends an answer to a stream: its length, the client's number, and the message without the
-    /// OPT record at `opt`. False, with nothing appended, if it exceeds the length field or `room`.
+    /// Appends an answer to a stream: its length, the client's id, and the message without the OPT
+    /// record at `opt`. Returns `false`, with nothing appended, if it exceeds the length field or
+    /// `room`.
     #[must_use]
     pub fn append(&self, answer: &[u8], opt: Option<usize>, room: usize, out: &mut Vec<u8>) -> bool {
         let end = opt.unwrap_or(answer.len());
@@ -267,9 +269,9 @@ impl<'a> Query<'a> {
     }
 }
 
-/// RCODE of a server that cannot read a query.
+/// RCODE of a server that cannot parse a query.
 const FORMERR: u8 = 1;
-/// RCODE of a server that does not know such queries.
+/// RCODE of a server that does not support such queries.
 const NOTIMP: u8 = 4;
 
 #[cfg(test)]
@@ -277,7 +279,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A query for a name of two labels: header, question, these additional records.
+    /// A query for a name of two labels: header, question, and these additional records.
     fn query(id: u16, kind: u16, additional: &[&[u8]]) -> Vec<u8> {
         let mut out = id.to_be_bytes().to_vec();
         out.extend([1, 0, 0, 1, 0, 0, 0, 0, 0, additional.len() as u8]);
@@ -288,7 +290,7 @@ mod tests {
         out
     }
 
-    /// Its answer: one record of this many bytes, and these additional ones.
+    /// The answer to a query: one record of `size` bytes, and these additional records.
     fn answer(to: &[u8], size: usize, additional: &[&[u8]]) -> Vec<u8> {
         let mut out = to[..12 + 12].to_vec();
         out[2] |= 0x80;
@@ -361,10 +363,11 @@ mod tests {
     }
 
     #[test]
-    fn the_back_end_may_answer_with_65535_octets() {
+    fn back_end_may_answer_with_65535_bytes() {
         let without = query(7, 1, &[]);
         assert_eq!(one(&without).datagram(0x1234)[..], query(0x1234, 1, &[&OPT]));
-        // 1,232 bytes, DO, and options: a cookie, a subnet, the lifetime of the connection.
+        // An OPT record with 1,232 bytes, DO, and three options: a cookie, a client subnet, and a
+        // TCP keep-alive time.
         let record = |size: [u8; 2], options: &[u8]| {
             [&[0, 0, 41][..], &size, &[0, 0, 0x80, 0, 0, options.len() as u8], options].concat()
         };
@@ -381,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_framed_and_loses_the_record_that_was_added() {
+    fn answer_is_framed_without_the_added_record() {
         let asked = query(7, 1, &[]);
         let sent = one(&asked).datagram(900);
         let got = answer(&sent, 40, &[&OPT]);
@@ -390,7 +393,7 @@ mod tests {
         let mut out = b"before".to_vec();
         assert!(one(&asked).append(&got, Some(place), 1000, &mut out));
         assert_eq!(out[6..], framed(&[&answer(&asked, 40, &[])]));
-        // No room: nothing of it.
+        // Without room nothing is appended.
         let length = out.len();
         assert!(!one(&asked).append(&got, None, got.len() + 1, &mut out) && out.len() == length);
         assert!(one(&asked).append(&got, None, got.len() + 2, &mut out));
@@ -425,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_to_something_else_is_foreign() {
+    fn answer_to_another_query_is_foreign() {
         let asked = query(7, 1, &[]);
         let good = answer(&one(&asked).datagram(900), 4, &[]);
         assert_eq!(one(&asked).judge(900, &good), Reply::Answer(None));
@@ -438,7 +441,7 @@ mod tests {
         let mut lower = good.clone();
         lower[14] = b'w';
         assert_eq!(one(&asked).judge(900, &lower), Reply::Answer(None), "names have no case");
-        // REFUSED without the question.
+        // A REFUSED response may omit the question.
         assert!(is_answer(&asked, &[0, 7, 0x80, 5, 0, 0, 0, 0, 0, 0, 0, 0]));
         assert!(!is_answer(&asked, &[0, 7, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0]));
     }

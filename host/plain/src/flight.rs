@@ -16,11 +16,11 @@ use crate::answer_bytes::AnswerBytes;
 use crate::codec::{BARE_SEGMENT, Class};
 use crate::segment::{Header, MAX_SACK};
 
-/// Bytes of data in a segment that fits every path, including IPv6 with 1,280 bytes.
+/// Data in a segment that fits every path, including IPv6 with an MTU of 1,280, bytes.
 pub const EVERYWHERE: u32 = 1200;
-/// Multiple at which segments end if there is no room for longer ones.
+/// Segments end at multiples of this if there is no room for longer ones, bytes.
 pub const TINY: u32 = 128;
-/// Segments of a flight (RFC 6928), counted as full ones with their options.
+/// Limit on the segments of a flight (RFC 6928), counted as full segments with options.
 const INITIAL_WINDOW: u32 = 10;
 
 /// Whether a segment of this class may end at this offset of an answer.
@@ -39,7 +39,7 @@ fn is_narrow(class: Class, at: u32) -> bool {
     class.segment() > EVERYWHERE && at.is_multiple_of(EVERYWHERE)
 }
 
-/// How an answer is cut.
+/// How an answer is divided into segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
     /// Full segments of a class.
@@ -51,18 +51,19 @@ pub enum Cut {
 }
 
 impl Cut {
-    /// The segment size for a client that repeats its request, with `at` bytes of the answer and
-    /// these beyond. If the first segment arrived and no full one did, or the segments since were
-    /// narrow, the path carries no full ones.
+    /// The division for a client that repeats its request, with the first `at` bytes of the answer
+    /// and the ranges `have`. If the first segment arrived and no full one did, or later segments
+    /// were narrow, the path does not carry full ones.
     #[must_use]
     pub fn again(class: Class, at: u32, have: &[(u32, u32)]) -> Cut {
-        // A short last segment proves nothing, and narrow ones begin elsewhere.
+        // A short last segment proves nothing, and narrow segments begin elsewhere.
         let passed = |&(from, to): &(u32, u32)| is_full(class, from) && to - from > EVERYWHERE;
         let narrow = at == EVERYWHERE && !have.iter().any(passed) || !is_full(class, at);
         if is_narrow(class, at) && narrow && at > 0 { Cut::Narrow } else { Cut::Full(class) }
     }
 
-    /// End of the segment that begins at `at`, at most `room` bytes later; `None` if no allowed end is that near.
+    /// End of the segment that begins at `at`, at most `room` bytes later; `None` if no allowed end
+    /// is within that.
     pub(crate) fn end(self, at: u32, room: u32) -> Option<u32> {
         let end = match self {
             Cut::Bare => return Some((at / BARE_SEGMENT + 1) * BARE_SEGMENT).filter(|end| end - at <= room),
@@ -81,41 +82,41 @@ impl Cut {
 /// One segment to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Its first byte in the answer.
+    /// Offset of its first byte in the answer.
     pub from: u32,
     /// Offset after its last byte.
     pub to: u32,
-    /// Whether the segment has FIN.
+    /// Whether the segment carries a FIN.
     pub fin: bool,
 }
 
-/// Maximum number of segments sent at once, however small they are.
+/// Limit on the segments sent at once, however small they are.
 pub const MAX_PIECES: usize = 16;
 
 /// The segments of a flight.
 pub(crate) type Pieces = ArrayVec<Piece, MAX_PIECES>;
 
-/// Bytes `[from, to)` of the answer that the client has beyond its acknowledgement.
+/// Ranges `[from, to)` of the answer that the client has beyond its acknowledgement.
 pub(crate) type Have = ArrayVec<(u32, u32), MAX_SACK>;
 
 /// Parameters that determine how an answer is cut into segments.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
     pub(crate) cut: Cut,
-    /// First byte to send.
+    /// Offset of the first byte to send.
     pub(crate) from: u32,
-    /// End of the client's window.
+    /// End of the client's window, as an offset in the answer.
     pub(crate) window: u32,
-    /// Most bytes of data in a segment on this path.
+    /// Limit on the data in a segment on this path, bytes.
     pub(crate) path: u32,
-    /// Bytes of the answer.
+    /// Length of the answer.
     pub(crate) length: u32,
     /// Whether FIN follows the answer.
     pub(crate) closes: bool,
 }
 
 impl Span {
-    /// The segments of one flight: at most an initial window (RFC 6928), without those that the
+    /// The segments of one flight: at most an initial window (RFC 6928), without segments that the
     /// client has or that `wanted` rejects.
     pub(crate) fn pieces(&self, have: &Have, mut wanted: impl FnMut(&Piece) -> bool) -> Pieces {
         let mut pieces = Pieces::new();
@@ -130,19 +131,19 @@ impl Span {
             let mut to = end.min(self.length);
             let beyond = to > self.window;
             if beyond {
-                // A part of a segment is sent only if nothing else is: otherwise the window will
-                // open further.
+                // A part of a segment is sent only if nothing else is; otherwise the next
+                // acknowledgement opens the window further.
                 let room = self.window.saturating_sub(from);
                 match self.cut.end(from, room) {
                     Some(end) if pieces.is_empty() => to = end.min(self.length),
                     _ => break,
                 }
             }
-            // FIN takes a place in the window too.
+            // A FIN needs room in the window too.
             let fin = self.closes && to == self.length && self.window > self.length;
             let piece = Piece { from, to, fin };
             from = to;
-            // A segment is cut at the same places if the client has a part of it.
+            // A segment keeps its boundaries even if the client has a part of it.
             if have.iter().any(|&(a, b)| a <= piece.from && to <= b) || !wanted(&piece) {
                 continue;
             }
@@ -163,28 +164,28 @@ impl Span {
 #[derive(Clone, Debug)]
 pub struct Flight<'t> {
     pub(crate) octets: AnswerBytes<'t>,
-    /// The headers of all segments; the sequence number is that of the answer's first byte.
+    /// The headers of all segments, with the sequence number of the answer's first byte.
     pub(crate) header: Header,
     pub(crate) pieces: Pieces,
 }
 
 impl Flight<'_> {
-    /// The segments, in the order in which they are sent; none if the client's window takes none.
+    /// The segments, in sending order; none if the client's window has no room.
     #[must_use]
     pub fn pieces(&self) -> &[Piece] {
         &self.pieces
     }
 
-    /// Bytes of a segment's packet.
+    /// Length of a segment's packet.
     #[must_use]
     pub fn length(&self, piece: &Piece) -> usize {
         self.header.length() + (piece.to - piece.from) as usize
     }
 
-    /// Writes the packet of a segment, from its IP header on; gives its length.
+    /// Writes a segment's packet, IP header included; returns its length.
     ///
     /// # Errors
-    /// [`BuildError`], if the buffer has fewer than [`length`](Self::length) bytes.
+    /// [`BuildError`] if the buffer has fewer than [`length`](Self::length) bytes.
     pub fn write(&self, piece: &Piece, packet: &mut [u8]) -> Result<usize, BuildError> {
         let start = self.header.length();
         let (have, need) = (packet.len(), self.length(piece));
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn cuts_are_where_they_may_be() {
+    fn segments_end_only_at_allowed_offsets() {
         assert_eq!(cuts(Cut::Full(class()), 5000, 9000), [1200, 2648, 4096, 5000]);
         assert_eq!(cuts(Cut::Full(Class::of(536).unwrap()), 1100, 9000), [520, 1040, 1100]);
         assert_eq!(cuts(Cut::Narrow, 3000, 9000), [1200, 2400, 3000]);

@@ -1,5 +1,5 @@
-//! The head of a request (RFC 9112), read from one segment without waiting for more. The rules are
-//! those of [`rivulet_http`]; this file decides which requests a single segment can answer.
+//! Parses the head of a request (RFC 9112) from one segment, without waiting for more. The rules
+//! are those of [`rivulet_http`]; this file decides which requests a single segment can answer.
 
 use arrayvec::ArrayVec;
 use rivulet_http::{
@@ -13,25 +13,25 @@ pub use rivulet_http::Method;
 pub struct Request<'a> {
     /// The method: GET or HEAD.
     pub method: Method,
-    /// The target as it stands in the request line.
+    /// The target, as in the request line.
     pub target: &'a [u8],
     /// Whether the connection ends after the answer.
     pub close: bool,
-    /// `Range`.
+    /// The `Range` header.
     pub range: RangeSpec,
-    /// The lines of the head with conditions; empty without conditions.
+    /// The lines of the head that contain conditions; empty if there are none.
     pub conditions: &'a [u8],
-    /// Bytes of the head; a body is never part of it.
+    /// Length of the head; the request has no body.
     pub length: usize,
 }
 
-/// The beginning of a segment's data.
+/// What a segment's data begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parsed<'a> {
     /// A whole head.
     Whole(Request<'a>),
-    /// A head with a whole request line and no end; its other lines are ignored, and the connection
-    /// ends with the answer.
+    /// A complete request line of an incomplete head: its other lines are ignored, and the
+    /// connection ends with the answer.
     Line(Request<'a>),
     /// A GET or HEAD with an incomplete request line.
     Split,
@@ -39,14 +39,14 @@ pub enum Parsed<'a> {
     Body,
     /// A method other than GET and HEAD.
     Other,
-    /// A GET or HEAD that is refused with this status; the connection ends with it.
+    /// A GET or HEAD to refuse with this status; the connection ends with the answer.
     Bad(u16),
 }
 
 /// Parses the beginning of a segment's data.
 #[must_use]
 pub fn parse(data: &[u8]) -> Parsed<'_> {
-    // Empty lines in front of a request are forgiven (RFC 9112 section 2.2).
+    // Empty lines before a request are ignored (RFC 9112 section 2.2).
     let lead = data.iter().take_while(|b| matches!(b, b'\r' | b'\n')).take(4).count();
     let rest = &data[lead..];
     if b"GET ".starts_with(rest) || b"HEAD ".starts_with(rest) {
@@ -64,7 +64,7 @@ pub fn parse(data: &[u8]) -> Parsed<'_> {
     fields(data, request, old).unwrap_or_else(|refused| Parsed::Bad(refused.0))
 }
 
-/// Reads the lines behind the request line.
+/// Parses the lines after the request line.
 fn fields<'a>(
     data: &'a [u8],
     mut request: Request<'a>,
@@ -97,12 +97,13 @@ fn fields<'a>(
 }
 
 impl Request<'_> {
-    /// Selects what the request gets of a content with this hash and size.
+    /// What the request selects of a content with this hash and size: all, a part, or a status
+    /// without content.
     pub(crate) fn select(&self, hash: &[u8; 16], size: u64) -> Selection {
         let mut conditions = Conditions::default();
         let mut at = 0;
         let tag = entity_tag(hash);
-        // Several lines of one name are one list (RFC 9110 section 5.3).
+        // Several lines with one name form one list (RFC 9110 section 5.3).
         let holds = |before: Option<bool>, now| Some(before.unwrap_or(false) | now);
         while let Some((line, next)) = line(self.conditions, at) {
             at = next;
@@ -126,24 +127,24 @@ fn entity_tag(hash: &[u8; 16]) -> [u8; 32] {
     core::array::from_fn(|n| digit(if n % 2 == 0 { hash[n / 2] >> 4 } else { hash[n / 2] }))
 }
 
-/// Whether a client's first bytes can be these: a method (RFC 9110 section 9.1) or the beginning of one, or a TLS record with
-/// its handshake (RFC 8446 section 5.1).
+/// Whether a client's first bytes can begin a request: a method (RFC 9110 section 9.1) or the
+/// beginning of one, or a TLS handshake record (RFC 8446 section 5.1).
 #[must_use]
 pub fn begins_a_request(data: &[u8]) -> bool {
-    // The longest registered one has 17.
+    // The longest registered method has 17 letters.
     let method = data.iter().take(17).take_while(|b| b.is_ascii_uppercase() || **b == b'-').count();
     let ends = data.get(method).is_none_or(|b| *b == b' ');
     method > 0 && ends || data.starts_with(&[22, 3])
 }
 
-/// The line that begins at `at`, without its end, and where the next one begins.
+/// The line that begins at `at`, without its end, and the offset of the next one.
 fn line(data: &[u8], at: usize) -> Option<(&[u8], usize)> {
     let rest = data.get(at..)?;
     let end = rest.iter().position(|&b| b == b'\n')?;
     Some((rest[..end].strip_suffix(b"\r").unwrap_or(&rest[..end]), at + end + 1))
 }
 
-/// Longest path of a request, bytes; names in the table may be longer by `index.html`.
+/// Limit on a request's path, bytes; names in the table may be longer by `index.html`.
 pub const MAX_NAME: usize = rivulet_http::MAX_PATH;
 
 /// A name in the table.
@@ -152,13 +153,13 @@ pub type Name = ArrayVec<u8, { MAX_NAME + INDEX.len() }>;
 /// Name appended to a path that ends in a slash.
 const INDEX: &[u8] = b"index.html";
 
-/// The name that a target stands for, without a slash in front, and whether it has a query.
+/// The name of a target, without the leading slash, and whether it has a query.
 ///
 /// # Errors
-/// The status with which it is refused.
+/// The status with which the request is refused.
 pub fn name(target: &[u8], method: Method) -> Result<(Name, bool), u16> {
     let target = Target::parse(target, method).map_err(|refused| refused.0)?;
-    // It begins with a slash, and there is room for the appended part.
+    // The path begins with a slash, and the buffer has room for the appended part.
     let mut name: Name = target.path.iter().skip(1).copied().collect();
     if target.path.ends_with(b"/") {
         name.extend(INDEX.iter().copied());
@@ -233,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_of_several_lines_are_one_list() {
+    fn condition_headers_of_one_name_form_one_list() {
         let hash = [0xab; 16];
         let tag = format!("\"{}\"", "ab".repeat(16));
         let select =
@@ -283,7 +284,8 @@ mod tests {
             let _ = (name(&text, Method::Get), RangeSpec::parse(&text));
         }
 
-        /// Whatever the cut, the request line that was read is the same, and a whole head is read only from a whole one.
+        /// Wherever a head is cut, its request line is read as before, and a complete head is read
+        /// only from a complete one.
         #[test]
         fn truncated_head_gives_only_its_line(at in 0usize..90) {
             let text = b"GET /dir/file HTTP/1.1\r\nHost: example\r\nRange: bytes=1-2\r\nConnection: close\r\n\r\n";

@@ -37,7 +37,7 @@ pub const MAX_AHEAD: u32 = INDICES / 2 - 1;
 /// A timestamp that names an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ObjectStamp {
-    /// Time, in steps, of which the lowest five bits count.
+    /// Time, in steps; its lowest five bits are used.
     pub index: u8,
     /// Class of the client's segment size.
     pub class: Class,
@@ -45,7 +45,8 @@ pub struct ObjectStamp {
     pub odd: bool,
     /// The client's window scale.
     pub scale: Scale,
-    /// The object, at most [`MAX_OBJECT`]; 0: nothing of the response has left; or [`NOBODYS`].
+    /// The object, at most [`MAX_OBJECT`]; 0: nothing of the response has been sent; or
+    /// [`NOBODYS`].
     pub object: u32,
 }
 
@@ -62,7 +63,7 @@ impl ObjectStamp {
         })
     }
 
-    /// The value.
+    /// Encodes the timestamp.
     #[must_use]
     pub fn value(self) -> u32 {
         u32::from(self.index) << 27
@@ -74,7 +75,8 @@ impl ObjectStamp {
     }
 }
 
-/// The ISN of a connection between a client and a service. The service's address is left out: its key stands for it.
+/// The ISN of a connection between a client and a service. The service's address is not hashed,
+/// because each service has its own key.
 #[must_use]
 pub fn object_isn(key: CookieKey, client: SocketAddr, service: SocketAddr) -> u32 {
     let [a, b, c, d] = address_words(client.ip());
@@ -101,7 +103,7 @@ mod tests {
         }
 
         #[test]
-        fn it_is_never_taken_for_one_of_stateless_tcp_and_none_of_these_for_it(value: u32) {
+        fn object_stamps_and_stateless_stamps_are_distinct(value: u32) {
             match ObjectStamp::parse(value) {
                 Some(stamp) => {
                     prop_assert_eq!(stamp.value(), value);
@@ -120,13 +122,14 @@ mod tests {
             let one = ObjectStamp { index, class, odd, scale, object: first };
             let other = ObjectStamp { index: (index + ahead as u8) % 32, object: second, ..one };
             prop_assert!(later(other.value(), one.value()));
-            // Within an index, too, from no object to one to none that can be resumed.
+            // Within one index the value grows from no object, to an object, to "no replica can
+            // resume".
             let of = |object| ObjectStamp { object, ..one }.value();
             prop_assert!(later(of(NOBODYS), of(MAX_OBJECT)) && later(of(1), of(0)));
         }
 
         #[test]
-        fn of_three_indices_one_is_not_behind_any(index in 0u8..32, object in 0..=NOBODYS) {
+        fn one_of_three_indices_is_new_to_any_client(index in 0u8..32, object in 0..=NOBODYS) {
             let one = ObjectStamp { index, class: Class::numbered(3), odd: true, scale: Scale::of(7), object };
             let of = |index| ObjectStamp { index, object: 0, ..one }.value();
             let ahead = |other: u8| other != index && later(of(other), one.value());

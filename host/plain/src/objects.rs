@@ -7,11 +7,11 @@ use crate::head::Name;
 use crate::large::MAX_LARGE_OBJECTS;
 use rivulet_packet::nonce::half_sip_hash_32;
 
-/// Longest media type, bytes.
+/// Limit on a media type, bytes.
 const MAX_KIND: usize = 100;
-/// Objects with more bytes may need a large answer; they are numbered.
+/// Objects longer than this may need a large answer, so they are numbered.
 const LARGE: usize = 12_000;
-/// Not secret: versions distinguish tables and prove nothing.
+/// Not a secret: versions distinguish tables and prove nothing.
 const VERSION_KEY: [u8; 8] = *b"rivulet\0";
 
 /// A content with its identity.
@@ -19,7 +19,7 @@ const VERSION_KEY: [u8; 8] = *b"rivulet\0";
 pub struct Object {
     /// Its media type, for `Content-Type`.
     pub kind: Box<str>,
-    /// A hash of the content; the entity tag.
+    /// A hash of the content, used as the entity tag.
     pub hash: [u8; 16],
     /// The content.
     pub body: Box<[u8]>,
@@ -28,9 +28,9 @@ pub struct Object {
 /// An entry of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// An object that is answered here.
+    /// An object that is served without state.
     Object(Object),
-    /// A folder: ask again with a slash at the end.
+    /// A folder: a request with a final slash is served.
     Folder,
     /// Something that the kernel's TCP serves.
     Kernel,
@@ -39,10 +39,10 @@ pub enum Entry {
 /// Why a table cannot be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
-    /// Two entries of one name.
+    /// Two entries have the same name.
     #[error("a name stands twice")]
     Twice,
-    /// A name longer than [`Name`] takes, or a media type that does not fit into a header.
+    /// A name is longer than [`Name`] allows, or a media type does not fit into a header.
     #[error("a name or a media type that does not fit into a header")]
     Long,
 }
@@ -53,16 +53,17 @@ pub struct Table {
     entries: Box<[(Box<[u8]>, Entry)]>,
     unknown: bool,
     version: u32,
-    /// Entries of the first objects that are longer than any small answer, for their numbers.
+    /// Entries of the first objects that are too long for a small answer; their index here is their
+    /// number.
     large: Box<[u32]>,
 }
 
 /// Result of looking up a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// The entry of this number is an object.
+    /// This entry is an object.
     Object(u32),
-    /// The entry of this number is a folder.
+    /// This entry is a folder.
     Folder(u32),
     /// The kernel's TCP serves the name.
     Kernel,
@@ -80,7 +81,7 @@ impl Table {
         Table::with_names(entries.collect(), unknown)
     }
 
-    /// The same, with names that need not be UTF-8.
+    /// Like [`new`](Self::new), with names that may be invalid UTF-8.
     ///
     /// # Errors
     /// [`TableError`].
@@ -116,7 +117,7 @@ impl Table {
             }
             version = half_sip_hash_32(VERSION_KEY, &text);
         }
-        // 0 stands for none.
+        // 0 means "no object" in timestamps.
         let long =
             |(_, entry): &&(Box<[u8]>, Entry)| matches!(entry, Entry::Object(o) if o.body.len() > LARGE);
         let long = entries.iter().enumerate().filter(|(_, e)| long(e)).map(|(n, _)| n as u32);
@@ -124,7 +125,7 @@ impl Table {
         Ok(Table { entries: entries.into(), unknown, version: version.max(1), large })
     }
 
-    /// The entry of a large object's number.
+    /// The entry of the large object with this number.
     pub(crate) fn large(&self, number: u16) -> Option<u32> {
         self.large.get(usize::from(number)).copied()
     }
@@ -134,8 +135,8 @@ impl Table {
         self.large.binary_search(&entry).ok().map(|n| n as u16)
     }
 
-    /// A number that is the same for equal tables, never 0; two that differ share it once in 2^32, and its lowest two bits once in
-    /// four.
+    /// A number that is equal for equal tables and never 0. Two different tables share it with a
+    /// probability of 2^-32, and its lowest two bits with 1/4.
     #[must_use]
     pub fn version(&self) -> u32 {
         self.version
@@ -171,7 +172,7 @@ impl Table {
         }
     }
 
-    /// The object of a number.
+    /// The object of an entry.
     #[must_use]
     pub fn object(&self, number: u32) -> Option<&Object> {
         match &self.entries.get(number as usize)?.1 {
@@ -180,14 +181,14 @@ impl Table {
         }
     }
 
-    /// The name of a number.
+    /// The name of an entry.
     #[must_use]
     pub fn name(&self, number: u32) -> Option<&[u8]> {
         Some(&self.entries.get(number as usize)?.0)
     }
 }
 
-/// The folders on the way to a name.
+/// The parent folders of a name.
 fn folders(name: &[u8]) -> impl Iterator<Item = &[u8]> {
     name.iter().enumerate().filter(|(_, b)| **b == b'/').map(|(n, _)| &name[..n])
 }

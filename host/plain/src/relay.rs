@@ -33,26 +33,25 @@ pub enum Protocol {
     Http,
 }
 
-/// A service as all its replicas know it.
+/// A service with a back end, as all its replicas know it.
 #[derive(Clone, Copy, Debug)]
 pub struct Relay {
     /// The keys of its cookies.
     pub keys: CookieKeys,
     /// The back end's protocol.
     pub protocol: Protocol,
-    /// The back end gives the same bytes for the same request from any replica, now and a minute
-    /// later.
+    /// The back end gives the same bytes for the same request, from any replica and a minute later.
     pub deterministic: bool,
-    /// Maximum bytes of an IP packet sent by this replica.
+    /// Limit on the IP packets that this replica sends, bytes.
     pub mtu: u16,
 }
 
 /// A request for the back end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// Bytes of the segment's data that are the request.
+    /// Length of the request, a part of the segment's data.
     pub length: usize,
-    /// Bytes of the answer that the client has; FIN counts.
+    /// Bytes of the answer that the client has; a FIN counts as one.
     at: u32,
     by: By,
 }
@@ -67,7 +66,7 @@ enum By {
     Bare,
 }
 
-/// The verdict on a segment before the back end is asked.
+/// The verdict on a segment before the back end is queried.
 #[derive(Clone, Debug)]
 pub enum Judged {
     /// Send nothing.
@@ -78,7 +77,8 @@ pub enum Judged {
     Ask(Ask),
     /// Pass the segment to the kernel's TCP.
     Kernel(Cause),
-    /// The kernel takes over with this segment, the first with data: the back end is asked by TCP.
+    /// Let the kernel take over with this segment, the first with data; the back end is then
+    /// queried by TCP.
     Adopt(Cause, Handshake),
 }
 
@@ -106,7 +106,7 @@ impl Relay {
             return Judged::Drop(Reason::Flags);
         }
         let stamps = header.options.stamps;
-        // Positions in a kernel's connection mean nothing here.
+        // A position in a kernel connection means nothing here.
         if stamps.is_some_and(|stamps| Stamp::parse(stamps.echo) == Stamp::Kernel) {
             return Judged::Kernel(Cause::Adopted);
         }
@@ -122,7 +122,7 @@ impl Relay {
         }
     }
 
-    /// The client has had only the SYN-ACK.
+    /// The client has only the SYN-ACK.
     fn opening(
         &self,
         segment: &Segment<'_>,
@@ -139,7 +139,7 @@ impl Relay {
             return Judged::Drop(Reason::Acknowledgement);
         }
         match stamp.opens(flow, &self.keys, minute, seq) {
-            // A client that closes without a request.
+            // The client closes without a request.
             Opened::Yes(_) if segment.payload.is_empty() => tell(segment, FIN_ACK, seq.wrapping_add(1)),
             Opened::Yes(scale) => {
                 let by = By::Opening(Class::numbered(distance >> 1), scale);
@@ -149,7 +149,7 @@ impl Relay {
         }
     }
 
-    /// The client is in the middle of an answer: its last timestamp has the length.
+    /// The client is in the middle of an answer, whose length is in its last timestamp.
     fn under_way(&self, segment: &Segment<'_>, distance: u32, whole: Whole) -> Judged {
         let speaks = segment.has_data_or_fin();
         let Some(at) = distance.checked_sub(2 * u32::from(whole.class.number())) else {
@@ -180,21 +180,24 @@ impl Relay {
         }
     }
 
-    /// Without timestamps. The cookie has bits of the client's first sequence number, so the
-    /// sequence number of a request gives the distance of its acknowledgement from the cookie.
+    /// A connection without timestamps. The cookie has bits of the client's first sequence number,
+    /// so the sequence number of a request gives the distance of its acknowledgement from the
+    /// cookie.
     fn bare(&self, segment: &Segment<'_>, distance: u32) -> Judged {
         let header = &segment.header;
         if !segment.has_data_or_fin() {
             return Judged::Drop(Reason::Acknowledgement);
         }
-        // Whatever the number was, something of an answer is there. That is all, where answers have one segment.
+        // Whatever the first sequence number was, the client has a part of an answer; where answers
+        // have one segment, that is all of it.
         if distance & !BARE_SEQUENCE >= BARE_END && !self.deterministic {
             return tell(segment, ACK, segment.end());
         }
         match (distance.checked_sub(header.seq & BARE_SEQUENCE), segment.payload) {
             (Some(0), []) => tell(segment, FIN_ACK, header.seq.wrapping_add(1)),
             (Some(0), data) => self.ask(segment, 0, By::Bare).unwrap_or_else(|cause| match self.protocol {
-                // Eight bits distinguish a first segment: the kernel must not begin in the middle.
+                // Eight bits identify a first segment, because the kernel must not begin in the
+                // middle of a stream.
                 Protocol::Dns if dns::begins_a_query(data) => adopt(segment, cause, By::Bare),
                 _ => Judged::Kernel(cause),
             }),
@@ -224,8 +227,9 @@ impl Relay {
         Ok(Judged::Ask(Ask { length, at, by }))
     }
 
-    /// The verdict on the segment of a question, with the answer's bytes; none if there are more
-    /// than [`MAX_ANSWER`]. [`Reason::Changed`]: the connection can no longer be completed.
+    /// The verdict on the segment that caused the query, with the answer's bytes; `None` if there
+    /// are more than [`MAX_ANSWER`]. [`Reason::Changed`]: the connection can no longer be
+    /// completed.
     #[must_use]
     pub fn answer<'o>(
         &self,
@@ -237,13 +241,14 @@ impl Relay {
         let header = &segment.header;
         let mut octets = octets.unwrap_or_default();
         if let By::Answer(before) = ask.by {
-            // A request that is repeated together with what followed it is answered as far as it was before.
+            // A request that is repeated together with later data is answered as before.
             octets = octets.get(..before.length as usize).unwrap_or_default();
         }
-        // 0 if it cannot be answered here; no back end answers with zero bytes.
+        // 0 marks an answer that cannot be sent here; no back end answers with zero bytes.
         let length = u32::try_from(octets.len()).ok().filter(|length| *length <= MAX_ANSWER).unwrap_or(0);
         let (stamp, cut) = match ask.by {
-            // The answer was a different one then: the part that has arrived cannot be completed.
+            // The back end's answer has changed, so the part that the client has cannot be
+            // completed.
             By::Answer(before) if Whole::of(octets, before.class, before.scale) != before => {
                 return Verdict::Drop(Reason::Changed);
             }
@@ -272,7 +277,8 @@ impl Relay {
                 Cut::Full(class) => class.segment(),
                 Cut::Narrow | Cut::Bare => BARE_SEGMENT,
             };
-            // The segment is sent with FIN or not at all: then a client that has it has everything.
+            // The segment is sent with FIN or not at all, so that a client that has it has
+            // everything.
             if length > full.min(room) || window <= length {
                 return ask.by.adoption(segment, Cause::Object);
             }

@@ -1,5 +1,4 @@
-//! Headers of segments to a client: of an answer's pieces, of segments without data, and of the
-//! refusal.
+//! Headers of segments to a client: those of an answer, segments without data, and the RST.
 
 use core::net::IpAddr;
 
@@ -7,7 +6,7 @@ use rivulet_packet::segment::TcpFlags;
 
 use crate::segment::{Header, Options, Segment, Stamps};
 
-/// The window of every segment of ours: what a client sends is taken or repeated, nothing waits here.
+/// The window of every segment: client data is processed or repeated, and none is buffered here.
 pub(crate) const WINDOW: u16 = 0xffff;
 
 /// The largest segment size to announce to a peer, on an interface that sends IP packets of `mtu`
@@ -16,7 +15,7 @@ pub(crate) fn longest_segment(mtu: u16, peer: IpAddr) -> u16 {
     mtu.saturating_sub(if peer.is_ipv4() { 40 } else { 60 }).min(1460)
 }
 
-/// The header of each piece of an answer of which the client has `at` bytes. Its request, which
+/// The header of an answer's segments, of which the client has `at` bytes. Its request, which
 /// begins at `seq`, is not acknowledged. `stamp`: TSval.
 pub(crate) fn reply(segment: &Segment<'_>, at: u32, seq: u32, stamp: Option<u32>) -> Header {
     let header = &segment.header;
@@ -35,7 +34,7 @@ pub(crate) fn reply(segment: &Segment<'_>, at: u32, seq: u32, stamp: Option<u32>
 /// A segment without data.
 pub(crate) fn say(segment: &Segment<'_>, flags: u8, ack: u32) -> Header {
     let header = &segment.header;
-    // Its own timestamp again: the last one, whatever it is, so that the client's never goes back.
+    // Repeats the client's last echoed timestamp, whatever it is, so that the values never go back.
     let stamps = header.options.stamps.map(|theirs| Stamps { value: theirs.echo, echo: theirs.value });
     Header {
         src: header.dst,
@@ -48,7 +47,7 @@ pub(crate) fn say(segment: &Segment<'_>, flags: u8, ack: u32) -> Header {
     }
 }
 
-/// The end of a connection that is not served: to the client it is as if no server listened.
+/// The RST for a connection that is not served, as if no server listened.
 #[must_use]
 pub fn refusal(segment: &Segment<'_>) -> Header {
     let header = &segment.header;

@@ -1,5 +1,5 @@
-//! Ordinary TCP segments (RFC 9293) with the options that an ordinary client sends: read in place, written into the buffer
-//! that is handed in. No input panics, and nothing is allocated.
+//! Ordinary TCP segments (RFC 9293) with the options that ordinary clients send: parsed in place,
+//! and written into the caller's buffer. No input causes a panic, and nothing is allocated.
 
 use core::net::SocketAddr;
 
@@ -10,7 +10,7 @@ use rivulet_packet::{BuildError, WireError};
 
 /// Bytes of a TCP header without options.
 const HEADER: usize = 20;
-/// SACK blocks that fit beside timestamps, or without them (RFC 2018).
+/// Limit on the SACK blocks of a segment (RFC 2018): four without timestamps, fewer with them.
 pub const MAX_SACK: usize = 4;
 /// Bytes of the options of an established segment with timestamps, padding included.
 pub const STAMPS: usize = 12;
@@ -41,7 +41,7 @@ pub struct Stamps {
     pub echo: u32,
 }
 
-/// Sequence numbers `[from, to)` that the client has beyond its acknowledgement (RFC 2018).
+/// A range of sequence numbers `[from, to)` that the client has after a hole (RFC 2018).
 pub type SackBlock = (u32, u32);
 
 /// The options that are used here. Others are ignored.
@@ -49,7 +49,7 @@ pub type SackBlock = (u32, u32);
 pub struct Options {
     /// Maximum segment size; in a SYN.
     pub mss: Option<u16>,
-    /// Shift of the window (RFC 7323), at most 14; in a SYN.
+    /// Window scale (RFC 7323), at most 14; in a SYN.
     pub scale: Option<u8>,
     /// SACK permitted; in a SYN.
     pub sack_permitted: bool,
@@ -67,13 +67,13 @@ pub struct Sack {
 }
 
 impl Sack {
-    /// The blocks, in the order in which they stand.
+    /// The blocks, in the order of the option.
     #[must_use]
     pub fn blocks(&self) -> &[SackBlock] {
         &self.blocks[..usize::from(self.count).min(MAX_SACK)]
     }
 
-    /// Adds one, if there is room for one more.
+    /// Adds a block if there is room for it.
     pub fn push(&mut self, block: SackBlock) {
         if let Some(to) = self.blocks.get_mut(usize::from(self.count)) {
             *to = block;
@@ -83,10 +83,10 @@ impl Sack {
 }
 
 impl Options {
-    /// Parses the options after the fixed header.
+    /// Parses the options after the fixed header. If an option occurs twice, the last one counts.
     ///
     /// # Errors
-    /// [`SegmentError::Option`]. An option that stands twice counts where it stands last.
+    /// [`SegmentError::Option`].
     pub fn parse(bytes: &[u8]) -> Result<Options, SegmentError> {
         let mut options = Options::default();
         let mut at = 0;
@@ -104,7 +104,7 @@ impl Options {
             let value = bytes.get(at + 2..at + length).ok_or(bad)?;
             match (kind, value) {
                 (2, &[a, b]) => options.mss = Some(u16::from_be_bytes([a, b])),
-                // Beyond 14 it counts as 14 (RFC 7323 section 2.3).
+                // A larger scale counts as 14 (RFC 7323 section 2.3).
                 (3, &[shift]) => options.scale = Some(shift.min(14)),
                 (4, &[]) => options.sack_permitted = true,
                 (5, blocks) if blocks.len().is_multiple_of(8) && !blocks.is_empty() => {
@@ -123,7 +123,7 @@ impl Options {
         Ok(options)
     }
 
-    /// Writes them, padded to whole words; returns the number of bytes in `out`.
+    /// Writes the options, padded to whole words; returns their length in `out`.
     fn write(&self, out: &mut [u8; 40]) -> usize {
         let mut at = 0;
         let mut put = |bytes: &[u8]| {
@@ -136,7 +136,7 @@ impl Options {
             put(&[2, 4]);
             put(&mss.to_be_bytes());
         }
-        // Before the timestamps, as common stacks have it: SACK permitted takes the place of the
+        // Before the timestamps, as in common stacks: SACK-permitted takes the place of the
         // padding.
         let lead = if self.sack_permitted { [4, 2] } else { [1, 1] };
         match self.stamps {
@@ -187,7 +187,7 @@ pub struct Header {
     pub options: Options,
 }
 
-/// A segment that was read.
+/// A parsed segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment<'a> {
     /// Its headers.
@@ -199,10 +199,10 @@ pub struct Segment<'a> {
 }
 
 impl<'a> Segment<'a> {
-    /// Reads an IP packet. The TCP checksum is not verified yet ([`Self::is_intact`]).
+    /// Parses an IP packet. The TCP checksum is not verified yet ([`Self::is_intact`]).
     ///
     /// # Errors
-    /// The first rule broken. Fragments, options of IPv4 and extension headers of IPv6 are among them.
+    /// The first rule broken. Fragments, IPv4 options and IPv6 extension headers are refused too.
     pub fn parse(packet: &'a [u8]) -> Result<Segment<'a>, SegmentError> {
         let (ip, start, end) = ip::read(packet, 0).map_err(SegmentError::Ip)?;
         let tcp = packet.get(start..end).ok_or(SegmentError::Truncated)?;
@@ -224,20 +224,20 @@ impl<'a> Segment<'a> {
         Ok(Segment { header, payload, tcp })
     }
 
-    /// Whether the TCP checksum holds.
+    /// Whether the TCP checksum is valid.
     #[must_use]
     pub fn is_intact(&self) -> bool {
         let (src, dst) = (self.header.src.ip(), self.header.dst.ip());
         Sum::new().pseudo_header(src, dst, TCP, self.tcp.len()).bytes(self.tcp).finish() == 0
     }
 
-    /// Whether it has more than an acknowledgement.
+    /// Whether the segment is more than a pure acknowledgement.
     #[must_use]
     pub fn has_data_or_fin(&self) -> bool {
         !self.payload.is_empty() || self.has(TcpFlags::FIN)
     }
 
-    /// Bytes of its IP packet, without the frame's padding.
+    /// Length of its IP packet, without the frame's padding.
     #[must_use]
     pub fn packet_length(&self) -> usize {
         ip::length(self.header.src.ip()) + self.tcp.len()
@@ -249,7 +249,7 @@ impl<'a> Segment<'a> {
         self.header.flags.has(flags)
     }
 
-    /// The sequence number behind its data, SYN and FIN counted.
+    /// The sequence number after its data; SYN and FIN count as one each.
     #[must_use]
     pub fn end(&self) -> u32 {
         let marks = u32::from(self.has(TcpFlags::SYN)) + u32::from(self.has(TcpFlags::FIN));
@@ -275,7 +275,7 @@ impl Header {
         let packet = packet.get_mut(..total).ok_or(BuildError::BufferTooSmall { need: total, have })?;
         self.finish_head(packet, payload)?;
         let tcp = &mut packet[ip::length(self.src.ip())..];
-        // The field has the pseudo-header's part.
+        // The checksum field holds the sum of the pseudo-header.
         let sum = Sum::new().bytes(tcp).finish();
         tcp[16..18].copy_from_slice(&sum.to_be_bytes());
         Ok(total)
@@ -312,7 +312,7 @@ impl Header {
         tcp[12] = ((HEADER + n) as u8 / 4) << 4;
         tcp[13] = self.flags.0;
         tcp[14..16].copy_from_slice(&self.window.to_be_bytes());
-        // `finish` gives the complement.
+        // `finish` returns the complement.
         let sum = !Sum::new().pseudo_header(src, dst, TCP, total - start).finish();
         tcp[16..18].copy_from_slice(&sum.to_be_bytes());
         tcp[18..20].fill(0);
@@ -327,7 +327,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn options_that_cannot_be_are_refused_where_they_stand() {
+    fn impossible_options_are_refused_with_their_offset() {
         for (bytes, at) in [
             (&[2u8][..], 0),
             (&[1, 2, 0], 1),

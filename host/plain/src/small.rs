@@ -23,27 +23,27 @@ use crate::stamp::{Answering, Opened, Scale, Stamp};
 use crate::syn::welcome;
 use crate::verdict::{Asked, Cause, Handoff, Handshake, Reason, Verdict};
 
-/// A service as all its replicas know it.
+/// A service with its objects, as all its replicas know it.
 #[derive(Clone, Debug)]
 pub struct Site {
     /// The keys of its cookies.
     pub keys: CookieKeys,
     /// The objects that it serves.
     pub table: Arc<Table>,
-    /// Maximum bytes of an IP packet sent by this replica.
+    /// Limit on the IP packets that this replica sends, bytes.
     pub mtu: u16,
     /// Whether answers longer than [`MAX_ANSWER`] are sent here too ([`Verdict::Begin`]); otherwise the kernel's TCP sends them.
     pub large: bool,
 }
 
-/// The answer to a request.
+/// How a request is answered.
 enum Told {
     Small(Answer),
     /// A large answer, with the number of its object.
     Large(Answer, u16),
 }
 
-/// A segment with its connection and the state to answer it.
+/// A segment with its connection and what is needed to answer it.
 struct Talk<'a> {
     site: &'a Site,
     segment: &'a Segment<'a>,
@@ -51,8 +51,8 @@ struct Talk<'a> {
 }
 
 impl Site {
-    /// Judges a segment from a client. `minute` counts from 1970; `path` is the longest IP packet that the path to the client is
-    /// known to take.
+    /// Judges a segment from a client. `minute` counts from 1970; `path`: the longest IP packet
+    /// that the path to the client is known to carry.
     #[must_use]
     pub fn judge<'t>(&'t self, segment: &Segment<'_>, minute: u32, path: Option<u16>) -> Verdict<'t> {
         match self.decide(segment, &Flow::new(segment.header.src, segment.header.dst), minute) {
@@ -92,7 +92,7 @@ impl Site {
         }
     }
 
-    /// The longest segment that is announced to this peer.
+    /// The largest segment size that is announced to this peer.
     fn mss(&self, peer: IpAddr) -> u16 {
         longest_segment(self.mtu, peer)
     }
@@ -124,8 +124,7 @@ impl Site {
 }
 
 impl Talk<'_> {
-    /// A connection with timestamps: the echoed one identifies the last data that the client has in
-    /// order.
+    /// A connection with timestamps: the echoed one identifies the last data that arrived in order.
     fn stamped(&self, class: Class, at: u32, fin: bool, stamp: Stamp, minute: u32) -> Decision {
         let header = &self.segment.header;
         let answering = match stamp {
@@ -139,12 +138,12 @@ impl Talk<'_> {
                     return Decision::Heard { start: 0, at: 0 };
                 }
                 return match stamp.opens(self.flow, &self.site.keys, minute, header.seq) {
-                    // A client that closes without a request.
+                    // The client closes without a request.
                     Opened::Yes(_) if self.segment.payload.is_empty() => {
                         Decision::Say(FIN_ACK, header.seq.wrapping_add(1))
                     }
                     Opened::Yes(scale) => self.begin(header.seq, self.segment.payload, class, 0, scale),
-                    // The beginning of its data may be lost.
+                    // The beginning of the client's data may be lost.
                     Opened::No if self.segment.payload.is_empty() => Decision::Drop(Reason::Early),
                     Opened::No => Decision::Ahead(class, 0),
                 };
@@ -155,7 +154,7 @@ impl Talk<'_> {
             return Decision::Drop(Reason::Stamp);
         };
         if fin {
-            // The client has everything: no further answer can follow FIN.
+            // The client has everything, and no further answer can follow a FIN.
             return match self.segment.has_data_or_fin() {
                 true => Decision::Say(ACK, self.segment.end()),
                 false => Decision::Drop(Reason::Acknowledgement),
@@ -177,8 +176,8 @@ impl Talk<'_> {
         if answering.version != self.version() {
             return Decision::Drop(Reason::Version);
         }
-        // A repeated request. It is the request that was answered if it ends at the same sequence
-        // number.
+        // A repeated request, if it ends at the same sequence number as the request that was
+        // answered.
         let decision = self.ask(header.seq, self.segment.payload, class, answering.start, answering.scale);
         match decision {
             Decision::Answer(Under { stamp: Some(now), .. }) if now != answering => {
@@ -188,19 +187,19 @@ impl Talk<'_> {
                 let cut = Cut::again(class, behind, &have(self.segment, behind));
                 Decision::Answer(Under { at: behind, cut, ..under })
             }
-            // In the middle of an answer the kernel's TCP cannot take over.
+            // The kernel's TCP cannot take over in the middle of an answer.
             Decision::Kernel(_) => Decision::Drop(Reason::Split),
             other => other,
         }
     }
 
-    /// The client has the whole answer, and not its FIN.
+    /// The client has the whole answer, but not its FIN.
     fn has_all(&self, class: Class, at: u32, answering: Answering, beyond: i32) -> Decision {
         let segment = self.segment;
         let header = &segment.header;
         let skip = usize::try_from(-beyond).unwrap_or(0);
         if beyond > 0 {
-            // Another request is under way, or lost; of its answer nothing has come in order.
+            // Another request is in progress or lost; no byte of its answer has arrived in order.
             return match (self.segment.payload, self.segment.has_data_or_fin()) {
                 ([], true) => Decision::Drop(Reason::Early),
                 ([], false) => Decision::Heard { start: at, at: 0 },
@@ -220,9 +219,9 @@ impl Talk<'_> {
                 false => Decision::Drop(Reason::Early),
             };
         }
-        // The answered request is acknowledged, also to a client that only acknowledges the answer:
-        // otherwise it would repeat the request. If the FIN was lost with the window's last byte,
-        // it is sent again.
+        // The answered request is acknowledged even if the client only acknowledges the answer;
+        // otherwise the client would repeat the request. A FIN that was lost with the window's last
+        // byte is sent again.
         let closes = || {
             let again = self.ask(header.seq, segment.payload, class, answering.start, answering.scale);
             matches!(again, Decision::Answer(under) if under.answer.closes())
@@ -231,7 +230,7 @@ impl Talk<'_> {
         Decision::Say(flags, segment.end())
     }
 
-    /// A connection without timestamps, on the way through its only answer.
+    /// A connection without timestamps, in the middle of its only answer.
     fn bare(&self, at: u32, sequence: u32) -> Decision {
         let header = &self.segment.header;
         if !self.segment.has_data_or_fin() {
@@ -252,8 +251,8 @@ impl Talk<'_> {
                 let under = Under { answer, at, seq: header.seq, stamp: None, cut: Cut::Bare };
                 Decision::Answer(under)
             }
-            // Eight bits show that it is the first: data that looks like the middle of a request is
-            // refused. Only timestamps would show the offset.
+            // Eight bits identify the first segment, so data that looks like the middle of a
+            // request is refused. Only timestamps would show the offset.
             Ok((Told::Large(..), _)) => Decision::Kernel(Cause::Object),
             Err(cause) if at == 0 && begins_a_request(self.segment.payload) => {
                 let (mss, receive_next) = (BARE_SEGMENT as u16, header.seq);
@@ -277,9 +276,9 @@ impl Talk<'_> {
         (self.site.table.version() & 3) as u8
     }
 
-    /// A request that begins at `seq` and was not answered before, its answer at `start`. What the kernel is to answer it takes
-    /// over, and a client that sends more requests without waiting: the answers behind an answer under way have no place in its
-    /// timestamps (docs/plain.md).
+    /// A new request that begins at `seq`, with its answer at `start`. The kernel takes over
+    /// requests that it must answer, and clients that send more requests without waiting: the
+    /// timestamps of an answer have no room for the answers after it (docs/plain.md).
     fn begin(&self, seq: u32, payload: &[u8], class: Class, start: u32, scale: Scale) -> Decision {
         let handshake = |receive_next, answer| Handshake {
             mss: class.mss(),
@@ -289,7 +288,8 @@ impl Talk<'_> {
             answer,
         };
         match self.ask(seq, payload, class, start, scale) {
-            // On a new connection a large answer outlives its replica, and most clients open one after a reset.
+            // On a new connection a large answer outlives its replica, and most clients open one
+            // after a reset.
             Decision::Kernel(Cause::Object) if start > 0 && self.site.large => {
                 Decision::Kernel(Cause::Object)
             }
@@ -297,7 +297,7 @@ impl Talk<'_> {
             Decision::Answer(under @ Under { answer, stamp: Some(stamp), .. }) if !answer.closes() => {
                 let length = stamp.length_from(seq);
                 let behind = payload.get(length as usize..).unwrap_or_default();
-                // Empty lines behind a request are forgiven (RFC 9112 section 2.2).
+                // Empty lines after a request are ignored (RFC 9112 section 2.2).
                 match behind.iter().all(|b| matches!(b, b'\r' | b'\n')) {
                     true => Decision::Answer(under),
                     false => {
@@ -310,7 +310,7 @@ impl Talk<'_> {
         }
     }
 
-    /// A request that begins at `seq`, its answer at `start`.
+    /// The decision for a request that begins at `seq`, with its answer at `start`.
     fn ask(&self, seq: u32, payload: &[u8], class: Class, start: u32, scale: Scale) -> Decision {
         match self.outcome(payload, class.segment(), Ends::Stamped) {
             Ok((Told::Large(answer, object), _)) => match self.site.large && start == 0 {
@@ -318,7 +318,7 @@ impl Talk<'_> {
                 false => Decision::Kernel(Cause::Object),
             },
             Ok((Told::Small(mut answer), length)) => {
-                // An answer that would begin beyond the cookie's reach is not begun.
+                // An answer that would begin beyond the cookie's reach is not started.
                 if !answer.closes() && start + 2 * MAX_ANSWER > MAX_START {
                     match answer.closing(&self.site.table, Ends::Stamped) {
                         Outcome::Answer(closing) => answer = closing,
@@ -333,8 +333,8 @@ impl Talk<'_> {
         }
     }
 
-    /// The answer to a request, and the request's bytes. Of a request longer than the client's
-    /// segments, which never arrives whole, only the request line counts, and one byte.
+    /// The answer to a request, and the request's length. A request longer than the client's
+    /// segments never arrives complete: only its request line counts, and one byte is acknowledged.
     fn outcome(&self, payload: &[u8], full: u32, ends: Ends) -> Result<(Told, u32), Cause> {
         let table = &self.site.table;
         let (outcome, length) = match parse(payload) {

@@ -1,6 +1,6 @@
-//! Soft state: the answers that were sent lately, so that an acknowledgement without a request
-//! suffices to send data that was lost or exceeded the client's window. Answers arrive sooner and
-//! have the same bytes: the client's next repetition of its request would draw them, too.
+//! Soft state: the answers that were sent recently, so that an acknowledgement without a request
+//! suffices to send data that was lost or exceeded the client's window. Without it the same bytes
+//! would be sent later, when the client repeats its request.
 
 use crate::answer::Answer;
 use crate::codec::{Class, Flow, MAX_ANSWER};
@@ -13,7 +13,7 @@ use crate::verdict::{Handoff, Handshake, Reason, Verdict};
 
 /// Bytes for one bit of [`Slot::again`]: segments are longer, unless a window limits them.
 const GRAIN: u32 = 512;
-/// Bytes beyond a hole that show a loss (about the three segments of RFC 6675).
+/// Bytes after a hole that show a loss (about the three segments of RFC 6675).
 const REORDERED: u32 = 3 * EVERYWHERE;
 
 #[derive(Clone, Copy, Debug)]
@@ -22,19 +22,19 @@ struct Slot {
     flow: Flow,
     answer: Answer,
     start: u32,
-    /// The sequence number of the request.
+    /// The sequence number at which the request begins.
     seq: u32,
     stamp: Option<Answering>,
     cut: Cut,
-    /// Bytes of the answer.
+    /// Length of the answer, bytes.
     length: u32,
-    /// End of the bytes that were sent.
+    /// End of the bytes that were sent so far.
     high: u32,
-    /// Bit set of the segments that were retransmitted: each is at most once.
+    /// Bit set of the segments that were retransmitted; each is retransmitted once at most.
     again: u32,
 }
 
-/// Answers under way, a bounded number; a new one takes the place of an older one.
+/// Answers in progress, a bounded number; a new one replaces an older one.
 #[derive(Debug)]
 pub struct Ring {
     slots: Box<[Option<Slot>]>,
@@ -47,12 +47,12 @@ impl Ring {
         Ring { slots: vec![None; size.max(1).next_power_of_two()].into() }
     }
 
-    /// Forgets everything.
+    /// Drops all answers.
     pub fn clear(&mut self) {
         self.slots.fill(None);
     }
 
-    /// Bytes of its memory, for any number of connections.
+    /// Memory in bytes, which does not depend on the number of connections.
     #[must_use]
     pub fn octets(&self) -> usize {
         size_of_val(&*self.slots)
@@ -64,18 +64,18 @@ impl Ring {
     }
 }
 
-/// A service, and the soft state of this replica.
+/// A service, with the soft state of this replica.
 #[derive(Debug)]
 pub struct Replica {
     /// The service.
     pub site: Site,
-    /// The memory, if there is one.
+    /// The soft state; `None`: this replica remembers nothing.
     pub ring: Option<Ring>,
 }
 
 impl Replica {
-    /// The verdict on a client's segment: as [`Site::judge`], and more where the ring has the
-    /// answer.
+    /// The verdict on a client's segment: that of [`Site::judge`], or a better one if the ring has
+    /// the answer.
     #[must_use]
     pub fn receive<'t>(&'t mut self, segment: &Segment<'_>, minute: u32, path: Option<u16>) -> Verdict<'t> {
         let flow = Flow::new(segment.header.src, segment.header.dst);
@@ -110,7 +110,7 @@ impl Replica {
                     .unwrap_or(Verdict::Drop(Reason::Acknowledgement))
             }
             Decision::Welcome(header) => {
-                // Another connection from the same port.
+                // The slot may hold another connection from the same port.
                 if slot.as_ref().is_some_and(|slot| slot.flow == flow) {
                     *slot = None;
                 }
@@ -121,7 +121,7 @@ impl Replica {
     }
 }
 
-/// Keeps an answer and returns its first segments.
+/// Stores an answer and returns its first segments.
 fn begin<'t>(
     site: &'t Site,
     slot: &mut Option<Slot>,
@@ -146,9 +146,10 @@ fn begin<'t>(
     flight
 }
 
-/// Passes a connection to the kernel if the client sends further requests while an answer is in progress; `at`: bytes of all
-/// answers that the client has. The kernel may have to retransmit the answer, so this works only while the answer is
-/// remembered; otherwise the client repeats its requests when it has the answer.
+/// Passes a connection to the kernel if the client sends further requests while an answer is in
+/// progress; `at`: bytes of all answers that the client has. The kernel may have to retransmit the
+/// answer, so this works only while the ring has it; otherwise the client repeats its requests once
+/// it has the answer.
 fn ahead<'t>(
     site: &'t Site,
     slot: &Slot,
@@ -159,7 +160,7 @@ fn ahead<'t>(
     let stamp = slot.stamp?;
     let at = at.checked_sub(slot.start).filter(|at| *at <= slot.length)?;
     let receive_next = slot.seq.wrapping_add(stamp.length_from(slot.seq));
-    // A client sends at most our window before the kernel's first segment.
+    // A client sends at most one of this server's windows before the kernel's first segment.
     let is_near = segment.header.seq.wrapping_sub(receive_next) <= u32::from(u16::MAX);
     if slot.answer.closes() || !is_near {
         return None;
@@ -178,7 +179,7 @@ fn next_segments<'t>(
     at: u32,
     path: Option<u16>,
 ) -> Option<Verdict<'t>> {
-    // The segment is of a later or an earlier connection between the same ports.
+    // The segment belongs to a later or an earlier connection between the same ports.
     let sent = segment.header.seq.wrapping_sub(slot.seq);
     if sent == 0 || sent > u32::from(u16::MAX) || at >= slot.length || at > MAX_ANSWER {
         return None;

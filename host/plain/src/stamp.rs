@@ -17,7 +17,7 @@ use crate::codec::{CookieKeys, FIRST_START, Flow, MAX_START};
 
 /// Window scales that a timestamp distinguishes; others count as the next lower one.
 const SCALES: [u8; 8] = [0, 2, 4, 6, 7, 8, 9, 11];
-/// Minutes for which a SYN-ACK's timestamp may begin an answer.
+/// Number of minutes in which a SYN-ACK's timestamp can begin an answer.
 pub const MINUTES: u32 = 14;
 /// Mask of the bits of a client's sequence number that [`Answering::next`] holds.
 const NEXT: u32 = 0xfff;
@@ -36,18 +36,18 @@ pub fn minute(clock: u64) -> u32 {
 pub struct Scale(u8);
 
 impl Scale {
-    /// The scale of a shift: the largest known one that is not above it, so that no window is overestimated.
+    /// The largest known scale that does not exceed `shift`, so that no window is overestimated.
     #[must_use]
     pub fn of(shift: u8) -> Scale {
         Scale(SCALES.iter().rposition(|&s| s <= shift).unwrap_or(0) as u8)
     }
 
-    /// The scale with this number in a timestamp, of which the lowest three bits count.
+    /// The scale in the lowest three bits of `number`.
     pub(crate) fn numbered(number: u32) -> Scale {
         Scale((number & 7) as u8)
     }
 
-    /// The shift that it stands for.
+    /// The shift that this scale stands for.
     #[must_use]
     pub fn shift(self) -> u8 {
         SCALES[usize::from(self.0 & 7)]
@@ -71,9 +71,9 @@ impl Scale {
 pub struct Answering {
     /// Offset of the answer, bytes from the first answer; a multiple of 64, at most [`MAX_START`].
     pub start: u32,
-    /// The lowest 12 bits of the client's sequence number behind the request.
+    /// The lowest 12 bits of the sequence number after the request.
     pub next: u16,
-    /// The lowest two bits of the version of the objects that it was made from.
+    /// The lowest two bits of the version of the table from which the answer was made.
     pub version: u8,
     /// The client's window scale.
     pub scale: Scale,
@@ -93,7 +93,7 @@ impl Answering {
     }
 }
 
-/// A timestamp of ours.
+/// A timestamp that this server made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stamp {
     /// The timestamp of a SYN-ACK.
@@ -107,23 +107,24 @@ pub enum Stamp {
     },
     /// The timestamp of an answer.
     Answer(Answering),
-    /// That of a large answer. No such answers are given yet.
+    /// The timestamp of a large answer.
     Large,
     /// The timestamp of a connection of the kernel's TCP.
     Kernel,
 }
 
 impl Stamp {
-    /// A SYN-ACK's value for a client with this number of its first byte. `minute` counts from
-    /// 1970.
+    /// A SYN-ACK's timestamp for a client with this sequence number of its first byte. `minute`
+    /// counts from 1970.
     #[must_use]
     pub fn opening(flow: &Flow, keys: &CookieKeys, minute: u32, first: u32, scale: Scale) -> u32 {
         let sealed = (first ^ u32::from(flow.pad(keys.current, minute, scale.0))) & SEALED;
         (minute & 15) << 18 | sealed << 3 | u32::from(scale.0)
     }
 
-    /// Whether a SYN-ACK's value was made for this connection within the last [`MINUTES`], with
-    /// this number of its client's first byte. A clock may be a minute behind.
+    /// Whether a SYN-ACK's timestamp was made for this connection within the last [`MINUTES`], for
+    /// a client with this sequence number of its first byte. Tolerates a clock that is a minute
+    /// behind.
     #[must_use]
     pub fn opens(self, flow: &Flow, keys: &CookieKeys, now: u32, first: u32) -> Opened {
         let Stamp::Opening { minute, sealed, scale } = self else { return Opened::No };
@@ -136,7 +137,7 @@ impl Stamp {
         }
     }
 
-    /// Reads a value.
+    /// Decodes a timestamp.
     #[must_use]
     pub fn parse(value: u32) -> Stamp {
         let start = value >> 24 << 5 | value >> 17 & 31;
@@ -161,14 +162,14 @@ impl Stamp {
 /// Result of [`Stamp::opens`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opened {
-    /// An answer may begin, to a client with this window scale.
+    /// An answer may begin, for a client with this window scale.
     Yes(Scale),
     /// No answer may begin.
     No,
 }
 
 impl Answering {
-    /// The value.
+    /// Encodes the timestamp.
     #[must_use]
     pub fn value(self) -> u32 {
         let start = self.start.min(MAX_START) / 64 + FIRST_START;
@@ -180,18 +181,18 @@ impl Answering {
     }
 }
 
-/// Milliseconds for which the clock of a kernel's socket stays below its kind: 70 minutes.
+/// Milliseconds for which the clock of a kernel's socket stays within its kind: 70 minutes.
 pub const KERNEL_SPAN: u32 = 1 << 22;
 
-/// The value of a kernel's socket in the next slot; its clock wraps before it would grow into
-/// another kind.
+/// The value of a kernel's socket in the next slot, to which its clock is set before it would grow
+/// into another kind.
 #[must_use]
 pub fn next_kernel_value(value: u32) -> u32 {
     (value & !0xff_ffff).wrapping_add(1 << 24) | 3 << 22
 }
 
-/// The smallest value of a socket that the kernel has: its 22 bits below the kind run for 70 minutes at a millisecond each,
-/// from the slot of the answers before it on. It is even.
+/// The smallest timestamp of a kernel's socket that follows answers up to `start`: its 22 bits
+/// below the kind last for 70 minutes of milliseconds. It is even.
 #[must_use]
 pub fn kernel_value(start: u32) -> u32 {
     (start.min(MAX_START) / 64 + FIRST_START) >> 5 << 24 | 3 << 22
@@ -216,7 +217,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_answers_value_is_read_and_grows_with_its_start(
+        fn answer_stamp_round_trips_and_grows_with_start(
             start in 0..=MAX_START / 64, more in 1u32..100, next in 0u16..0x1000, version in 0u8..4, scale in 0u8..8,
         ) {
             let answering = Answering { start: start * 64, next, version, scale: Scale(scale) };
@@ -229,14 +230,15 @@ mod tests {
         }
 
         #[test]
-        fn an_opening_is_good_for_its_connection_and_its_time(minute: u32, age in 0..=MINUTES, first: u32, shift in 0u8..15) {
+        fn syn_ack_stamp_is_valid_for_connection_and_time(minute: u32, age in 0..=MINUTES, first: u32, shift in 0u8..15) {
             let made = |keys: &CookieKeys| Stamp::parse(Stamp::opening(&flow(), keys, minute, first, Scale::of(shift)));
             let (stamp, now) = (made(&keys()), minute.wrapping_add(age));
             prop_assert_eq!(stamp.opens(&flow(), &keys(), now, first), Opened::Yes(Scale::of(shift)));
             prop_assert_eq!(stamp.opens(&flow(), &keys(), minute.wrapping_sub(1), first), Opened::Yes(Scale::of(shift)));
             let old = CookieKeys { current: keys().others[0].unwrap(), others: [None; 2] };
             prop_assert_eq!(made(&old).opens(&flow(), &keys(), now, first), Opened::Yes(Scale::of(shift)));
-            // The next request of a client that does not wait begins elsewhere. (Under another key it is a guess.)
+            // The next request of a client that pipelines begins elsewhere. (A value under another
+            // key matches by chance.)
             let alone = CookieKeys { others: [None; 2], ..keys() };
             for further in [1, 17, 100, 1447, 4000] {
                 prop_assert_eq!(stamp.opens(&flow(), &alone, now, first.wrapping_add(further)), Opened::No);
@@ -244,7 +246,7 @@ mod tests {
         }
 
         #[test]
-        fn beyond_counts_both_ways(seq: u32, distance in -2048i32..2048) {
+        fn distance_from_request_end_may_be_negative(seq: u32, distance in -2048i32..2048) {
             let next = (seq.wrapping_sub(distance as u32) & NEXT) as u16;
             let answering = Answering { start: 0, next, version: 0, scale: Scale(0) };
             prop_assert_eq!(answering.beyond(seq), distance);
@@ -257,20 +259,21 @@ mod tests {
         let hits = |now| {
             (0..1u32 << 15).filter(|first| stamp.opens(&flow(), &keys(), now, *first) != Opened::No).count()
         };
-        // Sixteen minutes later the same four bits name another minute. Two keys, one number each.
+        // Sixteen minutes later the same four bits mean another minute. There are two keys, with
+        // one match each.
         assert_eq!((hits(1000), hits(1016)), (2, 2));
         assert_eq!(stamp.opens(&flow(), &keys(), 1016, 77), Opened::No);
     }
 
     #[test]
-    fn time_is_the_same_at_a_switch_that_has_48_bits_of_it() {
+    fn minute_is_equal_for_a_48_bit_clock() {
         let now = 1_795_363_488_000_000u64;
         assert_eq!(minute(now), minute(now & ((1 << 48) - 1)));
         assert_eq!((minute(now + (1 << 26)), minute((1 << 48) - 1)), (minute(now) + 1, (1 << 22) - 1));
     }
 
     #[test]
-    fn kinds_that_are_others_are_not_taken() {
+    fn stamps_of_other_kinds_are_ignored() {
         for slot in [0u32, 1, 255] {
             assert_eq!(Stamp::parse(slot << 24 | 1 << 22 | 12345), Stamp::Large);
             assert_eq!(Stamp::parse(slot << 24 | 2 << 22 | 12345), Stamp::Large);
@@ -279,9 +282,9 @@ mod tests {
     }
 
     #[test]
-    fn a_kernels_values_stay_of_their_kind_and_only_grow() {
+    fn kernel_stamps_keep_their_kind_and_grow() {
         let mut value = kernel_value(0);
-        // Around the end, as sequence numbers are compared.
+        // Around the wrap of 32-bit values.
         for _ in 0..600 {
             assert_eq!(Stamp::parse(value), Stamp::Kernel);
             assert_eq!(Stamp::parse(value.wrapping_add(KERNEL_SPAN - 1)), Stamp::Kernel);

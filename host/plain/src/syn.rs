@@ -9,7 +9,7 @@ use crate::segment::{Header, Options, Segment, Stamps};
 use crate::stamp::{Scale, Stamp};
 use crate::verdict::{Cause, Reason};
 
-/// The answer to a SYN, never longer than the SYN; `mss` is the longest segment that is announced to its client.
+/// The answer to a SYN, never longer than the SYN. `mss`: the largest segment size to announce.
 pub(crate) fn welcome(
     keys: &CookieKeys,
     mss: u16,
@@ -22,7 +22,7 @@ pub(crate) fn welcome(
         return Decision::Drop(Reason::Flags);
     }
     let offered = header.options;
-    // Without the option it is 536 (RFC 9293 section 3.7.1).
+    // Without the option the client's MSS is 536 (RFC 9293 section 3.7.1).
     let smaller = offered.mss.unwrap_or(536).min(mss);
     let first = header.seq.wrapping_add(1);
     let (isn, stamps, scale) = match (offered.stamps, Class::of(smaller)) {
@@ -32,7 +32,8 @@ pub(crate) fn welcome(
             let stamps = Stamps { value, echo: stamps.value };
             (flow.stamped(keys.current, class), Some(stamps), offered.scale.map(|_| 0))
         }
-        // The kernel's TCP serves clients with a window smaller than a segment, or with a path that carries none.
+        // The kernel's TCP serves clients with a window or a path that is too small for one
+        // segment.
         (None, _) if u32::from(smaller).min(header.window.into()) >= BARE_SEGMENT => {
             (flow.bare(keys.current, first), None, None)
         }

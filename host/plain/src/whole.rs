@@ -16,13 +16,13 @@ use crate::stamp::Scale;
 
 /// Bits of [`Whole::check`].
 const CHECK: u32 = 0x3ff;
-/// Not secret: it distinguishes answers and proves nothing.
+/// Not a secret: it distinguishes answers and proves nothing.
 const CHECK_KEY: [u8; 8] = *b"rivulet\x01";
 
 /// The contents of the timestamp of a back end's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Whole {
-    /// Bytes of the answer, at most [`MAX_ANSWER`].
+    /// Length of the answer, at most [`MAX_ANSWER`].
     pub length: u32,
     /// The class of the client's segments.
     pub class: Class,
@@ -33,14 +33,14 @@ pub struct Whole {
 }
 
 impl Whole {
-    /// The timestamp of an answer.
+    /// The timestamp fields for this answer.
     #[must_use]
     pub fn of(octets: &[u8], class: Class, scale: Scale) -> Whole {
         let check = (half_sip_hash_32(CHECK_KEY, octets) & CHECK) as u16;
         Whole { length: octets.len() as u32, class, check, scale }
     }
 
-    /// The value.
+    /// Encodes the timestamp.
     #[must_use]
     pub fn value(self) -> u32 {
         let length = self.length.min(MAX_ANSWER);
@@ -49,7 +49,7 @@ impl Whole {
         high >> 5 << 24 | (high & 31) << 17 | middle << 5 | low << 3 | u32::from(self.scale.number())
     }
 
-    /// Reads a value; `None` if it is not one of these.
+    /// Decodes a timestamp; `None` if it is not of this format.
     #[must_use]
     pub fn parse(value: u32) -> Option<Whole> {
         let high = (value >> 24 << 5 | value >> 17 & 31).checked_sub(FIRST_START)?;
@@ -76,7 +76,7 @@ mod tests {
             let octets = vec![7; length as usize];
             let whole = Whole::of(&octets, Class::numbered(class), Scale::of(shift));
             prop_assert_eq!(Whole::parse(whole.value()), Some(whole));
-            // The ToR takes it for an answer's, and PAWS for a later one than the SYN-ACK's.
+            // The ToR recognises it as an answer's timestamp, and PAWS as later than the SYN-ACK's.
             prop_assert!(matches!(Stamp::parse(whole.value()), Stamp::Answer(_)));
             let flow = Flow::new("10.0.0.1:4000".parse().unwrap(), "10.9.0.1:53".parse().unwrap());
             let keys = CookieKeys { current: CookieKey::new([1; 8]), others: [None; 2] };
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn another_answer_of_the_same_length_is_found_out() {
+    fn changed_answer_of_equal_length_is_detected() {
         let whole = |octets: &[u8]| Whole::of(octets, Class::numbered(3), Scale::of(7));
         let mut octets = vec![0; 3000];
         let first = whole(&octets);
@@ -103,7 +103,7 @@ mod tests {
             octets[n] ^= 0x55;
             same
         });
-        // One in 1,024: 3 of 3,000.
+        // The check has ten bits: about 3 of 3,000 match by chance.
         let same = same.count();
         assert!(same < 12, "{same}");
         assert!(Whole::parse(kernel_value(0)).is_none());

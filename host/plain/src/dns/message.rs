@@ -4,12 +4,11 @@
 pub(super) const HEADER: usize = 12;
 /// Bytes of a record's type, class, TTL and length.
 pub(super) const FIXED: usize = 10;
-/// The record of EDNS.
+/// Type number of the OPT record (EDNS).
 pub(super) const TYPE_OPT: u16 = 41;
 
-/// EDNS options that concern the connection to the client and not that between replica and back
-/// end: cookies (RFC 7873), and the lifetime of a TCP connection (RFC 7828), which must not be in a
-/// datagram.
+/// EDNS options for the connection to the client, which must not be passed to the back end: cookies
+/// (RFC 7873), and the TCP keep-alive time (RFC 7828), which a datagram must not have.
 const HOP: [u16; 2] = [10, 11];
 
 pub(super) fn word(message: &[u8], at: usize) -> Option<u16> {
@@ -40,15 +39,16 @@ fn any_name(message: &[u8], mut at: usize) -> Option<usize> {
     }
 }
 
-/// The OPT record of a message, from its name on: where it begins and ends, and the upper bits of the response code. An error if
-/// the message cannot be read to its end.
+/// Finds the OPT record of a message: where it begins (at its name) and ends, and the upper bits of
+/// the response code. An error if the message cannot be parsed to its end.
 pub(super) fn find_opt(message: &[u8]) -> Result<Option<(usize, usize, u8)>, ()> {
     let read = || {
         let mut at = HEADER;
         for _ in 0..word(message, 4)? {
             at = any_name(message, at)? + 4;
         }
-        // At most three times 65,535 records of eleven bytes: bounded by the message.
+        // The number of records is bounded by the message: at most three times 65,535 records of
+        // eleven bytes.
         let records = (6..HEADER).step_by(2).map(|n| word(message, n).map(u32::from)).sum::<Option<u32>>()?;
         let mut found = None;
         for _ in 0..records {

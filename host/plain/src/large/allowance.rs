@@ -1,15 +1,15 @@
-//! Limits on the bytes sent to client addresses: soft state of bounded memory, which does not
-//! restrict clients that acknowledge their data.
+//! Per-client token bucket that limits unacknowledged data (soft state, fixed memory). A client
+//! that acknowledges what it receives never runs out.
 
 use crate::codec::{CookieKeys, Flow};
 use crate::large::clock::Time;
 
-/// Cells; addresses that hash to one share it.
+/// Number of buckets; addresses that hash to one share it.
 const CELLS: usize = 1 << 12;
-/// Bytes that may be sent without acknowledgements: windows after a change of replica, requests,
-/// repairs.
+/// Size of a bucket: bytes that may be sent without acknowledgements, for windows after a change of
+/// replica, for requests, and for repairs.
 pub(crate) const BURST: u32 = 8 << 20;
-/// Bytes by which the allowance refills each millisecond, up to [`BURST`].
+/// Bytes by which a bucket refills each millisecond, up to [`BURST`].
 pub(crate) const RATE: u32 = 2 << 10;
 /// Bytes earned for each acknowledged byte: slow start sends twice the acknowledged bytes, and
 /// losses are sent again.
@@ -17,7 +17,7 @@ pub(crate) const EARNED: u32 = 2;
 
 #[derive(Clone, Copy, Debug)]
 struct Cell {
-    /// Bytes left.
+    /// Bytes left in the bucket.
     left: u32,
     /// Time of the last refill, milliseconds.
     at: u32,
@@ -26,11 +26,11 @@ struct Cell {
 #[derive(Clone, Debug)]
 pub(crate) struct Allowance {
     cells: Box<[Cell]>,
-    /// How often there was nothing left.
+    /// Number of refusals because a bucket was empty.
     refused: u64,
 }
 
-/// Where a client's address is counted.
+/// The bucket of a client's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Account(u16);
 
@@ -47,8 +47,8 @@ impl Allowance {
         self.refused
     }
 
-    /// The cell of the client's address, or of an IPv6 network's 64 bits, hashed under the cookie's
-    /// key so that a client cannot know with which addresses it shares.
+    /// The bucket of a client's address (of an IPv6 address, its upper 64 bits), hashed under the
+    /// cookie's key so that a client cannot know with which addresses it shares the bucket.
     pub(crate) fn account(flow: &Flow, keys: &CookieKeys) -> Account {
         Account((flow.address_hash(keys) as usize % CELLS) as u16)
     }
@@ -61,13 +61,13 @@ impl Allowance {
         cell
     }
 
-    /// Credits newly acknowledged bytes.
+    /// Adds the credit for newly acknowledged bytes.
     pub(crate) fn earn(&mut self, account: Account, acked: u32, now: Time) {
         let cell = self.cell(account, now);
         cell.left = cell.left.saturating_add(acked.saturating_mul(EARNED)).min(BURST);
     }
 
-    /// Whether the account allows this many bytes; counts a refusal.
+    /// Whether the bucket has this many bytes; counts a refusal if not.
     pub(crate) fn has(&mut self, account: Account, octets: u32, now: Time) -> bool {
         let has = self.cell(account, now).left >= octets;
         self.refused += u64::from(!has);

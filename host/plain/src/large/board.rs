@@ -1,9 +1,9 @@
-//! What the client has beyond what it acknowledges (RFC 2018, RFC 6675).
+//! The SACK scoreboard: the ranges that a client has after a hole (RFC 2018, RFC 6675).
 
 use arrayvec::ArrayVec;
 
-/// Most ranges that are kept: those of a window with every other segment lost. Data of a further
-/// range is sent once too often.
+/// Limit on the ranges: those of a window in which every other segment is lost. Data of a range
+/// beyond it is retransmitted needlessly.
 const RANGES: usize = 512;
 
 /// Disjoint ranges `[from, to)`, in order.
@@ -13,7 +13,7 @@ pub(crate) struct Board {
 }
 
 impl Board {
-    /// Adds a range.
+    /// Adds a range that the client has.
     pub(crate) fn add(&mut self, from: u32, to: u32) {
         if from >= to {
             return;
@@ -53,17 +53,17 @@ impl Board {
         to.saturating_sub(from) - self.ranges.iter().map(there).sum::<u32>()
     }
 
-    /// The first byte from `at` on that it lacks.
+    /// The first byte from `at` on that the client lacks.
     pub(crate) fn hole(&self, at: u32) -> u32 {
         self.ranges.iter().find(|range| range.0 <= at && at < range.1).map_or(at, |range| range.1)
     }
 
-    /// The first range above `at` begins there.
+    /// Beginning of the first range above `at`.
     pub(crate) fn next(&self, at: u32) -> Option<u32> {
         self.ranges.iter().map(|range| range.0).find(|from| *from > at)
     }
 
-    /// The number below which missing data counts as lost, because at least `enough` bytes above it
+    /// The offset below which missing data counts as lost, because at least `enough` bytes above it
     /// have arrived.
     pub(crate) fn lost_below(&self, enough: u32) -> u32 {
         let mut above = 0;

@@ -1,20 +1,21 @@
-//! How long a round trip takes (RFC 6298), and what follows from it.
+//! Measures the round-trip time (RFC 6298), and computes timeouts from it.
 
-/// Microseconds.
+/// Time in microseconds.
 pub(crate) type Time = u64;
 
 const MILLISECOND: Time = 1000;
-/// The round trip before one was measured: of a connection that others began, which may wait for us, and of one that begins (RFC 6298).
+/// Assumed round-trip time before the first measurement. The client of a connection that other
+/// replicas began may be waiting, so it is short.
 const UNKNOWN: Time = 100 * MILLISECOND;
 const UNKNOWN_FIRST: Time = 400 * MILLISECOND;
-/// Least pause before a probe, and between timeouts; a delayed acknowledgement is 40 ms.
+/// Shortest pause before a probe, and between timeouts; a delayed acknowledgement takes 40 ms.
 const LEAST_PROBE: Time = 10 * MILLISECOND;
 const DELAYED: Time = 45 * MILLISECOND;
 const LEAST_TIMEOUT: Time = 200 * MILLISECOND;
 /// Longest pause between the first timeouts of a silent client; later pauses double.
 const LONGEST: Time = 2_000 * MILLISECOND;
 const FIRST: u32 = 9;
-/// Longest pause between probes of a window that is closed.
+/// Longest pause between probes of a closed window.
 const LONGEST_CLOSED: Time = 30_000 * MILLISECOND;
 
 #[derive(Clone, Debug, Default)]
@@ -31,7 +32,7 @@ impl Clock {
         self.timed.get_or_insert((to, now));
     }
 
-    /// Stops the measurement: the acknowledgement may be for a retransmission.
+    /// Stops the measurement, because the acknowledgement may be for a retransmission.
     pub(crate) fn forget(&mut self) {
         self.timed = None;
     }
@@ -55,8 +56,8 @@ impl Clock {
         (round * Time::from(quarters.clamp(1, 4)) / 4).max(MILLISECOND)
     }
 
-    /// Bytes of a window that are sent in about half a millisecond; unknown without a round trip
-    /// time.
+    /// Bytes of a window that are sent in about half a millisecond; 0 while the round-trip
+    /// time is unknown.
     pub(crate) fn octets_of_a_moment(&self, window: u32) -> u32 {
         let octets = (Time::from(window) * MILLISECOND * 3 / 5).checked_div(self.srtt);
         octets.map_or(0, |octets| octets.min(Time::from(window)) as u32)
@@ -66,7 +67,7 @@ impl Clock {
         if self.srtt == 0 { LEAST_TIMEOUT } else { (self.srtt + 4 * self.rttvar).max(LEAST_TIMEOUT) }
     }
 
-    /// Time until a silent client is probed; `alone`: one segment is in flight, and its
+    /// Time until a silent client is probed; `alone`: a single segment is in flight, and its
     /// acknowledgement may be delayed.
     pub(crate) fn probe(&self, first: bool, alone: bool) -> Time {
         let round = match self.srtt {

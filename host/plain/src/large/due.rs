@@ -1,4 +1,4 @@
-//! A segment of a large answer that a sender wants sent.
+//! A segment of a large answer that a sender has decided to send.
 
 /// A segment to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -6,15 +6,15 @@ pub(crate) struct Due {
     pub(crate) from: u32,
     pub(crate) to: u32,
     pub(crate) fin: bool,
-    /// Sent to repair a loss, or while one is repaired.
+    /// It repairs a loss, or is sent during a repair.
     pub(crate) repair: bool,
-    /// Sent before.
+    /// It is a retransmission.
     pub(crate) again: bool,
 }
 
 impl Due {
-    /// Splits off what fits into a packet of `most` bytes, at least one full segment, from the
-    /// rest.
+    /// Splits off the part that fits into a packet of `most` bytes, at least one full segment;
+    /// returns it and the rest.
     pub(super) fn split(self, full: u32, most: u32) -> (Due, Option<Due>) {
         let room = (most / full).max(1) * full;
         if self.to - self.from <= room {

@@ -17,9 +17,9 @@ use crate::small::Site;
 /// The last bytes of a client's request stay unacknowledged: the client retransmits them when no
 /// data arrives, and any live replica can answer.
 pub(super) const WITHHELD: u32 = 16;
-/// Bytes of these that no probe acknowledges, only a retransmission of the client: without
-/// unacknowledged data the client has no timer, and when all replicas with its state are dead, the
-/// connection hangs.
+/// Bytes of the withheld ones that no probe acknowledges, only a retransmission of the client.
+/// Without unacknowledged data the client has no timer, and the connection hangs if all replicas
+/// with its state are dead.
 const KEPT: u32 = 8;
 /// Unanswered probes after which the remaining bytes are acknowledged step by step. Most clients
 /// that moved to another replica for the next block return sooner.
@@ -29,37 +29,38 @@ const QUIET: u32 = 6;
 /// an hour. A replica that sent an earlier block is the only one that can notice the death of the
 /// replica sending now, and on a slow path a block takes minutes.
 const PATIENCE: u32 = 19;
-/// The same where all that this replica knows is an acknowledgement far from its timestamp's cell,
-/// which a blind forger hits more often than others: the first ten.
+/// Limit on the probes if this replica only knows an acknowledgement far from its timestamp's cell,
+/// which a blind forger hits more often than others: those of the first ten seconds.
 const PATIENCE_UNPLACED: u32 = 10;
-/// Probes sent to a client with a closed window: half an hour of them.
+/// Limit on the probes sent to a client with a closed window: half an hour of them.
 const PATIENCE_CLOSED: u32 = 64;
 
-/// A connection.
+/// A download's state on this replica.
 #[derive(Clone, Debug)]
 pub(super) struct Entry<W> {
     pub(super) flow: Flow,
     /// Addresses, sequence number of the answer's first byte, acknowledgement and echo of its
     /// segments.
     pub(super) header: Header,
-    /// End of the client's data, as far as known.
+    /// End of the client's data, if known.
     pub(super) asked: u32,
     /// Unanswered probes since the client's last segment.
     pub(super) unanswered: u32,
     /// All data of the client is acknowledged.
     pub(super) all: bool,
-    /// When another replica was last seen to have it.
+    /// When another replica was last seen to have the connection.
     pub(super) shared: Option<u64>,
     pub(super) of: Download,
-    /// What its timestamps are checked by, and the last one that was made: it is of many segments.
+    /// The key material of its timestamps' checks, and the last timestamp, which many segments
+    /// share.
     pub(super) seal: Seal,
     pub(super) sealed: Option<(LargeStamp, u32)>,
     pub(super) answer: Answer,
-    /// Bytes of the answer's head, and of the whole answer.
+    /// Length of the answer's head, and of the whole answer.
     pub(super) head: u32,
     pub(super) length: u32,
     pub(super) sender: Sender,
-    /// The last value that was echoed.
+    /// The last value that the client echoed.
     pub(super) echoed: u32,
     /// The cell and window of the last timestamp: of first transmissions, and of retransmissions.
     pub(super) once: (u32, u8),
@@ -68,14 +69,15 @@ pub(super) struct Entry<W> {
     pub(super) account: Account,
     pub(super) way: W,
     pub(super) used: u64,
-    /// Taken from the sender and not sent yet, with its timestamp; the next one last.
+    /// Segments that were taken from the sender and not sent yet, with their timestamps; the last
+    /// one is sent first.
     pub(super) ahead: ArrayVec<(Due, u32), 2>,
-    /// It is among those that may have more to send.
+    /// Whether the connection is in the list of those that may have more to send.
     pub(super) active: bool,
 }
 
 impl<W: Copy> Entry<W> {
-    /// Unanswered probes after which the connection is dropped.
+    /// Limit on the unanswered probes, after which the connection is dropped.
     pub(super) fn patience(&self) -> u32 {
         match (self.sender.is_placed(), self.sender.is_closed()) {
             (false, _) => PATIENCE_UNPLACED,
@@ -96,14 +98,14 @@ impl<W: Copy> Entry<W> {
         self.unanswered += 1;
     }
 
-    /// Whether a reset has the number that is expected of its client: that of the last
-    /// acknowledgement, or the end of its data.
+    /// Whether a RST has the exact number expected of its client: that of the last acknowledgement,
+    /// or the end of its data.
     pub(super) fn is_reset_by(&self, header: &Header) -> bool {
         header.seq.wrapping_sub(self.header.ack) <= self.asked.wrapping_sub(self.header.ack)
     }
 
-    /// Handles a large answer's timestamp that was refused, with this acknowledgement. Clients never
-    /// have one with a wrong check.
+    /// Handles a large answer's timestamp that was refused because of a wrong check, which no
+    /// client has.
     pub(super) fn refuse(&mut self, ack: u32, echo: u32) {
         if LargeStamp::read(echo, &self.flow, &self.seal).is_none() {
             self.sender.doubt(ack.wrapping_sub(self.header.seq));
@@ -116,14 +118,15 @@ impl<W: Copy> Entry<W> {
         if self.sender.has_sent(at) { self.shared } else { Some(now) }
     }
 
-    /// Is sent before all else.
+    /// Puts a segment back, to be sent before all others.
     pub(super) fn keep(&mut self, due: Due, value: u32) {
-        // Taken segments are put back before others are taken, with what follows them: at most two.
+        // Segments that were taken are put back before others are taken, with what follows them: at
+        // most two.
         let kept = self.ahead.try_push((due, value));
         debug_assert!(kept.is_ok(), "a segment is forgotten");
     }
 
-    /// A packet with a due segment.
+    /// A packet with this segment.
     pub(super) fn packet<'t>(&self, n: usize, due: Due, value: u32, site: &'t Site) -> Packet<'t, W> {
         let echo = self.header.options.stamps.map_or(0, |stamps| stamps.echo);
         let last = due.fin || due.to == self.length;
@@ -146,10 +149,12 @@ impl<W: Copy> Entry<W> {
         )
     }
 
-    /// The timestamp of a segment: never below what the client had last, and in one cell never below one before it.
+    /// The timestamp of a segment: never below the one that the client had last, and within a cell
+    /// never below an earlier one.
     pub(super) fn value(&mut self, due: &Due) -> u32 {
         let cell = due.from / CELL;
-        // First transmissions and retransmissions advance apart: within a cell neither may go back.
+        // First transmissions and retransmissions advance separately, because within a cell neither
+        // may go back.
         let told = if due.again { &mut self.again } else { &mut self.once };
         if told.0 != cell {
             *told = (cell, window_number(self.sender.cwnd(), cell));
@@ -168,7 +173,7 @@ impl<W: Copy> Entry<W> {
     }
 }
 
-/// Number of the remaining bytes that a probe acknowledges, after this many unanswered ones.
+/// Number of the withheld bytes that a probe acknowledges, after this many unanswered ones.
 fn acknowledged_by_asking(unanswered: u32, left: u32) -> u32 {
     let more = match unanswered {
         n @ 1..=3 => 1 << (n - 1),
@@ -178,18 +183,19 @@ fn acknowledged_by_asking(unanswered: u32, left: u32) -> u32 {
     left.saturating_sub(KEPT).min(more)
 }
 
-/// Of an answer, `[from, to)`.
+/// A range `[from, to)` of an answer.
 type Octets = (u32, u32);
 
-/// What a client has beyond this position of an answer of this length, and what of it came twice.
+/// The ranges that a client has after offset `at` of an answer of this length, and the range that
+/// arrived twice.
 pub(super) fn sacked(header: &Header, at: u32, length: u32) -> (ArrayVec<Octets, MAX_SACK>, Option<Octets>) {
     let (mut beyond, mut twice) = (ArrayVec::new(), None);
     let blocks = header.options.sack.blocks();
     for (n, block) in blocks.iter().enumerate() {
         let distance = |of: &(u32, u32)| (of.0.wrapping_sub(header.ack), of.1.wrapping_sub(header.ack));
         let (from, to) = distance(block);
-        // The first block is the segment that drew the acknowledgement, also where it is known or
-        // lies within the second (RFC 2883).
+        // The first block is the segment that caused the acknowledgement, even if it is known or
+        // lies within the second block (RFC 2883).
         let within = |other: &(u32, u32)| distance(other).0 <= from && to <= distance(other).1;
         let known = (from as i32) < 0 || blocks.get(1).is_some_and(within);
         if n == 0 && known && (to.wrapping_sub(from) as i32) > 0 {
@@ -202,7 +208,8 @@ pub(super) fn sacked(header: &Header, at: u32, length: u32) -> (ArrayVec<Octets,
     (beyond, twice)
 }
 
-/// The header of an answer's segments, with this number of its first byte, and `ack` acknowledged.
+/// The header of an answer's segments, with `first` as the sequence number of its first byte and
+/// `ack` acknowledged.
 pub(super) fn header_of(segment: &Segment<'_>, first: u32, ack: u32) -> Header {
     Header { seq: first, ..crate::say::say(segment, ACK, ack) }
 }

@@ -46,20 +46,20 @@ pub use packet::Packet;
 pub use recognition::{is_placed, is_under_way};
 pub use stamp::{Download, LargeStamp, MAX_LARGE, MAX_LARGE_OBJECTS, Seal, window_number, window_of};
 
-/// The downloads that this replica lately sent something of, a bounded number; soft state.
+/// The downloads to which this replica has sent something recently: a bounded number, soft state.
 #[derive(Clone, Debug)]
 pub struct Downloads<W> {
     places: Places<W>,
     allowance: Allowance,
     others: Others,
-    /// Answers without data.
+    /// Segments without data that wait to be sent.
     say: VecDeque<(Header, W)>,
 }
 
 /// Spacing of the probes sent after a peer's death, microseconds: there may be thousands of
 /// connections to probe, with a segment each.
 const APART: u64 = 50;
-/// Answers without data that may wait.
+/// Limit on the segments without data that wait.
 const SAID: usize = 64;
 
 impl<W: Copy> Downloads<W> {
@@ -75,7 +75,7 @@ impl<W: Copy> Downloads<W> {
         }
     }
 
-    /// Forgets everything.
+    /// Drops all state.
     pub fn clear(&mut self) {
         *self = Downloads::new(self.places.size());
     }
@@ -89,7 +89,7 @@ impl<W: Copy> Downloads<W> {
         }
     }
 
-    /// Probes silent clients, which may have been with a replica that died, one after the other.
+    /// Probes silent clients one after the other, since the replica that served them may have died.
     fn probe_clients_of_dead_replicas(&mut self, now: u64) {
         let mut at = now;
         for n in self.places.numbers() {
@@ -101,7 +101,7 @@ impl<W: Copy> Downloads<W> {
         }
     }
 
-    /// Bytes of its memory, for any number of connections.
+    /// Memory in bytes, which does not depend on the number of connections.
     #[must_use]
     pub fn octets(&self) -> usize {
         self.places.octets() + self.allowance.octets() + self.others.octets()
@@ -125,25 +125,25 @@ impl<W: Copy> Downloads<W> {
         self.len() == 0
     }
 
-    /// [`next`](Self::next) has not come to its end.
+    /// Whether [`next`](Self::next) may have more packets.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         self.places.first_active().is_some() || !self.say.is_empty()
     }
 
-    /// Time at which [`next`](Self::next) is due without a further segment, microseconds.
+    /// Time at which [`next`](Self::next) must be called even if no segment arrives, microseconds.
     #[must_use]
     pub fn deadline(&self) -> Option<u64> {
         Some(self.places.next_deadline()).filter(|deadline| *deadline != NEVER)
     }
 
-    /// Whether something is remembered of this segment's connection.
+    /// Whether this segment's connection is remembered.
     #[must_use]
     pub fn has_state_for(&self, segment: &Segment<'_>) -> bool {
         self.places.find(&Flow::new(segment.header.src, segment.header.dst)).is_some()
     }
 
-    /// A request for a large object on a fresh connection.
+    /// Begins a large answer on a new connection, for this request.
     pub fn begin(
         &mut self,
         site: &Site,
@@ -156,7 +156,7 @@ impl<W: Copy> Downloads<W> {
         let header = &segment.header;
         let flow = &Flow::new(header.src, header.dst);
         let window = asked.scale.window(header.window);
-        // A repeated request: the answer is late or lost.
+        // The client repeats its request, because the answer is late or lost.
         if let Some(n) = self.places.find(flow)
             && let Some(entry) = self.places.get_mut(n)
             && entry.header.seq == header.ack
@@ -198,7 +198,7 @@ impl<W: Copy> Downloads<W> {
         self.touched(n, now);
     }
 
-    /// Handles a segment with the echo of a large answer.
+    /// Processes a segment that echoes a large answer's timestamp.
     pub fn hear(
         &mut self,
         site: &Site,
@@ -245,15 +245,15 @@ impl<W: Copy> Downloads<W> {
         // A client that repeats its request has lost its replica.
         let before = known.and_then(|n| self.places.get(n));
         let shared = before.map_or((!speaks).then_some(now), |entry| entry.shared_by(at, now));
-        // If one replica acknowledges all data, every replica does.
+        // Once a replica has acknowledged all data, every replica must.
         let all = before.is_some_and(|entry| entry.all)
             || stamp.all
             || self.others.remember(self.places.group(flow), flow, shared, now);
         let ack = if all {
             segment.end()
         } else if speaks {
-            // One more byte is acknowledged for each repetition, so that the client does not take
-            // the server for dead.
+            // Each repetition is acknowledged by one more byte, so that the client does not
+            // consider the server dead.
             header.seq.wrapping_add(1)
         } else {
             header.seq.wrapping_sub(WITHHELD)
@@ -317,8 +317,8 @@ impl<W: Copy> Downloads<W> {
         None
     }
 
-    /// The client has later bytes of an answer and lacks its beginning, so its echo is the
-    /// SYN-ACK's. Only the sender knows the object.
+    /// Processes a segment of a client that has later bytes of an answer and lacks its beginning,
+    /// so that it echoes the SYN-ACK. Only the sender knows the object.
     fn hear_first(&mut self, segment: &Segment<'_>, now: u64) -> Option<Reason> {
         let header = &segment.header;
         let known = self.places.find(&Flow::new(header.src, header.dst));
@@ -336,7 +336,7 @@ impl<W: Copy> Downloads<W> {
         None
     }
 
-    /// A reset with the expected number removes the state of its connection.
+    /// Drops the state of a connection whose client sent a RST with the exact expected number.
     pub fn reset(&mut self, segment: &Segment<'_>) {
         let known = self.places.find(&Flow::new(segment.header.src, segment.header.dst));
         if let Some(n) = known
@@ -346,7 +346,7 @@ impl<W: Copy> Downloads<W> {
         }
     }
 
-    /// The client has everything: acknowledges all its data.
+    /// Ends a download that the client has completely: acknowledges all its data.
     fn ended(&mut self, segment: &Segment<'_>, known: Option<usize>, fin: bool, way: W) -> Option<Reason> {
         if let Some(n) = known {
             self.places.forget(n);
@@ -359,7 +359,7 @@ impl<W: Copy> Downloads<W> {
         None
     }
 
-    /// The next packet that is to be sent.
+    /// The next packet to send.
     #[must_use]
     pub fn next<'t>(&mut self, site: &'t Site, now: u64) -> Option<Packet<'t, W>> {
         loop {
@@ -402,7 +402,7 @@ impl<W: Copy> Downloads<W> {
         None
     }
 
-    /// Takes a packet back that found no room: it is the next of its connection.
+    /// Puts back a packet that could not be sent: it is sent next on its connection.
     pub fn put_back(&mut self, packet: &Packet<'_, W>) {
         let Some((n, due, value)) = packet.of else { return };
         if let Some(entry) = self.places.get_mut(n) {
@@ -411,7 +411,7 @@ impl<W: Copy> Downloads<W> {
         }
     }
 
-    /// The next packet of a connection: a due segment and the ones that follow it directly.
+    /// The next packet of a connection: a segment, and those that follow it directly.
     fn run<'t>(&mut self, n: usize, site: &'t Site, now: u64, most: u32) -> Option<Packet<'t, W>> {
         let (first, value) = self.due(n, now)?;
         let entry = self.places.get_mut(n)?;
@@ -436,7 +436,7 @@ impl<W: Copy> Downloads<W> {
         Some(packet)
     }
 
-    /// The next segment of a place, and its timestamp.
+    /// The next segment of a connection, and its timestamp.
     fn due(&mut self, n: usize, now: u64) -> Option<(Due, u32)> {
         let entry = self.places.get_mut(n)?;
         if let Some(kept) = entry.ahead.pop() {
@@ -454,7 +454,7 @@ impl<W: Copy> Downloads<W> {
     }
 
     fn say(&mut self, header: Header, way: W) {
-        // The client retransmits a segment that gets no answer.
+        // A client retransmits a segment that gets no answer.
         if self.say.len() < SAID {
             self.say.push_back((header, way));
         }
@@ -474,10 +474,10 @@ impl<W: Copy> Downloads<W> {
         self.places.activate(n);
     }
 
-    /// Frees the place of a connection.
+    /// Finds or frees a place for a connection.
     fn place(&mut self, flow: &Flow, now: u64) -> usize {
         let n = self.places.choose(flow);
-        // A client that does not answer here is with another replica.
+        // The replaced connection's client is with another replica, unless it answers here.
         if let Some(entry) = self.places.get(n).filter(|e| e.flow != *flow && !e.sender.is_silent()) {
             self.others.evict(self.places.group(flow), &entry.flow, now);
         }

@@ -1,9 +1,9 @@
-//! The state of the other replicas: whether their soft state is reliable.
+//! Tracks whether the other replicas' soft state is reliable.
 //!
 //! A client without unacknowledged data retransmits nothing. So no timer can end its connection
 //! (TCP_USER_TIMEOUT counts while data is unacknowledged), and none wakes a replica when all with
 //! its state are dead. All data is acknowledged only while another replica is known to have the
-//! client's state and no replica has died for a while.
+//! client's state and no replica has died for a while (`docs/plain.md`).
 
 use crate::codec::Flow;
 use crate::large::clock::Time;
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn dead_replicas_remember_nothing() {
+    fn dead_replicas_do_not_count_as_remembering() {
         let mut others = Others::unknown(1);
         let one = flow([10, 0, 0, 1].into(), 1000);
         let remember = |others: &Others, shared, now| others.remember(0, &one, shared, now);

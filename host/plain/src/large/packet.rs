@@ -1,5 +1,5 @@
-//! A packet of a large answer: one segment, or several that follow one another and are alike, for a device or a kernel to cut
-//! (TCP segmentation offload).
+//! A packet of a large answer: one segment, or several alike that follow one another, which a
+//! device or the kernel divides (TCP segmentation offload).
 
 use rivulet_packet::BuildError;
 use rivulet_packet::segment::TcpFlags;
@@ -14,11 +14,11 @@ use crate::small::Site;
 pub struct Packet<'t, W> {
     header: Header,
     answer: Option<(Answer, u32, &'t Site)>,
-    /// The place it is of, what it sends, and its timestamp.
+    /// The place of its connection, the segment, and the timestamp.
     pub(super) of: Option<(usize, Due, u32)>,
     from: u32,
     to: u32,
-    /// Bytes of data of each segment but the last.
+    /// Data of each segment but the last, bytes.
     full: u32,
     /// The path to the client, as given with its segment.
     pub way: W,
@@ -41,8 +41,8 @@ impl<'t, W> Packet<'t, W> {
     }
 
     /// Whether the packet holds only full segments from contiguous memory and has room for one
-    /// more. Retransmissions are sent singly: if a device on the way cannot cut packets, a download
-    /// is slow but not stuck.
+    /// more. Retransmissions are sent singly: if a device on the way cannot divide packets, a
+    /// download is slow but not stuck.
     pub(super) fn takes_more(&self, most: u32) -> bool {
         let once = self.of.is_some_and(|(_, due, _)| !due.again);
         let whole = self.full > 0 && self.to > self.from && (self.to - self.from).is_multiple_of(self.full);
@@ -60,12 +60,12 @@ impl<'t, W> Packet<'t, W> {
             return false;
         }
         (due.to, due.fin, self.to) = (more.to, more.fin, next.to);
-        // Both flags have the same effect on the last segment alone.
+        // The flags PSH and FIN concern the last segment only, so they may be merged.
         self.header.flags = TcpFlags(flags.0 | next.header.flags.0);
         true
     }
 
-    /// Bytes of the packet, from its IP header on.
+    /// Length of the packet, IP header included.
     #[must_use]
     pub fn length(&self) -> usize {
         self.header.length() + (self.to - self.from) as usize
@@ -78,10 +78,10 @@ impl<'t, W> Packet<'t, W> {
         u16::try_from(self.full).ok().filter(|_| several)
     }
 
-    /// Writes it; gives its length.
+    /// Writes the packet and returns its length.
     ///
     /// # Errors
-    /// [`BuildError`], if the buffer has fewer than [`length`](Self::length) bytes.
+    /// [`BuildError`] if the buffer is too short.
     pub fn write(&self, packet: &mut [u8]) -> Result<usize, BuildError> {
         let (start, need, have) = (self.header.length(), self.length(), packet.len());
         let data = packet.get_mut(start..need).ok_or(BuildError::BufferTooSmall { need, have })?;
@@ -96,7 +96,7 @@ impl<'t, W> Packet<'t, W> {
     /// Writes only the headers, with a partial checksum, and returns their length and the data.
     ///
     /// # Errors
-    /// [`BuildError`], if the buffer has no room for them, or the data does not lie in one piece of memory.
+    /// [`BuildError`] if the buffer has no room for them, or the data is not contiguous in memory.
     pub fn write_head(&self, room: &mut [u8]) -> Result<(usize, &'t [u8]), BuildError> {
         let data = self.answer.and_then(|(answer, head, site)| {
             answer.data(&site.table, self.from.checked_sub(head)?, (self.to - self.from) as usize)

@@ -1,5 +1,5 @@
-//! The connections of large answers that this replica knows of: a fixed number of places, four for
-//! each connection, and which of them may have something to send now or at a deadline.
+//! The table of downloads: a fixed number of places, four candidates for each connection; and the
+//! lists of those that may have something to send, now or at a deadline.
 
 use core::ops::Range;
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ pub(super) const NEVER: u64 = u64::MAX;
 #[derive(Clone, Debug)]
 pub(super) struct Places<W> {
     entries: Box<[Option<Entry<W>>]>,
-    /// Deadlines of the places, apart: all are looked at.
+    /// Deadlines of the places, in an array of their own because all are scanned.
     deadlines: Box<[u64]>,
     next_deadline: u64,
     /// Places that may have data to send, in the order of their last segments.
@@ -37,7 +37,7 @@ impl<W: Copy> Places<W> {
         self.entries.len()
     }
 
-    /// How many groups of places there are: a connection can be in the places of one.
+    /// Number of groups of places; a connection hashes to one group.
     pub(super) fn groups(&self) -> usize {
         self.size() / WAYS
     }
@@ -55,7 +55,7 @@ impl<W: Copy> Places<W> {
         self.entries[n].as_mut()
     }
 
-    /// How many are taken.
+    /// Number of places in use.
     pub(super) fn len(&self) -> usize {
         self.entries.iter().flatten().count()
     }
@@ -74,7 +74,8 @@ impl<W: Copy> Places<W> {
         self.bucket(flow).find(|n| self.get(*n).is_some_and(|entry| entry.flow == *flow))
     }
 
-    /// The place of a connection: its own, a free one, or the one with the oldest last segment.
+    /// The place for a connection: its present one, a free one, or the one with the oldest last
+    /// segment.
     pub(super) fn choose(&self, flow: &Flow) -> usize {
         let oldest = || self.bucket(flow).min_by_key(|n| self.get(*n).map_or(0, |entry| entry.used + 1));
         self.find(flow).or_else(oldest).unwrap_or(0)
@@ -91,7 +92,7 @@ impl<W: Copy> Places<W> {
         self.deadlines[n] = NEVER;
     }
 
-    /// The place may have something to send.
+    /// Notes that a place may have something to send.
     pub(super) fn activate(&mut self, n: usize) {
         if let Some(entry) = &mut self.entries[n]
             && !core::mem::replace(&mut entry.active, true)
@@ -100,12 +101,12 @@ impl<W: Copy> Places<W> {
         }
     }
 
-    /// Of those that may have something to send, the one whose last segment is the oldest.
+    /// Of the places that may have something to send, the one whose last segment is the oldest.
     pub(super) fn first_active(&self) -> Option<usize> {
         self.active.front().copied()
     }
 
-    /// The first active place has nothing to send.
+    /// Notes that the first active place has nothing to send.
     pub(super) fn deactivate_first(&mut self) {
         if let Some(n) = self.active.pop_front()
             && let Some(entry) = &mut self.entries[n]
@@ -122,7 +123,7 @@ impl<W: Copy> Places<W> {
         self.next_deadline = self.next_deadline.min(deadline);
     }
 
-    /// No deadline is before this time.
+    /// A time before which no deadline is due.
     pub(super) fn next_deadline(&self) -> u64 {
         self.next_deadline
     }
@@ -139,7 +140,7 @@ impl<W: Copy> Places<W> {
         due
     }
 
-    /// All places with their numbers.
+    /// The numbers of all places.
     pub(super) fn numbers(&self) -> Range<usize> {
         0..self.size()
     }

@@ -1,4 +1,4 @@
-//! Whether a segment is of a client that has a large answer under way, and which answer that is.
+//! Recognises segments of clients in the middle of a large answer, and finds that answer.
 
 use rivulet_packet::segment::TcpFlags;
 
@@ -9,17 +9,18 @@ use crate::segment::{Segment, Stamps};
 use crate::small::Site;
 use crate::stamp::Stamp;
 
-/// An answer, bytes of its head, and of all.
+/// An answer, the length of its head, and its whole length.
 type Found = (Answer, u32, u32);
 
-/// The large answer that a timestamp names, bytes of its head, and of all.
+/// The large answer that a timestamp names, with the length of its head and its whole length.
 pub(super) fn answer(site: &Site, of: Download) -> Option<(Found, u32)> {
     let answer = Answer::large(of.object, &site.table)?;
     let (head, length) = answer.lengths(&site.table);
     Some(((answer, head, length), length))
 }
 
-/// Whether echo and acknowledgement of a segment are such as the client of a large answer has, which others have by chance only.
+/// Whether echo and acknowledgement of a segment fit those of a large answer's client, which
+/// others' do only by chance.
 #[must_use]
 pub fn is_placed(site: &Site, segment: &Segment<'_>) -> bool {
     let header = &segment.header;
@@ -31,8 +32,8 @@ pub fn is_placed(site: &Site, segment: &Segment<'_>) -> bool {
     })
 }
 
-/// Whether a segment is of a client in the middle of a large answer: by its timestamp, or because
-/// it has bytes without the answer's beginning.
+/// Whether a segment comes from a client in the middle of a large answer: by its timestamp, or
+/// because the client has bytes without the answer's beginning.
 #[must_use]
 pub fn is_under_way(segment: &Segment<'_>) -> bool {
     let large = segment.header.options.stamps.is_some_and(|stamps| match Stamp::parse(stamps.echo) {

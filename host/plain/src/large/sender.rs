@@ -21,76 +21,77 @@ const REORDERED: u32 = 3;
 /// Maximum window that is adopted from a timestamp, segments.
 const MAX_TOLD_SEGMENTS: u32 = 1024;
 
-/// A probe.
+/// A probe in flight: a segment sent to make the client acknowledge.
 #[derive(Clone, Copy, Debug)]
 struct Probe {
     /// End of the data that was sent before the probe.
     before: u32,
     from: u32,
-    /// Acknowledgement of a client that got the probe and no other data.
+    /// Acknowledgement by a client that received the probe and no other data.
     reach: u32,
-    /// If no other segment arrives by this time, nothing is in flight.
+    /// Time after which, without another segment, nothing counts as in flight.
     over: Option<Time>,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Sender {
     class: Class,
-    /// Bytes of the answer, with one for FIN.
+    /// Length of the answer, plus one for the FIN.
     end: u32,
     una: u32,
-    /// End of the data that was ever sent.
+    /// End of the data that was sent at least once.
     nxt: u32,
-    /// End of the client's window.
+    /// End of the client's window, as an offset in the answer.
     edge: u32,
     window: Window,
     board: Board,
-    /// A loss is repaired until everything below it is acknowledged.
+    /// During recovery: the offset that the client must acknowledge to end it.
     recover: Option<u32>,
-    /// Whether the window grows during recovery, because it restarted.
+    /// Whether the window grows during recovery, because it was restarted.
     anew: bool,
-    /// Data below this number that the client has not reported counts as lost.
+    /// Data below this offset that the client has not reported counts as lost.
     lost: u32,
-    /// Losses below this number were retransmitted.
+    /// Losses below this offset were retransmitted.
     again: u32,
     /// `nxt` at the last repair: data above it was sent after all repairs.
     sent_then: u32,
-    /// The highest number that the client had reported at the last check, and the time from which
+    /// The highest offset that the client had reported at the last check, and the time from which
     /// unreported data below it counts as lost.
     suspect: Option<(u32, Time)>,
-    /// Time in which segments may overtake each other, in quarters of a round trip; 0: reordering
-    /// has not been seen.
+    /// How long segments may overtake each other, in quarters of a round trip; 0: reordering has
+    /// not been seen.
     overtakes: u32,
-    /// Up to the cell of this byte, all cells have repair values.
+    /// The cells up to this byte have timestamps of the repair kind.
     repaired: u32,
     probe: Option<Probe>,
-    /// Whether only the window limited the last transmission.
+    /// Whether the window alone limited the last transmission.
     limited: bool,
     clock: Clock,
     /// Time of the next probe or timeout.
     deadline: Option<Time>,
     backoff: u32,
-    /// Whether one segment is sent regardless of the window.
+    /// Whether one segment must be sent regardless of the window.
     urgent: bool,
     /// Bytes of new data that are sent without waiting for more room.
     piece: u32,
     /// Bytes that may be sent before an acknowledgement shows that a client gets them; `u32::MAX` once one has.
     credit: u32,
-    /// New bytes from this position on were sent by this sender.
+    /// This sender has sent all new data from this offset on.
     own: u32,
-    /// The allowance was credited for what this sender sent below this position.
+    /// The allowance was credited for this sender's data below this offset.
     earned: u32,
-    /// Acknowledged bytes that the allowance gets when the checks of enough cells were right.
+    /// Acknowledged bytes for which the allowance is credited once enough cells had right checks.
     unpaid: u32,
-    /// Cell of the timestamp from which this sender was derived.
+    /// Cell of the timestamp from which this sender was made.
     began: u32,
-    /// Cells since then of which a timestamp with a right check came, up to [`PROOF_CELLS`], and the
-    /// last of them.
+    /// Number of cells since then with a right check, up to [`PROOF_CELLS`], and the last such
+    /// cell.
     proof: u8,
     proven: u32,
-    /// A wrong check came, and since then fewer than [`PROOF_CELLS`] right ones.
+    /// A wrong check arrived, and fewer than [`PROOF_CELLS`] right ones since.
     doubted: bool,
-    /// Whether an acknowledgement near the cell of its timestamp has come. Until then only probes are sent.
+    /// Whether an acknowledgement near its timestamp's cell has arrived. Until then only probes are
+    /// sent.
     placed: bool,
 }
 
@@ -136,19 +137,19 @@ impl Sender {
         Sender { edge: window, ..Sender::new(class, length, Window::initial(class.segment())) }
     }
 
-    /// A sender for an answer that other replicas began, from an acknowledgement.
+    /// A sender for an answer that other replicas began, made from an acknowledgement.
     pub(crate) fn resume(class: Class, length: u32, heard: &Acknowledgement<'_>, now: Time) -> Sender {
         let told = heard.told.min(MAX_TOLD_SEGMENTS * class.segment());
         let mut sender = Sender::new(class, length, Window::from_stamp(class.segment(), told));
         (sender.una, sender.edge) = (heard.at, heard.at.saturating_add(heard.window));
-        // Where values of both kinds may be, the higher one is taken.
+        // Where timestamps of both kinds may have been used, the higher kind is taken.
         sender.repaired = heard.at.max(1);
         for &(from, to) in heard.beyond {
             sender.board.add(from, to);
         }
         let top = sender.board.top().max(heard.at);
         if heard.twice.is_some() || heard.nudge {
-            // The answer to a probe: nothing is under way any more.
+            // The acknowledgement answers a probe, so nothing is in flight any more.
             sender.nxt = top;
             sender.restart(top);
         } else {
@@ -192,7 +193,7 @@ impl Sender {
         self.nxt == self.una
     }
 
-    /// The client was probed and did not answer here.
+    /// Whether the client was probed and its answer did not arrive here.
     pub(crate) fn is_silent(&self) -> bool {
         self.backoff > 0
     }
@@ -201,12 +202,12 @@ impl Sender {
         self.window.octets()
     }
 
-    /// Bytes that the client has in order.
+    /// Bytes that the client has without a hole.
     pub(crate) fn una(&self) -> u32 {
         self.una
     }
 
-    /// Whether only this sender can have sent the data up to `at`, as far as known.
+    /// Whether, as far as known, only this sender can have sent the data up to `at`.
     pub(crate) fn has_sent(&self, at: u32) -> bool {
         at <= self.nxt
     }
@@ -227,7 +228,8 @@ impl Sender {
             return 0;
         }
         if !self.has_sent(at) {
-            // Other replicas sent meanwhile: the state here is old, except for that of the path.
+            // Other replicas have sent meanwhile, so the state is outdated, except for that of the
+            // path.
             let (clock, overtakes, doubted) = (self.clock.clone(), self.overtakes, self.doubted);
             let resumed = Sender::resume(self.class, self.end - 1, heard, now);
             *self = Sender { clock, overtakes, doubted, ..resumed };
@@ -255,15 +257,15 @@ impl Sender {
         for &(from, to) in heard.beyond.iter().filter(|range| range.1 <= self.end && range.0 > self.una) {
             self.board.add(from, to);
             if to > self.nxt {
-                // The client has data that another replica sent: nothing up to there was sent by
-                // this one.
+                // Another replica sent this data, so this sender counts as having sent nothing
+                // below it.
                 (self.nxt, self.own, self.earned) = (to, self.own.max(to), self.earned.max(to));
             }
         }
         let news = acked > 0 || self.board.top() > top;
         self.trust(heard, acked, news);
         if heard.twice.is_some_and(|(from, to)| self.window.came_twice(to - from)) {
-            // The retransmitted data was only overtaken.
+            // The retransmitted data was only overtaken, not lost.
             self.overtakes = (self.overtakes + 1).min(4);
             (self.recover, self.anew, self.suspect) = (None, false, None);
             (self.lost, self.again) = (self.una, self.una);
@@ -272,7 +274,8 @@ impl Sender {
         if self.recover.is_some_and(|recover| self.una >= recover) {
             (self.recover, self.anew) = (None, false);
             self.window.mended(self.pipe());
-            // Data sent meanwhile belongs to another window, and its losses to another loss event.
+            // Data sent during the recovery belongs to another window, and its losses to another
+            // loss event.
             if self.board.missing(self.una, self.lost) > 0 {
                 self.enter();
             }
@@ -306,7 +309,7 @@ impl Sender {
         }
     }
 
-    /// Handles a probe's end: nothing that was sent before the probe is in flight.
+    /// Handles the end of a probe: nothing that was sent before it is in flight any more.
     fn over(&mut self, probe: Probe) {
         self.probe = None;
         if self.una < probe.before {
@@ -317,7 +320,7 @@ impl Sender {
         }
     }
 
-    /// Begins to repair, the window halved (RFC 6675 section 5).
+    /// Enters recovery: the window is halved (RFC 6675 section 5).
     fn enter(&mut self) {
         if self.recover.is_some() {
             return;
@@ -342,7 +345,7 @@ impl Sender {
                 self.again = self.una;
                 self.sent_then = self.nxt;
                 self.enter();
-                // The first repair waits for nothing.
+                // The first repair is sent regardless of the window.
                 self.urgent = true;
             }
         }
@@ -375,7 +378,7 @@ impl Sender {
         self.urgent = true;
     }
 
-    /// Sets the deadline for the case that no segment arrives.
+    /// Sets the deadline for the case that no further segment arrives.
     fn arm(&mut self, now: Time) {
         let pause = if self.is_done() {
             self.deadline = None;
@@ -388,7 +391,7 @@ impl Sender {
         self.deadline = Some(now + pause);
     }
 
-    /// Time of the next action without a further segment.
+    /// Time at which the sender must act even if no segment arrives.
     pub(crate) fn deadline(&self) -> Option<Time> {
         let sooner = [self.suspect.map(|(_, at)| at), self.probe.and_then(|probe| probe.over)];
         Some(sooner.into_iter().flatten().fold(self.deadline?, Time::min))
@@ -435,7 +438,7 @@ impl Sender {
         Some(self.backoff)
     }
 
-    /// Makes the next segment one that draws an answer.
+    /// Makes the next segment a probe, which the client has to answer.
     fn send_probe(&mut self) {
         let (from, to) = if self.is_spent() { self.question() } else { self.probing(u32::MAX) };
         self.probe = Some(Probe { before: self.nxt, from, reach: self.board.hole(to), over: None });

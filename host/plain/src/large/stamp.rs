@@ -18,28 +18,30 @@ use crate::codec::{Class, CookieKey, CookieKeys, Flow};
 use crate::flight::{TINY, is_full};
 use crate::stamp::Scale;
 
-/// Bytes of a cell.
+/// Length of a cell, bytes.
 pub(crate) const CELL: u32 = 1 << 16;
-/// Most cells in flight: PAWS compares values within half of their range, 128 slots.
+/// Limit on the cells in flight: PAWS compares values within half of their range, 128 slots.
 pub(crate) const CELLS: u32 = 120;
-/// Bytes of the longest large answer.
+/// Length of the longest large answer, bytes.
 pub const MAX_LARGE: u32 = 1 << 30;
-/// Bytes after the ISN that can be acknowledged: a large answer, and the last segment's.
+/// Bytes after the cookie's hash that an acknowledgement can reach: the longest large answer, and a
+/// margin for SYN, FIN and the class in the low bits.
 const REACH: u32 = MAX_LARGE + 16;
 /// Number of large objects that timestamps distinguish.
 pub const MAX_LARGE_OBJECTS: usize = 1 << 10;
-/// The check's bits, in place.
+/// Mask of the check in a timestamp.
 const CHECK: u32 = 3 << 3;
-/// Cells that an acknowledgement is ahead of its timestamp's, at most, where nothing was lost: receivers acknowledge up to 64 kB at once.
+/// How many cells an acknowledgement may be ahead of its timestamp's if nothing was lost: receivers
+/// acknowledge up to 64 kB at once.
 const NEAR: u32 = 2;
 /// Prefix of the check's hash, which separates it from other hashes ("LARG").
 const DOMAIN: u32 = 0x4c41_5247;
 /// The same for the pad of the object's number: `DOMAIN` with kind 0, which no value that is checked has.
 const PAD_DOMAIN: u32 = DOMAIN;
-/// The bits of the object's number, in place.
+/// Mask of the object's number in a timestamp.
 const OBJECT: u32 = 0x3ff << 5;
 
-/// Windows that a timestamp can carry, bytes: seven for each octave, from 2 kB on. 64 steps of
+/// Windows that a timestamp can carry, bytes: seven for each octave, from 2 kB on; 64 steps of
 /// 2^(1/7), rounded.
 const WINDOWS: [u32; 64] = windows();
 
@@ -59,21 +61,21 @@ const fn windows() -> [u32; 64] {
 /// The timestamp of a segment of a large answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LargeStamp {
-    /// The cell of its first byte, the lowest eight bits.
+    /// The lowest eight bits of the cell of the segment's first byte.
     pub slot: u8,
-    /// It was sent to repair a loss, or while one was repaired: the window is halved already.
+    /// The segment repairs a loss, or was sent during a repair: the window is halved already.
     pub repair: bool,
-    /// The window's number ([`window_of`]), six bits.
+    /// Number of the window ([`window_of`]), six bits.
     pub window: u8,
     /// The segment acknowledges all data of the client, and so do all later ones. Some clients
     /// ignore a segment with an older acknowledgement than one that they had, and Linux echoes its
     /// timestamp only if it arrived in order.
     pub all: bool,
-    /// The object.
+    /// The object and the client's window scale.
     pub of: Download,
 }
 
-/// The parts that all timestamps of an answer share.
+/// The parts that are equal in all timestamps of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Download {
     /// The number of the object among the large ones, ten bits.
@@ -87,18 +89,19 @@ pub struct Download {
 pub struct Seal {
     key: CookieKey,
     version: u32,
-    /// Pad that encrypts the object's number, in place.
+    /// Pad that encrypts the object's number, at its place in the timestamp.
     pad: u32,
 }
 
 impl Seal {
-    /// The seal of a connection with a cookie of this key, answered from this version of the table.
+    /// The key material of a connection with a cookie under this key, answered from this version of
+    /// the table.
     #[must_use]
     pub fn new(flow: &Flow, key: CookieKey, version: u32) -> Seal {
         Seal { key, version, pad: flow.seal(key, [PAD_DOMAIN, version]) & OBJECT }
     }
 
-    /// A value with its check.
+    /// Adds the check to a value.
     fn put(self, flow: &Flow, bare: u32) -> u32 {
         let bare = (bare ^ self.pad) & !CHECK;
         bare | flow.seal(self.key, [DOMAIN ^ bare, self.version]) & CHECK
@@ -116,7 +119,7 @@ impl Seal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Placed {
     pub(crate) class: Class,
-    /// Bytes of the answer that the client has.
+    /// Bytes of the answer that the client has without a hole.
     pub(crate) at: u32,
     /// Whether the client has the FIN too.
     pub(crate) fin: bool,
@@ -163,7 +166,7 @@ impl LargeStamp {
         Some(LargeStamp { slot, repair, window, all, of })
     }
 
-    /// The value without its check.
+    /// The timestamp without its check.
     fn bare(self) -> u32 {
         u32::from(self.slot) << 24
             | (1 + u32::from(self.repair)) << 22
@@ -173,7 +176,7 @@ impl LargeStamp {
             | u32::from(self.of.scale.number())
     }
 
-    /// The value on this connection.
+    /// The timestamp on this connection.
     #[must_use]
     pub fn value(self, flow: &Flow, seal: &Seal) -> u32 {
         seal.put(flow, self.bare())
@@ -217,7 +220,7 @@ pub fn window_number(octets: u32, cell: u32) -> u8 {
     (below + usize::from(chance < u64::from(part))) as u8
 }
 
-/// The window of an index, bytes.
+/// The window with this number, bytes.
 #[must_use]
 pub fn window_of(number: u8) -> u32 {
     WINDOWS[usize::from(number & 63)]
@@ -243,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_are_seven_an_octave() {
+    fn windows_have_seven_steps_per_octave() {
         for n in 0..57 {
             assert!(WINDOWS[n + 7].abs_diff(2 * WINDOWS[n]) <= 1, "{n}: {} {}", WINDOWS[n], WINDOWS[n + 7]);
             assert_eq!(window_number(WINDOWS[n], n as u32), n as u8);
@@ -270,7 +273,8 @@ mod tests {
             let stamp = LargeStamp { slot, repair, window, all, of };
             prop_assert_eq!(LargeStamp::read(value(stamp), &flow, &seal), Some(stamp));
             prop_assert_eq!(Stamp::parse(value(stamp)), Stamp::Large);
-            // A segment that is sent again is above those of its cell, and below the next cell's.
+            // A retransmitted segment's value is above those of its cell, and below the next
+            // cell's.
             let again = LargeStamp { repair: true, window: 0, all: false, ..stamp };
             let steady = LargeStamp { repair: false, window: 63, all: true, ..stamp };
             prop_assert!(value(steady) < value(again));
@@ -328,7 +332,7 @@ mod tests {
 
         /// Of a value that is known to be right, nothing is known of another cell's, kind's or window's.
         #[test]
-        fn a_check_is_of_all_the_other_bits(port: u16, bit in 0u32..32) {
+        fn stamp_check_covers_all_other_bits(port: u16, bit in 0u32..32) {
             let stamp = LargeStamp { slot: 77, repair: false, window: 9, all: false, of: Download { object: 5, scale: Scale::of(7) } };
             prop_assume!(bit < 3 || (5..22).contains(&bit) || bit >= 24);
             let passes = (0..64u32).filter(|n| {
@@ -383,7 +387,7 @@ mod tests {
     /// Under two keys, with the most objects that timestamps distinguish, all of the longest
     /// length: the worst table.
     #[test]
-    fn a_forged_one_draws_less_than_it_costs() {
+    fn forged_acknowledgement_draws_less_than_it_costs() {
         for class in Class::all() {
             let (hits, near, drawn) = forge(class, MAX_LARGE_OBJECTS as u16);
             println!(
@@ -398,7 +402,7 @@ mod tests {
 
     /// The object's number is another guess where a table does not use all of them.
     #[test]
-    fn a_forger_has_to_guess_an_object() {
+    fn forger_has_to_guess_an_object() {
         let class = Class::numbered(3);
         let (all, few) = (forge(class, MAX_LARGE_OBJECTS as u16), forge(class, 16));
         println!("1,024 objects: {all:.3?}, 16: {few:.3?}");

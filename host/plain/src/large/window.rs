@@ -1,20 +1,19 @@
-//! The congestion window: Reno's (RFC 5681), counted in bytes, and restored where a loss was
-//! spurious.
+//! The congestion window: Reno's (RFC 5681), counted in bytes, and restored after a spurious loss.
 
 use crate::large::stamp::{CELL, CELLS, MAX_LARGE};
 
-/// Segments of an initial window (RFC 6928), and of one after silence.
+/// Segments of an initial window (RFC 6928), also used after a silence.
 const INITIAL: u32 = 10;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Window {
-    /// Bytes of a segment.
+    /// Length of a full segment, bytes.
     full: u32,
     octets: u32,
     threshold: u32,
     /// Acknowledged bytes that are not yet counted for growth.
     counted: u32,
-    /// Window and threshold before it was halved, until that is known to have been right.
+    /// Window and threshold before the last reduction, until it is known to have been right.
     before: Option<(u32, u32)>,
     /// Bytes retransmitted since then, less those that arrived twice.
     needless: u32,
@@ -43,7 +42,8 @@ impl Window {
     fn lower(&mut self, flight: u32) {
         self.before = Some((self.octets, self.threshold));
         self.needless = 0;
-        // Whole segments, as those count that share the path: of a window of five two remain.
+        // In whole segments, as other connections on the path count: half of a window of five is
+        // two.
         let segments = flight.min(self.octets) / self.full / 2;
         self.threshold = (segments * self.full).max(2 * self.full);
         self.counted = 0;
@@ -55,8 +55,8 @@ impl Window {
         self.octets = self.threshold;
     }
 
-    /// A timeout; only the `first` of several in a row reduces the threshold (RFC 5681 section
-    /// 3.1).
+    /// Handles a timeout; only the `first` of several consecutive ones reduces the threshold (RFC
+    /// 5681 section 3.1).
     pub(crate) fn time_out(&mut self, flight: u32, first: bool) {
         if first {
             self.lower(flight);

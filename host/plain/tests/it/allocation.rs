@@ -1,4 +1,4 @@
-//! The way of a packet allocates nothing: an allocator that counts.
+//! Handling a packet allocates no memory: a counting allocator checks it.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -16,7 +16,8 @@ thread_local! {
 
 struct Counting;
 
-// SAFETY: every call goes to the system allocator unchanged; counting touches a const-initialised thread-local alone.
+// SAFETY: every call goes to the system allocator unchanged; counting touches a const-initialised
+// thread-local alone.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.with(|c| c.set(c.get() + 1));
@@ -40,7 +41,7 @@ fn allocations(work: impl FnOnce()) -> u64 {
 }
 
 #[test]
-fn the_allocator_counts() {
+fn allocator_counts_allocations() {
     assert_eq!(allocations(|| drop(std::hint::black_box(vec![1u8; 100]))), 1);
 }
 
@@ -82,7 +83,7 @@ fn a_packet_is_answered_without_allocating() {
 }
 
 #[test]
-fn nor_is_a_back_ends_answer() {
+fn back_end_answer_is_sent_without_allocating() {
     let relay = Relay { keys: keys(), protocol: Protocol::Dns, deterministic: true, mtu: 1500 };
     let queries = [query(1, 4000, true), query(2, 30, false)].concat();
     let octets = translated(&queries, 0);

@@ -1,4 +1,4 @@
-//! What ordinary clients do.
+//! Simulated ordinary clients of stateless TCP.
 
 use std::net::SocketAddr;
 
@@ -13,12 +13,12 @@ fn fine(_: Way, _: usize) -> Fate {
     Fate::Arrives
 }
 
-/// Bytes of an answer that a bare connection gets at once.
+/// Bytes of an answer that are sent at once on a bare connection.
 const AT_ONCE: usize = 9_500;
 
 fn run(net: &Net<'_>, nature: Nature, requests: &[Vec<u8>]) -> (Client, Outcome) {
     let mut client = Client::new(nature, 4000, 0xffff_fe00, requests);
-    // Each packet to another replica.
+    // Each packet reaches another replica.
     let outcome = net.run(&mut client, &mut fine, &mut |n| n);
     (client, outcome)
 }
@@ -28,7 +28,7 @@ fn closing(size: usize) -> Vec<u8> {
 }
 
 #[test]
-fn every_size_comes_whole_in_two_round_trips() {
+fn every_size_arrives_complete_in_two_round_trips() {
     let site = site();
     for stamps in [true, false] {
         for v6 in [false, true] {
@@ -61,7 +61,7 @@ fn each_segment_size_and_window_is_respected() {
                     assert!(outcome.kernel.iter().all(|c| *c == Cause::Syn) && !outcome.kernel.is_empty());
                     continue;
                 }
-                // The client asserts that its window is kept.
+                // The simulated client asserts that its window is respected.
                 assert_eq!(bodies(&client.stream), [content(5000)], "{mss} {buffer} {stamps}");
                 assert!(client.is_done(), "{mss} {buffer} {stamps}");
             }
@@ -74,7 +74,7 @@ fn each_segment_size_and_window_is_respected() {
 }
 
 #[test]
-fn a_connection_is_kept_alive_where_there_are_timestamps() {
+fn connection_with_timestamps_is_kept_alive() {
     let site = site();
     let replicas = site.clone();
     let net = Net { replicas: vec![&site, &replicas], ..Net::new(&site) };
@@ -82,14 +82,14 @@ fn a_connection_is_kept_alive_where_there_are_timestamps() {
     requests.push(closing(100));
     let (client, outcome) = run(&net, Nature::default(), &requests);
     let whole = bodies(&client.stream);
-    // Some 48 kB in ten answers: after half a megabyte the server ends it.
+    // About 48 kB in ten answers; after half a megabyte the server closes the connection.
     assert!((100..121).contains(&whole.len()), "{} answers", whole.len());
     for (n, body) in whole.iter().enumerate() {
         assert!(*body == content(SIZES[n % SIZES.len()]), "answer {n}");
     }
     assert!(client.is_done() && client.had_fin());
     assert_eq!((client.paws, client.retransmissions, outcome.kernel.len()), (0, 0, 0));
-    // A round trip each, beside the handshake and the end.
+    // One round trip for each answer, and two for the handshake and the end.
     assert_eq!(outcome.milliseconds, 20 * (whole.len() as u64 + 2));
     let bare = Nature { stamps: false, ..Nature::default() };
     let (client, _) = run(&net, bare, &requests);
@@ -98,7 +98,7 @@ fn a_connection_is_kept_alive_where_there_are_timestamps() {
 }
 
 #[test]
-fn a_client_that_ends_a_kept_connection_is_answered() {
+fn fin_on_idle_connection_is_answered() {
     let site = site();
     let (client, outcome) = run(&Net::new(&site), Nature::default(), &[get(2000, ""), get(100, "")]);
     assert_eq!(bodies(&client.stream), [content(2000), content(100)]);
@@ -107,7 +107,7 @@ fn a_client_that_ends_a_kept_connection_is_answered() {
 }
 
 #[test]
-fn requests_that_do_not_wait_are_answered_one_after_the_other() {
+fn pipelined_requests_are_answered_in_turn() {
     let site = site();
     let sizes = [2000, 100, 5000, 0, 900];
     let requests: Vec<_> = sizes.iter().map(|n| get(*n, "")).collect();
@@ -118,7 +118,7 @@ fn requests_that_do_not_wait_are_answered_one_after_the_other() {
     assert!(client.is_done());
     let (client, _) = run(&Net::new(&site), pipelined, &[requests.concat()]);
     assert_eq!(bodies(&client.stream), want, "one segment, which the client repeats");
-    // Without timestamps the first is answered, and the connection ends.
+    // Without timestamps only the first request is answered, and the connection ends.
     let bare = Nature { stamps: false, pipelines: true, ..Nature::default() };
     let (client, _) = run(&Net::new(&site), bare, &requests);
     assert_eq!(bodies(&client.stream), want[..1]);
@@ -132,7 +132,8 @@ fn half_closing_clients_get_their_answer() {
         for size in [0, 900, 10_000] {
             for apart in [false, true] {
                 let nature = Nature { half_close: !apart, fin_apart: apart, stamps, ..Nature::default() };
-                // Also if all of the answer is lost once: FIN alone is not acknowledged, or the request would not come again.
+                // Even if the whole answer is lost once, the FIN alone is not acknowledged, because
+                // the client would not repeat its request.
                 for lost in 0..=12 {
                     let mut client = Client::new(nature.clone(), 4000, 7, &[closing(size)]);
                     let mut fate = |way, n| match way {
@@ -157,7 +158,7 @@ fn path_mtu_is_found_without_icmp() {
             let net = Net { path: 1280, ..Net::new(&site) };
             let (client, _) = run(&net, nature.clone(), &[closing(10_000)]);
             assert_eq!(bodies(&client.stream), [content(10_000)]);
-            // Two: that the path is narrow is known from the second on.
+            // From the second retransmission on the replica knows that the path is narrow.
             assert!(client.is_done() && client.retransmissions <= 2, "{}", client.retransmissions);
             if stamps {
                 let net = Net { path: 700, told: Some(700), ..Net::new(&site) };
@@ -169,9 +170,9 @@ fn path_mtu_is_found_without_icmp() {
     }
 }
 
-/// The window takes the answer and not its FIN, or just both.
+/// The window has room for the answer without its FIN, or exactly for both.
 #[test]
-fn a_window_as_large_as_the_answer() {
+fn window_of_exactly_one_answer_completes() {
     let site = site();
     for stamps in [true, false] {
         let nature = Nature { stamps, shift: Some(0), ..Nature::default() };
@@ -199,16 +200,17 @@ fn paused_reader_gets_the_rest_when_it_resumes() {
 }
 
 #[test]
-fn requests_in_pieces() {
+fn request_in_pieces_is_answered_or_adopted() {
     let site = site();
-    // Longer than a segment: its request line counts, and the connection ends.
+    // A request longer than a segment: only its request line counts, and the connection ends.
     let long = get(5000, &format!("Range: bytes=1-2\r\nCookie: {}\r\n", "c".repeat(3000)));
     for stamps in [true, false] {
         let nature = Nature { stamps, segment: if stamps { 1448 } else { 1460 }, ..Nature::default() };
         let (client, outcome) = run(&Net::new(&site), nature, std::slice::from_ref(&long));
         assert_eq!(bodies(&client.stream), [content(5000)], "{stamps} {:?}", outcome.kernel);
         assert!(client.is_done() && client.had_fin());
-        // Shorter than a segment and still cut: its repetition may be cut elsewhere.
+        // A request shorter than a segment that is sent in two pieces: it may be divided elsewhere
+        // when it is repeated.
         let nature = Nature { stamps, segment: 30, ..Nature::default() };
         let (client, outcome) = run(&Net::new(&site), nature, &[closing(100)]);
         assert!(client.stream.is_empty() && outcome.adopted[0].0 == Cause::Split);
@@ -255,7 +257,7 @@ fn kernel_takes_over_the_negotiated_options() {
     }
 }
 
-/// What the kernel is to answer behind a stateless answer: it takes over where that answer ends.
+/// The kernel takes over a request that it must answer, after the end of a stateless answer.
 #[test]
 fn kernel_takes_over_behind_a_stateless_answer() {
     let site = site();
@@ -268,22 +270,22 @@ fn kernel_takes_over_behind_a_stateless_answer() {
         assert!(outcome.kernel.is_empty());
         for (why, handshake) in outcome.adopted {
             assert_eq!((why, handshake.start as usize), (cause, client.stream.len()));
-            // The number of the first byte that the client sends.
+            // The sequence number of the first byte that the client sends.
             assert_eq!(handshake.receive_next, 0xffff_fe01u32.wrapping_add(first.len() as u32));
             assert_eq!(handshake.answer, None);
         }
     }
 }
 
-/// The kernel takes a pipelining client over at the first answer to a request with others behind
-/// it, in its segment or in the next.
+/// The kernel takes over a pipelining client with the first answer, if other requests follow its
+/// request in the same segment or in the next.
 #[test]
 fn pipelining_client_is_offered_to_the_kernel() {
     let site = site();
     let requests: Vec<_> = [2000, 100, 5000].iter().map(|n| get(*n, "")).collect();
     let pipelined = Nature { pipelines: true, ..Nature::default() };
-    // One segment for all, or one each, which only a replica with the first one's state can
-    // recognise.
+    // All requests in one segment, or one segment each, which only a replica with the first answer
+    // in its ring can recognise.
     for (requests, remembers) in [(vec![requests.concat()], false), (requests.clone(), true)] {
         let net = Net::new(&site);
         let net = if remembers { net.remembering(1) } else { net };
@@ -294,7 +296,8 @@ fn pipelining_client_is_offered_to_the_kernel() {
             assert_eq!(handshake.receive_next, 0xffff_fe01u32.wrapping_add(first));
         }
     }
-    // One answer each is no pipelining, nor are empty lines behind a request, nor what follows a closing one.
+    // Not pipelining: waiting for each answer, empty lines after a request, and data after a
+    // closing request.
     for requests in [
         vec![get(2000, ""), get(100, "")],
         vec![[get(2000, ""), b"\r\n".to_vec()].concat()],
@@ -305,10 +308,10 @@ fn pipelining_client_is_offered_to_the_kernel() {
     }
 }
 
-/// Without timestamps eight bits distinguish the first segment: a match that does not look like a
-/// request is dropped, or the kernel would begin in the middle.
+/// Without timestamps eight bits identify the first segment. Data that matches by chance and does
+/// not look like a request is dropped, since the kernel would begin in the middle of a stream.
 #[test]
-fn nothing_is_adopted_from_the_middle() {
+fn kernel_adopts_no_stream_from_its_middle() {
     let site = site();
     let (src, dst): (SocketAddr, SocketAddr) =
         ("10.0.0.1:4000".parse().unwrap(), "10.9.0.1:80".parse().unwrap());
@@ -350,7 +353,8 @@ fn other_table_does_not_finish_an_answer() {
     assert_ne!(one.table.version() & 3, other.table.version() & 3);
     let net = Net { replicas: vec![&one, &other], ..Net::new(&one) };
     let mut client = Client::new(Nature::default(), 4000, 9, &[closing(5000)]);
-    // The second segment of the answer is lost; the request comes to the other replica, and then to the first again.
+    // The second segment of the answer is lost; the repeated request reaches the other replica, and
+    // then the first one again.
     let mut fate = |way, n| if (way, n) == (Way::ToClient, 2) { Fate::Lost } else { Fate::Arrives };
     let mut asked = 0;
     net.run(&mut client, &mut fate, &mut |n| {
@@ -383,7 +387,7 @@ fn a_syn_ack_is_good_for_minutes() {
         let early = Net { minute: 1000, ..Net::new(&site) };
         let mut client = Client::new(Nature::default(), 4000, 9, &[closing(100)]);
         let late = Site { ..site.clone() };
-        // The clock of the second replica, by which the request is judged, is ahead.
+        // The clock of the second replica, which judges the request, is ahead.
         let packets = std::cell::RefCell::new(Vec::new());
         let outcome = early.run_with(&mut client, &mut fine, &mut |packet, net, now, outcome| {
             packets.borrow_mut().push(packet.len());

@@ -1,4 +1,4 @@
-//! Replays the corpus of the fuzz targets.
+//! Runs the fuzz targets on their stored corpus.
 
 #[path = "../support/hostile.rs"]
 mod hostile;
@@ -13,7 +13,7 @@ fn stored_heads_do_not_panic() {
 }
 
 #[test]
-fn packets_of_hostile_clients() {
+fn stored_hostile_packets_do_not_panic() {
     replay("plain_step", hostile::step);
 }
 
@@ -23,6 +23,6 @@ fn stored_dns_messages_do_not_panic() {
 }
 
 #[test]
-fn packets_to_a_service_with_a_back_end() {
+fn stored_packets_to_a_back_end_do_not_panic() {
     replay("plain_relay", hostile::relay);
 }

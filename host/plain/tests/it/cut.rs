@@ -1,5 +1,5 @@
-//! Several segments in one piece, for a kernel or a device to cut: the bytes on the wire are those
-//! of single segments.
+//! Several segments in one packet, which the kernel or a device divides: the bytes on the wire
+//! equal those of single segments.
 
 use rivulet_packet::TcpFlags;
 use rivulet_plain::{Downloads, Header, Packet, Segment, Site, Verdict, is_under_way};
@@ -9,14 +9,15 @@ use crate::support::{bodies, content, get, site_of};
 
 const MOST: u32 = 65_000;
 
-/// As a kernel cuts it: the headers before each piece, with its place; PSH and FIN are the last one's.
+/// Divides a packet as a kernel does: each piece gets the headers with its sequence number, and
+/// only the last one keeps PSH and FIN.
 fn cut(packet: &Packet<'_, ()>) -> Vec<Vec<u8>> {
     let mut octets = vec![0; packet.length()];
     packet.write(&mut octets).unwrap();
     let Some(size) = packet.cut() else { return vec![octets] };
     let mut head = [0; 100];
     let (length, data) = packet.write_head(&mut head).unwrap();
-    // Except for the partial checksum.
+    // The partial checksum differs.
     let sum = if head[0] >> 4 == 4 { 36 } else { 56 };
     octets[sum..sum + 2].copy_from_slice(&head[sum..sum + 2]);
     assert_eq!((&head[..length], data), octets.split_at(length));
@@ -34,13 +35,13 @@ fn cut(packet: &Packet<'_, ()>) -> Vec<Vec<u8>> {
     pieces.iter().enumerate().map(piece).collect()
 }
 
-/// Two replicas get the same segments; one sends single segments, the other pieces, of which each
-/// third finds no room at first.
+/// Two replicas that get the same segments: one sends single segments, the other packets of
+/// several, of which every third cannot be sent at first.
 struct Twins {
     site: Site,
     one: Downloads<()>,
     whole: Downloads<()>,
-    /// Pieces of several segments, and the segments in them.
+    /// Number of packets with several segments, and of the segments in them.
     pieces: usize,
     cut: usize,
 }
@@ -70,7 +71,7 @@ impl Twins {
         }
     }
 
-    /// The segments that both send.
+    /// The segments that both replicas send.
     fn say(&mut self, now: u64) -> Vec<Vec<u8>> {
         let one = std::iter::from_fn(|| self.one.next_received(&self.site, now, 0));
         let one: Vec<_> = one.flat_map(|packet| cut(&packet)).collect();
@@ -95,7 +96,7 @@ impl Twins {
 }
 
 #[test]
-fn pieces_are_the_same_octets() {
+fn divided_packets_equal_single_segments() {
     for (size, mss, v6) in [(3_000_000, 1460, false), (400_000, 536, false), (3_000_000, 1440, true)] {
         let downloads = || Downloads::new(4);
         let site = Site { large: true, ..site_of(&[size]) };
@@ -106,13 +107,13 @@ fn pieces_are_the_same_octets() {
         let mut said = client.open(now);
         while !said.is_empty() {
             now += 10_000;
-            // All received packets are handled before any is sent.
+            // All received packets are processed before any is sent.
             let mut back: Vec<_> = said.iter().filter_map(|packet| twins.hear(packet, now)).collect();
             back.extend(twins.say(now));
             said.clear();
             for segment in back {
                 count += 1;
-                // Two are lost, and sent again beside new data.
+                // Two segments are lost, and retransmitted beside new data.
                 if count != 60 && count != 200 {
                     said.extend(client.receive(now, &segment));
                 }
@@ -120,7 +121,7 @@ fn pieces_are_the_same_octets() {
         }
         assert!(client.is_done(), "{size}: stuck with {} octets", client.stream.len());
         assert!(bodies(&client.stream) == [content(size)], "{size}: other octets");
-        // What a window takes goes in a few pieces, not in one for each acknowledgement.
+        // The data of a window is sent in a few packets, not in one for each acknowledgement.
         assert!(
             twins.cut > 4 * twins.pieces && twins.cut * 2 > count,
             "{size}: {} in {}",
@@ -130,8 +131,8 @@ fn pieces_are_the_same_octets() {
     }
 }
 
-/// After a pause a replica finds its client's segments in the socket: only then are silent clients
-/// known.
+/// After a pause, a client's segments may wait in the socket, so the replica must process them
+/// before it considers the client silent.
 #[test]
 fn no_probe_before_received_segments_are_handled() {
     let size = 300_000;
@@ -147,7 +148,7 @@ fn no_probe_before_received_segments_are_handled() {
         back.extend(twins.say(now));
         said = back.iter().flat_map(|segment| client.receive(now, segment)).collect();
         sent.extend(back);
-        // It waits for longer than any pause before a probe.
+        // Longer than any pause before a probe.
         now += 900_000;
         assert!(twins.one.deadline().is_none_or(|deadline| deadline <= now));
         assert!(

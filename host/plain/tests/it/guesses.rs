@@ -1,4 +1,4 @@
-//! The gains of a blind attacker, who sends with another host's address and never gets the answers.
+//! What a blind attacker gains that sends with another host's address and never sees the answers.
 
 use rivulet_packet::TcpFlags;
 use rivulet_plain::{
@@ -11,7 +11,7 @@ use crate::support::{get, site};
 fn request(dice: &mut Dice, stamps: bool, flags: u8) -> Vec<u8> {
     let payload = get(13_000, "");
     let seq = dice.next() as u32;
-    // As a client that has an answer behind it and requests another.
+    // The timestamp of a client that has one answer and requests another.
     let stamp = || Answering {
         start: dice.below(u64::from(MAX_START) / 64) as u32 * 64,
         next: (seq & 0xfff) as u16,
@@ -54,7 +54,7 @@ fn every_guess_is_counted() {
                 }
             }
         }
-        // 300,000 guesses at 2 * 537,536 or 2 * 17,408 of 2^32.
+        // 300,000 guesses, each right with 2 * 537,536 or 2 * 17,408 in 2^32.
         let expected = if stamps { 40..115 } else { 0..12 };
         assert!(expected.contains(&reached), "{reached}");
         assert!(drawn * 10 < paid, "{drawn} octets for {paid}");
@@ -92,13 +92,13 @@ fn a_syn_ack_is_never_longer_than_the_syn() {
             answered += 1;
         }
     }
-    // Without timestamps and without an MSS there is room for 536 bytes only, which is left to the
+    // Without timestamps and MSS option the client accepts only 536 bytes, which is left to the
     // kernel.
     assert_eq!(answered, 24);
 }
 
 #[test]
-fn a_reset_is_nothing() {
+fn rst_has_no_effect() {
     let site = site();
     for flags in [TcpFlags::RST, TcpFlags::RST | TcpFlags::ACK, TcpFlags::RST | TcpFlags::SYN] {
         let packet = request(&mut Dice(1), true, flags);

@@ -1,4 +1,5 @@
-//! Large answers: every byte, for any choice of replicas and any loss.
+//! Large answers arrive with every byte correct, whichever replicas serve them and whichever
+//! packets are lost.
 
 use rivulet_packet::TcpFlags;
 use rivulet_plain::Segment;
@@ -22,7 +23,7 @@ pub(crate) fn complete(client: &Client, size: usize, what: &str) {
 }
 
 #[test]
-fn a_download_comes_whole_and_once() {
+fn download_arrives_complete_and_without_duplicates() {
     for (size, mss) in [(15_500, 536), (100_000, 1220), (3_000_000, 1460)] {
         let mut nodes = nodes(1, size);
         let mut client = client(Nature { mss, buffer: 400_000, ..Nature::default() }, 77, size);
@@ -35,10 +36,10 @@ fn a_download_comes_whole_and_once() {
     }
 }
 
-/// Every pattern of losses among the first packets each way, of answers just above small ones, in
-/// segments of 520 bytes.
+/// Every pattern of losses among the first packets in each direction, for answers just above the
+/// limit of small ones, in segments of 520 bytes.
 #[test]
-fn every_pattern_of_first_packets() {
+fn large_answer_survives_any_loss_of_first_packets() {
     let size = 15_200;
     let (back, forth) = (9, 4);
     for lost in 0..1u32 << (back + forth) {
@@ -64,9 +65,9 @@ fn every_pattern_of_first_packets() {
 /// How replicas are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Grain {
-    /// One for all.
+    /// One replica for all packets.
     Flow,
-    /// By blocks of this many bytes, a power of two.
+    /// A replica for each block of this many bytes, a power of two.
     Block(u32),
     Packet,
 }
@@ -79,7 +80,7 @@ fn acknowledged(packet: &[u8], base: &mut Option<u32>) -> u32 {
     if segment.has(TcpFlags::ACK) { ack.wrapping_sub(*base.get_or_insert(ack)) } else { 0 }
 }
 
-/// Of three replicas; a dead one is not chosen.
+/// Chooses among three replicas; a dead one is not chosen.
 pub(crate) fn choose(grain: Grain, seed: u64) -> impl FnMut(&[u8], &mut [Node], u64) -> Option<usize> {
     let (mut base, mut dice) = (None, Dice(seed));
     move |packet, nodes, _| {
@@ -95,9 +96,9 @@ pub(crate) fn choose(grain: Grain, seed: u64) -> impl FnMut(&[u8], &mut [Node], 
 }
 
 /// Windows of one to six segments: every pattern of losses among as many segments in the middle of
-/// an answer, and their acknowledgements, for any choice of replicas.
+/// an answer, and among their acknowledgements, for any choice of replicas.
 #[test]
-fn every_loss_of_a_small_window() {
+fn large_answer_survives_any_loss_in_small_windows() {
     let size = 15_500;
     for window in 1..=6usize {
         for lost in 0..1u32 << (2 * window) {
@@ -161,7 +162,7 @@ fn random_transfers() {
     }
 }
 
-/// Over a path of 100 Mb/s, 10 ms, a queue of 100 packets.
+/// A transfer over a path of 100 Mb/s and 10 ms, with a queue of 100 packets.
 fn transfer(size: usize, grain: Grain, lost: u64, seed: u64) -> (Passed, usize) {
     let path = Path { delay: 5_000, rate: 12_500_000, queue: 100, ..Path::default() };
     let mut nodes = nodes(3, size);
@@ -176,14 +177,14 @@ fn transfer(size: usize, grain: Grain, lost: u64, seed: u64) -> (Passed, usize) 
 /// The cost of a change of replica. With cells as small as the data in flight, or with old state of
 /// returning replicas, blocks of 1 MB had a third of a single replica's rate.
 #[test]
-fn blocks_cost_nothing() {
+fn changes_of_replica_cost_no_rate() {
     let size = 20_000_000;
-    // With random losses several downloads give a better estimate than one.
+    // With random losses, several downloads give a better estimate than one.
     for (lost, seeds) in [(0, 0..1), (1, 0..4), (10, 0..4)] {
         let time = |grain| -> u64 {
             let passed = seeds.clone().map(|seed| {
                 let (passed, paws) = transfer(size, grain, lost, seed);
-                // A repair of one replica may come behind new data of another, in a cell of the same time.
+                // A repair by one replica may arrive after new data by another, in the same cell.
                 assert!(passed.octets < size * 108 / 100 && paws < 16, "{grain:?} {lost}: {passed:?} {paws}");
                 passed.time
             });
@@ -195,14 +196,14 @@ fn blocks_cost_nothing() {
             assert!(blocks * 85 < flow * 100, "{block} {lost}: {blocks} us, {flow} by one replica");
         }
     }
-    // The queue is full once, at the end of slow start.
+    // The queue overflows once, at the end of slow start.
     assert!(transfer(size, Grain::Flow, 0, 9).0.time < 2_000_000);
 }
 
-/// Slow start's end on a long path loses every other packet of a thousand: what the client has are as many ranges. With
-/// 128 of them such a download took ten times as long.
+/// At the end of slow start on a long path every other packet of a thousand is lost, so the
+/// client's data has as many ranges. With 128 ranges such a download took ten times as long.
 #[test]
-fn a_long_queue_that_overflows_is_mended() {
+fn overflow_of_a_long_queue_is_repaired() {
     let size = 12_000_000;
     let mut nodes = nodes(1, size);
     let mut client = client(Nature { buffer: 8_000_000, shift: Some(9), ..Nature::default() }, 77, size);
@@ -212,10 +213,10 @@ fn a_long_queue_that_overflows_is_mended() {
     assert!(passed.overflowed > 500 && passed.time < 2_000_000, "{passed:?}");
 }
 
-/// Where nothing comes for more than two round trips, and then all of it, nothing is lost, also where everything under way is of the kind
-/// that repairs have, as behind a change of replica.
+/// If nothing arrives for more than two round trips, and then everything, nothing is lost; not even
+/// if all segments in flight are marked as repairs, as after a change of replica.
 #[test]
-fn a_machine_that_stands_still_is_no_loss() {
+fn pause_of_the_machine_is_no_loss() {
     let size = 4_000_000;
     let packets = |from: u64| {
         let mut nodes = nodes(3, size);
@@ -233,10 +234,10 @@ fn a_machine_that_stands_still_is_no_loss() {
     }
 }
 
-/// Arbitrary acknowledgements of a client: of data that it never got, of holes, with timestamps
-/// that it had or invented.
+/// Arbitrary acknowledgements: of data that the client never received, of holes, with timestamps
+/// that it received or invented.
 #[test]
-fn arbitrary_acknowledgements_are_survived() {
+fn arbitrary_acknowledgements_do_not_panic() {
     let size = 2_000_000;
     for seed in 0..300 {
         let mut dice = Dice(seed);

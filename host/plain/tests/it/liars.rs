@@ -1,4 +1,5 @@
-//! Clients of large answers that acknowledge what they did not get, or again what they did: what they draw is bounded.
+//! Clients of large answers that acknowledge data that they did not receive, or acknowledge data
+//! again: the bytes that they draw are bounded.
 
 use rivulet_packet::TcpFlags;
 use rivulet_plain::{Downloads, Header, Segment, Stamps};
@@ -10,12 +11,12 @@ use crate::support::{get, site_of};
 /// Bytes that an address gets without acknowledgements, and the refill of a millisecond.
 const BURST: usize = 8 << 20;
 const RATE: usize = 2 << 10;
-/// Bytes of a timestamp's cell.
+/// Length of a timestamp's cell, bytes.
 const CELL: u32 = 1 << 16;
 
-/// A connection with a client that has had the first flight.
+/// A connection whose client has received the first flight.
 struct Lie {
-    /// Its first acknowledgement, of that flight.
+    /// The client's first acknowledgement, of that flight.
     header: Header,
 }
 
@@ -33,7 +34,7 @@ impl Lie {
         Lie { header: Segment::parse(said.last().unwrap()).unwrap().header }
     }
 
-    /// A packet with this payload.
+    /// A packet with this payload; `change` edits the header.
     fn packet(&self, change: impl FnOnce(&mut Header), payload: &[u8]) -> Vec<u8> {
         let mut header = self.header;
         change(&mut header);
@@ -48,10 +49,10 @@ fn octets(packets: &[Vec<u8>]) -> usize {
     packets.iter().map(|packet| packet.len() - 52).sum()
 }
 
-/// The same acknowledgement and the end of a request, from more connections than a replica remembers: each time it knows nothing, and
-/// begins again with ten segments.
+/// The same acknowledgement with the end of a request, from more connections than a replica
+/// remembers: each time the replica knows nothing, and begins again with ten segments.
 #[test]
-fn replayed_acknowledgements_draw_an_allowance() {
+fn replayed_acknowledgements_draw_at_most_an_allowance() {
     let size = 4_000_000;
     let mut node = Node { downloads: Downloads::new(4), ..Node::new(site_of(&[size])) };
     let lies: Vec<Lie> = (0..8).map(|n| Lie::new(&mut node, size, 5000 + n)).collect();
@@ -67,10 +68,9 @@ fn replayed_acknowledgements_draw_an_allowance() {
     assert!(drawn > BURST && node.downloads.refused() > 0, "{drawn}: nothing was bounded");
 }
 
-/// Each acknowledgement reports one more byte beyond a hole, so that all missing data is sent
-/// again.
+/// Each acknowledgement reports one more byte after a hole, so that all missing data is sent again.
 #[test]
-fn holes_that_are_made_up_draw_an_allowance() {
+fn invented_holes_draw_at_most_an_allowance() {
     let size = 4_000_000;
     let mut node = Node::new(site_of(&[size]));
     let lie = Lie::new(&mut node, size, 5000);
@@ -87,7 +87,7 @@ fn holes_that_are_made_up_draw_an_allowance() {
     }
     assert!(drawn <= BURST, "{drawn}");
     assert!(drawn > BURST / 2 && node.downloads.refused() > 0, "{drawn}: nothing was bounded");
-    // Another address is served as ever.
+    // Another address is still served.
     let nature = Nature { v6: true, ..Nature::default() };
     let mut client = Client::new(nature, 5000, 9, &[get(size, "")]);
     let welcome = node.take(&client.open(0).remove(0), 2000).remove(0);
@@ -95,8 +95,8 @@ fn holes_that_are_made_up_draw_an_allowance() {
     assert_eq!(node.take(&request, 2000).len(), 10);
 }
 
-/// The host at a forged address answers unexpected segments with a RST: that ends the connection,
-/// and nothing else does.
+/// The host at a forged address answers unexpected segments with a RST, which ends the connection;
+/// only a RST with the expected number does.
 #[test]
 fn a_reset_with_the_expected_number_ends_a_download() {
     let size = 4_000_000;
@@ -117,14 +117,14 @@ fn a_reset_with_the_expected_number_ends_a_download() {
     assert!(node.say(60_000_000).is_empty(), "it is asked for");
 }
 
-/// A replica that meets an acknowledgement far from the cell of its timestamp sends probes of eight bytes alone; one that goes with its
-/// timestamp lets it go on.
+/// A replica that gets an acknowledgement far from the cell of its timestamp sends only probes of
+/// eight bytes; one that fits its timestamp releases data.
 #[test]
-fn acknowledgements_out_of_place_draw_probes_alone() {
+fn acknowledgements_far_from_their_stamp_draw_only_probes() {
     let size = 40_000_000;
     let (mut first, mut node) = (Node::new(site_of(&[size])), Node::new(site_of(&[size])));
     let lie = Lie::new(&mut first, size, 5000);
-    // Ten cells further, by the timestamp of the first one.
+    // Ten cells further, with the timestamp of the first acknowledgement.
     let far = |segments: u32| lie.packet(|header| header.ack = header.ack.wrapping_add(segments * 1448), &[]);
     let mut drawn = octets(&node.take(&far(500), 2000));
     for (n, time) in (1..15).zip((0..).map(|n| 2000 + n * 100_000)) {
@@ -171,7 +171,7 @@ fn follow_up(port: u16, step: u32) -> (usize, usize, usize) {
 /// allowed without acknowledgements. It drew the whole object, 94 MB for 69 kB, as long as one right
 /// check for bytes that the replica sent released a window.
 #[test]
-fn forger_that_goes_on_from_a_right_guess_draws_an_allowance() {
+fn forger_with_a_right_guess_draws_at_most_an_allowance() {
     for (port, step) in (5000..).zip([10, 44, 200, 600]) {
         let (drawn, sent, milliseconds) = follow_up(port, step);
         println!("{step} segments at a time: drew {drawn} bytes for {sent}");

@@ -1,18 +1,18 @@
-//! Every pattern of lost packets of small windows, and random ones of large: what arrives is always the same, and it
-//! always arrives.
+//! Every pattern of lost packets in small windows, and random losses in large ones: every transfer
+//! completes, with the right bytes.
 
 use crate::support::client::{Client, Nature};
 use crate::support::net::{Fate, Net, Way};
 use crate::support::{SIZES, bodies, content, get, site};
 
-/// Every pattern of losses among the first packets each way, in segments of 520 bytes, so that
-/// windows have many.
+/// Every pattern of losses among the first packets in each direction, in segments of 520 bytes, so
+/// that windows have many.
 fn windows(stamps: bool, segments: usize) -> usize {
     let site = site();
     let other = site.clone();
     let net = Net { replicas: vec![&site, &other], ..Net::new(&site) };
     let (mss, size) = if stamps { (536, 520) } else { (1460, 1024) };
-    // Its head has about 230 bytes.
+    // The response's head has about 230 bytes.
     let size = *SIZES.iter().find(|n| (**n + 300).div_ceil(size) >= segments).unwrap();
     let nature = Nature { stamps, mss, ..Nature::default() };
     let (back, forth) = (segments + 2, 5);
@@ -37,7 +37,7 @@ fn windows(stamps: bool, segments: usize) -> usize {
 }
 
 #[test]
-fn every_pattern_of_small_windows() {
+fn small_answers_survive_any_loss_in_small_windows() {
     let runs: usize = [1, 2, 4, 6].iter().map(|n| windows(true, *n)).sum();
     assert_eq!(runs, 256 + 512 + 2048 + 8192);
     assert_eq!(windows(false, 2) + windows(false, 6), 512 + 8192);
@@ -45,11 +45,11 @@ fn every_pattern_of_small_windows() {
 
 #[test]
 #[ignore = "long: windows of up to ten segments"]
-fn every_pattern_of_an_initial_window() {
+fn small_answers_survive_any_loss_in_first_flight() {
     assert_eq!((7..11).map(|n| windows(true, n) + windows(false, n)).sum::<usize>(), 2 * (15 << 14));
 }
 
-/// Numbers that look random, from a seed.
+/// Pseudo-random numbers from a seed.
 pub struct Dice(pub u64);
 
 impl Dice {
@@ -66,17 +66,17 @@ impl Dice {
     }
 }
 
-/// How much the replicas remember.
+/// Whether the replicas remember answers in a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Memory {
     Nothing,
     All,
-    /// The memory is lost every now and then.
+    /// The ring is cleared now and then.
     Some,
 }
 
-/// Clients of all kinds behind a network that loses, delays and repeats, their packets spread over three replicas. Gives how
-/// long they took, milliseconds.
+/// Clients of all kinds behind a network that loses, delays and duplicates packets, spread over
+/// three replicas. Returns the durations, milliseconds.
 fn transfers(seeds: std::ops::Range<u64>, memory: Memory) -> Vec<u64> {
     let sites = [site(), site(), site()];
     let mut net = Net { replicas: sites.iter().collect(), ..Net::new(&sites[0]) };
@@ -150,7 +150,7 @@ fn random_transfers() {
 }
 
 #[test]
-fn memory_changes_no_octet_whether_it_is_kept_or_lost() {
+fn ring_changes_no_byte_of_an_answer() {
     let (all, some) = (transfers(seeds(), Memory::All), transfers(seeds(), Memory::Some));
     let mean = |times: &[u64]| times.iter().sum::<u64>() / times.len() as u64;
     eprintln!("mean {} ms with memory, {} ms when it is lost now and then", mean(&all), mean(&some));
@@ -158,7 +158,7 @@ fn memory_changes_no_octet_whether_it_is_kept_or_lost() {
 
 /// Each segment of an answer is lost once, with no other loss.
 #[test]
-fn memory_mends_a_loss_within_a_round_trip() {
+fn ring_repairs_a_loss_within_a_round_trip() {
     let site = site();
     for stamps in [true, false] {
         let pieces = if stamps { 8 } else { 10 };
@@ -182,16 +182,17 @@ fn memory_mends_a_loss_within_a_round_trip() {
     }
 }
 
-/// A window that takes a tenth of the answer: each acknowledgement brings the next part, not the client's timer.
+/// The window has room for a tenth of the answer: each acknowledgement releases the next part,
+/// without waiting for the client's timer.
 #[test]
-fn memory_follows_a_small_window() {
+fn ring_fills_a_small_window_at_once() {
     let site = site();
     for stamps in [true, false] {
         let nature = Nature { stamps, buffer: 1500, ..Nature::default() };
         let mut client = Client::new(nature, 4000, 9, &[get(10_000, "Connection: close\r\n")]);
         let outcome = Net::new(&site).remembering(1).run(&mut client, &mut |_, _| Fate::Arrives, &mut |_| 0);
         assert_eq!(bodies(&client.stream), [content(10_000)]);
-        // Eight or eleven windows, and not as many of the client's pauses.
+        // Eight or eleven windows, and fewer pauses of the client.
         assert!(
             outcome.milliseconds <= 20 * 15 && client.retransmissions <= 1,
             "{} ms",
@@ -200,14 +201,15 @@ fn memory_follows_a_small_window() {
     }
 }
 
-/// However many connections there are, a ring is as large as it was.
+/// The ring's size does not depend on the number of connections.
 #[test]
-fn memory_is_bounded_and_stale_entries_are_not_believed() {
+fn ring_is_bounded_and_ignores_stale_entries() {
     let site = site();
     let net = Net::new(&site).remembering(1);
     let octets = net.memories[0].borrow().ring.as_ref().unwrap().octets();
     for n in 0..3000u32 {
-        // The same ports again and again: cookies are the same, sequence numbers and answers are not.
+        // The same ports are used again and again: their cookies are equal, but sequence numbers
+        // and answers are not.
         let size = SIZES[n as usize % SIZES.len()];
         let mut client = Client::new(
             Nature::default(),

@@ -1,4 +1,4 @@
-//! All integration tests of this crate in one program.
+//! All integration tests of this crate, in one program.
 
 mod allocation;
 mod cases;

@@ -1,4 +1,4 @@
-//! What a ring remembers of one client is never said to another, nor more than once.
+//! The ring sends one client's answer to no other client, and each segment once at most.
 
 use rivulet_packet::TcpFlags;
 use rivulet_plain::{
@@ -34,13 +34,13 @@ fn answered(replica: &mut Replica, packet: &[u8]) -> usize {
     }
 }
 
-/// One place for all.
+/// A replica whose ring has a single slot.
 fn replica() -> Replica {
     Replica { site: site(), ring: Some(Ring::new(1)) }
 }
 
 #[test]
-fn a_hole_is_filled_once() {
+fn ring_fills_a_hole_once() {
     let mut replica = replica();
     let request = get(10_000, "");
     assert_eq!(answered(&mut replica, &client_packet(4000, 500, 0, None, &request)), 8);
@@ -52,7 +52,7 @@ fn a_hole_is_filled_once() {
 }
 
 #[test]
-fn other_client_in_the_same_place_gets_nothing() {
+fn client_in_the_same_ring_slot_gets_nothing() {
     let mut replica = replica();
     let request = get(10_000, "");
     assert_eq!(answered(&mut replica, &client_packet(4000, 500, 0, None, &request)), 8);
@@ -60,7 +60,7 @@ fn other_client_in_the_same_place_gets_nothing() {
 }
 
 #[test]
-fn nor_does_a_connection_of_other_numbers() {
+fn connection_with_other_numbers_gets_nothing() {
     let mut replica = replica();
     let request = get(10_000, "");
     for seq in [500u32, 499, 500 + 70_000, 500u32.wrapping_sub(70_000)] {

@@ -1,5 +1,5 @@
-//! Deaths of replicas: those that had a dead one's clients before probe them, and a client is left
-//! without unacknowledged data where another replica is known to have its state.
+//! Deaths of replicas: those that served a dead replica's clients before probe them, and a client
+//! is left without unacknowledged data only if another replica is known to have its state.
 
 use rivulet_plain::Downloads;
 
@@ -10,23 +10,23 @@ use crate::support::path::{Fate, Passed, Path, Server};
 
 const SECOND: u64 = 1_000_000;
 const SIZE: usize = 20_000_000;
-/// Time until the ToR notices that a replica is dead, microseconds.
+/// Time until the ToR detects that a replica is dead, microseconds.
 const NOTICED: u64 = 50_000;
-/// Three minutes and more, a block of 1 MB in ten seconds.
+/// A download takes more than three minutes, and a block of 1 MB ten seconds.
 const SLOW: Path =
     Path { delay: 5_000, rate: 100_000, queue: 2, still: (0, 0), patience: 4 * 3_600 * SECOND };
-/// A client that repeats nothing.
+/// Retransmission timeout of a client that retransmits nothing during a test, milliseconds.
 const SILENT: u64 = 3_600_000;
 
 /// Replicas that die and return at once without state, but are not chosen before another one has
-/// died; packets to a dead replica are lost until that is detected.
+/// died. Packets to a dead replica are lost until its death is detected.
 #[derive(Default)]
 struct Deaths {
-    /// The others learn of it.
+    /// The ToR reports deaths to the other replicas.
     told: bool,
-    /// Times of deaths of the replica that gets the next packet.
+    /// Times at which the replica that gets the next packet dies.
     one: Vec<u64>,
-    /// When all do.
+    /// When all replicas die.
     all: Option<u64>,
 }
 
@@ -68,12 +68,12 @@ fn through(path: &Path, block: u32, nature: Nature, deaths: &Deaths) -> (Client,
     (client, passed)
 }
 
-/// The client is idle when its replica dies; the replica that had it before probes it, and it
-/// answers to another one.
+/// The client is idle when its replica dies; the replica that served it before probes it, and its
+/// answer reaches another one.
 #[test]
 fn clients_of_dead_replica_are_probed() {
     let path = Path { delay: 5_000, rate: 12_500_000, queue: 100, ..Path::default() };
-    // The bound of the exclusion, and at worst the third pause of the replica with the block
+    // The time until the exclusion and, at worst, the third pause of the replica with the block
     // before.
     for (told, bound) in [(false, SECOND), (true, SECOND / 8)] {
         let deaths = Deaths { told, one: vec![300_000, 700_000, 1_100_000], all: None };
@@ -83,11 +83,11 @@ fn clients_of_dead_replica_are_probed() {
     }
 }
 
-/// On a slow path a block takes most of a minute, and the replica with an earlier one has heard
-/// nothing for as long. The client's retransmissions are further apart by then; this client has
-/// none. A replica that learns of a death probes at once.
+/// On a slow path a block takes most of a minute, and the replica with an earlier block has
+/// received nothing for as long. This client retransmits nothing. A replica that learns of the
+/// death probes at once.
 #[test]
-fn others_ask_on_a_slow_path() {
+fn replicas_probe_after_a_death_on_slow_paths() {
     for (told, bound) in [(false, 60 * SECOND), (true, SECOND / 2)] {
         let nature = Nature { rto: SILENT, ..Nature::default() };
         let deaths = Deaths { told, ..Deaths::reported(&[80, 120, 160]) };
@@ -97,11 +97,12 @@ fn others_ask_on_a_slow_path() {
     }
 }
 
-/// How long the client of one death gets nothing new, over many moments of it: shortest, middle and longest, milliseconds. On a slow path
-/// the client repeats nothing. `cargo test --release -p rivulet-plain --test it stalls -- --ignored --nocapture` shows them.
+/// The time for which the client receives nothing new after a death, over many times of it:
+/// shortest, median and longest, milliseconds. On a slow path the client retransmits nothing.
+/// `cargo test --release -p rivulet-plain --test it stalls -- --ignored --nocapture` prints them.
 #[test]
 #[ignore = "long: a hundred and sixty downloads"]
-fn stalls_of_a_death() {
+fn stalls_after_a_death() {
     let path = Path { delay: 5_000, rate: 12_500_000, queue: 100, ..Path::default() };
     let silent = Nature { rto: SILENT, ..Nature::default() };
     let fast: Vec<u64> = (0..60).map(|n| 400_000 + n * 17_000).collect();
@@ -126,10 +127,10 @@ fn stalls_of_a_death() {
     }
 }
 
-/// Linux' user timeout ends a connection with data that stays unacknowledged too long; a download
-/// takes four times as long.
+/// Linux's user timeout ends a connection with data that stays unacknowledged for too long; this
+/// download takes four times as long.
 #[test]
-fn a_user_timeout_is_no_end() {
+fn user_timeout_does_not_end_a_download() {
     let nature = Nature { user_timeout: Some(50_000), ..Nature::default() };
     for deaths in [&[][..], &[60, 100, 140]] {
         let (client, _) = through(&SLOW, 1 << 20, nature.clone(), &Deaths::reported(deaths));
@@ -138,8 +139,8 @@ fn a_user_timeout_is_no_end() {
     assert!(through(&SLOW, 1 << 20, nature, &Deaths::default()).0.gave_up, "the timeout is one");
 }
 
-/// A returned replica has no record that all was acknowledged, and acknowledges no less: the
-/// timestamp has that bit.
+/// A replica that returned has no record that all data was acknowledged, but the timestamp has a
+/// bit for it, so it acknowledges no less.
 #[test]
 fn returned_replica_acknowledges_no_less() {
     let path = Path { delay: 5_000, rate: 900_000, queue: 10, ..Path::default() };
@@ -163,17 +164,17 @@ fn returned_replica_acknowledges_no_less() {
 /// After recent deaths it is unknown which replicas have the client's state, so some data stays
 /// unacknowledged: after the death of all, only the client can send.
 #[test]
-fn where_many_die_something_is_left_to_repeat() {
+fn recent_deaths_leave_data_unacknowledged() {
     let often: Vec<u64> = (1..20).map(|n| 5 * n).collect();
     let deaths = Deaths { all: Some(97 * SECOND), ..Deaths::reported(&often) };
     let (client, passed) = through(&SLOW, 1 << 20, Nature::default(), &deaths);
     complete(&client, SIZE, &format!("{passed:?}"));
 }
 
-/// If all die at once after that, the client retransmits nothing; a client with keep-alive probes
-/// (curl, Go and browsers) is resumed by the replica that gets one.
+/// If all replicas die at once after that, the client retransmits nothing; but a client with
+/// keep-alive probes (curl, Go and browsers) is resumed by the replica that gets one.
 #[test]
-fn a_probe_of_a_client_is_enough() {
+fn keepalive_probe_resumes_the_download() {
     let deaths = Deaths { all: Some(97 * SECOND), ..Deaths::reported(&[]) };
     let (client, _) = through(&SLOW, 1 << 20, Nature::default(), &deaths);
     assert!(!client.is_done() && !client.gave_up, "it waits");
@@ -185,14 +186,14 @@ fn a_probe_of_a_client_is_enough() {
 /// A client's retransmission reaches a replica without its state when all others are dead.
 #[test]
 fn last_replica_does_not_count_dead_ones() {
-    // One block for most of a minute: the first replica dies in it, and later the one that resumed
-    // it.
+    // One block lasts for most of a minute: the first replica dies in it, and later the one that
+    // resumed the connection.
     let deaths = Deaths { all: Some(30 * SECOND), ..Deaths::reported(&[5]) };
     let (client, passed) = through(&SLOW, 1 << 22, Nature::default(), &deaths);
     complete(&client, SIZE, &format!("{passed:?}"));
 }
 
-/// A replica that had no room to remember a client takes it up as if others had had it.
+/// A replica that had no room for a client's state resumes it as if another replica had served it.
 #[test]
 fn replica_without_state_does_not_count_itself() {
     let (crowded, dies) = (15 * SECOND, 40 * SECOND);
@@ -218,8 +219,8 @@ fn replica_without_state_does_not_count_itself() {
     complete(&client, SIZE, &format!("{passed:?}"));
 }
 
-/// Five connections of one client that fill a set of the table end the rule for that client's network alone: a client of another
-/// network keeps its download in spite of its TCP_USER_TIMEOUT.
+/// Five connections of one client that fill a set of the table end the rule for that client's
+/// network alone: a client of another network keeps its download despite its TCP_USER_TIMEOUT.
 #[test]
 fn chosen_ports_end_the_rule_for_their_network_only() {
     let mut nodes = nodes(3, SIZE);

@@ -15,8 +15,8 @@ fn linux() -> Nature {
     Nature { buffer: 8_000_000, shift: Some(9), delayed: 2, compressed: 44, dsack: true, ..Nature::default() }
 }
 
-/// Microseconds that a download takes. Of 10,000 packets each way, `loss` are lost and `late` are
-/// delayed by up to a millisecond.
+/// Duration of a download, microseconds. Of 10,000 packets in each direction, `loss` are lost and
+/// `late` are delayed by up to a millisecond.
 fn alone(size: usize, path: &Path, loss: u64, late: u64, seed: u64, server: Box<dyn Server>) -> u64 {
     let client = Client::new(linux(), 4000, seed as u32, &[get(size, "")]);
     let mut dice = Dice(seed << 8 | 7);
@@ -76,8 +76,8 @@ fn losses_cost_as_much_as_with_reno() {
     }
 }
 
-/// Where segments overtake each other some losses are taken back, and then time is given: 5 % late by up to a millisecond made a ninth of
-/// the rate.
+/// Where segments overtake each other, some reductions are undone, and then losses are detected by
+/// time. Before that, 5 % of segments late by up to a millisecond reduced the rate to a ninth.
 #[test]
 fn overtaken_segments_do_not_count_as_lost() {
     let size = 10_000_000;
@@ -86,10 +86,10 @@ fn overtaken_segments_do_not_count_as_lost() {
     assert!(some * 45 < none * 100, "{some} us, {none} where none is late");
 }
 
-/// Without its first segment other replicas cannot know a client's object; the repair is as fast as
-/// any other all the same.
+/// Without its first segment other replicas cannot identify a client's object; the repair is still
+/// as fast as any other.
 #[test]
-fn the_first_segment_is_mended_as_any() {
+fn lost_first_segment_is_repaired_like_any_other() {
     let size = 100_000;
     let client = Client::new(linux(), 4000, 7, &[get(size, "")]);
     let mut flows = [Flow::new(client, Box::new(Node::new(site_of(&[size]))), 0)];
@@ -110,15 +110,15 @@ fn share_of(count: usize, seconds: u64) -> f64 {
 }
 
 #[test]
-fn a_bottleneck_is_shared_with_reno() {
+fn bottleneck_is_shared_with_reno() {
     let share = share_of(4, 3);
     assert!((0.75..1.33).contains(&share), "{share}");
 }
 
 #[test]
 #[ignore = "long: up to sixteen flows of a minute"]
-fn a_bottleneck_is_shared_fairly_for_long() {
-    // With few connections, one that sends smaller bursts meets a full queue less often
+fn bottleneck_is_shared_fairly_for_long() {
+    // With few connections, one that sends smaller bursts finds the queue full less often
     // (docs/plain.md, "Against Reno").
     for (count, seconds, most) in [(1, 60, 1.45), (2, 30, 1.3), (4, 20, 1.2), (8, 20, 1.2), (16, 20, 1.2)] {
         let share = share_of(count, seconds);
@@ -126,7 +126,7 @@ fn a_bottleneck_is_shared_fairly_for_long() {
     }
 }
 
-/// Mb/s of a download that changes its replica with each megabyte.
+/// Rate in Mb/s of a download that changes its replica with each megabyte.
 fn in_turn(rtt: u64) -> u64 {
     let size = 40_000_000;
     let mut nodes: Vec<Node> = (0..3).map(|_| Node::new(site_of(&[size]))).collect();
@@ -142,8 +142,8 @@ fn in_turn(rtt: u64) -> u64 {
     size as u64 * 8 / passed.time
 }
 
-/// What a replica sends of a connection that it meets in the middle is bounded by what its client acknowledges; a client that gets it
-/// is as fast as before.
+/// A replica that gets a connection in the middle sends at most as much as the client's
+/// acknowledgements permit; a client that receives it is as fast as before.
 #[test]
 fn replicas_in_turn_send_at_the_rate_of_acknowledgements() {
     for (rtt, least) in [(10, 80), (50, 45)] {

@@ -1,4 +1,4 @@
-//! Answers of back ends: one datagram each way, and nothing of a connection anywhere.
+//! Answers of back ends: one datagram in each direction, and no connection state anywhere.
 
 use proptest::prelude::*;
 use rivulet_plain::{Cause, Judged, Protocol, Reason, Relay, Segment, Site, Verdict};
@@ -16,17 +16,17 @@ fn fine(_: Way, _: usize) -> Fate {
     Fate::Arrives
 }
 
-/// Back end under test: takes a query and its number; returns the answer, or `None` to lose it.
+/// The back end under test: gets a query and its number; returns the answer, or `None` to lose it.
 type BackEnd<'f> = dyn FnMut(&[u8], usize) -> Option<Vec<u8>> + 'f;
 
-/// Further counts of a run.
+/// Further counters of a run.
 #[derive(Default)]
 struct Seen {
     asked: usize,
     changed: usize,
 }
 
-/// Runs a client against replicas that ask a back end.
+/// Runs a client against replicas that query a back end.
 fn run(
     relay: &Relay,
     client: &mut Client,
@@ -80,8 +80,7 @@ fn queries_of_one_segment_are_answered_in_one_flight() {
                     assert_eq!((client.retransmissions, seen.asked), (0, 1), "{sizes:?}");
                     assert_eq!(outcome.milliseconds, 60, "handshake, answer, end");
                 } else {
-                    // Only a repeated request shows the acknowledged bytes, and that after another
-                    // question.
+                    // Only a repeated request shows the acknowledged bytes, after another query.
                     assert!(client.retransmissions < 2 && seen.asked < 3, "{sizes:?}: {}", seen.asked);
                 }
             }
@@ -107,8 +106,8 @@ fn half_closing_clients_get_their_answer() {
     }
 }
 
-/// Every pattern of losses among the first packets each way: the answer arrives whole, with the
-/// same bytes, and the client's kernel has nothing unacknowledged.
+/// Every pattern of losses among the first packets in each direction: the answer arrives complete,
+/// with the same bytes, and no data of the client stays unacknowledged.
 #[test]
 fn client_gets_the_whole_answer_under_any_loss() {
     for (stamps, deterministic, size) in
@@ -116,8 +115,8 @@ fn client_gets_the_whole_answer_under_any_loss() {
     {
         for pattern in 0..1u32 << 10 {
             let nature = Nature { stamps, ..Nature::default() };
-            // The second one has 32 bytes: a timestamp with bits of the request's end once confused
-            // it with the first one's.
+            // The second answer has 32 bytes: a timestamp with bits of the request's end once made
+            // it look like the first one's.
             let asked = [query(7, size, pattern & 1 == 0), query(8, 4, true)];
             let mut client = Client::new(nature, 4000, 0xffff_ff00, &[asked.concat()]);
             let mut fate = |way, n: usize| {
@@ -132,8 +131,7 @@ fn client_gets_the_whole_answer_under_any_loss() {
     }
 }
 
-/// The back end's answers differ each time: the client gets one of them, from its first byte to its
-/// last.
+/// The back end's answers differ each time: the client gets one of them completely.
 #[test]
 fn an_answer_of_one_segment_is_never_mixed_of_two() {
     for stamps in [true, false] {
@@ -154,13 +152,13 @@ fn an_answer_of_one_segment_is_never_mixed_of_two() {
     }
 }
 
-/// A back end that is wrongly declared deterministic: an answer in progress is not continued with
+/// The back end is wrongly declared deterministic: an answer in progress is not continued with
 /// another one.
 #[test]
 fn nondeterministic_back_end_is_detected() {
     let asked = query(7, 6000, false);
     let mut client = Client::new(Nature::default(), 4000, 1, std::slice::from_ref(&asked));
-    // The third segment of the first answer is lost, and the client asks again and again.
+    // The third segment of the first answer is lost, and the client repeats its request.
     let mut fate = |way, n: usize| match (way, n) {
         (Way::ToClient, 3) => Fate::Lost,
         (Way::ToServer, 60..) => Fate::Lost,
@@ -186,10 +184,11 @@ fn lost_question_to_back_end_is_repeated() {
     }
 }
 
-/// A pipelining client: its second query is in a separate segment. The first is answered and the
-/// connection ends; after a loss both come in one segment, and the answer resumes at its place.
+/// A pipelining client sends its second query in a separate segment. The first query is answered
+/// and the connection ends. After a loss both arrive in one segment, and the answer resumes where
+/// it was.
 #[test]
-fn a_query_behind_the_first_does_no_harm() {
+fn second_query_in_another_segment_does_no_harm() {
     let queries = [query(1, 3000, false), query(2, 4, true)];
     let whole = stream(&queries[..1], 0);
     for pattern in 0..1u32 << 8 {
@@ -206,7 +205,7 @@ fn a_query_behind_the_first_does_no_harm() {
     }
 }
 
-/// Why the kernel was to take the client's first request over, or could not.
+/// Why the kernel has to take over the client's first request, or cannot.
 fn cause(outcome: &Outcome) -> Option<Cause> {
     let adopted = outcome.adopted.first().map(|(cause, _)| *cause);
     adopted.or(outcome.kernel.first().copied())
@@ -221,13 +220,13 @@ fn unanswerable_query_goes_to_the_kernel() {
         (cause(&outcome), client.stream.len())
     };
     let whole = |size: usize| query(7, size, false);
-    // One segment has 1,448 bytes: the length, the header, the question, and the record's other
-    // fields.
+    // One segment has 1,448 bytes: the length field, the header, the question, and the record's
+    // other fields.
     let head = stream(&[whole(1400)], 0).len() - 1400;
     assert_eq!(first_cause(&relay(false), &whole(1448 - head)), (None, 1448));
     assert_eq!(first_cause(&relay(false), &whole(1449 - head)), (Some(Cause::Object), 0));
     assert_eq!(first_cause(&relay(true), &whole(1449 - head)), (None, 1449));
-    // A window that does not take the segment and its FIN.
+    // A window without room for the segment and its FIN.
     let narrow = |buffer| {
         let nature = Nature { buffer, shift: Some(0), ..Nature::default() };
         let mut client = Client::new(nature, 4000, 1, &[whole(500)]);
@@ -254,7 +253,7 @@ fn unanswerable_query_goes_to_the_kernel() {
 }
 
 #[test]
-fn a_request_of_http_goes_as_it_is_and_its_answer_comes_as_it_is() {
+fn http_request_and_answer_pass_unchanged() {
     let request = b"GET /a?b HTTP/1.1\r\nHost: h\r\nCookie: c\r\n\r\n".to_vec();
     let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nConnection: close\r\n\r\nabc".to_vec();
     for stamps in [true, false] {
@@ -287,7 +286,7 @@ proptest! {
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;
-            // Sooner or later something arrives.
+            // Of repeated packets, some arrive.
             let lost = n < 200 && (state >> 20) % 100 < loss;
             if lost { Fate::Lost } else if state >> 60 == 0 { Fate::Late(40) } else { Fate::Arrives }
         };

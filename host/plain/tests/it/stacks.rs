@@ -1,4 +1,4 @@
-//! A TCP that others wrote, smoltcp, as the client.
+//! An independent TCP implementation, smoltcp, as the client.
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,7 @@ use crate::losses::Dice;
 use crate::support::path::{Node, Server};
 use crate::support::{SIZES, bodies, content, get, site, site_of};
 
-/// Two queues in place of a wire.
+/// A link between client and replicas: two queues.
 #[derive(Default)]
 struct Wire {
     to_client: VecDeque<Vec<u8>>,
@@ -57,12 +57,12 @@ impl Device for Wire {
     }
 }
 
-/// Two replicas, which share nothing.
+/// Two replicas without shared state.
 trait Replicas {
-    /// The segments that one client sends for a packet; milliseconds.
+    /// The segments that replica `one` sends for a packet at `now`, milliseconds.
     fn take(&mut self, one: usize, packet: &[u8], now: i64) -> Vec<Vec<u8>>;
 
-    /// The segments that all clients send by timer, and the time of the next.
+    /// The segments that both replicas send by timer, and the time of the next ones.
     fn wake(&mut self, now: i64) -> (Vec<Vec<u8>>, Option<i64>);
 }
 
@@ -103,10 +103,11 @@ impl Replicas for Small {
     }
 }
 
-/// When a download begins, microseconds: long enough after the replicas did for each to trust that the other lasts.
+/// Start of a download, microseconds: late enough for each replica to trust that the other one
+/// stays alive.
 const LATER: u64 = 60_000_000;
 
-/// Of large answers, which have timers.
+/// Replicas for large answers, which have timers.
 struct Large([Node; 2]);
 
 impl Replicas for Large {
@@ -127,7 +128,7 @@ impl Replicas for Large {
     }
 }
 
-/// A download of one object by smoltcp, with this many of 100 packets lost; returns the received
+/// Downloads one object with smoltcp while this many of 100 packets are lost; returns the received
 /// bytes.
 fn download(
     seed: u64,
@@ -154,7 +155,7 @@ fn download(
     let remote = (IpAddress::v4(10, 9, 0, 1), 80);
     sockets.get_mut::<tcp::Socket<'_>>(handle).connect(iface.context(), remote, port).unwrap();
     let (mut dice, mut stream, mut asked, mut now) = (Dice(seed), Vec::new(), false, 0i64);
-    // Ten milliseconds each way: a packet on the wire arrives at the next step but one.
+    // Ten milliseconds in each direction: a packet arrives two steps later.
     while now < 3_600_000 {
         iface.poll(Instant::from_millis(now), &mut wire, &mut sockets);
         let socket = sockets.get_mut::<tcp::Socket<'_>>(handle);
@@ -221,7 +222,8 @@ fn smoltcp_gets_large_answers() {
         let size = [15_500, 60_000, 400_000][seed as usize % 3];
         let buffer = [3000, 20_000, 60_000][seed as usize / 3 % 3];
         let mut replicas = Large([0, 1].map(|_| Node::new(site_of(&[size]))));
-        // None, one or both know of the other: such a client takes nothing from one that acknowledges less than the other did.
+        // None, one or both replicas know of the other. smoltcp ignores a segment that acknowledges
+        // less than an earlier one did.
         for node in replicas.0.iter_mut().take(seed as usize / 9 % 3) {
             node.downloads.know_others(Some(0), 0, 0);
         }

@@ -1,4 +1,4 @@
-//! Arbitrary bytes as packets: the work of the fuzz targets, and the test that replays their
+//! What the fuzz targets do with arbitrary bytes as packets, and the test that replays their
 //! corpus.
 
 use rivulet_plain::dns::{self, MAX_DATAGRAM, Reply};
@@ -17,7 +17,7 @@ fn site() -> Site {
     Site { keys, table: Table::new(entries.into(), true).unwrap().into(), mtu: 1500, large: true }
 }
 
-/// A head and its target; nothing panics, and no more is consumed than there is.
+/// Parses a head and its target: must not panic, or consume more than the input.
 pub fn head(bytes: &[u8]) {
     use rivulet_plain::Parsed::{Line, Whole};
     if let Whole(request) | Line(request) = parse(bytes) {
@@ -30,8 +30,8 @@ pub fn head(bytes: &[u8]) {
     let _ = (name(bytes, Method::Get), Options::parse(bytes));
 }
 
-/// Packets, each with two bytes of length before it, go to one replica. The first byte of each
-/// selects the fields that are made valid, so that it passes the first checks. The output is
+/// Sends packets, each preceded by a two-byte length, to one replica. The first byte of each
+/// selects the fields that are made valid, so that it passes the first checks. The output must be
 /// bounded and well formed for any input.
 pub fn step(bytes: &[u8]) {
     let mut replica = Replica { site: site(), ring: Some(Ring::new(4)) };
@@ -44,7 +44,7 @@ pub fn step(bytes: &[u8]) {
     }
 }
 
-/// What of a large answer comes of a segment is bounded and well formed.
+/// Checks that what a segment causes in a large answer is bounded and well formed.
 fn large(replica: &mut Replica, downloads: &mut Downloads<()>, segment: &Segment<'_>, minute: u32, now: u64) {
     if is_under_way(segment) {
         let _ = downloads.hear(&replica.site, segment, None, (), now);
@@ -74,7 +74,8 @@ fn packets(bytes: &[u8]) -> impl Iterator<Item = (Vec<u8>, u8, &[u8])> {
     })
 }
 
-/// Checks that the answer to a segment of this length is bounded, well formed and for its sender.
+/// Checks that the answer to a segment of this length is bounded, well formed, and sent to its
+/// sender.
 fn look(verdict: Verdict<'_>, segment: &Segment<'_>, length: usize) {
     let mut out = [0; 2048];
     let mut sent = 0;
@@ -102,9 +103,9 @@ fn look(verdict: Verdict<'_>, segment: &Segment<'_>, length: usize) {
     assert!(sent <= 16_000, "{sent} octets");
 }
 
-/// The data of a segment as queries, and a datagram in answer to each; the first two bytes are the
-/// first one's length. The first byte selects whether number and question of the datagram are made
-/// valid.
+/// Parses the data of a segment as queries, and answers each with a datagram; the first two bytes
+/// are the first one's length. The first byte selects whether id and question of the datagram are
+/// made valid.
 pub fn dns(bytes: &[u8]) {
     let Some((&[right, high, low], rest)) = bytes.split_first_chunk::<3>() else { return };
     let (data, datagram) = rest.split_at(usize::from(u16::from_be_bytes([high & 7, low])).min(rest.len()));
@@ -114,7 +115,7 @@ pub fn dns(bytes: &[u8]) {
     for query in &queries {
         let sent = query.datagram(0x1234);
         assert!(sent.len() <= MAX_DATAGRAM && sent[..2] == [0x12, 0x34]);
-        // What goes to the back end is a query like the client's.
+        // The datagram to the back end is a query like the client's.
         let framed = [&(sent.len() as u16).to_be_bytes()[..], &sent].concat();
         assert!(sent.len() > dns::MAX_QUERY || dns::queries(&framed).is_ok());
         if right & 1 != 0 && datagram.len() >= sent.len() {
@@ -136,7 +137,8 @@ pub fn dns(bytes: &[u8]) {
     }
 }
 
-/// Packets as for [`step`], to a service with a back end that answers with the rest of the input.
+/// Sends packets as in [`step`] to a service with a back end that answers with the rest of the
+/// input.
 pub fn relay(bytes: &[u8]) {
     for (packet, right, more) in packets(bytes) {
         let Ok(segment) = Segment::parse(&packet) else { continue };
@@ -154,7 +156,7 @@ pub fn relay(bytes: &[u8]) {
     }
 }
 
-/// Lengths and sums of IP, and an acknowledgement that is one.
+/// Makes lengths and checksums of IP valid, and the acknowledgement one of the server's.
 fn repair(packet: &mut [u8], right: u8) {
     if packet.len() < 40 {
         return;

@@ -9,14 +9,15 @@ fn sent(sender: &mut Sender, now: Time) -> Vec<Due> {
     core::iter::from_fn(|| sender.next(u32::MAX, now)).collect()
 }
 
-/// Behind a repair the client acknowledges a whole window at once, most of which it had told of before: counted again it made the window
-/// grow by a segment more after each loss, which was half as much again as Reno's share where windows are of five.
+/// After a repair the client acknowledges a whole window at once, most of which it had reported by
+/// SACK. When that data counted again, the window grew by one more segment after each loss: half as
+/// much again as Reno's share with windows of five segments.
 #[test]
 fn sacked_data_is_not_counted_twice() {
     let mut sender = Sender::begin(Class::of(1460).unwrap(), 10_000_000, 10_000_000);
     let first = sent(&mut sender, 0);
     assert_eq!(first.len(), 10);
-    // The first is lost.
+    // The first segment is lost.
     for (n, due) in (1..).zip(&first[1..]) {
         let now = 10_000 + n;
         sender.hear(&acknowledged(0, &[(first[1].from, due.to)]), now);
@@ -28,7 +29,7 @@ fn sacked_data_is_not_counted_twice() {
     assert_eq!(sender.cwnd(), 5 * sender.full());
 }
 
-/// Of a window of five segments two remain, as where windows are counted in segments.
+/// Half of a window of five segments is two, as where windows are counted in segments.
 #[test]
 fn half_of_a_window_is_whole_segments() {
     let mut sender = Sender::begin(Class::of(1460).unwrap(), 10_000_000, 10_000_000);
@@ -48,13 +49,15 @@ fn half_of_a_window_is_whole_segments() {
     assert_eq!(sender.cwnd(), 2 * sender.full());
 }
 
-/// A client that is in the middle of a window of 700 segments, as another replica meets it.
+/// A sender for a client in the middle of a window of 700 segments, on a replica that did not serve
+/// it before.
 fn resumed(at: u32) -> Sender {
     let heard = Acknowledgement { told: 1 << 20, ..acknowledged(at, &[]) };
     Sender::resume(Class::of(1460).unwrap(), 100_000_000, &heard, 0)
 }
 
-/// One guess that has all right draws ten segments, and each that follows it as much, until what this sender sent is acknowledged.
+/// One guess that is right in all parts draws ten segments, and each following one as many, until
+/// data of this sender is acknowledged.
 #[test]
 fn each_acknowledgement_releases_ten_segments() {
     let full = resumed(0).full();
@@ -63,10 +66,10 @@ fn each_acknowledgement_releases_ten_segments() {
     assert_eq!(sent(&mut sender, 0).len(), 10);
     sender.hear(&acknowledged(at + 2 * full, &[]), 1000);
     assert_eq!(sent(&mut sender, 1000).len(), 10);
-    // The same again may be an answer to a probe.
+    // A duplicate of the acknowledgement may be an answer to a probe.
     sender.hear(&acknowledged(at + 2 * full, &[]), 2000);
     assert_eq!(sent(&mut sender, 2000).len(), 2);
-    // 44 segments at once, as receivers gather them.
+    // 44 segments at once, as receivers combine acknowledgements.
     sender.hear(&acknowledged(at + 46 * full, &[]), 3000);
     assert!((44..=48).contains(&sent(&mut sender, 3000).len()));
 }
@@ -84,21 +87,21 @@ fn acknowledge_cells(sender: &mut Sender, cells: u32) -> (usize, u32) {
     (segments, earned)
 }
 
-/// Two bits of a check are worth ten once five of them are right.
+/// A check has two bits; five right ones in a row prove ten.
 #[test]
 fn right_checks_of_five_cells_release_a_window() {
     let mut sender = resumed(1000 * 1448);
     sent(&mut sender, 0);
-    // All but an eighth of the window was sent by another replica.
+    // Another replica sent all but an eighth of the window.
     let (segments, earned) = acknowledge_cells(&mut sender, 14);
     assert!(segments <= 14 * 48 && earned == 0, "{segments} {earned}");
     let (_, earned) = acknowledge_cells(&mut sender, 1);
     assert!((1..=CELL).contains(&earned) && sender.credit == u32::MAX, "{earned} {}", sender.una);
 }
 
-/// A wrong check about where the client is takes that back; one far from it does not.
+/// A wrong check near the client's position cancels this; one far from it does not.
 #[test]
-fn wrong_check_ends_what_right_ones_proved() {
+fn wrong_check_cancels_right_checks() {
     let mut sender = resumed(1000 * 1448);
     sent(&mut sender, 0);
     acknowledge_cells(&mut sender, 20);
@@ -112,17 +115,18 @@ fn wrong_check_ends_what_right_ones_proved() {
     assert!(segments > 50 && earned > 3 * CELL, "{segments} {earned}");
 }
 
-/// Behind a repair a client acknowledges many cells at once, maybe to a replica that does not know it. That replica sends a probe at once, and
-/// the answer, which echoes the probe's own timestamp, releases ten segments.
+/// After a repair a client acknowledges many cells at once, perhaps to a replica that does not know
+/// it. That replica sends a probe at once, and the answer, which echoes the probe's own timestamp,
+/// releases ten segments.
 #[test]
-fn a_client_far_from_its_timestamp_answers_a_probe() {
+fn client_far_from_its_stamp_answers_a_probe() {
     let full = resumed(0).full();
     let at = 1000 * full;
     let far = Acknowledgement { told: 1 << 20, near: false, repair: true, ..acknowledged(at, &[]) };
     let mut sender = Sender::resume(Class::of(1460).unwrap(), 100_000_000, &far, 0);
     let probe = sent(&mut sender, 0);
     assert_eq!(probe.iter().map(|due| (due.from, due.to)).collect::<Vec<_>>(), [(at - 8, at)]);
-    // Another far one shows nothing.
+    // A second acknowledgement far from its cell proves nothing.
     sender.hear(&Acknowledgement { near: false, ..acknowledged(at + full, &[]) }, 1000);
     assert!(sent(&mut sender, 1000).is_empty());
     sender.hear(&acknowledged(at + full, &[]), 2000);

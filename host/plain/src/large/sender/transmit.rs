@@ -7,7 +7,7 @@ use crate::large::due::Due;
 use crate::large::stamp::{CELL, CELLS, MAX_LARGE};
 
 impl Sender {
-    /// Where the segment ends that begins at `at`: the last one has FIN.
+    /// End of the segment that begins at `at`; the last segment has the FIN.
     fn segment_end(&self, at: u32, room: u32) -> u32 {
         let length = self.end - 1;
         if at >= length {
@@ -17,7 +17,7 @@ impl Sender {
         if to >= length { self.end } else { to }
     }
 
-    /// Where the last of the segments from `at` on ends that is not beyond `to`.
+    /// End of the last segment, of those from `at` on, that does not extend beyond `to`.
     pub(super) fn whole_segments(&self, at: u32, to: u32) -> u32 {
         let first = self.segment_end(at, u32::MAX);
         if to >= self.end {
@@ -29,8 +29,8 @@ impl Sender {
         }
     }
 
-    /// The first segment that is not acknowledged; where there is none, the one before it, which the client has: it answers with all that
-    /// it knows.
+    /// The first unacknowledged segment. If there is none, the one before it, which the client has:
+    /// the client then answers with everything that it knows.
     pub(super) fn probing(&self, path: u32) -> (u32, u32) {
         if self.nxt == self.una {
             return self.question();
@@ -39,7 +39,7 @@ impl Sender {
         (self.una, self.segment_end(self.una, path).min(self.nxt).min(next))
     }
 
-    /// Bytes that the client has: they draw only an answer.
+    /// Bytes that the client has: sending them only makes it answer.
     pub(super) fn question(&self) -> (u32, u32) {
         (self.una.saturating_sub(8), self.una)
     }
@@ -65,7 +65,7 @@ impl Sender {
                 self.limited = true;
                 return None;
             }
-            // At each repair: new data between two of them comes before the later one does.
+            // At each repair, because new data between two repairs arrives before the later one.
             self.sent_then = self.nxt;
             self.again = to;
             return Some(self.send(hole, to, true, true, now));

@@ -1,6 +1,6 @@
-//! How much a sender sends that was made of an acknowledgement, which a blind forger may have guessed:
-//! ten segments, then as much as acknowledgements bring, and whole windows once enough of them had
-//! a right check.
+//! Limits what a sender sends that was made from a single acknowledgement, which a blind forger may
+//! have guessed: ten segments, then as much as further acknowledgements prove, and whole windows
+//! once enough of them had a right check.
 
 use super::Sender;
 use crate::large::acknowledgement::Acknowledgement;
@@ -8,17 +8,18 @@ use crate::large::stamp::CELL;
 
 /// Segments that a sender made of one acknowledgement sends before another acknowledgement shows a client behind it. Each one that shows
 /// news and is where its own timestamp says brings as many more: a client acknowledges two segments at a time, and a blind forger
-/// guesses each one (`a_forged_one_draws_less_than_it_costs`).
+/// guesses each one (`forged_acknowledgement_draws_less_than_it_costs`).
 const UNPROVEN_SEGMENTS: u32 = 10;
-/// The same for an acknowledgement that is not where full segments end: a forger hits such a position once in sixteen.
+/// The limit for an acknowledgement at an offset where no full segment ends: a forger hits such an
+/// offset once in sixteen.
 const UNPROVEN_NARROW_SEGMENTS: u32 = 2;
-/// Bytes that one acknowledgement covers at most: receivers gather as much before they acknowledge it. As much may be sent for it, and two
-/// segments for a window that grows.
+/// Limit on the bytes that one acknowledgement covers: receivers combine up to this much. The same
+/// amount may be sent for it, plus two segments for a window that grows.
 const MAX_STRETCH_BYTES: u32 = CELL;
 /// Cells of which acknowledgements must have a right check, one after the other, before a sender made
 /// of an acknowledgement sends whole windows and earns an allowance. Each check has two bits, so a
 /// forger who starts from a right guess has ten more to guess, and one wrong check begins again
-/// (`forger_that_goes_on_from_a_right_guess_draws_an_allowance`). A block of the ToR is 16 cells.
+/// (`forger_with_a_right_guess_draws_at_most_an_allowance`). A block of the ToR is 16 cells.
 pub(super) const PROOF_CELLS: u8 = 5;
 
 /// Segments that the first acknowledgement releases.
@@ -31,7 +32,7 @@ pub(super) fn first_credit(heard: &Acknowledgement<'_>) -> u32 {
 }
 
 impl Sender {
-    /// Whether an acknowledgement near the cell of its timestamp has come.
+    /// Whether an acknowledgement near its timestamp's cell has arrived.
     pub(crate) fn is_placed(&self) -> bool {
         self.placed
     }
@@ -59,9 +60,9 @@ impl Sender {
         }
     }
 
-    /// Handles a timestamp with a wrong check that acknowledges `at`, which only a forger sends: if
-    /// that is about where the client is, the checks begin again and each acknowledgement releases
-    /// ten segments.
+    /// Handles a timestamp with a wrong check that acknowledges `at`, which only a forger sends. If
+    /// `at` is near the client's position, the count of right checks starts again, and each
+    /// acknowledgement releases ten segments.
     pub(crate) fn doubt(&mut self, at: u32) {
         if at > self.nxt || at.saturating_add(CELL) < self.una {
             return;
@@ -70,7 +71,7 @@ impl Sender {
         self.credit = self.credit.min(UNPROVEN_SEGMENTS * self.full());
     }
 
-    /// The credit is used up: only probes are sent.
+    /// Whether the credit is used up, so that only probes are sent.
     pub(super) fn is_spent(&self) -> bool {
         self.credit < self.full()
     }

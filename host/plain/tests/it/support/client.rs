@@ -8,39 +8,40 @@ use std::net::SocketAddr;
 use rivulet_packet::TcpFlags;
 use rivulet_plain::{Header, Options, Segment, Stamps};
 
-/// How a client is.
+/// Properties of a client.
 #[derive(Clone, Debug)]
 pub struct Nature {
     pub stamps: bool,
     pub sack: bool,
     pub mss: u16,
     pub shift: Option<u8>,
-    /// Bytes of its receive buffer.
+    /// Size of its receive buffer, bytes.
     pub buffer: u32,
     pub v6: bool,
-    /// It sends FIN with its last request.
+    /// It sends a FIN with its last request.
     pub half_close: bool,
-    /// It sends FIN after its last request, in a separate segment.
+    /// It sends a FIN after its last request, in a separate segment.
     pub fin_apart: bool,
-    /// Its requests go out before answers to those in front of them are there.
+    /// It sends requests before the earlier ones are answered.
     pub pipelines: bool,
     /// First retransmission timeout, doubling; milliseconds.
     pub rto: u64,
-    /// Most bytes in one of its segments.
+    /// Limit on the data in one of its segments, bytes.
     pub segment: usize,
-    /// Segments in order for one acknowledgement, unless 40 ms pass: 1, 2, or more for stretch
-    /// acknowledgements.
+    /// Number of segments in order that it acknowledges together, unless 40 ms pass: 1, 2, or more
+    /// for stretch acknowledgements.
     pub delayed: u32,
-    /// Acknowledgements of the same byte, after the first three, that are held for a millisecond;
-    /// only the last is sent.
+    /// Number of duplicate acknowledgements, after the first three, that are held for a
+    /// millisecond; only the last one is sent.
     pub compressed: u32,
-    /// It reports duplicates (RFC 2883).
+    /// It reports duplicates by D-SACK (RFC 2883).
     pub dsack: bool,
     /// User timeout after its first retransmission, milliseconds (RFC 5482, as Linux has it).
     pub user_timeout: Option<u64>,
     /// Idle time before keep-alive probes (RFC 9293 section 3.8.4), milliseconds.
     pub keepalive: Option<u64>,
-    /// It takes nothing with an acknowledgement that is behind one that it had (smoltcp; Linux echoes it only if it came in order).
+    /// It ignores segments with an older acknowledgement than it had (like smoltcp; Linux echoes
+    /// their timestamp only if they arrive in order).
     pub strict: bool,
 }
 
@@ -86,9 +87,9 @@ pub struct Client {
     state: State,
     /// Requests not yet sent.
     requests: VecDeque<Vec<u8>>,
-    /// Unacknowledged data, from `una` on.
+    /// Unacknowledged data, from sequence number `una` on.
     unacked: Vec<u8>,
-    /// Where segments ended when they were first sent, to repeat the same ones.
+    /// Ends of the segments as they were first sent, so that the same ones are retransmitted.
     una: u32,
     nxt: u32,
     fin_sent: bool,
@@ -96,30 +97,31 @@ pub struct Client {
     early: BTreeMap<u32, Vec<u8>>,
     /// Sequence number of the server's FIN.
     fin_at: Option<u32>,
-    /// All that came, in order.
+    /// All received data, in order.
     pub stream: Vec<u8>,
     ts_recent: u32,
     last_ack: u32,
     clock: u32,
     /// Time of the next retransmission.
     repeats: Option<u64>,
-    /// When it acknowledges what it has not yet.
+    /// Time of its next delayed acknowledgement.
     acknowledges: Option<u64>,
-    /// When it asks whether the server is there.
+    /// Time of its next keep-alive probe.
     probes: Option<u64>,
-    /// Segments in order, and acknowledgements of the same byte, since its last acknowledgement.
+    /// Numbers of segments in order, and of duplicate acknowledgements, since the last
+    /// acknowledgement that was sent.
     unsaid: u32,
     same: u32,
     held: u32,
     /// The last duplicate, until it is reported.
     twice: Option<(u32, u32)>,
     backoff: u32,
-    /// When something was first repeated since all was acknowledged.
+    /// Time of the first retransmission since all data was acknowledged.
     repeated: Option<u64>,
     pub gave_up: bool,
-    /// Received bytes of the responses that the application waits for before its next request.
+    /// Bytes of responses that the application must receive before its next request.
     pub got: usize,
-    /// Segments with something new that their timestamps had thrown away.
+    /// Number of segments with new data that PAWS dropped.
     pub paws: usize,
     pub retransmissions: usize,
     read: u32,
@@ -177,7 +179,7 @@ impl Client {
         self.repeats.into_iter().chain(self.acknowledges).chain(self.probes).min()
     }
 
-    /// The server said that there is no more.
+    /// Whether the server has sent a FIN.
     pub fn had_fin(&self) -> bool {
         self.fin_at.is_some_and(|at| at.wrapping_add(1) == self.rcv_nxt)
     }
@@ -216,7 +218,7 @@ impl Client {
             if let Some(twice) = self.twice.take() {
                 options.sack.push(twice);
             }
-            // The newest blocks; their choice does not matter here.
+            // The newest blocks; their order does not matter here.
             let room = 3 - usize::from(!options.sack.blocks().is_empty());
             blocks.iter().rev().take(room).for_each(|block| options.sack.push(*block));
         }
@@ -281,7 +283,7 @@ impl Client {
         self.repeats = Some(now + left.map_or(pause, |left| pause.min(left.max(4))));
     }
 
-    /// The time of [`timer`](Self::timer) has come.
+    /// Handles the time of [`timer`](Self::timer).
     pub fn fire(&mut self, now: u64) -> Vec<Vec<u8>> {
         if self.acknowledges.is_some() && self.acknowledges == self.timer() {
             return vec![self.packet(now, self.nxt, TcpFlags::ACK, &[])];
@@ -349,13 +351,14 @@ impl Client {
         }
         if let Some(stamps) = header.options.stamps {
             if (stamps.value.wrapping_sub(self.ts_recent) as i32) < 0 {
-                // Data that arrived already is known by its bytes.
+                // Data that arrived before is compared by its bytes.
                 let end = header.seq.wrapping_add(segment.payload.len() as u32);
                 self.paws += usize::from((end.wrapping_sub(self.rcv_nxt) as i32) > 0);
                 out.push(self.packet(now, self.nxt, TcpFlags::ACK, &[]));
                 return out;
             }
-            // RFC 7323 sections 4.3 and 5.3: only what covers the last acknowledgement is echoed, and nothing outside the window.
+            // RFC 7323 sections 4.3 and 5.3: only a segment that covers the last acknowledgement
+            // has its timestamp echoed, and none outside of the window.
             let old = (self.rcv_nxt.wrapping_sub(segment.end()) as i32) > 0;
             if (self.last_ack.wrapping_sub(header.seq) as i32) >= 0 && !old {
                 self.ts_recent = stamps.value;
@@ -369,7 +372,7 @@ impl Client {
             let n = (acked as usize).min(self.unacked.len());
             self.unacked.drain(..n);
             self.una = header.ack;
-            // A part of a retransmitted segment gives no round trip: Linux keeps its timeout.
+            // A part of a retransmitted segment gives no round-trip time: Linux keeps its timeout.
             if self.una == self.nxt || acked as usize >= self.nature.segment {
                 self.backoff = 0;
             }
@@ -405,7 +408,7 @@ impl Client {
         out
     }
 
-    /// Remembers what of a segment came before.
+    /// Records which part of a segment arrived before.
     fn note_twice(&mut self, segment: &Segment<'_>) {
         if !self.nature.dsack || segment.payload.is_empty() {
             return;

@@ -1,4 +1,5 @@
-//! What the tests stand on: sites, replicas that share nothing, clients, and a network between them in virtual time.
+//! Helpers of the tests: sites, replicas without shared state, clients, and a network between them
+//! in virtual time.
 #![allow(missing_docs, reason = "tests")]
 
 pub mod client;
@@ -38,7 +39,7 @@ pub fn site() -> Site {
     site_of(&SIZES)
 }
 
-/// With objects of these sizes.
+/// A site with objects of these sizes.
 pub fn site_of(sizes: &[usize]) -> Site {
     let mut entries: Vec<(Box<str>, Entry)> =
         sizes.iter().map(|n| (n.to_string().into(), object(*n))).collect();
@@ -51,7 +52,8 @@ pub fn get(size: usize, more: &str) -> Vec<u8> {
     format!("GET /{size} HTTP/1.1\r\nHost: h\r\n{more}\r\n").into_bytes()
 }
 
-/// The bodies in a stream of responses, each checked against its Content-Length; the rest must be nothing.
+/// The bodies in a stream of responses, each checked against its Content-Length; no other bytes may
+/// follow.
 pub fn bodies(mut stream: &[u8]) -> Vec<Vec<u8>> {
     let mut bodies = Vec::new();
     while !stream.is_empty() {
@@ -67,7 +69,7 @@ pub fn bodies(mut stream: &[u8]) -> Vec<Vec<u8>> {
     bodies
 }
 
-/// How many whole responses a stream begins with.
+/// The number of complete responses at the beginning of a stream.
 pub fn bodies_whole(mut stream: &[u8]) -> usize {
     let mut count = 0;
     while let Some(at) = stream.windows(4).position(|w| w == b"\r\n\r\n") {

@@ -1,8 +1,8 @@
-//! A name server behind stateless TCP: the name has the length of its answer.
+//! A name server behind stateless TCP. The queried name gives the length of the answer.
 
 use rivulet_plain::dns::{self, Reply};
 
-/// A framed query for an answer with a record of this many bytes.
+/// A query with its length field, for an answer with a record of this many bytes.
 pub fn query(id: u16, size: usize, edns: bool) -> Vec<u8> {
     let name = size.to_string();
     let mut out = id.to_be_bytes().to_vec();
@@ -33,7 +33,8 @@ pub fn respond(message: &[u8], seed: u8) -> Vec<u8> {
     out
 }
 
-/// What a client is to get for these queries: each answer framed, as the server would give it to the client itself.
+/// The bytes that a client must get for these queries: each answer with its length field, as the
+/// server itself would send it by TCP.
 pub fn stream(queries: &[Vec<u8>], seed: u8) -> Vec<u8> {
     let framed = |query: &Vec<u8>| {
         let answer = respond(&query[2..], seed);
@@ -42,7 +43,7 @@ pub fn stream(queries: &[Vec<u8>], seed: u8) -> Vec<u8> {
     queries.iter().flat_map(framed).collect()
 }
 
-/// The same as a replica makes it: each query as a datagram, each answer translated.
+/// The bytes that a replica makes: each query as a datagram, each answer converted.
 pub fn translated(request: &[u8], seed: u8) -> Vec<u8> {
     let mut out = Vec::new();
     for (n, query) in dns::queries(request).expect("whole queries").iter().enumerate() {

@@ -1,4 +1,4 @@
-//! A network in virtual time between one client and several replicas that know nothing of each other.
+//! A network in virtual time between one client and several replicas without shared state.
 
 use std::collections::BTreeMap;
 
@@ -8,12 +8,12 @@ use rivulet_plain::{Cause, Flight, Handshake, Replica, Ring, Segment, Site, Verd
 
 use super::client::Client;
 
-/// One way, milliseconds.
+/// Delay in one direction, milliseconds.
 const DELAY: u64 = 10;
-/// When a client would have given up.
+/// Time after which a client would have given up, milliseconds.
 const LONG: u64 = 400 * 3_600_000;
 
-/// Where a packet goes.
+/// Direction of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     ToServer,
@@ -37,27 +37,28 @@ pub struct Outcome {
     pub milliseconds: u64,
     pub to_server: usize,
     pub to_client: usize,
-    /// Bytes of IP packets each way.
+    /// Bytes of IP packets in each direction.
     pub octets_in: usize,
     pub octets_out: usize,
     pub kernel: Vec<Cause>,
     pub adopted: Vec<(Cause, Handshake)>,
-    /// Connections that the kernel could have taken over with an answer under way; here it does not.
+    /// Connections that the kernel could have taken over in the middle of an answer; in this test
+    /// it does not.
     pub handed: Vec<Handshake>,
 }
 
-/// The packets that answer a packet at a time, milliseconds.
+/// Returns the packets with which a server answers a packet at a time (milliseconds).
 pub type Server<'f> = dyn FnMut(&[u8], &Net<'_>, u64, &mut Outcome) -> Vec<Vec<u8>> + 'f;
 
 pub struct Net<'s> {
     pub replicas: Vec<&'s Site>,
-    /// The replicas' remembered answers, if they remember any.
+    /// The replicas' rings, if they have any.
     pub memories: Vec<RefCell<Replica>>,
-    /// Bytes of the longest packet on the path to the client.
+    /// Length of the longest packet that the path to the client carries.
     pub path: usize,
-    /// The path MTU that the replicas get.
+    /// The path MTU that is reported to the replicas.
     pub told: Option<u16>,
-    /// When the stalled application goes on.
+    /// Time at which the stalled application reads again.
     pub resume: Option<u64>,
     /// The minute at the start.
     pub minute: u32,
@@ -92,7 +93,7 @@ impl<'s> Net<'s> {
         })
     }
 
-    /// The same, with another server.
+    /// Like [`run`](Self::run), with another server.
     pub fn run_with(
         &self,
         client: &mut Client,
@@ -175,7 +176,7 @@ impl<'s> Net<'s> {
         carry_out(site.judge(&segment, minute, self.told), packet, outcome)
     }
 
-    /// The same, of one that remembers.
+    /// Like [`answer`](Self::answer), by a replica with a ring.
     pub fn remember(
         &self,
         replica: &RefCell<Replica>,
@@ -188,7 +189,7 @@ impl<'s> Net<'s> {
         carry_out(replica.borrow_mut().receive(&segment, minute, self.told), packet, outcome)
     }
 
-    /// Adds `count` replicas that remember answers.
+    /// Adds `count` replicas with rings.
     pub fn remembering(mut self, count: usize) -> Net<'s> {
         let memory = || RefCell::new(Replica { site: self.replicas[0].clone(), ring: Some(Ring::new(64)) });
         self.memories = (0..count).map(|_| memory()).collect();
@@ -196,7 +197,7 @@ impl<'s> Net<'s> {
     }
 }
 
-/// The packets that come of a verdict.
+/// The packets that a verdict sends.
 pub fn carry_out(verdict: Verdict<'_>, packet: &[u8], outcome: &mut Outcome) -> Vec<Vec<u8>> {
     let mut out = Vec::new();
     match verdict {
@@ -224,7 +225,7 @@ pub fn carry_out(verdict: Verdict<'_>, packet: &[u8], outcome: &mut Outcome) -> 
     out
 }
 
-/// Adds the packets of a flight; gives the data that follows its first byte without a gap.
+/// Adds the packets of a flight; returns the contiguous data from its first byte.
 fn send(flight: &Flight<'_>, out: &mut Vec<Vec<u8>>) -> Vec<u8> {
     let (mut data, mut end) = (Vec::new(), None);
     for piece in flight.pieces() {

@@ -1,6 +1,6 @@
 //! A path with a bottleneck between one client and replicas without shared state, in virtual time;
-//! the replica of each packet is chosen by a function. Large answers have timers, so replicas get
-//! the time, too.
+//! a function chooses the replica of each packet. Large answers have timers, so replicas also get
+//! the time.
 
 use std::collections::BTreeMap;
 
@@ -25,14 +25,14 @@ pub enum Way {
 }
 
 pub struct Path {
-    /// One way, microseconds.
+    /// Delay in one direction, microseconds.
     pub delay: u64,
-    /// Bytes a second towards the client, and the queue's length; 0: unlimited.
+    /// Rate towards the client in bytes a second, and the queue's length; 0: unlimited.
     pub rate: u64,
     pub queue: usize,
-    /// Interval in which packets to the replicas wait, microseconds.
+    /// Interval in which packets to the replicas are delayed to its end, microseconds.
     pub still: (u64, u64),
-    /// When the client has given up, microseconds.
+    /// Time at which the client gives up, microseconds.
     pub patience: u64,
 }
 
@@ -45,25 +45,25 @@ impl Default for Path {
 /// The result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Passed {
-    /// When the client was done, microseconds.
+    /// Time at which the client was done, microseconds.
     pub time: u64,
-    /// Packets each way.
+    /// Number of packets in each direction.
     pub to_server: usize,
     pub to_client: usize,
     /// Bytes of packets to the client.
     pub octets: usize,
-    /// Lost in front of the bottleneck.
+    /// Packets dropped by the queue before the bottleneck.
     pub overflowed: usize,
-    /// The longest time in which the client got nothing new.
+    /// The longest time in which the client received nothing new.
     pub stall: u64,
 }
 
 /// A server under test.
 pub trait Server {
-    /// Its answer to a packet, microseconds.
+    /// Its answer to a packet at `now`, microseconds.
     fn take(&mut self, packet: &[u8], now: u64) -> Vec<Vec<u8>>;
 
-    /// Its segments by timer, and the time of the next.
+    /// Its segments by timer, and the time of the next ones.
     fn say(&mut self, now: u64) -> Vec<Vec<u8>>;
     fn deadline(&self) -> Option<u64>;
 }
@@ -75,7 +75,7 @@ pub struct Node {
     pub alive: bool,
     /// Time of the ToR's report of another replica's death.
     pub learns: Option<u64>,
-    /// How many have died so far.
+    /// Number of replicas that have died so far.
     pub died: u32,
 }
 
@@ -106,7 +106,7 @@ impl Server for Node {
                     out.push(reply);
                 }
                 Verdict::Drop(_) => {}
-                // Of a hostile client.
+                // Only a hostile client causes these.
                 Verdict::Answer(_) | Verdict::Continue(_) | Verdict::Kernel(_) | Verdict::Adopt(..) => {}
             }
         }
@@ -199,7 +199,7 @@ impl Path {
             if arrives == Some(time) {
                 let (_, (way, packet)) = events.pop_first().unwrap();
                 match way {
-                    // Another client's.
+                    // The packet belongs to another client.
                     Way::ToClient if Segment::parse(&packet).unwrap().header.dst != client.addr => {}
                     Way::ToClient => {
                         let out = client.receive(now / 1000, &packet);

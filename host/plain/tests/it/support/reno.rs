@@ -40,7 +40,7 @@ pub struct Reno {
     echo: u32,
     shift: u8,
     state: State,
-    /// Segments, as Linux counts them.
+    /// Congestion window in segments, as Linux counts.
     cwnd: u32,
     ssthresh: u32,
     counted: u32,
@@ -52,15 +52,16 @@ pub struct Reno {
     srtt: u64,
     rttvar: u64,
     least: u64,
-    /// When the segment was sent that was sent last of those that came, its end, and how long it took.
+    /// Of the delivered segments, the one that was sent last: its time of sending and end; and its
+    /// round-trip time.
     newest: (u64, u32),
     took: u64,
-    /// Then data sent before it counts as lost.
+    /// Time at which data sent before it counts as lost.
     late: Option<u64>,
     deadline: Option<u64>,
     probed: bool,
     backoff: u32,
-    /// Segments of new data that still go without waiting for more room.
+    /// Segments of new data that are still sent without waiting for more room.
     piece: u32,
     pub halved: usize,
     pub timeouts: usize,
@@ -257,7 +258,8 @@ impl Reno {
         lost
     }
 
-    /// Whether it waits until it can send a millisecond's segments at once (tcp_tso_should_defer, tcp_tso_autosize).
+    /// Whether it waits until it can send a millisecond's segments at once (tcp_tso_should_defer,
+    /// tcp_tso_autosize).
     fn defers(&mut self, flight: u32) -> bool {
         if self.piece > 0 || flight == 0 || self.srtt == 0 || self.state != State::Open {
             return false;
@@ -392,7 +394,7 @@ impl Server for Reno {
 }
 
 impl Reno {
-    /// An acknowledgement alone.
+    /// A segment with only an acknowledgement.
     fn acknowledgement(&self, now: u64) -> Vec<u8> {
         let base = self.base.expect("a connection");
         let stamps = Some(Stamps { value: 1000 + (now / 1000) as u32, echo: self.echo });

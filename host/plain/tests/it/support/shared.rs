@@ -1,4 +1,4 @@
-//! Clients and servers, one connection each, over one bottleneck.
+//! Clients and servers with one connection each, over one bottleneck.
 
 use std::collections::BTreeMap;
 
@@ -9,9 +9,9 @@ use super::path::{Fate, Path, Server, Way};
 pub struct Flow {
     pub client: Client,
     pub server: Box<dyn Server>,
-    /// When it begins, microseconds.
+    /// Start of the connection, microseconds.
     pub begins: u64,
-    /// When its client was done.
+    /// Time at which its client was done.
     pub done: Option<u64>,
 }
 
