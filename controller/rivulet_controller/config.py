@@ -408,9 +408,7 @@ ListenAddress = Annotated[str, Field(pattern=ENDPOINT, max_length=MAX_ENDPOINT),
 
 
 class Listen(_Model):
-    """Where the controller listens: `unix:PATH` or HOST:PORT. TCP beyond loopback needs TLS, the
-    API also tokens.
-    """
+    """Listeners, `unix:PATH` or HOST:PORT. TCP beyond loopback needs TLS, the API also tokens."""
 
     agents: ListenAddress = "unix:/run/rivulet/agents.sock"
     agents_group: str | None = Field(
@@ -494,8 +492,7 @@ class Config(_Model):
     keys: Keys = Keys()
     mute: Mute = Mute()
     checks: Literal["tor", "host"] = Field(
-        default="tor",
-        description="where requests are checked: at the ToR and by replicas, or by replicas alone (docs/dataplane.md)",
+        default="tor", description="who checks requests: ToR and replicas, or replicas"
     )
     listen: Listen = Listen()
     state: File = Path("/var/lib/rivulet/controller.db")
@@ -514,12 +511,8 @@ class Config(_Model):
 
     def wider_than_the_sketch(self) -> list[SwitchConfig]:
         """Switches with links that carry more requests than their replay sketch can check."""
-        if self.checks == "host":
-            return []
-        return [s for s in self.switches if s.link_mbps is not None and s.link_mbps > SKETCH_MBPS]
+        return [s for s in self.switches if self.checks == "tor" and (s.link_mbps or 0) > SKETCH_MBPS]
 
     def replica(self, name: str) -> Replica:
-        """The replica of that name. KeyError if there is none; validation has checked every
-        reference.
-        """
+        """The replica of that name; KeyError if there is none, which validation excludes."""
         return next(r for r in self.replicas if r.name == name)
