@@ -3,9 +3,9 @@
 Long downloads at 100 Mb/s and 10 ms; in each, one or two of three replicas are killed with SIGKILL at random times
 and restarted. For each kill: the longest time without a new in-order byte at the application, the time of the
 exclusion at the switch, and the time until goodput is at 90 % of its former value. Bounds: the median stall is at
-most the exclusion bound plus 3 round trips, its 99th percentile plus 6; goodput is back within 10 round trips. Round
-trips are those under load, measured in the same run: the link's queue holds one bandwidth-delay product, so they are
-up to twice those of the idle link, which are reported too.
+most the exclusion bound plus 3 round trips, its 99th percentile plus 6; goodput is back within 20 ms in the median and
+within 150 ms after nine of ten kills. Round trips are those under load, measured in the same run: the link's queue
+holds one bandwidth-delay product, so they are up to twice those of the idle link, which are reported too.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ BEFORE_S = 0.5
 SETTLE_S = 0.8
 """Least seconds from a replica's return to the next kill, so that the window has recovered."""
 
+BACK_MS = {"p50": 20.0, "p90": 150.0}
+"""Bounds of the time until goodput is back."""
 SPAN_ROUND_TRIPS = 4
 """Round trips that must have 90 % of the former goodput together."""
 
@@ -103,15 +105,13 @@ def finite(value: float) -> float | None:
 def bars(result: Json) -> list[Bar]:
     """Cost of a kill for a Rivulet connection, in terms of the exclusion bound and the round trip under load."""
     mine, bounds = result["clients"]["rivulet"], result["bounds"]
-    recovered = mine["recovered_ms"]["p50"]
+    back = mine["recovered_ms"]
     return [
         Bar("median stall, ms", mine["stall_ms"]["p50"], bounds["stall_p50_ms"], at_most=True),
         Bar("99th percentile of the stall, ms", mine["stall_ms"]["p99"], bounds["stall_p99_ms"], at_most=True),
-        Bar(
-            "median until goodput is back, ms",
-            math.nan if recovered is None else recovered,
-            bounds["recovered_p50_ms"],
-            at_most=True,
+        *(
+            Bar(f"{name} until goodput is back, ms", math.nan if back[name] is None else back[name], most, at_most=True)
+            for name, most in BACK_MS.items()
         ),
         Bar("broken connections", mine["broken"], 0, at_most=True),
     ]
@@ -153,7 +153,6 @@ def main() -> int:
     bounds = {
         "stall_p50_ms": round(bound + 3 * rtt, 1),
         "stall_p99_ms": round(bound + 6 * rtt, 1),
-        "recovered_p50_ms": round(10 * rtt, 1),
     }
     title = f"{setting.rate_mbit:g} Mb/s, {setting.rtt_ms:g} ms, exclusion bound {bound:g} ms"
     series = {name: [r["stall_ms"] for r in rows if r["client"] == name] for name in ("rivulet", "tcp")}

@@ -15,12 +15,12 @@ SOURCES: dict[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(("figure10", "figure11", "figure12", "host"), STACK),
     **dict.fromkeys(("stateless", "stateless-large"), ("host/plain", "host/server", "host/pktio", *TOR)),
-    "trods": ("host/trods", "host/bpf", "host/rivulet/src/agent"),
+    **dict.fromkeys(("trods", "trods-hangs"), ("host/trods", "host/bpf", "host/rivulet/src/agent")),
     "cm": ("host/cm", "host/libcm", "host/bpf", "host/cm-apps"),
     "switch": TOR,
     "transport": ("host/transport", "host/packet"),
 }
-"""Paths that each section's figures depend on, including their tests, comments and documents."""
+"""Paths that each section's figures depend on beside the bench, including tests, comments and documents."""
 
 
 def _git(*arguments: str) -> str:
@@ -32,7 +32,9 @@ def _git(*arguments: str) -> str:
 def measured_at(name: str, data: Json) -> str:
     """The measured commit, or for older figures the commit that added their file."""
     recorded = str(data.get("machine", {}).get("commit", "")).removesuffix("+")
-    return recorded or _git("log", "-1", "--format=%h", "--", str((RESULTS / f"{name}.json").relative_to(REPOSITORY)))
+    file = (RESULTS / f"{name}.json").relative_to(REPOSITORY)
+    # With a fixed length, so that the page is the same in clones with more objects.
+    return recorded or _git("log", "-1", "--format=%h", "--abbrev=7", "--", str(file))
 
 
 def changes_since(commit: str, sources: tuple[str, ...]) -> int | None:
@@ -44,7 +46,9 @@ def changes_since(commit: str, sources: tuple[str, ...]) -> int | None:
 
 def is_stale(name: str, data: Json) -> bool:
     """Whether the sources have changed since the measurement; False in a clone without that commit."""
-    return bool(changes_since(measured_at(name, data), SOURCES[name]))
+    # The bench too: it has the setting, such as rates and queues.
+    bench = f"bench/rivulet_bench/{name.replace('-', '_')}.py"
+    return bool(changes_since(measured_at(name, data), (*SOURCES[name], bench)))
 
 
 def unmarked(page: Path, stale: dict[str, bool], mark: str) -> list[str]:

@@ -27,6 +27,7 @@ from . import (
     stateless_large,
     switch,
     trods,
+    trods_hangs,
 )
 from .bars import Bar
 from .cm_words import cm_words
@@ -34,7 +35,7 @@ from .freshness import is_stale, measured_at, unmarked
 from .plot import LABELS
 from .profile import ORDER
 from .stats import REPOSITORY, RESULTS, Json
-from .trods_words import trods_words
+from .trods_words import hangs_words, trods_words
 from .words import table, times
 
 
@@ -407,6 +408,7 @@ SECTIONS = (
     Section("stateless", "Stateless TCP", _stateless, stateless.bars),
     Section("stateless-large", "Stateless TCP, large downloads", stateless_large.words, stateless_large.bars),
     Section("trods", "TRODS", trods_words, trods.bars),
+    Section("trods-hangs", "TRODS: no download hangs", hangs_words, trods_hangs.bars),
     Section("cm", "The Congestion Manager", cm_words, cm.bars),
     Section("switch", "The switch", _switch, lambda d: switch.bars(d["summary"])),
     Section("transport", "The transport", _transport, transport_bars),
@@ -438,10 +440,7 @@ def main() -> int:
     if options.check:
         missing = unmarked(PAGE, stale, STALE)
         for title in missing:
-            print(
-                f"docs/results.md: {title!r} is older than the code that it measures; `make results` marks it",
-                file=sys.stderr,
-            )
+            print(f"docs/results.md: {title!r} is older than its code; `make results` marks it", file=sys.stderr)
         return 1 if missing else 0
     parts = [HEAD]
     if missing := [f"- {section.title} (`make bench-{section.name}`)" for section in SECTIONS if section not in kept]:

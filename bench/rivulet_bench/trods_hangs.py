@@ -1,17 +1,21 @@
 """Agents, servers, links and the store are killed under downloads, and come back: no download may hang.
 
-    python -m rivulet_bench.trods_hangs --clients 4 8 32 --kills 60
-    python -m rivulet_bench.trods_hangs --clients 4 8 32 --kills 340 --harms all
+    make bench-trods-hangs
+    make bench-trods-hangs BENCH_FLAGS='--clients 32 --kills 60 --harms agent'
+
+bench/results/trods-hangs.json has a row per battery (number of clients), trods-hangs.csv one per kill.
 
 Each connection is held by a replica that answers, or is reset within the bound and two seconds. So after every ten
 kills nothing is killed until all replicas take connections again, and for a moment more. Then the clients' kernel is
 asked when it received a segment last on each connection. A download that receives nothing for 12 s hangs in any case.
-Connections that were protected and broke, and wrong bytes, are counted apart.
+Connections that were protected and broke, and wrong bytes, are counted apart. So are those that broke in a kill of a
+replica while the killed store, with its records, was away: nothing protects from both (docs/trods.md).
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import random
@@ -27,7 +31,9 @@ from rivulet_demo.spec import SERVICE_PORT, SERVICE_V4
 from rivulet_lab import Process, RackError, prompt
 
 from . import trods_protected
+from .bars import Bar, judge
 from .host_rig import descriptors
+from .stats import RESULTS, save
 from .trods_rack import FOLDER, WWW, Harm, TrodsRack, put, spec, store_command, trods_rack
 
 REPLICAS = 3
@@ -55,9 +61,24 @@ STORE_S = 2.5
 RETURNS_S = 15.0
 """All replicas take connections again by then, or the look comes all the same."""
 STORE_HARMS = ("store-freeze", "store-kill")
+STORED_AGAIN_S = 1.0
+"""After the store's return the replicas have stored their records again by then."""
+KILLS = 1000
+"""Least number of kills for the claim."""
+CSV = RESULTS / "trods-hangs.csv"
 ALL = ("both", *get_args(Harm), *STORE_HARMS)
 
 Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """A kill, in seconds of the monotonic clock."""
+
+    at: float
+    what: str
+    how: str
+    returns: float
 
 
 @dataclass(slots=True)
@@ -149,7 +170,7 @@ class Kills:
     def __init__(self, rack: TrodsRack, rng: random.Random, harms: list[str]) -> None:
         self.rack, self.rng, self.harms = rack, rng, harms
         self.down: dict[str, tuple[str, float]] = {}
-        self.struck: Counter[str] = Counter()
+        self.strikes: list[Strike] = []
 
     def strike(self) -> None:
         """Kills something that is there, and never all replicas."""
@@ -161,14 +182,26 @@ class Kills:
                 return
             store = self.rack.processes["store"]
             store.popen.send_signal(signal.SIGSTOP if how == "store-freeze" else signal.SIGKILL)
-            self.down["store"] = (how, now + STORE_S)
+            self._note("store", how, now + STORE_S)
         elif len(there) < 2:
             return
         else:
             name = self.rng.choice(there)
             self._harm(name, how)
-            self.down[name] = (how, now + self.rng.uniform(*RETURN_S))
-        self.struck[how] += 1
+            self._note(name, how, now + self.rng.uniform(*RETURN_S))
+
+    def _note(self, what: str, how: str, returns: float) -> None:
+        self.down[what] = (how, returns)
+        self.strikes.append(Strike(time.monotonic(), what, how, returns))
+
+    def lost_with_store(self, opened: float, closed: float) -> bool:
+        """Whether a replica was killed while the store had lost its records, during this time."""
+        return any(
+            lost.how == "store-kill" and lost.at <= strike.at <= lost.returns + STORED_AGAIN_S
+            for lost in self.strikes
+            for strike in self.strikes
+            if strike.what != "store" and opened <= strike.at <= closed and lost.at <= closed
+        )
 
     def _harm(self, name: str, how: str) -> None:
         if how == "both":
@@ -216,9 +249,9 @@ class Battery:
     def run(self, kills: int) -> None:
         """Strikes so often."""
         self._for(1.0)
-        while (struck := self.kills.struck.total()) < kills:
+        while (struck := len(self.kills.strikes)) < kills:
             self.kills.strike()
-            if self.kills.struck.total() % ROUND or self.kills.struck.total() == struck:
+            if len(self.kills.strikes) % ROUND or len(self.kills.strikes) == struck:
                 self._for(self.rng.uniform(*PAUSE_S))
             else:
                 self._check()
@@ -249,8 +282,8 @@ class Battery:
             self.downloads.hung.append(download.port)
 
 
-def battery(clients: int, kills: int, seed: int, harms: list[str]) -> Json:
-    """What became of the downloads."""
+def battery(clients: int, kills: int, seed: int, harms: list[str]) -> tuple[Json, list[Json]]:
+    """What became of the downloads, and the kills."""
     os.environ.setdefault("RIVULET_LOG", trods_protected.LOG)
     with trods_rack("hangs", spec(REPLICAS, BOUND_MS, RATE_MBIT, RTT_MS)) as rack:
         found = Battery(rack, clients, seed, harms)
@@ -259,43 +292,80 @@ def battery(clients: int, kills: int, seed: int, harms: list[str]) -> Json:
             found.run(kills)
         finally:
             found.finish()
-        downloads = found.downloads
+        downloads, strikes = found.downloads, found.kills.strikes
         said = trods_protected.read(rack.folder.glob("agent-*.log"))
         broken = [row for row in downloads.broken if trods_protected.was_protected(said, row)]
-        return {
+        lost = [row for row in broken if found.kills.lost_with_store(row["opened"], row["closed"])]
+        row = {
             "clients": clients,
-            "kills": found.kills.struck.total(),
-            "by_harm": dict(found.kills.struck),
+            "kills": len(strikes),
+            "by_harm": dict(Counter(strike.how for strike in strikes)),
             "seed": seed,
             "seconds": round(time.monotonic() - began),
+            "downloads": downloads.ends.total(),
             "hung": 0,
             "hung_ports": downloads.hung,
             "looked_at": found.looked,
             "silent": len(found.silent),
             "silent_ports": found.silent,
-            "broken_protected": len(broken),
-            "broken_ports": [(row["port"], row["end"]) for row in broken],
+            "broken_protected": len(broken) - len(lost),
+            "broken_ports": [(row["port"], row["end"]) for row in broken if row not in lost],
+            "lost_with_store": len(lost),
             "wrong": 0,
             **downloads.ends,
         }
+        return row, [
+            {
+                "clients": clients,
+                "second": round(strike.at - began, 2),
+                "what": strike.what,
+                "harm": strike.how,
+                "away_s": round(strike.returns - strike.at, 2),
+            }
+            for strike in strikes
+        ]
+
+
+def bars(result: Json) -> list[Bar]:
+    """No download hangs, none that is protected breaks, and no byte is wrong, in 1,000 kills."""
+    rows = result["batteries"]
+
+    def total(what: str) -> int:
+        return sum(row[what] for row in rows)
+
+    return [
+        Bar("kills", total("kills"), KILLS),
+        Bar("downloads that hung", total("hung"), 0, at_most=True),
+        Bar("connections silent for longer than the bound and 3 s", total("silent"), 0, at_most=True),
+        Bar("protected downloads that broke", total("broken_protected"), 0, at_most=True),
+        Bar("downloads with wrong bytes", total("wrong"), 0, at_most=True),
+    ]
 
 
 def main() -> int:
-    """One battery after the other; 1 if a download hung, was silent, had wrong bytes, or broke while protected."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """One battery after the other, and their bars."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[4, 8, 32])
-    parser.add_argument("--kills", type=int, default=60)
+    parser.add_argument("--kills", type=int, default=340, help="kills of each battery")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--harms", nargs="+", choices=(*ALL, "all"), default=["agent"])
+    parser.add_argument("--harms", nargs="+", choices=(*ALL, "all"), default=["all"])
     options = parser.parse_args()
     harms = list(ALL) if "all" in options.harms else options.harms
     FOLDER.mkdir(parents=True, exist_ok=True)
-    bad = 0
+    result: Json = {"batteries": []}
+    kills: list[Json] = []
     for clients in options.clients:
-        found = battery(clients, options.kills, options.seed, harms)
-        print(json.dumps(found), flush=True)
-        bad += sum(found[what] for what in ("hung", "silent", "broken_protected", "wrong"))
-    return int(bad > 0)
+        row, struck = battery(clients, options.kills, options.seed, harms)
+        print(json.dumps(row), flush=True)
+        result["batteries"].append(row)
+        kills += struck
+        # Also a run that is ended early has its batteries.
+        save("trods-hangs", result)
+        with CSV.open("w", newline="") as out:
+            writer = csv.DictWriter(out, fieldnames=list(kills[0]))
+            writer.writeheader()
+            writer.writerows(kills)
+    return judge(bars(result))
 
 
 if __name__ == "__main__":

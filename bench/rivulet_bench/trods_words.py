@@ -105,3 +105,26 @@ def trods_words(d: Json) -> str:
             *((table(("how they broke", "connections"), problems),) if problems else ()),
         )
     )
+
+
+def hangs_words(d: Json) -> str:
+    """What became of the downloads of each battery."""
+    rows = [
+        (
+            row["clients"],
+            ", ".join(f"{how} {count}" for how, count in sorted(row["by_harm"].items())),
+            row["downloads"],
+            row["hung"],
+            f"{row['silent']} of {row['looked_at']}",
+            row["broken_protected"],
+            row["lost_with_store"],
+            row["wrong"],
+        )
+        for row in d["batteries"]
+    ]
+    heads = ("clients", "kills", "downloads", "hung", "silent, of connections looked at", "protected that broke")
+    return (
+        "Kills of agents, servers, both, links, whole replicas (freeze) and the store, each back within seconds. The"
+        " second but last column counts connections whose replica was killed while the killed store was away. Rows:"
+        " `bench/results/trods-hangs.csv`.\n\n" + table((*heads, "lost with the store", "wrong bytes"), rows)
+    )

@@ -48,6 +48,14 @@ def test_change_of_sources_makes_figures_stale(repository: Path) -> None:
     assert freshness.is_stale("cm", data)
 
 
+def test_change_of_bench_makes_figures_stale(repository: Path) -> None:
+    data = {"machine": {"commit": commit(repository, "bench/rivulet_bench/cm.py", "RATE = 1")}}
+    commit(repository, "bench/rivulet_bench/tls.py", "RATE = 1")
+    assert not freshness.is_stale("cm", data)
+    commit(repository, "bench/rivulet_bench/cm.py", "RATE = 2")
+    assert freshness.is_stale("cm", data)
+
+
 def test_unrecorded_commit_is_that_of_the_file(repository: Path) -> None:
     assert not freshness.is_stale("cm", {})
     commit(repository, "host/cm/lib.rs", "1")
