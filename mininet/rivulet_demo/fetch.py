@@ -2,8 +2,9 @@
 
     python -m rivulet_demo.fetch --out fetch.json [--via "rivulet run --"] URL SIZE
 
-When curl ends before SIZE bytes have arrived, it is started again with a range from that byte on, as download tools do;
-every start counts as an opened connection. `meter` records the bytes as they reach the application.
+When curl ends before SIZE bytes have arrived, it is started again with `-C` and the bytes so far, as download tools do;
+every start counts as an opened connection. With --once it is not started again. `meter` records the bytes as they reach
+the application.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ STALLED_S = 20
 """Seconds without a byte after which curl gives up a connection (by default it never does)."""
 
 
-def fetch(url: str, size: int, via: list[str], live: Path | None, deadline_s: float) -> dict[str, object]:
+def fetch(
+    url: str, size: int, via: list[str], live: Path | None, deadline_s: float, once: bool = False
+) -> dict[str, object]:
     """Downloads until `size` bytes have arrived or the time is over; returns the measurements."""
     meter = Meter()
     started = time.monotonic()
@@ -44,7 +47,7 @@ def fetch(url: str, size: int, via: list[str], live: Path | None, deadline_s: fl
         command = [*via, "curl", "-sS", "--fail", "-N", "--connect-timeout", "3"]
         command += ["--speed-limit", "1", "--speed-time", str(STALLED_S), "--max-time", f"{deadline_s:g}"]
         if meter.count:
-            command += ["-r", f"{meter.count}-"]
+            command += ["-C", str(meter.count)]
         with subprocess.Popen([*command, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as curl:
             assert curl.stdout is not None and curl.stderr is not None
             fcntl.fcntl(curl.stdout, fcntl.F_SETPIPE_SZ, PIPE)
@@ -66,6 +69,8 @@ def fetch(url: str, size: int, via: list[str], live: Path | None, deadline_s: fl
         elif meter.count < size:
             failures.append({"at": time.monotonic(), "exit": 0, "bytes": meter.count, "message": "ended early"})
             time.sleep(RETRY_S)
+        if once:
+            break
     if live is not None:
         show_live(live, meter.count)
     return {
@@ -97,8 +102,10 @@ def main() -> int:
     parser.add_argument("--via", default="", help="command in front of curl, such as 'rivulet run --'")
     parser.add_argument("--live", type=Path, help="file that is kept up to date with the bytes so far")
     parser.add_argument("--deadline", type=float, default=300.0, help="seconds after which the download is abandoned")
+    parser.add_argument("--once", action="store_true", help="do not start curl again after a failure")
     options = parser.parse_args()
-    result = fetch(options.url, options.size, shlex.split(options.via), options.live, options.deadline)
+    via = shlex.split(options.via)
+    result = fetch(options.url, options.size, via, options.live, options.deadline, options.once)
     options.out.write_text(json.dumps(result))
     return 0 if result["complete"] else 1
 

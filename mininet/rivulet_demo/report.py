@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rivulet_lab import RackError, binary, switches
 
 from . import capture
+from .cpu import CpuMeter
 from .deeds import Deed
 from .fetch import RETRY_S
 from .figure import ENDS, Mark, draw, save
@@ -25,11 +27,14 @@ from .spec import BOTH_SERVICES, STATELESS_PORT
 RIVULET, STATELESS, TCP, LATE, TRODS = "rivulet", "stateless", "tcp", "rivulet-late", "trods"
 """Names of the clients: the three of most scenarios, a Rivulet client that starts later, and one of plain TCP whose
 connection must outlive its replica."""
+AGAIN = "tcp-again"
+"""A second client of the kernels' TCP, where the first does not reconnect."""
 
 LABELS = {
     RIVULET: "Rivulet",
     STATELESS: "plain curl, stateless TCP",
     TCP: "plain curl, kernel TCP",
+    AGAIN: "plain curl, kernel TCP, reconnects",
     LATE: "Rivulet, started during the outage",
     TRODS: "plain curl, TRODS",
 }
@@ -42,6 +47,16 @@ STALL_WINDOW_S = 3.0
 Samples = list[tuple[float, int]]
 
 
+def begin_three(standing: Standing, once: bool = False) -> None:
+    """Starts the three clients of most scenarios: `rivulet run` curl, stateless TCP and kernel TCP.
+
+    `once`: the client of kernel TCP is not started again after a failure.
+    """
+    standing.client(RIVULET, HOSTS[RIVULET], standing.via_rivulet(HOSTS[RIVULET]))
+    standing.client(STATELESS, HOSTS[STATELESS], "", address=url("file.bin", STATELESS_PORT))
+    standing.client(TCP, HOSTS[TCP], "", once=once)
+
+
 def three_clients(
     name: str,
     values: Parameters,
@@ -49,22 +64,33 @@ def three_clients(
     also: Callable[[Standing, dict[str, Any]], None] | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Fetches one file with three clients during the actions: `rivulet run` curl, stateless TCP and kernel TCP.
+    """Fetches one file with three clients during the actions: see `downloads`."""
+    return downloads(name, values, planner, HOSTS, begin_three, also, **settings)
 
-    Returns the report. `planner` gets the rack and the estimated seconds of the download, and may prepare the rack
-    before the clients start. `also` adds a scenario's own data to the report while the rack still runs. `settings`
-    are those of `standing_rack` and `rack`.
+
+def downloads(
+    name: str,
+    values: Parameters,
+    planner: Callable[[Standing, float], Sequence[Deed]],
+    hosts: Mapping[str, str],
+    begin: Callable[[Standing], None],
+    also: Callable[[Standing, dict[str, Any]], None] | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Fetches one file with several clients during the actions; returns the report.
+
+    `hosts` are those of the clients, by name, which `begin` starts. `planner` gets the rack and the estimated seconds
+    of the download, and may prepare the rack before the clients start. `also` adds a scenario's own data to the report
+    while the rack still runs. `settings` are those of `standing_rack` and `rack`.
     """
     seconds = values.size * 8 / (values.rate_mbit * 1e6)
-    settings = {"clients": len(HOSTS), "serve": ("--large",), "services": BOTH_SERVICES, **settings}
+    settings = {"clients": len(hosts), "serve": ("--large",), "services": BOTH_SERVICES, **settings}
     with standing_rack(name, values, **settings) as standing:
         todo = sorted(planner(standing, seconds), key=lambda deed: deed.at)
-        captures = {client: pcap_path(name, values, client) for client in HOSTS}
-        running = [capture.start(standing.rack, host, captures[client]) for client, host in HOSTS.items()]
-        start = time.monotonic()
-        standing.client(RIVULET, HOSTS[RIVULET], standing.via_rivulet(HOSTS[RIVULET]))
-        standing.client(STATELESS, HOSTS[STATELESS], "", address=url("file.bin", STATELESS_PORT))
-        standing.client(TCP, HOSTS[TCP], "")
+        captures = {client: pcap_path(name, values, client) for client in hosts}
+        running = [capture.start(standing.rack, host, captures[client]) for client, host in hosts.items()]
+        start, cpu = time.monotonic(), CpuMeter()
+        begin(standing)
 
         first, late = math.inf, 0.0
 
@@ -83,9 +109,11 @@ def three_clients(
                 late = max(late, since() - deed.at)
 
         standing.run(act, patience_s=60 + 6 * seconds)
+        used = cpu.cores()[0]
         for process in running:
             capture.finish(process)
         report = summarise(name, standing, start)
+        report["cores_used"], report["cores"] = round(used, 2), len(os.sched_getaffinity(0))
         if todo:
             # A fast download may end before all actions; the report says so.
             report["not_done"] = len(todo)
@@ -151,6 +179,7 @@ def summarise(name: str, standing: Standing, start: float, clients: Sequence[str
         seconds = result["ended"] - result["started"]
         report["clients"][client] = {
             "bytes": result["bytes"],
+            "complete": result["complete"],
             "sha256_ok": result["sha256_ok"],
             "connections_opened": result["connections_opened"],
             "resets_seen": len(result["failures"]),
@@ -238,29 +267,14 @@ def show(
             f"The switch was BMv2: it is far slower than the embedded one, so links run at {values.rate_mbit:g} Mb/s by"
             f" default and a replica without heartbeats is excluded after {values.liveness_ms:g} ms."
         )
-    words += [_sentence(LABELS[name], client) for name, client in clients.items()]
+    words += [sentence(LABELS[name], client) for name, client in clients.items()]
     words += more
     if report.get("not_done"):
         words.append(f"The download ended before {report['not_done']} of the deeds: make the file larger.")
     ok = all(kept(client) for name, client in clients.items() if name != TCP)
     if not ok:
         words.append("This is NOT what Rivulet promises: the logs are in the folder below.")
-    rows = [["", "bytes", "sha256", "connections", "failures", "Mb/s", "longest stall", "retransmissions", "headers"]]
-    for name, client in clients.items():
-        header = client.get("header_overhead")
-        rows.append(
-            [
-                LABELS[name],
-                f"{client['bytes']:,}",
-                "right" if client["sha256_ok"] else "WRONG",
-                str(client["connections_opened"]),
-                str(client["resets_seen"]),
-                f"{client['goodput_mbps']:.1f}",
-                f"{_worst(client):.0f} ms",
-                f"{client['retransmissions']:,}" if header else "",
-                f"{header['header_overhead_percent']:.1f} %" if header else "",
-            ]
-        )
+    rows = table(clients)
     folder, scenario = values.out, report["scenario"]
     (folder / f"{scenario}.json").write_text(json.dumps(report, indent=1))
     marks = [Mark(mark["at_s"], mark["what"], mark["replica"]) for mark in report["marks"]]
@@ -282,13 +296,41 @@ def show(
     return 0 if ok else 1
 
 
+def table(clients: Mapping[str, dict[str, Any]], names: Mapping[str, str] = LABELS) -> list[list[str]]:
+    """The numbers of each client; the first row is the head."""
+    rows = [["", "bytes", "sha256", "connections", "failures", "Mb/s", "longest stall", "retransmissions", "headers"]]
+    for name, client in clients.items():
+        header = client.get("header_overhead")
+        rows.append(
+            [
+                names[name],
+                f"{client['bytes']:,}",
+                "right" if client["sha256_ok"] else _wrong(client),
+                str(client["connections_opened"]),
+                str(client["resets_seen"]),
+                f"{client['goodput_mbps']:.1f}",
+                f"{_worst(client):.0f} ms" if client["complete"] else "ended",
+                f"{client['retransmissions']:,}" if header else "",
+                f"{header['header_overhead_percent']:.1f} %" if header else "",
+            ]
+        )
+    return rows
+
+
+def _wrong(client: dict[str, Any]) -> str:
+    """Why a file is not right: incomplete, or other bytes."""
+    return "WRONG BYTES" if client["complete"] else "incomplete"
+
+
 def _worst(client: dict[str, Any]) -> float:
     return float(max((kill["stall_ms"] for kill in client["kills"]), default=client["longest_gap_ms"]))
 
 
-def _sentence(who: str, client: dict[str, Any]) -> str:
-    right = "byte for byte" if client["sha256_ok"] else "WRONG BYTES"
+def sentence(who: str, client: dict[str, Any]) -> str:
+    """A client's numbers in one line."""
+    right = "byte for byte" if client["sha256_ok"] else _wrong(client)
     header = client.get("header_overhead")
+    stall = f"longest stall {_worst(client):.0f} ms" if client["complete"] else "ended with the connection"
     cost = ""
     if header:
         cost = (
@@ -297,7 +339,7 @@ def _sentence(who: str, client: dict[str, Any]) -> str:
         )
     return (
         f"{who}: {_count(client['connections_opened'])}, {client['resets_seen']} broken, {right},"
-        f" {client['goodput_mbps']:.1f} Mb/s, longest stall {_worst(client):.0f} ms{cost}."
+        f" {client['goodput_mbps']:.1f} Mb/s, {stall}{cost}."
     )
 
 

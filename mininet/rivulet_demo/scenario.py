@@ -22,6 +22,7 @@ from rich.text import Text
 
 from rivulet_lab import REPOSITORY, Process, RackError, binary, prompt
 
+from .curve import curve, marks
 from .rack import Rack, running_rack
 from .services import Replicas, Watch, make_file, ping_ms, start_controller, url, wait_ready
 from .spec import RackSpec, rack
@@ -29,6 +30,8 @@ from .spec import RackSpec, rack
 console = Console(highlight=False)
 
 MEGA = 1_000_000
+CELL_S = 0.3
+"""Seconds that a character of the live curves shows."""
 OVERLOAD_S = 30.0
 """Seconds in which the links must show their delay on a busy machine."""
 
@@ -45,6 +48,8 @@ class Parameters:
     out: Path
     live: bool
     checks: str = "tor"
+    bound_ms: float | None = None
+    """The exclusion bound, if it was measured (`capacity`)."""
 
     @property
     def size(self) -> int:
@@ -54,6 +59,8 @@ class Parameters:
     @property
     def liveness_ms(self) -> float:
         """The exclusion bound; BMv2 is ten times slower than the embedded switch (docs/dataplane.md)."""
+        if self.bound_ms is not None:
+            return self.bound_ms
         return 200.0 if self.switch == "bmv2" else 20.0
 
     def spec(self, **more: Any) -> RackSpec:
@@ -130,10 +137,21 @@ class Standing:
     """Actions before the teardown, such as continuing stopped processes."""
 
     def client(
-        self, name: str, host: str, via: str, path: str = "file.bin", size: int | None = None, address: str = ""
+        self,
+        name: str,
+        host: str,
+        via: str,
+        path: str = "file.bin",
+        size: int | None = None,
+        address: str = "",
+        once: bool = False,
     ) -> None:
-        """Starts a download on a host; `via` runs curl (empty: kernel TCP). `address` replaces the service's."""
-        self.program(name, host, "fetch", address or url(path), str(size or self.parameters.size), "--via", via)
+        """Starts a download on a host; `via` runs curl (empty: kernel TCP). `address` replaces the service's.
+
+        `once`: curl is not started again after a failure.
+        """
+        flags = ("--via", via, *(("--once",) if once else ()))
+        self.program(name, host, "fetch", address or url(path), str(size or self.parameters.size), *flags)
 
     def program(self, name: str, host: str, module: str, *arguments: str) -> None:
         """Starts a module of the demo as a client on a host; it writes its progress and its result to files."""
@@ -208,19 +226,26 @@ class Standing:
 def view(standing: Standing) -> Iterator[Callable[[], None]]:
     """The live view; without a terminal, a line every five seconds."""
     rates: dict[str, tuple[float, int, float]] = {}
+    curves: dict[str, list[float]] = {}
+    begun = time.monotonic()
     shown = 0.0
 
     def rate(name: str) -> float:
         now, count = time.monotonic(), standing.so_far(name)
         then, before, last = rates.get(name, (now, count, 0.0))
-        if now - then < 0.3:
+        if now - then < CELL_S:
             rates.setdefault(name, (now, count, 0.0))
             return last
         rates[name] = (now, count, (count - before) / (now - then))
+        # A cell for each interval, also for those in which this process was not scheduled.
+        cells = curves.setdefault(name, [])
+        cells += [rates[name][2]] * max(1, int((now - begun) / CELL_S) - len(cells))
         return rates[name][2]
 
     def picture() -> Group:
         unit, one = standing.unit
+        width = max(10, console.width - 45)
+        first = max(0, max((len(cells) for cells in curves.values()), default=0) - width)
         clients = Table(
             "client", "has", "Mb/s" if unit == "MB" else "a second", "", title=None, box=None, padding=(0, 2)
         )
@@ -229,8 +254,11 @@ def view(standing: Standing) -> Iterator[Callable[[], None]]:
                 clients.add_row(name, standing.amount(name), "", "")
                 continue
             speed = rate(name) * (8 / MEGA if unit == "MB" else 1 / one)
-            bar = "█" * round(30 * min(1.0, speed / standing.parameters.rate_mbit))
-            clients.add_row(name, standing.amount(name, 1), f"{speed:.1f}", Text(bar, style="green"))
+            top = standing.parameters.rate_mbit * MEGA / 8 if unit == "MB" else max(curves.get(name, [1.0]))
+            line = curve(curves.get(name, []), top, width)
+            clients.add_row(name, standing.amount(name, 1), f"{speed:.1f}", Text(line, style="green"))
+        places = [(int((at - begun) / CELL_S), "✗" if what == "kill" else "↑") for at, what, _ in standing.marks]
+        clients.add_row("", "", "", Text(marks(places, first, width), style="red"))
         table = Table("replica", "process", "switch says", "packets", "exclusions", box=None, padding=(0, 2))
         switch = standing.watch.view
         for host in standing.rack.spec.of("replica"):
@@ -277,6 +305,7 @@ def standing_rack(
     serve: Sequence[str] = (),
     www: Path | None = None,
     made_of: type[Replicas] = Replicas,
+    quiet: bool = False,
     **settings: Any,
 ) -> Iterator[Standing]:
     """Starts a rack with switch, controller and replicas, and checks its delay.
@@ -284,13 +313,14 @@ def standing_rack(
     The controller's API listens on `api` (HOST:PORT), by default on a Unix socket in the folder. Agents of the replicas
     in `relayed` reach the controller through a relay. `serve`: more flags of the serving processes. `www`: the folder
     to serve, by default one with a file of the wanted size. `made_of`: the servers in place of `rivulet serve`.
+    `quiet`: prints no steps.
     """
     folder = values.out / name
     folder.mkdir(parents=True, exist_ok=True)
     for old in [*folder.glob("*.log"), *folder.glob("*.sock"), *folder.glob("live-*"), *folder.glob("controller.db*")]:
         old.unlink()
     spec = values.spec(**settings)
-    step = _step
+    step = _no_step if quiet else _step
     sha256 = ""
     if www is None:
         step(f"a file of {values.size_mb:g} MB")
@@ -312,7 +342,7 @@ def standing_rack(
             replicas.start(replica)
         with Watch(f"unix:{switch_socket}", names) as watch:
             wait_ready(standing, watch, names)
-            check_links(standing, values)
+            check_links(standing, values, step)
             whole = Standing(values, standing, replicas, watch, sha256)
             try:
                 yield whole
@@ -321,7 +351,7 @@ def standing_rack(
                     undo()
 
 
-def check_links(rack_: Rack, values: Parameters) -> None:
+def check_links(rack_: Rack, values: Parameters, step: Callable[[str], None]) -> None:
     """Checks that the links have the wanted delay before any measurement."""
     client, replica = rack_.spec.of("client")[0], rack_.spec.of("replica")[0]
     least, most, end = values.rtt_ms * 0.95 - 0.2, values.rtt_ms * 1.2 + 5, time.monotonic() + OVERLOAD_S
@@ -331,11 +361,15 @@ def check_links(rack_: Rack, values: Parameters) -> None:
             raise RackError(
                 f"the round-trip time is {measured:.2f} ms, not {values.rtt_ms:g} ms: is the machine overloaded?"
             )
-    _step(f"links checked: round-trip time {measured:.2f} ms")
+    step(f"links checked: round-trip time {measured:.2f} ms")
 
 
 def _step(words: str) -> None:
     console.print(f"[bold cyan]›[/] {words}")
+
+
+def _no_step(_: str) -> None:
+    """In place of `_step`."""
 
 
 def main_of(name: str, words: str, body: Callable[[Parameters, argparse.Namespace], int]) -> Callable[[list[str]], int]:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,6 +117,12 @@ class SwitchView:
         return max(names, key=lambda name: self.packets[name] - before.packets[name])
 
 
+PRIORITY = 5
+"""Real-time priority of the thread that reads the switch."""
+KEPT_VIEWS = 20_000
+"""Views that a watch keeps: 100 s at one every 5 ms."""
+
+
 class Watch:
     """Reads the switch's counters, without arbitration and so without disturbing the controller.
 
@@ -127,6 +134,7 @@ class Watch:
     def __init__(self, address: str, replicas: list[str], interval_s: float = 0.005) -> None:
         self.view: SwitchView | None = None
         self.history: list[tuple[float, str, bool]] = []
+        self.views: deque[SwitchView] = deque(maxlen=KEPT_VIEWS)
         self.problem = ""
         self._address = address
         self._replicas = replicas
@@ -144,6 +152,9 @@ class Watch:
         self._thread.join(5.0)
 
     def _main(self) -> None:
+        # As prompt as the switch, so that its changes are seen when they happen; gRPC's threads inherit it.
+        if prompt():
+            os.sched_setscheduler(threading.get_native_id(), os.SCHED_RR, os.sched_param(PRIORITY))
         schema = fy.P4Schema(ARTIFACTS / "rivulet.p4info.txtpb")
         reasons = _enum(ARTIFACTS / "rivulet.p4info.txtpb", "drop_reason_t")
         request = p4r.ReadRequest(device_id=1, entities=list(self._wanted(schema)))
@@ -189,6 +200,7 @@ class Watch:
             if view.excluded(name) != was:
                 self.history.append((view.at, name, view.excluded(name)))
         self.view = view
+        self.views.append(view)
 
 
 def _enum(p4info: Path, name: str) -> dict[int, str]:

@@ -98,7 +98,7 @@ def test_failed_curl_is_resumed_with_range(tmp_path: Path) -> None:
     fake.write_text(
         f"#!{sys.executable}\n"
         "import sys\n"
-        "start = int(sys.argv[sys.argv.index('-r') + 1].rstrip('-')) if '-r' in sys.argv else 0\n"
+        "start = int(sys.argv[sys.argv.index('-C') + 1]) if '-C' in sys.argv else 0\n"
         "sys.stdout.write('0123456789'[start:start + 4])\n"
         "sys.exit(0 if start + 4 >= 10 else 56)\n"
     )
