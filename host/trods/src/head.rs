@@ -79,8 +79,7 @@ pub struct ResponseHead<'a> {
     pub status: u16,
     /// How the end of the body is found.
     pub framing: Framing,
-    /// The object, and the part of it, that the body carries; `None` if the head does not name
-    /// both.
+    /// The object and part that the body carries; `None` if the head does not name both.
     pub object: Option<Object<'a>>,
     /// Whether the head lists the inputs from which the response was generated ([`INPUTS`]).
     pub inputs: bool,
@@ -146,8 +145,7 @@ pub fn request(octets: &[u8]) -> Result<Option<RequestHead>, Reason> {
 pub fn response(octets: &[u8], method: Method) -> Result<Option<ResponseHead<'_>>, Reason> {
     let mut lines = Lines::of(octets);
     let Some(line) = lines.first() else {
-        // Data that is not HTTP may never contain the end of a line, so its first bytes are checked
-        // now.
+        // Data that is not HTTP may never have a line end, so its first bytes are checked now.
         let rest = &octets[lines.at..];
         let begins = VERSION.starts_with(rest) || rest.starts_with(VERSION) || rest == b"\r";
         return if begins { waits(octets) } else { Err(Reason::Malformed) };
@@ -224,8 +222,7 @@ pub fn response(octets: &[u8], method: Method) -> Result<Option<ResponseHead<'_>
     Ok(Some(ResponseHead { length, status, framing, object, inputs, close }))
 }
 
-/// Ranges of the [`INPUTS`] lines, without their line ends, in a response that begins with a parsed
-/// head.
+/// Ranges of the [`INPUTS`] lines, without line ends, in a response that begins with a parsed head.
 pub(crate) fn inputs_of(octets: &[u8]) -> impl Iterator<Item = Range<usize>> {
     fields(octets).filter(|(name, _)| name.eq_ignore_ascii_case(INPUTS.as_bytes())).map(|(_, line)| {
         let from = line.as_ptr().addr() - octets.as_ptr().addr();

@@ -29,12 +29,10 @@ use super::moves;
 /// elsewhere: a new one is stored after `HANDSHAKE_PATIENCE`, and the store takes some time.
 const LATE_NS: u64 = 150_000_000;
 
-/// Nanoseconds after a change of the live set at which connections without a holder are searched
-/// for.
+/// Nanoseconds from a change of the live set to the searches for connections without a holder.
 const LOOKS_NS: [u64; 5] = [100_000_000, 1_000_000_000, 2_000_000_000, 4_000_000_000, 8_000_000_000];
 
-/// The largest segment sizes that the BPF programs announce in handshakes, for IPv4 and IPv6: those
-/// of Ethernet.
+/// MSS that the BPF programs announce in handshakes (Ethernet), for IPv4 and IPv6.
 const MSS: [u16; 2] = [1460, 1440];
 
 /// The replica's membership in one pool, and its protected services there.
@@ -46,15 +44,13 @@ pub(super) struct Place {
     asked: u64,
     /// Bit set of the members that got plain TCP at that time.
     plain: u64,
-    /// Bit set of the members that get plain TCP now, from which a connection's replica is
-    /// computed.
+    /// Bit set of the members that get plain TCP now; determines a connection's replica.
     pub takers: Arc<AtomicU64>,
     /// Bit set of the drained members.
     drained: u64,
     /// When the pins are read once more after a change, by [`clock`].
     look_at: Option<u64>,
-    /// Times of the next searches for connections without a holder, by [`clock`], and the members
-    /// with records to read.
+    /// Times ([`clock`]) of the next searches, and the members with records to read.
     looks: VecDeque<u64>,
     unheld: Vec<Departed>,
     /// Dead members with named connections, still to be reported to the replica's thread.
@@ -84,8 +80,7 @@ pub(super) struct Guard {
     places: Vec<Place>,
     /// Why nothing is protected although services are configured for it.
     trouble: Option<String>,
-    /// Services that cannot be protected here, by number, each with the reason; the others are
-    /// protected.
+    /// Services that cannot be protected here, by number, each with the reason.
     lacking: BTreeMap<u16, String>,
     /// The table version that was passed to the services last.
     told: Option<u32>,
@@ -200,8 +195,7 @@ impl Guard {
         lacks.map_or(Ok(()), |lacks| Err(lacks.into()))
     }
 
-    /// Checks that the local server accepts requests from clients' addresses, if that is
-    /// configured.
+    /// Checks that the local server accepts requests from clients' addresses, if configured.
     fn check_address(&self, service: &Service) -> anyhow::Result<()> {
         if service.trods.as_ref().is_none_or(|trods| trods.as_server) {
             return Ok(());
@@ -215,8 +209,7 @@ impl Guard {
         Ok(())
     }
 
-    /// Sets the connections that leave this replica, and the drained members that it adopts
-    /// connections from.
+    /// Sets the connections that leave this replica, and the drained members that it follows.
     fn moves(&mut self) {
         let Some(replica) = &self.replica else { return };
         for place in &mut self.places {
@@ -226,8 +219,7 @@ impl Guard {
                 place.look_at = Some(0);
             }
         }
-        // The paper's variant (`--wake client`) is only for comparison and does not move
-        // connections.
+        // The paper's variant (`--wake client`), for comparison, does not move connections.
         let places = || self.places.iter().filter(|_| self.wake == Wake::Server);
         let of = |place| moves::of(place, self.incarnation);
         let (leave, follow): (Vec<_>, Vec<_>) = places().map(of).unzip();
@@ -236,8 +228,7 @@ impl Guard {
         replica.follow(follow.into_iter().flatten().collect());
     }
 
-    /// Checks whether the local server's table has changed, which changes the objects that are
-    /// named.
+    /// Checks whether the local server's table, and so the named objects, have changed.
     pub(super) fn look(&mut self) {
         let table = self.table();
         if table.is_some() && table != self.told {
@@ -246,8 +237,7 @@ impl Guard {
         }
     }
 
-    /// The version of the local server's table, for the controller, which makes the replicas agree
-    /// on one.
+    /// The version of the local server's table; the controller makes the replicas agree on one.
     pub(super) fn table(&self) -> Option<u32> {
         let replica = self.replica.as_ref()?;
         let mut named =
@@ -381,8 +371,8 @@ impl Place {
         let absence = match self.term.away() {
             Some(absence) if absence > self.asked => {
                 self.asked = absence;
-                // Connections of the former agent on this host: the replica that gets a client's
-                // answer adopts them.
+                // Connections of the former agent here: the replica that gets a client's answer
+                // adopts them.
                 let former = |service| former(service, &self.member, incarnation, plain);
                 looked_for.extend(self.services.iter().filter_map(former));
                 Some(self.absence((number, absence), alive, Box::new(|_, _| true)))
@@ -439,8 +429,7 @@ impl Place {
         all
     }
 
-    /// A dead member with announced connections; `plain`: bit set of the members that get clients'
-    /// segments.
+    /// A dead member with announced connections; `plain`: the members that get clients' segments.
     fn announced_by(&self, dead: u8, plain: u64) -> Option<Gone> {
         let named = self.services.iter().filter(|s| objects(s).is_some());
         let services: Vec<SocketAddr> = named.clone().flat_map(Service::sockets).collect();
@@ -494,8 +483,7 @@ impl Place {
     }
 }
 
-/// Path of the list of objects that timestamps name; `None`: the service's connections are not
-/// named.
+/// Path of the list of objects that timestamps name; `None`: no connection is named.
 pub(super) fn objects(service: &Service) -> Option<&String> {
     service.trods.as_ref()?.objects.as_ref()
 }
@@ -505,8 +493,7 @@ pub(super) fn kept(service: &Service) -> Option<(&Service, &Trods)> {
     service.trods.as_ref().filter(|trods| !trods.store.is_empty()).map(|trods| (service, trods))
 }
 
-/// How timestamps name a service's connections, if they do; `table`: version of the local server's
-/// table.
+/// How timestamps name a service's connections; `table`: version of the local server's table.
 fn named(service: &Service, member: &Member, table: u32) -> Option<Named> {
     let (list, trods) = (objects(service)?.clone(), service.trods.as_ref()?);
     // Connections under earlier keys belong to earlier content.
@@ -524,8 +511,7 @@ fn named(service: &Service, member: &Member, table: u32) -> Option<Named> {
     Some(Named {
         list,
         keys: keys.into_iter().map(|(_, key)| (CookieKey::new(key.key.0), key.epoch & 1 != 0)).collect(),
-        // Nothing is named without a version that all replicas have, or without a key that all
-        // have.
+        // Nothing is named unless all replicas have the same version and a common key.
         in_force: Some(if is_made && in_force == table { table } else { 0 })
             .filter(|v| *v != 0)
             .or(Some(u32::MAX)),
@@ -601,8 +587,7 @@ fn former(service: &Service, member: &Member, incarnation: u32, plain: u64) -> O
     (told != incarnation).then(|| departed(service, member, own, plain)).flatten()
 }
 
-/// A dead member, if the incarnation of its records is known; `plain`: bit set of the members that
-/// get clients' segments.
+/// A dead member with a known incarnation; `plain`: the members that get clients' segments.
 fn departed(service: &Service, member: &Member, dead: u8, plain: u64) -> Option<Departed> {
     let (_, trods) = kept(service)?;
     let incarnation = trods.member(dead).map(|m| m.incarnation).filter(|incarnation| *incarnation != 0)?;
@@ -698,16 +683,14 @@ pub(super) mod tests {
         Place::new(service.member.unwrap(), Term::new(1, Duration::from_millis(20)), service)
     }
 
-    /// The results of an answer: the absence for which pins are read, and the members with records
-    /// to read.
+    /// An answer's results: the absence for which pins are read, and members with records to read.
     fn outcome(place: &mut Place, alive: u64, plain: u64) -> (Option<u64>, Vec<String>) {
         let (absence, departed) = place.answered(4, 9, 1, alive, plain, 1);
         let of = |departed: Departed| departed.prefix.trim_start_matches("3-5.").to_owned();
         (absence.map(|a| a.number.1), departed.into_iter().map(of).collect())
     }
 
-    /// A pool after the two absences of every start: until the ToR answers, and until the replica
-    /// gets plain TCP.
+    /// A pool after the two absences of every start: before the first answer, and before plain TCP.
     fn settled() -> Place {
         let mut place = place();
         for (absence, plain) in [(2, ALL & !0b10), (3, ALL)] {
@@ -859,8 +842,7 @@ pub(super) mod tests {
         assert_eq!((&*found.list, found.in_force, found.keys), ("/list", Some(7), vec![key(4), key(5)]));
         let address = |n: u8| (n, SocketAddr::from(([10, 0, 2, n], hints::PORT)));
         assert_eq!((found.peers.own, found.peers.others), (1, vec![address(0), address(2)]));
-        // Nothing is named if the table differs from the other replicas', or under a key that they
-        // may not have yet.
+        // Nothing is named if the other replicas may have another table, or not the key.
         let force = |service: &Service, table| named(service, &member, table).unwrap().in_force;
         assert_eq!((force(&service, 8), force(&service, 0)), (Some(u32::MAX), Some(u32::MAX)));
         service.keys.usable_cookie = 3;

@@ -1,5 +1,4 @@
-//! Searches for the connections of dead replicas: reads their records, probes their clients and
-//! processes the answers.
+//! Searches for dead replicas' connections: reads records, probes clients and processes answers.
 //!
 //! Every survivor loads all records of a dead replica and parks all its connections, because only
 //! the ToR decides where a client's segments go. The replica that should get them sends the probe,
@@ -39,16 +38,14 @@ const MAX_ORPHANS: usize = 65_536;
 const FRESH: Duration = Duration::from_millis(200);
 /// Time after which the search for a connection ends, because its client is gone.
 const GIVE_UP: Duration = Duration::from_secs(60);
-/// Time after which a client is reset that sends on such a connection with sequence numbers that
-/// fit no record.
+/// Time after which a client of such a connection is reset if its segments fit no record.
 const UNKNOWN: Duration = Duration::from_secs(2);
 /// Age at which records of a living replica's former incarnation count as orphaned: if another
 /// replica had adopted their connections, it would have deleted them ([`STORED`]).
 const LEFT: Duration = Duration::from_millis(1500);
 /// How long the time of the first sight of such a record is remembered.
 const REMEMBERED: Duration = Duration::from_secs(60);
-/// Like [`GIVE_UP`], for connections that another replica should adopt: after this, their segments
-/// are forwarded to it.
+/// Like [`GIVE_UP`], if another replica should adopt: it then gets the client's segments.
 const LEAVE: Duration = Duration::from_secs(5);
 
 /// Which incarnations of a replica have their records read.
@@ -60,8 +57,7 @@ pub enum Reads {
     All,
     /// Only former incarnations, because it is this replica itself.
     OwnFormers,
-    /// Only records of former incarnations: the replica is alive and may be about to adopt these
-    /// connections itself.
+    /// Only former incarnations of a live replica, which may be about to adopt them itself.
     LivingFormers,
 }
 
@@ -73,8 +69,7 @@ pub struct Departed {
     pub servers: Vec<SocketAddr>,
     /// Keys that seal its records.
     pub keys: RecordKeys,
-    /// The replica to which the ToR should send the client's segments to the service; `None` is
-    /// this one.
+    /// The replica that should get the client's segments to the service; `None` is this one.
     pub other: Box<dyn Fn(SocketAddr, SocketAddr) -> Option<Pin> + Send>,
     /// The ToR sends this replica no connections now, so it searches for none.
     pub waits: bool,
@@ -205,8 +200,7 @@ pub struct Rescue {
     seen: Arc<Mutex<HashMap<Stored, Instant>>>,
     /// Clients to reset, each with its last segment.
     unknown: Vec<(FlowKey, Vec<u8>)>,
-    /// Records of other replicas to delete, because their connections were resumed here; each with
-    /// the time of that.
+    /// Records of other replicas to delete, and when their connections were resumed here.
     outdated: Vec<(Instant, Arc<str>, Vec<Stored>)>,
     copies: Copies,
     pace: Pace,
@@ -255,8 +249,7 @@ impl Rescue {
         let load = self.load.clone();
         self.asked += 1;
         let asked = self.asked;
-        // Named connections wait only for queries that a death caused, since those may return newer
-        // records.
+        // Named connections wait only for queries after a death, which may return newer records.
         let loading = matches!(departed.reads, Reads::Told).then(|| Loading::begin(&self.loading));
         let seen = Arc::clone(&self.seen);
         std::thread::Builder::new().name("records".into()).spawn(move || {
@@ -399,8 +392,7 @@ impl Rescue {
         Ok(())
     }
 
-    /// Makes this replica resume a parked connection of its own as soon as the client answers a
-    /// probe.
+    /// Makes this replica resume its own parked connection once the client answers a probe.
     pub fn here(&mut self, key: FlowKey, record: Record, now: Instant) {
         let (origin, stored, asked) = (None, Vec::new(), self.asked);
         let found = Found { record, origin, stored, asked, other: None, waits: false };
@@ -440,8 +432,7 @@ impl Rescue {
             return Ok(());
         }
         watch.hold().programs().park(&key)?;
-        // The pinned holder is the dead replica, and the record is newer than the state for which
-        // it was pinned.
+        // The pinned holder is dead, and the record is newer than the state that was pinned.
         watch.hold().programs().unpin(&key)?;
         if watch.has(&key) {
             watch.abandon(&key)?;
@@ -510,8 +501,7 @@ impl Rescue {
         }
     }
 
-    /// Takes the client's copied segments of a connection that is resumed here, from before the
-    /// adoption.
+    /// Takes the copied segments of a client whose connection is resumed here.
     pub fn take_copies(&mut self, key: &FlowKey) -> VecDeque<Vec<u8>> {
         self.copies.take(key)
     }
@@ -667,8 +657,7 @@ mod tests {
         assert_eq!(rig.rescue.count(), MAX_ORPHANS);
     }
 
-    /// Clients that wait for data are probed before any number of idle ones, whatever the order of
-    /// the records.
+    /// Clients that wait for data are probed before idle ones, whatever the order of records.
     #[test]
     fn waiting_clients_are_probed_first() {
         let Some(mut rig) = Rig::new() else { return };
@@ -755,8 +744,7 @@ mod tests {
         assert!(!rig.watch.has(&key) && rig.rescue.count() == 1);
     }
 
-    /// A dead replica's record is older than the state of a replica that adopted the connection
-    /// before.
+    /// A dead replica's record is older than the state of an earlier adopter.
     #[test]
     fn connection_with_newer_state_elsewhere_is_not_searched() {
         let Some(mut rig) = Rig::new() else { return };

@@ -41,8 +41,7 @@ const IDLE: Duration = Duration::from_secs(75);
 pub(super) struct Body {
     /// Services with connections that timestamps name.
     names: Option<Names>,
-    /// Dead replicas. Their named connections are not searched for yet, because records are read
-    /// first.
+    /// Dead replicas with named connections to search for once their records are read.
     gone: Vec<Gone>,
     netns: Option<String>,
     absences: Absences,
@@ -200,7 +199,7 @@ impl Body {
                     names.look_again(&key, &found, &mut self.watch)?;
                 }
             } else if found.record.responses.is_empty() {
-                // Without this replay the client would repeat its request only after twice the last
+                // Without this the client would repeat its request only after twice the last
                 // interval.
                 self.watch.hear_again(&key, &packet);
             }
@@ -410,8 +409,7 @@ impl Body {
         Ok(())
     }
 
-    /// Adopted connections keep their settings, so each combination of settings has a thread of its
-    /// own.
+    /// Adopted connections keep their settings, so each combination has a separate thread.
     fn adopters(&mut self, service: SocketAddr) -> Result<&Adopters, HoldError> {
         let Settings { adopt_as, unknown, .. } = self.settings.get(&service).copied().unwrap_or_default();
         Ok(match self.adopters.entry((service, adopt_as, unknown)) {

@@ -24,8 +24,7 @@ const AHEAD: u8 = 8;
 /// Limit on the data that a client may have sent unacknowledged: a window.
 const MAX_UNKNOWN: u32 = 1 << 16;
 
-/// Whether a segment at `seq` may belong to the connection on which the client's next sequence
-/// number is `next`.
+/// Whether a segment at `seq` may belong to a connection with the client's next number `next`.
 pub(crate) fn is_near(seq: u32, next: u32) -> bool {
     seq.wrapping_sub(next) <= MAX_UNKNOWN || next.wrapping_sub(seq) <= MAX_UNKNOWN
 }
@@ -94,11 +93,9 @@ pub(crate) fn read(
     let Some((isn, offset)) = place else { return Told::Nothing };
     let payload = segment.payload;
     let response = match known {
-        // The client has no byte of the response. Its retransmitted request shows where the request
-        // begins.
+        // The client has no byte of the response. Its repeated request shows where that begins.
         None if stamp.object == 0 && offset == 0 => None,
-        // A client that has the whole head resumes after it: the date in the head was the first
-        // server's.
+        // A client that has the whole head resumes after it: the head's date differs by server.
         Some((_, known)) if offset >= known.head.length => with.table.response(stamp.object),
         _ => return Told::Nothing,
     };
@@ -115,8 +112,7 @@ pub(crate) fn read(
         },
         _ => return Told::Nothing,
     };
-    // A client that has everything and whose FIN was acknowledged sends nothing more. Any other
-    // client retransmits.
+    // A client with all data and an acknowledged FIN sends nothing more. Others retransmit.
     let is_over = offset == reach && payload.is_empty() && !has(TcpFlags::FIN);
     if is_over && header.seq == next.wrapping_add(1) {
         return Told::Nothing;
@@ -237,8 +233,7 @@ pub(crate) fn handshake(base: u32, isn: u32, next: u32, now_ms: u64) -> Option<H
     Some(agreed(&ObjectStamp::parse(base)?, isn, next, now_ms))
 }
 
-/// The BPF programs' state of a connection that is resumed by its record, given a segment of its
-/// client.
+/// The BPF programs' state of a connection that its record resumes, given a client's segment.
 pub(crate) fn recorded(record: &Record, segment: &Segment<'_>) -> Option<Stamped> {
     let stamp = wake::stamp(record, segment.header.options.stamps?.echo)?;
     Some(Stamped {
@@ -387,8 +382,7 @@ mod tests {
         }
     }
 
-    /// The bytes after the object belong to another response, and this replica does not have its
-    /// head.
+    /// The bytes after the object belong to a response with a head that this replica lacks.
     #[test]
     fn client_with_bytes_after_the_object_is_not_resumed() {
         let mut client = client();
@@ -494,8 +488,7 @@ mod tests {
         let found = found(&client);
         assert_eq!((found.connection.receive_next, found.record.responses.len()), (client.header.seq, 0));
         assert_eq!((found.stamped.phase, found.stamped.client_next), (Phase::Setup, client.header.seq));
-        // The bytes after the hole belong to the announced object, and only that object may be
-        // sent.
+        // The bytes after the hole are the announced object's, and only that may be sent.
         assert_eq!(found.stamped.object, 0);
         let (ack, head) = (client.header.ack, HEAD.len() as u32);
         let mut bound = |from: u32, to: u32, object: u32| {

@@ -45,8 +45,7 @@ fn kept_open(answer: &[u8]) -> Vec<u8> {
     replaced(answer, "Connection: close", "Connection: keep-alive")
 }
 
-/// Creates `a.bin`, and returns nginx's answer to a request for it. The server is stopped before
-/// this returns.
+/// Creates `a.bin`, and returns nginx's answer to a request for it, after stopping nginx.
 fn answer_of_stopped_nginx(rack: &Rack) -> Vec<u8> {
     std::fs::write(rack.www.path().join("a.bin"), object("a", SIZE)).unwrap();
     let nginx = rack.nginx();
@@ -142,8 +141,7 @@ fn curl_download_resumes_byte_for_byte() {
     rack.cut();
     let record = rack.flows().values().find_map(|seen| seen.record.clone()).unwrap();
     let (adopters, ends) = rack.adopters(PATIENCE);
-    // Lost segments have left holes; the BPF programs bound the client's acknowledgements for them
-    // (`beyond.h`).
+    // Lost segments left holes; the programs bound acknowledgements beyond them (`beyond.h`).
     let _programs = rack.programs(&record);
     rack.adopt(&adopters, record);
     eventually("the end of the download", || !curl.lives());
@@ -160,8 +158,7 @@ fn adopted_client_gets_rest_and_further_answers() {
     std::fs::write(rack.www.path().join("b.bin"), object("b", 300)).unwrap();
     let _nginx = rack.nginx();
     let (adopters, _ends) = rack.adopters(PATIENCE);
-    // The first replica's head differs from the second one's only in fields that do not identify
-    // the object.
+    // The two replicas' heads differ only in fields that do not identify the object.
     let full = replaced(&fetch(&rack.r2, GET), "Server: nginx", "Server: another one");
     let full = kept_open(&full);
     let size = head(&full);
@@ -223,8 +220,7 @@ fn pipelined_requests_of_the_record_are_answered() {
     let told = fetch(&rack.r2, &ask.replace("Connection: close\r\n", ""));
     let all = [GET, part, missing, ask].concat();
     let want = [&a[..], &parted, &gone, &told].concat();
-    // The client is in the first, second or third answer, and the first replica knew a different
-    // number of requests each time.
+    // The client is in each of three answers; the first replica knew another number of requests.
     for (known, had) in [
         (&a[..], 1000),
         (&[&a[..], &parted].concat(), 1000),
@@ -433,8 +429,7 @@ fn response_generated_differently_is_refused() {
         (&asked, more("Content-Type: text/plain"), Refusal::Coding),
         (&asked, more("ETag: W/\"x\""), Refusal::Tag),
         (&asked, more("Last-Modified: Thu, 01 Jan 1970 00:00:00 GMT"), Refusal::Tag),
-        // The first response was chunked; its record has seen more chunks than the second response
-        // has.
+        // The first response was chunked; its record saw more chunks than the second one has.
         (&asked, chunked.clone(), Refusal::Length),
         (&inputs(SIZE / 2, "?chunked"), chunked, Refusal::Length),
     ] {

@@ -1,5 +1,5 @@
-//! The tests of `survive.rs` without a store: another replica has only the timestamp that the
-//! client echoes.
+//! The tests of `survive.rs` without a store: replicas have only the timestamp that a client
+//! echoes.
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
@@ -92,8 +92,7 @@ fn download_resumes_after_restart_of_nginx() {
     eventually("it is counted", || rig.hosts[0].replica.counts().adopted == 1);
 }
 
-/// The second replica has no hint about the connection: the client's own segment shows which part
-/// is missing.
+/// The second replica has no hint: the client's own segment shows which part is missing.
 #[test]
 fn request_to_dead_replica_is_answered_elsewhere() {
     let Some(rig) = rig(&Plan::default(), &[("small", 3000)]) else { return };
@@ -108,8 +107,7 @@ fn request_to_dead_replica_is_answered_elsewhere() {
     eventually("it is counted", || rig.hosts[1].replica.counts().adopted == 1);
 }
 
-/// A connection that is being resumed must not be searched for again when the client's next segment
-/// arrives.
+/// The client's next segment must not start another search for a connection being resumed.
 #[test]
 fn clients_request_reaches_the_adopter() {
     let Some(rig) = rig(&Plan::default(), &[("small", 3000)]) else { return };
@@ -125,8 +123,7 @@ fn clients_request_reaches_the_adopter() {
     assert!(once.count() > 0, "{said}");
 }
 
-/// A client that no longer has the connection answers with a RST, or opens another one between the
-/// same ports.
+/// A client without the connection answers with a RST, or opens another on the same ports.
 #[test]
 fn departed_client_is_not_probed_again() {
     for says in [true, false] {
@@ -260,8 +257,7 @@ fn kernel_rst_does_not_end_adopted_connection() {
     assert_eq!(rig.hosts[1].replica.counts().refused, 0);
 }
 
-/// The ToR may send the client elsewhere during the search; two replicas must not both adopt the
-/// connection.
+/// The ToR's choice may change during the search; two replicas must not both adopt.
 #[test]
 fn connection_adopted_elsewhere_is_not_adopted_here() {
     for is_told in [true, false] {
@@ -322,8 +318,7 @@ fn connection_of_live_holder_is_not_adopted() {
     eventually("it goes on here", || rig.hosts[1].replica.counts().adopted == 1);
 }
 
-/// The first replica answered the handshake, and the client's request then reached another one,
-/// which adopted the connection.
+/// The first replica answered the handshake; another one got the request and adopted.
 #[test]
 fn former_holder_drops_an_adopted_connection() {
     let Some(rig) = rig(&Plan::default(), &[("large", 20_000_000)]) else { return };
@@ -336,8 +331,7 @@ fn former_holder_drops_an_adopted_connection() {
     eventually("it is another's", || there() == 0);
 }
 
-/// TCP takes a drop on its own host as congestion, so withheld segments must not look like drops to
-/// it.
+/// TCP takes a drop on its own host as congestion; withheld segments must not look like drops.
 #[test]
 fn withheld_segments_do_not_halve_the_window() {
     let Some(rig) = rig(&Plan::default(), &[("small", 3000)]) else { return };
@@ -349,8 +343,7 @@ fn withheld_segments_do_not_halve_the_window() {
     assert!(told.contains(" reno ") && !told.contains(" ssthresh:"), "{told}");
 }
 
-/// The first replica leaves its connections (`drains`), or those of the former process, to this
-/// holder; `None` ends that.
+/// Leaves the first replica's connections (`drains`), or a former process's, to this holder.
 fn leave(rig: &Rig, holder: Option<u8>, drains: bool) {
     let to = holder.map(|holder| LeaveNamed {
         services: vec![SERVICE.parse().unwrap()],
@@ -423,8 +416,7 @@ fn connection_without_adopter_returns() {
     eventually("it is counted", || counts().adopted == 1);
 }
 
-/// The kernel has connections with timestamps that another process made, and would continue with
-/// its own.
+/// The kernel would continue connections of another process with its own timestamps.
 #[test]
 fn new_process_gets_no_clients_before_others_adopted() {
     let plan = Plan { stores: 0, named: true, ..Plan::default() };
@@ -442,9 +434,8 @@ fn new_process_gets_no_clients_before_others_adopted() {
     }
 }
 
-/// The kernel must not continue the named connections of a process that just died, with its own
-/// timestamps: other replicas adopt them. The next process announces those that were never
-/// announced.
+/// The kernel must not continue a dead process's named connections with its own timestamps: other
+/// replicas adopt them. The next process announces those that were never announced.
 #[test]
 fn connections_of_dead_process_are_left_to_others() {
     let plan = Plan { stores: 0, named: true, ..Plan::default() };
@@ -479,8 +470,7 @@ fn connections_of_dead_process_are_left_to_others() {
             rig.router.run("nft add rule ip t f iifname x1 tcp flags & rst == 0 drop");
         } else {
             programs.protect(service, 0).unwrap();
-            // Reading the waiting data opens the window: the window update has left before the BPF
-            // programs watch.
+            // Reading the data opens the window: its update leaves before the BPF programs watch.
             stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
             assert_eq!(stream.read_to_end(&mut rest).unwrap_err().kind(), ErrorKind::WouldBlock);
             rig.steer("replace", 2);
@@ -512,8 +502,7 @@ fn connections_of_dead_process_are_left_to_others() {
     }
 }
 
-/// A third replica, run by the test on the router: it has no connections and sends the hints that
-/// the test needs.
+/// A third replica on the router: it has no connections and sends the test's hints.
 struct Third {
     hints: Hints,
     key: FlowKey,

@@ -161,8 +161,7 @@ fn another_replica_finds_stored_records() {
     assert_eq!(load(&[server.address], "web.r1.8", &keys(), PATIENCE).records, []);
 }
 
-/// An adopter deletes the former records of a connection, while the returning replica stores others
-/// under the same number.
+/// An adopter deletes a connection's former records; the returning replica reuses the number.
 #[test]
 fn newer_record_is_not_deleted() {
     let Some(server) = Memcached::start() else { return };
@@ -237,8 +236,7 @@ fn old_records_on_another_server_do_not_count() {
     assert_eq!(found_at(&both), []);
 }
 
-/// A fake server: `answer` makes the reply to each line that stores a record, and the receiver gets
-/// those lines.
+/// A fake server: `answer` makes the reply to each stored record, and the receiver gets these.
 fn pretender(
     answer: impl Fn(usize, &str) -> Option<String> + Send + 'static,
 ) -> (SocketAddr, Receiver<String>) {
@@ -347,8 +345,7 @@ fn malformed_answer_is_a_failure() {
         "NS O1\r\n",
         "SERVER_ERROR out of memory storing object\r\n",
     ] {
-        // The first command stores the bound; its answer must be valid, so that only the record's
-        // answer is tested.
+        // The first command stores the bound; a valid answer to it makes only the record's count.
         let text = rubbish.to_owned();
         let (bad, told) = pretender(move |count, opaque| {
             Some(if count % 2 == 1 { format!("HD {opaque}\r\n") } else { text.clone() + &"x".repeat(3000) })

@@ -27,8 +27,7 @@ const MOST_BATCHES: usize = 512;
 const IDLE: Duration = Duration::from_secs(15 * 60);
 /// Delay between an event on a connection and its flow's next tick, milliseconds.
 pub(super) const ASK: u64 = REQUEST_PATIENCE + 1;
-/// Interval at which a client's acknowledgement is read from the BPF map, for a connection that
-/// waits for it, milliseconds.
+/// Interval, in milliseconds, of reading an acknowledgement for which a connection waits.
 pub(super) const LOOK: u64 = 2;
 
 /// Stores records. No method blocks.
@@ -36,12 +35,10 @@ pub trait Keeper {
     /// Stores a record, which replaces the connection's last one.
     fn store(&mut self, key: &FlowKey, ticket: u64, record: &Record);
 
-    /// Deletes the connection's record and ignores results of its operations: the next connection
-    /// has the same key.
+    /// Deletes the connection's record, and ignores late results: the key may be used again.
     fn forget(&mut self, key: &FlowKey);
 
-    /// Whether the connection's record must be stored again, because its server lost it or its
-    /// lifetime is about to end.
+    /// Whether the record must be stored again: its server lost it, or its lifetime ends.
     fn is_stale(&self, key: &FlowKey) -> bool;
 
     /// Continues operations in progress and reports each finished one: stored (`true`) or failed.
@@ -122,16 +119,13 @@ pub struct Watch<K> {
     over: Vec<(FlowKey, bool)>,
     /// Connections that their server closed too early.
     early: Vec<FlowKey>,
-    /// Connections that the kernel was closing when this process started, each with the time since
-    /// when its client could be reset.
+    /// Connections that the kernel was closing at the start, with the time from which it may reset.
     closing: HashMap<FlowKey, Option<Instant>>,
     /// Clients to which a RST of the kernel was held back, with its sequence number.
     refused: Vec<(FlowKey, u32)>,
-    /// Issuer of each service's handshakes ([`Watch::set_issuers`]), with whether unnamed responses
-    /// are watched.
+    /// Issuer of each service ([`Watch::set_issuers`]), with whether unnamed responses are watched.
     issuers: HashMap<SocketAddr, (u32, bool)>,
-    /// Connections with timestamps of the BPF programs: those with a request, and those that their
-    /// server closed.
+    /// Connections with BPF-made timestamps: those with a request, and those that ended.
     asked: Vec<FlowKey>,
     ended: Vec<Ended>,
     /// Age of the records that other replicas had of connections when these were handed over.
@@ -213,8 +207,7 @@ impl<K: Keeper> Watch<K> {
         self.succeeds = true;
     }
 
-    /// Sets the protected services, each with the index of its lease. Connections of other services
-    /// lose their limits.
+    /// Sets the protected services, each with its lease. Others' connections lose their limits.
     ///
     /// # Errors
     /// There are too many services.
@@ -249,16 +242,14 @@ impl<K: Keeper> Watch<K> {
                 } else if !self.succeeds {
                     self.hold.abort_closing(*service)?;
                 }
-                // These connections began before the service was protected, so they break with
-                // their server. Connections from this host itself (health checks, digests) do not
-                // count.
+                // These connections began unprotected, so they break with their server. Connections
+                // from this host itself (health checks, digests) do not count.
                 let clients = self.hold.clients(*service)?.into_iter();
                 let are_formers = issuer > 0 && !self.succeeds;
                 for client in clients.filter(|client| client.ip() != service.ip()) {
                     formers.any |= are_formers;
                     if are_formers && follows {
-                        // The kernel would send its own timestamps, and acknowledge data that no
-                        // timestamp names.
+                        // The kernel would send its own timestamps, and acknowledge unnamed data.
                         tracing::debug!(%client, "left to others: its process died");
                         let key = FlowKey::new(client, *service);
                         self.hold.silence(&key)?;
@@ -313,7 +304,7 @@ impl<K: Keeper> Watch<K> {
         let _ = poll(&mut set, Timespec::try_from(pause).ok().as_ref());
     }
 
-    /// Processes events and actions; `parked` gets the packets of connections that are searched for
+    /// Processes events and actions; `parked` gets packets of parked connections
     /// ([`What::Parked`]).
     ///
     /// # Errors
@@ -360,8 +351,7 @@ impl<K: Keeper> Watch<K> {
         self.act()
     }
 
-    /// Protects a connection, until now named by timestamps, by records from now on, before further
-    /// data is acknowledged or sent.
+    /// Protects a connection, until now named, by records before further data is acknowledged.
     ///
     /// # Errors
     /// A system call fails.
@@ -385,8 +375,7 @@ impl<K: Keeper> Watch<K> {
         self.act()
     }
 
-    /// The kernel has the socket of an [adopted](Watch::adopt) connection: lets the client's
-    /// segments reach it.
+    /// Lets the client's segments reach the new socket of an [adopted](Watch::adopt) connection.
     ///
     /// # Errors
     /// A system call fails.
@@ -464,16 +453,15 @@ impl<K: Keeper> Watch<K> {
             Action::Blank(fields) => self.hold.programs.blank(key, &fields)?,
             Action::Limits(limits) => {
                 let Some(connection) = self.connections.get_mut(key) else { return Ok(()) };
-                // After a new request, for example, a limit can be lower than before; then no
-                // withheld frame can be sent.
+                // After a new request a limit can be lower than before; no withheld frame can be
+                // sent then.
                 let before = connection.limits;
                 let raised =
                     before.ack != limits.ack || limits.fin_at.is_some() && before.fin_at != limits.fin_at;
                 connection.limits = limits;
                 let acked = self.hold.programs.limits(key)?.map_or(connection.first, |l| l.acked);
                 if !self.hold.programs.set_limits(key, &connection.limits(acked))? {
-                    // A later connection between the same addresses and ports replaced it, and has
-                    // its own event.
+                    // A later connection with the same key replaced it, and has its own event.
                     return Ok(());
                 }
                 let sent = connection.release(&mut self.hold);
