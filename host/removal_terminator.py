@@ -14,6 +14,7 @@ PROGRAMS = {
     "terminator": ("-p", "rivulet-terminator", "--lib"),
     "https": ("-p", "rivulet-terminator", "--test", "it"),
     "chunks": ("-p", "rivulet-http", "--lib"),
+    "agentlib": ("-p", "rivulet-agent", "--lib"),
 }
 
 
@@ -29,6 +30,30 @@ TICKET = "terminator:tickets::tests::"
 IN_TIME = HOSTILE + "half_handshakes_and_idle_connections_end_in_time"
 
 REMOVALS: dict[str, Removal] = {
+    "tls-client-ca": terminator(
+        "files.rs",
+        "Some(path) => builder.with_client_cert_verifier(verifier(path, provider)?),",
+        "Some(_) => builder.with_no_client_auth(),",
+        "https:authorities::client_needs_a_certificate_of_the_configured_authority",
+    ),
+    "tls-client-ca-tickets": terminator(
+        "files.rs",
+        "if self.client_ca.is_none() {\n            config.ticketer",
+        "{\n            config.ticketer",
+        "https:authorities::client_needs_a_certificate_of_the_configured_authority",
+    ),
+    "tls-files-problem": terminator(
+        "reload.rs",
+        "        wanted.problem = problem;",
+        "        wanted.problem = None;",
+        "https:files::given_files_replace_those_in_force_and_bad_ones_do_not",
+    ),
+    "tls-part": Removal(
+        "host/agent/src/terminator.rs",
+        "        tls: service.tls.clone(),\n        ..Service::default()",
+        "        tls: service.tls.clone(),\n        ..service.clone()",
+        ("agentlib:terminator::tests::terminators_get_no_keys_but_those_of_tickets",),
+    ),
     "tls-output-bound": terminator(
         "buffer.rs",
         "if 2 * self.written >= self.bytes.len() {",

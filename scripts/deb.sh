@@ -90,7 +90,7 @@ manual "$root/usr/bin/rivulet-switch" "$root/usr/share/man/man1" "a P4 switch in
 manual "$root/usr/bin/rivulet-wire" "$root/usr/share/man/man1" "rate, delay and loss between two interfaces"
 manual "$root/usr/bin/cm-udp" "$root/usr/share/man/man1" "sends and echoes by each interface of the Congestion Manager"
 manual "$root/usr/bin/rivulet-cm-apps" "$root/usr/share/man/man1" "streams that adapt by the Congestion Manager"
-for unit in switch replica agent cm; do install -m 644 "packaging/systemd/rivulet-$unit.service" "$root/lib/systemd/system/"; done
+for unit in switch replica agent tls cm; do install -m 644 "packaging/systemd/rivulet-$unit.service" "$root/lib/systemd/system/"; done
 install -m 644 packaging/etc/*.env "$root/usr/share/doc/rivulet/examples/"
 for page in operating troubleshooting; do gzip -9nc "docs/$page.md" >"$root/usr/share/doc/rivulet/$page.md.gz"; done
 rmdir "$root/etc/rivulet" "$root/etc"

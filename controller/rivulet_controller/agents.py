@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import grpc
 
+from . import service_tls
 from .admission import Admission, ByCertificate, ByUser, RefuseAll, Users
 from .agent_socket import AgentSocket
 from .keys import RACK_RING, Kind
@@ -89,6 +90,7 @@ class Agent:
                 (Kind.SEAL, service.seal_keys),
                 (Kind.NONCE, service.nonce_keys),
                 (Kind.COOKIE, service.cookie_keys),
+                (Kind.TICKET, service.tls.ticket_keys),
             )
             for key in keys
         ) | frozenset((RACK_RING, Kind.TOR, key.epoch) for service in update.services for key in service.tor_keys)
@@ -126,6 +128,11 @@ class Agent:
         return self.report.error if self.report is not None else ""
 
     @property
+    def tls(self) -> dict[str, service_tls.TlsCounts]:
+        """Status of TLS by service, as last reported."""
+        return service_tls.counts(self.report, self._names)
+
+    @property
     def records(self) -> int:
         """Incarnation of its records as last reported; 0 before that."""
         return self.report.trods.incarnation if self.report is not None else 0
@@ -150,6 +157,8 @@ class Agent:
     def note(self, report: agent_pb2.Report) -> None:
         """Takes a report. The keys that this agent holds follow from the version in force."""
         report.reason, report.error = report.reason[:TEXT_MAX], report.error[:TEXT_MAX]
+        for status in report.tls:
+            status.error = status.error[:TEXT_MAX]
         if report.clock_ms:
             self._ahead.append(report.clock_ms / 1e3 - time.time())
         self.report = report
@@ -242,9 +251,9 @@ class AgentServer(agent_pb2_grpc.AgentsServicer):
                 if message.WhichOneof("message") != "report":
                     continue
                 before = _weighty(agent)
-                earlier = agent.report.error if agent.report else ""
+                earlier = _error(agent)
                 agent.note(message.report)
-                error, now = message.report.error, time.monotonic()
+                error, now = _error(agent), time.monotonic()
                 if error and error != earlier and now - complained >= COMPLAINT_S:
                     complained = now
                     log.error("agent %s: %s", agent.name, error)
@@ -258,6 +267,11 @@ def _weighty(agent: Agent) -> tuple[Held, Plain, frozenset[str], bool | None, bo
     """The parts of an agent's report that need a round of the controller's loop when they change."""
     ready = agent.report.ready if agent.report else None
     return agent.held, agent.plain, agent.refused, ready, agent.asks, agent.content, agent.records
+
+
+def _error(agent: Agent) -> str:
+    """The first error that an agent reports, of its update or of its TLS."""
+    return agent.error or next(service_tls.problems({agent.name: agent.tls}), "")
 
 
 async def _ended(task: asyncio.Future[Any]) -> None:

@@ -75,7 +75,7 @@ class Weight(BaseModel):
 class Rotation(BaseModel):
     """Body of a key rotation."""
 
-    kinds: list[Literal["seal", "nonce", "cookie", "tor"]] = Field(default=["seal", "nonce"], max_length=4)
+    kinds: list[Literal["seal", "nonce", "cookie", "tor", "ticket"]] = Field(default=["seal", "nonce"], max_length=5)
 
 
 class Live:
@@ -381,8 +381,11 @@ def make_app(controller: Controller, tokens: Tokens, audit: Audit) -> FastAPI:
     @app.post("/api/services/{name}/rotate")
     async def rotate(name: str, body: Rotation, who: Operator) -> dict[str, str]:
         """Creates new keys; replicas accept the old ones as long as they are needed."""
-        if not any(service.name == name for service in controller.config.services):
+        service = next((service for service in controller.config.services if service.name == name), None)
+        if service is None:
             raise HTTPException(404, f"there is no service {name!r}")
+        if "ticket" in body.kinds and service.tls is None:
+            raise HTTPException(422, f"service {name!r} has no ticket keys: it has no `tls`")
         audit.note(who, "rotate", service=name, kinds=body.kinds)
         controller.rotate(name, frozenset(Kind(kind) for kind in body.kinds))
         return {"done": f"rotate {name}"}

@@ -122,7 +122,7 @@ def status(as_json: AsJson = False) -> None:
     if as_json:
         _json(found)
     else:
-        _show(_switches(found), _replicas(found), *_trods(found))
+        _show(_switches(found), _replicas(found), *_trods(found), *_tls(found))
     if found["config_problem"]:
         errors.print(Text(f"the newest configuration is not in force:\n{found['config_problem']}", style="red"))
     for problem in found.get("problems", []):
@@ -142,7 +142,9 @@ def services(as_json: AsJson = False) -> None:
 def replicas(as_json: AsJson = False) -> None:
     """Show the replicas' states with the reasons."""
     found = _client().get("/api/replicas")
-    _json(found) if as_json else _show(_replicas({"replicas": found}), *_trods({"replicas": found}))
+    _json(found) if as_json else _show(
+        _replicas({"replicas": found}), *_trods({"replicas": found}), *_tls({"replicas": found})
+    )
 
 
 @app.command()
@@ -151,7 +153,7 @@ def replica(name: Replica, as_json: AsJson = False) -> None:
     found = _client().get(f"/api/replicas/{name}")
     if as_json:
         return _json(found)
-    _show(_replicas({"replicas": [found]}), *_trods({"replicas": [found]}))
+    _show(_replicas({"replicas": [found]}), *_trods({"replicas": [found]}), *_tls({"replicas": [found]}))
     last = found["last_exclusion"]
     if last is None:
         console.print("\nnot excluded since the controller started")
@@ -217,13 +219,15 @@ def rotate(
     service: Annotated[str, typer.Argument(help="name of the service")],
     kind: Annotated[
         str,
-        typer.Option(help="seal, nonce, both, cookie (of stateless TCP), or tor (shared by replicas and ToRs)"),
+        typer.Option(
+            help="seal, nonce, both, cookie (of stateless TCP), ticket (of TLS), or tor (shared by replicas and ToRs)"
+        ),
     ] = "both",
 ) -> None:
     """Create new keys; replicas accept the old ones as long as they are needed."""
     kinds = {"both": ["seal", "nonce"]}.get(kind, [kind])
-    if kind not in ("both", "seal", "nonce", "cookie", "tor"):
-        raise typer.BadParameter("--kind is seal, nonce, both, cookie or tor")
+    if kind not in ("both", "seal", "nonce", "cookie", "ticket", "tor"):
+        raise typer.BadParameter("--kind is seal, nonce, both, cookie, ticket or tor")
     _client().post(f"/api/services/{service}/rotate", {"kinds": kinds})
     console.print(f"{service}: new {' and '.join(kinds)} keys are being distributed")
 
@@ -302,7 +306,7 @@ def top() -> None:
         with Live(console=console, auto_refresh=False, screen=True) as live:
             async for found in _client().live():
                 events = Group(*(_event(event) for event in found["events"][-8:]))
-                group = Group(_switches(found), _replicas(found), *_trods(found), _history(found), events)
+                group = Group(_switches(found), _replicas(found), *_trods(found), *_tls(found), _history(found), events)
                 live.update(group, refresh=True)
 
     asyncio.run(follow())
@@ -375,6 +379,21 @@ def _trods(found: dict[str, Any]) -> list[Table]:
         )
         fates = ("protected", "adopted", "trusted", "moved", "outside")
         table.add_row(name, *(str(counts[fate]) for fate in fates), refused, unprotected)
+    return [table]
+
+
+def _tls(found: dict[str, Any]) -> list[Table]:
+    """Status of TLS, if any replica has a service with it."""
+    rows = [(replica["name"], *item) for replica in found["replicas"] for item in replica["tls"].items()]
+    if not rows:
+        return []
+    columns = ("replica", "service", "protected", "adopted", "in handshake", "handshakes", "resumed", "ticket key")
+    table = Table(*columns, "unprotected", "error", box=None, title="TLS, connections", title_justify="left")
+    for replica, service, status in rows:
+        numbers = (str(status[name]) for name in ("protected", "adopted", "in_handshake", "handshakes", "resumed"))
+        unprotected = ", ".join(f"{reason} {count}" for reason, count in sorted(status["unprotected"].items())) or "0"
+        error = Text(status["error"] or "—", style=STYLES["excluded"] if status["error"] else "")
+        table.add_row(replica, service, *numbers, str(status["ticket_epoch"] or "—"), unprotected, error)
     return [table]
 
 

@@ -5,14 +5,15 @@ several of them.
 from __future__ import annotations
 
 import ipaddress
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from . import limits
 from .limits import IPAddress
+from .model import Model
+from .service_tls_config import ServiceTls
 from .values import (
     ENDPOINT,
     MAX_ENDPOINT,
@@ -57,11 +58,7 @@ class ConfigError(Exception):
         return ConfigError, (self.problems,)
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Vlan(_Model):
+class Vlan(Model):
     """An IEEE 802.1Q VLAN: the ports that carry it untagged and those that carry it tagged.
 
     A port that carries no VLAN untagged has its untagged frames in VLAN 0.
@@ -72,7 +69,7 @@ class Vlan(_Model):
     tagged: tuple[PortNumber, ...] = ()
 
 
-class Host(_Model):
+class Host(Model):
     """A neighbour of the ToR: its address and the ToR's port towards it. `mtu` counts bytes of the
     IP packet.
 
@@ -87,7 +84,7 @@ class Host(_Model):
     mtu: int = Field(default=1500, ge=576, le=9216)
 
 
-class Route(_Model):
+class Route(Model):
     """A prefix reached through a neighbour: `via` is the address of one of the switch's hosts."""
 
     prefix: ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -102,7 +99,7 @@ class Route(_Model):
         return value
 
 
-class Tls(_Model):
+class Tls(Model):
     """Files for mutual TLS: our certificate, its key, and the authority that signs the other side's
     certificate.
     """
@@ -112,7 +109,7 @@ class Tls(_Model):
     authority: File
 
 
-class ServerTls(_Model):
+class ServerTls(Model):
     """A listener's certificate and its key."""
 
     certificate: File
@@ -122,7 +119,7 @@ class ServerTls(_Model):
 PacketRate = Annotated[int, Field(ge=1, le=10_000_000)]
 
 
-class OwnMeters(_Model):
+class OwnMeters(Model):
     """Packets a second that each port may send to the ToR itself or to the controller, by class;
     null: unlimited.
 
@@ -144,7 +141,7 @@ class OwnMeters(_Model):
         return {name: rate for name, rate in rates.items() if rate is not None}
 
 
-class SwitchConfig(_Model):
+class SwitchConfig(Model):
     """A ToR: its P4Runtime server, and the ports, hosts, routes and VLANs around it."""
 
     name: Name
@@ -186,7 +183,7 @@ class SwitchConfig(_Model):
         return self.untagged_vlan(place.port) if place.vlan is None else place.vlan
 
 
-class Replica(_Model):
+class Replica(Model):
     """A server machine; `port` is the ToR's port towards it.
 
     Without `mac` the replica's agent reports it; without `vlan` it is the port's untagged one.
@@ -211,14 +208,8 @@ Affinity = Literal["flow", "client"]
 
 def store_place(server: str) -> tuple[IPAddress, int]:
     """Address and port of a memcached server of a store. Raises ValueError."""
-    host, colon, port = server.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    address = limits.host_address(host[1:-1] if bracketed else host)
-    if not colon or bracketed != (address.version == 6) or not re.fullmatch(r"[0-9]{1,5}", port):
-        raise ValueError("neither ADDRESS:PORT nor [ADDRESS]:PORT")
-    if not 1 <= int(port) <= 65535:
-        raise ValueError("not a port")
-    return address, int(port)
+    address, port = limits.endpoint(server)
+    return limits.host_address(address), port
 
 
 def _store_server(value: Any) -> Any:
@@ -228,13 +219,12 @@ def _store_server(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        address, port = store_place(value)
+        return limits.endpoint_text(store_place(value))
     except ValueError:
         raise ValueError(f"{value[:80]!r} is not ADDRESS:PORT such as 10.0.2.9:11211 or [fd00:2::9]:11211") from None
-    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
 
 
-class Trods(_Model):
+class Trods(Model):
     """Where replicas record connections of `plain: trods`, and how they recover them
     (docs/trods.md).
     """
@@ -268,7 +258,7 @@ class Trods(_Model):
 CheckMode = Literal["off", "count", "enforce"]
 
 
-class Checks(_Model):
+class Checks(Model):
     """Mode of each check that the ToR makes of a request: off, count failures, or drop them
     (docs/dataplane.md).
     """
@@ -285,7 +275,7 @@ class Checks(_Model):
     )
 
 
-class Meters(_Model):
+class Meters(Model):
     """Packets a second of each service at each switch, for requests with little or no proof; null:
     unlimited.
 
@@ -310,7 +300,7 @@ class Meters(_Model):
         return {cell: rate for cell, rate in rates.items() if rate is not None}
 
 
-class Service(_Model):
+class Service(Model):
     """Addresses and a port, and the replicas behind them."""
 
     name: Name
@@ -330,6 +320,7 @@ class Service(_Model):
         " served by the kernel with takeover by another replica (docs/trods.md)",
     )
     trods: Trods | None = Field(default=None, description="for `plain: trods`, and while its connections drain")
+    tls: ServiceTls | None = Field(default=None, description="HTTPS, with `plain: trods` or `kernel`")
     plain_drain: Seconds = Field(
         default=60.0, le=86400.0, description="how long existing connections are served after `plain` changed"
     )
@@ -354,7 +345,7 @@ class Service(_Model):
         return self
 
 
-class Keys(_Model):
+class Keys(Model):
     """How keys rotate (docs/security.md)."""
 
     seal_rotation: Rotation = 3600.0
@@ -365,6 +356,9 @@ class Keys(_Model):
         ge=60.0,
         le=86400.0,
         description="cookie keys of stateless TCP; a cookie is valid for one to two rotations",
+    )
+    ticket_rotation: Seconds = Field(
+        default=3600.0, ge=60.0, le=43200.0, description="keys of TLS session tickets, valid for one to two rotations"
     )
     horizon: Annotated[Seconds, within(*limits.HORIZON_S)] = 4.0
     resume: Seconds = 86400.0
@@ -382,7 +376,7 @@ class Keys(_Model):
         return self
 
 
-class Mute(_Model):
+class Mute(Model):
     """When a replica that sends heartbeats but no responses counts as mute, and whether to exclude
     it then (mute.py).
     """
@@ -407,7 +401,7 @@ UserName = Annotated[str, Field(pattern=r"^([a-z_][a-z0-9_-]{0,31}|[0-9]{1,10})$
 ListenAddress = Annotated[str, Field(pattern=ENDPOINT, max_length=MAX_ENDPOINT), AfterValidator(port_of)]
 
 
-class Listen(_Model):
+class Listen(Model):
     """Listeners, `unix:PATH` or HOST:PORT. TCP beyond loopback needs TLS, the API also tokens."""
 
     agents: ListenAddress = "unix:/run/rivulet/agents.sock"
@@ -457,7 +451,7 @@ class Listen(_Model):
         return self
 
 
-class Etcd(_Model):
+class Etcd(Model):
     """The etcd cluster in which several controllers keep their state; the holder of the lease
     leads.
     """
@@ -483,7 +477,7 @@ SKETCH_MBPS = 769
 full frame (1,538 bytes on the wire)."""
 
 
-class Config(_Model):
+class Config(Model):
     """The whole rack's description."""
 
     switches: tuple[SwitchConfig, ...] = Field(min_length=1)

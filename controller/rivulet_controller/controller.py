@@ -13,7 +13,9 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import fields
 
+from . import service_tls
 from .agent_updates import AgentUpdates
 from .agents import AgentServer
 from .clock import SteadyClock
@@ -23,7 +25,7 @@ from .contents import Contents
 from .entry import Item
 from .fleet import READ_INTERVAL_S, Fleet
 from .health import ReplicaView
-from .keys import RACK_RING, SERVICE_KINDS, KeyRing, Kind, Lives
+from .keys import RACK_RING, TLS_KINDS, KeyRing, Kind, Lives
 from .local import with_local_parts
 from .modes import next_change, settled, step
 from .monitor import Monitor
@@ -342,7 +344,7 @@ class Controller:
         """Creates new keys of a service; kind TOR: of all replicas and ToRs. Raises KeyError."""
         if not any(s.name == service for s in self.config.services):
             raise KeyError(f"there is no service {service!r}")
-        self._rotate.setdefault(service, set()).update(kinds & {*SERVICE_KINDS})
+        self._rotate.setdefault(service, set()).update(kinds & {*TLS_KINDS})
         if Kind.TOR in kinds:
             self._rotate.setdefault(RACK_RING, set()).add(Kind.TOR)
         self.wake()
@@ -363,10 +365,7 @@ class Controller:
 
     def lives(self) -> Lives:
         """Lifetimes of keys, by the configuration in force."""
-        keys = self.config.keys
-        return Lives(
-            keys.seal_rotation, keys.nonce_rotation, keys.resume, keys.horizon, keys.tor_rotation, keys.cookie_rotation
-        )
+        return Lives(**{field.name: getattr(self.config.keys, field.name) for field in fields(Lives)})
 
     def _next_time(self) -> float:
         lives = self.lives()
@@ -406,7 +405,7 @@ class Controller:
             given = self.state.given.get(service.name)
             match = {"service": self._rack.numbers.services[service.name]}
             held = self.confirmations.held(service.name, service.replicas, match, ring, now)
-            self.state.set_ring(service.name, ring.tick(now, lives, held, wanted, given))
+            self.state.set_ring(service.name, ring.tick(now, lives, held, wanted, given, service_tls.kinds_of(service)))
         absent = {r.name: self.confirmations.absent_since(r.name) for r in self.config.replicas}
         self.contents.look(self.agents.agents, absent)
         agents = self.agents.agents
@@ -483,10 +482,11 @@ class Controller:
 
     def problems(self) -> list[str]:
         """Problems for the operator: stuck loops, the store, a refused configuration, agents'
-        refusals, hosts' clocks.
+        refusals, TLS, hosts' clocks.
         """
         found = [self.loop.problem(), *self.fleet.problems(), self.store_problem, self.config_problem]
         found += self.updates.refusals()
+        found += service_tls.problems({name: agent.tls for name, agent in self.agents.agents.items()})
         found += clocks_apart(self.config, {name: a.clock_ahead_s for name, a in self.agents.agents.items()})
         return [problem for problem in found if problem]
 

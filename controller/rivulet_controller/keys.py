@@ -1,9 +1,9 @@
-"""Key rings: the seal, nonce and cookie keys of a service, which rotate by epoch.
+"""Key rings: the seal, nonce, cookie and ticket keys of a service, which rotate by epoch.
 
 A new key is *accepted* (being distributed to every ToR and every live replica). Once all of them
 hold it, it is *usable*: the ToR stamps its epoch into requests. Its successor makes it *retired*,
 and it is withdrawn when no continuation needs it any more: after the resume time for seal keys, the
-horizon for nonce keys, another rotation for cookie keys.
+horizon for nonce keys, another rotation for cookie and ticket keys.
 
 Pure functions: time is an argument, randomness comes from `secrets`. `Key` hides its secret when
 printed.
@@ -31,12 +31,15 @@ not as unknown."""
 
 
 class Kind(enum.StrEnum):
-    """Kinds of keys: three for each service, and one shared by each replica and the ToRs."""
+    """Kinds of keys: three for each service, one more for services with TLS, and one shared by each
+    replica and the ToRs.
+    """
 
     SEAL = "seal"
     NONCE = "nonce"
     COOKIE = "cookie"
     TOR = "tor"
+    TICKET = "ticket"
 
 
 class State(enum.StrEnum):
@@ -51,13 +54,18 @@ class State(enum.StrEnum):
 
 
 SERVICE_KINDS = (Kind.SEAL, Kind.NONCE, Kind.COOKIE)
+"""Kinds of every service."""
+
+TLS_KINDS = (*SERVICE_KINDS, Kind.TICKET)
+"""Kinds of a service with TLS."""
+
 RACK_RING = "/tor"
 """Name of the one ring of kind TOR, which no service can have. Each replica's keys are derived from
 it."""
 
-SECRET_BYTES = {Kind.SEAL: 16, Kind.NONCE: 32, Kind.COOKIE: 8, Kind.TOR: 32}
+SECRET_BYTES = {Kind.SEAL: 16, Kind.NONCE: 32, Kind.COOKIE: 8, Kind.TOR: 32, Kind.TICKET: 32}
 """Seal: the KDF's master key. Nonce: K (8 bytes), K' (8), opening key (16). Cookie: a HalfSipHash
-key. ToR: see `TorKeys`."""
+key. ToR: see `TorKeys`. Ticket: a ChaCha20-Poly1305 key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +132,7 @@ class Lives:
     horizon: float
     tor_rotation: float = 86400.0
     cookie_rotation: float = 43200.0
+    ticket_rotation: float = 3600.0
 
     def rotation(self, kind: Kind) -> float:
         """Age at which a usable key gets a successor."""
@@ -132,6 +141,7 @@ class Lives:
             Kind.NONCE: self.nonce_rotation,
             Kind.COOKIE: self.cookie_rotation,
             Kind.TOR: self.tor_rotation,
+            Kind.TICKET: self.ticket_rotation,
         }
         return rotations[kind]
 
@@ -144,6 +154,7 @@ class Lives:
             Kind.NONCE: self.horizon,
             Kind.COOKIE: self.cookie_rotation,
             Kind.TOR: self.tor_rotation,
+            Kind.TICKET: self.ticket_rotation,
         }
         return lives[kind] + CONFIRM_MARGIN_S
 

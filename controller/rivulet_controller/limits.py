@@ -16,6 +16,8 @@ SERVICES: int = _FILE["services"]
 ADDRESSES: int = _FILE["addresses"]
 TUNNELS: int = _FILE["tunnels"]
 STORES: int = _FILE["stores"]
+CERTIFICATES: int = _FILE["certificates"]
+PATH_BYTES: int = _FILE["path_bytes"]
 HEARTBEATS_PER_SECOND: int = _FILE["heartbeats_per_second"]
 HEARTBEAT_S: tuple[float, float] = (_FILE["heartbeat_min_us"] / 1e6, _FILE["heartbeat_max_us"] / 1e6)
 LIVENESS_S: float = _FILE["liveness_max_us"] / 1e6
@@ -23,6 +25,9 @@ HORIZON_S: tuple[float, float] = (_FILE["horizon_min_us"] / 1e6, _FILE["horizon_
 
 NO_HOST = tuple(ipaddress.ip_network(text) for text in _FILE["no_host"])
 """Networks with addresses that no host can have, or that routers do not forward to one host."""
+
+
+LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
 
 
 def host_address(text: object) -> IPAddress:
@@ -45,3 +50,23 @@ def host_address(text: object) -> IPAddress:
         if address.version == network.version and address in network:
             raise ValueError(f"{text} is in {network}: no host can be reached at such an address")
     return address
+
+
+def endpoint(text: str) -> tuple[IPAddress, int]:
+    """Address and port of a server on loopback or on a host. Raises ValueError."""
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    address = ipaddress.ip_address(host[1:-1] if bracketed else host)
+    # Not `is_loopback`, which depends on Python's version for IPv4-mapped addresses.
+    if not any(address.version == network.version and address in network for network in LOOPBACK):
+        address = host_address(str(address))
+    known = colon and bracketed == (address.version == 6) and port.isascii() and port.isdigit() and len(port) < 6
+    if not known or not 1 <= int(port) <= 65535 or "%" in host:
+        raise ValueError(f"{text!r} is not ADDRESS:PORT")
+    return address, int(port)
+
+
+def endpoint_text(endpoint: tuple[IPAddress, int]) -> str:
+    """ADDRESS:PORT, with an IPv6 address in brackets."""
+    address, port = endpoint
+    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"

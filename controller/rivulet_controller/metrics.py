@@ -26,6 +26,14 @@ TRODS = {
 }
 
 
+TLS = {
+    "protected": "connections with a stored state",
+    "adopted": "connections adopted from other replicas",
+    "handshakes": "handshakes completed",
+    "resumed": "handshakes with a session ticket",
+}
+
+
 class Metrics:
     """Collector of a controller's metrics."""
 
@@ -48,6 +56,7 @@ class Metrics:
         yield from self._switches()
         yield from self._replicas()
         yield from self._services()
+        yield from self._tls()
 
     def _controller_itself(self) -> Iterator[Metric]:
         c = self._controller
@@ -160,3 +169,29 @@ class Metrics:
             for outcome, count in service["outcomes"].items():
                 outcomes.add_metric([service["name"], outcome.lower()], count)
         yield from (epoch, age, outcomes, affinity)
+
+    def _tls(self) -> Iterator[Metric]:
+        labels = ["replica", "service"]
+        serving = GaugeMetricFamily("rivulet_service_tls_serving", "1 if the replica serves HTTPS", labels=labels)
+        faulty = GaugeMetricFamily("rivulet_service_tls_faulty", "1 if TLS reports an error", labels=labels)
+        waiting = GaugeMetricFamily(
+            "rivulet_service_tls_in_handshake", "TLS connections in their handshake", labels=labels
+        )
+        counted = {
+            fate: CounterMetricFamily(f"rivulet_service_tls_{fate}", f"TLS {words}", labels=labels)
+            for fate, words in TLS.items()
+        }
+        unprotected = CounterMetricFamily(
+            "rivulet_service_tls_unprotected", "TLS connections without a stored state", labels=[*labels, "reason"]
+        )
+        for replica in view.replicas(self._controller):
+            for service, status in replica["tls"].items():
+                of = [replica["name"], service]
+                serving.add_metric(of, int(status["serving"]))
+                faulty.add_metric(of, int(bool(status["error"])))
+                waiting.add_metric(of, status["in_handshake"])
+                for fate, family in counted.items():
+                    family.add_metric(of, status[fate])
+                for reason, count in status["unprotected"].items():
+                    unprotected.add_metric([*of, reason], count)
+        yield from (serving, faulty, waiting, unprotected, *counted.values())

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from . import limits, trods
+from . import limits, service_tls, trods
 from .config import MAX_POOLS, MAX_SERVICES, Config, Host, Replica, Service, SwitchConfig
 
 Mistake = tuple[tuple[str | int, ...], str]
@@ -48,6 +48,7 @@ def references(config: Config) -> Iterator[Mistake]:
     yield from trods.mistakes(config)
     if config.checks == "host":
         yield from _host_checks(config)
+    yield from service_tls.mistakes(config)
     for user, replicas in config.listen.agents_users.items():
         for place, name in enumerate(replicas):
             if name not in names:

@@ -201,10 +201,10 @@ def counts(report: agent_pb2.Report | None) -> TrodsCounts | None:
     status = report.trods
     return TrodsCounts(
         protected=status.protected,
-        unprotected=_by_reason(status.unprotected),
+        unprotected=by_reason(status.unprotected),
         adopted=status.adopted,
         refused=status.refused,
-        refusals=_by_reason(status.refusals),
+        refusals=by_reason(status.refusals),
         trusted=status.trusted,
         outside=status.outside,
         moved=status.moved,
@@ -212,7 +212,8 @@ def counts(report: agent_pb2.Report | None) -> TrodsCounts | None:
     )
 
 
-def _by_reason(reported: Mapping[str, int]) -> dict[str, int]:
+def by_reason(reported: Mapping[str, int]) -> dict[str, int]:
+    """Counts by reason. Malformed or excess reasons count as `other`, since they become metric labels."""
     found: dict[str, int] = {}
     for reason, count in sorted(reported.items()):
         known = _REASON.fullmatch(reason) and len(found) < REASONS_MAX

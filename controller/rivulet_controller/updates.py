@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from . import trods
+from . import service_tls, trods
 from .config import Affinity, Config, PlainMode
 from .content import Content
 from .desired import flow_slots, slot_key
@@ -110,6 +110,7 @@ def update(
             affinity=AFFINITY[service.affinity],
             slot_hash=agent_pb2.SLOT_HASH_CRC32 if config.checks == "host" else agent_pb2.SLOT_HASH_HALF_SIP_HASH,
             trods=records,
+            tls=service_tls.settings(service, ring) if {"kernel", "trods"} & {plain, drains} else None,
         )
         if service.name in contents:
             message.services[-1].content = contents[service.name].version

@@ -25,6 +25,7 @@ from .names import Names, program_folder
 from .placement import SlotInputs, assign, cache_slots, number, slot_inputs
 from .rack import NO_FACTS, Rack, SwitchFacts, fragments_of
 from .rack_file import parse
+from .service_tls import kinds_of
 from .state import Pairs
 from .switch import SwitchError
 from .worker import Worker
@@ -157,7 +158,7 @@ def _planned_rack(config: Config, baseline: Baseline, source: str) -> tuple[Rack
         rack.state.set_mode(service.name, settled(service.plain))
         if service.name not in rack.state.rings:
             given = rack.state.given.get(service.name)
-            fresh = KeyRing().tick(baseline.now, baseline.lives, _held_by_none, given=given)
+            fresh = KeyRing().tick(baseline.now, baseline.lives, _held_by_none, given=given, kinds=kinds_of(service))
             rack.state.set_ring(service.name, fresh)
     if RACK_RING not in rack.state.rings:
         fresh = KeyRing().tick(baseline.now, baseline.lives, _held_by_none, kinds=(Kind.TOR,))

@@ -95,6 +95,18 @@ def _path(value: Any) -> Any:
 File = Annotated[Path, BeforeValidator(_path)]
 
 
+def _replica_file(value: Any) -> Any:
+    """An absolute path on another machine, kept as it is written."""
+    if not isinstance(value, str):
+        return value
+    if not value.startswith("/") or "\0" in value or len(value.encode(errors="replace")) > limits.PATH_BYTES:
+        raise ValueError(f"{value[:80]!r} is not an absolute path on the replicas such as /etc/rivulet/site.pem")
+    return value
+
+
+ReplicaFile = Annotated[str, BeforeValidator(_replica_file)]
+
+
 def port_of(address: str) -> str:
     """Checks that HOST:PORT has a port below 65536; accepts `unix:PATH`."""
     if not address.startswith("unix:") and int(address.rpartition(":")[2]) > 65535:

@@ -12,6 +12,7 @@ from .config import Replica, Service
 from .controller import Controller
 from .keys import RACK_RING, KeyRing, Kind
 from .keys import State as KeyState
+from .service_tls import kinds_of
 
 EVENTS_SHOWN = 25
 """Newest events shown of each kind: about replicas, caused by packets, and operators' actions."""
@@ -119,6 +120,7 @@ def _replica(controller: Controller, place: Replica, weight: int, draining: froz
         "maintenance": place.maintenance,
         "other_content": controller.contents.mismatched_services(place.name),
         "refused_services": _refused(controller, place.name),
+        "tls": _tls(controller, place.name),
         "can_kill": bool(place.kill_command) and controller.config.listen.lab,
     }
 
@@ -127,6 +129,12 @@ def _refused(controller: Controller, replica: str) -> list[str]:
     """The services that a replica's agent refuses."""
     agent = controller.agents.agents.get(replica)
     return sorted(agent.refused) if agent is not None else []
+
+
+def _tls(controller: Controller, replica: str) -> dict[str, dict[str, Any]]:
+    """Status of TLS on a replica, by service."""
+    agent = controller.agents.agents.get(replica)
+    return {name: asdict(counts) for name, counts in agent.tls.items()} if agent is not None else {}
 
 
 def replica(controller: Controller, name: str) -> dict[str, Any]:
@@ -185,7 +193,7 @@ def _keys(controller: Controller, service: Service) -> dict[str, dict[str, Any]]
     rings = controller.state.rings
     now, lives = controller.clock.now(), controller.lives()
     found = {}
-    for kind in Kind:
+    for kind in (*kinds_of(service), Kind.TOR):
         ring = rings.get(RACK_RING if kind is Kind.TOR else service.name, KeyRing())
         usable, accepted = ring.usable(kind), ring.accepted(kind)
         pending = accepted[-1].epoch if accepted and accepted[-1].state is KeyState.ACCEPTED else 0

@@ -29,6 +29,7 @@ class FakeAgent:
         self._tls = tls
         self.ready = True
         self.trods: agent_pb2.TrodsStatus | None = None
+        self.tls: list[agent_pb2.TlsStatus] = []
         self.content: int | None = 1
         self.updates: list[agent_pb2.Update] = []
         self.error = ""
@@ -92,6 +93,7 @@ class FakeAgent:
             if not self.silent:
                 report = agent_pb2.Report(
                     version_in_force=self.newest.version, ready=self.ready, content=self.content, trods=self.trods,
+                    tls=self.tls,
                     clock_ms=int((time.time() + self.clock_ahead_s) * 1e3),
                     refused_services=[s.id for s in self.newest.services if s.name in self.refuses],
                     error="; ".join(self.refuses[s.name] for s in self.newest.services if s.name in self.refuses),

@@ -9,6 +9,7 @@ heartbeats within a liveness, a horizon of at most 4 s), which no row tests.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from pathlib import Path
@@ -21,7 +22,9 @@ from rivulet_controller.rack_file import parse
 from rivulet_controller.state import State
 from rivulet_controller.updates import update
 
-FILE = Path(__file__).resolve().parents[2] / "host" / "agent" / "tests" / "agent_rules.txt"
+FOLDER = Path(__file__).resolve().parents[2] / "host" / "agent" / "tests"
+FILE = FOLDER / "agent_rules.txt"
+TLS_FILE = FOLDER / "tls_rules.txt"
 
 HEARTBEATS = (0, 1, 50, 99, 100, 101, 2_000, 20_000, 9_999_999, 10_000_000, 10_000_001, 15_000_000)
 LIVENESSES = (20_000, 600_000_000, 600_000_001, 7_200_000_000)
@@ -128,3 +131,81 @@ def test_check_accepts_each_row_as_recorded() -> None:
     assert FILE.read_text().splitlines() == lines
     verdicts = [line.split()[0] for line in lines]
     assert verdicts.count("yes") >= 40 and verdicts.count("no") >= 40
+
+
+class TlsRow(NamedTuple):
+    """Values of a service's `tls` that agents also check."""
+
+    plain: str = "trods"
+    count: int = 1
+    certificate: str = "/etc/site.pem"
+    key: str = "/etc/site.key"
+    server: str = "127.0.0.1:80"
+    client_ca: str = ""
+
+    def line(self, verdict: bool) -> str:
+        """The row in the file: columns with tabs between them, %00 for a zero byte."""
+        columns = ["yes" if verdict else "no", *map(str, self)]
+        return "\t".join(columns).replace("\0", "%00")
+
+    def description(self) -> str:
+        """A configuration with these values."""
+        quoted = {name: json.dumps(text) for name, text in self._asdict().items()}
+        files = f"{{certificate: {quoted['certificate']}, key: {quoted['key']}}}"
+        client_ca = f", client_ca: {quoted['client_ca']}" if self.client_ca else ""
+        store = ", trods: {store: ['10.2.0.9:11211']}" if self.plain == "trods" else ""
+        return (
+            Row()
+            .description()
+            .replace(
+                "replicas: [r1], pool",
+                f"replicas: [r1], plain: {self.plain}{store}, tls: {{certificates: [{', '.join([files] * self.count)}],"
+                f" server: {quoted['server']}{client_ca}}}, pool",
+            )
+        )
+
+
+SERVERS = (
+    "127.0.0.1:80", "127.255.0.9:65535", "[::1]:8080", "10.2.0.1:80", "[fd00::1]:80", "127.0.0.1:0", "127.0.0.1:65536",
+    "127.0.0.1", "::1:80", "localhost:80", "0.0.0.0:80", "[::]:80", "224.0.0.1:80", "169.254.1.1:80", "[fe80::1]:80",
+    "[::ffff:127.0.0.1]:80", "10.9.0.1:80", "10.9.0.1:81", "", ":80", "[127.0.0.1]:80", "127.0.0.1:http",
+    "127.0.0.1:-1",
+)  # fmt: skip
+FILES = (
+    "/a", "/a b.pem", "/\u00e4.pem", "/" + "x" * 4094, "/" + "x" * 4095, "/" + "\u00e4" * 2047, "/" + "\u00e4" * 2048,
+    "a.pem", "./a.pem", "~/a.pem", "/a\0b", "\0", "//a", "/",
+)  # fmt: skip
+SHORT = [path for path in FILES if len(path) < 100]
+
+
+def tls_rows() -> list[TlsRow]:
+    """Each value alone, and random combinations."""
+    found = [TlsRow(plain=plain) for plain in ("none", "kernel", "stateless", "trods")]
+    found += [TlsRow(count=count) for count in (0, 1, 64, 65)] + [TlsRow(server=server) for server in SERVERS]
+    found += [TlsRow(certificate=path) for path in ("", *FILES)] + [TlsRow(key=path) for path in ("", *SHORT)]
+    found += [TlsRow(client_ca=path) for path in SHORT]
+    rng = random.Random(42)
+    for _ in range(30):
+        good = rng.choice(FILES[:3]), rng.choice(FILES[:3])
+        found.append(TlsRow(rng.choice(("kernel", "trods")), rng.randint(1, 3), *good, rng.choice(SERVERS[:8])))
+    return found
+
+
+def test_check_accepts_each_row_of_tls_as_recorded() -> None:
+    lines = []
+    for row in tls_rows():
+        try:
+            config = parse(row.description(), "rack.yaml")
+        except ConfigError:
+            lines.append(row.line(False))
+            continue
+        lines.append(row.line(True))
+        state = State()
+        sent = update(config, "r1", numbers_of(config, state), {}, {}, weights_of(config), frozenset()).services[0].tls
+        assert (sent.server, sent.client_ca, len(sent.certificates)) == (row.server, row.client_ca, row.count)
+        assert (sent.certificates[0].certificate, sent.certificates[0].key) == (row.certificate, row.key)
+    if os.environ.get("RIVULET_WRITE_VECTORS"):
+        TLS_FILE.write_text("".join(f"{line}\n" for line in lines))
+    assert TLS_FILE.read_text().splitlines() == lines
+    verdicts = [line.split()[0] for line in lines]
+    assert verdicts.count("yes") >= 30 and verdicts.count("no") >= 30

@@ -88,6 +88,43 @@ def test_good_file_is_read_with_defaults_and_units() -> None:
             "services.0.affinity: client: is for plain TCP, which `plain: none` refuses",
         ),
         ("seal_rotation: 1h", "cookie_rotation: 2d", 17, "keys.cookie_rotation: 172800: must be at most 86400"),
+        (
+            "    liveness: 20ms",
+            "    tls: {certificates: [{certificate: site.pem, key: /site.key}]}",
+            16,
+            "services.0.tls.certificates.0.certificate: 'site.pem' is not an absolute path on the replicas",
+        ),
+        (
+            "    liveness: 20ms",
+            "    tls: {certificates: []}",
+            16,
+            "services.0.tls.certificates: ",
+        ),
+        (
+            "    liveness: 20ms",
+            "    tls: {certificates: [{certificate: /c, key: /k}], forwarded: x}",
+            16,
+            "services.0.tls.forwarded: 'x': must be 'headers', 'proxy' or 'none'",
+        ),
+        (
+            "    liveness: 20ms",
+            "    tls: {certificates: [{certificate: /c, key: /k}], server: 10.9.0.1:80}",
+            16,
+            "services.0.tls.server: 10.9.0.1:80 is the service itself",
+        ),
+        (
+            "    liveness: 20ms",
+            "    tls: {certificates: [{certificate: /c, key: /k}], server: localhost}",
+            16,
+            "services.0.tls.server: 'localhost' is not ADDRESS:PORT such as 127.0.0.1:80",
+        ),
+        (
+            "    liveness: 20ms",
+            "    tls: {certificates: [{certificate: /c, key: /k}]}\n    plain: stateless",
+            16,
+            "services.0.tls: TLS needs `plain: trods`",
+        ),
+        ("seal_rotation: 1h", "ticket_rotation: 2d", 17, "keys.ticket_rotation: 172800: must be at most 43200"),
         ("services:", "services: [", 11, "not YAML"),
     ],
 )

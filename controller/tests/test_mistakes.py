@@ -153,7 +153,7 @@ async def test_api_errors_use_our_messages(tmp_path: Path) -> None:
             answer = await client.post("/api/replicas/r1/weight", json=body, headers=me)
             assert (answer.status_code, answer.json()["detail"]) == (422, words)
         answer = await client.post("/api/services/web/rotate", json={"kinds": ["x"]}, headers=me)
-        assert answer.json()["detail"] == ["kinds.0: 'x': must be 'seal', 'nonce', 'cookie' or 'tor'"]
+        assert answer.json()["detail"] == ["kinds.0: 'x': must be 'seal', 'nonce', 'cookie', 'tor' or 'ticket'"]
         answer = await client.post(
             "/api/services/web/rotate", content=b"{", headers={**me, "content-type": "application/json"}
         )

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use crate::Accepted;
 use crate::address::Controllers;
 use crate::proto::{Hello, Report, TrodsStatus};
-use crate::{AgentError, upstream};
+use crate::{AgentError, terminator, upstream};
 
 /// Status of the packet path, for the next report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -102,6 +102,7 @@ impl From<&Status> for Report {
             refused_services: status.refused_services.clone(),
             // As of the moment at which it is sent.
             clock_ms: 0,
+            tls: Vec::new(),
         }
     }
 }
@@ -123,6 +124,11 @@ impl Refusal {
         Refusal { services: accepted.refused_ids(), why }
     }
 
+    /// Their numbers.
+    pub(crate) fn services(&self) -> &[u32] {
+        &self.services
+    }
+
     /// Adds them to a report.
     pub(crate) fn add_to(&self, report: &mut Report) {
         report.refused_services.extend_from_slice(&self.services);
@@ -138,7 +144,8 @@ impl Refusal {
 pub(crate) fn urgent(report: &Report) -> Report {
     let trods =
         report.trods.as_ref().map(|t| TrodsStatus { incarnation: t.incarnation, ..TrodsStatus::default() });
-    Report { load: 0, requests_total: 0, refused_total: 0, trods, ..report.clone() }
+    let tls = terminator::urgent(&report.tls);
+    Report { load: 0, requests_total: 0, refused_total: 0, trods, tls, ..report.clone() }
 }
 
 /// The running channel. Accepted updates arrive at `updates`; its thread runs until the process
@@ -207,5 +214,11 @@ impl Agent {
 
 /// The message that identifies the agent.
 pub(crate) fn hello(name: &str, incarnation: u32, mac: [u8; 6]) -> Hello {
-    Hello { name: name.to_owned(), incarnation, mac: mac.to_vec(), version: env!("CARGO_PKG_VERSION").into() }
+    Hello {
+        name: name.to_owned(),
+        incarnation,
+        mac: mac.to_vec(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        terminator: false,
+    }
 }

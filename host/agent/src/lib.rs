@@ -15,6 +15,7 @@ mod convert;
 mod keep;
 mod pending;
 mod relay;
+mod terminator;
 mod upstream;
 /// The generated messages.
 #[allow(missing_docs, clippy::all, clippy::pedantic)]
@@ -26,7 +27,9 @@ pub use address::{AddressError, Controllers, TlsFiles};
 pub use agent::{Agent, Status, TrodsCounts};
 pub use convert::{Accepted, ConvertError, services};
 pub use pending::PendingUpdate;
+pub use proto::TlsStatus;
 pub use relay::{Relay, RelayConfig, RelayError};
+pub use terminator::{TerminatorChannel, TlsService};
 
 /// Why a channel cannot be opened.
 #[derive(Debug, thiserror::Error)]

@@ -26,8 +26,8 @@ use crate::agent::{Refusal, Status, hello, urgent};
 use crate::proto::agent_message::Message as FromAgent;
 use crate::proto::agents_server::{Agents, AgentsServer};
 use crate::proto::controller_message::Message as FromController;
-use crate::proto::{AgentMessage, ControllerMessage, Hello, Report, TrodsStatus, Update};
-use crate::{AgentError, keep, upstream};
+use crate::proto::{AgentMessage, ControllerMessage, Hello, Report, TlsStatus, TrodsStatus, Update};
+use crate::{AgentError, keep, terminator, upstream};
 
 /// Timeout of a serving process's hello.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -78,7 +78,7 @@ pub struct Relay {
     socket: PathBuf,
 }
 
-/// An attached serving process.
+/// An attached serving process, or TLS terminator.
 struct ServingProcess {
     id: u64,
     hello: Hello,
@@ -102,10 +102,15 @@ struct Shared {
     hello: watch::Sender<Hello>,
     report: watch::Sender<Report>,
     serving: Mutex<Vec<ServingProcess>>,
+    terminators: Mutex<Vec<ServingProcess>>,
     own: Mutex<Own>,
 }
 
 impl Shared {
+    fn attached(&self, are_terminators: bool) -> &Mutex<Vec<ServingProcess>> {
+        if are_terminators { &self.terminators } else { &self.serving }
+    }
+
     /// Publishes the current hello and report to the controllers.
     fn publish(&self) {
         let own = self.own.lock();
@@ -133,6 +138,18 @@ impl Shared {
         // Plain TCP of a local web server belongs to this process, whichever process serves
         // Rivulet.
         report.trods = own.status.as_ref().and_then(|status| status.trods.as_ref()).map(TrodsStatus::from);
+        {
+            let (update, terminators) = (self.update.borrow(), self.terminators.lock());
+            let reports: Vec<&[TlsStatus]> =
+                terminators.iter().filter_map(|t| t.report.as_ref()).map(|r| &r.tls[..]).collect();
+            report.tls = terminator::statuses(update.as_ref(), own.refused.services(), &reports);
+            // Why its address refuses connections, for example.
+            if !report.ready
+                && let Some(why) = terminator::trouble(update.as_ref(), &report.tls)
+            {
+                report.reason = why;
+            }
+        }
         let set = |now: &mut Hello| std::mem::replace(now, hello.clone()) != hello;
         self.hello.send_if_modified(set);
         self.report.send_if_modified(|now| {
@@ -182,6 +199,7 @@ impl Relay {
             hello: said,
             report: told,
             serving: Mutex::default(),
+            terminators: Mutex::default(),
             own: Mutex::new(Own { hello: own, status: None, held: 0, refused: Refusal::default() }),
         });
         let (to, updates) = mpsc::channel();
@@ -298,15 +316,16 @@ impl Agents for SocketServer {
             return Err(tonic::Status::invalid_argument("the first message must be `hello`"));
         };
         let shared = self.0.clone();
-        if hello.name != shared.name {
+        let is_terminator = hello.terminator;
+        if !is_terminator && hello.name != shared.name {
             let text = format!("this is the agent of replica {:?}, not of {:?}", shared.name, hello.name);
             return Err(tonic::Status::not_found(text));
         }
-        if hello.mac.len() != 6 {
+        if !is_terminator && hello.mac.len() != 6 {
             return Err(tonic::Status::invalid_argument("`mac` is not 6 bytes"));
         }
         let id = {
-            let mut serving = shared.serving.lock();
+            let mut serving = shared.attached(is_terminator).lock();
             if serving.len() >= MAX_SERVING_PROCESSES {
                 return Err(tonic::Status::resource_exhausted("too many serving processes"));
             }
@@ -314,23 +333,24 @@ impl Agents for SocketServer {
             serving.push(ServingProcess { id, hello, report: None });
             id
         };
-        tracing::info!(pid = credentials.and_then(|c| c.pid()), "a serving process is attached");
+        let what = if is_terminator { "a TLS terminator" } else { "a serving process" };
+        tracing::info!(pid = credentials.and_then(|c| c.pid()), "{what} is attached");
         let (to, outgoing) = tokio::sync::mpsc::channel(4);
         tokio::spawn(async move {
             shared.publish();
-            relay(&shared, id, &mut incoming, &to).await;
-            shared.serving.lock().retain(|s| s.id != id);
-            tracing::info!("a serving process disconnected");
+            relay(&shared, (is_terminator, id), &mut incoming, &to).await;
+            shared.attached(is_terminator).lock().retain(|s| s.id != id);
+            tracing::info!("{what} disconnected");
             shared.publish();
         });
         Ok(Response::new(ReceiverStream::new(outgoing)))
     }
 }
 
-/// Serves one serving process until it disconnects.
+/// Serves one serving process or terminator until it disconnects.
 async fn relay(
     shared: &Shared,
-    id: u64,
+    (is_terminator, id): (bool, u64),
     incoming: &mut Streaming<AgentMessage>,
     to: &tokio::sync::mpsc::Sender<Result<ControllerMessage, tonic::Status>>,
 ) {
@@ -340,7 +360,7 @@ async fn relay(
         tokio::select! {
             message = incoming.message() => match message {
                 Ok(Some(AgentMessage { message: Some(FromAgent::Report(report)) })) => {
-                    if let Some(process) = shared.serving.lock().iter_mut().find(|s| s.id == id) {
+                    if let Some(process) = shared.attached(is_terminator).lock().iter_mut().find(|s| s.id == id) {
                         process.report = Some(report);
                     }
                     shared.publish();
@@ -354,6 +374,10 @@ async fn relay(
                 }
                 let next = update.borrow_and_update().clone();
                 if let Some(next) = next {
+                    let next = match is_terminator {
+                        true => terminator::part_for_terminators(&next, shared.own.lock().refused.services()),
+                        false => next,
+                    };
                     let message = ControllerMessage { message: Some(FromController::Update(next)) };
                     if to.send(Ok(message)).await.is_err() {
                         return;

@@ -14,9 +14,11 @@ use rivulet_agent::proto::agent_message::Message as FromAgent;
 use rivulet_agent::proto::agents_server::{Agents, AgentsServer};
 use rivulet_agent::proto::controller_message::Message as FromController;
 use rivulet_agent::proto::{
-    AgentMessage, ControllerMessage, NonceKey, Plain, Report, SealKey, Service, Update,
+    AgentMessage, ControllerMessage, NonceKey, Plain, Report, SealKey, Service, TicketKey, Tls, Update,
 };
-use rivulet_agent::{Agent, Controllers, Relay, RelayConfig, Status, TlsFiles, TrodsCounts};
+use rivulet_agent::{
+    Agent, Controllers, Relay, RelayConfig, Status, TerminatorChannel, TlsFiles, TlsStatus, TrodsCounts,
+};
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream, UnixListenerStream};
 use tonic::transport::{Certificate, Identity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Streaming};
@@ -72,8 +74,11 @@ enum At<'a> {
 }
 
 fn controller(at: At<'_>, version: u64) -> Running {
+    controller_of(at, Update { version, services: vec![service()] })
+}
+
+fn controller_of(at: At<'_>, update: Update) -> Running {
     let (sender, heard) = mpsc::sync_channel(1000);
-    let update = Update { version, services: vec![service()] };
     let service = AgentsServer::new(Controller { update: Arc::new(Mutex::new(update)), heard: sender });
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let mut port = 0;
@@ -331,6 +336,54 @@ fn serving_processes_attach_and_detach_from_the_agent() {
     let _door = relay(elsewhere.path(), &path).unwrap();
     let next = start(&[unix(&elsewhere.path().join("agent.sock"))], None);
     assert_eq!(next.updates.recv_timeout(PATIENCE).unwrap().0, 5, "kept");
+}
+
+/// A terminator gets the accepted services with TLS, with no other keys than those of tickets, and what it reports is in
+/// the agent's report.
+#[test]
+fn terminator_gets_services_with_tls_alone_and_its_status_is_reported() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("controller.sock");
+    let pair = || rivulet_agent::proto::Certificate { certificate: "/c".into(), key: "/k".into() };
+    let tls = || Tls {
+        certificates: vec![pair()],
+        server: "127.0.0.1:80".into(),
+        ticket_keys: vec![TicketKey { epoch: 3, key: vec![9; 32] }],
+        usable_ticket_epoch: 3,
+        ..Tls::default()
+    };
+    let other = |id: u32, tls| Service {
+        id,
+        name: format!("s{id}"),
+        addresses: vec![vec![10, 9, 0, id as u8]],
+        tls,
+        ..service()
+    };
+    let refused = Tls { server: "127.0.0.1:0".into(), ..tls() };
+    let services = vec![service(), other(2, Some(tls())), other(4, Some(refused))];
+    let controller = controller_of(At::Unix(&path), Update { version: 5, services });
+    let agent = relay(dir.path(), &path).unwrap();
+    hello(&controller.heard, 7);
+    let report = reported(&controller.heard, "none is attached", |r| r.version_in_force == 5);
+    assert_eq!((report.tls.len(), report.tls[0].service), (1, 2), "the refused one is no service");
+    assert!(report.tls[0].error.contains("rivulet tls is not attached"), "{report:?}");
+    assert!(report.reason.starts_with("s2: TLS: rivulet tls is not attached"), "{report:?}");
+
+    let terminator = TerminatorChannel::start(&dir.path().join("agent.sock")).unwrap();
+    let services = terminator.updates.recv_timeout(PATIENCE).unwrap();
+    let found: Vec<_> = services.iter().map(|s| (s.id, &*s.name, s.tls.tickets().len())).collect();
+    assert_eq!(found, [(2, "s2", 1)]);
+    assert_eq!(services[0].sockets, ["10.9.0.2:80".parse().unwrap()]);
+    assert_eq!(agent.attached(), 0, "it is no serving process");
+    let good = TlsStatus { service: 2, serving: true, protected: 4, ..TlsStatus::default() };
+    let stranger = TlsStatus { service: 9, ..TlsStatus::default() };
+    terminator.set_status(vec![stranger, good.clone()]);
+    let report = reported(&controller.heard, "its status", |r| r.tls.iter().any(|tls| tls.serving));
+    assert_eq!(report.tls, [good]);
+    let long = TlsStatus { service: 2, error: "ä".repeat(10_000), ..TlsStatus::default() };
+    terminator.set_status(vec![long]);
+    let report = reported(&controller.heard, "an error", |r| r.tls.iter().any(|tls| !tls.serving));
+    assert_eq!(report.tls[0].error, "ä".repeat(250));
 }
 
 /// Only a socket without a listener is replaced; other files at the path are left alone.

@@ -51,6 +51,7 @@ pub unsafe extern "C" fn msk_listen(
             slots: None,
             trods: None,
             content: None,
+            tls: None,
         };
         let config = Config {
             interface: Interface::new(None, interface)?,

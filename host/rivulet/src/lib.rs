@@ -11,3 +11,4 @@ pub mod run;
 mod second_chance;
 pub mod serve;
 pub mod tls;
+mod tls_services;

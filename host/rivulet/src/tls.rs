@@ -10,6 +10,7 @@ use rivulet_terminator::{Certificate, Config, Files, Forwarded, Terminator, Time
 
 use crate::process::{raise_descriptors, stop_on_signals, stopped, tell_ready};
 use crate::serve::metrics;
+use crate::tls_services::{self, Bounds};
 
 /// Interval of checks whether the process should end.
 const LOOK: Duration = Duration::from_millis(100);
@@ -21,16 +22,16 @@ const LOOK: Duration = Duration::from_millis(100);
 #[derive(Args, Debug)]
 pub struct TlsArgs {
     /// Address where clients connect; may be given several times
-    #[arg(long, value_name = "ADDRESS:PORT", required = true)]
+    #[arg(long, value_name = "ADDRESS:PORT", required_unless_present = "agent")]
     pub listen: Vec<SocketAddr>,
 
     /// Certificate and intermediate certificates (PEM); with several, clients choose by name (SNI),
     /// and the first is the default
-    #[arg(long = "certificate", value_name = "FILE", required = true)]
+    #[arg(long = "certificate", value_name = "FILE", requires = "listen")]
     pub certificates: Vec<PathBuf>,
 
     /// Private key of each --certificate, in their order (PEM, not encrypted)
-    #[arg(long = "key", value_name = "FILE", required = true)]
+    #[arg(long = "key", value_name = "FILE", requires = "listen")]
     pub keys: Vec<PathBuf>,
 
     /// Address of the server of plain HTTP/1.1
@@ -38,7 +39,7 @@ pub struct TlsArgs {
     pub server: SocketAddr,
 
     /// How the server learns the client's address
-    #[arg(long, value_name = "HOW", value_enum, default_value = "x-forwarded")]
+    #[arg(long, value_name = "HOW", value_enum, default_value = "headers")]
     pub forwarded: ForwardedBy,
 
     /// Keys of session tickets, one of 64 hexadecimal digits a line, the same at each replica: the
@@ -46,6 +47,15 @@ pub struct TlsArgs {
     /// sessions
     #[arg(long, value_name = "FILE")]
     pub ticket_keys: Option<PathBuf>,
+
+    /// Socket of the agent of this replica. Without --listen, the services with `tls` in the controller's configuration are
+    /// served, with their ticket keys; --connections and --workers are then of each service
+    #[arg(long, value_name = "PATH")]
+    pub agent: Option<PathBuf>,
+
+    /// Authorities of clients' certificates (PEM): every client must have a certificate of one of them
+    #[arg(long, value_name = "FILE", requires = "listen")]
+    pub client_ca: Option<PathBuf>,
 
     /// Limit on simultaneous connections; more are closed at once
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
@@ -64,14 +74,25 @@ pub struct TlsArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ForwardedBy {
     /// The fields X-Forwarded-For, -Proto and -Host of each request
-    #[value(name = "x-forwarded")]
+    #[value(name = "headers", alias = "x-forwarded")]
     Fields,
     /// The PROXY protocol, version 2
     Proxy,
+    /// Not at all
+    None,
 }
 
 impl TlsArgs {
+    /// Threads of a terminator.
+    fn workers(&self) -> usize {
+        let all = || std::thread::available_parallelism().map_or(1, Into::into);
+        self.workers.map_or_else(all, usize::from)
+    }
+
     fn config(&self) -> anyhow::Result<Config> {
+        if self.certificates.is_empty() {
+            bail!("--listen without --certificate");
+        }
         if self.certificates.len() != self.keys.len() {
             bail!(
                 "{} --certificate and {} --key: give each certificate its key, in the same order",
@@ -82,18 +103,23 @@ impl TlsArgs {
         let certificates = self.certificates.iter().zip(&self.keys);
         let certificates =
             certificates.map(|(chain, key)| Certificate { chain: chain.clone(), key: key.clone() }).collect();
-        let workers = self.workers.map(usize::from);
         Ok(Config {
             listen: self.listen.clone(),
             server: self.server,
-            files: Files { certificates, ticket_keys: self.ticket_keys.clone() },
+            files: Files {
+                certificates,
+                ticket_keys: self.ticket_keys.clone(),
+                client_ca: self.client_ca.clone(),
+                ..Files::default()
+            },
             forwarded: match self.forwarded {
                 ForwardedBy::Fields => Forwarded::Fields,
                 ForwardedBy::Proxy => Forwarded::ProxyProtocol,
+                ForwardedBy::None => Forwarded::Nothing,
             },
             max_connections: self.connections as usize,
             limits: TimeLimits::default(),
-            workers: workers.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, Into::into)),
+            workers: self.workers(),
             observer: None,
         })
     }
@@ -107,6 +133,10 @@ impl TlsArgs {
 pub fn run(args: &TlsArgs) -> anyhow::Result<()> {
     stop_on_signals();
     raise_descriptors();
+    if let Some(agent) = args.agent.as_deref().filter(|_| args.listen.is_empty()) {
+        let (connections, workers) = (args.connections as usize, args.workers());
+        return tls_services::run(agent, Bounds { connections, workers, metrics: args.metrics });
+    }
     let terminator = Terminator::start(args.config()?)?;
     let counters = terminator.counters();
     if let Some(address) = args.metrics {

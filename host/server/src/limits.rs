@@ -14,6 +14,10 @@ pub const MAX_ADDRESSES: usize = number("addresses") as usize;
 pub const MAX_TUNNELS: usize = number("tunnels") as usize;
 /// Maximum number of servers for one service's records.
 pub const MAX_STORES: usize = number("stores") as usize;
+/// Maximum number of certificates of one service.
+pub const MAX_CERTIFICATES: usize = number("certificates") as usize;
+/// Maximum length of a path in bytes.
+pub const MAX_PATH_BYTES: usize = number("path_bytes") as usize;
 /// Maximum number of heartbeats a second of one replica, over all its pools.
 pub const MAX_HEARTBEATS_PER_SECOND: u64 = number("heartbeats_per_second");
 /// Minimum and maximum time between two heartbeats, microseconds.
@@ -86,6 +90,8 @@ mod tests {
             ("addresses", MAX_ADDRESSES as u64),
             ("tunnels", MAX_TUNNELS as u64),
             ("stores", MAX_STORES as u64),
+            ("certificates", MAX_CERTIFICATES as u64),
+            ("path_bytes", MAX_PATH_BYTES as u64),
             ("heartbeats_per_second", MAX_HEARTBEATS_PER_SECOND),
             ("heartbeat_min_us", HEARTBEAT_US.0),
             ("heartbeat_max_us", HEARTBEAT_US.1),

@@ -10,9 +10,11 @@ use rivulet_packet::slot::{Affinity, Slot, SlotKey};
 use crate::keys::{KeyError, KeySet};
 use crate::limits::{HEARTBEAT_US, HORIZON_US, MAX_HEARTBEATS_PER_SECOND, MAX_LIVENESS_US, is_host};
 
+mod tls;
 mod trods;
 
 pub use crate::limits::{MAX_ADDRESSES, MAX_SERVICES, MAX_STORES, MAX_TUNNELS};
+pub use tls::{Certificate, Forwarded, TicketKey, Tls};
 pub use trods::{Failure, PoolMember, Trods};
 
 /// A service on this replica.
@@ -47,6 +49,8 @@ pub struct Service {
     /// Content that plain clients are answered from without state; `None`: whatever this replica
     /// has.
     pub content: Option<InForce>,
+    /// TLS before the server, for clients of the kernel's TCP.
+    pub tls: Option<Tls>,
 }
 
 /// The content that all replicas must serve to plain clients. A replica with other content answers
@@ -185,6 +189,13 @@ impl Service {
             rule(own.is_some(), "TRODS without a place in a pool")?;
             rule(self.slots.is_some(), "TRODS without slots")?;
             if let Some(what) = own.and_then(|own| trods.problem(own)) {
+                return Err(ServiceError::Invalid(self.name.clone(), what));
+            }
+        }
+        if let Some(tls) = &self.tls {
+            let kernels = |plain| matches!(plain, Plain::Kernel | Plain::Trods);
+            rule(kernels(self.plain) || kernels(self.drains), "TLS without the kernel's TCP or TRODS")?;
+            if let Some(what) = tls.problem(self.sockets()) {
                 return Err(ServiceError::Invalid(self.name.clone(), what));
             }
         }

@@ -80,12 +80,13 @@ impl Connection {
         stream: TcpStream,
         peer: SocketAddr,
         config: &ServerConfig,
+        counters: &Counters,
         now: Instant,
     ) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         let local = stream.local_addr()?;
-        let handshake = Handshake::new(config).map_err(io::Error::other)?;
+        let handshake = Handshake::new(config, counters.in_handshake.count()).map_err(io::Error::other)?;
         Ok(Self {
             client: Socket::new(stream),
             peer,
@@ -199,10 +200,13 @@ impl Connection {
                 else {
                     return Ok(false);
                 };
+                let client_name = handshake.client_name().map_err(|_| ErrorKind::InvalidData)?;
                 let channel = handshake.into_channel().map_err(|_| ErrorKind::InvalidData)?;
                 context.counters.count_handshake(&channel, resumed);
                 observe(context, &self.client.stream, &channel);
-                self.stage = Stage::Open(Box::new(Open::new(channel, self.peer, context.forwarded)));
+                let mut open = Open::new(channel, self.peer, context.forwarded);
+                open.exchange.client_name = client_name;
+                self.stage = Stage::Open(Box::new(open));
                 (self.since, self.moved) = (now, now);
                 Ok(true)
             }

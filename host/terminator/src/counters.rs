@@ -1,16 +1,25 @@
 //! Counters of all workers, and the page of metrics.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
+use parking_lot::Mutex;
+
 use crate::channel::Channel;
 use crate::exchange::Events;
+use crate::gauge::Gauge;
 use crate::handshake::Failure;
 
 /// Counters of a terminator. All but `open` only grow.
 #[derive(Debug, Default)]
 pub struct Counters {
     pub(crate) open: AtomicUsize,
+    pub(crate) in_handshake: Gauge,
+    protected: AtomicU64,
+    adopted: AtomicU64,
+    /// By reason.
+    unprotected: Mutex<BTreeMap<&'static str, u64>>,
     accepted: AtomicU64,
     refused: AtomicU64,
     tls13: AtomicU64,
@@ -30,6 +39,23 @@ pub struct Counters {
     bad_responses: AtomicU64,
 }
 
+/// Sums of connections, as the agent reports them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Connections now in their handshake.
+    pub in_handshake: u64,
+    /// Connections with a stored state.
+    pub protected: u64,
+    /// Connections without one, by reason.
+    pub unprotected: BTreeMap<&'static str, u64>,
+    /// Connections of other replicas that continue here.
+    pub adopted: u64,
+    /// Handshakes that ended well.
+    pub handshakes: u64,
+    /// Those of them that resumed a session.
+    pub resumed: u64,
+}
+
 fn increment(counter: &AtomicU64) {
     counter.fetch_add(1, Relaxed);
 }
@@ -45,11 +71,36 @@ impl Counters {
 
     pub(crate) fn count_handshake(&self, channel: &Channel, resumed: bool) {
         match channel {
-            Channel::Records(_) => increment(&self.tls13),
-            Channel::Library(_) => increment(&self.tls12),
+            Channel::Records(_) => {
+                increment(&self.tls13);
+                self.count_unprotected("no_agent");
+            }
+            Channel::Library(_) => {
+                increment(&self.tls12);
+                self.count_unprotected("tls12");
+            }
         }
         if resumed {
             increment(&self.resumed);
+        }
+    }
+
+    /// A connection that no other replica can continue, and why not: at most 32 characters a to z, 0 to 9 and `_`.
+    pub(crate) fn count_unprotected(&self, reason: &'static str) {
+        *self.unprotected.lock().entry(reason).or_default() += 1;
+    }
+
+    /// The sums for the agent's report.
+    #[must_use]
+    pub fn totals(&self) -> Totals {
+        let get = |counter: &AtomicU64| counter.load(Relaxed);
+        Totals {
+            in_handshake: self.in_handshake.get(),
+            protected: get(&self.protected),
+            unprotected: self.unprotected.lock().clone(),
+            adopted: get(&self.adopted),
+            handshakes: get(&self.tls13) + get(&self.tls12),
+            resumed: get(&self.resumed),
         }
     }
 
@@ -102,6 +153,8 @@ impl Counters {
         };
         let get = |counter: &AtomicU64| counter.load(Relaxed);
         metric("open", "gauge", "Connections that are open.", &[("", self.open.load(Relaxed) as u64)]);
+        let help = "Connections in their handshake.";
+        metric("in_handshake", "gauge", help, &[("", self.in_handshake.get())]);
         metric("accepted_total", "counter", "Connections accepted.", &[("", get(&self.accepted))]);
         let help = "Connections that were closed at once, as there were too many.";
         metric("refused_total", "counter", help, &[("", get(&self.refused))]);

@@ -80,6 +80,8 @@ pub(crate) enum Progress {
 pub(crate) struct Exchange {
     peer: SocketAddr,
     forwarded: Forwarded,
+    /// Of the client's certificate.
+    pub(crate) client_name: Option<String>,
     request: RequestPhase,
     reply: ReplyPhase,
     /// The connection ends with the response.
@@ -94,6 +96,7 @@ impl Exchange {
         Self {
             peer,
             forwarded,
+            client_name: None,
             request: RequestPhase::Head(0),
             reply: ReplyPhase::Nothing,
             close: false,
@@ -164,8 +167,13 @@ impl Exchange {
                         return Err(431);
                     }
                     let start = server.bytes().len();
-                    let request = forward_request(&rest[..length], self.peer, self.forwarded, server.bytes())
-                        .map_err(|refused| refused.0)?;
+                    let request = forward_request(
+                        &rest[..length],
+                        self.peer,
+                        (self.forwarded, self.client_name.as_deref()),
+                        server.bytes(),
+                    )
+                    .map_err(|refused| refused.0)?;
                     self.repeatable.clear();
                     if request.is_repeatable {
                         self.repeatable.extend_from_slice(&server.bytes()[start..]);

@@ -7,15 +7,18 @@ use std::sync::Arc;
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::{ClientHello, NoServerSessionStorage, ProducesTickets, ResolvesServerCert};
+use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{
+    ClientHello, NoServerSessionStorage, ProducesTickets, ResolvesServerCert, WebPkiClientVerifier,
+};
 use rustls::sign::CertifiedKey;
 use rustls::version::{TLS12, TLS13};
-use rustls::{ServerConfig, crypto};
+use rustls::{RootCertStore, ServerConfig, crypto};
 use webpki::EndEntityCert;
 use zeroize::Zeroizing;
 
 use crate::file_error::FileError;
-use crate::tickets::TicketKeys;
+use crate::tickets::{TicketKey, TicketKeys};
 
 /// A chain of certificates is far shorter.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -39,6 +42,11 @@ pub struct Files {
     pub certificates: Vec<Certificate>,
     /// Keys of session tickets, the same at each replica. Without a file they are this process's own.
     pub ticket_keys: Option<PathBuf>,
+    /// The keys themselves, in place of a file: the first seals new tickets, and all open old ones.
+    pub given_tickets: Vec<TicketKey>,
+    /// Authorities of clients' certificates (PEM). Every client must then have a certificate of one of them, and gets no
+    /// session ticket: a resumed session would not be checked again.
+    pub client_ca: Option<PathBuf>,
 }
 
 impl Files {
@@ -49,19 +57,25 @@ impl Files {
         for certificate in &self.certificates {
             entries.push(certificate.load(&provider)?);
         }
-        let ticketer = match &self.ticket_keys {
+        let ticketer: Arc<dyn ProducesTickets> = match &self.ticket_keys {
             Some(path) => Arc::new(TicketKeys::read(path)?),
-            None => own_tickets.clone(),
+            None if self.given_tickets.is_empty() => own_tickets.clone(),
+            None => Arc::new(TicketKeys::given(&self.given_tickets)),
         };
-        let mut config = ServerConfig::builder_with_provider(provider)
+        let builder = ServerConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(&[&TLS13, &TLS12])
-            .expect("ring has cipher suites of both versions")
-            .with_no_client_auth()
-            .with_cert_resolver(Arc::new(Resolver(entries)));
+            .expect("ring has cipher suites of both versions");
+        let builder = match &self.client_ca {
+            Some(path) => builder.with_client_cert_verifier(verifier(path, provider)?),
+            None => builder.with_no_client_auth(),
+        };
+        let mut config = builder.with_cert_resolver(Arc::new(Resolver(entries)));
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        config.ticketer = ticketer;
         // All tickets fill one record, so that data begins at a known one.
-        config.send_tls13_tickets = 1;
+        config.send_tls13_tickets = usize::from(self.client_ca.is_none());
+        if self.client_ca.is_none() {
+            config.ticketer = ticketer;
+        }
         config.session_storage = Arc::new(NoServerSessionStorage {});
         // Data before Finished could be replayed.
         config.max_early_data_size = 0;
@@ -73,6 +87,7 @@ impl Files {
         let certificates = self.certificates.iter().flat_map(|c| [&c.chain, &c.key]);
         certificates
             .chain(&self.ticket_keys)
+            .chain(&self.client_ca)
             .map(|path| {
                 let meta = std::fs::metadata(path).ok()?;
                 Some((meta.ino(), meta.size(), meta.mtime(), meta.mtime_nsec()))
@@ -116,6 +131,22 @@ impl Certificate {
         })?;
         Ok(Entry { names, key: Arc::new(key) })
     }
+}
+
+/// Checks clients' certificates against the authorities of a file.
+fn verifier(
+    path: &Path,
+    provider: Arc<crypto::CryptoProvider>,
+) -> Result<Arc<dyn ClientCertVerifier>, FileError> {
+    let error = |problem: String| FileError::new(path, problem);
+    let mut authorities = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(&read(path)?) {
+        let certificate = certificate.map_err(|e| error(format!("no PEM file of certificates: {e}")))?;
+        authorities.add(certificate).map_err(|e| error(format!("a certificate cannot be used: {e}")))?;
+    }
+    WebPkiClientVerifier::builder_with_provider(Arc::new(authorities), provider)
+        .build()
+        .map_err(|e| error(format!("it holds no authority of clients' certificates: {e}")))
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, FileError> {

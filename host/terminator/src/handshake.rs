@@ -10,7 +10,9 @@ use zeroize::Zeroizing;
 
 use crate::buffer::Input;
 use crate::channel::{Channel, Records, write_library};
+use crate::gauge::Counted;
 use crate::state::Direction;
+use crate::subject::name_of;
 
 /// Bytes that a client may send before its handshake ends. The longest ClientHello that is allowed has 64 kB.
 const MAX_HANDSHAKE_BYTES: u64 = 128 << 10;
@@ -53,15 +55,16 @@ pub(crate) struct Handshake {
     sent_bytes: u64,
     /// Records that rustls sent in answer to the record that ended the handshake: the session tickets.
     ticket_records: u64,
+    _counted: Counted,
 }
 
 impl Handshake {
-    pub(crate) fn new(config: &ServerConfig) -> Result<Self, rustls::Error> {
+    pub(crate) fn new(config: &ServerConfig, _counted: Counted) -> Result<Self, rustls::Error> {
         let secrets = Arc::new(Secrets::default());
         let mut config = config.clone();
         config.key_log = secrets.clone();
         let tls = Box::new(ServerConnection::new(Arc::new(config))?);
-        Ok(Self { tls, secrets, received_bytes: 0, sent_bytes: 0, ticket_records: 0 })
+        Ok(Self { tls, secrets, received_bytes: 0, sent_bytes: 0, ticket_records: 0, _counted })
     }
 
     /// Reads the whole records of `input` up to the end of the handshake, and appends to `out` what the client must get.
@@ -100,6 +103,13 @@ impl Handshake {
     /// Whether the client came back with a session ticket.
     pub(crate) fn is_resumed(&self) -> bool {
         self.tls.handshake_kind() == Some(HandshakeKind::Resumed)
+    }
+
+    /// The name of the client's certificate, which rustls has verified; `None` without one. A name that cannot be read is
+    /// an error: the server would take the client for one without a certificate.
+    pub(crate) fn client_name(&self) -> Result<Option<String>, Failure> {
+        let Some(certificate) = self.tls.peer_certificates().and_then(<[_]>::first) else { return Ok(None) };
+        name_of(certificate).map(Some).ok_or(Failure::Refused)
     }
 
     /// The connection behind a handshake that has ended.

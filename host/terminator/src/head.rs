@@ -13,7 +13,8 @@ pub(crate) const MAX_HEAD_BYTES: usize = 32 << 10;
 const BAD_REQUEST: Refused = Refused(400);
 
 /// Fields by which a server learns of the client. The client's own are removed: only ours are true.
-const FORWARDED: [&[u8]; 3] = [b"forwarded", b"x-real-ip", b"proxy-connection"];
+const FORWARDED: [&[u8]; 5] =
+    [b"forwarded", b"x-real-ip", b"client-cert", b"client-cert-chain", b"proxy-connection"];
 const FORWARDED_PREFIX: &[u8] = b"x-forwarded-";
 
 /// How the server learns the client's address.
@@ -24,6 +25,8 @@ pub enum Forwarded {
     Fields,
     /// By a header of the PROXY protocol, version 2, before the first request of a connection.
     ProxyProtocol,
+    /// Not at all.
+    Nothing,
 }
 
 /// The body of a message.
@@ -85,24 +88,24 @@ fn lines(head: &[u8]) -> impl Iterator<Item = &[u8]> {
     head.split(|&b| b == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line)).filter(|l| !l.is_empty())
 }
 
-/// Reads a request's head, and appends the head for the server to `out`.
+/// Reads a request's head, and appends the head for the server to `out`. `client_name`: of the client's certificate.
 ///
 /// # Errors
 /// The status with which it is refused; `out` is then as it was.
 pub(crate) fn forward_request(
     head: &[u8],
     peer: SocketAddr,
-    forwarded: Forwarded,
+    (forwarded, client_name): (Forwarded, Option<&str>),
     out: &mut Vec<u8>,
 ) -> Result<Request, Refused> {
     let start = out.len();
-    rewrite(head, peer, forwarded, out).inspect_err(|_| out.truncate(start))
+    rewrite(head, peer, (forwarded, client_name), out).inspect_err(|_| out.truncate(start))
 }
 
 fn rewrite(
     head: &[u8],
     peer: SocketAddr,
-    forwarded: Forwarded,
+    (forwarded, client_name): (Forwarded, Option<&str>),
     out: &mut Vec<u8>,
 ) -> Result<Request, Refused> {
     let mut lines = lines(head);
@@ -163,6 +166,9 @@ fn rewrite(
         if let Some(host) = host {
             push_field(out, b"X-Forwarded-Host", host);
         }
+    }
+    if let Some(name) = client_name {
+        push_field(out, b"X-Forwarded-Client-Name", name.as_bytes());
     }
     out.extend_from_slice(b"\r\n");
     let body = if framing.coded {
@@ -246,7 +252,8 @@ mod tests {
     fn forward(text: &str) -> Result<(String, Request), u16> {
         let peer = "[::ffff:192.0.2.7]:1234".parse().unwrap();
         let mut out = Vec::new();
-        let request = forward_request(text.as_bytes(), peer, Forwarded::Fields, &mut out).map_err(|e| e.0)?;
+        let request =
+            forward_request(text.as_bytes(), peer, (Forwarded::Fields, None), &mut out).map_err(|e| e.0)?;
         Ok((String::from_utf8(out).unwrap(), request))
     }
 
@@ -283,6 +290,9 @@ mod tests {
             "X.Forwarded.For: 1.1.1.1",
             "X!Real~IP: 1.1.1.1",
             "X-Forwarded-Anything: x",
+            "X-Forwarded-Client-Name: CN=x",
+            "Client-Cert: :eA==:",
+            "Client_Cert_Chain: :eA==:",
             "Forwarded: for=1.1.1.1",
             "X-Real-IP: 1.1.1.1",
             "Proxy-Connection: close",

@@ -16,14 +16,17 @@ mod counters;
 mod exchange;
 mod file_error;
 mod files;
+mod gauge;
 mod handshake;
 mod head;
 mod limits;
 mod proxy_header;
 mod relay;
+mod reload;
 mod shared;
 mod socket;
 mod state;
+mod subject;
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub mod testing;
@@ -37,17 +40,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use parking_lot::RwLock;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, listen, socket_with, sockopt};
-use rustls::server::ProducesTickets;
 
-pub use counters::Counters;
+pub use counters::{Counters, Totals};
 pub use file_error::FileError;
 pub use files::{Certificate, Files};
 pub use head::Forwarded;
 pub use limits::TimeLimits;
 pub use state::{ConnectionState, Direction, Observer, ResponsePlace};
+pub use tickets::TicketKey;
 
+use reload::Reload;
 use shared::Shared;
 use worker::Worker;
 
@@ -110,8 +113,7 @@ impl Terminator {
     /// [`StartError`].
     pub fn start(config: Config) -> Result<Self, StartError> {
         let own_tickets = rustls::crypto::ring::Ticketer::new().map_err(io::Error::other)?;
-        let fingerprint = config.files.fingerprint();
-        let tls = config.files.load(&own_tickets)?;
+        let reload = Reload::new(config.files, own_tickets)?;
         let listeners = config
             .listen
             .iter()
@@ -124,7 +126,7 @@ impl Terminator {
             max_connections: config.max_connections,
             scarce_limits: config.limits.under_pressure(),
             limits: config.limits,
-            config: RwLock::new(Arc::new(tls)),
+            reload,
             counters: Arc::default(),
             observer: config.observer,
             stop: AtomicBool::new(false),
@@ -135,9 +137,13 @@ impl Terminator {
             let thread = Builder::new().name(format!("tls-{n}")).spawn(move || worker.run())?;
             terminator.workers.push(thread);
         }
-        let files = config.files;
-        let reload = move || watch(&files, fingerprint, &own_tickets, &shared);
-        terminator.reload = Some(Builder::new().name("tls-files".into()).spawn(reload)?);
+        let watch = move || {
+            while !shared.stop.load(Ordering::Relaxed) {
+                std::thread::park_timeout(RELOAD);
+                shared.reload.look();
+            }
+        };
+        terminator.reload = Some(Builder::new().name("tls-files".into()).spawn(watch)?);
         Ok(terminator)
     }
 
@@ -147,6 +153,20 @@ impl Terminator {
     /// The system's.
     pub fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
         self.shared.listeners.iter().map(TcpListener::local_addr).collect()
+    }
+
+    /// Uses these files and ticket keys for new connections.
+    ///
+    /// # Errors
+    /// A file that cannot be used. The configuration of before stays in force until the file has changed.
+    pub fn set_files(&self, files: Files) -> Result<(), FileError> {
+        self.shared.reload.replace(files)
+    }
+
+    /// Why the newest files are not in force, if they are not.
+    #[must_use]
+    pub fn problem(&self) -> Option<String> {
+        self.shared.reload.problem()
     }
 
     /// Its counters.
@@ -195,29 +215,4 @@ fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
     bind(&socket, &address)?;
     listen(&socket, BACKLOG)?;
     Ok(socket.into())
-}
-
-/// Reads the files again when one has changed. Files with an error change nothing: the old ones stay in use.
-fn watch(
-    files: &Files,
-    mut fingerprint: Vec<files::Fingerprint>,
-    own_tickets: &Arc<dyn ProducesTickets>,
-    shared: &Shared,
-) {
-    while !shared.stop.load(Ordering::Relaxed) {
-        std::thread::park_timeout(RELOAD);
-        let now = files.fingerprint();
-        if now == fingerprint {
-            continue;
-        }
-        // Taken before the files are read: a change in the meantime is seen at the next look.
-        fingerprint = now;
-        match files.load(own_tickets) {
-            Ok(config) => {
-                *shared.config.write() = Arc::new(config);
-                tracing::info!("certificates and keys were read again");
-            }
-            Err(error) => tracing::warn!("the certificates and keys of before stay in use: {error}"),
-        }
-    }
 }

@@ -4,12 +4,10 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use parking_lot::RwLock;
-use rustls::ServerConfig;
-
 use crate::counters::Counters;
 use crate::head::Forwarded;
 use crate::limits::TimeLimits;
+use crate::reload::Reload;
 use crate::state::Observer;
 
 pub(crate) struct Shared {
@@ -19,7 +17,7 @@ pub(crate) struct Shared {
     pub(crate) max_connections: usize,
     pub(crate) limits: TimeLimits,
     pub(crate) scarce_limits: TimeLimits,
-    pub(crate) config: RwLock<Arc<ServerConfig>>,
+    pub(crate) reload: Reload,
     pub(crate) counters: Arc<Counters>,
     pub(crate) observer: Option<Arc<dyn Observer>>,
     pub(crate) stop: AtomicBool,

@@ -29,8 +29,26 @@ const TAG_BYTES: usize = 16;
 const LIFETIME_S: u64 = 12 * 3600;
 /// Seconds by which the clock of the replica that issued a ticket may be ahead of ours.
 const MAX_CLOCK_LEAD_S: u64 = 300;
-/// A ticket of a client certificate's chain would be longer; we ask for none.
+/// A ticket of a client certificate's chain would be longer; clients with certificates get none.
 const MAX_TICKET_BYTES: usize = 4096;
+
+/// A key of session tickets. `{:?}` hides it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct TicketKey(Zeroizing<[u8; KEY_BYTES]>);
+
+impl TicketKey {
+    /// The key of these bytes.
+    #[must_use]
+    pub fn new(secret: [u8; KEY_BYTES]) -> Self {
+        Self(Zeroizing::new(secret))
+    }
+}
+
+impl fmt::Debug for TicketKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TicketKey(..)")
+    }
+}
 
 struct Key {
     name: [u8; NAME_BYTES],
@@ -81,6 +99,10 @@ impl TicketKeys {
             count if count > MAX_KEYS => Err(error(format!("it holds {count} keys, {MAX_KEYS} at most"))),
             _ => Ok(Self(keys)),
         }
+    }
+
+    pub(crate) fn given(keys: &[TicketKey]) -> Self {
+        Self(keys.iter().map(|key| Key::new(&key.0)).collect())
     }
 
     fn seal(&self, session: &[u8], now: u64) -> Option<Vec<u8>> {

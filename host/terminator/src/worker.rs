@@ -131,8 +131,8 @@ impl Worker {
                 counters.count_refused();
                 continue;
             }
-            let config = self.shared.config.read().clone();
-            let connection = match Connection::new(stream, peer, &config, now) {
+            let config = self.shared.reload.in_force();
+            let connection = match Connection::new(stream, peer, &config, counters, now) {
                 Ok(connection) => Box::new(connection),
                 Err(error) => {
                     tracing::debug!(%error, "a new connection");

@@ -16,7 +16,7 @@ use rivulet_agent::Status;
 use rivulet_pktio::sockets::Sockets;
 use rivulet_pktio::{AfPacket, Interface, LinkInfo, PacketIo, TxFrame};
 use rivulet_server::heartbeat::Beat;
-use rivulet_server::service::{Plain, Service};
+use rivulet_server::service::{Forwarded, Plain, Service};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::incarnation::Incarnation;
@@ -290,7 +290,8 @@ fn check_all(board: &Mutex<Board>, path: Option<&str>, count_at: &mut Instant) {
     let next = AtomicUsize::new(0);
     let work = || {
         while let Some(service) = services.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let trouble = service.sockets().find_map(|s| check(s, path).err().map(|e| format!("{s}: {e}")));
+            let trouble = targets(service, path)
+                .find_map(|(socket, path)| check(socket, path).err().map(|e| format!("{socket}: {e}")));
             let mut board = board.lock();
             let before = board.found.get(&service.keys.service).map_or(0, |h| h.load);
             let load = table.as_ref().map_or(before, |table| table.get(&service.port).copied().unwrap_or(0));
@@ -307,7 +308,21 @@ fn check_all(board: &Mutex<Board>, path: Option<&str>, count_at: &mut Instant) {
     });
 }
 
-/// Checks one address of a service: it must accept a connection and, with `path`, answer a GET.
+/// The sockets to check, with the path to get there. Before a service's TLS they accept connections, and the server of
+/// plain HTTP behind it answers, unless it awaits the PROXY protocol.
+fn targets<'a>(
+    service: &Service,
+    path: Option<&'a str>,
+) -> impl Iterator<Item = (SocketAddr, Option<&'a str>)> {
+    let server = service.tls.as_ref().map(|tls| {
+        let answers = tls.forwarded != Forwarded::Proxy;
+        (tls.server, path.filter(|_| answers))
+    });
+    let path = path.filter(|_| server.is_none());
+    service.sockets().map(move |socket| (socket, path)).chain(server)
+}
+
+/// Checks one address: it must accept a connection and, with `path`, answer a GET.
 fn check(socket: SocketAddr, path: Option<&str>) -> std::io::Result<()> {
     let mut stream = TcpStream::connect_timeout(&socket, PATIENCE)?;
     // Without a listener on a port of the ephemeral range, the kernel may choose this very port,

@@ -171,6 +171,7 @@ impl ServeArgs {
             slots: None,
             trods: None,
             content: None,
+            tls: None,
         };
         service.check()?;
         Ok(vec![service])

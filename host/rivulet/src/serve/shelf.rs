@@ -114,6 +114,7 @@ mod tests {
             slots: None,
             trods: None,
             content: None,
+            tls: None,
         }
     }
 

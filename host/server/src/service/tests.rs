@@ -26,6 +26,7 @@ fn service() -> Service {
         }),
         trods: None,
         content: None,
+        tls: None,
     }
 }
 

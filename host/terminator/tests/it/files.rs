@@ -159,11 +159,11 @@ fn file_errors_name_the_file_and_the_problem() {
         (&good.chain, &open, "open.key", "chmod 600"),
     ] {
         let pair = Certificate { chain: chain.clone(), key: key.clone() };
-        let error = start_error(Files { certificates: vec![pair], ticket_keys: None });
+        let error = start_error(Files { certificates: vec![pair], ..Files::default() });
         assert!(error.contains(named) && error.contains(problem), "{error}");
     }
     let ticket_keys = Some(file("short", "abcd"));
-    let error = start_error(Files { certificates: vec![good], ticket_keys });
+    let error = start_error(Files { certificates: vec![good], ticket_keys, ..Files::default() });
     assert!(error.contains("short: line 1"), "{error}");
 }
 
@@ -171,8 +171,35 @@ fn file_errors_name_the_file_and_the_problem() {
 fn address_in_use_is_named() {
     let rig = Rig::new();
     let pair = certificate(rig.folder.path(), "again", &["localhost"]);
-    let mut config = config(Files { certificates: vec![pair], ticket_keys: None }, rig.address());
+    let mut config = config(Files { certificates: vec![pair], ..Files::default() }, rig.address());
     config.listen = vec![rig.address()];
     let error = Terminator::start(config).map(|_| ()).unwrap_err().to_string();
     assert!(error.contains(&rig.address().to_string()) && error.contains("in use"), "{error}");
+}
+
+#[test]
+fn given_files_replace_those_in_force_and_bad_ones_do_not() {
+    let rig = Rig::new();
+    let mut kept = rig.connect();
+    get(&mut kept, "/1");
+    let old = leaf(&rig.authority());
+    let next = certificate(rig.folder.path(), "next", &["localhost"]);
+    let away = Certificate { chain: rig.folder.path().join("away.pem"), ..next.clone() };
+    let files = |pair: &Certificate| Files { certificates: vec![pair.clone()], ..Files::default() };
+    let error = rig.terminator.set_files(files(&away)).unwrap_err().to_string();
+    assert!(error.contains("away.pem") && rig.terminator.problem() == Some(error));
+    assert_eq!(presented(&rig, "localhost"), old, "the former certificate stays in use");
+    // The file comes later.
+    fs::copy(&next.chain, &away.chain).unwrap();
+    let mut rounds = 0;
+    while rig.terminator.problem().is_some() {
+        rounds += 1;
+        assert!(rounds < 600, "the file is not read");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(presented(&rig, "localhost"), leaf(&next.chain));
+    let last = certificate(rig.folder.path(), "last", &["localhost"]);
+    rig.terminator.set_files(files(&last)).unwrap();
+    assert_eq!(presented(&rig, "localhost"), leaf(&last.chain));
+    get(&mut kept, "/1");
 }

@@ -1,5 +1,6 @@
 //! The terminator with real sockets: clients in front of it, a server of plain HTTP behind it.
 
+mod authorities;
 mod backend;
 mod clients;
 mod corpus;
@@ -58,7 +59,7 @@ impl Rig {
         let backend = Backend::start();
         let files = Files {
             certificates: vec![certificate(folder.path(), "first", &["127.0.0.1", "localhost"])],
-            ticket_keys: None,
+            ..Files::default()
         };
         let mut config = config(files, backend.address());
         change(&mut config);
