@@ -22,6 +22,7 @@ def test_every_systemd_unit_is_tested() -> None:
         "rivulet-controller",
         "rivulet-replica",
         "rivulet-switch",
+        "rivulet-tls",
     ]
 
 
@@ -59,5 +60,6 @@ def test_units_with_keys_have_their_own_user() -> None:
     users = [
         line for unit in UNITS for line in unit.read_text().splitlines() if line.startswith(("User=", "DynamicUser="))
     ]
-    # An agent holds its replica's keys like `rivulet serve`, which may attach to it.
-    assert users == ["User=rivulet-replica", "User=rivulet-controller", "User=rivulet-replica", "DynamicUser=yes"]
+    # An agent holds its replica's keys like `rivulet serve`, which may attach to it, as `rivulet tls` does.
+    replica = "User=rivulet-replica"
+    assert users == [replica, "User=rivulet-controller", replica, "DynamicUser=yes", replica]
