@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import removal_cm  # noqa: E402
 import removal_earlier  # noqa: E402
+import removal_hangs  # noqa: E402
 import removal_inputs  # noqa: E402
 import removal_moves  # noqa: E402
 import removal_plain  # noqa: E402
@@ -67,6 +68,7 @@ REMOVALS = (
     | removal_stamps.REMOVALS
     | removal_moves.REMOVALS
     | removal_earlier.REMOVALS
+    | removal_hangs.REMOVALS
     | removal_inputs.REMOVALS
     | removal_cm.REMOVALS
     | removal_terminator.REMOVALS

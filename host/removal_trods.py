@@ -79,32 +79,6 @@ REMOVALS: dict[str, Removal] = {
         "it:cases::request_is_stored_alone_when_answer_is_slow",
         "it:survive::first_request_after_a_death_is_answered",
     ),
-    # Segments of connections that no process holds: the search for a holder, then a reset.
-    "refused-at-last": bpf(
-        "if (since >= REFUSED_AT_LAST)",
-        "if (0)",
-        "unknown::client_of_no_connection_is_reset_in_the_end",
-        file="refusals.h",
-    ),
-    "refused-told": bpf(
-        "\tif (!is_pinned)\n\t\ttell_refusal(s, now);\n\treturn true;",
-        "\treturn true;",
-        "unknown::unknown_connection_is_reset_one_second_after_first_segment",
-        file="refusals.h",
-    ),
-    "refused-muted": bpf("if (s->flags & RST && !is_known)", "if (0 && !is_known)", LEASE, file="refusals.h"),
-    "refused-asked": trods(
-        "replica/body.rs",
-        "            rescue.ask(&key, seq);\n",
-        "",
-        "it:unknown::client_of_unknown_connection_is_probed",
-    ),
-    "closing-reset": trods(
-        "hold/watch/mod.rs",
-        "if !self.succeeds && issuer == 0 {",
-        "if false {",
-        "it:unknown::client_of_dead_server_and_agent_is_reset",
-    ),
     "muted-lost": bpf("now - lease->until >= MUTED_LONG &&", "0 && now - lease->until &&", LEASE, file="refusals.h"),
     "muted-unsent": Removal(
         "host/bpf/src/bpf/refusals.h",

@@ -235,8 +235,12 @@ fn former_process_sockets_are_reset() {
     leases.set(0, Lease { until: u64::MAX, settling: 0, ..Lease::default() }).unwrap();
     watch.reset_closing(now, |_| false).unwrap();
     assert_eq!(closing(), 1, "a record may tell of it");
+    assert_eq!(watch.refused(), []);
     watch.reset_closing(later, |_| false).unwrap();
     assert_eq!(closing(), 0);
+    // The RST may be lost, so the client is probed.
+    let refused: Vec<_> = watch.refused().into_iter().map(|(key, _)| key).collect();
+    assert_eq!(refused, [FlowKey::new(tuple.client, tuple.service)]);
     // The server's listening socket is not closed.
     in_netns(Some(replica.name()), || TcpListener::bind(tuple.service).unwrap()).unwrap();
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::mpsc::channel;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rivulet_bpf::trods::{FlowKey, Pin};
 use rivulet_pktio::testing::{PATIENCE, eventually};
@@ -10,6 +10,7 @@ use rivulet_trods::Record;
 use rivulet_trods::hold::{Absence, Known, Pins};
 use rivulet_trods::store::{RENEWAL, Store, StoreConfig, prefix};
 use rivulet_trods::testing::keys;
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::records::record;
 use crate::store::Memcached;
@@ -50,10 +51,9 @@ fn hold(server: &Memcached, n: u8, records: &[Record]) {
     assert!(done.iter().all(|done| done.kept));
 }
 
-/// The pins that a replica reads from these members.
-fn ask(server: &Memcached, others: &[u8], number: (u32, u64), gets: fn(u16) -> bool) -> Known {
-    let (pins, (awake, woken)) = (Pins::default(), channel());
-    let absence = Absence {
+/// An absence of a replica beside these members.
+fn absence(server: &Memcached, others: &[u8], number: (u32, u64), gets: fn(u16) -> bool) -> Absence {
+    Absence {
         number,
         others: others.iter().map(|n| (*n, prefix("web", &n.to_string(), 1).unwrap(), keys())).collect(),
         named: Vec::new(),
@@ -61,8 +61,14 @@ fn ask(server: &Memcached, others: &[u8], number: (u32, u64), gets: fn(u16) -> b
         servers: vec![server.address],
         tor: TOR,
         gets: Box::new(move |client, _| gets(client.port())),
-    };
-    pins.ask(absence, move || awake.send(()).unwrap()).unwrap();
+    }
+}
+
+/// The pins that a replica reads from these members.
+fn ask(server: &Memcached, others: &[u8], number: (u32, u64), gets: fn(u16) -> bool) -> Known {
+    let (pins, (awake, woken)) = (Pins::default(), channel());
+    let wake = move || awake.send(()).unwrap_or_default();
+    pins.ask(absence(server, others, number, gets), wake).unwrap();
     woken.recv_timeout(PATIENCE).unwrap();
     pins.known().unwrap()
 }
@@ -95,4 +101,41 @@ fn query_returns_pins_of_possible_connections() {
     assert_eq!(held(&[2, 3], |_| true), all, "whoever was away may get all");
     assert_eq!(held(&[2, 3], |port| port % 2 == 1), [all[1], all[3]], "another one gets what the slots say");
     assert_eq!(held(&[2], |_| true), all[..2], "who is gone holds nothing");
+}
+
+/// The client of a living connection would otherwise be reset: its segments arrive at the replica
+/// that returned, which hands them to a replica that does not have the connection.
+#[test]
+fn pins_are_read_again_when_store_returns() {
+    let Some(server) = Memcached::start() else { return };
+    hold(&server, 2, &[of(1000, false)]);
+    let signal = |signal| kill_process(Pid::from_child(&server.process.0), signal).unwrap();
+    for ends_absence in [true, false] {
+        let (pins, (awake, woken)) = (Pins::default(), channel());
+        signal(Signal::STOP);
+        pins.ask(absence(&server, &[2], (4, 7), |_| true), move || awake.send(()).unwrap_or_default())
+            .unwrap();
+        if ends_absence {
+            // The first try is over, and the replica still waits.
+            std::thread::sleep(Duration::from_millis(800));
+            assert!(pins.known().is_none());
+        } else {
+            // It waits no longer, and gets the pins all the same.
+            woken.recv_timeout(PATIENCE).unwrap();
+            let known = pins.known().unwrap();
+            assert_eq!((known.number, known.held), ((4, 7), Vec::new()));
+        }
+        signal(Signal::CONT);
+        let (mut numbers, mut held) = (Vec::new(), Vec::new());
+        // Once more a second later, when holders have stored their records again.
+        eventually("the pins are read twice", || {
+            while let Some(known) = pins.known() {
+                numbers.push(known.number);
+                held.extend(known.held);
+            }
+            held.len() >= 2
+        });
+        assert_eq!(numbers[0], if ends_absence { (4, 7) } else { (4, 0) });
+        assert!(held.iter().all(|(key, pin, _)| (key.client().port(), pin.holder) == (1000, 2)));
+    }
 }

@@ -21,7 +21,7 @@ use crate::records::record;
 /// A memcached server on its own port.
 pub struct Memcached {
     pub address: SocketAddr,
-    _process: Process,
+    pub process: Process,
     _folder: tempfile::TempDir,
 }
 
@@ -49,7 +49,7 @@ impl Memcached {
             port.is_some_and(|port: u16| TcpStream::connect(("127.0.0.1", port)).is_ok())
         });
         let address = SocketAddr::from(([127, 0, 0, 1], port.unwrap()));
-        Some(Memcached { address, _process: process, _folder: folder })
+        Some(Memcached { address, process, _folder: folder })
     }
 
     /// All records under this prefix, as another replica reads them.

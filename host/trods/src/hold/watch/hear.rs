@@ -40,6 +40,7 @@ impl<K: Keeper> Watch<K> {
             over,
             early,
             refused,
+            closing,
             issuers,
             asked,
             ended: ends,
@@ -59,6 +60,9 @@ impl<K: Keeper> Watch<K> {
             match what {
                 // A replica that may not send adopts nothing: another replica does.
                 What::Parked { packet } => {
+                    if let Some(closing) = closing.get_mut(&key) {
+                        closing.acked = ack;
+                    }
                     let service = services.get(&key.service());
                     if service.is_some_and(|service| service.may_send(leases)) {
                         parked(&key, packet);

@@ -119,8 +119,8 @@ pub struct Watch<K> {
     over: Vec<(FlowKey, bool)>,
     /// Connections that their server closed too early.
     early: Vec<FlowKey>,
-    /// Connections that the kernel was closing at the start, with the time from which it may reset.
-    closing: HashMap<FlowKey, Option<Instant>>,
+    /// Connections that the kernel was closing at the start.
+    closing: HashMap<FlowKey, parting::Closing>,
     /// Clients to which a RST of the kernel was held back, with its sequence number.
     refused: Vec<(FlowKey, u32)>,
     /// Issuer of each service ([`Watch::set_issuers`]), with whether unnamed responses are watched.

@@ -22,6 +22,15 @@ const CLOSING: Duration = Duration::from_secs(1);
 /// Number of connections checked in one call.
 const SWEPT: usize = 256;
 
+/// A connection that the kernel was closing when the process began.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Closing {
+    /// Since when this replica may send on it.
+    since: Option<Instant>,
+    /// What the client acknowledged last; 0 if it has sent nothing since.
+    pub acked: u32,
+}
+
 impl<K: Keeper> Watch<K> {
     /// Connections on which the server sent a FIN or RST in a place where none may pass, since the
     /// last call; [`Watch::judge`] decides about each.
@@ -29,8 +38,8 @@ impl<K: Keeper> Watch<K> {
         std::mem::take(&mut self.early)
     }
 
-    /// Clients of connections that the kernel does not know, since the last call: the RST to each
-    /// was held back. Comes with their acknowledgement numbers.
+    /// Clients of connections that the kernel does not know and did not reset, or whose RST may have
+    /// been lost, since the last call, with their acknowledgement numbers.
     pub fn refused(&mut self) -> Vec<(FlowKey, u32)> {
         std::mem::take(&mut self.refused)
     }
@@ -47,7 +56,7 @@ impl<K: Keeper> Watch<K> {
             let key = FlowKey::new(client, service);
             self.hold.programs.park(&key)?;
             if self.closing.len() < MAX_CLOSING {
-                self.closing.insert(key, None);
+                self.closing.insert(key, Closing::default());
             } else {
                 self.hold.abort(&key)?;
                 self.hold.programs.unpark(&key)?;
@@ -57,7 +66,9 @@ impl<K: Keeper> Watch<K> {
     }
 
     /// Makes the kernel reset the clients of connections that it was closing when this process
-    /// started and that have no record. To be called about ten times a second.
+    /// started and that have no record. That RST may be lost, or not be at the sequence number that
+    /// the client expects, and no TCP repeats it: the clients are among the [refused](Self::refused)
+    /// and are probed. To be called about ten times a second.
     ///
     /// # Errors
     /// A system call fails.
@@ -66,7 +77,7 @@ impl<K: Keeper> Watch<K> {
         now: Instant,
         looks_for: impl Fn(&FlowKey) -> bool,
     ) -> Result<(), HoldError> {
-        for (key, mut since) in std::mem::take(&mut self.closing) {
+        for (key, mut closing) in std::mem::take(&mut self.closing) {
             // The adopter has removed this socket from the kernel.
             if self.connections.contains_key(&key) {
                 continue;
@@ -80,14 +91,15 @@ impl<K: Keeper> Watch<K> {
                 self.hold.programs.unpark(&key)?;
                 continue;
             }
-            since = self.may_send(&key.service()).then(|| since.unwrap_or(now));
-            if since.is_none_or(|since| now.saturating_duration_since(since) < CLOSING) {
-                self.closing.insert(key, since);
+            closing.since = self.may_send(&key.service()).then(|| closing.since.unwrap_or(now));
+            if closing.since.is_none_or(|since| now.saturating_duration_since(since) < CLOSING) {
+                self.closing.insert(key, closing);
                 continue;
             }
             tracing::debug!(client = %key.client(), "reset the client: its connection ended with its server and has no record");
             self.hold.programs.unpark(&key)?;
             self.hold.abort(&key)?;
+            self.refused.push((key, closing.acked));
         }
         Ok(())
     }
