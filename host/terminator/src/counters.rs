@@ -1,4 +1,4 @@
-//! Counters of all workers, and the page of metrics.
+//! Counters that all workers share, and the metrics page.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -140,7 +140,7 @@ impl Counters {
         }
     }
 
-    /// The page in Prometheus's text format.
+    /// The metrics page, in Prometheus's text format.
     #[must_use]
     pub fn page(&self) -> String {
         let mut out = String::new();

@@ -1,21 +1,21 @@
-//! How long a connection may take.
+//! Time limits of a connection.
 
 use std::time::Duration;
 
-/// How long a connection may take.
+/// Time limits of a connection.
 #[derive(Clone, Debug)]
 pub struct TimeLimits {
-    /// From the first segment to the end of the handshake.
+    /// From the first byte to the end of the handshake.
     pub handshake: Duration,
-    /// A request's head, from its first byte to its last.
+    /// From the first byte of a request's head to its last.
     pub head: Duration,
-    /// Between two requests, and without a byte of a body or a response.
+    /// Between two requests, and between two bytes of a body or a response.
     pub idle: Duration,
-    /// Without a byte in a tunnel.
+    /// Between two bytes in a tunnel.
     pub tunnel: Duration,
-    /// Behind the last response, for the client's end.
+    /// After the last response, until the client closes.
     pub linger: Duration,
-    /// Bytes a second that a client sends of a body and takes of a response, at least.
+    /// Rate at which a client must send a body and accept a response, bytes a second.
     pub least_rate: u64,
 }
 
@@ -33,7 +33,7 @@ impl Default for TimeLimits {
 }
 
 impl TimeLimits {
-    /// The limits while connections are scarce.
+    /// The limits when nearly all permitted connections are open.
     pub(crate) fn under_pressure(&self) -> Self {
         let short = Duration::from_secs(2);
         Self {

@@ -1,5 +1,5 @@
-//! Where the parts of a stored connection lie in the stream that the client gets: responses, the KeyUpdates before them, and the
-//! `close_notify` behind the last.
+//! Where the parts of a stored connection lie in the stream that the client gets: responses, the
+//! KeyUpdates before them, and the `close_notify` after the last one.
 
 use rivulet_trods::{
     Record,
@@ -18,7 +18,7 @@ pub(crate) const KEY_UPDATE_BYTES: u64 = KEY_UPDATE.len() as u64 + OVERHEAD_BYTE
 /// Ciphertext bytes of a `close_notify`.
 pub(crate) const CLOSE_NOTIFY_BYTES: u64 = CLOSE_NOTIFY.len() as u64 + OVERHEAD_BYTES;
 
-/// What a part is.
+/// Kind of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     KeyUpdate,
@@ -39,7 +39,7 @@ pub(crate) struct Part {
     pub sequence: u32,
     /// Bytes of ciphertext.
     pub bytes: u64,
-    /// Bytes of them that may have left.
+    /// Bytes of these that may have been sent.
     pub sent: u64,
 }
 
@@ -50,8 +50,9 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Of responses that begin at this record number and TCP sequence number; bit `i` of `key_updates` stands for a KeyUpdate
-    /// before response `i`. None if a response has no known length, or needs more records than its key has.
+    /// The layout of responses that begin at this record number and TCP sequence number; bit `i` of
+    /// `key_updates` stands for a KeyUpdate before response `i`. `None` if a response has no known
+    /// length, or needs more records than its key may seal.
     pub fn of(http: &Record, key_updates: u16, mut record: u64, mut sequence: u32) -> Option<Layout> {
         let mut parts = Vec::with_capacity(2 * http.responses.len() + 1);
         let mut updates = 0;
@@ -86,7 +87,7 @@ impl Layout {
         Some(Layout { parts })
     }
 
-    /// Bytes that may have left.
+    /// Bytes that may have been sent.
     pub fn sent(&self) -> u64 {
         self.parts.iter().map(|part| part.sent).sum()
     }
@@ -98,7 +99,7 @@ impl Layout {
         offset_of(begin, sequence, self.sent())
     }
 
-    /// The lengths of the parts, and how much of each may have left.
+    /// The length of each part, and how much of it may have been sent.
     pub fn into_tcp_parts(self) -> Vec<(u64, u64)> {
         self.parts.into_iter().map(|part| (part.bytes, part.sent)).collect()
     }
@@ -109,7 +110,8 @@ fn whole(kind: Kind, updates: u32, record: u64, sequence: u32, bytes: u64) -> Op
     (record < MAX_RECORDS).then_some(Part { kind, updates, record, sequence, bytes, sent: bytes })
 }
 
-/// Bytes of plaintext of a response's head and body. Without a known end, the body has more than any key can seal.
+/// Plaintext lengths of a response's head and body. A body without a known end counts as longer
+/// than any key can seal.
 fn lengths(response: &record::Response) -> Option<(u64, u64)> {
     let head = match &response.body {
         Body::Object { head, .. } | Body::Generated { head, .. } => head.len(),

@@ -5,14 +5,14 @@ use crate::{
     seal::{HEADER_BYTES, MAX_PLAINTEXT_BYTES},
 };
 
-/// Bytes that follow the header at most (RFC 8446 section 5.2).
+/// Limit on the bytes after the header (RFC 8446 section 5.2).
 const MAX_CIPHERTEXT_BYTES: usize = MAX_PLAINTEXT_BYTES + 256;
 
-/// A buffer of this many bytes holds any record.
+/// A buffer of this size holds any record, bytes.
 pub const MAX_RECORD_BYTES: usize = HEADER_BYTES + MAX_CIPHERTEXT_BYTES;
 
-/// Bytes of the record at the beginning of `stream`, with its header; `None` while the header is incomplete. Holds for
-/// the records of the handshake too.
+/// Length of the record at the beginning of `stream`, with its header; `None` while the header is
+/// incomplete. Also valid for records of the handshake.
 ///
 /// # Errors
 /// [`Error::RecordTooLong`] if it has more than [`MAX_RECORD_BYTES`].
@@ -25,15 +25,15 @@ pub fn record_bytes(stream: &[u8]) -> Result<Option<usize>, Error> {
     Ok(Some(HEADER_BYTES + length))
 }
 
-/// What a record brings.
+/// The content of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message<'a> {
-    /// Data of the application, perhaps none.
+    /// Application data, possibly empty.
     Data(&'a [u8]),
     /// The next record is number 0 of the next generation. If the client asks for it, the server must update its own
     /// key before its next data.
     KeyUpdate {
-        /// The client asks for an update.
+        /// The client requests an update of the server's key.
         requested: bool,
     },
     /// The client sends no more data.
@@ -42,7 +42,7 @@ pub enum Message<'a> {
     Alert(u8),
 }
 
-/// Opens one client's records in their order.
+/// Decrypts one client's records in order.
 #[derive(Debug)]
 pub struct Receiver {
     secret: TrafficSecret,
@@ -51,8 +51,8 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// The next record is the one with this number under the client's traffic secret. After the handshake that is number
-    /// 0 of `client_application_traffic_secret_0`.
+    /// `next_record`: the number of the next record under the client's traffic secret. After the
+    /// handshake that is number 0 under `client_application_traffic_secret_0`.
     #[must_use]
     pub fn new(secret: TrafficSecret, next_record: u64) -> Self {
         Self { key: secret.record_key(), secret, next_record }
@@ -64,7 +64,7 @@ impl Receiver {
         &self.secret
     }
 
-    /// The number of the record that comes next.
+    /// The number of the next record.
     #[must_use]
     pub fn next_record(&self) -> u64 {
         self.next_record

@@ -1,4 +1,4 @@
-//! Sealing and opening of single records (RFC 8446 section 5.2).
+//! Encrypts and decrypts single records (RFC 8446 section 5.2).
 
 use std::fmt;
 
@@ -6,10 +6,11 @@ use ring::aead::{Aad, LessSafeKey, NONCE_LEN, Nonce};
 
 use crate::Error;
 
-/// Plaintext bytes that a record holds at most (section 5.1).
+/// Limit on the plaintext of a record, bytes (section 5.1).
 pub const MAX_PLAINTEXT_BYTES: usize = 1 << 14;
 
-/// Records that a key seals at most. AES-GCM is safe for 2^24.5 records of full size (section 5.5).
+/// Limit on the records under one key. AES-GCM is safe for 2^24.5 records of full size (section
+/// 5.5).
 pub const MAX_RECORDS: u64 = 1 << 24;
 
 /// Bytes of a record beside its plaintext: header, content type and tag.
@@ -17,14 +18,14 @@ pub const OVERHEAD_BYTES: u64 = (HEADER_BYTES + 1 + TAG_BYTES) as u64;
 
 pub(crate) const HEADER_BYTES: usize = 5;
 
-/// All suites of TLS 1.3 that we have make tags of this length.
+/// All supported cipher suites have tags of this length, bytes.
 const TAG_BYTES: usize = 16;
 
 /// The plaintext of a `close_notify` alert, sent with [`ContentType::Alert`].
 pub const CLOSE_NOTIFY: [u8; 2] = [1, 0];
 
-/// The plaintext of a KeyUpdate that asks for none in return, sent with [`ContentType::Handshake`]. The record after it
-/// is number 0 of the [next generation](crate::TrafficSecret::next_generation).
+/// The plaintext of a KeyUpdate that requests none in return, sent with [`ContentType::Handshake`].
+/// The record after it is number 0 of the [next generation](crate::TrafficSecret::next_generation).
 pub const KEY_UPDATE: [u8; 5] = [24, 0, 0, 1, 0];
 
 /// What a record holds.
@@ -88,7 +89,8 @@ impl RecordKey {
         Ok(())
     }
 
-    /// Opens a record with its header in its place. Gives its content type, and its plaintext without padding.
+    /// Decrypts a record with its header in place. Returns its content type, and its plaintext
+    /// without padding.
     pub(crate) fn open<'a>(
         &self,
         number: u64,
@@ -108,7 +110,7 @@ impl RecordKey {
             .key
             .open_in_place(self.nonce(number), Aad::from(*header), ciphertext)
             .map_err(|_| Error::BadRecord)?;
-        // One byte more for the content type (section 5.4).
+        // One more byte for the content type (section 5.4).
         if padded.len() > MAX_PLAINTEXT_BYTES + 1 {
             return Err(Error::RecordTooLong);
         }

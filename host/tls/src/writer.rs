@@ -9,35 +9,36 @@ use crate::{
 pub struct Writer {
     position: Position,
     key: RecordKey,
-    /// The response that is being written, and the record that its next plaintext belongs to.
+    /// The response that is being written, and the record to which its next plaintext belongs.
     response: Option<(Response, Record)>,
     /// Plaintext of that record.
     pending: Vec<u8>,
-    /// Bytes of the next record that the client has.
+    /// Bytes of the next record that the client has already.
     skip: usize,
 }
 
 impl Writer {
-    /// The next record begins here.
+    /// A writer whose next record begins at `position`.
     #[must_use]
     pub fn new(position: Position) -> Writer {
         let key = position.secret.record_key();
         Writer { position, key, response: None, pending: Vec::new(), skip: 0 }
     }
 
-    /// Where the next response, KeyUpdate or `close_notify` begins; of an unfinished response, where it began.
+    /// Where the next response, KeyUpdate or `close_notify` begins; in the middle of a response,
+    /// where that began.
     #[must_use]
     pub fn position(&self) -> &Position {
         &self.position
     }
 
-    /// Whether a response lacks plaintext.
+    /// Whether a response still needs plaintext.
     #[must_use]
     pub fn is_in_response(&self) -> bool {
         self.response.is_some()
     }
 
-    /// Leaves out this many bytes of the next record, which the client has.
+    /// Omits the first `bytes` of the next record, which the client has already.
     pub(crate) fn skip(&mut self, bytes: usize) {
         self.skip = bytes;
     }
@@ -63,7 +64,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Seals a record between responses, and returns the number and the TCP sequence number behind it.
+    /// Seals a record between responses; returns the number and the TCP sequence number after it.
     fn single(
         &mut self,
         content: ContentType,
@@ -105,10 +106,10 @@ impl Writer {
         }
     }
 
-    /// Takes the next plaintext of the response, and appends its records to `out` as they get full.
+    /// Takes the next plaintext of the response, and appends its complete records to `out`.
     ///
     /// # Errors
-    /// [`Error::NoResponse`] for plaintext behind the response's end.
+    /// [`Error::NoResponse`] for plaintext after the response's end.
     pub fn write(&mut self, mut plaintext: &[u8], out: &mut Vec<u8>) -> Result<(), Error> {
         while !plaintext.is_empty() {
             let Some((response, record)) = self.response.clone() else { return Err(Error::NoResponse) };

@@ -125,7 +125,7 @@ impl Objects {
     }
 
     /// A handle for a thread of the packet path, with its own table: it takes no common lock for
-    /// objects that it has seen, and an object that is not available within [`MOMENT`] is
+    /// objects that it has seen, and an object that is not available within moments is
     /// [`Lookup::Pending`].
     #[must_use]
     pub fn for_thread(&self) -> Objects {

@@ -36,7 +36,7 @@ impl Backend {
                 }
                 let (Ok(stream), shared) = (stream, shared.clone()) else { continue };
                 shared.connections.fetch_add(1, Ordering::Relaxed);
-                // Tests end connections in the middle.
+                // An error means that the test ended the connection.
                 thread::spawn(move || serve(&stream, &shared));
             }
         });
@@ -68,13 +68,13 @@ fn serve(stream: &TcpStream, state: &State) -> io::Result<()> {
     let mut served = 0;
     loop {
         let mut head = String::new();
-        // The header of the PROXY protocol begins with two line ends.
+        // A header of the PROXY protocol begins with two line ends.
         while head.len() <= 4 || !head.ends_with("\r\n\r\n") {
             let mut line = Vec::new();
             if reader.read_until(b'\n', &mut line)? == 0 {
                 return Ok(());
             }
-            // It has no UTF-8.
+            // The header of the PROXY protocol is not UTF-8.
             head.extend(line.iter().map(|&b| char::from(b)));
         }
         state.requests.fetch_add(1, Ordering::Relaxed);
@@ -85,7 +85,7 @@ fn serve(stream: &TcpStream, state: &State) -> io::Result<()> {
     }
 }
 
-/// Returns whether the connection stays open.
+/// Answers one request; returns whether the connection stays open.
 fn answer(mut stream: &TcpStream, reader: &mut impl BufRead, head: &str, served: usize) -> io::Result<bool> {
     let field = |name: &str| {
         let line = head.lines().find(|line| line.to_ascii_lowercase().starts_with(&format!("{name}: ")));
@@ -127,7 +127,7 @@ fn answer(mut stream: &TcpStream, reader: &mut impl BufRead, head: &str, served:
             return Ok(false);
         }
         "large" => {
-            // More bytes than a 32-bit number counts: the beginning repeats.
+            // More bytes than a 32-bit number can count: the content repeats.
             write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {number}\r\n\r\n")?;
             let part = content(1 << 20);
             let mut left = number;
@@ -171,7 +171,7 @@ fn answer(mut stream: &TcpStream, reader: &mut impl BufRead, head: &str, served:
             let response = |body| format!("HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n{body}");
             stream.write_all((response("a") + &response("b")).as_bytes())?;
         }
-        // Closes without an answer when the connection has served a request before.
+        // Closes without an answer if the connection has served a request before.
         "stale" if served > 1 => return Ok(false),
         "upgrade" => {
             stream.write_all(

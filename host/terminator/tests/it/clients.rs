@@ -1,4 +1,4 @@
-//! Real clients.
+//! Real TLS clients.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -22,7 +22,8 @@ fn run(program: &str, arguments: &[String]) -> Option<Output> {
     }
 }
 
-/// Has a program fetch several lengths over one connection; `{ca}`, `{url}` and the URLs for `{urls}` are replaced.
+/// Makes a program fetch several lengths over one connection; `{ca}`, `{url}` and the URLs for
+/// `{urls}` are replaced.
 fn fetch_with(program: &str, arguments: &[&str], connections: usize) {
     let rig = Rig::new();
     let url = format!("https://{}", rig.address());
@@ -139,13 +140,13 @@ fn curl_uploads_with_a_length_and_in_chunks() {
         if how == "-XPOST" {
             assert!(output.stdout == content(2_000_000));
         } else {
-            // The server echoes the coding.
+            // The server sends back the received coding.
             assert!(output.stdout.len() > 2_000_000 && output.stdout.ends_with(b"\r\n0\r\n\r\n"));
         }
     }
 }
 
-/// What `openssl s_client` prints; `None` without openssl.
+/// The output of `openssl s_client`; `None` without openssl.
 fn s_client(rig: &Rig, arguments: &[&str]) -> Option<String> {
     let address = rig.address().to_string();
     let all = [&["s_client", "-connect", &address], arguments].concat();
@@ -182,9 +183,10 @@ fn protocols_and_ciphers_are_those_of_the_page() {
     assert!(text.contains("alert no application protocol"), "{text}");
 }
 
-/// Sends commands to `openssl s_client`, each when the output has the text before it. Returns all output.
+/// Sends commands to `openssl s_client`, each once the output contains the text before it. Returns
+/// all output.
 fn talk(rig: &Rig, arguments: &[&str], talk: &[(&str, &str)]) -> Option<String> {
-    // What commands do is reported on the standard error output.
+    // The results of commands are printed on standard error.
     let mut client = Command::new("sh")
         .args(["-c", "exec openssl s_client \"$@\" 2>&1", "sh", "-connect", &rig.address().to_string()])
         .args(arguments)

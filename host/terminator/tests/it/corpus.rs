@@ -1,4 +1,4 @@
-//! Replays the corpus of the fuzz target, and damaged inputs of it.
+//! Runs the fuzz target on its stored corpus, and on damaged inputs of it.
 
 use proptest::prelude::*;
 use rivulet_terminator::testing::relay;

@@ -14,7 +14,7 @@ use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, SignatureSch
 
 use crate::{Rig, certificate, config, get, write_private};
 
-/// Accepts any certificate: the test looks at it.
+/// Accepts any certificate, because the test examines it.
 #[derive(Debug)]
 struct Anyone;
 
@@ -53,7 +53,7 @@ impl ServerCertVerifier for Anyone {
     }
 }
 
-/// The certificate that a client gets which asks for this name.
+/// The certificate that a client gets if it requests this name.
 fn presented(rig: &Rig, name: &str) -> CertificateDer<'static> {
     let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
         .with_safe_default_protocol_versions()
@@ -104,7 +104,7 @@ fn changed_certificate_is_used_and_a_broken_one_is_not() {
     get(&mut kept, "/1");
     let old = leaf(&chain);
     assert_eq!(presented(&rig, "localhost"), old);
-    // The new chain without its key: the pair of before stays.
+    // The new chain without its key is refused, and the former pair stays in use.
     let new = certificate(rig.folder.path(), "new", &["localhost"]);
     fs::copy(&new.chain, &chain).unwrap();
     std::thread::sleep(Duration::from_millis(2_500));
@@ -116,7 +116,7 @@ fn changed_certificate_is_used_and_a_broken_one_is_not() {
         assert!(rounds < 600, "the new certificate is not used");
         std::thread::sleep(Duration::from_millis(100));
     }
-    // Connections of before go on.
+    // Existing connections continue.
     get(&mut kept, "/1");
 }
 

@@ -1,4 +1,4 @@
-//! Clients that break TLS, or hold connections.
+//! Clients that violate TLS, or hold connections open.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -12,7 +12,7 @@ use rustls::{ClientConnection, KeyLog, StreamOwned};
 use crate::backend::content;
 use crate::{PATIENCE, Rig, client_config, connect_with, get, read_response};
 
-/// Reads to the end; a reset is an end.
+/// Reads until the connection ends, also by a RST.
 fn read_all(stream: &mut TcpStream) -> Vec<u8> {
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let (mut all, mut block) = (Vec::new(), [0; 4096]);
@@ -48,7 +48,8 @@ fn plain_http_gets_an_answer_and_other_protocols_none() {
 fn broken_handshake_is_refused_with_an_alert() {
     let rig = Rig::new();
     for bytes in [
-        // Data before a handshake, a record without content, one that is too long, and a message that is no ClientHello.
+        // Data before a handshake, a record without content, one that is too long, and a message
+        // that is not a ClientHello.
         &b"\x17\x03\x03\0\x05hello"[..],
         b"\x16\x03\x01\0\0",
         b"\x16\x03\x01\xff\xff",
@@ -67,7 +68,8 @@ fn broken_handshake_is_refused_with_an_alert() {
 fn handshake_without_end_is_refused() {
     let rig = Rig::new();
     let mut stream = TcpStream::connect(rig.address()).unwrap();
-    // A ClientHello of 16 MB, in records of one byte: reading it stops long before.
+    // A ClientHello of 16 MB in records of one byte: the terminator stops reading long before its
+    // end.
     let mut sent = 0;
     let first = b"\x16\x03\x01\0\x04\x01\xff\xff\xff";
     let mut bytes = first.to_vec();
@@ -91,17 +93,17 @@ fn half_handshakes_and_idle_connections_end_in_time() {
     assert_eq!(read_all(&mut silent), b"");
     assert_eq!(read_all(&mut half), b"");
     assert_eq!(rig.count("rivulet_tls_handshake_failures_total{reason=\"late\"}"), 2);
-    // An idle connection ends with close_notify, one in the middle of a head with 408.
+    // An idle connection ends with close_notify, one in the middle of a head with status 408.
     let mut idle = rig.connect();
     get(&mut idle, "/1");
     assert_eq!(idle.read(&mut [0]).unwrap(), 0);
     let mut slow = rig.connect();
     slow.write_all(b"GET / HT").unwrap();
     assert!(read_response(&mut slow).0.starts_with("HTTP/1.1 408"));
-    // A server that does not answer.
+    // A request that the server does not answer.
     let mut waiting = rig.connect();
     assert!(get(&mut waiting, "/never").0.starts_with("HTTP/1.1 504"));
-    // A body that does not come.
+    // A request whose body does not arrive.
     let mut body = rig.connect();
     body.write_all(b"POST /echo HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\n").unwrap();
     assert!(body.read(&mut [0]).is_err());
@@ -139,7 +141,7 @@ impl KeyLog for ClientSecret {
     }
 }
 
-/// A client that seals its own records behind the handshake.
+/// A client that seals its own records after the handshake.
 struct Sealer {
     stream: StreamOwned<ClientConnection, TcpStream>,
     secret: TrafficSecret,
@@ -174,7 +176,7 @@ impl Sealer {
         record
     }
 
-    /// The alert with which the server ends the connection.
+    /// Sends bytes; returns the alert with which the server ends the connection.
     fn alert(mut self, bytes: &[u8]) -> String {
         let _ = self.stream.sock.write_all(bytes);
         self.stream.read(&mut [0]).map_or_else(|e| e.to_string(), |count| format!("{count} bytes"))
@@ -220,7 +222,7 @@ fn replayed_record_is_refused() {
 fn floods_of_records_without_data_end_the_connection() {
     let rig = Rig::new();
     let mut client = Sealer::new(&rig);
-    // The allowed number of KeyUpdates, then a request.
+    // The permitted number of KeyUpdates, then a request.
     let mut bytes: Vec<u8> = (0..32).flat_map(|_| client.update_key()).collect();
     bytes.extend(client.seal(ContentType::ApplicationData, b"GET /5 HTTP/1.1\r\nHost: h\r\n\r\n"));
     client.stream.sock.write_all(&bytes).unwrap();
@@ -241,7 +243,7 @@ fn pipeline_is_not_read_ahead_without_limit() {
     client.stream.sock.write_all(&first).unwrap();
     let requests = b"GET /1 HTTP/1.1\r\nHost: h\r\n\r\n".repeat(500);
     let mut sent = 0;
-    // The kernel's buffers hold some megabytes; then the client is held up.
+    // The kernel's buffers hold some megabytes; then the client's writes block.
     while sent < (64 << 20) {
         let record = client.seal(ContentType::ApplicationData, &requests);
         if client.stream.sock.write_all(&record).is_err() {
@@ -250,12 +252,13 @@ fn pipeline_is_not_read_ahead_without_limit() {
         sent += record.len();
     }
     assert!(sent < (64 << 20), "{sent} bytes were read behind a request without an answer");
-    // Closing with unread bytes resets the connection, which ends it also while nothing is read from it.
+    // Closing with unread bytes sends a RST, which ends the connection even while nothing is read
+    // from it.
     reset(client.stream.sock);
     rig.wait_for("rivulet_tls_open", 0);
 }
 
-/// Closes a socket by a reset.
+/// Closes a socket with a RST.
 fn reset(socket: TcpStream) {
     rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::ZERO)).unwrap();
 }
@@ -268,7 +271,7 @@ fn slow_reader_ends_when_it_takes_too_little() {
     });
     let mut stream = rig.connect();
     stream.write_all(b"GET /large/300000000 HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
-    // A few bytes now and then.
+    // Reads a few bytes now and then.
     let mut block = [0; 4096];
     while stream.read(&mut block).is_ok_and(|count| count > 0) {
         std::thread::sleep(Duration::from_millis(20));

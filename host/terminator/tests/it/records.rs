@@ -1,4 +1,5 @@
-//! The ciphertext of responses, captured behind the terminator, against the stream that another replica makes.
+//! Compares the ciphertext of responses, captured behind the terminator, with the stream that
+//! another replica makes.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -18,7 +19,7 @@ use rustls::{ClientConfig, RootCertStore};
 use crate::backend::content;
 use crate::{Rig, client_config, connect_with, get, read_head, read_response};
 
-/// What the terminator reports of connections.
+/// The connection states that the terminator reports.
 #[derive(Debug, Default)]
 struct States(Mutex<Vec<(Direction, Direction, ResponsePlace)>>);
 
@@ -95,7 +96,7 @@ fn another_replica_makes_the_captured_ciphertext_from_any_place_on() {
             assert!(body == content(length));
             plaintexts.push([head.as_bytes(), &body].concat());
         }
-        // Responses without a length take records too.
+        // Responses without a known length use record numbers too.
         stream.write_all(b"GET /chunked/50000 HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
         read_head(&mut stream);
         let mut chunks = Vec::new();
@@ -108,7 +109,7 @@ fn another_replica_makes_the_captured_ciphertext_from_any_place_on() {
         plaintexts.push([head.as_bytes(), &body].concat());
 
         let (captured, states) = (captured.lock().unwrap(), states.0.lock().unwrap());
-        // The first state is that of the handshake's end, the ticket's record included.
+        // The first state is that of the end of the handshake, the ticket's record included.
         let ((received, sent, _), states) = states.split_first().unwrap();
         assert_eq!((received.next_record, sent.next_record), (0, 1));
         assert_eq!(states.len(), plaintexts.len());
@@ -142,7 +143,7 @@ fn handshake_sends_one_ticket_record_before_data() {
         kinds.push(rest[0]);
         rest = &rest[length..];
     }
-    // Behind the server's flight: the ticket, the head, the body.
+    // The last three records after the server's flight: the ticket, the head, the body.
     assert_eq!(kinds[kinds.len() - 3..], [23, 23, 23]);
 }
 

@@ -25,7 +25,8 @@ fn keys(service: u16) -> RecordKeys {
     RecordKeys::new(service, 1, &[(1, [7; 16])])
 }
 
-/// A connection after its handshake with these responses; its next bytes in both directions have this TCP number.
+/// A connection after its handshake, with these responses; the next byte in both directions has
+/// this TCP sequence number.
 pub fn state(suite: CipherSuite, sequence: u32, responses: Vec<record::Response>) -> State {
     let secret = |byte| TrafficSecret::new(suite, &vec![byte; suite.secret_bytes()]).unwrap();
     let idle = testing::idle(tuple(), 9, 30);
@@ -77,7 +78,7 @@ fn encoding_round_trips() {
     }
 }
 
-/// Bytes of version 1, so that no change of the format goes unnoticed: a new one needs another version.
+/// The encoding of version 1: a change of the format must get another version, or this test fails.
 #[test]
 fn first_version_has_these_bytes() {
     let mut state = state(CipherSuite::Aes128GcmSha256, 0x0102_0304, Vec::new());
@@ -160,7 +161,7 @@ fn sealed_state_opens_for_its_flow_alone() {
     refused(State::open_flow(&keys(5), &Tuple { client: service, service: client }, &sealed));
     refused(State::open(&keys(5), "3-5.1.7.12", &sealed));
     refused(State::open(&keys(6), &place, &sealed));
-    // Sealed with the right keys, but stored at the wrong place.
+    // Sealed with the right keys, but stored under another flow's key.
     let sealed = state.seal(&keys(5), &flow_place(&other)).unwrap();
     let opened = State::open_flow(&keys(5), &other, &sealed);
     assert_eq!(opened.map(drop), Err(StateError::Field("another flow")));
@@ -189,7 +190,8 @@ fn debug_output_has_no_secrets() {
     let state = state(CipherSuite::Aes128GcmSha256, 1, vec![object(5000)]);
     for text in [format!("{state:?}"), format!("{state:#?}")] {
         assert!(text.contains("10.0.0.1:4000"));
-        // 0xa1 and 0xc2 in decimal and hexadecimal, and the requests, which Rust prints as decimal numbers: "pa" has 112, 97.
+        // 0xa1 and 0xc2 in decimal and hexadecimal, and the requests, which Rust prints as decimal
+        // numbers: "pa" has 112, 97.
         for secret in ["161", "a1", "194", "c2", "password", "GET", "112"] {
             assert!(!text.contains(secret), "{text}");
         }
@@ -250,7 +252,7 @@ fn tcp_record_counts_ciphertext() {
     let head = state.http.responses[1].length - 70_000;
     let tcp = state.tcp_record();
     assert_eq!((tcp.response_at, tcp.acknowledged()), (100, 1000));
-    // One byte of the second small record may have left, so all of that record may have.
+    // One byte of the second small record may have been sent, so all of that record may have.
     let sent = one.ciphertext_bytes() + 27 + head + 22 + 2 * (4096 + 22);
     assert_eq!(tcp.passed(), 100 + sent as u32);
     (state.http.client_fin, state.client_fin) = (true, true);

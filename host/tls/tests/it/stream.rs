@@ -1,4 +1,5 @@
-//! The record rule: against a loop that cuts a response from its beginning, and the stream made from any place on.
+//! The record rule, compared with a loop that divides a response from its beginning, and with
+//! streams made from any offset on.
 
 use proptest::prelude::*;
 use rivulet_tls::{CipherSuite, Error, MAX_RESPONSE_RECORD, OVERHEAD_BYTES, Record, Response, TrafficSecret};
@@ -11,7 +12,7 @@ const SUITES: [(CipherSuite, usize); 3] = [
     (CipherSuite::Chacha20Poly1305Sha256, 32),
 ];
 
-/// The records of a response, cut one after another.
+/// The records of a response, divided by a simple loop.
 fn cut(first: u64, head: u64, body: u64) -> Vec<Record> {
     let mut records = Vec::new();
     let (mut done, mut offset) = (0, 0);
@@ -30,7 +31,7 @@ fn cut(first: u64, head: u64, body: u64) -> Vec<Record> {
     records
 }
 
-/// Lengths at the borders of records, and others.
+/// Lengths at the limits of records, and others.
 fn length(max: u64) -> impl Strategy<Value = u64> {
     prop_oneof![
         0..max,

@@ -208,7 +208,7 @@ impl Hints {
         }
     }
 
-    /// Drops hints that were not repeated within [`LIFETIME`].
+    /// Drops hints that were not repeated within 3.5 s.
     pub fn age(&mut self, now: Instant) {
         self.known.retain(|_, (.., at)| now.saturating_duration_since(*at) < LIFETIME);
     }
