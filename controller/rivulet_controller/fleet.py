@@ -23,7 +23,7 @@ from .config import SwitchConfig, is_local
 from .desired import Fragment
 from .health import Health
 from .limits import IPAddress
-from .names import Names, program_folder
+from .names import Names, program_of
 from .neighbours import parse_reply, request_frame, source_address
 from .numbers import Tor, tor_of
 from .paths import too_big
@@ -83,10 +83,7 @@ class Fleet:
 
     def names(self, switch: SwitchConfig, checks: str) -> Names:
         """The P4 program that a switch has to run. Raises NamesError."""
-        folder = program_folder(switch, checks)
-        if folder not in self._names:
-            self._names[folder] = Names(folder)
-        return self._names[folder]
+        return program_of(switch, checks, self._names)
 
     def follow(self) -> None:
         """Starts links to new switches, and ends those to switches that were removed or whose

@@ -104,6 +104,21 @@ class Names:
         return dict(self._enums.get(enum, {}))
 
 
+def program_of(switch: SwitchConfig, checks: str, known: dict[Path, Names]) -> Names:
+    """The program that a switch has to run under this `checks`; `known` keeps those that were read.
+
+    Raises NamesError, also for a `pipeline` with a program for the other value of `checks`.
+    """
+    folder = program_folder(switch, checks)
+    names = known.get(folder) or known.setdefault(folder, Names(folder))
+    if names.checks != checks:
+        raise NamesError(
+            f"{names.program_path} is the program for `checks: {names.checks}`, and the configuration has"
+            f" `checks: {checks}`: change one of them, or leave out `pipeline` of switch {switch.name!r}"
+        )
+    return names
+
+
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from .config import SKETCH_MBPS, Config, SwitchConfig
 from .l2 import next_hops
-from .names import Names, NamesError
+from .names import Names
 from .numbers import Numbers
 from .slots import pair
 from .state import Decision, Pairs, State
@@ -29,11 +29,6 @@ def prepare(config: Config, state: State, names_of: Callable[[SwitchConfig, str]
         names = names_of(switch, config.checks)
         # Raises NamesError here, where it refuses the configuration, rather than while entries
         # are computed.
-        if names.checks != config.checks:
-            raise NamesError(
-                f"{names.program_path} is the program for `checks: {names.checks}`, and the configuration has"
-                f" `checks: {config.checks}`: change one of them, or leave out `pipeline` of switch {switch.name!r}"
-            )
         for service in config.services if names.checks == "tor" else ():
             for cell in service.meters.of_classes():
                 names.value("service_meter_t", cell.upper())

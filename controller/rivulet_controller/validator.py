@@ -21,7 +21,7 @@ from .entry import Entry, Item, difference
 from .keys import RACK_RING, KeyRing, Kind, Lives
 from .local import with_local_parts
 from .modes import settled
-from .names import Names, program_folder
+from .names import Names, program_of
 from .placement import SlotInputs, assign, cache_slots, number, slot_inputs
 from .rack import NO_FACTS, Rack, SwitchFacts, fragments_of
 from .rack_file import parse
@@ -204,7 +204,4 @@ _programs: dict[Path, Names] = {}
 
 
 def _names(place: SwitchConfig, checks: str) -> Names:
-    folder = program_folder(place, checks)
-    if folder not in _programs:
-        _programs[folder] = Names(folder)
-    return _programs[folder]
+    return program_of(place, checks, _programs)

@@ -7,7 +7,7 @@ from sample_rack import NAMES, RACK, TWO_RACKS, config, fragments, lines, number
 
 from rivulet_controller.config import Config, SwitchConfig
 from rivulet_controller.entry import Entry, Meter
-from rivulet_controller.names import ARTIFACTS, Names, NamesError, program_folder
+from rivulet_controller.names import ARTIFACTS, Names, NamesError, program_folder, program_of
 from rivulet_controller.pb.rivulet.agent.v1 import agent_pb2
 from rivulet_controller.placement import prepare
 from rivulet_controller.rack_file import ConfigError
@@ -67,7 +67,7 @@ def test_agents_learn_the_hash_of_the_program(text: str, wanted: str) -> None:
 
 def test_program_follows_the_configuration() -> None:
     def names_of(switch: SwitchConfig, checks: str) -> Names:
-        return Names(program_folder(switch, checks))
+        return program_of(switch, checks, {})
 
     def pipeline(rack: Config, folder: str) -> Config:
         switch = rack.switches[0].model_copy(update={"pipeline": ARTIFACTS / folder})
