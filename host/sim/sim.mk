@@ -1,6 +1,6 @@
 # The simulator's experiments at full size. Included by the Makefile of the repository.
 SIM_RESULTS := bench/results/simulator
-SIM_EXPERIMENTS := transfers completion skew spraying stall overshoot crowd fairness sharing
+SIM_EXPERIMENTS := transfers completion skew sprayed spraying stall overshoot crowd fairness sharing
 
 .PHONY: simulate
 simulate: protos ## the simulator's experiments at full size (some 20 minutes), into bench/results/simulator

@@ -70,6 +70,8 @@ pub struct Client {
     log: Option<Vec<String>>,
     proofs: Proofs,
     progress: Option<(Nanos, Vec<u64>)>,
+    /// Times of reads, and bytes read so far.
+    reads: Vec<(Nanos, u64)>,
 }
 
 /// Counters of the proofs in a client's requests.
@@ -101,6 +103,7 @@ impl Client {
             log: None,
             proofs: Proofs::default(),
             progress: None,
+            reads: vec![],
         }
     }
 
@@ -122,6 +125,11 @@ impl Client {
     /// The counts of [`Client::measure`].
     pub fn progress(&self) -> &[u64] {
         self.progress.as_ref().map_or(&[], |p| &p.1)
+    }
+
+    /// Since [`Client::measure`]: when the application read, and how many bytes until then.
+    pub fn reads(&self) -> &[(Nanos, u64)] {
+        &self.reads
     }
 
     /// From now on logs every packet sent and received.
@@ -223,6 +231,7 @@ impl Client {
         let now = Self::time(ctx.now);
         let reading = self.reading(ctx.now);
         let Some(c) = &mut self.connection else { return };
+        let before = self.received;
         if reading {
             let mut buffer = [0; 16384];
             loop {
@@ -249,6 +258,9 @@ impl Client {
                     }
                 }
             }
+        }
+        if self.progress.is_some() && self.received > before {
+            self.reads.push((ctx.now, self.received));
         }
         let mut buffer = [0; 9100];
         while let Some(n) = c.poll_transmit(now, &mut buffer) {

@@ -24,6 +24,10 @@ pub struct Plan {
     pub separate: bool,
     /// Each connection opens with the token of the one before, and sends a CLOSE.
     pub tokens: bool,
+    /// When the first fetch starts.
+    pub start: Nanos,
+    /// Distinguishes the connections of several clients.
+    pub seed: u64,
 }
 
 /// The client.
@@ -43,13 +47,18 @@ pub struct Fetcher {
 impl Fetcher {
     /// Creates a client that sends to `tor` over `link`.
     pub fn new(plan: Plan, tor: NodeId, link: LinkId) -> Self {
-        let wake = Some(0);
-        Self { plan, tor, link, connection: None, token: None, running: None, took: vec![], next: 0, wake }
+        let (wake, next) = (Some(plan.start), plan.start);
+        Self { plan, tor, link, connection: None, token: None, running: None, took: vec![], next, wake }
     }
 
     /// Durations of the finished fetches.
     pub fn took(&self) -> &[Nanos] {
         &self.took
+    }
+
+    /// Bytes of content read, of the running fetch too.
+    pub fn received(&self) -> u64 {
+        self.took.len() as u64 * self.plan.size + self.running.map_or(0, |(_, _, received)| received)
     }
 
     /// Counters of the connection, or of the last one.
@@ -58,7 +67,7 @@ impl Fetcher {
     }
 
     fn seed(&self) -> u64 {
-        7 + self.took.len() as u64
+        7 + self.took.len() as u64 + (self.plan.seed << 16)
     }
 
     fn begin(&mut self, ctx: &Context) {

@@ -30,6 +30,8 @@ pub struct ReplicaConfig {
     pub poison: Option<u64>,
     /// Whether it has a replay memory ([`replica::Config::remembers`]).
     pub remembers: bool,
+    /// Its own link, before the one that all replicas share; `None`: no limit.
+    pub down: Option<link::Config>,
 }
 
 /// Settings of a service.
@@ -134,6 +136,7 @@ impl Service {
             let (life, delay, jitter) = (r.life.clone(), r.delay, r.jitter);
             let (poison, remembers) = (r.poison, r.remembers);
             let config = replica::Config { life, delay, jitter, clock, policy, poison, remembers };
+            let down = r.down.clone().map_or(down, |own| net.add_link(own, End::Link(down)));
             let node = net.add_node(Replica::new(config, ring.clone(), down, rng));
             let rack = link::Config { delay: 10 * MICROSECOND, ..link::Config::default() };
             let link = net.add_link(rack, End::Node(node));

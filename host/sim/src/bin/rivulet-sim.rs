@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use clap::{Parser, Subcommand};
-use rivulet_sim::experiments::{completion, crowd, fairness, overshoot, sharing, spraying, stall};
+use rivulet_sim::experiments::{completion, crowd, fairness, overshoot, sharing, sprayed, spraying, stall};
 use rivulet_sim::managed::Style;
 use rivulet_sim::tor::Policy;
 use rivulet_sim::{MILLISECOND, SECOND, random, stats};
@@ -54,6 +54,15 @@ enum Experiment {
         #[arg(long, default_value_t = 10)]
         seeds: u64,
     },
+    /// Figure 17: shares of two clients whose packets go round robin to two replicas
+    Sprayed {
+        /// Number of seeds for each case
+        #[arg(long, default_value_t = 30)]
+        seeds: u64,
+        /// Seconds of virtual time for each run
+        #[arg(long, default_value_t = 4)]
+        time: u64,
+    },
     /// Different speeds of two replicas
     Skew,
     /// Longest interruption of a download when a replica dies, by replicas, rate and round trip
@@ -103,6 +112,7 @@ fn main() {
         Experiment::Completion { count } => completions(seed, count),
         Experiment::Fairness { seeds, time, others } => shares(seed, seeds, time, &others),
         Experiment::Spraying { seeds } => deaths(seed, seeds),
+        Experiment::Sprayed { seeds, time } => sprays(seed, seeds, time * SECOND),
         Experiment::Skew => skews(seed),
         Experiment::Stall { kills } => stalls(seed, kills),
         Experiment::Overshoot { seeds } => overshoots(seed, seeds),
@@ -244,6 +254,32 @@ fn deaths(seed: u64, seeds: u64) -> Value {
     json!({ "seeds": seeds, "spraying": rows })
 }
 
+fn sprays(seed: u64, seeds: u64, time: u64) -> Value {
+    type Run = fn(u64, sprayed::Case, u64) -> [u64; 2];
+    let runs: [(&str, Run, usize, bool); 5] = [
+        ("rivulet", sprayed::sprayed, 166, true),
+        ("rivulet", sprayed::sprayed, 42, true),
+        ("rivulet", sprayed::sprayed, 166, false),
+        ("rivulet", sprayed::sprayed, 42, false),
+        ("reference", sprayed::reference, 42, true),
+    ];
+    let mut rows = vec![];
+    for (transport, run, queue, separate) in runs {
+        for connections in [1, 2, 4, 8] {
+            let case = sprayed::Case { connections, queue, separate };
+            let all: Vec<_> = (seed..seed + seeds).map(|s| run(s, case, time)).collect();
+            let indices: Vec<_> = all.iter().map(|shares| sprayed::jain(shares)).collect();
+            let rates: Vec<_> =
+                all.iter().map(|shares| shares.iter().sum::<u64>() as f64 * 8e3 / time as f64).collect();
+            let (low, high) = stats::confidence_95(&indices);
+            rows.push(json!({ "transport": transport, "connections": connections, "queue": queue,
+                "separate": separate, "jain": stats::mean(&indices), "low": low, "high": high,
+                "mbps": stats::mean(&rates) }));
+        }
+    }
+    json!({ "seeds": seeds, "seconds": time / SECOND, "sprayed": rows })
+}
+
 fn skews(seed: u64) -> Value {
     let mut rows = vec![];
     for policy in [Policy::Block, Policy::RoundRobin] {
@@ -268,10 +304,13 @@ fn stalls(seed: u64, kills: u64) -> Value {
             .collect();
         let longest: Vec<_> = all.iter().map(|s| (s.longest / MILLISECOND) as f64).collect();
         let timeouts = all.iter().filter(|s| s.timeouts > 0).count();
+        let back: Vec<_> =
+            all.iter().map(|s| s.recovered.map_or(3000.0, |t| t as f64 / MILLISECOND as f64)).collect();
         json!({
             "replicas": replicas, "mbps": mbps, "rtt_ms": rtt, "with_timeout": timeouts,
             "stall_ms": { "p50": stats::percentile(&longest, 0.5), "p90": stats::percentile(&longest, 0.9),
                           "p99": stats::percentile(&longest, 0.99) },
+            "recovered_ms": { "p50": stats::percentile(&back, 0.5), "p90": stats::percentile(&back, 0.9) },
             "wanted_ms": { "p50": bound + 3 * rtt, "p99": bound + 6 * rtt },
         })
     };

@@ -5,5 +5,6 @@ pub mod crowd;
 pub mod fairness;
 pub mod overshoot;
 pub mod sharing;
+pub mod sprayed;
 pub mod spraying;
 pub mod stall;

@@ -21,6 +21,23 @@ pub struct Stall {
     pub probes: u64,
     /// TIMEOUTs in that second.
     pub timeouts: u64,
+    /// Time from the kill to the first four round trips in which the application gets 90 % of the
+    /// goodput of the half second before, as `make bench-figure16` measures it; `None`: more than
+    /// observed.
+    pub recovered: Option<Nanos>,
+}
+
+const BEFORE: Nanos = SECOND / 2;
+
+/// See [`Stall::recovered`].
+fn recovered(reads: &[(Nanos, u64)], kill: Nanos, span: Nanos) -> Option<Nanos> {
+    let until = |at: Nanos| reads[..reads.partition_point(|(t, _)| *t <= at)].last().map_or(0, |r| r.1);
+    let got = |from, to| (until(to) - until(from)) as f64 / (to - from) as f64;
+    let usual = got(kill - BEFORE, kill);
+    let last = reads.last()?.0;
+    let after = &reads[reads.partition_point(|(t, _)| *t < kill)..];
+    let mut starts = after.iter().map(|(t, _)| *t).take_while(|t| t + span <= last);
+    starts.find(|t| got(*t, t + span) >= 0.9 * usual).map(|t| t - kill)
 }
 
 /// The first of `replicas` dies about 5 s (plus up to four `rtt`, depending on the seed) into a
@@ -42,9 +59,11 @@ pub fn stall(seed: u64, replicas: usize, rate: u64, rtt: Nanos) -> Stall {
     net.run_until(at - 1);
     let before = net.node::<Client>(client).statistics();
     net.run_until(at + SECOND);
+    let later = net.node::<Client>(client).statistics();
+    net.run_until(at + 3 * SECOND);
     let c = net.node::<Client>(client);
-    let later = c.statistics();
-    let counts = &c.progress()[(at / MILLISECOND) as usize..];
+    let recovered = recovered(c.reads(), at, 4 * rtt);
+    let counts = c.progress().iter().skip((at / MILLISECOND) as usize).take(1000);
     let (mut longest, mut run) = (0, 0);
     for n in counts {
         run = if *n == 0 { run + 1 } else { 0 };
@@ -55,5 +74,6 @@ pub fn stall(seed: u64, replicas: usize, rate: u64, rtt: Nanos) -> Stall {
         declared: later.declared - before.declared,
         probes: later.probes - before.probes,
         timeouts: later.timeouts - before.timeouts,
+        recovered,
     }
 }

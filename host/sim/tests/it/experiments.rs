@@ -1,7 +1,7 @@
 //! The experiments at a size for tests; `rivulet-sim` runs them in full. The bounds are those of
 //! the full runs, but wider where few seeds leave more to chance.
 
-use rivulet_sim::experiments::{completion, crowd, fairness, overshoot, spraying, stall};
+use rivulet_sim::experiments::{completion, crowd, fairness, overshoot, sprayed, spraying, stall};
 use rivulet_sim::tor::Policy;
 use rivulet_sim::{MILLISECOND, SECOND, stats};
 
@@ -21,6 +21,18 @@ fn one_flow_among_reno_flows_gets_its_share() {
         let shares: Vec<f64> = (0..6).map(|seed| fairness::share(seed, others, 100 * SECOND)).collect();
         let mean = stats::mean(&shares);
         assert!((0.8..1.2).contains(&mean), "{mean} among {others}: {shares:?}");
+    }
+}
+
+/// Figure 17's bar, for connections that last and queues of one bandwidth-delay product.
+#[test]
+fn clients_of_sprayed_packets_get_equal_shares() {
+    for connections in [1, 2, 4, 8] {
+        let case = sprayed::Case { connections, queue: 42, separate: false };
+        let indices: Vec<_> =
+            (0..4).map(|seed| sprayed::jain(&sprayed::sprayed(seed, case, 4 * SECOND))).collect();
+        let mean = stats::mean(&indices);
+        assert!(mean >= 0.98, "{mean} with {connections} connections: {indices:?}");
     }
 }
 

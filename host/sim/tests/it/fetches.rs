@@ -11,12 +11,12 @@ const ROUND: Nanos = 75 * MILLISECOND;
 
 /// Round trips that each of nine fetches took, three replicas behind 100 Mb/s.
 fn fetches(gap: Nanos, separate: bool, loss: f64) -> (Vec<u64>, Statistics) {
-    fetch(Plan { count: 9, size: 128 * 1024, gap, separate, tokens: false }, loss)
+    fetch(Plan { count: 9, size: 128 * 1024, gap, separate, tokens: false, start: 0, seed: 0 }, loss)
 }
 
 /// The same, with separate connections that open with the token of the one before.
 fn fetches_with_tokens(gap: Nanos, loss: f64) -> (Vec<u64>, Statistics) {
-    fetch(Plan { count: 9, size: 128 * 1024, gap, separate: true, tokens: true }, loss)
+    fetch(Plan { count: 9, size: 128 * 1024, gap, separate: true, tokens: true, start: 0, seed: 0 }, loss)
 }
 
 fn fetch(plan: Plan, loss: f64) -> (Vec<u64>, Statistics) {
