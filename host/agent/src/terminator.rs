@@ -109,7 +109,8 @@ pub(crate) fn statuses(update: Option<&Update>, refused: &[u32], reports: &[&[Tl
             let error = NOT_ATTACHED.to_owned();
             TlsStatus { service: service.id, error, ..TlsStatus::default() }
         });
-        let end = status.error.floor_char_boundary(MAX_ERROR);
+        let longest = MAX_ERROR.min(status.error.len());
+        let end = (0..=longest).rev().find(|&n| status.error.is_char_boundary(n)).unwrap_or(0);
         status.error.truncate(end);
         status
     };

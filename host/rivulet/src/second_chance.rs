@@ -223,6 +223,7 @@ mod tests {
             slots: None,
             trods: None,
             content: None,
+            tls: None,
         }
     }
 

@@ -123,6 +123,7 @@ mod tests {
             slots: None,
             trods: None,
             content: None,
+            tls: None,
         }
     }
 

@@ -65,6 +65,7 @@ fn service(keys: &KeySet, newest: u16, content: Option<InForce>) -> Service {
         slots: None,
         trods: None,
         content,
+        tls: None,
     }
 }
 

@@ -42,6 +42,7 @@ fn service(epochs: &[u16]) -> Service {
         slots: None,
         trods: None,
         content: None,
+        tls: None,
     }
 }
 

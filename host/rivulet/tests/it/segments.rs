@@ -140,6 +140,7 @@ impl Rig {
             slots: None,
             trods: None,
             content: None,
+            tls: None,
         };
         let interface = Interface::new(Some(host.name()), "s0").unwrap();
         let config = Config { interface, services: vec![service], incarnation: 1, io: IoChoice::default() };
