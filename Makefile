@@ -76,8 +76,8 @@ lint-newest: protos ## warnings of the newest stable Rust (installed with rustup
 test: ## all tests except the long ones, with their times
 	$(TEST) setup check p4 build rust racks packages demos python ptf ptf-host
 
-test-long: ## long tests: second switch, key rotation, large windows, fuzzing, removal of each defence (needs p4c, BMv2)
-	$(TEST) --long setup build rust racks python ptf ptf-host ptf-bmv2 ptf-bmv2-host ptf-workers removal fuzz
+test-long: ## long tests: the tutorial, second switch, key rotation, large windows, fuzzing, removal of each defence (needs p4c, BMv2)
+	$(TEST) --long setup build rust racks packages python ptf ptf-host ptf-bmv2 ptf-bmv2-host ptf-workers removal fuzz
 
 test-rust: ## the Rust tests: CRATES=host/sim for one folder
 	$(TEST) setup build rust $(if $(CRATES),--only $(CRATES))
