@@ -1,6 +1,7 @@
 //! The connections of a replica's protected services. Passes the BPF programs' events to each
 //! connection's [`Flow`] and carries out the resulting actions. Only [`Watch::wait`] blocks.
 
+mod closing;
 mod hear;
 mod parting;
 
@@ -119,8 +120,7 @@ pub struct Watch<K> {
     over: Vec<(FlowKey, bool)>,
     /// Connections that their server closed too early.
     early: Vec<FlowKey>,
-    /// Connections that the kernel was closing at the start.
-    closing: HashMap<FlowKey, parting::Closing>,
+    closing: HashMap<FlowKey, closing::Closing>,
     /// Clients to which a RST of the kernel was held back, with its sequence number.
     refused: Vec<(FlowKey, u32)>,
     /// Issuer of each service ([`Watch::set_issuers`]), with whether unnamed responses are watched.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use rivulet_bpf::trods::{FlowKey, Pin};
 
+use super::closing::Closing;
 use super::{HoldError, Keeper, Watch, now_ms};
 use crate::flow::{Action, Flow, Reason};
 use crate::hold::connection::Connection;
@@ -21,15 +22,6 @@ const MAX_CLOSING: usize = 8192;
 const CLOSING: Duration = Duration::from_secs(1);
 /// Number of connections checked in one call.
 const SWEPT: usize = 256;
-
-/// A connection that the kernel was closing when the process began.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Closing {
-    /// Since when this replica may send on it.
-    since: Option<Instant>,
-    /// What the client acknowledged last; 0 if it has sent nothing since.
-    pub acked: u32,
-}
 
 impl<K: Keeper> Watch<K> {
     /// Connections on which the server sent a FIN or RST in a place where none may pass, since the
