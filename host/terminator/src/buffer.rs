@@ -54,7 +54,7 @@ impl Input {
         Ok(rustix::io::read(source, spare_capacity(&mut self.bytes))?)
     }
 
-    /// Takes as many of these bytes as there is room for.
+    /// Appends as many of these bytes as there is room for.
     #[cfg(feature = "testing")]
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         self.make_room();
@@ -67,7 +67,7 @@ impl Input {
         self.bytes.reserve_exact(self.capacity - self.bytes.len());
     }
 
-    /// Gives the memory back if it holds no bytes.
+    /// Frees the memory if the buffer is empty.
     pub(crate) fn release(&mut self) {
         if self.is_empty() {
             self.bytes = Vec::new();
@@ -83,7 +83,7 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// For appending.
+    /// The buffer, to which the caller appends.
     pub(crate) fn bytes(&mut self) -> &mut Vec<u8> {
         &mut self.bytes
     }
@@ -111,7 +111,7 @@ impl Output {
         Ok(count)
     }
 
-    /// Gives the memory back if it holds no bytes.
+    /// Frees the memory if the buffer is empty.
     pub(crate) fn release(&mut self) {
         if self.is_empty() {
             *self = Self::default();
@@ -123,7 +123,7 @@ impl Output {
 mod tests {
     use super::*;
 
-    /// Takes a part of what it is given.
+    /// A sink that accepts only a part of each write.
     struct Slow(Vec<u8>);
 
     impl Write for Slow {

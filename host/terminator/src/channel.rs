@@ -32,9 +32,9 @@ pub(crate) struct Broken {
 /// The end of the client's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Received {
-    /// More may follow.
+    /// The client may send more data.
     Open,
-    /// `close_notify`.
+    /// The client has sent `close_notify`.
     Closed,
 }
 
@@ -43,7 +43,7 @@ pub(crate) enum Received {
 pub(crate) enum Channel {
     /// TLS 1.3: records of our own.
     Records(Box<Records>),
-    /// TLS 1.2.
+    /// TLS 1.2, by rustls.
     Library(Box<ServerConnection>),
 }
 
@@ -216,14 +216,14 @@ impl Channel {
                 }
             }
             Self::Library(tls) => {
-                // Its buffer has no limit, and writing to a Vec does not fail.
+                // rustls's buffer has no limit, and writing to a Vec does not fail.
                 let _ = tls.writer().write_all(plaintext);
                 write_library(tls, out);
             }
         }
     }
 
-    /// Ends our direction.
+    /// Closes the direction to the client with `close_notify`.
     pub(crate) fn close(&mut self, out: &mut Vec<u8>) {
         match self {
             Self::Records(records) => records.seal(ContentType::Alert, &CLOSE_NOTIFY, out),
@@ -241,7 +241,7 @@ impl Channel {
         }
     }
 
-    /// What another replica must know; `None` for TLS 1.2.
+    /// The state that another replica needs to continue; `None` for TLS 1.2.
     pub(crate) fn state(&self) -> Option<ConnectionState<'_>> {
         match self {
             Self::Records(records) => Some(records.state()),

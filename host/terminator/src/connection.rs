@@ -21,19 +21,19 @@ const ROUNDS: usize = 8;
 /// and the client lose the end of the response.
 const MAX_DISCARDED_BYTES: usize = 1 << 20;
 
-/// What a client of plain HTTP gets.
+/// The response to a client that sends plain HTTP.
 const PLAIN_HTTP_REPLY: &[u8] =
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: 46\r\n\
     Connection: close\r\n\r\n400 Bad Request: this port takes HTTPS alone.\n";
 
-/// What a turn came to.
+/// The result of one turn of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
     /// The connection waits for an event.
     Wait,
-    /// It could go on at once.
+    /// The connection has more to do without waiting.
     Again,
-    /// It has ended.
+    /// The connection has ended.
     Ended,
 }
 
@@ -130,7 +130,7 @@ impl Connection {
         Turn::Again
     }
 
-    /// Gives back the memory of empty buffers.
+    /// Frees the memory of empty buffers.
     fn rest(&mut self) {
         self.input.release();
         self.output.release();

@@ -17,7 +17,7 @@ pub(crate) const MAX_OUTPUT_BYTES: usize = 128 << 10;
 /// Bytes for the server that may wait to be written.
 const MAX_UPLOAD_BYTES: usize = 64 << 10;
 
-/// What happened since the last look, for the counters.
+/// Events since the last reading, for the counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Events {
     pub(crate) requests: u64,
@@ -36,7 +36,7 @@ enum RequestPhase {
     /// A head comes next. So many bytes of it were searched for its end.
     Head(usize),
     Body(Body),
-    /// The request is complete, its response is not.
+    /// The request is complete, and its response is still incomplete.
     Complete,
     Tunnel,
 }
@@ -44,12 +44,12 @@ enum RequestPhase {
 /// The state of the response.
 #[derive(Debug)]
 enum ReplyPhase {
-    /// Nothing: it has no request.
+    /// The server owes no response.
     Nothing,
     Head {
         is_head: bool,
         upgrade: bool,
-        /// So many bytes were searched for the end.
+        /// Number of bytes that were searched for the head's end.
         scanned: usize,
     },
     /// The rest of a response of known length, from this offset of its ciphertext on.
@@ -65,7 +65,7 @@ enum ReplyPhase {
 /// How a connection goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// With the next bytes.
+    /// The connection continues with the next bytes.
     Open,
     /// The last response has ended: `close_notify`.
     Close,

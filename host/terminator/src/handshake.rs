@@ -26,7 +26,7 @@ const SERVER_SECRET: &str = "SERVER_TRAFFIC_SECRET_0";
 pub(crate) enum Failure {
     /// The client sent plain HTTP.
     PlainHttp,
-    /// It sent something else that is not TLS.
+    /// The client sent something else that is not TLS.
     NotTls,
     /// The handshake broke a rule, or found nothing that both sides support.
     Refused,
@@ -83,7 +83,7 @@ impl Handshake {
                 let count = self.tls.read_tls(&mut rest).map_err(|_| Failure::Refused)?;
                 let result = self.tls.process_new_packets();
                 if result.is_err() || count == 0 {
-                    // An alert, perhaps.
+                    // rustls may have an alert to send.
                     write_library(&mut self.tls, out);
                     return Err(Failure::Refused);
                 }

@@ -32,7 +32,7 @@ pub enum Forwarded {
 /// The body of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Body {
-    /// So many bytes are left.
+    /// This many bytes are left.
     Length(u64),
     /// In the chunked coding.
     Chunked(Chunks),
@@ -45,9 +45,9 @@ pub(crate) enum Body {
 pub(crate) struct Request {
     pub(crate) body: Body,
     pub(crate) is_head: bool,
-    /// It may be sent to the server twice (RFC 9110 section 9.2.2), and has no body.
+    /// The request may be sent to the server twice (RFC 9110 section 9.2.2), and has no body.
     pub(crate) is_repeatable: bool,
-    /// It asks for another protocol.
+    /// The request asks for a change of protocol.
     pub(crate) upgrade: bool,
     /// The client wants the connection to end with the response.
     pub(crate) close: bool,

@@ -59,7 +59,7 @@ const BACKLOG: i32 = 1024;
 /// Between two looks at the files.
 const RELOAD: Duration = Duration::from_secs(1);
 
-/// What a terminator does.
+/// Configuration of a terminator.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Addresses for clients.
@@ -74,7 +74,7 @@ pub struct Config {
     pub max_connections: usize,
     /// How long a connection may take.
     pub limits: TimeLimits,
-    /// Threads.
+    /// Number of threads.
     pub workers: usize,
     /// Gets the state of each connection of TLS 1.3.
     pub observer: Option<Arc<dyn Observer>>,
@@ -89,12 +89,12 @@ pub enum StartError {
     /// An address where nothing can listen.
     #[error("cannot listen at {address}: {error}")]
     Listen {
-        /// The address.
+        /// The address on which the terminator cannot listen.
         address: SocketAddr,
-        /// The system's error.
+        /// The error of the system call.
         error: io::Error,
     },
-    /// Anything else.
+    /// Another system call failed.
     #[error(transparent)]
     System(#[from] io::Error),
 }
@@ -169,7 +169,7 @@ impl Terminator {
         self.shared.reload.problem()
     }
 
-    /// Its counters.
+    /// The terminator's counters.
     #[must_use]
     pub fn counters(&self) -> Arc<Counters> {
         self.shared.counters.clone()

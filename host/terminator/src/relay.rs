@@ -21,7 +21,7 @@ pub(crate) const CLIENT_INPUT_BYTES: usize = 32 << 10;
 /// Bytes that are read from the server at a time.
 const SERVER_INPUT_BYTES: usize = 64 << 10;
 
-/// What a connection needs of its worker.
+/// Parts of a worker that its connections use.
 pub(crate) struct Context<'a> {
     pub(crate) epoll: &'a OwnedFd,
     /// Event data of the server's socket.
@@ -75,7 +75,7 @@ impl Open {
         }
     }
 
-    /// Opens the client's records. Returns true if it sends no more.
+    /// Decrypts the client's records. Returns whether the client has closed its direction.
     pub(crate) fn receive(&mut self, input: &mut Input, output: &mut Output) -> Result<bool, Broken> {
         let limit = self.data.len() + CLIENT_INPUT_BYTES;
         Ok(self.channel.receive(input, &mut self.data, limit, output.bytes())? == Received::Closed)
@@ -129,7 +129,7 @@ impl Open {
         let Some(server) = &mut self.server else { return Ok((changed, Progress::Open)) };
         match server.socket.write(&mut self.to_server) {
             Ok(count) => changed |= count > 0,
-            // What it sent before is still read: it may be the reason.
+            // Data that the server sent before is still read, because it may be the reason.
             Err(_) => {
                 self.to_server = Output::default();
                 server.socket.writable = false;

@@ -1,4 +1,4 @@
-//! What all workers share.
+//! State that all workers share.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;

@@ -17,7 +17,7 @@ pub(crate) struct Socket {
     pub(crate) stream: TcpStream,
     pub(crate) readable: bool,
     pub(crate) writable: bool,
-    /// It was reset, or both directions have ended.
+    /// The connection was reset, or both directions have ended.
     pub(crate) failed: bool,
 }
 

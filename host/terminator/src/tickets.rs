@@ -14,7 +14,7 @@ use zeroize::Zeroizing;
 
 use crate::file_error::FileError;
 
-/// Bytes of a key.
+/// Length of a key, bytes.
 const KEY_BYTES: usize = 32;
 /// Keys of a file at most.
 const MAX_KEYS: usize = 16;
@@ -133,7 +133,7 @@ impl TicketKeys {
         }
         let (name, rest) = ticket.split_first_chunk::<NAME_BYTES>()?;
         let (nonce, sealed) = rest.split_first_chunk::<NONCE_LEN>()?;
-        // Names are public.
+        // Key names are public, so the comparison need not take constant time.
         let key = self.0.iter().find(|key| key.name == *name)?;
         let mut sealed = sealed.to_vec();
         let nonce = Nonce::assume_unique_for_key(*nonce);

@@ -96,13 +96,13 @@ impl Response {
         ]
     }
 
-    /// Bytes of ciphertext.
+    /// Length of the response's ciphertext, bytes.
     #[must_use]
     pub fn ciphertext_bytes(self) -> u64 {
         self.runs().into_iter().map(Run::ciphertext_bytes).sum()
     }
 
-    /// Bytes of plaintext.
+    /// Length of the response's plaintext, bytes.
     #[must_use]
     pub fn plaintext_bytes(self) -> u64 {
         self.head + self.body

@@ -215,8 +215,9 @@ impl State {
         Layout::of(&self.http, self.key_updates, self.write.record, self.write.sequence)
     }
 
-    /// The record of TCP alone, in TCP's numbers, with which [`wake`](rivulet_trods::wake) probes the client, reads its
-    /// answer and describes the socket to be restored.
+    /// The connection's TCP state as a record, in sequence numbers of the ciphertext, from which
+    /// [`wake`](rivulet_trods::wake) makes probes, reads the client's answer and describes the
+    /// socket to restore.
     #[must_use]
     pub fn tcp_record(&self) -> Record {
         let parts = self.layout().map(Layout::into_tcp_parts).unwrap_or_default();
