@@ -423,6 +423,7 @@ mod tests {
             slots: None,
             trods: None,
             content: None,
+            tls: None,
         };
         let mut services: Vec<_> =
             hanging.iter().zip(1..).map(|(l, id)| service(id, l.local_addr().unwrap())).collect();

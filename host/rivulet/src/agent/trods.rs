@@ -653,6 +653,7 @@ pub(super) mod tests {
             horizon: Duration::from_secs(4),
             tunnels: Vec::new(),
             content: None,
+            tls: None,
             slots: Some(Slots {
                 key: SlotKey::new([1; 8], SlotHash::HalfSipHash),
                 affinity: Affinity::Flow,
@@ -712,8 +713,7 @@ pub(super) mod tests {
         assert_eq!(outcome(&mut place, 0b111, 0b010).1, [""; 0]);
     }
 
-    /// The former adopter may not get a client's answer any more, and without a report no other
-    /// replica would probe.
+    /// The former adopter may get no client's answer any more, and no other replica would probe.
     #[test]
     fn changed_takers_report_all_dead_members_again() {
         let mut place = settled();
