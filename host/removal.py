@@ -24,6 +24,7 @@ import removal_cm  # noqa: E402
 import removal_earlier  # noqa: E402
 import removal_hangs  # noqa: E402
 import removal_inputs  # noqa: E402
+import removal_marks  # noqa: E402
 import removal_moves  # noqa: E402
 import removal_plain  # noqa: E402
 import removal_stamps  # noqa: E402
@@ -70,6 +71,7 @@ REMOVALS = (
     | removal_earlier.REMOVALS
     | removal_hangs.REMOVALS
     | removal_inputs.REMOVALS
+    | removal_marks.REMOVALS
     | removal_cm.REMOVALS
     | removal_terminator.REMOVALS
     | removal_tls.REMOVALS

@@ -27,7 +27,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     Agent(AgentArgs),
     Tls(TlsArgs),
     #[command(hide = true)]

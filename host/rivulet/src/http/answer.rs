@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io::Write;
+use std::net::IpAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -9,6 +10,7 @@ use rivulet_http::{Conditions, EscapedPath, Selection};
 
 use super::codec::{Malformed, Reader, put_bytes};
 use super::lookup::Lookup;
+use super::marks::{Kind, Mark};
 use super::object::Identity;
 use super::objects::{MAX_NAME, Objects};
 use super::read_error::ReadError;
@@ -16,13 +18,16 @@ use super::{Method, Query, Request, Status};
 
 /// Version of the encoding; others are refused.
 const VERSION: u8 = 2;
+/// Version of answers with a mark. Others keep [`VERSION`], so that replicas without marks can continue them.
+const VERSION_MARKED: u8 = 3;
 /// Longest encoding, bytes.
-pub const MAX_ANSWER: usize = 64 + MAX_NAME;
+pub const MAX_ANSWER: usize = 64 + MAX_NAME + 25 + rivulet_watermark::MAX_PLACES;
 
 const HEAD_ONLY: u8 = 1;
 const CLOSE: u8 = 2;
 const FILE: u8 = 4;
 const QUERIED: u8 = 8;
+const MARKED: u8 = 16;
 
 /// A response not yet produced. Its encoding is what an output continuation carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +44,8 @@ pub struct Answer<'a> {
     /// The target's query, for the location of a 301.
     query: Option<&'a [u8]>,
     file: Option<Part>,
+    /// The mark of a picture; the file is the marked one then.
+    mark: Option<Mark>,
 }
 
 /// A range of a content to send.
@@ -50,9 +57,14 @@ struct Part {
 }
 
 impl<'a> Answer<'a> {
-    /// Decides the answer to `request` at the time `date` (seconds since 1970). `Err` if the
+    /// Decides the answer to `request` of `client` at the time `date` (seconds since 1970). `Err` if the
     /// content is not hashed yet.
-    pub fn new(request: &'a Request, objects: &Objects, date: u32) -> Result<Answer<'a>, ReadError> {
+    pub fn new(
+        request: &'a Request,
+        objects: &Objects,
+        client: IpAddr,
+        date: u32,
+    ) -> Result<Answer<'a>, ReadError> {
         let mut answer = Answer {
             status: Status(200),
             head_only: request.method == Method::Head,
@@ -62,10 +74,11 @@ impl<'a> Answer<'a> {
             name: b"",
             query: None,
             file: None,
+            mark: None,
         };
         match (request.refuse, request.method) {
             (Some(status), _) => answer.status = status,
-            (None, Method::Get | Method::Head) => answer.find(request, objects)?,
+            (None, Method::Get | Method::Head) => answer.find(request, objects, client)?,
             (None, Method::Options) => answer.status = Status(204),
             (None, Method::Put | Method::Post) => {
                 // The server does not read the body, so no request can follow it.
@@ -86,15 +99,24 @@ impl<'a> Answer<'a> {
     /// An answer that consists of a status only.
     #[must_use]
     pub fn plain(status: Status, close: bool, date: u32) -> Answer<'static> {
-        let mut answer =
-            Answer { status, head_only: false, close, date, head_len: 0, name: b"", query: None, file: None };
+        let mut answer = Answer {
+            status,
+            head_only: false,
+            close,
+            date,
+            head_len: 0,
+            name: b"",
+            query: None,
+            file: None,
+            mark: None,
+        };
         let mut head = Vec::new();
         answer.write_head(&mut head);
         answer.head_len = head.len() as u16;
         answer
     }
 
-    fn find(&mut self, request: &'a Request, objects: &Objects) -> Result<(), ReadError> {
+    fn find(&mut self, request: &'a Request, objects: &Objects, client: IpAddr) -> Result<(), ReadError> {
         self.name = &request.path;
         let object = match objects.lookup(&request.path) {
             Lookup::Found(object) => object,
@@ -123,7 +145,17 @@ impl<'a> Answer<'a> {
                 return Ok(());
             }
         };
-        let identity = object.identity();
+        let identity = match objects.kind(&request.path, &object, client)? {
+            Kind::Plain => object.identity(),
+            Kind::Marked(mark, identity) => {
+                self.mark = Some(mark);
+                identity
+            }
+            Kind::Unfit => {
+                self.status = Status(500);
+                return Ok(());
+            }
+        };
         let mut part = Part { identity, first: 0, len: identity.size };
         match conditions(request, Some(&identity.hash)).select(request.method, request.range, identity.size) {
             Selection::Whole => {}
@@ -201,13 +233,17 @@ impl<'a> Answer<'a> {
             out.copy_from_slice(page.get(at as usize..at as usize + out.len()).ok_or(ReadError::Beyond)?);
             return Ok(());
         };
-        let object = match objects.lookup_content(self.name, part.identity) {
-            Lookup::Found(object) if object.identity() == part.identity => object,
+        let original = self.mark.map_or(part.identity, |mark| mark.original);
+        let object = match objects.lookup_content(self.name, original) {
+            Lookup::Found(object) if object.identity() == original => object,
             Lookup::Pending => return Err(ReadError::NotYet),
             _ => return Err(ReadError::NotMine),
         };
         let at = part.first.checked_add(at).ok_or(ReadError::Beyond)?;
-        objects.read(&object, at, out)
+        match &self.mark {
+            Some(mark) => objects.read_marked(&object, self.name, mark, at, out),
+            None => objects.read(&object, at, out),
+        }
     }
 
     /// Writes the response head, which depends on the fields of `self` alone.
@@ -268,18 +304,23 @@ impl<'a> Answer<'a> {
                 }
             }
         }
+        if self.mark.is_some() {
+            // A shared cache must not send one client's mark to another client.
+            let _ = write!(out, "Cache-Control: private\r\n");
+        }
         let _ = write!(out, "Connection: {}\r\n\r\n", if self.close { "close" } else { "keep-alive" });
     }
 
     /// Appends the encoding for [`Answer::decode`], at most [`MAX_ANSWER`] bytes.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        out.push(VERSION);
+        out.push(if self.mark.is_some() { VERSION_MARKED } else { VERSION });
         let flag = |on, bit| if on { bit } else { 0 };
         out.push(
             flag(self.head_only, HEAD_ONLY)
                 | flag(self.close, CLOSE)
                 | flag(self.file.is_some(), FILE)
-                | flag(self.query.is_some(), QUERIED),
+                | flag(self.query.is_some(), QUERIED)
+                | flag(self.mark.is_some(), MARKED),
         );
         out.extend_from_slice(&self.status.0.to_be_bytes());
         out.extend_from_slice(&self.date.to_be_bytes());
@@ -290,6 +331,9 @@ impl<'a> Answer<'a> {
             }
             out.extend_from_slice(&part.identity.hash);
         }
+        if let Some(mark) = &self.mark {
+            mark.encode(out);
+        }
         put_bytes(out, self.name);
         if let Some(query) = self.query {
             put_bytes(out, query);
@@ -299,10 +343,10 @@ impl<'a> Answer<'a> {
     /// Decodes the result of [`Answer::encode`], which must be all of `input`.
     pub fn decode(input: &'a [u8]) -> Result<Answer<'a>, Malformed> {
         let mut r = Reader(input);
-        if r.u8()? != VERSION {
+        let (version, flags) = (r.u8()?, r.u8()?);
+        if version != if flags & MARKED != 0 { VERSION_MARKED } else { VERSION } {
             return Err(Malformed);
         }
-        let flags = r.u8()?;
         let (status, date, head_len) = (Status(r.u16()?), r.u32()?, r.u16()?);
         let file = if flags & FILE != 0 {
             let (size, first, len, hash) = (r.u64()?, r.u64()?, r.u64()?, r.array()?);
@@ -313,11 +357,12 @@ impl<'a> Answer<'a> {
         } else {
             None
         };
+        let mark = if flags & MARKED != 0 { Some(Mark::decode(&mut r)?) } else { None };
         let name = r.text()?;
         let query = if flags & QUERIED != 0 { Some(r.text()?) } else { None };
         r.end()?;
         let (head_only, close) = (flags & HEAD_ONLY != 0, flags & CLOSE != 0);
-        Ok(Answer { status, head_only, close, date, head_len, name, query, file })
+        Ok(Answer { status, head_only, close, date, head_len, name, query, file, mark })
     }
 }
 
@@ -346,132 +391,4 @@ pub(crate) fn content_type(name: &[u8]) -> &'static str {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::http::{Fed, Head};
-    use proptest::prelude::*;
-
-    fn store() -> (tempfile::TempDir, Objects) {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("ten.txt"), "0123456789").unwrap();
-        std::fs::write(dir.path().join("big.bin"), vec![9; 300_000]).unwrap();
-        std::fs::write(dir.path().join("empty"), "").unwrap();
-        std::fs::create_dir(dir.path().join("a b")).unwrap();
-        std::fs::create_dir_all(dir.path().join("loop/index.html")).unwrap();
-        std::fs::write(dir.path().join("a b/index.html"), "<p>").unwrap();
-        let objects = Objects::open(dir.path()).unwrap();
-        (dir, objects)
-    }
-
-    fn request(line: &str, headers: &str) -> Request {
-        match Head::default().feed(format!("{line} HTTP/1.1\r\nHost: h\r\n{headers}\r\n").as_bytes()) {
-            Fed::Done(_, request) => request,
-            more => panic!("{more:?}"),
-        }
-    }
-
-    fn response(objects: &Objects, line: &str, headers: &str) -> String {
-        let request = request(line, headers);
-        let answer = Answer::new(&request, objects, 0).unwrap();
-        let mut out = vec![0; answer.len() as usize];
-        answer.read(0, &mut out, objects).unwrap();
-        String::from_utf8_lossy(&out).into_owned()
-    }
-
-    #[test]
-    fn requests_get_their_status_headers_and_body() {
-        let (_dir, objects) = store();
-        let etag = response(&objects, "GET /ten.txt", "");
-        let etag = etag.lines().find_map(|l| l.strip_prefix("ETag: ")).unwrap().to_owned();
-        let cases = [
-            ("GET /ten.txt", String::new(), "200 OK", "Content-Length: 10", "0123456789"),
-            ("HEAD /ten.txt", String::new(), "200 OK", "Content-Length: 10", ""),
-            ("GET /ten.txt", "Range: bytes=2-3\r\n".into(), "206", "Content-Range: bytes 2-3/10", "23"),
-            ("GET /ten.txt", "Range: bytes=-1\r\n".into(), "206", "Content-Range: bytes 9-9/10", "9"),
-            (
-                "GET /ten.txt",
-                "Range: bytes=10-\r\n".into(),
-                "416",
-                "Content-Range: bytes */10",
-                "416 range not satisfiable\n",
-            ),
-            ("GET /ten.txt", format!("If-None-Match: {etag}\r\n"), "304", "ETag", ""),
-            ("GET /ten.txt", format!("If-Range: {etag}\r\nRange: bytes=0-0\r\n"), "206", "bytes 0-0/10", "0"),
-            (
-                "GET /ten.txt",
-                "If-Range: \"x\"\r\nRange: bytes=0-0\r\n".into(),
-                "200",
-                "text/plain",
-                "0123456789",
-            ),
-            ("GET /empty", String::new(), "200", "Content-Length: 0", ""),
-            ("GET /none", String::new(), "404", "Content-Length: 14", "404 not found\n"),
-            ("GET /a%20b", String::new(), "301", "Location: /a%20b/\r\n", "moved permanently\n"),
-            (
-                "GET //a%20b?x=%20&y",
-                String::new(),
-                "301",
-                "Location: /a%20b/?x=%20&y\r\n",
-                "moved permanently\n",
-            ),
-            ("GET /loop/", String::new(), "301", "Location: /loop/index.html/\r\n", "moved permanently\n"),
-            ("GET /ten.txt", "If-Match: \"x\"\r\n".into(), "412", "ETag", "412 precondition failed\n"),
-            ("GET /ten.txt", "If-Match: *\r\nRange: bytes=0-0\r\n".into(), "206", "ETag", "0"),
-            ("GET /a%20b/", String::new(), "200", "text/html", "<p>"),
-            ("PUT /x", "Content-Length: 0\r\n".into(), "405", "Allow: GET", "405 method not allowed\n"),
-            ("BREW /x", String::new(), "501", "Connection: close", "501 not implemented\n"),
-            ("OPTIONS *", String::new(), "204", "Allow: GET", ""),
-        ];
-        for (line, headers, status, header, body) in cases {
-            let text = response(&objects, line, &headers);
-            assert!(text.starts_with(&format!("HTTP/1.1 {status}")), "{line}: {text}");
-            assert!(text.contains(header), "{line}: {text}");
-            assert_eq!(text.split_once("\r\n\r\n").unwrap().1, body, "{line}");
-        }
-    }
-
-    #[test]
-    fn content_of_another_hash_is_refused() {
-        let (dir, objects) = store();
-        let request = request("GET /ten.txt", "");
-        let mut bytes = Vec::new();
-        Answer::new(&request, &objects, 7).unwrap().encode(&mut bytes);
-        std::fs::write(dir.path().join("ten.txt"), "9876543210").unwrap();
-        let elsewhere = Objects::open(dir.path()).unwrap();
-        let answer = Answer::decode(&bytes).unwrap();
-        let mut out = [0; 1];
-        assert_eq!(answer.read(answer.len() - 1, &mut out, &elsewhere), Err(ReadError::NotMine));
-        assert_eq!(answer.read(answer.len(), &mut out, &elsewhere), Err(ReadError::Beyond));
-    }
-
-    proptest! {
-        /// Any piece of an answer, decoded separately, equals that part of the whole.
-        #[test]
-        fn every_piece_is_part_of_the_whole(from in 0u64..301_000, len in 0usize..3000) {
-            let (_dir, objects) = store();
-            let request = request("GET /big.bin", "Range: bytes=100-\r\n");
-            let answer = Answer::new(&request, &objects, 1_700_000_000).unwrap();
-            let mut whole = vec![0; answer.len() as usize];
-            answer.read(0, &mut whole, &objects).unwrap();
-            let mut bytes = Vec::new();
-            answer.encode(&mut bytes);
-            prop_assert!(bytes.len() <= MAX_ANSWER);
-            let again = Answer::decode(&bytes).unwrap();
-            prop_assert_eq!(again, answer);
-            let mut piece = vec![0; len];
-            let got = again.read(from, &mut piece, &objects);
-            match whole.get(from as usize..from as usize + len) {
-                Some(want) => prop_assert!(got.is_ok() && piece == want),
-                None => prop_assert_eq!(got, Err(ReadError::Beyond)),
-            }
-        }
-
-        #[test]
-        fn arbitrary_bytes_decode_or_are_refused(input in prop::collection::vec(any::<u8>(), 0..120)) {
-            let (_dir, objects) = store();
-            if let Ok(answer) = Answer::decode(&input) {
-                let _ = answer.read(0, &mut [0; 50], &objects);
-            }
-        }
-    }
-}
+mod tests;

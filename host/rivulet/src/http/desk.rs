@@ -26,6 +26,8 @@ pub(super) enum Key {
     Former([u8; 16]),
     /// Load a block into memory: address of the mapping, number of the block.
     Page(usize, usize),
+    /// Compute the index of the picture with this hash.
+    Index([u8; 16]),
     /// Write a piece of the upload with this identity: offset and length.
     Write([u8; 16], u64, usize),
 }

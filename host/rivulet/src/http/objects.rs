@@ -25,6 +25,7 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 use super::desk::{Desk, Key};
 use super::guard::Mapping;
 use super::lookup::{Lookup, refusal};
+use super::marks::Marks;
 use super::object::{Content, Identity, Object};
 use super::read_error::ReadError;
 use super::stamp::Stamp;
@@ -87,6 +88,8 @@ pub struct Objects {
     near: Option<Arc<Mutex<Table>>>,
     patience: Duration,
     desk: Arc<Closing>,
+    /// Which pictures are marked.
+    marks: Option<Marks>,
 }
 
 /// Stops the threads when the last handle is dropped, even within a long file.
@@ -121,7 +124,22 @@ impl Objects {
             stop: AtomicBool::new(false),
         });
         let desk = Arc::new(Closing(Desk::open()?, shared.clone()));
-        Ok(Objects { shared, near: None, patience: PATIENCE, desk })
+        Ok(Objects { shared, near: None, patience: PATIENCE, desk, marks: None })
+    }
+
+    /// The same objects, of which pictures are marked.
+    #[must_use]
+    pub fn with_marks(self, marks: Marks) -> Objects {
+        Objects { marks: Some(marks), ..self }
+    }
+
+    pub(super) fn marks(&self) -> Option<&Marks> {
+        self.marks.as_ref()
+    }
+
+    /// Has the index of a picture computed, and waits as for a file.
+    pub(super) fn index_soon(&self, hash: [u8; 16], job: impl FnOnce() + Send + 'static) {
+        self.desk.0.ask(Key::Index(hash), self.patience, job);
     }
 
     /// A handle for a thread of the packet path, with its own table: it takes no common lock for

@@ -4,6 +4,7 @@
 //! being read.
 
 use std::io::ErrorKind;
+use std::net::IpAddr;
 
 use rivulet_transport::operation_id;
 
@@ -49,6 +50,8 @@ impl Site {
 pub struct Input<'a> {
     /// Number of the connection.
     pub connection: u64,
+    /// The client's address, for marks in pictures.
+    pub client: IpAddr,
     /// Number of the stream in the connection.
     pub stream: u16,
     /// Offset of the first byte in the stream's input.
@@ -185,7 +188,7 @@ impl Session {
                         self.head = before;
                         progress.waiting = true;
                         break;
-                    } else if let Ok(answer) = Answer::new(&request, &site.objects, date) {
+                    } else if let Ok(answer) = Answer::new(&request, &site.objects, input.client, date) {
                         progress.consumed += n;
                         self.closed = answer.closes();
                         if !self.closed {

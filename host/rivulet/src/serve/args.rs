@@ -1,7 +1,7 @@
 //! The flags of `rivulet serve`.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Component, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -12,7 +12,7 @@ use rivulet_server::keys::KeySet;
 use rivulet_server::service::{Member, Plain, Service, Tunnel};
 
 use crate::agent::ControllerArgs;
-use crate::http::Limits;
+use crate::http::{Limits, Marks};
 
 /// Serves the files of a directory over Rivulet and plain TCP, or what a back end answers over plain TCP.
 ///
@@ -103,6 +103,15 @@ pub struct ServeArgs {
     #[arg(long, value_name = "S", default_value_t = 3600, value_parser = clap::value_parser!(u64).range(1..))]
     pub upload_expiry: u64,
 
+    /// Put the client's address into the baseline JPEGs of this folder of DIR while they are sent (without a value: of all of DIR);
+    /// other JPEGs there are not sent
+    #[arg(long, value_name = "FOLDER", num_args = 0..=1, require_equals = true, default_missing_value = ".", conflicts_with = "back_end")]
+    pub watermark: Option<PathBuf>,
+
+    /// Words before the client's address, which together have room for 40 letters
+    #[arg(long, value_name = "WORDS", default_value = "", requires = "watermark")]
+    pub watermark_text: String,
+
     /// Threads on the packet path, each with a share of the flows
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
     pub workers: u8,
@@ -184,6 +193,29 @@ impl ServeArgs {
             bail!("--back-end answers clients of stateless TCP alone: give --plain stateless");
         }
         Ok(Some(BackEnd { deterministic: self.deterministic, ..back_end }))
+    }
+
+    /// Which pictures are marked for each client.
+    pub fn marks(&self) -> anyhow::Result<Option<Marks>> {
+        let (Some(folder), Some(dir)) = (&self.watermark, &self.dir) else { return Ok(None) };
+        let inside = if folder.is_absolute() {
+            folder.strip_prefix(dir).with_context(|| {
+                format!("--watermark {} is not a folder of {}", folder.display(), dir.display())
+            })?
+        } else {
+            folder
+        };
+        if !dir.join(inside).is_dir() || inside.components().any(|part| part == Component::ParentDir) {
+            bail!("--watermark: {} is not a folder of {}", inside.display(), dir.display());
+        }
+        let name: Vec<_> = inside
+            .components()
+            .filter_map(|part| match part {
+                Component::Normal(name) => Some(name.to_string_lossy()),
+                _ => None,
+            })
+            .collect();
+        Ok(Some(Marks::new(&name.join("/"), &self.watermark_text)))
     }
 
     /// Limits on uploads.

@@ -65,7 +65,9 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
         server.set_ring(!args.no_ring);
         server.set_large(args.large);
     }
-    let mut shelf = args.dir.as_deref().map(|dir| Shelf::new(dir, args.upload.is_some(), args.large));
+    let marks = args.marks()?;
+    let mut shelf =
+        args.dir.as_deref().map(|dir| Shelf::new(dir, args.upload.is_some(), args.large, marks.as_ref()));
     if let Some(shelf) = &mut shelf
         && let Some(table) = shelf.await_table(&config.services)?
     {
@@ -167,7 +169,10 @@ fn listen(listeners: Option<&mut Listeners>, server: &mut Server) {
 
 /// Opens the files under a directory, and the storage for uploads.
 fn open(dir: &Path, args: &ServeArgs) -> anyhow::Result<Site> {
-    let objects = Objects::open(dir).with_context(|| format!("{}", dir.display()))?;
+    let mut objects = Objects::open(dir).with_context(|| format!("{}", dir.display()))?;
+    if let Some(marks) = args.marks()? {
+        objects = objects.with_marks(marks);
+    }
     objects.prepare(dir);
     let uploads = match &args.upload {
         Some(dir) => Some(Uploads::open(dir, args.limits()).with_context(|| dir.display().to_string())?),

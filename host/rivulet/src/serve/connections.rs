@@ -124,6 +124,7 @@ struct Progress {
 #[derive(Debug)]
 pub(super) struct Guest {
     connections: Connections,
+    client: IpAddr,
     number: u64,
     progress: Arc<Progress>,
 }
@@ -166,7 +167,7 @@ impl Connections {
         let (number, progress) = (table.last, Arc::new(Progress::default()));
         let (phase, since) = (Phase::Waiting, Instant::now());
         table.open.insert(number, Open { client, socket, phase, since, progress: progress.clone() });
-        Some(Guest { connections: self.clone(), number, progress })
+        Some(Guest { connections: self.clone(), client, number, progress })
     }
 
     /// Number of open connections.
@@ -222,6 +223,11 @@ impl Table {
 }
 
 impl Guest {
+    /// The client's address.
+    pub(super) fn client(&self) -> IpAddr {
+        self.client
+    }
+
     /// Notes the connection's activity. Consecutive waits without a request count as one.
     pub(super) fn enter(&self, phase: Phase) {
         if let Some(open) = self.connections.0.table.lock().open.get_mut(&self.number)

@@ -243,7 +243,7 @@ fn converse(stream: &mut impl Line, site: &Site, guest: &Guest) -> io::Result<()
     let mut hashing = Hashing::default();
     let mut pace = Pace::new(Doing::Reads(Reads::Nothing), guest);
     while !session.closed {
-        let now = Input { connection, stream: 0, offset, data: &input, fin };
+        let now = Input { connection, client: guest.client(), stream: 0, offset, data: &input, fin };
         let progress = session.feed(&now, site, date(), PIPELINE, &mut promises);
         input.drain(..progress.consumed);
         offset += progress.consumed as u64;

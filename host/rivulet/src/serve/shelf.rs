@@ -11,6 +11,7 @@ use rivulet_plain::Table;
 use rivulet_server::service::Service;
 
 use super::table;
+use crate::http::Marks;
 
 /// Interval of checks whether the table is loaded.
 pub(super) const SOON: Duration = Duration::from_millis(20);
@@ -22,6 +23,8 @@ pub(super) struct Shelf {
     unknown: bool,
     /// Whether large files are in the table too.
     large: bool,
+    /// Pictures that differ between clients are the kernel's.
+    marks: Option<Marks>,
     state: State,
 }
 
@@ -42,8 +45,8 @@ pub(super) enum Wanted {
 }
 
 impl Shelf {
-    pub(super) fn new(dir: &Path, unknown: bool, large: bool) -> Shelf {
-        Shelf { dir: dir.to_owned(), unknown, large, state: State::Unread }
+    pub(super) fn new(dir: &Path, unknown: bool, large: bool, marks: Option<&Marks>) -> Shelf {
+        Shelf { dir: dir.to_owned(), unknown, large, marks: marks.cloned(), state: State::Unread }
     }
 
     /// What these services require. If reading failed, the next call reads again.
@@ -59,8 +62,9 @@ impl Shelf {
             }
             State::Unread => {
                 let (dir, unknown, large) = (self.dir.clone(), self.unknown, self.large);
+                let marks = self.marks.clone();
                 let reader = move || {
-                    table::read(&dir, unknown, large)
+                    table::read(&dir, unknown, large, marks)
                         .with_context(|| format!("objects for stateless TCP in {}", dir.display()))
                 };
                 let thread = std::thread::Builder::new().name("objects".into()).spawn(reader);
@@ -122,7 +126,7 @@ mod tests {
     fn table_is_read_once_and_only_if_required() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("a"), "a").unwrap();
-        let mut shelf = Shelf::new(dir.path(), false, false);
+        let mut shelf = Shelf::new(dir.path(), false, false, None);
         for plain in [Plain::None, Plain::Kernel] {
             assert!(shelf.await_table(&[service(plain)]).unwrap().is_none());
         }
@@ -136,7 +140,7 @@ mod tests {
     fn unreadable_folder_is_reported_and_retried() {
         let dir = tempfile::tempdir().unwrap();
         let www = dir.path().join("www");
-        let mut shelf = Shelf::new(&www, false, false);
+        let mut shelf = Shelf::new(&www, false, false, None);
         let services = [service(Plain::Stateless)];
         for _ in 0..2 {
             let error = format!("{:#}", shelf.await_table(&services).unwrap_err());

@@ -85,6 +85,7 @@ impl Files {
         };
         let given = Input {
             connection: msk.connection(),
+            client: msk.client().ip(),
             stream: input.stream,
             offset: input.offset,
             data: input.data,

@@ -40,4 +40,5 @@ mod tls;
 mod tokens;
 mod trods;
 mod upgrade;
+mod watermark;
 mod workers;

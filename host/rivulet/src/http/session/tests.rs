@@ -3,7 +3,8 @@ use crate::http::Limits;
 use proptest::prelude::*;
 
 fn input(data: &[u8], offset: usize, fin: bool) -> Input<'_> {
-    Input { connection: 5, stream: 0, offset: offset as u64, data, fin }
+    let client = IpAddr::from([10, 0, 0, 1]);
+    Input { connection: 5, client, stream: 0, offset: offset as u64, data, fin }
 }
 
 fn store() -> (tempfile::TempDir, Site) {
