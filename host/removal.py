@@ -28,6 +28,7 @@ import removal_marks  # noqa: E402
 import removal_moves  # noqa: E402
 import removal_plain  # noqa: E402
 import removal_stamps  # noqa: E402
+import removal_suspended  # noqa: E402
 import removal_terminator  # noqa: E402
 import removal_tls  # noqa: E402
 import removal_transport  # noqa: E402
@@ -67,6 +68,7 @@ REMOVALS = (
     | removal_trods.REMOVALS
     | removal_window.REMOVALS
     | removal_stamps.REMOVALS
+    | removal_suspended.REMOVALS
     | removal_moves.REMOVALS
     | removal_earlier.REMOVALS
     | removal_hangs.REMOVALS

@@ -39,6 +39,7 @@ mod services;
 mod stack;
 mod stream;
 mod sub;
+mod suspend;
 mod tokens;
 #[cfg(feature = "tokio")]
 mod tokio_stream;
@@ -48,10 +49,11 @@ pub use error::{ConnectError, MAX_CONNECTIONS};
 pub use next_hop::{NextHop, ResolveError, resolve};
 pub use port::LocalPort;
 pub use rivulet_pktio::IoChoice;
-pub use rivulet_transport::client::{Config, ConnectionError, MAX_REQUESTS, Statistics};
+pub use rivulet_transport::client::{Config, ConnectionError, MAX_REQUESTS, ResumeError, Statistics};
 pub use stack::Stack;
 pub use stream::Stream;
 pub use sub::SubStream;
+pub use suspend::ResumptionError;
 pub use tokens::{RememberError, state_folder};
 #[cfg(feature = "tokio")]
 pub use tokio_stream::AsyncStream;

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rivulet_pktio::IoChoice;
+use rivulet_transport::Time;
 use rivulet_transport::client::{Config, Connection};
 
 use crate::connection::{Permit, Shared};
@@ -23,7 +24,7 @@ use crate::tokens::{RememberError, Store, state_folder};
 /// handle or stream is dropped.
 #[derive(Clone)]
 pub struct Stack {
-    core: Arc<Core>,
+    pub(crate) core: Arc<Core>,
     /// Opens a new connection for every connect, without sharing.
     separate: bool,
 }
@@ -131,9 +132,24 @@ impl Stack {
         &self,
         remote: SocketAddr,
         wanted: SocketAddr,
+        hop: NextHop,
+        permit: Permit,
+        shares: bool,
+    ) -> Result<Arc<Shared>, ConnectError> {
+        self.open_with(remote, wanted, hop, permit, shares, |config, local, now| {
+            Connection::open(config, local, remote, now)
+        })
+    }
+
+    /// Gives the connection that `make` returns, for a configuration and a local address, to the stack thread.
+    pub(crate) fn open_with(
+        &self,
+        remote: SocketAddr,
+        wanted: SocketAddr,
         mut hop: NextHop,
         permit: Permit,
         shares: bool,
+        make: impl FnOnce(Config, SocketAddr, Time) -> Connection,
     ) -> Result<Arc<Shared>, ConnectError> {
         let core = &self.core;
         let source = wanted.ip();
@@ -148,7 +164,7 @@ impl Stack {
         // Without randomness from the kernel, ISN and timestamps can be guessed but still work.
         let seed = getrandom::u64().unwrap_or_default();
         let config = Config { mtu, token, seed, ..config };
-        let connection = Connection::open(config, port.address(), remote, core.mailbox.now());
+        let connection = make(config, port.address(), core.mailbox.now());
         let shared = Shared::new(core.next_id(), core.mailbox.clone(), connection, port, permit, shares);
         let shared = Arc::new(shared);
         core.open(NewConnection { shared: shared.clone(), hop })?;

@@ -8,11 +8,11 @@ use rivulet_client::IoChoice;
 /// Downloads over Rivulet; a server that speaks plain TCP only is served by plain TCP.
 ///
 /// Exit codes: 0 all came; 1 wrong flags or a local file; 2 no connection; 3 the server said no;
-/// 4 a connection broke and could not be continued.
+/// 4 a connection broke and could not be continued; 5 suspended.
 #[derive(Args, Debug)]
 pub struct GetArgs {
     /// URLs to download: http://HOST[:PORT]/PATH
-    #[arg(required = true)]
+    #[arg(required_unless_present = "resume")]
     pub urls: Vec<String>,
 
     /// Where to write, `-` for standard output, also a device or a pipe; once for each URL, in their order [default: the URL's last part]
@@ -22,6 +22,14 @@ pub struct GetArgs {
     /// Continue an interrupted download (FILE.part)
     #[arg(long, short = 'c')]
     pub r#continue: bool,
+
+    /// On SIGINT or SIGTERM (Ctrl-C), write the download and its connection to FILE, for --resume; one URL alone
+    #[arg(long, value_name = "FILE")]
+    pub suspend: Option<PathBuf>,
+
+    /// Go on with the download that --suspend wrote to FILE, here or on another machine that has FILE and the .part file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["urls", "continue"])]
+    pub resume: Option<PathBuf>,
 
     /// Print the result as one JSON object for each URL, to standard output (with `-o -`: to
     /// standard error)

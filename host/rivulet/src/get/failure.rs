@@ -1,5 +1,7 @@
 //! Why downloads fail.
 
+use std::path::PathBuf;
+
 /// Why a download failed, by exit code.
 #[derive(Debug)]
 pub(super) enum Failure {
@@ -11,6 +13,8 @@ pub(super) enum Failure {
     Status(u16, String),
     /// Exit code 4: the connection broke and could not be resumed.
     Broken(anyhow::Error),
+    /// Exit code 5: a signal came, and the download is to be written to this file.
+    Suspended(PathBuf),
 }
 
 impl Failure {
@@ -20,12 +24,16 @@ impl Failure {
             Failure::Connect(_) => 2,
             Failure::Status(..) => 3,
             Failure::Broken(_) => 4,
+            Failure::Suspended(_) => 5,
         }
     }
 
     pub(super) fn message(&self) -> String {
         match self {
             Failure::Local(e) | Failure::Connect(e) | Failure::Broken(e) => format!("{e:#}"),
+            Failure::Suspended(file) => {
+                format!("suspended: go on with rivulet get --resume {}", file.display())
+            }
             Failure::Status(code, reason) => format!("the server answered {code} {reason}"),
         }
     }

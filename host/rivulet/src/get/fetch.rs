@@ -1,88 +1,41 @@
 //! Downloads the URLs, and writes the files and the reports.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
-use rivulet_client::{Config, Stack, Statistics, Stream};
-use serde::Serialize;
+use rivulet_client::{Config, Stack, Stream};
 
 use super::args::GetArgs;
 use super::failure::Failure;
-use super::meter::{Meter, Reading};
+use super::meter::Meter;
+use super::patient::Patient;
+use super::report::{Report, tell};
 use super::response::{Buffer, Head};
+use super::suspended::Suspended;
 use super::url::Url;
+use crate::process::stop_on_signals;
 
 const BLOCK: usize = 256 << 10;
 /// Limit on the received bytes of a stream that wait to be read: more than any path has in flight.
 const RECEIVE_BUFFER: usize = 16 << 20;
 
-/// Result of the download of one URL.
-#[derive(Debug, Serialize)]
-struct Report {
-    url: String,
-    ok: bool,
-    error: Option<String>,
-    status: Option<u16>,
-    file: Option<PathBuf>,
-    /// Size of the whole content in bytes, if known.
-    size: Option<u64>,
-    /// `rivulet`, or `tcp` if the server supports nothing else.
-    transport: &'static str,
-    local: Option<SocketAddr>,
-    remote: Option<SocketAddr>,
-    #[serde(flatten)]
-    reading: Reading,
-    smoothed_rtt_us: Option<u64>,
-    counts: Option<Counts>,
-}
-
-/// Counters of the connection that carried the download, including earlier downloads on it.
-#[derive(Debug, Serialize)]
-struct Counts {
-    requests: u64,
-    responses: u64,
-    declared_lost: u64,
-    spurious: u64,
-    probes: u64,
-    timeouts: u64,
-    restarts: u64,
-    rekeys: u64,
-    mispredicted: u64,
-    ignored: u64,
-}
-
-impl From<Statistics> for Counts {
-    fn from(s: Statistics) -> Counts {
-        Counts {
-            requests: s.requests,
-            responses: s.responses,
-            declared_lost: s.declared,
-            spurious: s.spurious,
-            probes: s.probes,
-            timeouts: s.timeouts,
-            restarts: s.restarts,
-            rekeys: s.rekeys,
-            mispredicted: s.mispredicted,
-            ignored: s.ignored,
-        }
-    }
-}
-
 /// A connection that may serve several URLs.
-struct Connection {
-    stream: Stream,
-    buffer: Buffer,
-    remote: SocketAddr,
+pub(super) struct Connection {
+    pub stream: Stream,
+    pub buffer: Buffer,
+    pub remote: SocketAddr,
 }
 
 /// Downloads every URL; returns the exit code.
 pub fn get(args: &GetArgs) -> anyhow::Result<u8> {
-    let urls: Vec<Url> = args.urls.iter().map(|u| Url::parse(u)).collect::<Result<_, _>>()?;
+    let suspended = args.resume.as_deref().map(Suspended::read).transpose()?;
+    let texts = suspended.as_ref().map_or_else(|| args.urls.clone(), |s| vec![s.position.url.clone()]);
+    let urls: Vec<Url> = texts.iter().map(|u| Url::parse(u)).collect::<Result<_, _>>()?;
     if args.output.len() > urls.len() {
         anyhow::bail!("more outputs than URLs");
     }
@@ -93,8 +46,12 @@ pub fn get(args: &GetArgs) -> anyhow::Result<u8> {
     let mut downloads: Vec<Download<'_>> = urls
         .iter()
         .enumerate()
-        .map(|(i, url)| Download::new(args, i, url, args.output.get(i), &bars))
+        .map(|(i, url)| Download::new(args, &texts[i], url, args.output.get(i), &bars))
         .collect();
+    if let Some(file) = &args.suspend {
+        Download::check_suspension(args, file, &downloads)?;
+        stop_on_signals();
+    }
     let mut code = 0;
     let mut tell_all = |done: Vec<(Report, Option<Failure>, bool)>| -> anyhow::Result<()> {
         for (report, failure, to_stdout) in done {
@@ -120,8 +77,20 @@ pub fn get(args: &GetArgs) -> anyhow::Result<u8> {
     }
     let mut kept: Option<Connection> = None;
     for download in &mut downloads {
-        let result = download.run(&stack, &mut kept);
-        let report = download.report(kept.as_ref().map(|c| &c.stream), result.as_ref().err());
+        let mut result = download.run(&stack, &mut kept, suspended.as_ref());
+        let mut report = download.report(kept.as_ref().map(|c| &c.stream), result.as_ref().err());
+        if let Err(Failure::Suspended(file)) = &result
+            && let Err(e) = download.suspend(&stack, kept.take(), file)
+        {
+            let failure = Failure::Local(e);
+            report.error = Some(failure.message());
+            result = Err(failure);
+        }
+        if result.is_ok()
+            && let Some(file) = &args.resume
+        {
+            std::fs::remove_file(file).with_context(|| file.display().to_string())?;
+        }
         if result.is_err() {
             kept = None;
         }
@@ -167,10 +136,8 @@ fn parallel(stack: &Stack, downloads: &mut [Download<'_>]) -> Option<Vec<(Report
             .zip(subs)
             .map(|(download, (sub, resume))| {
                 scope.spawn(move || {
-                    let mut from = Patient {
-                        read: &|into, until| sub.read_until(into, Some(until)),
-                        stall: Duration::from_secs(download.args.stall_timeout),
-                    };
+                    let read = |into: &mut [u8], until| sub.read_until(into, Some(until));
+                    let mut from = Patient::new(&read, download.args);
                     let failure = download.receive(resume, &mut Buffer::default(), &mut from).err();
                     (download.report(Some(stream), failure.as_ref()), failure, download.to_stdout())
                 })
@@ -181,85 +148,86 @@ fn parallel(stack: &Stack, downloads: &mut [Download<'_>]) -> Option<Vec<(Report
     })
 }
 
-fn tell(args: &GetArgs, report: &Report, stdout_is_taken: bool) -> anyhow::Result<()> {
-    if args.json {
-        let text = serde_json::to_string(report)?;
-        if stdout_is_taken {
-            eprintln!("{text}");
-        } else {
-            println!("{text}");
-        }
-    } else if !args.quiet && report.ok {
-        let r = &report.reading;
-        let losses = match &report.counts {
-            Some(c) => {
-                format!("{} packets lost, {} timeouts, {} restarts", c.declared_lost, c.timeouts, c.restarts)
-            }
-            None => String::new(),
-        };
-        eprintln!(
-            "{}: {} bytes in {:.3} s, {:.1} Mb/s over {}; {losses}; longest pause {:.0} ms",
-            report.file.as_deref().unwrap_or(Path::new("-")).display(),
-            r.bytes,
-            r.seconds,
-            r.mbit_per_s,
-            report.transport,
-            r.longest_gap_ms,
-        );
-    }
-    Ok(())
-}
-
 /// The download of one URL into one file.
-struct Download<'a> {
-    args: &'a GetArgs,
+pub(super) struct Download<'a> {
+    pub args: &'a GetArgs,
     /// The URL as the user wrote it.
-    text: &'a str,
+    pub text: &'a str,
     bars: &'a MultiProgress,
     url: &'a Url,
     path: PathBuf,
-    meter: Meter,
-    status: Option<u16>,
-    size: Option<u64>,
+    pub meter: Meter,
+    pub status: Option<u16>,
+    pub size: Option<u64>,
+    pub etag: Option<String>,
+    /// Bytes in the `.part` file.
+    pub received: u64,
+    /// Bytes of the response that follow; `None`: as many as come before the connection ends.
+    pub left: Option<u64>,
+    /// The rest of the `.part` file is requested.
+    pub continues: bool,
 }
 
 impl<'a> Download<'a> {
     fn new(
         args: &'a GetArgs,
-        index: usize,
+        text: &'a str,
         url: &'a Url,
         output: Option<&PathBuf>,
         bars: &'a MultiProgress,
     ) -> Download<'a> {
         let path = output.cloned().unwrap_or_else(|| url.file_name().into());
         let meter = Meter::new(Duration::from_millis(args.sample_ms));
-        Download { args, text: &args.urls[index], bars, url, path, meter, status: None, size: None }
+        Download {
+            args,
+            text,
+            bars,
+            url,
+            path,
+            meter,
+            status: None,
+            size: None,
+            etag: None,
+            received: 0,
+            left: None,
+            continues: args.r#continue,
+        }
     }
 
-    fn to_stdout(&self) -> bool {
+    pub(super) fn to_stdout(&self) -> bool {
         self.path == Path::new("-")
     }
 
     /// Whether the output is a device, a pipe or the like, which is written to rather than
     /// replaced.
-    fn to_device(&self) -> bool {
+    pub(super) fn to_device(&self) -> bool {
         std::fs::metadata(&self.path).is_ok_and(|there| !there.is_file() && !there.is_dir())
     }
 
-    fn part(&self) -> PathBuf {
+    pub(super) fn part(&self) -> PathBuf {
         let mut name = self.path.clone().into_os_string();
         name.push(".part");
         name.into()
     }
 
     /// Path of the file with the entity tag of the `.part` file.
-    fn tag(&self) -> PathBuf {
+    pub(super) fn tag(&self) -> PathBuf {
         let mut name = self.path.clone().into_os_string();
         name.push(".part.etag");
         name.into()
     }
 
-    fn run(&mut self, stack: &Stack, kept: &mut Option<Connection>) -> Result<(), Failure> {
+    fn run(
+        &mut self,
+        stack: &Stack,
+        kept: &mut Option<Connection>,
+        suspended: Option<&Suspended>,
+    ) -> Result<(), Failure> {
+        if let Some(suspended) = suspended
+            && self.resume(stack, kept, suspended)?
+        {
+            return Ok(());
+        }
         let resume = self.resume_point();
         let remote = self.url.resolve().map_err(Failure::Connect)?;
         if kept.as_ref().is_none_or(|c| c.remote != remote) {
@@ -272,10 +240,8 @@ impl<'a> Download<'a> {
         let request = self.request(resume.as_ref());
         (&connection.stream).write_all(request.as_bytes()).map_err(|e| self.connection_failed(e))?;
         let stream = &connection.stream;
-        let mut from = Patient {
-            read: &|into, until| stream.read_until(into, Some(until)),
-            stall: Duration::from_secs(self.args.stall_timeout),
-        };
+        let read = |into: &mut [u8], until| stream.read_until(into, Some(until));
+        let mut from = Patient::new(&read, self.args);
         let head = self.receive(resume, &mut connection.buffer, &mut from)?;
         if head.close || head.length.is_none() {
             // The connection is kept only for the report; the next URL gets another one.
@@ -304,7 +270,7 @@ impl<'a> Download<'a> {
 
     /// Length and entity tag of an interrupted download's file.
     fn resume_point(&self) -> Option<(u64, String)> {
-        if !self.args.r#continue || self.to_stdout() || self.to_device() {
+        if !self.continues || self.to_stdout() || self.to_device() {
             return None;
         }
         let length = std::fs::metadata(self.part()).ok()?.len();
@@ -353,22 +319,38 @@ impl<'a> Download<'a> {
         if head.status == 200 {
             self.size = head.length;
         }
-        let mut sink = self.sink(start, head.etag.as_deref()).map_err(Failure::Local)?;
+        self.transfer(start, head.length, head.etag.as_deref(), buffer, from)
+    }
+
+    /// Reads a body, of which `start` bytes are in the `.part` file and `length` follow.
+    pub(super) fn transfer(
+        &mut self,
+        start: u64,
+        length: Option<u64>,
+        etag: Option<&str>,
+        buffer: &mut Buffer,
+        from: &mut Patient<'_>,
+    ) -> Result<(), Failure> {
+        let mut sink = self.sink(start, etag).map_err(Failure::Local)?;
+        (self.received, self.left, self.etag) = (start, length, etag.map(str::to_owned));
         let bar = self.bar(start);
         let mut block = vec![0; BLOCK];
-        let mut left = head.length.unwrap_or(u64::MAX);
-        while left > 0 {
-            let most = left.min(BLOCK as u64) as usize;
+        while self.left != Some(0) {
+            let most = self.left.unwrap_or(u64::MAX).min(BLOCK as u64) as usize;
             let n = match buffer.read(from, &mut block[..most]) {
-                Ok(0) if head.length.is_none() => break,
                 Ok(0) => {
+                    let Some(left) = self.left else { break };
                     bar.abandon();
-                    return Err(Failure::Broken(anyhow::anyhow!("the connection ended {left} octets early")));
+                    return Err(Failure::Broken(anyhow::anyhow!("the connection ended {left} bytes early")));
                 }
                 Ok(n) => n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {
+                    bar.abandon();
+                    return Err(Failure::Suspended(self.args.suspend.clone().unwrap_or_default()));
+                }
                 Err(e) => {
                     bar.abandon();
-                    let e = anyhow::Error::new(e).context(format!("after {} octets", self.meter.bytes()));
+                    let e = anyhow::Error::new(e).context(format!("after {} bytes", self.meter.bytes()));
                     return Err(Failure::Broken(e));
                 }
             };
@@ -377,7 +359,8 @@ impl<'a> Download<'a> {
                 .with_context(|| self.path.display().to_string())
                 .map_err(Failure::Local)?;
             bar.inc(n as u64);
-            left -= n as u64;
+            self.received += n as u64;
+            self.left = self.left.map(|left| left - n as u64);
         }
         bar.finish_and_clear();
         sink.flush().with_context(|| self.path.display().to_string()).map_err(Failure::Local)?;
@@ -467,26 +450,5 @@ impl<'a> Download<'a> {
             smoothed_rtt_us: stream.and_then(Stream::smoothed_rtt).map(|rtt| rtt.as_micros() as u64),
             counts: stream.filter(|_| !tcp).map(|s| s.statistics().into()),
         }
-    }
-}
-
-/// Reads into a buffer, until this time at most.
-type ReadUntil<'a> = dyn Fn(&mut [u8], Instant) -> io::Result<usize> + 'a;
-
-/// Reads with a timeout.
-struct Patient<'a> {
-    read: &'a ReadUntil<'a>,
-    stall: Duration,
-}
-
-impl Read for Patient<'_> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        (self.read)(into, Instant::now() + self.stall).map_err(|e| match e.kind() {
-            io::ErrorKind::TimedOut => {
-                let text = format!("nothing came for {} s", self.stall.as_secs());
-                io::Error::new(io::ErrorKind::TimedOut, text)
-            }
-            _ => e,
-        })
     }
 }

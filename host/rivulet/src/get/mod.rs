@@ -4,7 +4,11 @@ mod args;
 mod failure;
 mod fetch;
 mod meter;
+mod patient;
+mod report;
 mod response;
+mod resumption;
+mod suspended;
 mod url;
 
 pub use args::GetArgs;

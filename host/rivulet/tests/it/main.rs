@@ -36,6 +36,7 @@ mod sockets;
 mod stateless;
 mod streams;
 mod survival;
+mod suspend;
 mod tls;
 mod tokens;
 mod trods;
