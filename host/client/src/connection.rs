@@ -108,6 +108,7 @@ pub(crate) struct State {
 /// Shared between the application's handles and the stack thread.
 pub(crate) struct Shared {
     pub id: u32,
+    /// The local address at the opening; a connection can [move](crate::roam).
     pub local: SocketAddr,
     pub remote: SocketAddr,
     pub state: Mutex<State>,

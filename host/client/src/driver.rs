@@ -18,6 +18,7 @@ use rustix::time::ClockId;
 use smallvec::SmallVec;
 
 use crate::address::flow;
+use crate::address_watch::AddressWatch;
 use crate::connection::{Ending, Line, Shared, State};
 use crate::destinations::Destinations;
 use crate::interfaces::{Interfaces, Port};
@@ -44,9 +45,9 @@ pub(crate) struct NewConnection {
     pub hop: NextHop,
 }
 
-struct Entry {
-    shared: Arc<Shared>,
-    hop: NextHop,
+pub(crate) struct Entry {
+    pub shared: Arc<Shared>,
+    pub hop: NextHop,
     /// When its timer fires; the same entry is in `Driver::timers`.
     timer: Option<Time>,
     queued: bool,
@@ -83,12 +84,12 @@ impl Clocks {
 
 /// State of the stack thread.
 pub(crate) struct Driver {
-    mailbox: Arc<Mailbox>,
-    interfaces: Interfaces,
+    pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) interfaces: Interfaces,
     destinations: Destinations,
     opened: Receiver<NewConnection>,
-    entries: HashMap<u32, Entry>,
-    flows: HashMap<(SocketAddr, SocketAddr), u32>,
+    pub(crate) entries: HashMap<u32, Entry>,
+    pub(crate) flows: HashMap<(SocketAddr, SocketAddr), u32>,
     timers: BTreeSet<(Time, u32)>,
     /// Connections to serve in this iteration.
     work: Vec<u32>,
@@ -96,6 +97,7 @@ pub(crate) struct Driver {
     /// again.
     blocked: Vec<u32>,
     links_checked: Time,
+    pub(crate) watch: AddressWatch,
 }
 
 impl Driver {
@@ -116,6 +118,7 @@ impl Driver {
             work: Vec::new(),
             blocked: Vec::new(),
             links_checked: Time(0),
+            watch: AddressWatch::open(),
         }
     }
 
@@ -133,6 +136,7 @@ impl Driver {
             }
             self.take_mail();
             self.check_links();
+            self.roam();
             self.receive();
             self.fire_timers();
             self.serve();
@@ -154,7 +158,8 @@ impl Driver {
     /// Waits for packets, the application, or a timer.
     fn sleep(&mut self) {
         let now = self.mailbox.now();
-        let until = self.timers.first().map_or(MAX_SLEEP, |(at, _)| at.since(now).min(MAX_SLEEP));
+        let timers = [self.timers.first().map(|(at, _)| *at), self.watch.due()];
+        let until = timers.into_iter().flatten().min().map_or(MAX_SLEEP, |at| at.since(now).min(MAX_SLEEP));
         // An application thread may reopen an interface during the wait, so the descriptors are
         // cloned.
         let waiting: SmallVec<[(Arc<OwnedFd>, bool); 4]> = self
@@ -163,8 +168,9 @@ impl Driver {
             .values()
             .map(|port| (port.readiness.clone(), port.io.pending() > 0))
             .collect();
-        let mut fds: SmallVec<[PollFd<'_>; 5]> = SmallVec::new();
+        let mut fds: SmallVec<[PollFd<'_>; 6]> = SmallVec::new();
         fds.push(PollFd::new(&self.mailbox.bell, PollFlags::IN));
+        fds.extend(self.watch.descriptor().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         for (fd, room) in &waiting {
             let room = if *room { PollFlags::OUT } else { PollFlags::empty() };
             fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN | room));
@@ -211,7 +217,7 @@ impl Driver {
         self.entries.values().any(|entry| entry.shared.state.lock().connection.awaits_token())
     }
 
-    fn queue(&mut self, id: u32) {
+    pub(crate) fn queue(&mut self, id: u32) {
         if let Some(entry) = self.entries.get_mut(&id)
             && !std::mem::replace(&mut entry.queued, true)
         {
@@ -355,14 +361,15 @@ impl Driver {
             if let Some(port) = port {
                 if entry.opening && (state.connected || over || state.ending != Ending::Open) {
                     entry.opening = false;
-                    port.opened(shared.local.port());
+                    port.opened(state.connection.local().port());
                 }
                 if over {
-                    port.release(shared.local.port());
+                    port.release(state.connection.local().port());
                 }
             }
             let timers = [state.connection.poll_timeout(), state.spare_until];
             let next = if over { None } else { timers.into_iter().flatten().min() };
+            let local = state.connection.local();
             drop(state);
             if entry.timer != next {
                 if let Some(at) = entry.timer {
@@ -374,7 +381,7 @@ impl Driver {
                 entry.timer = next;
             }
             if over {
-                self.flows.remove(&(shared.remote, shared.local));
+                self.flows.remove(&(shared.remote, local));
                 self.entries.remove(&id);
             }
         }
@@ -422,7 +429,9 @@ fn report_events(shared: &Shared, state: &mut MutexGuard<'_, State>, destination
                 destinations.answered(shared.remote, true);
                 state.finish_with(Ending::PlainTcp(handshake));
             }
-            Event::Token(token) => destinations.keep_token(shared.local.ip(), shared.remote, token),
+            Event::Token(token) => {
+                destinations.keep_token(state.connection.local().ip(), shared.remote, token)
+            }
             Event::Readable(stream) | Event::Writable(stream) | Event::InputConsumed(stream) => {
                 state.lines.get_mut(&stream).into_iter().for_each(Line::wake);
             }

@@ -23,6 +23,7 @@
 //! instead of packet sockets; that needs `CAP_BPF` too, and only one process of an interface can have it.
 
 mod address;
+mod address_watch;
 mod claims;
 mod connection;
 mod core;
@@ -35,6 +36,7 @@ mod interfaces;
 mod mailbox;
 mod next_hop;
 mod port;
+mod roam;
 mod services;
 mod stack;
 mod stream;

@@ -44,35 +44,52 @@ pub enum ResolveError {
 /// Finds the next hop towards `destination`. If the kernel does not know the neighbour, starts its
 /// discovery and waits, 3 s at most.
 pub fn resolve(destination: IpAddr) -> Result<NextHop, ResolveError> {
-    let no_route = |e| ResolveError::NoRoute(destination, e);
-    let route = route::route(destination, None).map_err(no_route)?;
-    let interface = interface_name(route.interface).map_err(no_route)?;
-    let hop = |mac| NextHop {
-        interface: interface.clone(),
-        index: route.interface,
-        mac,
-        source: route.source,
-        mtu: route.mtu,
-    };
-    if route.local {
-        return Ok(hop([0; 6]));
-    }
-    let neighbour = route.gateway.unwrap_or(destination);
     let deadline = Instant::now() + DISCOVERY;
     let mut asked = false;
     loop {
-        if let Some(mac) = route::neighbour(route.interface, neighbour).map_err(ResolveError::Table)? {
-            return Ok(hop(mac));
+        let (hop, neighbour) = look_up(destination)?;
+        if let Some(mac) = neighbour.mac {
+            return Ok(NextHop { mac, ..hop });
         }
         if !asked {
             asked = true;
-            provoke(destination, route.source);
+            provoke(destination, hop.source);
         }
         if Instant::now() > deadline {
-            return Err(ResolveError::NoNeighbour(neighbour, interface));
+            return Err(ResolveError::NoNeighbour(neighbour.address, hop.interface));
         }
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// The same without waiting. `None`: the discovery of the neighbour was started.
+pub(crate) fn resolve_now(destination: IpAddr) -> Result<Option<NextHop>, ResolveError> {
+    let (hop, neighbour) = look_up(destination)?;
+    if neighbour.mac.is_none() {
+        provoke(destination, hop.source);
+    }
+    Ok(neighbour.mac.map(|mac| NextHop { mac, ..hop }))
+}
+
+/// The neighbour that packets go to.
+struct Neighbour {
+    address: IpAddr,
+    /// Zeros for a destination on this machine; `None` if the kernel does not know it.
+    mac: Option<[u8; 6]>,
+}
+
+/// The kernel's route, and its neighbour. The hop has no Ethernet address yet.
+fn look_up(destination: IpAddr) -> Result<(NextHop, Neighbour), ResolveError> {
+    let no_route = |e| ResolveError::NoRoute(destination, e);
+    let route = route::route(destination, None).map_err(no_route)?;
+    let interface = interface_name(route.interface).map_err(no_route)?;
+    let address = route.gateway.unwrap_or(destination);
+    let mac = match route.local {
+        true => Some([0; 6]),
+        false => route::neighbour(route.interface, address).map_err(ResolveError::Table)?,
+    };
+    let (index, source, mtu) = (route.interface, route.source, route.mtu);
+    Ok((NextHop { interface, index, mac: [0; 6], source, mtu }, Neighbour { address, mac }))
 }
 
 /// Makes the kernel discover the neighbour. On a failure the neighbour does not appear in the

@@ -43,10 +43,10 @@ impl Stream {
         self.shared().remote
     }
 
-    /// Our address; the same for all streams of a connection.
+    /// Our address; the same for all streams of a connection. It changes when this machine loses the address.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
-        self.shared().local
+        self.shared().state.lock().connection.local()
     }
 
     /// Sends the SYN without data, for protocols in which the server sends first, and waits until

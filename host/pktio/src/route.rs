@@ -2,8 +2,10 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::net::SocketFlags;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SocketFlags, recv};
 
 use crate::netlink::{ask, attributes, push_attribute, socket, u16_at, u32_at};
 
@@ -25,6 +27,47 @@ pub struct Route {
     pub mtu: u32,
     /// Whether the destination is an address of this machine.
     pub local: bool,
+}
+
+/// Messages read at once; more follow at the next call.
+const MAX_MESSAGES: usize = 64;
+
+/// Announcements of changed addresses and routes of a namespace. Poll it; it does not block.
+#[derive(Debug)]
+pub struct Changes(OwnedFd);
+
+impl Changes {
+    /// Subscribes in the namespace of the calling thread.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn open() -> io::Result<Changes> {
+        let addresses = libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR;
+        let routes = libc::RTMGRP_IPV4_ROUTE | libc::RTMGRP_IPV6_ROUTE;
+        socket(SocketFlags::NONBLOCK, (addresses | routes) as u32).map(Changes)
+    }
+
+    /// Whether something changed since the last call. What it was is not kept: the caller looks at what it uses.
+    #[must_use]
+    pub fn take(&self) -> bool {
+        let mut room = [0; 8];
+        let mut changed = false;
+        for _ in 0..MAX_MESSAGES {
+            match recv(&self.0, &mut room, RecvFlags::DONTWAIT) {
+                // The kernel dropped announcements: something changed.
+                Ok(_) | Err(Errno::NOBUFS) => changed = true,
+                Err(Errno::INTR) => {}
+                Err(_) => break,
+            }
+        }
+        changed
+    }
+}
+
+impl AsFd for Changes {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
 }
 
 /// Looks up the route to `destination`, from `source` if given.

@@ -26,6 +26,7 @@ mod pieces;
 mod pipelined;
 mod programs;
 mod rig;
+mod roam;
 mod rotation;
 mod secrets;
 mod segments;

@@ -113,6 +113,16 @@ impl Connection {
         Some(out)
     }
 
+    /// The connection from another local address with another MTU, with its counts. `None`: as for [`suspend`](Self::suspend).
+    #[must_use]
+    pub fn relocated(self, local: SocketAddr, mtu: u16, now: Time) -> Option<Self> {
+        let config = Config { mtu, token: None, ..self.config.clone() };
+        let statistics = self.statistics;
+        let mut moved = Self::resume(&self.suspend()?, config, local, now).ok()?;
+        moved.statistics = statistics;
+        Some(moved)
+    }
+
     /// Resumes a suspended connection from `local`, which may be another address or port. It sends
     /// a RESTART as soon as there is something to request.
     ///
