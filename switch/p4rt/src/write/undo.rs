@@ -19,9 +19,15 @@ impl Config {
             _ => return Vec::new(),
         };
         let before = before(entity, inverse);
-        let found = self.read(&before).into_iter().flatten();
-        found.filter_map(|e| Some(build(inverse, e.entity?))).collect()
+        let found = self.read(&before).into_iter().flatten().filter_map(|e| e.entity);
+        found.filter(|e| !matches_all(&before) || matches_all(e)).map(|e| build(inverse, e)).collect()
     }
+}
+
+/// Whether an entry of a table matches every packet. A read with its key, which has no field, is one
+/// of all entries.
+fn matches_all(entity: &Entity) -> bool {
+    matches!(entity, Entity::TableEntry(e) if e.r#match.is_empty())
 }
 
 fn build(r#type: Type, mut entity: Entity) -> p4::Update {

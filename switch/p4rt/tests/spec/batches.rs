@@ -120,6 +120,40 @@ async fn rollback_undoes_every_kind() {
     assert_eq!(c.read_all(super::pipeline::everything()).await.0, before);
 }
 
+/// The key of an entry that matches every packet has no field, as that of a read of all entries:
+/// undoing its deletion inserted all entries of the table again.
+#[tokio::test(flavor = "multi_thread")]
+async fn rollback_restores_default_route_and_open_ranges() {
+    let (bench, mut c) = Bench::new().await;
+    let info = &bench.info;
+    let everything = p4::TableEntry { r#match: vec![], ..info.route(&[10, 0, 0, 0], 8, 4) };
+    // Its range, its optional and its ternary field match every value.
+    let open = |priority, key: Vec<p4::FieldMatch>| p4::TableEntry {
+        priority,
+        ..info.entry("acl", [vec![exact(4, &[1])], key].concat(), "set_class", &[&[7]])
+    };
+    c.insert(info.route(&[10, 0, 0, 0], 8, 2)).await.unwrap();
+    c.insert(everything.clone()).await.unwrap();
+    c.insert(open(5, vec![])).await.unwrap();
+    c.insert(open(6, vec![ternary(1, &[10], &[15])])).await.unwrap();
+    // An entry that is inserted again is read after the others.
+    let sorted = |entities: Vec<p4::entity::Entity>| {
+        let mut texts: Vec<String> = entities.iter().map(|e| format!("{e:?}")).collect();
+        texts.sort();
+        texts
+    };
+    let before = sorted(c.read_all(super::pipeline::everything()).await.0);
+    let updates = vec![
+        update(Type::Modify, p4::TableEntry { action: info.route(&[1], 8, 5).action, ..everything.clone() }),
+        update(Type::Delete, everything),
+        update(Type::Delete, open(5, vec![])),
+        update(Type::Insert, info.route(&[10, 0, 0, 0], 8, 3)),
+    ];
+    let status = c.send(with(&c, Atomicity::RollbackOnError, updates)).await.unwrap_err();
+    assert_eq!(codes(&status), [Code::Aborted, Code::Aborted, Code::Aborted, Code::AlreadyExists]);
+    assert_eq!(sorted(c.read_all(super::pipeline::everything()).await.0), before);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn rollback_keeps_a_batch_without_errors() {
     let (bench, mut c) = Bench::new().await;
