@@ -188,9 +188,9 @@ REMOVALS = {
         "plains:liars::invented_holes_draw_at_most_an_allowance",
     ),
     "large-proof": large(
-        "sender/trust.rs",
-        "pub(super) const PROOF_CELLS: u8 = 5;",
-        "pub(super) const PROOF_CELLS: u8 = 0;",
+        "acknowledgement.rs",
+        "pub(crate) const PROOF_CELLS: u8 = 5;",
+        "pub(crate) const PROOF_CELLS: u8 = 0;",
         "plain:large::sender::tests::right_checks_of_five_cells_release_a_window",
     ),
     "large-doubt": large(
@@ -237,7 +237,7 @@ REMOVALS = {
         "plains:liars::acknowledgements_far_from_their_stamp_draw_only_probes",
     ),
     "large-far": large(
-        "sender/trust.rs",
+        "acknowledgement.rs",
         "(false, _) => 0,",
         "(false, _) => UNPROVEN_SEGMENTS,",
         "plains:liars::acknowledgements_far_from_their_stamp_draw_only_probes",
@@ -255,7 +255,7 @@ REMOVALS = {
         "plain:large::stamp::tests::forger_has_to_guess_an_object",
     ),
     "large-unproven": large(
-        "sender/trust.rs",
+        "acknowledgement.rs",
         "(true, true) => UNPROVEN_SEGMENTS,",
         "(true, true) => 1000,",
         "plain:large::sender::tests::each_acknowledgement_releases_ten_segments",

@@ -1,4 +1,17 @@
-//! The contents of an acknowledgement of a large answer.
+//! The contents of an acknowledgement of a large answer, and how much a sender made of it may send.
+
+/// Segments that a sender made of one acknowledgement sends before another acknowledgement shows a client behind it. Each one that shows
+/// news and is where its own timestamp says brings as many more: a client acknowledges two segments at a time, and a blind forger
+/// guesses each one (`forged_acknowledgement_draws_less_than_it_costs`).
+pub(crate) const UNPROVEN_SEGMENTS: u32 = 10;
+/// The limit for an acknowledgement at an offset where no full segment ends: a forger hits such an
+/// offset once in sixteen.
+pub(crate) const UNPROVEN_NARROW_SEGMENTS: u32 = 2;
+/// Cells of which acknowledgements must have a right check, one after the other, before a sender made
+/// of an acknowledgement sends whole windows and earns an allowance. Each check has two bits, so a
+/// forger who starts from a right guess has ten more to guess, and one wrong check begins again
+/// (`forger_with_a_right_guess_draws_at_most_an_allowance`). A block of the ToR is 16 cells.
+pub(crate) const PROOF_CELLS: u8 = 5;
 
 /// An acknowledgement of a large answer, in offsets of the answer.
 #[derive(Clone, Copy, Debug)]
@@ -30,5 +43,14 @@ impl<'a> Acknowledgement<'a> {
     pub(crate) fn first(beyond: &'a [(u32, u32)], window: u32) -> Acknowledgement<'a> {
         let (twice, repair, nudge, near, full) = (None, false, false, false, false);
         Acknowledgement { at: 0, beyond, twice, repair, window, told: 0, nudge, cell: 0, near, full }
+    }
+
+    /// Segments that a sender made of it may send before another acknowledgement.
+    pub(crate) fn first_credit(&self) -> u32 {
+        match (self.near, self.full) {
+            (true, true) => UNPROVEN_SEGMENTS,
+            (true, false) => UNPROVEN_NARROW_SEGMENTS,
+            (false, _) => 0,
+        }
     }
 }

@@ -9,12 +9,11 @@ mod transmit;
 mod trust;
 
 use crate::codec::Class;
-use crate::large::acknowledgement::Acknowledgement;
+use crate::large::acknowledgement::{Acknowledgement, PROOF_CELLS};
 use crate::large::board::Board;
 use crate::large::clock::{Clock, Time};
 use crate::large::stamp::{CELL, CELLS};
 use crate::large::window::Window;
-use trust::{PROOF_CELLS, first_credit};
 
 /// Later segments that show a loss (RFC 6675), unless segments are known to overtake each other.
 const REORDERED: u32 = 3;
@@ -168,7 +167,7 @@ impl Sender {
         (sender.own, sender.earned, sender.began) = (sender.nxt, sender.nxt, heard.cell);
         (sender.proof, sender.proven) = (0, heard.cell);
         sender.placed = heard.near;
-        sender.credit = first_credit(heard) * sender.full();
+        sender.credit = heard.first_credit() * sender.full();
         sender.arm(now);
         if !heard.near {
             // After a repair the acknowledgement is far from the cell of its timestamp, and nothing

@@ -3,34 +3,14 @@
 //! once enough of them had a right check.
 
 use super::Sender;
-use crate::large::acknowledgement::Acknowledgement;
+use crate::large::acknowledgement::{
+    Acknowledgement, PROOF_CELLS, UNPROVEN_NARROW_SEGMENTS, UNPROVEN_SEGMENTS,
+};
 use crate::large::stamp::CELL;
 
-/// Segments that a sender made of one acknowledgement sends before another acknowledgement shows a client behind it. Each one that shows
-/// news and is where its own timestamp says brings as many more: a client acknowledges two segments at a time, and a blind forger
-/// guesses each one (`forged_acknowledgement_draws_less_than_it_costs`).
-const UNPROVEN_SEGMENTS: u32 = 10;
-/// The limit for an acknowledgement at an offset where no full segment ends: a forger hits such an
-/// offset once in sixteen.
-const UNPROVEN_NARROW_SEGMENTS: u32 = 2;
 /// Limit on the bytes that one acknowledgement covers: receivers combine up to this much. The same
 /// amount may be sent for it, plus two segments for a window that grows.
 const MAX_STRETCH_BYTES: u32 = CELL;
-/// Cells of which acknowledgements must have a right check, one after the other, before a sender made
-/// of an acknowledgement sends whole windows and earns an allowance. Each check has two bits, so a
-/// forger who starts from a right guess has ten more to guess, and one wrong check begins again
-/// (`forger_with_a_right_guess_draws_at_most_an_allowance`). A block of the ToR is 16 cells.
-pub(super) const PROOF_CELLS: u8 = 5;
-
-/// Segments that the first acknowledgement releases.
-pub(super) fn first_credit(heard: &Acknowledgement<'_>) -> u32 {
-    match (heard.near, heard.full) {
-        (true, true) => UNPROVEN_SEGMENTS,
-        (true, false) => UNPROVEN_NARROW_SEGMENTS,
-        (false, _) => 0,
-    }
-}
-
 impl Sender {
     /// Whether an acknowledgement near its timestamp's cell has arrived.
     pub(crate) fn is_placed(&self) -> bool {
