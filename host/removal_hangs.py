@@ -27,7 +27,7 @@ REMOVALS: dict[str, Removal] = {
     ),
     "refused-muted": bpf("if (s->flags & RST && !is_known)", "if (0 && !is_known)", LEASE, file="refusals.h"),
     "refused-asked": trods(
-        "replica/body.rs",
+        "replica/doubts.rs",
         "            rescue.ask(&key, seq);\n",
         "",
         "it:unknown::client_of_unknown_connection_is_probed",

@@ -7,7 +7,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit};
 
 /// How long a process may take before it reports readiness to systemd, which waits that long: a
 /// controller may be unreachable for longer.
@@ -40,6 +40,13 @@ pub(crate) fn raise_descriptors() {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     if let Err(e) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
         tracing::debug!("no more descriptors: {e}");
+    }
+}
+
+/// Keeps traffic secrets out of core dumps, and out of reach of other processes of the same user.
+pub(crate) fn hide_memory() {
+    if let Err(e) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        tracing::warn!("a core dump of this process would have secrets: {e}");
     }
 }
 

@@ -8,7 +8,8 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use rivulet_terminator::{Certificate, Config, Files, Forwarded, Terminator, TimeLimits};
 
-use crate::process::{raise_descriptors, stop_on_signals, stopped, tell_ready};
+use crate::agent::tls_door;
+use crate::process::{hide_memory, raise_descriptors, stop_on_signals, stopped, tell_ready};
 use crate::serve::metrics;
 use crate::tls_services::{self, Bounds};
 
@@ -48,7 +49,7 @@ pub struct TlsArgs {
     #[arg(long, value_name = "FILE")]
     pub ticket_keys: Option<PathBuf>,
 
-    /// Socket of the agent of this replica. Without --listen, the services with `tls` in the controller's configuration are
+    /// Socket of the agent of this replica, which protects the connections of services with `plain: trods`. Without --listen, the services with `tls` in the controller's configuration are
     /// served, with their ticket keys; --connections and --workers are then of each service
     #[arg(long, value_name = "PATH")]
     pub agent: Option<PathBuf>,
@@ -121,6 +122,7 @@ impl TlsArgs {
             limits: TimeLimits::default(),
             workers: self.workers(),
             observer: None,
+            agent: self.agent.as_deref().map(tls_door),
         })
     }
 }
@@ -132,10 +134,14 @@ impl TlsArgs {
 /// failed.
 pub fn run(args: &TlsArgs) -> anyhow::Result<()> {
     stop_on_signals();
+    hide_memory();
     raise_descriptors();
     if let Some(agent) = args.agent.as_deref().filter(|_| args.listen.is_empty()) {
         let (connections, workers) = (args.connections as usize, args.workers());
-        return tls_services::run(agent, Bounds { connections, workers, metrics: args.metrics });
+        return tls_services::run(
+            agent,
+            Bounds { connections, workers, metrics: args.metrics, door: tls_door(agent) },
+        );
     }
     let terminator = Terminator::start(args.config()?)?;
     let counters = terminator.counters();

@@ -25,11 +25,13 @@ const RETRY: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(100);
 
 /// What each terminator may use, and where their counters are served.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Bounds {
     pub(crate) connections: usize,
     pub(crate) workers: usize,
     pub(crate) metrics: Option<SocketAddr>,
+    /// The agent's socket for states of connections.
+    pub(crate) door: PathBuf,
 }
 
 /// A service and its terminator.
@@ -60,7 +62,7 @@ pub(crate) fn run(agent: &Path, bounds: Bounds) -> anyhow::Result<()> {
             replace(&mut served, services);
         }
         for of in served.values_mut() {
-            of.start(bounds);
+            of.start(&bounds);
         }
         *pages.lock() = served.values().filter_map(Served::page).collect();
         channel.set_status(served.values_mut().map(|of| of.status()).collect());
@@ -123,7 +125,7 @@ impl Served {
     }
 
     /// Starts the terminator if it does not run.
-    fn start(&mut self, bounds: Bounds) {
+    fn start(&mut self, bounds: &Bounds) {
         if self.terminator.as_ref().is_some_and(Terminator::has_failed) {
             self.terminator = None;
         }
@@ -173,7 +175,7 @@ impl Served {
     }
 }
 
-fn config(service: &TlsService, bounds: Bounds) -> Config {
+fn config(service: &TlsService, bounds: &Bounds) -> Config {
     Config {
         listen: service.sockets.clone(),
         server: service.tls.server,
@@ -187,6 +189,7 @@ fn config(service: &TlsService, bounds: Bounds) -> Config {
         limits: TimeLimits::default(),
         workers: bounds.workers,
         observer: None,
+        agent: Some(bounds.door.clone()),
     }
 }
 

@@ -96,9 +96,9 @@ impl Output {
         self.len() == 0
     }
 
-    /// Writes once. Returns the number of bytes.
-    pub(crate) fn write_to(&mut self, sink: &mut impl Write) -> io::Result<usize> {
-        let count = sink.write(&self.bytes[self.written..])?;
+    /// Writes once, this many bytes at most. Returns the number of bytes.
+    pub(crate) fn write_to(&mut self, sink: &mut impl Write, most: usize) -> io::Result<usize> {
+        let count = sink.write(&self.bytes[self.written..][..most.min(self.len())])?;
         if count == 0 {
             return Err(io::ErrorKind::WriteZero.into());
         }
@@ -146,11 +146,11 @@ mod tests {
                 output.bytes().extend_from_slice(&[n as u8; 256]);
                 produced.extend_from_slice(&[n as u8; 256]);
             }
-            output.write_to(&mut sink).unwrap();
+            output.write_to(&mut sink, usize::MAX).unwrap();
             assert!(!output.is_empty() && output.bytes().len() <= 2 * 4096 + 256, "{n}");
         }
         while !output.is_empty() {
-            output.write_to(&mut sink).unwrap();
+            output.write_to(&mut sink, usize::MAX).unwrap();
         }
         assert!(sink.0 == produced);
     }

@@ -4,13 +4,15 @@
 use std::io::{Read, Write};
 
 use rivulet_tls::{
-    CLOSE_NOTIFY, ContentType, Error, KEY_UPDATE, MAX_PLAINTEXT_BYTES, MAX_RESPONSE_RECORD, Message,
-    Receiver, RecordKey, Response, record_bytes,
+    CLOSE_NOTIFY, ContentType, Error, KEY_UPDATE, MAX_PLAINTEXT_BYTES, MAX_RESPONSE_RECORD, Message, Place,
+    Position, Receiver, RecordKey, Response, State, record_bytes,
 };
+use rivulet_trods::Record;
 use rustls::ServerConnection;
 
 use crate::buffer::Input;
 use crate::state::{ConnectionState, Direction, ResponsePlace};
+use crate::track::Track;
 
 /// Records without data that a client may send in a row: KeyUpdates, alerts that end nothing, and empty ones. Each
 /// costs processor time and none brings a request further.
@@ -59,6 +61,10 @@ pub(crate) struct Records {
     /// The client asked for a KeyUpdate. It goes before the next response.
     update_due: bool,
     response: ResponsePlace,
+    /// Of a protected connection.
+    track: Option<Box<Track>>,
+    /// Bytes of the client's stream before the records that were opened last.
+    last_begun: u64,
 }
 
 impl Records {
@@ -72,7 +78,91 @@ impl Records {
             sent,
             update_due: false,
             response: ResponsePlace::default(),
+            track: None,
+            last_begun: received_bytes,
         }
+    }
+
+    /// The records of an adopted connection, of which `track` knows the state. `offsets` are those of the state in the streams
+    /// of the client and the server.
+    pub(crate) fn of_state(state: &State, track: Track, offsets: (u64, u64)) -> Self {
+        let receiver = Receiver::new(state.read.secret.clone(), state.read.record);
+        let mut records = Self::new(receiver, offsets.0, direction(&state.write, offsets.1));
+        records.receiver_generation = state.read.generation;
+        records.update_due = state.key_updates >> state.http.responses.len() & 1 != 0;
+        records.track = Some(Box::new(track));
+        records
+    }
+
+    /// The next record to the client begins here.
+    pub(crate) fn continue_at(&mut self, position: &Position, offset: u64) {
+        self.sent = direction(position, offset);
+        self.key = position.secret.record_key();
+    }
+
+    /// As [`track`](Self::track), from a state on.
+    pub(crate) fn set_track(&mut self, track: Track) {
+        self.track = Some(Box::new(track));
+    }
+
+    /// Keeps the numbers of plaintext and records from now on.
+    pub(crate) fn track(&mut self) {
+        self.track = Some(Box::new(Track::new(self.read_position())));
+    }
+
+    pub(crate) fn tracked(&self) -> Option<&Track> {
+        self.track.as_deref()
+    }
+
+    pub(crate) fn tracked_mut(&mut self) -> Option<&mut Track> {
+        self.track.as_deref_mut()
+    }
+
+    /// Bytes of the stream to the client that were sealed.
+    pub(crate) fn sent_offset(&self) -> u64 {
+        self.sent.offset
+    }
+
+    /// Bytes of the client's stream before the records that were opened last.
+    pub(crate) fn last_begun(&self) -> u64 {
+        self.last_begun
+    }
+
+    fn read_position(&self) -> Position {
+        Position {
+            secret: self.receiver.secret().clone(),
+            generation: self.receiver_generation,
+            record: self.receiver.next_record(),
+            sequence: self.received_bytes as u32,
+        }
+    }
+
+    /// The state of the connection as the flow's record has it. `None` if the record ends within one of the client's records,
+    /// or begins where no response does.
+    pub(crate) fn state_of(&self, http: Record) -> Option<State> {
+        let track = self.tracked()?;
+        let count = http.responses.len();
+        let first = track.places.iter().position(|place| place.plaintext as u32 == http.response_at);
+        let (write, mut key_updates) = match (first, track.places.back()) {
+            (Some(first), _) => {
+                let placed = track.places.iter().skip(first).take(count + 1).enumerate();
+                let bits = placed.map(|(n, place)| u16::from(place.place.is_updated) << n);
+                (track.places[first].begin.clone(), bits.sum())
+            }
+            (None, Some(last)) => {
+                if last.plaintext_end() as u32 != http.response_at {
+                    return None;
+                }
+                (last.place.end(), 0)
+            }
+            (None, None) => (position(&self.sent), 0),
+        };
+        if self.update_due && first.map_or(0, |first| track.places.len() - first) == count {
+            key_updates |= 1 << count;
+        }
+        let end = http.request_at.wrapping_add(http.requests.len() as u32);
+        let read = track.marks.iter().rev().find(|mark| mark.plaintext as u32 == end)?.position.clone();
+        Some(State { http, write, read, key_updates, client_fin: false })
     }
 
     pub(crate) fn state(&self) -> ConnectionState<'_> {
@@ -95,11 +185,14 @@ impl Records {
         plaintext: &mut Vec<u8>,
         limit: usize,
     ) -> Result<Received, Error> {
+        self.last_begun = self.received_bytes;
         while plaintext.len() < limit {
             let Some(length) = record_bytes(input.data())? else { break };
             let Some(record) = input.data_mut().get_mut(..length) else { break };
             let message = self.receiver.receive(record)?;
             self.empty_records += 1;
+            let before = plaintext.len();
+            let mut is_closed = false;
             match message {
                 Message::Data(data) => {
                     if !data.is_empty() {
@@ -113,14 +206,19 @@ impl Records {
                 }
                 Message::Alert(USER_CANCELED) => {}
                 // Any other alert ends the connection at once (section 6.2).
-                Message::CloseNotify | Message::Alert(_) => {
-                    self.received_bytes += length as u64;
-                    input.consume(length);
-                    return Ok(Received::Closed);
-                }
+                Message::CloseNotify | Message::Alert(_) => is_closed = true,
             }
             self.received_bytes += length as u64;
             input.consume(length);
+            if self.track.is_some() {
+                let position = self.read_position();
+                self.track
+                    .iter_mut()
+                    .for_each(|track| track.receive(plaintext.len() - before, position.clone()));
+            }
+            if is_closed {
+                return Ok(Received::Closed);
+            }
             if self.empty_records > MAX_EMPTY_RECORDS {
                 return Err(Error::UnexpectedMessage);
             }
@@ -147,15 +245,26 @@ impl Records {
     }
 
     fn begin_response(&mut self, head: &[u8], body: u64, out: &mut Vec<u8>) -> Option<Response> {
+        let begin = position(&self.sent);
+        let mut is_updated = self.update_due;
         if self.update_due {
             self.update_key(out);
         }
         let place =
             |sent: &Direction| Response::new(sent.offset as u32, sent.next_record, head.len() as u64, body);
         let response = place(&self.sent).or_else(|_| {
+            if is_updated && let Some(track) = &mut self.track {
+                // A state has no two in a row.
+                track.is_unplaced = true;
+            }
+            is_updated = true;
             self.update_key(out);
             place(&self.sent)
         });
+        if let (Some(track), Ok(response)) = (&mut self.track, response) {
+            let placed = Place { position: position(&self.sent), is_updated, response };
+            track.begin_response(begin, placed, self.sent.offset);
+        }
         self.response.offset = self.sent.offset;
         self.response.record = self.sent.next_record;
         self.response.head.clear();
@@ -200,6 +309,7 @@ impl Channel {
     pub(crate) fn send_record(&mut self, number: u64, plaintext: &[u8], out: &mut Vec<u8>) {
         if let Self::Records(records) = self {
             debug_assert_eq!(number, records.sent.next_record);
+            records.track.iter_mut().for_each(|track| track.send(plaintext));
             records.seal(ContentType::ApplicationData, plaintext, out);
         }
     }
@@ -208,6 +318,7 @@ impl Channel {
     pub(crate) fn send(&mut self, plaintext: &[u8], out: &mut Vec<u8>) {
         match self {
             Self::Records(records) => {
+                records.track.iter_mut().for_each(|track| track.is_unplaced = true);
                 for part in plaintext.chunks(MAX_PLAINTEXT_BYTES) {
                     if records.update_due || records.sent.next_record > MAX_RESPONSE_RECORD {
                         records.update_key(out);
@@ -241,12 +352,47 @@ impl Channel {
         }
     }
 
+    /// TLS 1.3's records.
+    pub(crate) fn records(&self) -> Option<&Records> {
+        match self {
+            Self::Records(records) => Some(records),
+            Self::Library(_) => None,
+        }
+    }
+
+    /// TLS 1.3's records.
+    pub(crate) fn records_mut(&mut self) -> Option<&mut Records> {
+        match self {
+            Self::Records(records) => Some(records),
+            Self::Library(_) => None,
+        }
+    }
+
     /// The state that another replica needs to continue; `None` for TLS 1.2.
     pub(crate) fn state(&self) -> Option<ConnectionState<'_>> {
         match self {
             Self::Records(records) => Some(records.state()),
             Self::Library(_) => None,
         }
+    }
+}
+
+fn position(direction: &Direction) -> Position {
+    Position {
+        secret: direction.secret.clone(),
+        generation: direction.generation,
+        record: direction.next_record,
+        // Sequence numbers wrap.
+        sequence: direction.offset as u32,
+    }
+}
+
+fn direction(position: &Position, offset: u64) -> Direction {
+    Direction {
+        secret: position.secret.clone(),
+        generation: position.generation,
+        next_record: position.record,
+        offset,
     }
 }
 

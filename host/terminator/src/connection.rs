@@ -1,18 +1,23 @@
 //! One client's connection and its connection to the server: sockets, buffers, time limits. Nothing here blocks.
 
+mod protected;
+
 use std::io::{self, ErrorKind};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use rivulet_trods::Reason;
 use rustls::ServerConfig;
 
 use crate::buffer::{Input, Output};
-use crate::channel::Channel;
+use crate::channel::{Channel, Records};
 use crate::counters::Counters;
 use crate::exchange::Progress;
 use crate::handshake::{Failure, Handshake};
 use crate::limits::TimeLimits;
+use crate::protect::Protection;
 use crate::relay::{CLIENT_INPUT_BYTES, Context, Open};
+use crate::resume::Resume;
 use crate::socket::Socket;
 
 /// Rounds of reading and writing before other connections have their turn.
@@ -49,10 +54,14 @@ fn observe(context: &Context<'_>, client: &TcpStream, channel: &Channel) {
 enum Stage {
     Handshake(Handshake),
     Open(Box<Open>),
+    /// The rest of the responses of a state, then `Open`.
+    Resume(Box<(Resume, Records)>),
     /// The rest of the output goes to the client, then the client closes.
     Closing {
         is_shut: bool,
         discarded: usize,
+        /// What the protection needs to its end.
+        open: Option<Box<Open>>,
     },
 }
 
@@ -73,6 +82,11 @@ pub(crate) struct Connection {
     client_bytes: u64,
     /// When the client began to be waited for, with bytes to take or to send.
     client_busy: Option<Instant>,
+    /// Bytes of the stream that were written.
+    written: u64,
+    protection: Option<Protection>,
+    /// When the connection is to be driven though there is no event.
+    pub(crate) look_at: Option<Instant>,
 }
 
 impl Connection {
@@ -87,18 +101,31 @@ impl Connection {
         stream.set_nodelay(true)?;
         let local = stream.local_addr()?;
         let handshake = Handshake::new(config, counters.in_handshake.count()).map_err(io::Error::other)?;
-        Ok(Self {
+        Ok(Self::of(stream, (peer, local), Stage::Handshake(handshake), 0, now))
+    }
+
+    fn of(
+        stream: TcpStream,
+        (peer, local): (SocketAddr, SocketAddr),
+        stage: Stage,
+        written: u64,
+        now: Instant,
+    ) -> Self {
+        Self {
             client: Socket::new(stream),
             peer,
             local,
             input: Input::new(CLIENT_INPUT_BYTES),
             output: Output::default(),
-            stage: Stage::Handshake(handshake),
+            stage,
             since: now,
             moved: now,
             client_bytes: 0,
             client_busy: None,
-        })
+            written,
+            protection: None,
+            look_at: None,
+        }
     }
 
     pub(crate) fn stream(&self) -> &TcpStream {
@@ -108,16 +135,25 @@ impl Connection {
     pub(crate) fn server_socket(&mut self) -> Option<&mut Socket> {
         match &mut self.stage {
             Stage::Open(open) => open.server.as_mut().map(|server| &mut server.socket),
+            Stage::Resume(resume) => resume.0.server.as_mut().map(|server| &mut server.socket),
             _ => None,
         }
     }
 
     /// Moves what can be moved.
     pub(crate) fn drive(&mut self, context: &Context<'_>, now: Instant) -> Turn {
+        let is_look = self.look_at.take_if(|at| *at <= now).is_some();
+        if is_look {
+            let (stream, written) = (self.client.stream.try_clone(), self.written);
+            if let Ok(stream) = stream {
+                self.with_protection(|protection, records| protection.look(&stream, written, records));
+            }
+        }
         for _ in 0..ROUNDS {
             match self.round(context, now) {
                 Ok(true) => {}
                 Ok(false) => {
+                    self.set_look(now, is_look);
                     self.rest();
                     return Turn::Wait;
                 }
@@ -151,13 +187,25 @@ impl Connection {
         if self.client.failed {
             return Err(ErrorKind::ConnectionReset.into());
         }
-        let written = self.client.write(&mut self.output)?;
+        let released = self.protection.as_ref().map_or(u64::MAX, Protection::released);
+        let written = self.client.write_some(&mut self.output, released.saturating_sub(self.written))?;
+        self.written += written as u64;
         let mut changed = self.count_client(written, now);
         match &mut self.stage {
             Stage::Handshake(_) => changed |= self.shake_hands(context, now)?,
             Stage::Open(_) => changed |= self.exchange(context, now)?,
-            Stage::Closing { is_shut, discarded } => {
-                if self.output.is_empty() && !*is_shut {
+            Stage::Resume(_) => changed |= self.resume(context, now)?,
+            Stage::Closing { is_shut, discarded, open } => {
+                if let (Some(open), Some(protection)) = (open, &mut self.protection)
+                    && let Some(records) = open.channel.records()
+                    && protection.is_active()
+                    && protection.may_end(records)
+                {
+                    protection.end(records.sent_offset());
+                    changed = true;
+                }
+                let is_free = self.protection.as_ref().is_none_or(|protection| !protection.is_active());
+                if self.output.is_empty() && is_free && !*is_shut {
                     self.client.stream.shutdown(Shutdown::Write)?;
                     *is_shut = true;
                 }
@@ -183,7 +231,11 @@ impl Connection {
     }
 
     fn close(&mut self, now: Instant) {
-        self.stage = Stage::Closing { is_shut: false, discarded: 0 };
+        let closing = Stage::Closing { is_shut: false, discarded: 0, open: None };
+        let before = std::mem::replace(&mut self.stage, closing);
+        if let (Stage::Closing { open, .. }, Stage::Open(before)) = (&mut self.stage, before) {
+            *open = Some(before);
+        }
         self.since = now;
     }
 
@@ -195,13 +247,20 @@ impl Connection {
             Ok(false) => Ok(read.is_some()),
             Ok(true) => {
                 let resumed = handshake.is_resumed();
-                let Stage::Handshake(handshake) =
-                    std::mem::replace(&mut self.stage, Stage::Closing { is_shut: false, discarded: 0 })
-                else {
+                let Stage::Handshake(handshake) = std::mem::replace(
+                    &mut self.stage,
+                    Stage::Closing { is_shut: false, discarded: 0, open: None },
+                ) else {
                     return Ok(false);
                 };
                 let client_name = handshake.client_name().map_err(|_| ErrorKind::InvalidData)?;
-                let channel = handshake.into_channel().map_err(|_| ErrorKind::InvalidData)?;
+                let mut channel = handshake.into_channel().map_err(|_| ErrorKind::InvalidData)?;
+                if client_name.is_none() {
+                    // A state has no name.
+                    self.protect(context, &mut channel);
+                } else {
+                    self.leave_unprotected(context);
+                }
                 context.counters.count_handshake(&channel, resumed);
                 observe(context, &self.client.stream, &channel);
                 let mut open = Open::new(channel, self.peer, context.forwarded);
@@ -225,8 +284,12 @@ impl Connection {
     }
 
     fn exchange(&mut self, context: &Context<'_>, now: Instant) -> io::Result<bool> {
+        if let Some(changed) = self.go_on(context, now) {
+            return Ok(changed);
+        }
         let Stage::Open(open) = &mut self.stage else { return Ok(false) };
         let was_empty = open.data.is_empty();
+        let (data_before, had_ended) = (open.data.len(), open.client_ended);
         let mut client_bytes = 0;
         let result = (|| -> io::Result<(bool, Progress)> {
             let mut changed = false;
@@ -248,7 +311,25 @@ impl Connection {
                 // The end of TCP without close_notify: no more comes, and what a cut request lacks is known by its length.
                 open.client_ended |= read == Some(0);
             }
-            let step = open.step(context, &mut self.output, self.peer, self.local)?;
+            let mut may_take = true;
+            if let (Some(protection), Some(records)) = (&mut self.protection, open.channel.records()) {
+                let new = &open.data[data_before..];
+                // An idle client that ends waits for nothing.
+                let ended =
+                    open.client_ended && !had_ended && !(open.exchange.is_idle() && open.data.is_empty());
+                if !new.is_empty() || ended {
+                    protection.receive(new, ended, &self.client.stream, self.written, records);
+                }
+                may_take = !protection.holds_requests();
+                if protection.is_refused {
+                    protection.reset();
+                    return Err(ErrorKind::ConnectionAborted.into());
+                }
+            }
+            let step = open.step(context, &mut self.output, self.peer, self.local, may_take)?;
+            if let (Some(protection), Some(records)) = (&mut self.protection, open.channel.records_mut()) {
+                protection.send(records);
+            }
             Ok((changed | step.0, step.1))
         })();
         // Before any byte of the response leaves.
@@ -278,13 +359,20 @@ impl Connection {
                 changed = true;
             }
             Progress::Abort => {
-                // The client gets the sealed records and no close_notify, because its response is not whole.
-                self.close(now);
+                if !open.is_interrupted {
+                    self.abort(now);
+                }
                 changed = true;
             }
         }
         self.count_client(client_bytes, now);
         Ok(changed)
+    }
+
+    /// The client gets the sealed records and no `close_notify`, because its response is not whole.
+    fn abort(&mut self, now: Instant) {
+        self.with_protection(|protection, records| protection.give_up(Reason::Closed, records));
+        self.close(now);
     }
 
     /// Ends what took too long.
@@ -307,6 +395,9 @@ impl Connection {
                 } else {
                     Turn::Wait
                 };
+            }
+            Stage::Resume(_) => {
+                return if waits(self.moved, limits.idle) || is_slow { Turn::Ended } else { Turn::Wait };
             }
             Stage::Open(open) => open,
         };

@@ -119,6 +119,11 @@ impl Exchange {
         matches!(self.reply, ReplyPhase::Tunnel)
     }
 
+    /// Whether a response of known length has begun and not ended.
+    pub(crate) fn is_in_records(&self) -> bool {
+        matches!(self.reply, ReplyPhase::Records { .. })
+    }
+
     /// Whether nothing of the response has reached the client, so that an error still can.
     pub(crate) fn awaits_head(&self) -> bool {
         matches!(self.reply, ReplyPhase::Head { .. })

@@ -20,9 +20,12 @@ mod gauge;
 mod handshake;
 mod head;
 mod limits;
+mod link;
+mod protect;
 mod proxy_header;
 mod relay;
 mod reload;
+mod resume;
 mod shared;
 mod socket;
 mod state;
@@ -31,10 +34,12 @@ mod subject;
 #[doc(hidden)]
 pub mod testing;
 mod tickets;
+mod track;
 mod worker;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, JoinHandle};
@@ -50,12 +55,15 @@ pub use limits::TimeLimits;
 pub use state::{ConnectionState, Direction, Observer, ResponsePlace};
 pub use tickets::TicketKey;
 
+use link::{Attached, Link, Mailbox};
 use reload::Reload;
 use shared::Shared;
 use worker::Worker;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
+/// For how long the agent is awaited before clients are let in.
+const FIRST_ATTACH: Duration = Duration::from_millis(500);
 /// Between two looks at the files.
 const RELOAD: Duration = Duration::from_secs(1);
 
@@ -78,6 +86,8 @@ pub struct Config {
     pub workers: usize,
     /// Gets the state of each connection of TLS 1.3.
     pub observer: Option<Arc<dyn Observer>>,
+    /// Socket of the agent that protects the connections of TLS 1.3.
+    pub agent: Option<PathBuf>,
 }
 
 /// A terminator cannot start.
@@ -104,6 +114,7 @@ pub struct Terminator {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<io::Result<()>>>,
     reload: Option<JoinHandle<()>>,
+    link: Option<Attached>,
 }
 
 impl Terminator {
@@ -114,6 +125,15 @@ impl Terminator {
     pub fn start(config: Config) -> Result<Self, StartError> {
         let own_tickets = rustls::crypto::ring::Ticketer::new().map_err(io::Error::other)?;
         let reload = Reload::new(config.files, own_tickets)?;
+        let mailboxes = (0..config.workers.max(1))
+            .map(|_| Mailbox::new().map(Arc::new))
+            .collect::<io::Result<Vec<_>>>()?;
+        let ports = config.listen.iter().map(SocketAddr::port).collect();
+        let link = config.agent.map(|path| Link::start(&path, ports, mailboxes.clone())).transpose()?;
+        if let Some(attached) = &link {
+            // A client that came first would not be protected.
+            attached.link.wait_for_agent(FIRST_ATTACH);
+        }
         let listeners = config
             .listen
             .iter()
@@ -129,11 +149,12 @@ impl Terminator {
             reload,
             counters: Arc::default(),
             observer: config.observer,
+            link: link.as_ref().map(|attached| attached.link.clone()),
             stop: AtomicBool::new(false),
         });
-        let mut terminator = Self { shared: shared.clone(), workers: Vec::new(), reload: None };
-        for n in 0..config.workers.max(1) {
-            let worker = Worker::new(shared.clone())?;
+        let mut terminator = Self { shared: shared.clone(), workers: Vec::new(), reload: None, link };
+        for (n, mailbox) in mailboxes.into_iter().enumerate() {
+            let worker = Worker::new(shared.clone(), n, mailbox)?;
             let thread = Builder::new().name(format!("tls-{n}")).spawn(move || worker.run())?;
             terminator.workers.push(thread);
         }
@@ -198,7 +219,10 @@ impl Terminator {
         let results = self.workers.drain(..).map(|worker| {
             worker.join().unwrap_or_else(|_| Err(io::Error::other("a worker of the terminator panicked")))
         });
-        results.collect::<Vec<_>>().into_iter().collect()
+        let result = results.collect::<Vec<_>>().into_iter().collect();
+        // The last connections have reported their ends by now.
+        self.link = None;
+        result
     }
 }
 

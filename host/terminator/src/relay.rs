@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use rivulet_pktio::begin_connection;
 use rustix::event::epoll::{self, EventData};
@@ -12,6 +13,7 @@ use crate::channel::{Broken, Channel, Received};
 use crate::counters::Counters;
 use crate::exchange::{Exchange, MAX_OUTPUT_BYTES, Progress};
 use crate::head::Forwarded;
+use crate::link::Link;
 use crate::proxy_header::proxy_header;
 use crate::socket::{EVENTS, Socket};
 use crate::state::Observer;
@@ -30,6 +32,9 @@ pub(crate) struct Context<'a> {
     pub(crate) forwarded: Forwarded,
     pub(crate) counters: &'a Counters,
     pub(crate) observer: Option<&'a dyn Observer>,
+    /// The agent, and the number of this connection for it.
+    pub(crate) link: Option<&'a Arc<Link>>,
+    pub(crate) number: u64,
 }
 
 /// How the server ended its connection.
@@ -61,6 +66,8 @@ pub(crate) struct Open {
     pub(crate) client_ended: bool,
     pub(crate) to_server: Output,
     pub(crate) server: Option<Server>,
+    /// The server cut a response that another request can bring the rest of.
+    pub(crate) is_interrupted: bool,
 }
 
 impl Open {
@@ -72,6 +79,7 @@ impl Open {
             client_ended: false,
             to_server: Output::default(),
             server: None,
+            is_interrupted: false,
         }
     }
 
@@ -88,6 +96,7 @@ impl Open {
         output: &mut Output,
         peer: SocketAddr,
         local: SocketAddr,
+        may_take: bool,
     ) -> io::Result<(bool, Progress)> {
         let mut changed = false;
         // Between two requests the server sends nothing. Bytes would become the response to the next request.
@@ -102,6 +111,10 @@ impl Open {
             }
         }
         let before = self.data.len();
+        // A request that must not be executed twice waits until no other replica goes on with the connection.
+        if !may_take {
+            return Ok((changed, Progress::Open));
+        }
         if let Err(status) = self.exchange.take_request(&mut self.data, &mut self.to_server) {
             self.exchange.events.refused_requests += 1;
             return Ok((true, self.exchange.replace_reply(status, &mut self.channel, output)));
@@ -116,7 +129,7 @@ impl Open {
             }
         }
         if self.exchange.needs_server() && self.server.is_none() {
-            match self.connect(context, peer, local) {
+            match connect_server(context, peer, local, self.to_server.bytes()) {
                 Ok(server) => self.server = Some(server),
                 Err(error) => {
                     tracing::warn!(%error, server = %context.server, "the server cannot be reached");
@@ -163,6 +176,7 @@ impl Open {
                 }
                 _ => self.exchange.end_of_server(server.is_reused, &server.input, &mut self.channel, output),
             };
+            self.is_interrupted = progress == Progress::Abort && self.exchange.is_in_records();
             self.server = None;
             self.to_server = Output::default();
             if progress == Progress::Repeat {
@@ -173,24 +187,28 @@ impl Open {
         Ok((changed, progress))
     }
 
-    /// A connection to the server, which may not be established yet.
-    fn connect(&mut self, context: &Context<'_>, peer: SocketAddr, local: SocketAddr) -> io::Result<Server> {
-        let stream = begin_connection(context.server)?;
-        epoll::add(context.epoll, &stream, EventData::new_u64(context.server_token), EVENTS)?;
-        if context.forwarded == Forwarded::ProxyProtocol {
-            let bytes = self.to_server.bytes();
-            bytes.splice(0..0, proxy_header(peer, local));
-        }
-        Ok(Server {
-            socket: Socket::new(stream),
-            input: Input::new(SERVER_INPUT_BYTES),
-            end: None,
-            is_reused: false,
-            is_shut: false,
-        })
-    }
-
     pub(crate) fn count_events(&mut self, counters: &Counters) {
         counters.add(&std::mem::take(&mut self.exchange.events));
     }
+}
+
+/// A connection to the server, which may not be established yet. Puts what the server gets first before the bytes for it.
+pub(crate) fn connect_server(
+    context: &Context<'_>,
+    peer: SocketAddr,
+    local: SocketAddr,
+    to_server: &mut Vec<u8>,
+) -> io::Result<Server> {
+    let stream = begin_connection(context.server)?;
+    epoll::add(context.epoll, &stream, EventData::new_u64(context.server_token), EVENTS)?;
+    if context.forwarded == Forwarded::ProxyProtocol {
+        to_server.splice(0..0, proxy_header(peer, local));
+    }
+    Ok(Server {
+        socket: Socket::new(stream),
+        input: Input::new(SERVER_INPUT_BYTES),
+        end: None,
+        is_reused: false,
+        is_shut: false,
+    })
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 use crate::counters::Counters;
 use crate::head::Forwarded;
 use crate::limits::TimeLimits;
+use crate::link::Link;
 use crate::reload::Reload;
 use crate::state::Observer;
 
@@ -20,5 +21,7 @@ pub(crate) struct Shared {
     pub(crate) reload: Reload,
     pub(crate) counters: Arc<Counters>,
     pub(crate) observer: Option<Arc<dyn Observer>>,
+    /// The agent that has the connections' states stored.
+    pub(crate) link: Option<Arc<Link>>,
     pub(crate) stop: AtomicBool,
 }

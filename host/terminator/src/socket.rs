@@ -43,10 +43,16 @@ impl Socket {
 
     /// The number of bytes that were written now.
     pub(crate) fn write(&mut self, output: &mut Output) -> io::Result<usize> {
-        if !self.writable || output.is_empty() {
+        self.write_some(output, u64::MAX)
+    }
+
+    /// The same, this many bytes at most.
+    pub(crate) fn write_some(&mut self, output: &mut Output, most: u64) -> io::Result<usize> {
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        if !self.writable || output.is_empty() || most == 0 {
             return Ok(0);
         }
-        let written = settle(output.write_to(&mut self.stream), &mut self.writable)?;
+        let written = settle(output.write_to(&mut self.stream, most), &mut self.writable)?;
         Ok(written.unwrap_or(0))
     }
 }

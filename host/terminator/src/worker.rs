@@ -1,5 +1,7 @@
 //! A thread that serves connections: one epoll set, all sockets in it, none of which blocks.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
@@ -7,10 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use rivulet_trods::terminator::Request;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 
 use crate::connection::{Connection, Turn};
+use crate::link::{Adopted, Mail, Mailbox};
 use crate::relay::Context;
 use crate::shared::Shared;
 use crate::socket::EVENTS;
@@ -21,12 +25,18 @@ const TICK: Duration = Duration::from_millis(250);
 const ACCEPTS: usize = 16;
 /// Event data of the first listener; the next ones follow.
 const LISTENER: u64 = 1 << 48;
+/// Event data of the mailbox.
+const MAILBOX: u64 = 1 << 49;
 /// Time for the requests in progress after `Terminator::stop`.
 const GRACE: Duration = Duration::from_secs(10);
 
 struct Slot {
     connection: Box<Connection>,
     is_queued: bool,
+    /// Distinguishes the connections that have had this slot.
+    serial: u16,
+    /// A look is due at this time.
+    look_at: Option<Instant>,
 }
 
 pub(crate) struct Worker {
@@ -36,35 +46,61 @@ pub(crate) struct Worker {
     free: Vec<usize>,
     /// Slots with something to do.
     queue: Vec<usize>,
+    /// This worker's place among all, and its mail.
+    place: u64,
+    mailbox: Arc<Mailbox>,
+    serial: u16,
+    /// When connections are to be driven without an event.
+    looks: BinaryHeap<Reverse<(Instant, usize)>>,
 }
 
 impl Worker {
-    pub(crate) fn new(shared: Arc<Shared>) -> io::Result<Self> {
+    pub(crate) fn new(shared: Arc<Shared>, place: usize, mailbox: Arc<Mailbox>) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         for (n, listener) in shared.listeners.iter().enumerate() {
             let data = EventData::new_u64(LISTENER + n as u64);
             epoll::add(&epoll, listener, data, EventFlags::IN | EventFlags::EXCLUSIVE)?;
         }
-        Ok(Self { shared, epoll, slots: Vec::new(), free: Vec::new(), queue: Vec::new() })
+        epoll::add(&epoll, &mailbox.event, EventData::new_u64(MAILBOX), EventFlags::IN)?;
+        Ok(Self {
+            shared,
+            epoll,
+            slots: Vec::new(),
+            free: Vec::new(),
+            queue: Vec::new(),
+            place: place as u64,
+            mailbox,
+            serial: 0,
+            looks: BinaryHeap::new(),
+        })
     }
 
     /// Serves until `Terminator::stop`.
     pub(crate) fn run(mut self) -> io::Result<()> {
-        let tick = Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as _ };
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut next_look = Instant::now() + TICK;
         let mut stopping = None;
         let mut events: Vec<Event> = Vec::with_capacity(256);
         loop {
-            let timeout = if self.queue.is_empty() { &tick } else { &at_once };
+            let now = Instant::now();
+            let look = self.looks.peek().map(|Reverse((at, _))| at.saturating_duration_since(now));
+            let timeout = if self.queue.is_empty() { look.unwrap_or(TICK).min(TICK) } else { Duration::ZERO };
+            let timeout = Timespec { tv_sec: 0, tv_nsec: timeout.as_nanos() as _ };
             events.clear();
-            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(timeout)) {
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(e) => return Err(e.into()),
             }
             let now = Instant::now();
             for event in &events {
                 self.take_event(event, now);
+            }
+            while let Some(&Reverse((at, index))) = self.looks.peek().filter(|Reverse((at, _))| *at <= now) {
+                self.looks.pop();
+                if let Some(Some(slot)) = self.slots.get_mut(index)
+                    && slot.look_at.take_if(|of| *of == at).is_some()
+                {
+                    self.enqueue(index);
+                }
             }
             for index in std::mem::take(&mut self.queue) {
                 self.drive(index, now);
@@ -88,6 +124,10 @@ impl Worker {
     fn take_event(&mut self, event: &Event, now: Instant) {
         // Fields of a packed structure.
         let (flags, data) = (event.flags, event.data.u64());
+        if data == MAILBOX {
+            self.take_mail(now);
+            return;
+        }
         if data >= LISTENER {
             let shared = self.shared.clone();
             if let Some(listener) = shared.listeners.get((data - LISTENER) as usize) {
@@ -140,37 +180,98 @@ impl Worker {
                 }
             };
             let index = self.free.pop().unwrap_or(self.slots.len());
-            let data = EventData::new_u64((index as u64) << 1);
-            if let Err(error) = epoll::add(&self.epoll, connection.stream(), data, EVENTS) {
-                tracing::warn!(%error, "a new connection");
-                if index < self.slots.len() {
-                    self.free.push(index);
-                }
-                continue;
-            }
-            counters.open.fetch_add(1, Ordering::Relaxed);
-            let slot = Some(Slot { connection, is_queued: false });
-            if index == self.slots.len() {
-                self.slots.push(slot);
-            } else {
-                self.slots[index] = slot;
-            }
-            self.enqueue(index);
+            self.put(index, connection);
         }
     }
 
-    fn drive(&mut self, index: usize, now: Instant) {
-        let Some(Some(slot)) = self.slots.get_mut(index) else { return };
-        slot.is_queued = false;
-        let context = Context {
+    /// Serves a connection in this slot, which is free or the next one.
+    fn put(&mut self, index: usize, connection: Box<Connection>) {
+        let data = EventData::new_u64((index as u64) << 1);
+        if let Err(error) = epoll::add(&self.epoll, connection.stream(), data, EVENTS) {
+            tracing::warn!(%error, "a new connection");
+            if index < self.slots.len() {
+                self.free.push(index);
+            }
+            return;
+        }
+        self.shared.counters.open.fetch_add(1, Ordering::Relaxed);
+        self.serial = self.serial.wrapping_add(1);
+        let slot = Some(Slot { connection, is_queued: false, serial: self.serial, look_at: None });
+        if index == self.slots.len() {
+            self.slots.push(slot);
+        } else {
+            self.slots[index] = slot;
+        }
+        self.enqueue(index);
+    }
+
+    fn take_mail(&mut self, now: Instant) {
+        for mail in self.mailbox.clone().take() {
+            match mail {
+                Mail::Stored(asked, outcome) => {
+                    let (serial, index) = ((asked.connection >> 32) as u16, asked.connection as u32 as usize);
+                    let slot = self.slots.get_mut(index).and_then(Option::as_mut);
+                    if let Some(slot) = slot.filter(|slot| slot.serial == serial) {
+                        slot.connection.stored(asked.ticket, outcome);
+                        self.enqueue(index);
+                    }
+                }
+                Mail::Adopted(adopted) => self.adopt(*adopted, now),
+                Mail::Lost => {
+                    for index in 0..self.slots.len() {
+                        if let Some(slot) = &mut self.slots[index] {
+                            slot.connection.lose_agent();
+                            self.enqueue(index);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Goes on with a connection of another replica.
+    fn adopt(&mut self, adopted: Adopted, now: Instant) {
+        let (index, tuple) = (self.free.pop().unwrap_or(self.slots.len()), adopted.record.tuple);
+        // The serial that `put` gives it.
+        let context = self.context(index, self.serial.wrapping_add(1));
+        match Connection::adopted(adopted, &context, now) {
+            Ok(connection) => self.put(index, Box::new(connection)),
+            Err(why) => {
+                tracing::warn!(client = %tuple.client, "a connection cannot be adopted: {why}");
+                if let Some(link) = &self.shared.link {
+                    link.send(&Request::Reset(tuple));
+                }
+                if index < self.slots.len() {
+                    self.free.push(index);
+                }
+            }
+        }
+    }
+
+    fn context(&self, index: usize, serial: u16) -> Context<'_> {
+        Context {
             epoll: &self.epoll,
             server_token: (index as u64) << 1 | 1,
             server: self.shared.server,
             forwarded: self.shared.forwarded,
             counters: &self.shared.counters,
             observer: self.shared.observer.as_deref(),
-        };
-        let turn = slot.connection.drive(&context, now);
+            link: self.shared.link.as_ref(),
+            number: self.place << 48 | u64::from(serial) << 32 | index as u64,
+        }
+    }
+
+    fn drive(&mut self, index: usize, now: Instant) {
+        let Some(mut slot) = self.slots.get_mut(index).and_then(Option::take) else { return };
+        slot.is_queued = false;
+        let turn = slot.connection.drive(&self.context(index, slot.serial), now);
+        // A sooner look replaces the one that is due.
+        let look_at = slot.connection.look_at;
+        if look_at.is_some_and(|at| slot.look_at.is_none_or(|due| at < due)) {
+            slot.look_at = look_at;
+            self.looks.extend(look_at.map(|at| Reverse((at, index))));
+        }
+        self.slots[index] = Some(slot);
         self.follow(index, turn);
     }
 

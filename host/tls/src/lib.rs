@@ -28,7 +28,7 @@ pub use seal::{
 };
 pub use secret::{CipherSuite, TrafficSecret};
 pub use source::{Answers, Source};
-pub use state::{MAX_STATE_BYTES, Position, State, StateError, flow_place};
+pub use state::{MAX_STATE_BYTES, Place, Position, State, StateError, flow_place};
 pub use writer::Writer;
 
 /// A record cannot be made, or cannot be read.

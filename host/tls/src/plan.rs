@@ -41,6 +41,7 @@ pub struct Resumption {
     parts: Peekable<vec::IntoIter<Part>>,
     /// Bytes of the first part that the client has.
     had: u64,
+    offset: u64,
 }
 
 impl Resumption {
@@ -53,7 +54,8 @@ impl Resumption {
             return Err(PlanError::Unprotected);
         }
         let layout = state.layout().ok_or(PlanError::Length)?;
-        let mut had = layout.offset_of(state.write.sequence, acked).ok_or(PlanError::Acknowledged)?;
+        let offset = layout.offset_of(state.write.sequence, acked).ok_or(PlanError::Acknowledged)?;
+        let mut had = offset;
         let mut position = state.write.clone();
         let mut parts = layout.parts.into_iter().peekable();
         while let Some(part) = parts.next_if(|part| had >= part.bytes) {
@@ -63,7 +65,13 @@ impl Resumption {
         if let Some(first) = parts.peek() {
             position = state.write.after(first.updates, first.record, first.sequence);
         }
-        Ok(Resumption { writer: Writer::new(position), parts, had })
+        Ok(Resumption { writer: Writer::new(position), parts, had, offset })
+    }
+
+    /// Bytes of the stream between `State::write` and the number that the client had acknowledged.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.offset
     }
 
     /// Appends what needs no plaintext to `out`, and returns the plaintext that comes next, for [`write`](Self::write). `None`

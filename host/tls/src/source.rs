@@ -44,13 +44,13 @@ impl<'a> Source<'a> {
 
     /// The reader of the server's answers to the request.
     #[must_use]
-    pub fn answers(&self) -> Answers<'a> {
+    pub fn answers(&self) -> Answers {
         let check = match &self.response.body {
             Body::Object { check, .. } if check.0 > 0 && self.length > 0 => Some(*check),
             _ => None,
         };
         Answers {
-            response: self.response,
+            response: self.response.clone(),
             from: self.from,
             length: self.length,
             input: Vec::new(),
@@ -83,8 +83,8 @@ enum Part {
 
 /// Reads the server's answers: nothing is given out before the answer is known to be of the same object.
 #[derive(Debug)]
-pub struct Answers<'a> {
-    response: &'a Response,
+pub struct Answers {
+    response: Response,
     from: u64,
     /// Wanted bytes that did not come yet.
     length: u64,
@@ -95,7 +95,7 @@ pub struct Answers<'a> {
     check: Option<(u32, u32)>,
 }
 
-impl Answers<'_> {
+impl Answers {
     /// Bytes of the body that did not come yet.
     #[must_use]
     pub fn missing(&self) -> u64 {
@@ -157,7 +157,7 @@ impl Answers<'_> {
     fn look(&mut self) -> Result<bool, Refusal> {
         match (self.step, self.check) {
             (Step::CheckHead, Some((count, _))) => {
-                let Some(answer) = same_object(self.response, &self.input, 0, u64::from(count))? else {
+                let Some(answer) = same_object(&self.response, &self.input, 0, u64::from(count))? else {
                     return Ok(false);
                 };
                 let Answer { head, before, is_whole } = answer;
@@ -180,7 +180,7 @@ impl Answers<'_> {
                     if is_whole { Step::Through(self.from - had as u64, Part::Rest) } else { Step::RestHead };
             }
             _ => {
-                let Some(answer) = same_object(self.response, &self.input, self.from, self.length)? else {
+                let Some(answer) = same_object(&self.response, &self.input, self.from, self.length)? else {
                     return Ok(false);
                 };
                 self.input.drain(..answer.head);

@@ -8,14 +8,14 @@ use std::fmt;
 
 use rivulet_trods::{
     Record, Tuple,
-    record::{Body, MAX_RECORD, MAX_RESPONSES, RecordError},
+    record::{Body, MAX_RECORD, MAX_RESPONSES, RecordError, TlsState},
     store::RecordKeys,
 };
 use zeroize::Zeroizing;
 
 use crate::{
-    CipherSuite, TrafficSecret,
-    layout::{Kind, Layout},
+    CipherSuite, Response, TrafficSecret,
+    layout::{KEY_UPDATE_BYTES, Kind, Layout},
     seal::MAX_RECORDS,
     secret::MAX_SECRET_BYTES,
 };
@@ -51,6 +51,28 @@ impl Position {
             secret = secret.next_generation();
         }
         Position { secret, generation: self.generation.wrapping_add(updates), record, sequence }
+    }
+}
+
+/// Where a response lies in the stream.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// Its first record.
+    pub position: Position,
+    /// A KeyUpdate stands right before it.
+    pub is_updated: bool,
+    /// Its records.
+    pub response: Response,
+}
+
+impl Place {
+    /// Bytes of a KeyUpdate in the stream.
+    pub const KEY_UPDATE_BYTES: u64 = KEY_UPDATE_BYTES;
+
+    /// The place behind it.
+    #[must_use]
+    pub fn end(&self) -> Position {
+        self.position.after(0, self.response.next_record(), self.response.next_sequence())
     }
 }
 
@@ -211,6 +233,24 @@ impl State {
         }
     }
 
+    /// Where each response lies in the stream. `None` if the length of one is not known; a decoded state knows all.
+    #[must_use]
+    pub fn places(&self) -> Option<Vec<Place>> {
+        let mut places = Vec::with_capacity(self.http.responses.len());
+        let mut is_updated = false;
+        for part in self.layout()?.parts {
+            match part.kind {
+                Kind::KeyUpdate => is_updated = true,
+                Kind::Response(_, response) => {
+                    let position = self.write.after(part.updates, part.record, part.sequence);
+                    places.push(Place { position, is_updated: std::mem::take(&mut is_updated), response });
+                }
+                Kind::CloseNotify => {}
+            }
+        }
+        Some(places)
+    }
+
     pub(crate) fn layout(&self) -> Option<Layout> {
         Layout::of(&self.http, self.key_updates, self.write.record, self.write.sequence)
     }
@@ -235,6 +275,22 @@ impl State {
             client_fin: self.client_fin,
             ..self.http.clone()
         }
+    }
+}
+
+impl State {
+    /// The record that TRODS stores for the connection: [`tcp_record`](Self::tcp_record) with all responses as one, and the
+    /// encoded state.
+    #[must_use]
+    pub fn stored_record(&self) -> Record {
+        let mut record = self.tcp_record();
+        let sum = |of: fn(&rivulet_trods::record::Response) -> u64| record.responses.iter().map(of).sum();
+        let (length, passed) = (sum(|response| response.length), sum(|response| response.passed));
+        let close = self.http.responses.last().is_some_and(|last| last.close);
+        let whole = rivulet_trods::record::Response { length, passed, close, body: Body::Whole(Vec::new()) };
+        record.responses = if length > 0 { vec![whole] } else { Vec::new() };
+        record.tls = Some(TlsState::new(self.encode().to_vec()));
+        record
     }
 }
 

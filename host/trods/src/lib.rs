@@ -17,10 +17,11 @@ pub mod lease;
 pub mod record;
 pub mod replica;
 pub mod store;
+pub mod terminator;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod ts;
 pub mod wake;
 
-pub use flow::{Action, AdoptAs, Flow, Limits, Reason, Settings, Unknown, Wake};
+pub use flow::{Action, AdoptAs, Asked, Flow, Limits, Reason, Settings, StoreOutcome, Unknown, Wake};
 pub use record::{Age, Record, Tuple};

@@ -1,6 +1,9 @@
 //! The record: the state that another replica needs to resume a connection.
 
+use std::fmt;
 use std::net::SocketAddr;
+
+use zeroize::Zeroizing;
 
 use crate::digest::Digest;
 use crate::head::{self, Method, Object};
@@ -9,7 +12,7 @@ mod codec;
 mod seen;
 
 pub use crate::chunked::Chunked;
-pub use codec::{MAX_RECORD, RecordError};
+pub use codec::{MAX_RECORD, MAX_STORED, RecordError};
 pub use seen::{Rest, Seen};
 
 /// Limit on the responses of a record.
@@ -120,6 +123,31 @@ impl Response {
     }
 }
 
+/// What the TLS terminator needs to continue a connection. Only the terminator reads it. It has traffic secrets, so `{:?}` shows
+/// its length alone, and it is wiped from memory when it is dropped.
+#[derive(Clone, PartialEq, Eq)]
+pub struct TlsState(Zeroizing<Vec<u8>>);
+
+impl TlsState {
+    /// Takes the terminator's bytes.
+    #[must_use]
+    pub fn new(bytes: Vec<u8>) -> TlsState {
+        TlsState(Zeroizing::new(bytes))
+    }
+
+    /// The terminator's bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for TlsState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TlsState({} bytes)", self.0.len())
+    }
+}
+
 /// The state of a connection as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
@@ -142,6 +170,9 @@ pub struct Record {
     pub requests: Vec<u8>,
     /// Whether the client sent a FIN after `requests`.
     pub client_fin: bool,
+    /// The connection is the TLS terminator's. All numbers count ciphertext then, `requests` is empty, and the responses are
+    /// empty [whole](Body::Whole) ones: this has the rest.
+    pub tls: Option<TlsState>,
 }
 
 /// Decides which of two records between the same addresses and ports is newer.

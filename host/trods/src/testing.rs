@@ -34,5 +34,6 @@ pub fn idle(tuple: Tuple, response_at: u32, request_at: u32) -> Record {
         request_at,
         requests: Vec::new(),
         client_fin: false,
+        tls: None,
     }
 }

@@ -12,9 +12,10 @@ use super::incarnation;
 use super::plain::PlainTcp;
 use super::predecessor::Predecessor;
 use super::stand_in;
+use super::tls_door;
 use crate::process::{
-    STARTING, before_other_threads, prefer_this_thread, raise_descriptors, stop_on_signals, stopped,
-    tell_ready,
+    STARTING, before_other_threads, hide_memory, prefer_this_thread, raise_descriptors, stop_on_signals,
+    stopped, tell_ready,
 };
 use crate::second_chance::SecondChance;
 use crate::serve::ServiceAddresses;
@@ -38,7 +39,8 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
             let (path, wake) = (args.health_path.clone(), args.wake.into());
             let (programs, predecessor) =
                 (beside(&args.socket, ".programs"), Predecessor::find(&args.socket));
-            Some(PlainTcp::open(&interface, programs, incarnation.clone(), path, wake, predecessor)?)
+            let door = (tls_door(&args.socket), args.user.as_deref().map(user).transpose()?);
+            Some(PlainTcp::open(&interface, programs, incarnation.clone(), path, wake, predecessor, door)?)
         }
         false => None,
     };
@@ -53,6 +55,7 @@ pub fn run(args: &AgentArgs) -> anyhow::Result<()> {
     })?;
     tracing::info!(name = args.name, socket = %args.socket.display(), "serving processes attach here");
     if plain.is_some() {
+        hide_memory();
         raise_descriptors();
         prefer_this_thread();
         before_other_threads();

@@ -15,10 +15,16 @@ mod plain;
 mod predecessor;
 mod stand_in;
 mod trods;
+mod trouble;
 
 pub use args::{AgentArgs, ControllerArgs};
 pub use command::run;
 pub use stand_in::{StandInArgs, run as stand_in};
+
+/// The agent's socket for TLS terminators, beside its socket for serving processes.
+pub(crate) fn tls_door(socket: &Path) -> PathBuf {
+    beside(socket, ".tls")
+}
 
 /// Path of a file that an agent leaves for the next one: the path of its socket with a suffix.
 fn beside(socket: &Path, suffix: &str) -> PathBuf {

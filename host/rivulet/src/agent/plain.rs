@@ -82,7 +82,8 @@ impl PlainTcp {
     /// Opens the interface for sending and starts the checks; with `path`, a GET of it must be
     /// answered. `incarnation` is that of the records. Heartbeats use the time of the start
     /// instead, like those of serving processes, with which they alternate. `programs`: the folder
-    /// with sockets by which running BPF programs are found.
+    /// with sockets by which running BPF programs are found. `door`: the socket for TLS terminators, and
+    /// their user.
     pub(super) fn open(
         interface: &Interface,
         programs: PathBuf,
@@ -90,6 +91,7 @@ impl PlainTcp {
         path: Option<String>,
         wake: Wake,
         predecessor: Option<Predecessor>,
+        door: (PathBuf, Option<u32>),
     ) -> anyhow::Result<PlainTcp> {
         let io = rivulet_server::heartbeat::open(interface)?;
         let link = io.link()?;
@@ -104,7 +106,8 @@ impl PlainTcp {
             }
         })?;
         let now = Instant::now();
-        let guard = Guard::new(interface, programs, incarnation, wake, predecessor.is_some());
+        let mut guard = Guard::new(interface, programs, incarnation, wake, predecessor.is_some());
+        guard.door = Some(door);
         let (beats, began) = (Vec::new(), rivulet_server::incarnation());
         Ok(PlainTcp { io, link, looked: now, started: now, began, beats, board, guard, predecessor })
     }

@@ -18,6 +18,7 @@ use rivulet_trods::hold::{Absence, Departed, Reads};
 use rivulet_trods::lease::{Term, clock};
 use rivulet_trods::replica::{Gone, Protected, Replica};
 use rivulet_trods::store::{self, RecordKeys, StoreConfig, StoreError};
+use rivulet_trods::terminator::Door;
 use rivulet_trods::ts::Named;
 use rivulet_trods::ts::hints::{self, Peers};
 use rivulet_trods::{AdoptAs, Settings, Unknown, Wake};
@@ -66,6 +67,8 @@ pub(super) struct Guard {
     interface: Interface,
     /// Folder with the sockets by which the next agent finds this agent's BPF programs.
     programs: PathBuf,
+    /// Socket for TLS terminators, and the user who may open it besides root and this process's.
+    pub door: Option<(PathBuf, Option<u32>)>,
     wake: Wake,
     incarnation: u32,
     /// Incarnations of earlier processes of this agent.
@@ -79,9 +82,9 @@ pub(super) struct Guard {
     /// One entry for each pool of this replica; the index is that of its lease.
     places: Vec<Place>,
     /// Why nothing is protected although services are configured for it.
-    trouble: Option<String>,
+    pub trouble: Option<String>,
     /// Services that cannot be protected here, by number, each with the reason.
-    lacking: BTreeMap<u16, String>,
+    pub lacking: BTreeMap<u16, String>,
     /// The table version that was passed to the services last.
     told: Option<u32>,
 }
@@ -100,6 +103,7 @@ impl Guard {
         Guard {
             interface,
             programs,
+            door: None,
             wake,
             incarnation,
             formers,
@@ -167,7 +171,12 @@ impl Guard {
             Some(replica) => replica,
             none => {
                 self.issues = issues;
-                none.insert(Replica::start_in(&self.programs, &self.interface, self.wake, issues)?)
+                let replica = Replica::start_in(&self.programs, &self.interface, self.wake, issues)?;
+                if let Some((path, owner)) = &self.door {
+                    let door = Door::open(path, *owner);
+                    replica.open_door(door.with_context(|| format!("the socket {}", path.display()))?);
+                }
+                none.insert(replica)
             }
         };
         if self.waits {
@@ -286,16 +295,6 @@ impl Guard {
     /// kernel sends at the end would reach the clients.
     pub(super) fn leave(mut self) {
         std::mem::forget(self.replica.take());
-    }
-
-    /// Why nothing is protected although services are configured for it.
-    pub(super) fn trouble(&self) -> Option<&str> {
-        self.trouble.as_deref()
-    }
-
-    /// Why this service is not protected although it is configured, while others are.
-    pub(super) fn lacks(&self, service: u16) -> Option<&str> {
-        self.lacking.get(&service).map(String::as_str)
     }
 
     /// Whether clients must not be sent here yet: pins are being read (they are read once more if

@@ -7,6 +7,7 @@ mod corpus;
 mod files;
 mod hostile;
 mod http;
+mod protect;
 mod records;
 
 use std::fs;
@@ -107,6 +108,7 @@ fn config(files: Files, server: SocketAddr) -> Config {
         limits: TimeLimits::default(),
         workers: 2,
         observer: None,
+        agent: None,
     }
 }
 

@@ -193,7 +193,7 @@ fn part(from: usize, to: usize, etag: &str, body: &[u8]) -> Vec<u8> {
 }
 
 /// What these answers bring, given in pieces of this length.
-fn read(answers: &mut Answers<'_>, bytes: &[u8], chunk: usize) -> Result<Vec<u8>, Refusal> {
+fn read(answers: &mut Answers, bytes: &[u8], chunk: usize) -> Result<Vec<u8>, Refusal> {
     let mut out = Vec::new();
     bytes.chunks(chunk).try_for_each(|bytes| answers.read(bytes, &mut out))?;
     Ok(out)

@@ -137,6 +137,26 @@ pub struct Limits {
     pub fin_at: Option<u32>,
 }
 
+/// A TLS terminator's request to store a record, as the terminator numbers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// The terminator's name for the connection.
+    pub connection: u64,
+    /// Its number for the record.
+    pub ticket: u64,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreOutcome {
+    /// The store has the record.
+    Kept,
+    /// The store failed.
+    Failed,
+    /// The connection has no limits here: it began unwatched, or is over.
+    Unwatched,
+}
+
 /// An action for the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -156,6 +176,8 @@ pub enum Action {
     },
     /// Delete the record.
     Forget,
+    /// Answer the TLS terminator, which asked for a record to be stored ([`Flow::submit`]).
+    Answer(Asked, StoreOutcome),
     /// Remove the limits and count the reason. Only `Forget` can follow.
     Unprotected(Reason),
 }

@@ -10,14 +10,16 @@
 
 mod action;
 mod stream;
+mod terminated;
 mod watched;
 
 use rivulet_plain::Options;
 
+use self::terminated::Terminated;
 use self::watched::Watched;
 use crate::record::{Age, Handshake, Record, Tuple};
 
-pub use action::{Action, AdoptAs, Limits, Reason, Settings, Unknown, Wake};
+pub use action::{Action, AdoptAs, Asked, Limits, Reason, Settings, StoreOutcome, Unknown, Wake};
 pub use watched::{FLIGHT_PATIENCE, GATE, HANDSHAKE_PATIENCE, REQUEST_PATIENCE, RESPONSE_PATIENCE};
 
 /// The send MSS of a peer without the MSS option, IPv4 (RFC 9293 section 3.7.1).
@@ -28,6 +30,8 @@ const DEFAULT_MSS: u16 = 536;
 pub struct Flow {
     tuple: Tuple,
     settings: Settings,
+    /// A TLS terminator of this host serves it.
+    terminated: bool,
     now: u64,
     /// The client's initial sequence number and options.
     syn: Option<(u32, Options)>,
@@ -39,6 +43,7 @@ enum State {
     /// The handshake is in progress.
     Opening,
     Watched(Box<Watched>),
+    Terminated(Box<Terminated>),
     /// The connection is closed, or its limits were lifted.
     Over,
 }
@@ -47,7 +52,13 @@ impl Flow {
     /// The state before the client's SYN.
     #[must_use]
     pub fn new(tuple: Tuple, settings: &Settings) -> Flow {
-        Flow { tuple, settings: *settings, now: 0, syn: None, state: State::Opening }
+        Flow { tuple, settings: *settings, terminated: false, now: 0, syn: None, state: State::Opening }
+    }
+
+    /// A connection of this host's TLS terminator, before its SYN. The terminator hands over its records ([`Flow::submit`]).
+    #[must_use]
+    pub fn of_terminator(tuple: Tuple, settings: &Settings) -> Flow {
+        Flow { terminated: true, ..Flow::new(tuple, settings) }
     }
 
     /// A connection that this replica adopts at time `now_ms`, from a record that is not
@@ -55,10 +66,15 @@ impl Flow {
     /// replica's name; no byte of a response may pass before that ([`Flow::limits`] enforces it).
     #[must_use]
     pub fn resume(record: Record, settings: &Settings, now_ms: u64, out: &mut Vec<Action>) -> Flow {
+        if record.tls.is_some() {
+            let flow = Flow::of_terminator(record.tuple, settings);
+            let terminated = Box::new(Terminated::resume(record, now_ms, out));
+            return Flow { now: now_ms, state: State::Terminated(terminated), ..flow };
+        }
         let (tuple, mut watched) = (record.tuple, Box::new(Watched::resume(record, settings)));
         let over = watched.begin(now_ms, out);
         let state = if over { State::Over } else { State::Watched(watched) };
-        Flow { tuple, settings: *settings, now: now_ms, syn: None, state }
+        Flow { now: now_ms, state, ..Flow::new(tuple, settings) }
     }
 
     /// The client's SYN (the TCP header with its options).
@@ -87,8 +103,11 @@ impl Flow {
             at_ms: self.now,
         };
         let (client, service) = (client_isn.wrapping_add(1), service_isn.wrapping_add(1));
-        let watched = Watched::new(self.tuple, handshake, client, service, &self.settings);
-        self.state = State::Watched(Box::new(watched));
+        let (tuple, settings) = (self.tuple, &self.settings);
+        self.state = match self.terminated {
+            true => State::Terminated(Box::new(Terminated::new(tuple, handshake, client, service))),
+            false => State::Watched(Box::new(Watched::new(tuple, handshake, client, service, settings))),
+        };
     }
 
     /// A connection without a seen handshake. Client and server have all bytes before these
@@ -103,7 +122,7 @@ impl Flow {
     ) -> Flow {
         let watched = Watched::new(tuple, handshake, client, service, settings);
         let state = State::Watched(Box::new(watched));
-        Flow { tuple, settings: *settings, now: handshake.at_ms, syn: None, state }
+        Flow { now: handshake.at_ms, state, ..Flow::new(tuple, settings) }
     }
 
     /// The current limits. The BPF program sets the initial ones, which let only the handshake
@@ -112,6 +131,7 @@ impl Flow {
     pub fn limits(&self) -> Limits {
         match &self.state {
             State::Watched(watched) => watched.limits(),
+            State::Terminated(terminated) => terminated.limits(),
             State::Opening | State::Over => Limits { ack: 0, data: 0, fin_at: None },
         }
     }
@@ -152,6 +172,7 @@ impl Flow {
     pub fn reads(&self) -> u32 {
         match &self.state {
             State::Watched(watched) => watched.reads(),
+            State::Terminated(terminated) => terminated.service(),
             State::Opening | State::Over => 0,
         }
     }
@@ -160,18 +181,32 @@ impl Flow {
     /// follows them. The caller has verified the segment's checksum.
     pub fn request(&mut self, seq: u32, octets: &[u8], fin: bool, out: &mut Vec<Action>) {
         self.is_seen(out);
+        if let State::Terminated(terminated) = &mut self.state {
+            if let Err(reason) = terminated.request(seq, octets, fin, out) {
+                self.let_go(reason, out);
+            }
+            return;
+        }
         self.drive(out, |watched| watched.request(seq, octets, fin));
     }
 
     /// Bytes of the server at `seq`, held until released; `fin`: a FIN follows them.
     pub fn response(&mut self, seq: u32, octets: &[u8], fin: bool, out: &mut Vec<Action>) {
         self.is_seen(out);
+        if let State::Terminated(terminated) = &mut self.state {
+            if fin && let Err(reason) = terminated.fin(seq.wrapping_add(octets.len() as u32)) {
+                self.let_go(reason, out);
+            }
+            return;
+        }
         self.drive(out, |watched| watched.response(seq, octets, fin));
     }
 
     /// Result of [`Action::Store`] for this ticket: `kept` is false if the store failed.
     pub fn stored(&mut self, ticket: u64, kept: bool, out: &mut Vec<Action>) {
-        if let State::Watched(watched) = &mut self.state
+        if let State::Terminated(terminated) = &mut self.state {
+            terminated.stored(ticket, kept, out);
+        } else if let State::Watched(watched) = &mut self.state
             && (watched.stored(ticket, kept, out) || watched.settle(out))
         {
             self.state = State::Over;
@@ -183,12 +218,20 @@ impl Flow {
     /// alone and acknowledged.
     pub fn tick(&mut self, now_ms: u64, out: &mut Vec<Action>) {
         self.now = now_ms;
+        if let State::Terminated(terminated) = &mut self.state {
+            terminated.now = now_ms;
+            terminated.tick(out);
+        }
         self.drive(out, |watched| watched.tick());
     }
 
     /// Stores the record again, because the store's server died or the record's lifetime ends. If
     /// that fails, the former record stays.
     pub fn renew(&mut self, out: &mut Vec<Action>) {
+        if let State::Terminated(terminated) = &mut self.state {
+            terminated.renew();
+            terminated.tick(out);
+        }
         self.drive(out, |watched| {
             watched.renew();
             Ok(())
@@ -202,6 +245,7 @@ impl Flow {
         match &self.state {
             State::Opening => false,
             State::Watched(watched) => other.is_after(&watched.age()),
+            State::Terminated(terminated) => terminated.age().is_some_and(|age| other.is_after(&age)),
             State::Over => true,
         }
     }
@@ -210,7 +254,11 @@ impl Flow {
     /// its direction.
     #[must_use]
     pub fn closes(&self) -> bool {
-        matches!(&self.state, State::Watched(watched) if watched.closes())
+        match &self.state {
+            State::Watched(watched) => watched.closes(),
+            State::Terminated(terminated) => terminated.closes(),
+            State::Opening | State::Over => false,
+        }
     }
 
     /// The last stored record, with which this host can resume the connection. `None` while a store
@@ -219,6 +267,7 @@ impl Flow {
     pub fn settled(&self) -> Option<Record> {
         match &self.state {
             State::Watched(watched) => watched.settled(),
+            State::Terminated(terminated) => terminated.settled(),
             State::Opening | State::Over => None,
         }
     }
@@ -229,6 +278,7 @@ impl Flow {
     pub fn movable(&self) -> Option<Record> {
         match &self.state {
             State::Watched(watched) => watched.movable(),
+            State::Terminated(terminated) => terminated.movable(),
             State::Opening | State::Over => None,
         }
     }
@@ -237,22 +287,49 @@ impl Flow {
     /// server's process is gone, it crashed; otherwise the caller has to call [`Flow::let_go`].
     #[must_use]
     pub fn ends_early(&self) -> bool {
-        matches!(&self.state, State::Watched(watched) if watched.ends_early())
+        match &self.state {
+            State::Watched(watched) => watched.ends_early(),
+            State::Terminated(terminated) => terminated.ends_early(),
+            State::Opening | State::Over => false,
+        }
     }
 
     /// Ends the protection: stores the connection as unprotected, then lifts the limits.
     pub fn let_go(&mut self, reason: Reason, out: &mut Vec<Action>) {
+        if let State::Terminated(terminated) = &mut self.state {
+            terminated.give_up(reason, out);
+            self.state = State::Over;
+        }
         self.drive(out, |_| Err(reason));
     }
 
     /// The client closed (FIN acknowledged or RST).
     pub fn closed(&mut self, out: &mut Vec<Action>) {
-        if let State::Watched(watched) = &self.state
-            && watched.is_known_to_store()
-        {
+        let is_known_to_store = match &self.state {
+            State::Watched(watched) => watched.is_known_to_store(),
+            State::Terminated(terminated) => terminated.is_known_to_store(),
+            State::Opening | State::Over => false,
+        };
+        if is_known_to_store {
             out.push(Action::Forget);
         }
         self.state = State::Over;
+    }
+
+    /// Stores the terminator's record of a connection ([`Action::Answer`] has the result). Its sequence numbers count from the
+    /// first byte of each direction; tuple, handshake and version are this flow's.
+    pub fn submit(&mut self, asked: Asked, record: Record, out: &mut Vec<Action>) {
+        match &mut self.state {
+            State::Terminated(terminated) => terminated.submit(asked, record, out),
+            _ => out.push(Action::Answer(asked, StoreOutcome::Unwatched)),
+        }
+    }
+
+    /// The terminator ends the connection: its FIN stands at this number from the service's first byte, and may leave.
+    pub fn end_at(&mut self, at: u32, out: &mut Vec<Action>) {
+        if let State::Terminated(terminated) = &mut self.state {
+            terminated.end_at(at, out);
+        }
     }
 
     /// Ends the protection of a connection with an unseen handshake.

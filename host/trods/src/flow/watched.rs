@@ -110,6 +110,7 @@ impl Watched {
             request_at: client,
             requests: Vec::new(),
             client_fin: false,
+            tls: None,
         };
         let begun = record.handshake.at_ms;
         let limits = Limits { ack: client, data: service, fin_at: Some(service) };

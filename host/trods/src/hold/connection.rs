@@ -51,15 +51,7 @@ pub(super) struct Connection {
 
 impl Connection {
     /// A connection after its handshake.
-    pub fn new(
-        tuple: Tuple,
-        settings: &Settings,
-        syn: &[u8],
-        syn_ack: &[u8],
-        now: u64,
-        out: &mut Vec<Action>,
-    ) -> Connection {
-        let mut flow = Flow::new(tuple, settings);
+    pub fn new(mut flow: Flow, syn: &[u8], syn_ack: &[u8], now: u64, out: &mut Vec<Action>) -> Connection {
         flow.tick(now, out);
         flow.syn(syn);
         flow.syn_ack(syn_ack);
@@ -293,7 +285,7 @@ mod tests {
         let (syn, syn_ack) = (header(u32::MAX, 0x02), header(499, 0x12));
         let (settings, mut out) = (Settings::default(), Vec::new());
         let mut connection =
-            Connection::new(Tuple { client, service }, &settings, &syn, &syn_ack, 0, &mut out);
+            Connection::new(Flow::new(Tuple { client, service }, &settings), &syn, &syn_ack, 0, &mut out);
         // The second one arrives after a hole.
         for (seq, octets) in [(0, &b"GET"[..]), (10, b"/")] {
             connection.hear(500, &What::Request { seq, octets, fin: false }, &mut out);
@@ -356,7 +348,7 @@ mod tests {
         let (settings, mut out) = (Settings::default(), Vec::new());
         let (syn, syn_ack) = (header(0, 0x02), header(499, 0x12));
         let mut connection =
-            Connection::new(Tuple { client, service }, &settings, &syn, &syn_ack, 0, &mut out);
+            Connection::new(Flow::new(Tuple { client, service }, &settings), &syn, &syn_ack, 0, &mut out);
         let request = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
         connection.hear(500, &What::Request { seq: 1, octets: &request.repeat(24), fin: false }, &mut out);
         out.clear();

@@ -7,7 +7,7 @@ use rivulet_plain::ObjectStamp;
 
 use super::{
     Body, Chunked, Handshake, MAX_CHECK, MAX_REQUESTS, MAX_RESPONSES, MAX_WHOLE, Record, Response, Rest,
-    Seen, Tuple, UNKNOWN,
+    Seen, TlsState, Tuple, UNKNOWN,
 };
 use crate::digest::Digest;
 use crate::head::{self, Framing, MAX_HEAD, Method, ResponseHead};
@@ -18,6 +18,10 @@ use crate::head::{self, Framing, MAX_HEAD, Method, ResponseHead};
 pub const MAX_RECORD: usize = 8192;
 /// The first bytes of a record; the last of them is the version of the format.
 const MAGIC: [u8; 4] = *b"TRK\x01";
+/// The same of a record with a [`TlsState`].
+const MAGIC_TLS: [u8; 4] = *b"TRK\x02";
+/// Bytes of the longest record with a [`TlsState`], which has a record of plain HTTP in it.
+pub const MAX_STORED: usize = 2 * MAX_RECORD;
 /// Largest window scale (RFC 7323 section 2.3).
 const MAX_SCALE: u8 = 14;
 
@@ -61,6 +65,7 @@ impl Record {
             + more.sum::<usize>()
             + self.responses.iter().map(Response::size).sum::<usize>()
             + self.requests.len()
+            + self.tls.as_ref().map_or(0, |tls| 2 + tls.bytes().len())
     }
 
     /// Encodes the record: at most [`MAX_RECORD`] bytes if [`decode`](Self::decode) accepts it.
@@ -74,7 +79,7 @@ impl Record {
     /// Appends the encoded record.
     pub(crate) fn encode_into(&self, out: &mut Vec<u8>) {
         let start = out.len();
-        out.extend_from_slice(&MAGIC);
+        out.extend_from_slice(if self.tls.is_some() { &MAGIC_TLS } else { &MAGIC });
         let flag = |is: bool, flag: u8| if is { flag } else { 0 };
         let handshake = self.handshake;
         let Handshake { client_isn, service_isn, mss, scales, sack, timestamp, first_timestamp, .. } =
@@ -143,6 +148,7 @@ impl Record {
         }
         out.extend_from_slice(&self.request_at.to_be_bytes());
         put(out, &self.requests);
+        self.tls.iter().for_each(|tls| put(out, tls.bytes()));
         let sum = crc32c::crc32c(&out[start..]);
         out.extend_from_slice(&sum.to_be_bytes());
     }
@@ -153,11 +159,13 @@ impl Record {
     /// # Errors
     /// The first rule broken.
     pub fn decode(octets: &[u8]) -> Result<Record, RecordError> {
-        if !octets.starts_with(&MAGIC) {
+        let has_tls = octets.starts_with(&MAGIC_TLS);
+        if !has_tls && !octets.starts_with(&MAGIC) {
             return Err(RecordError::Magic);
         }
+        let most = if has_tls { MAX_STORED } else { MAX_RECORD };
         let (octets, sum) =
-            octets.split_last_chunk().filter(|_| octets.len() <= MAX_RECORD).ok_or(RecordError::Damaged)?;
+            octets.split_last_chunk().filter(|_| octets.len() <= most).ok_or(RecordError::Damaged)?;
         if crc32c::crc32c(octets) != u32::from_be_bytes(*sum) {
             return Err(RecordError::Damaged);
         }
@@ -193,10 +201,14 @@ impl Record {
         }
         let mut responses = Vec::with_capacity(count);
         for left in (0..count).rev() {
-            responses.push(from.response(left == 0)?);
+            responses.push(from.response(left == 0, has_tls)?);
         }
         let request_at = from.u32()?;
-        let requests = from.octets(MAX_REQUESTS, "the length of requests")?;
+        let requests = from.octets(if has_tls { 0 } else { MAX_REQUESTS }, "the length of requests")?;
+        let tls = match has_tls {
+            true => Some(TlsState::new(from.octets(MAX_STORED, "the length of a TLS state")?)),
+            false => None,
+        };
         if !from.0.is_empty() {
             return Err(RecordError::Damaged);
         }
@@ -210,6 +222,7 @@ impl Record {
             request_at,
             requests,
             client_fin: is(CLIENT_FIN),
+            tls,
         })
     }
 }
@@ -277,12 +290,14 @@ impl Reader<'_> {
         Ok(octets.to_vec())
     }
 
-    fn response(&mut self, last: bool) -> Result<Response, RecordError> {
+    fn response(&mut self, last: bool, has_tls: bool) -> Result<Response, RecordError> {
         let (flags, length, passed) = (self.u8()?, self.u64()?, self.u64()?);
         if passed > length || passed < length && !last || length == 0 {
             return Err(RecordError::Field("what was let pass"));
         }
         let body = match flags & (WHOLE | GENERATED) {
+            WHOLE if has_tls => Body::Whole(self.octets(0, "the length of a TLS response")?),
+            _ if has_tls => return Err(RecordError::Field("the kind of a TLS response")),
             0 => self.object(length, flags & DIGEST != 0)?,
             WHOLE => self.whole(length)?,
             GENERATED => self.generated(length, passed)?,

@@ -2,7 +2,7 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use rivulet_bpf::trods::{FlowKey, Unnamed};
 
+use super::terminators::Terminators;
 use super::{Command, Counts, Gone, Protected, Shared};
 use crate::adopt::{AdoptConfig, Adopters, Outcome};
 use crate::digest::Digests;
@@ -27,9 +28,9 @@ use crate::ts::{self, Absences, Found, Names};
 const LOOK: Duration = Duration::from_millis(100);
 /// Delay between an unexpected end of a connection and the probe of its server: the time in which a
 /// killed process exits.
-const DEATH: Duration = Duration::from_millis(20);
+pub(super) const DEATH: Duration = Duration::from_millis(20);
 /// Time limit for the local server to accept a connection.
-const ACCEPT: Duration = Duration::from_millis(20);
+pub(super) const ACCEPT: Duration = Duration::from_millis(20);
 /// For how long requests for the rest of a response are repeated.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Delay after which a connection that could not be adopted is searched for again.
@@ -45,11 +46,11 @@ pub(super) struct Body {
     gone: Vec<Gone>,
     netns: Option<String>,
     absences: Absences,
-    watch: Watch<Stores>,
-    rescue: Rescue,
+    pub(super) watch: Watch<Stores>,
+    pub(super) rescue: Rescue,
     pins: Pins,
-    refusals: Refusals,
-    digests: Digests,
+    pub(super) refusals: Refusals,
+    pub(super) digests: Digests,
     /// The threads that exchange lists of objects, one for each store.
     sharing: Vec<Sharing>,
     /// Protection settings of each service.
@@ -60,9 +61,10 @@ pub(super) struct Body {
     ended: Sender<(Tuple, Outcome)>,
     ends: Receiver<(Tuple, Outcome)>,
     /// Connections that their server closed too early, and when.
-    early: VecDeque<(Instant, FlowKey)>,
+    pub(super) early: VecDeque<(Instant, FlowKey)>,
     leaving: Leaving,
     followers: Followers,
+    terminators: Terminators,
     commands: Receiver<Command>,
     shared: Arc<Shared>,
 }
@@ -96,6 +98,7 @@ impl Body {
             early: VecDeque::new(),
             leaving: Leaving::default(),
             followers: Followers::default(),
+            terminators: Terminators::default(),
             commands,
             shared,
         }
@@ -109,10 +112,14 @@ impl Body {
             let due = self.rescue.deadline().into_iter().chain(self.early.front().map(|(at, _)| *at + DEATH));
             let due = due.chain(self.leaving.deadline()).chain(self.refusals.deadline());
             let pause = due.map(|at| at.saturating_duration_since(now)).fold(LOOK, Duration::min);
-            let wake = self.shared.wake.as_fd();
+            let mut wakes = vec![self.shared.wake.as_fd()];
+            wakes.extend(self.terminators.descriptors());
             match self.names.as_ref().map(Names::wait) {
-                Some((told, longest)) => self.watch.wait(pause.min(longest), &[wake, told]),
-                None => self.watch.wait(pause, &[wake]),
+                Some((told, longest)) => {
+                    wakes.push(told);
+                    self.watch.wait(pause.min(longest), &wakes);
+                }
+                None => self.watch.wait(pause, &wakes),
             }
             // Empties the eventfd. The number of wake-ups in it is irrelevant.
             let _ = rustix::io::read(&self.shared.wake, &mut [0; 8]);
@@ -137,6 +144,7 @@ impl Body {
                 }
                 Command::Gone(gone) => self.gone.push(gone),
                 Command::Succeed => self.watch.succeed(),
+                Command::Terminators(door) => self.terminators.open(door),
                 Command::Leave(all, named) => {
                     self.leaving.set(all)?;
                     if let Some(names) = &mut self.names {
@@ -192,6 +200,8 @@ impl Body {
             }
             found.extend(heard);
         })?;
+        self.terminators
+            .turn(|service| self.settings.get(service).is_some_and(|s| s.closed), &mut self.watch)?;
         for (key, found, packet) in named {
             if let Err(e) = self.adopt_named(&key, &found) {
                 tracing::warn!(error = %e, client = %key.client(), "not adopted");
@@ -264,7 +274,11 @@ impl Body {
         // The new socket uses the kernel's timestamps, which the BPF programs translate.
         let handshake = Handshake { stamps: None, ..record.handshake };
         let record = Record { handshake, ..record.clone() };
-        self.adopters(record.tuple.service)?.adopt(record, connection, *sent)?;
+        if record.tls.is_some() {
+            self.terminators.adopt(&record, connection, *sent)?;
+        } else {
+            self.adopters(record.tuple.service)?.adopt(record, connection, *sent)?;
+        }
         self.watch.begin(key)?;
         tracing::debug!(client = %key.client(), "adopted");
         self.watch.hold().programs().unpark(key)?;
@@ -302,19 +316,6 @@ impl Body {
         Ok(())
     }
 
-    /// Probes clients of unknown connections: the kernel's first RST to each was held back.
-    fn ask_refused(&mut self, now: Instant) {
-        for (key, seq) in self.watch.refused() {
-            self.refusals.note(key, seq, now);
-        }
-        let (watch, rescue) = (&self.watch, &self.rescue);
-        let is_known = |key: &FlowKey| watch.has(key) || rescue.looks_for(key);
-        for (key, seq) in self.refusals.due(now, is_known, |key| watch.may_send(&key.service())) {
-            tracing::debug!(client = %key.client(), "probed the client: the kernel does not know its connection");
-            rescue.ask(&key, seq);
-        }
-    }
-
     fn ask_others(&mut self, absence: Absence) -> Result<(), HoldError> {
         let shared = Arc::clone(&self.shared);
         self.pins.ask(absence, move || shared.wake())
@@ -323,25 +324,6 @@ impl Body {
     /// Notes that the pins are complete after an absence.
     fn back(&self, absence: (u32, u64)) {
         self.shared.back.lock().unwrap_or_else(PoisonError::into_inner).push(absence);
-    }
-
-    /// Checks whether the servers of connections that ended too early are alive.
-    fn judge(&mut self) -> Result<(), HoldError> {
-        let mut lives: HashMap<SocketAddr, bool> = HashMap::new();
-        while self.early.front().is_some_and(|(at, _)| at.elapsed() >= DEATH)
-            && let Some((_, key)) = self.early.pop_front()
-        {
-            let service = key.service();
-            let accepts = || TcpStream::connect_timeout(&service, ACCEPT).is_ok();
-            let lives = *lives.entry(service).or_insert_with(accepts);
-            if let Some(mut record) = self.watch.judge(&key, lives)? {
-                // A restarted server may have other objects.
-                self.digests.fill(&key, &mut record.responses);
-                self.digests.forget(service, &record.responses);
-                self.rescue.here(key, record, Instant::now());
-            }
-        }
-        Ok(())
     }
 
     fn replace(&mut self, services: &[Protected]) -> Result<(), HoldError> {
@@ -469,6 +451,11 @@ impl Body {
             let unnamed = causes(&said.unnamed).into_iter().filter(|(_, count)| *count > 0);
             counts.unprotected.extend(unnamed);
             *self.shared.tables.lock().unwrap_or_else(PoisonError::into_inner) = names.versions();
+        }
+        let (adopted, refused) = self.terminators.counts();
+        (counts.adopted, counts.refused) = (adopted, refused);
+        if refused > 0 {
+            counts.refusals.insert("tls", refused);
         }
         for adopters in self.adopters.values() {
             let of = adopters.counts();

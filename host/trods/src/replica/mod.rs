@@ -2,6 +2,8 @@
 //! adopts those of dead replicas.
 
 mod body;
+mod doubts;
+mod terminators;
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -21,6 +23,7 @@ use crate::digest::Digests;
 use crate::flow::{Settings, Wake};
 use crate::hold::{Absence, Departed, Hold, HoldError, Leave, Rescue, Stores, Watch};
 use crate::store::{RecordKeys, StoreConfig};
+use crate::terminator::Door;
 use crate::ts::{LeaveNamed, Named};
 use body::Body;
 
@@ -96,6 +99,7 @@ enum Command {
     Leave(Vec<Leave>, Vec<LeaveNamed>),
     Follow(Vec<(u8, Departed)>),
     Succeed,
+    Terminators(Door),
 }
 
 /// Handle of the thread, which ends when this is dropped.
@@ -187,6 +191,11 @@ impl Replica {
     /// replica was never excluded: connections that the kernel still has are their servers' own.
     pub fn succeed(&self) {
         self.command(Command::Succeed);
+    }
+
+    /// Lets TLS terminators of this host in by this door: the connections of their ports are theirs from now on.
+    pub fn open_door(&self, door: Door) {
+        self.command(Command::Terminators(door));
     }
 
     /// Searches for the connections of a dead replica by its records.

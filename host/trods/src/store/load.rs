@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::{MAX_NUMBER, RecordKeys, SEALED};
-use crate::record::{MAX_RECORD, Record, Tuple};
+use crate::record::{MAX_STORED, Record, Tuple};
 
 /// Number of records in the first query, and in each further one.
 const FIRST: u32 = 64;
@@ -235,7 +235,7 @@ impl Reader {
         }
         let told = line.strip_prefix(b"VA ").ok_or_else(rubbish)?;
         let mut told = told.split(|&b| b == b' ');
-        let length = told.next().and_then(number).filter(|length| *length <= (MAX_RECORD + SEALED) as u64);
+        let length = told.next().and_then(number).filter(|length| *length <= (MAX_STORED + SEALED) as u64);
         let cas = told.next().and_then(|cas| cas.strip_prefix(b"c")).and_then(number).ok_or_else(rubbish)?;
         let mut value = vec![0; length.ok_or_else(rubbish)? as usize + 2];
         self.from.read_exact(&mut value)?;

@@ -1,6 +1,5 @@
-//! Derives the state of another replica's connection from a single segment of its client: the
-//! echoed timestamp gives the object, the acknowledgement the bytes that the client has, and the
-//! sequence number its next byte.
+//! Derives the state of another replica's connection from a single segment of its client: the echoed timestamp gives the
+//! object, the acknowledgement the bytes that the client has, and the sequence number its next byte.
 
 use rivulet_bpf::trods::{FlowKey, Generation, Limits, Phase, Stamped};
 use rivulet_packet::segment::TcpFlags;
@@ -18,8 +17,7 @@ use crate::wake::{self, Place};
 
 /// Window scale of the SYN-ACKs, as in the BPF programs (`src/bpf/ts.h`).
 const OUR_SCALE: u8 = 7;
-/// How far the index of the adopter's first timestamp is ahead of the echoed one: beyond timestamps
-/// in flight, and within the range of PAWS.
+/// How far the index of the adopter's first timestamp is ahead of the echoed one: beyond timestamps in flight, within PAWS' range.
 const AHEAD: u8 = 8;
 /// Limit on the data that a client may have sent unacknowledged: a window.
 const MAX_UNKNOWN: u32 = 1 << 16;
@@ -129,6 +127,7 @@ pub(crate) fn read(
         request_at: next,
         requests: Vec::new(),
         client_fin: false,
+        tls: None,
     };
     let blocks = header.options.sack.blocks();
     // The client retransmits its request and holds bytes after a hole. They belong to the announced
@@ -209,6 +208,7 @@ pub(crate) fn named(
         request_at: stamped.client_next,
         requests: Vec::new(),
         client_fin: false,
+        tls: None,
     })
 }
 

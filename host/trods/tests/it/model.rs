@@ -152,6 +152,7 @@ impl World {
                 }
                 Action::Forget => self.kept = None,
                 Action::Blank(_) => {}
+                Action::Answer(..) => panic!("no terminator asked"),
                 Action::Unprotected(reason) => self.unprotected = Some(reason),
             }
         }

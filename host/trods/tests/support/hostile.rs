@@ -138,6 +138,7 @@ pub fn flow(mut octets: &[u8]) {
                     tickets.push(ticket);
                 }
                 Action::Blank(fields) => assert!(fields.len() <= 16),
+                Action::Answer(..) => panic!("no terminator asked"),
                 Action::Forget | Action::Unprotected(_) => {}
             }
         }

@@ -117,6 +117,7 @@ pub fn serve(folder: &Path, suite: usize, limit: u64) {
             request_at: 0,
             requests: Vec::new(),
             client_fin: false,
+            tls: None,
         };
         let state = State {
             http,

@@ -3,7 +3,7 @@
 use rivulet_bpf::trods::{Event, FlowKey, What};
 
 use super::{BATCH, Ended, HoldError, Keeper, MOST_BATCHES, Watch, now_ms};
-use crate::flow::Action;
+use crate::flow::{Action, Flow};
 use crate::hold::Frame;
 use crate::hold::connection::Connection;
 use crate::record::Tuple;
@@ -13,6 +13,12 @@ use crate::ts;
 const MAX_WAITING: usize = 4096;
 
 impl<K: Keeper> Watch<K> {
+    /// Connections with timestamps of the BPF programs, since the last call: those with a request
+    /// for a long object, and those that ended here too early.
+    pub fn stamped(&mut self) -> (Vec<FlowKey>, Vec<Ended>) {
+        (std::mem::take(&mut self.asked), std::mem::take(&mut self.ended))
+    }
+
     /// Processes all events that are in the ring now.
     pub(super) fn hear_all(&mut self, parked: &mut impl FnMut(&FlowKey, &[u8])) -> Result<(), HoldError> {
         // Bounded: enough batches for a full ring of the shortest events.
@@ -42,6 +48,7 @@ impl<K: Keeper> Watch<K> {
             refused,
             closing,
             issuers,
+            terminators,
             asked,
             ended: ends,
             ..
@@ -79,7 +86,11 @@ impl<K: Keeper> Watch<K> {
                     if let Some(before) = connections.remove(&key) {
                         end(before, actions, said);
                     }
-                    let mut connection = Connection::new(tuple, &settings, syn, syn_ack, now, said);
+                    let flow = match terminators.0.contains(&tuple.service.port()) {
+                        true => Flow::of_terminator(tuple, &settings),
+                        false => Flow::new(tuple, &settings),
+                    };
+                    let mut connection = Connection::new(flow, syn, syn_ack, now, said);
                     connection.ask_later(&key, now, due);
                     connections.insert(key, connection);
                 }

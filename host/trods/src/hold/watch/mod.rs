@@ -4,9 +4,10 @@
 mod closing;
 mod hear;
 mod parting;
+mod terminator;
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -17,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::connection::Connection;
 use super::{Frame, Hold, HoldError};
-use crate::flow::{Action, Flow, REQUEST_PATIENCE, Reason, Settings};
+use crate::flow::{Action, Asked, Flow, REQUEST_PATIENCE, Reason, Settings, StoreOutcome};
 use crate::lease::clock;
 use crate::record::{Age, Record, Tuple};
 
@@ -125,6 +126,8 @@ pub struct Watch<K> {
     refused: Vec<(FlowKey, u32)>,
     /// Issuer of each service ([`Watch::set_issuers`]), with whether unnamed responses are watched.
     issuers: HashMap<SocketAddr, (u32, bool)>,
+    /// Ports of this host's TLS terminators, and answers to them.
+    terminators: (HashSet<u16>, Vec<(FlowKey, Asked, StoreOutcome)>),
     /// Connections with BPF-made timestamps: those with a request, and those that ended.
     asked: Vec<FlowKey>,
     ended: Vec<Ended>,
@@ -165,6 +168,7 @@ impl<K: Keeper> Watch<K> {
             refused: Vec::new(),
             closing: HashMap::new(),
             issuers: HashMap::new(),
+            terminators: Default::default(),
             asked: Vec::new(),
             ended: Vec::new(),
             elsewhere: HashMap::new(),
@@ -276,12 +280,6 @@ impl<K: Keeper> Watch<K> {
     #[must_use]
     pub fn may_send(&self, service: &SocketAddr) -> bool {
         self.services.get(service).is_some_and(|service| service.may_send(&self.leases))
-    }
-
-    /// Connections with timestamps of the BPF programs, since the last call: those with a request
-    /// for a long object, and those that ended here too early.
-    pub fn stamped(&mut self) -> (Vec<FlowKey>, Vec<Ended>) {
-        (std::mem::take(&mut self.asked), std::mem::take(&mut self.ended))
     }
 
     /// Waits for an event, or until one of `wakes` is readable, for at most `longest`.
@@ -450,6 +448,7 @@ impl<K: Keeper> Watch<K> {
         match action {
             Action::Store { ticket, record } => self.keeper.store(key, ticket, &record),
             Action::Forget => self.keeper.forget(key),
+            Action::Answer(asked, outcome) => self.terminators.1.push((*key, asked, outcome)),
             Action::Blank(fields) => self.hold.programs.blank(key, &fields)?,
             Action::Limits(limits) => {
                 let Some(connection) = self.connections.get_mut(key) else { return Ok(()) };

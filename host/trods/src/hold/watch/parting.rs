@@ -130,6 +130,11 @@ impl<K: Keeper> Watch<K> {
     pub fn judge(&mut self, key: &FlowKey, accepts: bool) -> Result<Option<Record>, HoldError> {
         let Some(connection) = self.connections.get_mut(key) else { return Ok(None) };
         let (died, adopted) = (connection.died, connection.adopted);
+        // The terminator's announcement of its FIN came behind it.
+        if !died && connection.flow.closes() && !connection.flow.ends_early() {
+            connection.judged = false;
+            return Ok(None);
+        }
         tracing::debug!(client = %key.client(), accepts, died, adopted, "ended early");
         connection.judged = false;
         if !accepts {

@@ -1,0 +1,185 @@
+//! What a connection does for its protection: it has the agent know it, goes on from a state, and looks at the clock.
+
+use std::io::{self, ErrorKind};
+use std::time::Instant;
+
+use rivulet_tls::State;
+use rivulet_trods::terminator::Request;
+use rivulet_trods::{Reason, StoreOutcome, Tuple};
+
+use super::{Connection, Stage};
+use crate::buffer::Output;
+use crate::channel::{Channel, Records};
+use crate::exchange::Progress;
+use crate::link::Adopted;
+use crate::protect::Protection;
+use crate::relay::{Context, Open};
+use crate::resume::{Resume, Resumed};
+use crate::track::Track;
+
+impl Connection {
+    /// A connection of another replica.
+    pub(crate) fn adopted(adopted: Adopted, context: &Context<'_>, now: Instant) -> Result<Self, String> {
+        let Adopted { socket, record, acked, sent } = adopted;
+        let link = context.link.ok_or("no agent")?;
+        let text = |error: io::Error| error.to_string();
+        socket.set_nonblocking(true).map_err(text)?;
+        socket.set_nodelay(true).map_err(text)?;
+        let state = record.tls.as_ref().ok_or("no state")?;
+        let state = State::decode(state.bytes()).map_err(|error| error.to_string())?;
+        let tuple = state.tuple();
+        if tuple != record.tuple {
+            return Err("the state of another connection".into());
+        }
+        // Offsets in the stream are known but for their high bits. They never wrap from here on.
+        let begun = (1 << 32) + u64::from(acked);
+        let resume = Resume::new(state, begun).map_err(|error| error.to_string())?;
+        let (state, offset) = (resume.state(), resume.state_offset());
+        let track = Track::of_state(state, offset).ok_or("a response of unknown length")?;
+        let mut records = Records::of_state(state, track, (state.read.sequence.into(), offset));
+        let protection =
+            Protection::resume(link.clone(), context.number, state, begun, Some(sent), &mut records);
+        let stage = Stage::Resume(Box::new((resume, records)));
+        let mut connection = Self::of(socket, (tuple.client, tuple.service), stage, begun, now);
+        connection.protection = Some(protection);
+        Ok(connection)
+    }
+
+    /// Goes on from its own state, because the server ended in the middle of a response.
+    fn repeat(&mut self, context: &Context<'_>, state: State, now: Instant) -> Result<(), Progress> {
+        let (Some(link), Stage::Open(_)) = (context.link, &self.stage) else { return Err(Progress::Abort) };
+        let resume = Resume::new(state, self.written).map_err(|_| Progress::Abort)?;
+        let track = Track::of_state(resume.state(), resume.state_offset()).ok_or(Progress::Abort)?;
+        let closing = Stage::Closing { is_shut: false, discarded: 0, open: None };
+        let Stage::Open(open) = std::mem::replace(&mut self.stage, closing) else {
+            return Err(Progress::Abort);
+        };
+        let Channel::Records(mut records) = open.channel else { return Err(Progress::Abort) };
+        tracing::debug!(peer = %self.peer, "the server ended in a response: it is asked for the rest");
+        records.set_track(track);
+        // What was not written is made again.
+        self.output = Output::default();
+        self.protection.iter_mut().for_each(Protection::replace);
+        let (number, state) = (context.number, resume.state());
+        let protection = Protection::resume(link.clone(), number, state, self.written, None, &mut records);
+        self.protection = Some(protection);
+        self.stage = Stage::Resume(Box::new((resume, *records)));
+        self.moved = now;
+        Ok(())
+    }
+
+    /// The agent's answer to a record.
+    pub(crate) fn stored(&mut self, ticket: u64, outcome: StoreOutcome) {
+        self.with_protection(|protection, records| protection.stored(ticket, outcome, records));
+    }
+
+    /// The agent is gone.
+    pub(crate) fn lose_agent(&mut self) {
+        self.with_protection(|protection, records| protection.lose_agent(records));
+    }
+
+    pub(super) fn with_protection(&mut self, act: impl FnOnce(&mut Protection, &mut Records)) {
+        let records = match &mut self.stage {
+            Stage::Open(open) | Stage::Closing { open: Some(open), .. } => open.channel.records_mut(),
+            Stage::Resume(resume) => Some(&mut resume.1),
+            _ => None,
+        };
+        if let (Some(protection), Some(records)) = (&mut self.protection, records) {
+            act(protection, records);
+        }
+    }
+
+    /// After an event the clock is looked at once, and again while something waits for it.
+    pub(super) fn set_look(&mut self, now: Instant, is_look: bool) {
+        let retry = if let Stage::Resume(resume) = &self.stage { resume.0.retry_at() } else { None };
+        let is_interrupted = matches!(&self.stage, Stage::Open(open) if open.is_interrupted);
+        let protection = self.protection.as_ref();
+        let look = protection.filter(|protection| !is_look || is_interrupted || protection.is_busy());
+        let look = look.and_then(|protection| protection.look_at(now));
+        // A later time would put off what an earlier event waits for.
+        self.look_at = [self.look_at, retry, look].into_iter().flatten().min();
+    }
+
+    /// Makes the rest of a state's responses.
+    pub(super) fn resume(&mut self, context: &Context<'_>, now: Instant) -> io::Result<bool> {
+        let Stage::Resume(stage) = &mut self.stage else { return Ok(false) };
+        let (resume, records) = &mut **stage;
+        let resumed = resume.turn(context, &mut self.output, records, (self.peer, self.local), now);
+        if let Some(protection) = &mut self.protection {
+            protection.send(records);
+        }
+        match resumed {
+            Resumed::Waits => return Ok(false),
+            Resumed::Moved => {}
+            Resumed::Refused => {
+                self.protection.iter_mut().for_each(Protection::reset);
+                return Err(ErrorKind::ConnectionAborted.into());
+            }
+            Resumed::Done => {
+                let closing = Stage::Closing { is_shut: false, discarded: 0, open: None };
+                let Stage::Resume(stage) = std::mem::replace(&mut self.stage, closing) else {
+                    return Ok(false);
+                };
+                let (resume, mut records) = *stage;
+                let http = &resume.state().http;
+                let closes = http.responses.last().is_some_and(|last| last.close)
+                    || http.client_fin && http.requests.is_empty();
+                let ended = http.client_fin;
+                let data = resume.finish(&mut records);
+                let mut open = Open::new(Channel::Records(Box::new(records)), self.peer, context.forwarded);
+                (open.data, open.client_ended) = (data, ended);
+                self.stage = Stage::Open(Box::new(open));
+                self.since = now;
+                if closes {
+                    // With the close_notify that the state has.
+                    self.close(now);
+                }
+            }
+        }
+        self.moved = now;
+        Ok(true)
+    }
+
+    /// Has the agent know the connection, whose handshake has ended.
+    pub(super) fn protect(&mut self, context: &Context<'_>, channel: &mut Channel) {
+        let Some(link) = context.link.filter(|link| link.is_attached()) else { return };
+        let tuple = Tuple { client: self.peer, service: self.local };
+        match channel.records_mut() {
+            Some(records) => {
+                self.protection = Some(Protection::start(link.clone(), context.number, tuple, records));
+            }
+            None => self.leave_unprotected(context),
+        }
+    }
+
+    /// The connection ends with its replica.
+    pub(super) fn leave_unprotected(&self, context: &Context<'_>) {
+        let tuple = Tuple { client: self.peer, service: self.local };
+        context.link.iter().for_each(|link| {
+            link.send(&Request::Unprotected(tuple, Reason::Tls));
+        });
+    }
+
+    /// Goes on with a response that the server has cut, when everything that the client sent is stored. `None` if nothing was cut,
+    /// otherwise whether anything changed.
+    pub(super) fn go_on(&mut self, context: &Context<'_>, now: Instant) -> Option<bool> {
+        let Stage::Open(open) = &self.stage else { return None };
+        if !open.is_interrupted {
+            return None;
+        }
+        let is_active = self.protection.as_ref().is_some_and(Protection::is_active);
+        let records = open.channel.records().filter(|_| is_active);
+        let state =
+            self.protection.as_ref().zip(records).map(|(protection, records)| protection.movable(records));
+        match state {
+            Some(None) => return Some(false),
+            Some(Some(state)) => {
+                if self.repeat(context, state, now).is_err() {
+                    self.abort(now);
+                }
+            }
+            None => self.abort(now),
+        }
+        Some(true)
+    }
+}

@@ -1,0 +1,353 @@
+//! The protection of one connection: TRODS's flow reads its plaintext and says what must be stored before what; here its records
+//! become states, and its limits become bytes of ciphertext that may leave.
+
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rivulet_pktio::repair::unacknowledged;
+use rivulet_tls::State;
+use rivulet_trods::record::{Body, Handshake};
+use rivulet_trods::terminator::Request;
+use rivulet_trods::{Action, Asked, Flow, Limits, Reason, Record, Settings, StoreOutcome, Tuple, flow};
+
+use crate::channel::Records;
+use crate::link::Link;
+
+/// The segment size with which the flow counts a first flight. The true one does not matter: a smaller flight is awaited for ten
+/// milliseconds at most.
+const MSS: u16 = 1460;
+/// Pause before the flow's clock is looked at again.
+const LOOK: Duration = Duration::from_millis(flow::REQUEST_PATIENCE + 1);
+const SHORT_LOOK: Duration = Duration::from_millis(2);
+const FLIGHT_LOOK: Duration = Duration::from_millis(flow::FLIGHT_PATIENCE + 1);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Active,
+    /// The end of the protection is being stored. Until then no further request reaches the server.
+    GivingUp,
+    Over,
+}
+
+/// The protection of a connection, until it is over.
+#[derive(Debug)]
+pub(crate) struct Protection {
+    link: Arc<Link>,
+    connection: u64,
+    tuple: Tuple,
+    flow: Flow,
+    actions: Vec<Action>,
+    limits: Limits,
+    phase: Phase,
+    /// The record that is being stored.
+    ticket: Option<u64>,
+    /// The last record was not stored.
+    has_failed: bool,
+    /// Bytes of the stream that may be written to the client.
+    released: u64,
+    /// Of an adopted connection: the client's bytes before this were there for the replica of before, which may have executed
+    /// requests in them. `None`: it is not known how many.
+    earlier: Option<Option<u32>>,
+    /// Such a request must not be executed: the client is to be reset.
+    pub(crate) is_refused: bool,
+}
+
+pub(crate) fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
+}
+
+fn settings(link: &Link) -> Settings {
+    Settings { closed: link.holds(), ..Settings::default() }
+}
+
+impl Protection {
+    /// Of a connection whose handshake has ended. Its state is stored at once.
+    pub(crate) fn start(link: Arc<Link>, connection: u64, tuple: Tuple, records: &mut Records) -> Self {
+        let now = now_ms();
+        let handshake = Handshake {
+            client_isn: 0,
+            service_isn: 0,
+            mss: MSS,
+            scales: None,
+            sack: false,
+            timestamp: None,
+            first_timestamp: None,
+            stamps: None,
+            at_ms: now.saturating_sub(flow::HANDSHAKE_PATIENCE),
+        };
+        let flow = Flow::midway(tuple, handshake, 0, 0, &settings(&link));
+        records.track();
+        let released = records.sent_offset();
+        let mut protection = Self::of(link, connection, tuple, flow, released);
+        protection.tick(now, records);
+        protection
+    }
+
+    /// Of a connection that goes on from a state; `released` bytes of the stream are the client's.
+    pub(crate) fn resume(
+        link: Arc<Link>,
+        connection: u64,
+        state: &State,
+        released: u64,
+        earlier: Option<Option<u32>>,
+        records: &mut Records,
+    ) -> Self {
+        let mut actions = Vec::new();
+        let flow = Flow::resume(state.http.clone(), &settings(&link), now_ms(), &mut actions);
+        let mut protection = Self::of(link, connection, state.tuple(), flow, released);
+        (protection.actions, protection.earlier) = (actions, earlier);
+        if let Some(track) = records.tracked_mut() {
+            track.forget_before(protection.flow.reads());
+        }
+        protection.act(records);
+        protection
+    }
+
+    fn of(link: Arc<Link>, connection: u64, tuple: Tuple, flow: Flow, released: u64) -> Self {
+        Self {
+            link,
+            connection,
+            tuple,
+            limits: flow.limits(),
+            flow,
+            actions: Vec::new(),
+            phase: Phase::Active,
+            ticket: None,
+            has_failed: false,
+            released,
+            earlier: None,
+            is_refused: false,
+        }
+    }
+
+    /// Whether another replica could continue the connection.
+    pub(crate) fn is_active(&self) -> bool {
+        self.phase != Phase::Over
+    }
+
+    /// Whether requests wait, because the end of the protection is not stored yet.
+    pub(crate) fn holds_requests(&self) -> bool {
+        self.phase == Phase::GivingUp
+    }
+
+    /// Bytes of the stream that may be written to the client.
+    pub(crate) fn released(&self) -> u64 {
+        if self.is_active() { self.released } else { u64::MAX }
+    }
+
+    /// Bytes that the client sent: the end of the records' plaintext, and whether more can follow.
+    pub(crate) fn receive(
+        &mut self,
+        plaintext: &[u8],
+        ended: bool,
+        client: &TcpStream,
+        written: u64,
+        records: &Records,
+    ) {
+        let Some(track) = records.tracked().filter(|_| self.is_active()) else { return };
+        let at = track.received.wrapping_sub(plaintext.len() as u64) as u32;
+        self.acknowledge(client, written, records);
+        self.flow.tick(now_ms(), &mut self.actions);
+        self.flow.request(at, plaintext, ended, &mut self.actions);
+        let was_active = self.phase == Phase::Active;
+        self.act(records);
+        if was_active && self.phase != Phase::Active {
+            self.refuse_earlier(records);
+        }
+    }
+
+    /// The service's plaintext that was sealed since.
+    pub(crate) fn send(&mut self, records: &mut Records) {
+        let Some(track) = records.tracked_mut().filter(|_| self.phase != Phase::Over) else { return };
+        if track.is_unplaced && self.phase == Phase::Active {
+            self.give_up(Reason::Dynamic, records);
+            return;
+        }
+        // What was stored before an adoption is not needed.
+        track.forget_before(self.flow.reads());
+        let (at, kept) = track.kept();
+        if !kept.is_empty() {
+            self.flow.tick(now_ms(), &mut self.actions);
+            self.flow.response(at as u32, kept, false, &mut self.actions);
+            track.forget_before(self.flow.reads());
+            self.act(records);
+        }
+    }
+
+    /// Looks at the clock.
+    pub(crate) fn look(&mut self, client: &TcpStream, written: u64, records: &mut Records) {
+        if self.is_active() {
+            if self.flow.wants_acknowledgement() {
+                self.acknowledge(client, written, records);
+            }
+            self.tick(now_ms(), records);
+            self.send(records);
+        }
+    }
+
+    /// Whether the clock must be looked at though nothing happens.
+    pub(crate) fn is_busy(&self) -> bool {
+        let waits = self.flow.wants_acknowledgement() || self.flow.awaits_flight();
+        self.is_active() && (waits || self.ticket.is_some() || self.has_failed || self.holds_requests())
+    }
+
+    /// When to look at the clock after something has happened.
+    pub(crate) fn look_at(&self, now: Instant) -> Option<Instant> {
+        let pause = if self.flow.wants_acknowledgement() {
+            SHORT_LOOK
+        } else if self.flow.awaits_flight() {
+            FLIGHT_LOOK
+        } else {
+            LOOK
+        };
+        self.is_active().then(|| now + pause)
+    }
+
+    fn tick(&mut self, now: u64, records: &Records) {
+        self.flow.tick(now, &mut self.actions);
+        self.act(records);
+    }
+
+    /// What the client has acknowledged need not be stored any longer.
+    fn acknowledge(&mut self, client: &TcpStream, written: u64, records: &Records) {
+        let acked = unacknowledged(client).ok().and_then(|left| written.checked_sub(left.into()));
+        if let Some(plaintext) = acked.and_then(|acked| records.tracked()?.plaintext_before(acked)) {
+            self.flow.acknowledged(plaintext as u32);
+        }
+    }
+
+    /// The agent's answer.
+    pub(crate) fn stored(&mut self, ticket: u64, outcome: StoreOutcome, records: &Records) {
+        if self.ticket.take_if(|of| *of == ticket).is_none() {
+            return;
+        }
+        match outcome {
+            StoreOutcome::Unwatched => self.phase = Phase::Over,
+            StoreOutcome::Kept | StoreOutcome::Failed => {
+                self.has_failed = outcome == StoreOutcome::Failed;
+                self.flow.tick(now_ms(), &mut self.actions);
+                self.flow.stored(ticket, outcome == StoreOutcome::Kept, &mut self.actions);
+                self.act(records);
+            }
+        }
+    }
+
+    /// The agent is gone, and its answer does not come.
+    pub(crate) fn lose_agent(&mut self, records: &Records) {
+        if let Some(ticket) = self.ticket {
+            self.stored(ticket, StoreOutcome::Failed, records);
+        }
+    }
+
+    /// Ends the protection, as soon as that is stored.
+    pub(crate) fn give_up(&mut self, reason: Reason, records: &Records) {
+        if self.phase == Phase::Active {
+            self.phase = Phase::GivingUp;
+            self.flow.let_go(reason, &mut self.actions);
+            self.act(records);
+        }
+    }
+
+    /// Whether the connection may end behind what was sealed.
+    pub(crate) fn may_end(&self, records: &Records) -> bool {
+        let sent = records.tracked().map(|track| track.sent as u32);
+        self.phase == Phase::Active
+            && self.limits.fin_at == Some(self.limits.data)
+            && sent == Some(self.limits.data)
+    }
+
+    /// The connection ends behind this byte of the stream.
+    pub(crate) fn end(&mut self, offset: u64) {
+        if self.is_active() {
+            self.link.send(&Request::End(self.tuple, offset as u32));
+            self.phase = Phase::Over;
+        }
+    }
+
+    /// Has the agent reset the client.
+    pub(crate) fn reset(&mut self) {
+        if self.is_active() {
+            self.link.send(&Request::Reset(self.tuple));
+            self.phase = Phase::Over;
+        }
+    }
+
+    /// The state with which the connection goes on from here, once all that was received is stored.
+    pub(crate) fn movable(&self, records: &Records) -> Option<State> {
+        records.state_of(self.flow.movable()?).filter(|_| self.phase == Phase::Active)
+    }
+
+    /// Another one takes its place.
+    pub(crate) fn replace(&mut self) {
+        self.phase = Phase::Over;
+    }
+
+    fn act(&mut self, records: &Records) {
+        while !self.actions.is_empty() {
+            for action in std::mem::take(&mut self.actions) {
+                match action {
+                    Action::Store { ticket, record } => self.store(ticket, *record, records),
+                    Action::Limits(limits) => self.limit(limits, records),
+                    Action::Unprotected(reason) => {
+                        tracing::debug!(client = %self.tuple.client, ?reason, "unprotected");
+                        self.link.send(&Request::Unprotected(self.tuple, reason));
+                        self.phase = Phase::Over;
+                    }
+                    Action::Forget | Action::Blank(_) | Action::Answer(..) => {}
+                }
+            }
+        }
+    }
+
+    /// A request that ends the protection must not be executed here if the replica of before may have done so.
+    fn refuse_earlier(&mut self, records: &Records) {
+        let Some(earlier) = self.earlier else { return };
+        let begun = records.last_begun() as u32;
+        self.is_refused |= earlier.is_none_or(|sent| (sent.wrapping_sub(begun) as i32) > 0);
+    }
+
+    fn store(&mut self, ticket: u64, record: Record, records: &Records) {
+        if record.unprotected {
+            self.phase = Phase::GivingUp;
+        }
+        let is_generated =
+            |response: &rivulet_trods::record::Response| matches!(response.body, Body::Generated { .. });
+        if record.responses.iter().any(is_generated) {
+            // Not supported: the records of such a response end anywhere.
+            self.flow.stored(ticket, false, &mut self.actions);
+            self.give_up(Reason::Dynamic, records);
+            return;
+        }
+        let Some(state) = records.state_of(record) else {
+            tracing::warn!(client = %self.tuple.client, "a connection has no state");
+            self.flow.stored(ticket, false, &mut self.actions);
+            return;
+        };
+        let asked = Asked { connection: self.connection, ticket };
+        if self.link.send(&Request::Store(asked, Box::new(state.stored_record()))) {
+            self.ticket = Some(ticket);
+        } else {
+            self.has_failed = true;
+            self.flow.stored(ticket, false, &mut self.actions);
+        }
+    }
+
+    fn limit(&mut self, limits: Limits, records: &Records) {
+        self.limits = limits;
+        if let Some(track) = records.tracked()
+            && let Some(end) = track.stream_end(track.near_sent(limits.data))
+        {
+            self.released = self.released.max(end);
+        }
+    }
+}
+
+impl Drop for Protection {
+    /// A connection that ends otherwise has no further need of its record.
+    fn drop(&mut self) {
+        if self.is_active() {
+            self.link.send(&Request::Unprotected(self.tuple, Reason::Closed));
+        }
+    }
+}

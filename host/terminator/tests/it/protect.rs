@@ -1,0 +1,217 @@
+//! Connections of a terminator with an agent: what the agent gets to store, and what waits until it is stored. The door is the
+//! agent's; the test answers in its place.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use rivulet_tls::{Resumption, Source, State};
+use rivulet_trods::record::Body;
+use rivulet_trods::terminator::{Door, Reply, Request};
+use rivulet_trods::{Asked, Reason, Record, StoreOutcome};
+
+use crate::backend::content;
+use crate::{PATIENCE, Rig, get, read_response};
+
+/// What the agent was sent, and how it answers.
+#[derive(Debug, Default)]
+struct Log {
+    records: Vec<Record>,
+    others: Vec<Request>,
+    /// Stores that wait for an answer.
+    waiting: Vec<Asked>,
+    holds: bool,
+    stops: bool,
+}
+
+impl Log {
+    fn states(&self) -> Vec<State> {
+        let state = |record: &Record| State::decode(record.tls.as_ref().unwrap().bytes()).unwrap();
+        self.records.iter().map(state).collect()
+    }
+}
+
+/// An agent that stores everything, at once or when it is let.
+struct Agent {
+    log: Arc<Mutex<Log>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Agent {
+    fn open(path: &Path, port: u16) -> Self {
+        let log = Arc::new(Mutex::new(Log::default()));
+        let mut door = Door::open(path, None).unwrap();
+        let of_thread = log.clone();
+        let thread = thread::spawn(move || {
+            loop {
+                let mut messages = Vec::new();
+                door.take(false, &mut messages);
+                let mut log = of_thread.lock().unwrap();
+                for message in messages {
+                    match message {
+                        Request::Store(asked, record) => {
+                            log.records.push(*record);
+                            log.waiting.push(asked);
+                        }
+                        other => log.others.push(other),
+                    }
+                }
+                if !log.holds {
+                    for asked in std::mem::take(&mut log.waiting) {
+                        assert!(door.send(port, &Reply::Stored(asked, StoreOutcome::Kept), None));
+                    }
+                }
+                if log.stops {
+                    return;
+                }
+                drop(log);
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        Self { log, thread: Some(thread) }
+    }
+
+    fn log(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().unwrap()
+    }
+
+    /// Waits until the log is like this.
+    fn until(&self, what: &str, is: impl Fn(&Log) -> bool) {
+        for _ in 0..PATIENCE.as_millis() / 2 {
+            if is(&self.log()) {
+                return;
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+        panic!("not seen: {what}: {:?}", self.log());
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.log.lock().unwrap().stops = true;
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+fn rig() -> (Rig, Agent) {
+    let address: SocketAddr = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("door");
+    let agent = Agent::open(&path, address.port());
+    let rig = Rig::with(|config| (config.listen, config.agent) = (vec![address], Some(path)));
+    (rig, agent)
+}
+
+/// What a replica makes from this state that continues with the byte at `acked`, with the object in its hands.
+fn remake(state: &State, acked: u32, object: &[u8]) -> Vec<u8> {
+    let mut resumption = Resumption::begin(state, acked).unwrap();
+    let mut out = Vec::new();
+    while let Some(needed) = resumption.next(&mut out).unwrap() {
+        let response = &state.http.responses[needed.response];
+        let source = Source::of(response, needed.from).unwrap();
+        resumption.write(source.stored, &mut out).unwrap();
+        if let Body::Object { head, .. } = &response.body {
+            let from = (needed.from as usize).saturating_sub(head.len());
+            resumption.write(&object[from..], &mut out).unwrap();
+        }
+    }
+    out
+}
+
+#[test]
+fn state_of_each_response_is_stored_before_it_leaves() {
+    let (rig, agent) = rig();
+    let mut stream = rig.connect();
+    get(&mut stream, "/5");
+    agent.log().holds = true;
+    let (begun, sent) = (agent.log().records.len(), stream.sock.try_clone().unwrap());
+    stream.write_all(b"GET /300000 HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
+    agent.until("a state with the response", |log| log.records.len() > begun);
+    // Everything that could leave without it would have left by now.
+    sent.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    let early = stream.read(&mut [0; 100]).unwrap_err();
+    assert!(matches!(early.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut), "{early}");
+    sent.set_read_timeout(Some(PATIENCE)).unwrap();
+    agent.log().holds = false;
+    let (_, body) = read_response(&mut stream);
+    assert!(body == content(300_000));
+    let states = agent.log().states();
+    let state = states.last().unwrap();
+    let place = state.places().unwrap().pop().unwrap();
+    let whole = remake(state, place.position.sequence, &content(300_000));
+    assert_eq!(whole.len() as u64, place.response.ciphertext_bytes());
+    let later = place.position.sequence.wrapping_add(200_000);
+    assert!(remake(state, later, &content(300_000)) == whole[200_000..]);
+}
+
+#[test]
+fn request_that_must_not_run_twice_waits_until_the_end_of_protection_is_stored() {
+    let (rig, agent) = rig();
+    let mut stream = rig.connect();
+    get(&mut stream, "/5");
+    let before = rig.backend.requests();
+    agent.log().holds = true;
+    stream.write_all(b"POST /echo HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nabc").unwrap();
+    agent.until("the end of the protection", |log| log.records.last().is_some_and(|last| last.unprotected));
+    thread::sleep(Duration::from_millis(100));
+    assert_eq!(rig.backend.requests(), before, "the server has the request");
+    agent.log().holds = false;
+    let (_, body) = read_response(&mut stream);
+    assert_eq!(body, b"abc");
+    let is_end = |request: &Request| matches!(request, Request::Unprotected(_, Reason::Method));
+    agent.until("the reason", |log| log.others.iter().any(is_end));
+    // The connection itself goes on.
+    assert_eq!(get(&mut stream, "/7").1, content(7));
+}
+
+#[test]
+fn connections_end_behind_their_last_byte() {
+    let (rig, agent) = rig();
+    let mut stream = rig.connect();
+    write!(stream, "GET /20000 HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n").unwrap();
+    let (_, body) = read_response(&mut stream);
+    assert!(body == content(20_000));
+    let mut rest = Vec::new();
+    stream.read_to_end(&mut rest).unwrap();
+    assert_eq!(rest, b"", "no close_notify would be an error");
+    agent.until("the end", |log| log.others.iter().any(|other| matches!(other, Request::End(..))));
+    // The stored state has the close_notify, too.
+    let passed = agent.log().records.last().unwrap().passed();
+    let ends = agent.log().others.clone();
+    assert!(matches!(ends[..], [Request::End(_, at)] if at == passed), "{ends:?}, {passed}");
+}
+
+#[test]
+fn without_an_agent_connections_are_served_unprotected() {
+    let folder = tempfile::tempdir().unwrap();
+    let rig = Rig::with(|config| config.agent = Some(folder.path().join("door")));
+    assert!(get(&mut rig.connect(), "/100000").1 == content(100_000));
+}
+
+#[test]
+fn agent_that_ends_leaves_no_connection_waiting() {
+    let (rig, agent) = rig();
+    let mut stream = rig.connect();
+    get(&mut stream, "/5");
+    agent.log().holds = true;
+    stream.write_all(b"GET /30000 HTTP/1.1\r\nHost: h\r\n\r\n").unwrap();
+    let begun = agent.log().records.len();
+    agent.until("the next state", |log| log.records.len() >= begun);
+    drop(agent);
+    assert!(read_response(&mut stream).1 == content(30_000));
+}
+
+#[test]
+fn long_and_kept_connections_keep_short_records() {
+    let (rig, agent) = rig();
+    let mut stream = rig.connect();
+    for n in 0..40 {
+        assert_eq!(get(&mut stream, &format!("/{}", n * 10)).1.len(), n * 10);
+    }
+    let lengths: Vec<usize> = agent.log().records.iter().map(Record::size).collect();
+    assert!(lengths.len() >= 40 && lengths.iter().all(|length| *length < 4000), "{lengths:?}");
+}
