@@ -284,7 +284,7 @@ impl Connection {
     }
 
     fn exchange(&mut self, context: &Context<'_>, now: Instant) -> io::Result<bool> {
-        if let Some(changed) = self.go_on(context, now) {
+        if let Some(changed) = self.continue_response(context, now) {
             return Ok(changed);
         }
         let Stage::Open(open) = &mut self.stage else { return Ok(false) };

@@ -1,4 +1,4 @@
-//! The protection of one connection: TRODS's flow reads its plaintext and says what must be stored before what; here its records
+//! The protection of one connection: TRODS's flow reads its plaintext and decides the order of storing and sending; here its records
 //! become states, and its limits become bytes of ciphertext that may leave.
 
 use std::net::TcpStream;
@@ -62,7 +62,7 @@ fn settings(link: &Link) -> Settings {
 }
 
 impl Protection {
-    /// Of a connection whose handshake has ended. Its state is stored at once.
+    /// Of a connection after its handshake. Its state is stored at once.
     pub(crate) fn start(link: Arc<Link>, connection: u64, tuple: Tuple, records: &mut Records) -> Self {
         let now = now_ms();
         let handshake = Handshake {
@@ -164,7 +164,7 @@ impl Protection {
             self.give_up(Reason::Dynamic, records);
             return;
         }
-        // What was stored before an adoption is not needed.
+        // Responses that were stored before an adoption are not needed.
         track.forget_before(self.flow.reads());
         let (at, kept) = track.kept();
         if !kept.is_empty() {
@@ -249,7 +249,7 @@ impl Protection {
         }
     }
 
-    /// Whether the connection may end behind what was sealed.
+    /// Whether the connection may end behind the sealed records.
     pub(crate) fn may_end(&self, records: &Records) -> bool {
         let sent = records.tracked().map(|track| track.sent as u32);
         self.phase == Phase::Active

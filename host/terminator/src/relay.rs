@@ -111,7 +111,7 @@ impl Open {
             }
         }
         let before = self.data.len();
-        // A request that must not be executed twice waits until no other replica goes on with the connection.
+        // A request that must not be executed twice waits until no other replica can continue the connection.
         if !may_take {
             return Ok((changed, Progress::Open));
         }

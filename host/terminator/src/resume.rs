@@ -1,4 +1,4 @@
-//! The rest of the responses of a connection that goes on from a state: of another replica's, or of this one's whose server died in
+//! The rest of the responses of a connection that continues from a state: of another replica, or of this one after its server died in
 //! the middle of a response.
 
 use std::io;
@@ -15,7 +15,7 @@ use crate::relay::{Context, Server, connect_server};
 
 /// Pause after an attempt that did not reach the server.
 const RETRY: Duration = Duration::from_millis(50);
-/// For how long the server is asked again: the time in which it is restarted.
+/// For how long requests to the server are repeated: the time in which it is restarted.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// What a turn came to.
@@ -25,7 +25,7 @@ pub(crate) enum Resumed {
     Waits,
     /// Something changed.
     Moved,
-    /// Everything is sealed: the connection goes on with the client's next request.
+    /// Everything is sealed: the client's next request follows.
     Done,
     /// The rest cannot be made: the client must be reset.
     Refused,
@@ -50,7 +50,7 @@ pub(crate) struct Resume {
     wanted: Option<Wanted>,
     pub(crate) server: Option<Server>,
     to_server: Output,
-    /// When the server failed first since it last sent something, and when it is asked again.
+    /// When the server failed first since it last sent something, and the time of the next request.
     failing: Option<Instant>,
     retry_at: Option<Instant>,
 }
@@ -81,7 +81,7 @@ impl Resume {
         &self.state
     }
 
-    /// When the server is asked again.
+    /// The time of the next request to the server.
     pub(crate) fn retry_at(&self) -> Option<Instant> {
         self.retry_at
     }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use rivulet_tls::{Place as StatePlace, Position, Response, State};
 use rivulet_trods::record::MAX_RESPONSES;
 
-/// Records of the client whose ends are remembered: those since the last record that was stored, and each store takes all.
+/// Ends of the client's records that are remembered: those since the last record that was stored, and each store takes all.
 const MAX_MARKS: usize = 64;
 /// Responses that are remembered: more than a record has.
 const MAX_PLACES: usize = 2 * MAX_RESPONSES;
@@ -162,7 +162,7 @@ impl Track {
         self.places.iter().rev().find(|place| place.end() <= offset).map(Place::plaintext_end)
     }
 
-    /// A number of the service's plaintext from its low bits, near what was sent.
+    /// A number of the service's plaintext from its low bits, near the sent bytes.
     pub(crate) fn near_sent(&self, low: u32) -> u64 {
         let ahead = low.wrapping_sub(self.sent as u32) as i32;
         self.sent.saturating_add_signed(ahead.into())

@@ -229,7 +229,7 @@ impl Worker {
         }
     }
 
-    /// Goes on with a connection of another replica.
+    /// Continues a connection of another replica.
     fn adopt(&mut self, adopted: Adopted, now: Instant) {
         let (index, tuple) = (self.free.pop().unwrap_or(self.slots.len()), adopted.record.tuple);
         // The serial that `put` gives it.

@@ -57,7 +57,7 @@ impl Connection {
         let Channel::Records(mut records) = open.channel else { return Err(Progress::Abort) };
         tracing::debug!(peer = %self.peer, "the server ended in a response: it is asked for the rest");
         records.set_track(track);
-        // What was not written is made again.
+        // Bytes that were not written are made again.
         self.output = Output::default();
         self.protection.iter_mut().for_each(Protection::replace);
         let (number, state) = (context.number, resume.state());
@@ -140,7 +140,7 @@ impl Connection {
         Ok(true)
     }
 
-    /// Has the agent know the connection, whose handshake has ended.
+    /// Begins the protection of a connection after its handshake.
     pub(super) fn protect(&mut self, context: &Context<'_>, channel: &mut Channel) {
         let Some(link) = context.link.filter(|link| link.is_attached()) else { return };
         let tuple = Tuple { client: self.peer, service: self.local };
@@ -160,9 +160,9 @@ impl Connection {
         });
     }
 
-    /// Goes on with a response that the server has cut, when everything that the client sent is stored. `None` if nothing was cut,
+    /// Continues a response that the server has cut, when everything that the client sent is stored. `None` if nothing was cut,
     /// otherwise whether anything changed.
-    pub(super) fn go_on(&mut self, context: &Context<'_>, now: Instant) -> Option<bool> {
+    pub(super) fn continue_response(&mut self, context: &Context<'_>, now: Instant) -> Option<bool> {
         let Stage::Open(open) = &self.stage else { return None };
         if !open.is_interrupted {
             return None;

@@ -92,7 +92,7 @@ impl Request {
             }
             Request::Store(asked, record) => {
                 out.push(STORE);
-                put_asked(out, asked);
+                put_numbers(out, asked);
                 record.encode_into(out);
             }
             Request::Unprotected(tuple, reason) => {
@@ -128,7 +128,7 @@ impl Request {
                 }
                 Request::Hello(ports)
             }
-            STORE => Request::Store(from.asked()?, from.record()?),
+            STORE => Request::Store(from.numbers()?, from.record()?),
             UNPROTECTED => {
                 let [reason] = from.array()?;
                 let reason = *Reason::ALL.get(usize::from(reason)).ok_or(MessageError::Malformed)?;
@@ -157,7 +157,7 @@ impl Reply {
                     StoreOutcome::Unwatched => 2,
                 };
                 out.extend_from_slice(&[STORED, outcome]);
-                put_asked(out, asked);
+                put_numbers(out, asked);
             }
             Reply::Adopt { record, acked, sent } => {
                 out.extend_from_slice(&[ADOPT, u8::from(sent.is_some())]);
@@ -188,7 +188,7 @@ impl Reply {
                     [2] => StoreOutcome::Unwatched,
                     _ => return Err(MessageError::Malformed),
                 };
-                Reply::Stored(from.asked()?, outcome)
+                Reply::Stored(from.numbers()?, outcome)
             }
             ADOPT => {
                 let [knows @ (0 | 1)] = from.array()? else { return Err(MessageError::Malformed) };
@@ -202,7 +202,7 @@ impl Reply {
     }
 }
 
-fn put_asked(out: &mut Vec<u8>, asked: &Asked) {
+fn put_numbers(out: &mut Vec<u8>, asked: &Asked) {
     out.extend_from_slice(&asked.connection.to_be_bytes());
     out.extend_from_slice(&asked.ticket.to_be_bytes());
 }
@@ -239,7 +239,7 @@ impl Reader<'_> {
         }
     }
 
-    fn asked(&mut self) -> Result<Asked, MessageError> {
+    fn numbers(&mut self) -> Result<Asked, MessageError> {
         let mut number = || self.array().map(u64::from_be_bytes);
         Ok(Asked { connection: number()?, ticket: number()? })
     }
