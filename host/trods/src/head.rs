@@ -12,8 +12,11 @@ use crate::flow::Reason;
 
 #[cfg(test)]
 mod beside;
+mod inputs;
 mod repeat;
 
+pub use inputs::INPUTS;
+use inputs::is_inputs;
 pub(crate) use repeat::same_request;
 pub use repeat::{is_bound, range_request, repeated_request};
 
@@ -87,10 +90,6 @@ pub struct ResponseHead<'a> {
     pub close: bool,
 }
 
-/// The header field in which a server lists the inputs from which it generated a response, and in
-/// which it receives them when it must generate the response again (Lloyd and Freedman, section 7).
-pub const INPUTS: &str = "X-TRODS";
-
 /// Parses the head at the beginning of a client's bytes; `None` if it is incomplete.
 ///
 /// # Errors
@@ -125,8 +124,7 @@ pub fn request(octets: &[u8]) -> Result<Option<RequestHead>, Reason> {
             return lines.end().map(|length| Some(RequestHead { length, method, close, inputs }));
         }
         let field = lines.field(line)?;
-        // CGI passes both spellings to a program as HTTP_X_TRODS (RFC 3875 section 4.1.18).
-        inputs |= field.is(INPUTS) || field.is("X_TRODS");
+        inputs |= is_inputs(field.name);
         if field.is("content-length") && field.value != b"0" || field.is("transfer-encoding") {
             return Err(Reason::Body);
         }
@@ -377,7 +375,7 @@ mod tests {
         assert!(head("HEAD / HTTP/1.0\r\n\r\n").close);
         assert!(!head("GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n").close);
         assert!(head("GET / HTTP/1.1\r\nConnection: x, CLOSE\r\n\r\n").close);
-        for (name, want) in [("x-trods", true), ("X_TRODS", true), ("X-TRODX", false)] {
+        for (name, want) in [("x-trods", true), ("X_TRODS", true), ("X.Trods", true), ("XXTRODS", false)] {
             assert_eq!(head(&format!("GET / HTTP/1.1\r\n{name}: 5\r\n\r\n")).inputs, want, "{name}");
         }
         for n in 0..GET.len() {

@@ -49,6 +49,12 @@ struct scanner {
 /* Turns an s into an x. */
 #define RENAMES ('s' ^ 'x')
 
+/* Whether a byte of a field's name, in lower case, is no letter and no digit. */
+static __always_inline bool is_sign(__u8 octet)
+{
+	return octet > ' ' && octet < 0x7f && octet != ':' && !(octet >= 'a' && octet <= 'z') && !(octet >= '0' && octet <= '9');
+}
+
 static long scan_octet(__u32 n, struct scanner *scan)
 {
 	if (n >= scan->length || n >= EVENT_OCTETS)
@@ -64,8 +70,8 @@ static long scan_octet(__u32 n, struct scanner *scan)
 	}
 	if (octet >= 'A' && octet <= 'Z')
 		octet |= 0x20;
-	/* CGI gives both to a program as HTTP_X_TRODS (RFC 3875, 4.1.18). */
-	if (octet == '_')
+	/* CGI gives both to a program as HTTP_X_TRODS (RFC 3875, 4.1.18), lighttpd's with any other sign in it, too. */
+	if (is_sign(octet))
 		octet = '-';
 	scan->last = scan->last << 8 | octet;
 	if ((scan->last & 0xffff) == 0x0a0a || (scan->last & 0xffffff) == 0x0a0d0a) {
