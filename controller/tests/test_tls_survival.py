@@ -25,6 +25,7 @@ pytestmark = [
 MEGABYTES = 24
 """Bytes for ten seconds at the rack's rate."""
 PORT = 43001
+METRICS = "127.0.0.1:9100"
 
 
 class TlsRack(PlainRack):
@@ -71,8 +72,13 @@ class TlsRack(PlainRack):
         """Starts the terminator alone."""
         files = ["--certificate", str(self.certificate), "--key", str(self.folder / "site.key")]
         command = [binary("rivulet"), "tls", "--listen", f"{SERVICE}:443", *files, "--server", "127.0.0.1:8080"]
-        agent = ["--agent", str(self.folder / f"{name}.agent"), "--workers", "1"]
-        self.start(f"tls {name}", [*command, *agent], self.spaces[name])
+        command += ["--agent", str(self.folder / f"{name}.agent"), "--workers", "1", "--metrics", METRICS]
+        self.start(f"tls {name}", command, self.spaces[name])
+
+    def count(self, name: str, metric: str) -> int:
+        """A counter of the terminator."""
+        page = self.spaces[name].run("curl", "-sS", "--fail", f"http://{METRICS}/metrics")
+        return int(page.split(f"\nrivulet_tls_{metric} ")[1].split()[0])
 
     def fetch(self, files: tuple[str, ...], port: int, *more: str) -> list[str]:
         """The command of curl that fetches files one behind the other on one connection from this port."""
@@ -167,8 +173,9 @@ def test_https_download_survives_its_replica(rack: TlsRack, harm: str) -> None:
     one = flow.holder()
     HARMS[harm](rack, one)
     try:
-        flow.holder(one)
+        adopter = flow.holder(one)
         flow.ended_well()
+        assert rack.count(adopter, "adopted_total") > 0
     finally:
         rack.start_replica(one)
     rack.until(rack.all_well, f"{one} is back")

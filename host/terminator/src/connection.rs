@@ -260,6 +260,9 @@ impl Connection {
                     self.protect(context, &mut channel);
                 } else {
                     self.leave_unprotected(context);
+                    if channel.records().is_some() {
+                        context.counters.count_unprotected("client_certificate");
+                    }
                 }
                 context.counters.count_handshake(&channel, resumed);
                 observe(context, &self.client.stream, &channel);

@@ -44,9 +44,9 @@ pub struct Counters {
 pub struct Totals {
     /// Connections now in their handshake.
     pub in_handshake: u64,
-    /// Connections with a stored state.
+    /// Connections that began here and had a stored state.
     pub protected: u64,
-    /// Connections without one, by reason.
+    /// Connections that no other replica can continue, from the beginning or from some request on, by reason.
     pub unprotected: BTreeMap<&'static str, u64>,
     /// Connections of other replicas that continue here.
     pub adopted: u64,
@@ -71,10 +71,7 @@ impl Counters {
 
     pub(crate) fn count_handshake(&self, channel: &Channel, resumed: bool) {
         match channel {
-            Channel::Records(_) => {
-                increment(&self.tls13);
-                self.count_unprotected("no_agent");
-            }
+            Channel::Records(_) => increment(&self.tls13),
             Channel::Library(_) => {
                 increment(&self.tls12);
                 self.count_unprotected("tls12");
@@ -83,6 +80,15 @@ impl Counters {
         if resumed {
             increment(&self.resumed);
         }
+    }
+
+    /// A connection whose first state is stored.
+    pub(crate) fn count_protected(&self) {
+        increment(&self.protected);
+    }
+
+    pub(crate) fn count_adopted(&self) {
+        increment(&self.adopted);
     }
 
     /// A connection that no other replica can continue, and why not: at most 32 characters a to z, 0 to 9 and `_`.
@@ -162,6 +168,14 @@ impl Counters {
         let help = "Handshakes that ended well. Connections of TLS 1.2 cannot outlive this process.";
         metric("handshakes_total", "counter", help, &versions);
         metric("resumed_total", "counter", "Handshakes with a session ticket.", &[("", get(&self.resumed))]);
+        let help = "Connections that began here and had a stored state.";
+        metric("protected_total", "counter", help, &[("", get(&self.protected))]);
+        let help = "Connections of other replicas that continue here.";
+        metric("adopted_total", "counter", help, &[("", get(&self.adopted))]);
+        let unprotected = self.unprotected.lock().clone();
+        let labels: Vec<_> = unprotected.keys().map(|reason| format!("{{reason=\"{reason}\"}}")).collect();
+        let rows: Vec<_> = labels.iter().map(String::as_str).zip(unprotected.into_values()).collect();
+        metric("unprotected_total", "counter", "Connections that end with this process, by reason.", &rows);
         let failures = [
             ("{reason=\"plain_http\"}", get(&self.plain_http)),
             ("{reason=\"not_tls\"}", get(&self.not_tls)),

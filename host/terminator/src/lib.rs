@@ -129,7 +129,9 @@ impl Terminator {
             .map(|_| Mailbox::new().map(Arc::new))
             .collect::<io::Result<Vec<_>>>()?;
         let ports = config.listen.iter().map(SocketAddr::port).collect();
-        let link = config.agent.map(|path| Link::start(&path, ports, mailboxes.clone())).transpose()?;
+        let counters = Arc::<Counters>::default();
+        let start = |path: PathBuf| Link::start(&path, ports, mailboxes.clone(), counters.clone());
+        let link = config.agent.map(start).transpose()?;
         if let Some(attached) = &link {
             // A client that came first would not be protected.
             attached.link.wait_for_agent(FIRST_ATTACH);
@@ -147,7 +149,7 @@ impl Terminator {
             scarce_limits: config.limits.under_pressure(),
             limits: config.limits,
             reload,
-            counters: Arc::default(),
+            counters,
             observer: config.observer,
             link: link.as_ref().map(|attached| attached.link.clone()),
             stop: AtomicBool::new(false),

@@ -22,6 +22,8 @@ use rustix::net::{
     SocketFlags, SocketType, connect, recvmsg, send, socket_with, sockopt,
 };
 
+use crate::counters::Counters;
+
 /// Between two attempts to reach the agent.
 const RETRY: Duration = Duration::from_millis(200);
 /// Between two looks whether the agent has answered.
@@ -91,12 +93,18 @@ pub(crate) struct Link {
     is_attached: AtomicBool,
     closed: AtomicBool,
     workers: Vec<Arc<Mailbox>>,
+    pub(crate) counters: Arc<Counters>,
     stop: AtomicBool,
 }
 
 impl Link {
     /// Starts the thread that holds the connection to the agent at this path.
-    pub(crate) fn start(path: &Path, ports: Vec<u16>, workers: Vec<Arc<Mailbox>>) -> io::Result<Attached> {
+    pub(crate) fn start(
+        path: &Path,
+        ports: Vec<u16>,
+        workers: Vec<Arc<Mailbox>>,
+        counters: Arc<Counters>,
+    ) -> io::Result<Attached> {
         let link = Arc::new(Self {
             path: path.to_owned(),
             ports,
@@ -105,6 +113,7 @@ impl Link {
             is_attached: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             workers,
+            counters,
             stop: AtomicBool::new(false),
         });
         let of_thread = link.clone();

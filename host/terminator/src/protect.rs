@@ -49,6 +49,8 @@ pub(crate) struct Protection {
     /// Of an adopted connection: the client's bytes before this were there for the replica of before, which may have executed
     /// requests in them. `None`: it is not known how many.
     earlier: Option<Option<u32>>,
+    /// Whether the counters have the connection as one with a stored state.
+    is_counted: bool,
     /// Such a request must not be executed: the client is to be reset.
     pub(crate) is_refused: bool,
 }
@@ -96,7 +98,7 @@ impl Protection {
         let mut actions = Vec::new();
         let flow = Flow::resume(state.http.clone(), &settings(&link), now_ms(), &mut actions);
         let mut protection = Self::of(link, connection, state.tuple(), flow, released);
-        (protection.actions, protection.earlier) = (actions, earlier);
+        (protection.actions, protection.earlier, protection.is_counted) = (actions, earlier, true);
         if let Some(track) = records.tracked_mut() {
             track.forget_before(protection.flow.reads());
         }
@@ -117,6 +119,7 @@ impl Protection {
             has_failed: false,
             released,
             earlier: None,
+            is_counted: false,
             is_refused: false,
         }
     }
@@ -223,9 +226,18 @@ impl Protection {
             return;
         }
         match outcome {
-            StoreOutcome::Unwatched => self.phase = Phase::Over,
+            StoreOutcome::Unwatched => {
+                self.link.counters.count_unprotected("unwatched");
+                self.phase = Phase::Over;
+            }
             StoreOutcome::Kept | StoreOutcome::Failed => {
                 self.has_failed = outcome == StoreOutcome::Failed;
+                if !self.has_failed
+                    && self.phase == Phase::Active
+                    && !std::mem::replace(&mut self.is_counted, true)
+                {
+                    self.link.counters.count_protected();
+                }
                 self.flow.tick(now_ms(), &mut self.actions);
                 self.flow.stored(ticket, outcome == StoreOutcome::Kept, &mut self.actions);
                 self.act(records);
@@ -292,6 +304,7 @@ impl Protection {
                     Action::Unprotected(reason) => {
                         tracing::debug!(client = %self.tuple.client, ?reason, "unprotected");
                         self.link.send(&Request::Unprotected(self.tuple, reason));
+                        self.link.counters.count_unprotected(reason.name());
                         self.phase = Phase::Over;
                     }
                     Action::Forget | Action::Blank(_) | Action::Answer(..) => {}

@@ -235,7 +235,10 @@ impl Worker {
         // The serial that `put` gives it.
         let context = self.context(index, self.serial.wrapping_add(1));
         match Connection::adopted(adopted, &context, now) {
-            Ok(connection) => self.put(index, Box::new(connection)),
+            Ok(connection) => {
+                self.shared.counters.count_adopted();
+                self.put(index, Box::new(connection));
+            }
             Err(why) => {
                 tracing::warn!(client = %tuple.client, "a connection cannot be adopted: {why}");
                 if let Some(link) = &self.shared.link {

@@ -142,7 +142,12 @@ impl Connection {
 
     /// Begins the protection of a connection after its handshake.
     pub(super) fn protect(&mut self, context: &Context<'_>, channel: &mut Channel) {
-        let Some(link) = context.link.filter(|link| link.is_attached()) else { return };
+        let Some(link) = context.link.filter(|link| link.is_attached()) else {
+            if channel.records().is_some() {
+                context.counters.count_unprotected("no_agent");
+            }
+            return;
+        };
         let tuple = Tuple { client: self.peer, service: self.local };
         match channel.records_mut() {
             Some(records) => {

@@ -1,6 +1,7 @@
 //! Connections of a terminator with an agent: what the agent gets to store, and what waits until it is stored. The door is the
 //! agent's; the test answers in its place.
 
+use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
@@ -166,6 +167,8 @@ fn request_that_must_not_run_twice_waits_until_the_end_of_protection_is_stored()
     agent.until("the reason", |log| log.others.iter().any(is_end));
     // The connection itself goes on.
     assert_eq!(get(&mut stream, "/7").1, content(7));
+    let totals = rig.terminator.counters().totals();
+    assert_eq!((totals.protected, totals.unprotected), (1, BTreeMap::from([("method", 1)])));
 }
 
 #[test]
@@ -190,6 +193,8 @@ fn without_an_agent_connections_are_served_unprotected() {
     let folder = tempfile::tempdir().unwrap();
     let rig = Rig::with(|config| config.agent = Some(folder.path().join("door")));
     assert!(get(&mut rig.connect(), "/100000").1 == content(100_000));
+    let totals = rig.terminator.counters().totals();
+    assert_eq!((totals.protected, totals.unprotected), (0, BTreeMap::from([("no_agent", 1)])));
 }
 
 #[test]
