@@ -15,8 +15,10 @@ pub(super) type ReadUntil<'a> = dyn Fn(&mut [u8], Instant) -> io::Result<usize> 
 /// Reads a stream with a limit to each wait, and ends on a signal if the download can be suspended.
 pub(super) struct Patient<'a> {
     read: &'a ReadUntil<'a>,
-    /// Longest wait for the first bytes.
+    /// Longest wait until the server has answered.
     pub wait: Duration,
+    /// Whether it has. Bytes alone do not show it: a resumed connection has those that had come before.
+    pub has_answered: &'a dyn Fn() -> bool,
     /// Longest wait for further ones.
     pub stall: Duration,
     /// Signals end a read, with `Interrupted`.
@@ -26,7 +28,7 @@ pub(super) struct Patient<'a> {
 impl<'a> Patient<'a> {
     pub fn new(read: &'a ReadUntil<'a>, args: &GetArgs) -> Patient<'a> {
         let stall = Duration::from_secs(args.stall_timeout);
-        Patient { read, wait: stall, stall, suspends: args.suspend.is_some() }
+        Patient { read, wait: stall, has_answered: &|| true, stall, suspends: args.suspend.is_some() }
     }
 }
 
@@ -47,7 +49,9 @@ impl Read for Patient<'_> {
                     return Err(io::Error::new(io::ErrorKind::TimedOut, text));
                 }
                 result => {
-                    self.wait = self.stall;
+                    if (self.has_answered)() {
+                        self.wait = self.stall;
+                    }
                     return result;
                 }
             }

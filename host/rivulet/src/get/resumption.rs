@@ -62,11 +62,14 @@ impl Download<'_> {
         let connection = kept.insert(Connection { stream, buffer: Buffer::default(), remote });
         let stream = &connection.stream;
         let read = |into: &mut [u8], until| stream.read_until(into, Some(until));
+        let before = stream.statistics().responses;
+        let has_answered = || stream.statistics().responses > before;
         let mut from = Patient::new(&read, self.args);
+        from.has_answered = &has_answered;
         from.wait = RESUMPTION_TIMEOUT.min(from.stall);
         (self.status, self.size) = (Some(200), *size);
         match self.transfer(*received, *left, etag.as_deref(), &mut connection.buffer, &mut from) {
-            Err(Failure::Broken(e)) if self.meter.bytes() == 0 => {
+            Err(Failure::Broken(e)) if !has_answered() => {
                 tracing::info!("the connection cannot be resumed, the rest is requested on a new one: {e:#}");
                 *kept = None;
                 Ok(false)
