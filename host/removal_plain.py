@@ -87,10 +87,16 @@ REMOVALS = {
         "plain:large::entry::tests::probe_leaves_unacknowledged_data",
     ),
     "large-asks-on": large(
-        "entry.rs", "const PATIENCE: u32 = 19;", "const PATIENCE: u32 = 9;", "plains:others::replicas_probe_after_a_death_on_slow_paths"
+        "entry.rs",
+        "const PATIENCE: u32 = 19;",
+        "const PATIENCE: u32 = 9;",
+        "plains:others::replicas_probe_after_a_death_on_slow_paths",
     ),
     "large-asks-at-once": large(
-        "sender.rs", "if !self.is_silent() ||", "if true ||", "plains:others::replicas_probe_after_a_death_on_slow_paths"
+        "sender.rs",
+        "if !self.is_silent() ||",
+        "if true ||",
+        "plains:others::replicas_probe_after_a_death_on_slow_paths",
     ),
     "large-asks-told": large(
         "mod.rs",

@@ -382,7 +382,10 @@ REMOVALS: dict[str, Removal] = {
         "trods:adopt::relay::tests::only_complete_requests_without_body_are_repeated",
     ),
     "identity-content": trods(
-        "adopt/object.rs", "if crc32c::crc32c(body) != *sum {", "if false {", "it:adoption::changed_object_resets_the_client"
+        "adopt/object.rs",
+        "if crc32c::crc32c(body) != *sum {",
+        "if false {",
+        "it:adoption::changed_object_resets_the_client",
     ),
     # Probes, and the client's answers to them.
     "answer-tuple": answer("!is_theirs || "),
