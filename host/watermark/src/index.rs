@@ -102,10 +102,13 @@ fn stretches(header: &Header, layout: Layout) -> Vec<(u32, u32)> {
     let behind = (layout.left + layout.width()).div_ceil(luma.across);
     let rows = layout.top / luma.down..(layout.top + layout.height()).div_ceil(luma.down);
     let all = header.columns * header.rows;
+    let last = rows.end - 1;
     let range = |row: u32| {
         let first = row * header.columns + first_column;
-        // The block behind the last one has a DC difference to it. The next row's stretch may begin with it.
-        let end = (row * header.columns + behind + 1).min(all).min(first + header.columns);
+        let next = if row < last { first + header.columns } else { all };
+        // The block behind the last one has a DC difference to it. In a picture as wide as the mark it is the first of
+        // the next row, whose own stretch codes it; behind the last row no stretch does.
+        let end = (row * header.columns + behind + 1).min(next);
         (first, end - first)
     };
     rows.map(range).collect()

@@ -10,19 +10,7 @@ proptest! {
     /// Only the brightness of the blocks under letters differs, and each such block does.
     #[test]
     fn only_covered_blocks_change(recipe in recipes(), text in "[0-9a-f:.]{0,40}") {
-        let file = recipe.file();
-        let picture = Picture::read(&file).unwrap();
-        let out = marked(&picture, &file, text.as_bytes(), 1 << 30);
-        let ((before, tail), (after, same_tail)) = (reference::decode(&file), reference::decode(&out));
-        prop_assert_eq!((before.len(), tail), (after.len(), same_tail));
-        for (place @ (component, column, row), coefficients) in before {
-            let is_covered = component == 0 && picture.covers(text.as_bytes(), 8 * column, 8 * row);
-            let now = &after[&place];
-            prop_assert_eq!(coefficients[1..] == now[1..], true, "{:?}", place);
-            let change = (now[0] - coefficients[0]).abs() * i32::from(recipe.quantizer);
-            let want = (320 / i32::from(recipe.quantizer)).max(1) * i32::from(recipe.quantizer);
-            prop_assert_eq!(change, if is_covered { want } else { 0 }, "{:?}", place);
-        }
+        check_blocks(&recipe, &text)?;
     }
 
     /// Each range has the bytes that it has in the whole, at any replica.
@@ -37,6 +25,37 @@ proptest! {
         let mut out = vec![0; piece.min(whole.len() - start)];
         other.read_marked(&one.mark(text), start as u64, &mut out, source(&file)).unwrap();
         prop_assert_eq!(&out[..], &whole[start..start + out.len()]);
+    }
+}
+
+/// The blocks that `text` covers change by the mark's step, all others not at all.
+fn check_blocks(recipe: &Recipe, text: &str) -> Result<(), TestCaseError> {
+    let file = recipe.file();
+    let picture = Picture::read(&file).unwrap();
+    let out = marked(&picture, &file, text.as_bytes(), 1 << 30);
+    let ((before, tail), (after, same_tail)) = (reference::decode(&file), reference::decode(&out));
+    prop_assert_eq!((before.len(), tail), (after.len(), same_tail));
+    for (place @ (component, column, row), coefficients) in before {
+        let is_covered = component == 0 && picture.covers(text.as_bytes(), 8 * column, 8 * row);
+        let now = &after[&place];
+        prop_assert_eq!(coefficients[1..] == now[1..], true, "{:?}", place);
+        let change = (now[0] - coefficients[0]).abs() * i32::from(recipe.quantizer);
+        let want = (320 / i32::from(recipe.quantizer)).max(1) * i32::from(recipe.quantizer);
+        prop_assert_eq!(change, if is_covered { want } else { 0 }, "{:?}", place);
+    }
+    Ok(())
+}
+
+/// In such a picture the block behind the last row of letters begins the next row.
+#[test]
+fn blocks_below_a_mark_of_full_width_stay() {
+    for factors in [vec![(1, 1)], vec![(2, 2), (1, 1), (1, 1)], vec![(1, 2), (1, 1), (1, 1)]] {
+        for height in 40..=64 {
+            let narrow = Recipe { width: 24, height, factors: factors.clone(), quantizer: 1, ..recipe() };
+            for interval in [0, 1, 5] {
+                check_blocks(&Recipe { interval, ..narrow.clone() }, "c8").unwrap();
+            }
+        }
     }
 }
 
