@@ -64,6 +64,7 @@ check: setup protos ## format, lint, types, words, long files, files in circles,
 	python3 scripts/circles.py
 	python3 scripts/lines.py
 	python3 scripts/links.py
+	python3 scripts/pictures --check
 	$(PY) -m rivulet_bench.results --check
 	$(CARGO) clippy --workspace --all-targets --profile ci --locked -- \
 	  $$([ "$$(rustc --version | cut -d' ' -f2)" != "$(PINNED)" ] || echo -D warnings)

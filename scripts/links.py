@@ -22,7 +22,7 @@ ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 FENCE = re.compile(r"^ {0,3}(```+|~~~+)")
 HEADING = re.compile(r"^ {0,3}(#{1,6})\s+(.*?)(?:\s+#+)?\s*$")
 CODE = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)")
-# Of a target in round brackets, whose own brackets may be nested once; of a reference; of an HTML attribute.
+# Targets in round brackets (which may contain one pair of brackets), of references, and of HTML attributes.
 LINK = re.compile(r"\]\(\s*<?((?:[^()\s<>]|\([^()\s]*\))+)>?(?:\s+\"[^\"]*\")?\s*\)")
 REFERENCE = re.compile(r"^ {0,3}\[[^\]]+\]:\s+<?(\S+?)>?(?:\s|$)")
 ATTRIBUTE = re.compile(r"<(?:a|img)\b[^>]*?\b(?:href|src)=\"([^\"]+)\"")
@@ -103,7 +103,7 @@ def links(text: str) -> Iterator[tuple[int, str]]:
 
 
 def mistakes(root: Path) -> list[str]:
-    """Every link that leads nowhere, as FILE:LINE: what is wrong."""
+    """Every link that leads nowhere, as FILE:LINE: LINK: REASON."""
     known = files(root)
     pages = {name: (root / name).read_text() for name in known if name.endswith(".md")}
     headings = {name: anchors(text) for name, text in pages.items()}
@@ -113,7 +113,7 @@ def mistakes(root: Path) -> list[str]:
             if not ELSEWHERE.match(target) and (wrong := why_not(name, target, present, headings)):
                 found.append(f"{name}:{at}: {target}: {wrong}")
     for name in known:
-        # Tests have pages of their own invention.
+        # Tests invent names of pages.
         if not name.endswith(SOURCES) or "tests" in Path(name).parts:
             continue
         for at, line in enumerate((root / name).read_text(errors="replace").splitlines(), start=1):
@@ -122,7 +122,7 @@ def mistakes(root: Path) -> list[str]:
 
 
 def why_not(page: str, target: str, present: set[str], headings: dict[str, set[str]]) -> str:
-    """What is wrong with a link of a page to a file of the repository; "" if nothing is."""
+    """The reason why a link of a page to a file of the repository leads nowhere; "" if it leads somewhere."""
     path, _, name = urllib.parse.unquote(target).partition("#")
     file = os.path.normpath(os.path.join(os.path.dirname(page), path)) if path else page
     if path.startswith("/") or file.startswith(".."):

@@ -5,7 +5,7 @@ scripts/site/build.py [--pages]
 
 The pages of docs/ link to pages and files beside that folder. So all Markdown files of the repository, and the files
 that they link to, are copied to build/site/pages in the same folders; mkdocs needs no rewritten links then. --pages
-stops before mkdocs. mkdocs has an environment of its own, build/site/venv, from requirements.txt beside this file
+stops before mkdocs. mkdocs is installed in build/site/venv, from requirements.txt beside this file
 (`uv pip compile --generate-hashes requirements.in -o requirements.txt` renews it).
 """
 
