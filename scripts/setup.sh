@@ -2,8 +2,8 @@
 # Installs what the commands of the Makefile need: Debian packages, Rust where it is missing, and the Python environment
 # in .venv from requirements.lock. A second run skips what is already installed.
 # Usage: scripts/setup.sh [--test] [--deb] [--browser] [--trods] [--audio] [--bench] [--no-apt]; --test adds the packages of the
-# tests, --deb those that check packages, --browser the demos' browser, --trods the server and the store of demo-trods,
-# --audio the source of demo-cm, --bench the servers that the benches compare with.
+# tests, --deb those that check packages, --browser the demos' browser, --trods the servers and the store of demo-trods
+# and demo-tls, --audio the source of demo-cm, --bench the servers that the benches compare with.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,7 +22,7 @@ TEST_PACKAGES=(apache2-bin apache2-utils aria2 caddy chromium etcd-server ffmpeg
 [[ " $* " == *" --test "* ]] && PACKAGES+=("${TEST_PACKAGES[@]}")
 [[ " $* " == *" --deb "* ]] && PACKAGES+=(lintian)
 [[ " $* " == *" --browser "* ]] && PACKAGES+=(chromium)
-[[ " $* " == *" --trods "* ]] && PACKAGES+=(memcached nginx-light openssh-server)
+[[ " $* " == *" --trods "* ]] && PACKAGES+=(memcached nginx-light openssh-server openssl)
 [[ " $* " == *" --audio "* ]] && PACKAGES+=(ffmpeg)
 [[ " $* " == *" --bench "* ]] && PACKAGES+=(knot nginx-light nsd)
 

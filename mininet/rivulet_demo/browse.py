@@ -67,7 +67,7 @@ def load(url: str, *flags: str) -> str:
                 _kill(browser.pid)
 
 
-def rounds(url: str, seconds: float) -> Iterator[dict[str, object]]:
+def rounds(url: str, seconds: float, *flags: str) -> Iterator[dict[str, object]]:
     """Rounds that the page reports on the console for this many seconds, over the connections that it keeps."""
     with tempfile.TemporaryDirectory() as profile:
         # At normal priority: at ours a page that never idles would starve the controller.
@@ -75,7 +75,7 @@ def rounds(url: str, seconds: float) -> Iterator[dict[str, object]]:
         # With a debugging port the browser keeps running after the page has loaded.
         more = ["--enable-logging=stderr", "--remote-debugging-port=0", f"--user-data-dir={profile}"]
         with subprocess.Popen(
-            [*ordinary, chromium(), *FLAGS, *AWAKE, *more, f"{url}?{seconds:g}"],
+            [*ordinary, chromium(), *FLAGS, *flags, *AWAKE, *more, f"{url}?{seconds:g}"],
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             text=True,
@@ -109,12 +109,12 @@ def _load(began: float, seconds: float, says: str, whole: bool) -> dict[str, obj
     return {"at": began, "seconds": seconds, "says": says, "whole": whole}
 
 
-def loads(url: str, seconds: float) -> Iterator[dict[str, object]]:
+def loads(url: str, seconds: float, *flags: str) -> Iterator[dict[str, object]]:
     """Loads by a new browser with an empty cache each."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         began = time.monotonic()
-        page = load(url, "--dump-dom")
+        page = load(url, *flags, "--dump-dom")
         said = re.search(r'id="state">([^<]*)<', page)
         says = said[1] if said else "nothing came"
         yield _load(began, time.monotonic() - began, says, whole=COMPLETE in says)
@@ -131,16 +131,17 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="file for the result, JSON")
     parser.add_argument("--picture", type=Path, required=True, help="file for a screenshot of the last load, PNG")
     parser.add_argument("--live", type=Path, required=True, help="file that is kept up to date with the loads so far")
+    parser.add_argument("--flag", action="append", default=[], help="a further flag of Chromium")
     options = parser.parse_args()
     # So that the browser is ended too when this process is.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     found: list[dict[str, object]] = []
     show_live(options.live, 0)
-    how = rounds(options.again, options.seconds) if options.again else loads(options.url, options.seconds)
-    for one in how:
+    repeat, url = (rounds, options.again) if options.again else (loads, options.url)
+    for one in repeat(url, options.seconds, *options.flag):
         found.append(one)
         show_live(options.live, len(found))
-    load(options.url, f"--screenshot={options.picture}")
+    load(options.url, *options.flag, f"--screenshot={options.picture}")
     options.out.write_text(json.dumps(found))
     return 0 if found and all(one["whole"] for one in found) else 1
 

@@ -7,8 +7,10 @@ to the client are not in the capture, so lost retransmissions are not counted.
 from __future__ import annotations
 
 import mmap
+import re
 import signal
 import struct
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +22,10 @@ from .rack import Rack
 SNAP_BYTES = 256
 """Captured bytes of a packet: enough for every header with its proof (the switch reads 162 bytes)."""
 
+FLUSH_S = 10.0
+"""Limit on the wait for captured packets that the kernel still has."""
+_COUNTS = re.compile(r"(\d+) packets? captured, (\d+) packets? received by filter, (\d+) packets? dropped")
+
 _OPTION = b"\xfd\x08\x52\x56"
 """Kind, length and ExID of Rivulet's TCP option, which is always the first (docs/wire-format.md)."""
 
@@ -30,12 +36,12 @@ _DELTA_BYTES = (4, 6, 2, 2, 2, 4, 1)
 """Bytes of each field in a delta's bitmap, from the lowest bit."""
 
 
-def start(rack: Rack, host: str, path: Path) -> Process:
-    """Starts a pcap of a host's TCP packets and waits until tcpdump captures."""
+def start(rack: Rack, host: str, path: Path, snap_bytes: int = SNAP_BYTES) -> Process:
+    """Starts a pcap of a host's TCP packets, `snap_bytes` of each (0: all), and waits until tcpdump captures."""
     path.unlink(missing_ok=True)
     device = f"{host}-eth0"
     # -Z: otherwise tcpdump drops root and cannot write here. -B: KiB of buffer, for when it is not scheduled.
-    command = ["tcpdump", "-i", device, "-s", str(SNAP_BYTES), "-B", "8192", "-Z", "root", "-w", str(path), "tcp"]
+    command = ["tcpdump", "-i", device, "-s", str(snap_bytes), "-B", "8192", "-Z", "root", "-w", str(path), "tcp"]
     process = rack.start(f"capture-{host}", command, rack.spaces[host])
     rack.until(lambda: "listening on" in process.last_lines(), "tcpdump listens", 20.0, process)
     return process
@@ -43,7 +49,21 @@ def start(rack: Rack, host: str, path: Path) -> Process:
 
 def finish(process: Process) -> None:
     """Ends a capture, which completes its file."""
+    # The kernel hands packets over in blocks, up to a second later.
+    end = time.monotonic() + FLUSH_S
+    while process.running() and not _has_all(process) and time.monotonic() < end:
+        process.popen.send_signal(signal.SIGUSR1)
+        time.sleep(0.1)
     process.end(signal.SIGINT)
+
+
+def _has_all(process: Process) -> bool:
+    """Whether tcpdump has every packet that the kernel has for it, by the counts that it prints on SIGUSR1."""
+    counts = _COUNTS.findall(process.last_lines(1))
+    if not counts:
+        return False
+    captured, received, dropped = (int(count) for count in counts[-1])
+    return captured + dropped >= received
 
 
 @dataclass(slots=True)

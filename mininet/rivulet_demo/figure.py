@@ -100,9 +100,15 @@ def panels(
 
 
 def draw(
-    flows: Mapping[str, Samples], marks: Sequence[Mark], start: float, end: float, title: str, bin_s: float = 0.1
+    flows: Mapping[str, Samples],
+    marks: Sequence[Mark],
+    start: float,
+    end: float,
+    title: str,
+    bin_s: float = 0.1,
+    broken: Mapping[str, str] | None = None,
 ) -> Figure:
-    """Draws the throughput of each flow."""
+    """Draws the throughput of each flow. `broken`: why a flow ended early, by its name."""
 
     def paint(axis: Axes, name: str, samples: Samples, colour: str) -> None:
         x, y = throughput(samples, start, end, bin_s)
@@ -110,7 +116,13 @@ def draw(
         axis.step(x, y, where="mid", color=colour, linewidth=1.4)
         axis.set_title(name, loc="left", fontsize=10, color=colour)
         axis.set_ylabel("Mb/s")
+        # Room for the labels of the marks above the curve.
+        axis.margins(y=0.25)
         axis.set_ylim(bottom=0)
+        if broken and name in broken:
+            at = samples[-1][0]
+            axis.plot([at], [0], marker="X", color="black", markersize=8, clip_on=False, zorder=5)
+            axis.annotate(broken[name], (at, 0), xytext=(8, 5), textcoords="offset points", fontsize=9)
 
     return panels(flows, marks, title, paint)
 
@@ -121,13 +133,14 @@ _PAGE = """<!doctype html>
 <style>
 body{{font:16px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#1c2321;background:#fff}}
 svg,img{{width:100%;height:auto}} table{{border-collapse:collapse;margin:1rem 0}}
+.wide{{overflow-x:auto}} .wide svg{{min-width:46rem}}
 td,th{{padding:.25rem .8rem;border-bottom:1px solid #ddd;text-align:right}}
-td:first-child,th:first-child{{text-align:left}}
+td:first-child,th:first-child{{text-align:left;min-width:9rem}} h1{{font-size:1.6rem}}
 pre{{background:#f4f4f2;padding:1rem;overflow-x:auto;white-space:pre-wrap}}
 </style></head><body>
 <h1>{title}</h1>
-{svg}
-<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>
+<div class="wide">{svg}</div>
+<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>
 <pre>{words}</pre>
 {picture}
 </body></html>

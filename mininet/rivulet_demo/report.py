@@ -41,6 +41,8 @@ LABELS = {
 
 HOSTS = {RIVULET: "c1", STATELESS: "c2", TCP: "c3"}
 
+PARTS = 300
+"""Parts of the figure's time, each with one value of the throughput."""
 STALL_WINDOW_S = 3.0
 """Seconds after an action; a gap that begins later has another cause."""
 
@@ -255,10 +257,11 @@ def show(
     opening: str,
     more: Sequence[str] = (),
     picture: Path | None = None,
+    names: Mapping[str, str] = LABELS,
 ) -> int:
     """Prints the summary, writes figure, page and JSON; 0 if all clients but kernel TCP's kept their connection.
 
-    `picture`: a PNG to show in the page too.
+    `picture`: a PNG to show in the page too. `names`: of the clients.
     """
     clients: dict[str, dict[str, Any]] = report["clients"]
     words = [opening]
@@ -267,14 +270,14 @@ def show(
             f"The switch was BMv2: it is far slower than the embedded one, so links run at {values.rate_mbit:g} Mb/s by"
             f" default and a replica without heartbeats is excluded after {values.liveness_ms:g} ms."
         )
-    words += [sentence(LABELS[name], client) for name, client in clients.items()]
+    words += [sentence(names[name], client) for name, client in clients.items()]
     words += more
     if report.get("not_done"):
         words.append(f"The download ended before {report['not_done']} of the deeds: make the file larger.")
     ok = all(kept(client) for name, client in clients.items() if name != TCP)
     if not ok:
         words.append("This is NOT what Rivulet promises: the logs are in the folder below.")
-    rows = table(clients)
+    rows = table(clients, names)
     folder, scenario = values.out, report["scenario"]
     (folder / f"{scenario}.json").write_text(json.dumps(report, indent=1))
     marks = [Mark(mark["at_s"], mark["what"], mark["replica"]) for mark in report["marks"]]
@@ -282,14 +285,21 @@ def show(
     if not drawn:
         raise RackError("no client received anything")
     flows = {
-        f"{LABELS[name]}: {_count(client['connections_opened'])}": [tuple(sample) for sample in client["samples"]]
+        f"{names[name]}: {_count(client['connections_opened'])}": [tuple(sample) for sample in client["samples"]]
         for name, client in drawn.items()
     }
     end = max(client["samples"][-1][0] for client in drawn.values())
     png, page = folder / f"{scenario}.png", folder / f"{scenario}.html"
-    save(draw(flows, marks, 0.0, end, title), png, page, title, rows, "\n".join(words), picture)
+    broken = {
+        name: f"curl ends: exit code {client['failures'][-1]['exit']}"
+        for name, client in zip(flows, drawn.values(), strict=True)
+        if client["failures"] and not client["complete"]
+    }
+    figure = draw(flows, marks, 0.0, end, title, max(0.1, end / PARTS), broken)
+    save(figure, png, page, title, rows, "\n".join(words), picture)
     files = [("figure", png), ("page", page), ("data", folder / f"{scenario}.json")]
     files += [("packets", folder / client["pcap"]) for client in clients.values() if "pcap" in client]
+    files += [("keys", folder / client["keys"]) for client in clients.values() if "keys" in client]
     files += [("picture", picture)] if picture is not None else []
     for line in [*words, *(f"{what + ':':8} {path}" for what, path in files)]:
         console.print(line, soft_wrap=True)

@@ -78,6 +78,8 @@ class RackSpec:
     weights: dict[str, int] = field(default_factory=dict)
     services: tuple[tuple[str, int, str], ...] = (("files", SERVICE_PORT, "kernel"),)
     """Name, port, and server of plain TCP."""
+    tls: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """TLS of `rivulet tls` by service, as in the controller's configuration."""
     meters: dict[str, int] = field(default_factory=dict)
     """Limits of requests without a proof at the ToR, packets a second by kind (none: unlimited)."""
 
@@ -140,6 +142,7 @@ class RackSpec:
                     "meters": self.meters,
                     # All replicas serve the same bytes, and some files are requested just before a kill.
                     **({"trods": {"store": self.stores(), "unknown": "trust"}} if plain == "trods" else {}),
+                    **({"tls": self.tls[name]} if name in self.tls else {}),
                 }
                 for name, port, plain in self.services
             ],

@@ -10,7 +10,7 @@ At the end of the block the processes are ended by their ids, and the namespaces
 
 import os
 
-from . import nginx, switches
+from . import certificate, nginx, switches
 from .binaries import REPOSITORY, RackError, binary, built, prompt
 from .cm import bpf_fs, cm_command
 from .lab import Lab, Process, standing
@@ -26,6 +26,7 @@ __all__ = [
     "binary",
     "bpf_fs",
     "built",
+    "certificate",
     "cm_command",
     "nginx",
     "prompt",

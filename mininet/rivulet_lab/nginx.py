@@ -15,7 +15,7 @@ http {{
   types {{ text/html html; image/svg+xml svg; }}
   client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
   uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
-  server {{ {listen} root {www}; }}
+{certificate}  server {{ {listen} root {www}; }}
 }}
 """
 
@@ -28,12 +28,18 @@ def program() -> str:
     return found
 
 
-def command(folder: Path, www: Path, *listen: str) -> list[str]:
+def command(folder: Path, www: Path, *listen: str, certificate: tuple[Path, Path] | None = None) -> list[str]:
     """Runs one nginx process that serves `www` at each of `listen` (ADDRESS:PORT, [ADDRESS]:PORT).
 
-    Killing the process by its id ends all of nginx.
+    `certificate`: a certificate and its key, for those of `listen` that end in " ssl". Killing the process by its id
+    ends all of nginx.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "nginx.conf"
-    config.write_text(CONFIG.format(folder=folder, www=www, listen=" ".join(f"listen {where};" for where in listen)))
+    files = zip(("ssl_certificate", "ssl_certificate_key"), certificate or (), strict=False)
+    settings = {
+        "listen": " ".join(f"listen {where};" for where in listen),
+        "certificate": "".join(f"  {word} {file};\n" for word, file in files),
+    }
+    config.write_text(CONFIG.format(folder=folder, www=www, **settings))
     return [program(), "-p", str(folder), "-c", str(config), "-e", str(folder / "error.log")]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from rivulet_lab import Process, RackError, binary, nginx, prompt
 
+from ...harms import Harm
 from ...services import Replicas
 from ...spec import SERVICE_V4, SERVICE_V6
 
@@ -24,6 +25,8 @@ processor, and a killed server would end late."""
 class NginxReplicas(Replicas):
     """`running` holds the agents; the first start also starts the store."""
 
+    health: ClassVar[tuple[str, ...]] = ("--health-path", HEALTH_PATH)
+    """Flags of the agent's checks."""
     servers: dict[str, Process] = field(default_factory=dict)
 
     def start(self, name: str) -> None:
@@ -32,9 +35,7 @@ class NginxReplicas(Replicas):
             self._start_store()
         space = self.rack.spaces[name]
         if name not in self.servers:
-            places = [f"{host}:{port}" for host in (SERVICE_V4, f"[{SERVICE_V6}]") for port in self._ports()]
-            command = nginx.command(self.rack.folder / f"nginx-{name}", self.www, *places)
-            self.servers[name] = self.rack.start(f"nginx-{name}", [*prompt(PRIORITY), *command], space)
+            self.servers[name] = self.rack.start(f"nginx-{name}", [*prompt(PRIORITY), *self._nginx(name)], space)
         if name not in self.running:
             self.running[name] = self.rack.start(f"agent-{name}", [*prompt(PRIORITY), *self._agent(name)], space)
 
@@ -56,8 +57,12 @@ class NginxReplicas(Replicas):
         """Restores the link."""
         self.rack.spaces["tor"].ip(f"link set w-{name} up")
 
+    def _nginx(self, name: str) -> list[str]:
+        places = [f"{host}:{port}" for host in (SERVICE_V4, f"[{SERVICE_V6}]") for port in self._ports()]
+        return nginx.command(self.rack.folder / f"nginx-{name}", self.www, *places)
+
     def _agent(self, name: str) -> list[str]:
-        command = [binary("rivulet"), "agent", "--plain-tcp", "--health-path", HEALTH_PATH]
+        command = [binary("rivulet"), "agent", "--plain-tcp", *self.health]
         command += ["--interface", f"{name}-eth0", "--socket", str(self.rack.folder / f"agent-{name}.sock")]
         return [*command, "--controller", f"unix:{self.agents}", "--name", name]
 
@@ -73,19 +78,6 @@ class NginxReplicas(Replicas):
             address, _, port = place.rpartition(":")
             command = [*prompt(PRIORITY), program, "-u", "root", "-l", address, "-p", port, "-U", "0", "-M"]
             self.rack.start("store", command, self.rack.spaces[host.name])
-
-
-@dataclass(frozen=True, slots=True)
-class Harm:
-    """A harm to the replica that holds the connection, and its repair."""
-
-    what: str
-    """The harmed part."""
-    words: str
-    do: Callable[[NginxReplicas, str], object]
-    heal: Callable[[NginxReplicas, str], None]
-    forgets: bool = False
-    """Whether the counts of its agent are lost with it."""
 
 
 HARMS = (

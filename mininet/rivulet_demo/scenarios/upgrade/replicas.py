@@ -20,6 +20,9 @@ SSH, CHAT = 22, 8080
 class SessionReplicas(NginxReplicas):
     """The servers of the sessions keep running while the agent is restarted."""
 
+    health = ()
+    """Not all of the services would answer a GET."""
+
     def start(self, name: str) -> None:
         """Starts the missing processes of a replica."""
         if f"sshd-{name}" not in self.rack.processes:
@@ -37,12 +40,6 @@ class SessionReplicas(NginxReplicas):
     def key(self) -> Path:
         """Key with which the client logs in."""
         return self.rack.folder / "ssh" / "client"
-
-    def _agent(self, name: str) -> list[str]:
-        # Not all of its services would answer a GET.
-        command = NginxReplicas._agent(self, name)
-        at = command.index("--health-path")
-        return command[:at] + command[at + 2 :]
 
     def _ports(self) -> list[int]:
         return [SERVICE_PORT]

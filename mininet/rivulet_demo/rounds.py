@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...mosaic import COLUMNS, ROWS
+from .mosaic import COLUMNS, ROWS
 
 NAME = "again.html"
 
