@@ -38,7 +38,7 @@ impl Stack {
             }
             let (config, now) = (Config::default(), shared.mailbox.now());
             // Nothing was written to the replacement, so it sends nothing when it closes.
-            let idle = Connection::open(config, shared.local, shared.remote, now);
+            let idle = Connection::open(config, state.connection.local(), shared.remote, now);
             let connection = std::mem::replace(&mut state.connection, idle);
             state.finish_with(Ending::Aborted);
             connection.suspend()
