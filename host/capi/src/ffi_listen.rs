@@ -4,7 +4,6 @@ use std::ffi::{c_char, c_int};
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use rivulet_agent::{Agent, Controllers};
@@ -16,9 +15,6 @@ use rivulet_server::{Config, Server, incarnation};
 use crate::client::packet_io;
 use crate::ends::{End, Serving, add, fail};
 use crate::ffi::{attempt, text};
-
-/// How long a request stays fresh. An event is useless afterwards.
-const HORIZON: Duration = Duration::from_secs(4);
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -37,22 +33,13 @@ pub unsafe extern "C" fn msk_listen(
     let (interface, address, keys) =
         unsafe { (attempt!(text(interface)), attempt!(text(address)), attempt!(text(key_file))) };
     listen(|| {
-        let service = Service {
-            name: "msk".into(),
-            addresses: vec![address.parse::<IpAddr>()?],
+        let service = Service::standalone(
+            "msk",
+            vec![address.parse::<IpAddr>()?],
             port,
-            keys: KeySet::read(Path::new(keys))?,
-            member: None,
-            trust_tor: false,
-            plain: Plain::None,
-            drains: Plain::None,
-            horizon: HORIZON,
-            tunnels: Vec::new(),
-            slots: None,
-            trods: None,
-            content: None,
-            tls: None,
-        };
+            KeySet::read(Path::new(keys))?,
+            Plain::None,
+        );
         let config = Config {
             interface: Interface::new(None, interface)?,
             services: vec![service],

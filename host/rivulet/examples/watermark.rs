@@ -261,22 +261,8 @@ pub fn serve(
     keys: &Path,
     stopped: impl Fn() -> bool,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let service = Service {
-        name: "pictures".into(),
-        addresses: vec![address.ip()],
-        port: address.port(),
-        keys: KeySet::read(keys)?,
-        member: None,
-        trust_tor: false,
-        plain: Plain::None,
-        drains: Plain::None,
-        horizon: Duration::from_secs(4),
-        tunnels: Vec::new(),
-        slots: None,
-        trods: None,
-        content: None,
-        tls: None,
-    };
+    let service =
+        Service::standalone("pictures", vec![address.ip()], address.port(), KeySet::read(keys)?, Plain::None);
     service.check()?;
     let mut pictures = MarkedPictures::open(folder)?;
     let config =

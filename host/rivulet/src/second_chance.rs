@@ -210,20 +210,15 @@ mod tests {
             bound: Duration::from_millis(20),
         };
         Service {
-            name: "www".into(),
-            addresses: vec!["10.9.0.1".parse().unwrap(), "fd00:9::1".parse().unwrap()],
-            port: 80,
-            keys: KeySet::generate(1).unwrap(),
             member: member.then_some(place),
             trust_tor: true,
-            plain: if plain { Plain::Kernel } else { Plain::None },
-            drains: if plain { Plain::Kernel } else { Plain::None },
-            horizon: Duration::from_secs(4),
-            tunnels: Vec::new(),
-            slots: None,
-            trods: None,
-            content: None,
-            tls: None,
+            ..Service::standalone(
+                "www",
+                vec!["10.9.0.1".parse().unwrap(), "fd00:9::1".parse().unwrap()],
+                80,
+                KeySet::generate(1).unwrap(),
+                if plain { Plain::Kernel } else { Plain::None },
+            )
         }
     }
 

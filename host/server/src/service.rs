@@ -164,7 +164,31 @@ pub enum ServiceError {
     Set(String, String),
 }
 
+/// Horizon of a service without a controller.
+pub const DEFAULT_HORIZON: Duration = Duration::from_secs(4);
+
 impl Service {
+    /// A service of a server without a ToR.
+    #[must_use]
+    pub fn standalone(name: &str, addresses: Vec<IpAddr>, port: u16, keys: KeySet, plain: Plain) -> Service {
+        Service {
+            name: name.into(),
+            addresses,
+            port,
+            keys,
+            member: None,
+            trust_tor: false,
+            plain,
+            drains: plain,
+            horizon: DEFAULT_HORIZON,
+            tunnels: Vec::new(),
+            slots: None,
+            trods: None,
+            content: None,
+            tls: None,
+        }
+    }
+
     /// Checks the rules that the types do not express.
     pub fn check(&self) -> Result<(), ServiceError> {
         self.keys.check()?;

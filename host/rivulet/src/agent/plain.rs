@@ -409,24 +409,17 @@ mod tests {
         });
         // These listeners accept connections and never answer.
         let hanging: Vec<_> = (0..6).map(|_| TcpListener::bind("127.0.0.3:0").unwrap()).collect();
-        let service = |id: u16, at: SocketAddr| Service {
-            name: format!("s{id}"),
-            addresses: vec![at.ip()],
-            port: at.port(),
-            keys: rivulet_server::keys::KeySet {
-                service: id,
-                ..rivulet_server::keys::KeySet::generate(1).unwrap()
-            },
-            member: None,
-            trust_tor: false,
-            plain: Plain::Kernel,
-            drains: Plain::Kernel,
-            horizon: Duration::from_secs(4),
-            tunnels: Vec::new(),
-            slots: None,
-            trods: None,
-            content: None,
-            tls: None,
+        let service = |id: u16, at: SocketAddr| {
+            Service::standalone(
+                &format!("s{id}"),
+                vec![at.ip()],
+                at.port(),
+                rivulet_server::keys::KeySet {
+                    service: id,
+                    ..rivulet_server::keys::KeySet::generate(1).unwrap()
+                },
+                Plain::Kernel,
+            )
         };
         let mut services: Vec<_> =
             hanging.iter().zip(1..).map(|(l, id)| service(id, l.local_addr().unwrap())).collect();

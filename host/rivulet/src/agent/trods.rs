@@ -635,10 +635,6 @@ pub(super) mod tests {
             incarnation,
         };
         Service {
-            name: "www".into(),
-            addresses: vec!["10.9.0.1".parse().unwrap(), "fd00:9::1".parse().unwrap()],
-            port: 80,
-            keys: KeySet::generate(5).unwrap(),
             member: Some(Member {
                 pool: 3,
                 replica: 1,
@@ -647,12 +643,6 @@ pub(super) mod tests {
                 bound: Duration::from_millis(20),
             }),
             trust_tor: true,
-            plain: Plain::Trods,
-            drains: Plain::Trods,
-            horizon: Duration::from_secs(4),
-            tunnels: Vec::new(),
-            content: None,
-            tls: None,
             slots: Some(Slots {
                 key: SlotKey::new([1; 8], SlotHash::HalfSipHash),
                 affinity: Affinity::Flow,
@@ -668,6 +658,13 @@ pub(super) mod tests {
                 objects: None,
                 members: vec![member(0, 7), member(1, 8), member(2, 0)],
             }),
+            ..Service::standalone(
+                "www",
+                vec!["10.9.0.1".parse().unwrap(), "fd00:9::1".parse().unwrap()],
+                80,
+                KeySet::generate(5).unwrap(),
+                Plain::Trods,
+            )
         }
     }
 

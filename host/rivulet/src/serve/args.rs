@@ -167,20 +167,17 @@ impl ServeArgs {
             bail!("all addresses of --listen have one port");
         }
         let service = Service {
-            name: "files".into(),
-            addresses: self.listen.iter().map(SocketAddr::ip).collect(),
-            port,
-            keys,
             member: self.member.as_deref().map(|text| self.place(text)).transpose()?,
             trust_tor: self.trust_tor,
-            plain: self.plain,
-            drains: self.plain,
             horizon: Duration::from_millis(self.horizon_ms),
             tunnels: self.tunnel.clone(),
-            slots: None,
-            trods: None,
-            content: None,
-            tls: None,
+            ..Service::standalone(
+                "files",
+                self.listen.iter().map(SocketAddr::ip).collect(),
+                port,
+                keys,
+                self.plain,
+            )
         };
         service.check()?;
         Ok(vec![service])

@@ -109,22 +109,13 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     fn service(id: u16, address: &str, port: u16) -> Service {
-        Service {
-            name: format!("s{id}"),
-            addresses: vec![address.parse().unwrap()],
+        Service::standalone(
+            &format!("s{id}"),
+            vec![address.parse().unwrap()],
             port,
-            keys: KeySet { service: id, ..KeySet::generate(1).unwrap() },
-            member: None,
-            trust_tor: false,
-            plain: Plain::Kernel,
-            drains: Plain::Kernel,
-            horizon: Duration::from_secs(4),
-            tunnels: Vec::new(),
-            slots: None,
-            trods: None,
-            content: None,
-            tls: None,
-        }
+            KeySet { service: id, ..KeySet::generate(1).unwrap() },
+            Plain::Kernel,
+        )
     }
 
     /// Checks now, without waiting for the interval.

@@ -104,22 +104,7 @@ mod tests {
     use rivulet_server::service::Plain;
 
     fn service(plain: Plain) -> Service {
-        Service {
-            name: "www".into(),
-            addresses: vec!["10.9.0.1".parse().unwrap()],
-            port: 80,
-            keys: KeySet::generate(1).unwrap(),
-            member: None,
-            trust_tor: false,
-            plain,
-            drains: plain,
-            horizon: Duration::from_secs(4),
-            tunnels: Vec::new(),
-            slots: None,
-            trods: None,
-            content: None,
-            tls: None,
-        }
+        Service::standalone("www", vec!["10.9.0.1".parse().unwrap()], 80, KeySet::generate(1).unwrap(), plain)
     }
 
     #[test]

@@ -52,20 +52,14 @@ fn table() -> Table {
 fn service(keys: &KeySet, newest: u16, content: Option<InForce>) -> Service {
     let cookie = |epoch: u16| CookieEpoch { epoch, key: Secret([epoch as u8; 8]) };
     Service {
-        name: "www".into(),
-        addresses: vec![SERVICE.parse().unwrap()],
-        port: 80,
-        keys: KeySet { cookie: (1..=newest).map(cookie).collect(), usable_cookie: newest, ..keys.clone() },
-        member: None,
-        trust_tor: false,
-        plain: Plain::Stateless,
-        drains: Plain::Stateless,
-        horizon: Duration::from_secs(4),
-        tunnels: Vec::new(),
-        slots: None,
-        trods: None,
         content,
-        tls: None,
+        ..Service::standalone(
+            "www",
+            vec![SERVICE.parse().unwrap()],
+            80,
+            KeySet { cookie: (1..=newest).map(cookie).collect(), usable_cookie: newest, ..keys.clone() },
+            Plain::Stateless,
+        )
     }
 }
 

@@ -18,11 +18,11 @@ use rivulet_server::{Config, Server};
 fn service(epochs: &[u16]) -> Service {
     let seal = |epoch: &u16| SealKey { epoch: *epoch, master: Secret([*epoch as u8; 16]) };
     let nonce = NonceEpoch { epoch: 1, k: Secret([1; 8]), k_prime: Secret([2; 8]), opening: Secret([3; 16]) };
-    Service {
-        name: "files".into(),
-        addresses: vec![SERVICE.parse().unwrap()],
-        port: 80,
-        keys: KeySet {
+    Service::standalone(
+        "files",
+        vec![SERVICE.parse().unwrap()],
+        80,
+        KeySet {
             service: 1,
             usable_seal: *epochs.last().unwrap(),
             usable_nonce: 1,
@@ -33,17 +33,8 @@ fn service(epochs: &[u16]) -> Service {
             tor: Vec::new(),
             cookie: Vec::new(),
         },
-        member: None,
-        trust_tor: false,
-        plain: rivulet_server::service::Plain::None,
-        drains: rivulet_server::service::Plain::None,
-        horizon: Duration::from_secs(4),
-        tunnels: Vec::new(),
-        slots: None,
-        trods: None,
-        content: None,
-        tls: None,
-    }
+        rivulet_server::service::Plain::None,
+    )
 }
 
 /// Number of responses between two epochs.

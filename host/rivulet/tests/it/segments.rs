@@ -121,10 +121,6 @@ impl Rig {
         let cookie = CookieEpoch { epoch: 1, key: Secret([1; 8]) };
         let keys = KeySet { cookie: vec![cookie], usable_cookie: 1, ..KeySet::generate(1).unwrap() };
         let service = Service {
-            name: "www".into(),
-            addresses: vec!["10.9.0.1".parse().unwrap()],
-            port: 80,
-            keys,
             member: Some(Member {
                 pool: 1,
                 replica: 0,
@@ -133,14 +129,8 @@ impl Rig {
                 bound: Duration::from_secs(10),
             }),
             trust_tor: true,
-            plain,
             drains,
-            horizon: Duration::from_secs(4),
-            tunnels: Vec::new(),
-            slots: None,
-            trods: None,
-            content: None,
-            tls: None,
+            ..Service::standalone("www", vec!["10.9.0.1".parse().unwrap()], 80, keys, plain)
         };
         let interface = Interface::new(Some(host.name()), "s0").unwrap();
         let config = Config { interface, services: vec![service], incarnation: 1, io: IoChoice::default() };

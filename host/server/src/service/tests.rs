@@ -3,10 +3,6 @@ use rivulet_packet::slot::SlotHash;
 
 fn service() -> Service {
     Service {
-        name: "www".into(),
-        addresses: vec!["10.9.0.1".parse().unwrap(), "fd00:9::1".parse().unwrap()],
-        port: 80,
-        keys: KeySet::generate(1).unwrap(),
         member: Some(Member {
             pool: 1,
             replica: 0,
@@ -15,18 +11,18 @@ fn service() -> Service {
             bound: Duration::from_millis(20),
         }),
         trust_tor: true,
-        plain: Plain::Kernel,
-        drains: Plain::Kernel,
-        horizon: Duration::from_secs(4),
-        tunnels: Vec::new(),
         slots: Some(Slots {
             key: SlotKey::new([1; 8], SlotHash::HalfSipHash),
             affinity: Affinity::Flow,
             pairs: Arc::new([Slot { first: 0, second: 1 }, Slot { first: 1, second: 0 }]),
         }),
-        trods: None,
-        content: None,
-        tls: None,
+        ..Service::standalone(
+            "www",
+            vec!["10.9.0.1".parse().unwrap(), "fd00:9::1".parse().unwrap()],
+            80,
+            KeySet::generate(1).unwrap(),
+            Plain::Kernel,
+        )
     }
 }
 
