@@ -50,7 +50,7 @@ PINNED := $(shell sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
 TEST := CARGO="$(CARGO)" python3 scripts/test.py
 
 .PHONY: check test test-long test-rust test-controller
-check: setup protos ## format, lint, types, words, long files, files in circles, links of pages; committed P4 program matches; removals find their text
+check: setup protos ## format, lint, types, words, long files, files in circles; committed P4 program matches; removals find their text
 	$(CARGO) fmt --all --check
 	$(PY) -m ruff format --check $(PYTHON_DIRS)
 	$(PY) -m ruff check $(PYTHON_DIRS)
@@ -63,8 +63,6 @@ check: setup protos ## format, lint, types, words, long files, files in circles,
 	python3 scripts/words.py
 	python3 scripts/circles.py
 	python3 scripts/lines.py
-	python3 scripts/links.py
-	python3 scripts/pictures --check
 	$(PY) -m rivulet_bench.results --check
 	$(CARGO) clippy --workspace --all-targets --profile ci --locked -- \
 	  $$([ "$$(rustc --version | cut -d' ' -f2)" != "$(PINNED)" ] || echo -D warnings)
@@ -94,12 +92,6 @@ fuzz-switch: build ## the embedded switch beside simple_switch_grpc: random pack
 .PHONY: e2e
 e2e: ## short demos: kills, stalled replicas, an attacker, a new ToR, plain clients; every download must finish
 	$(TEST) setup build demos
-
-# The documentation site, of the pages of docs/ and beside it
-
-.PHONY: docs
-docs: setup ## the documentation as a site that needs no network (build/site/html); a link that leads nowhere fails
-	python3 scripts/site/build.py
 
 # Packages and their contents
 
@@ -134,7 +126,7 @@ setup-audio: setup # ffmpeg
 	@scripts/setup.sh --audio
 
 demo-stateless: setup-browser
-demo-tls demo-trods: setup-trods
+demo-trods: setup-trods
 demo-upgrade: setup-trods
 demo-cm: setup-audio
 $(addprefix demo-,$(SCENARIOS)): demo-%: build
@@ -143,7 +135,7 @@ $(addprefix demo-,$(SCENARIOS)): demo-%: build
 
 # Figures: kernel TCP and Rivulet in the same run; JSON and plots in bench/results/
 
-BENCHES := $(subst _,-,$(patsubst bench/rivulet_bench/%.py,%,$(wildcard $(addprefix bench/rivulet_bench/,figure*.py soak.py chaos.py switch.py host.py stateless.py stateless_large.py tls.py trods.py trods_hangs.py cm.py watermark.py))))
+BENCHES := $(subst _,-,$(patsubst bench/rivulet_bench/%.py,%,$(wildcard $(addprefix bench/rivulet_bench/,figure*.py soak.py chaos.py switch.py host.py stateless.py stateless_large.py tls.py tls_kills.py trods.py trods_hangs.py cm.py watermark.py))))
 
 .PHONY: bench $(addprefix bench-,$(BENCHES))
 bench: $(addprefix bench-,$(BENCHES)) ## every figure, one after the other; `make bench-NAME` for one

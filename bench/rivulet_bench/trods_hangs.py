@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import os
 import random
 import re
@@ -152,7 +153,7 @@ class Downloads:
 
     def silent(self, since_s: float) -> list[int]:
         """Ports of connections on which the clients' kernel received nothing for so long."""
-        command = ("ss", "-tniH", "state", "established", "dst", f"{SERVICE_V4}:{SERVICE_PORT}")
+        command = ("ss", "-tniH", "state", "established", "dst", f"{SERVICE_V4}:{self.rack.service_port}")
         found, port = [], 0
         for line in self.rack.spaces["c1"].run(*command).splitlines():
             if not line[0].isspace():
@@ -232,10 +233,9 @@ class Kills:
 class Battery:
     """Kills under so many downloads."""
 
-    def __init__(self, rack: TrodsRack, clients: int, seed: int, harms: list[str]) -> None:
-        rng = random.Random(seed)
-        self.rack, self.rng = rack, rng
-        self.kills, self.downloads = Kills(rack, rng, harms), Downloads(rack, clients, rng)
+    def __init__(self, kills: Kills, downloads: Downloads, rng: random.Random) -> None:
+        self.rack, self.rng = kills.rack, rng
+        self.kills, self.downloads = kills, downloads
         self.silent: list[int] = []
         self.looked = 0
 
@@ -246,10 +246,11 @@ class Battery:
             self.downloads.look(True)
             time.sleep(0.02)
 
-    def run(self, kills: int) -> None:
-        """Strikes so often."""
+    def run(self, kills: int, limit_s: float = math.inf) -> None:
+        """Strikes so often, or until the time is over."""
         self._for(1.0)
-        while (struck := len(self.kills.strikes)) < kills:
+        until = time.monotonic() + limit_s
+        while (struck := len(self.kills.strikes)) < kills and time.monotonic() < until:
             self.kills.strike()
             if len(self.kills.strikes) % ROUND or len(self.kills.strikes) == struck:
                 self._for(self.rng.uniform(*PAUSE_S))
@@ -286,7 +287,8 @@ def battery(clients: int, kills: int, seed: int, harms: list[str]) -> tuple[Json
     """What became of the downloads, and the kills."""
     os.environ.setdefault("RIVULET_LOG", trods_protected.LOG)
     with trods_rack("hangs", spec(REPLICAS, BOUND_MS, RATE_MBIT, RTT_MS)) as rack:
-        found = Battery(rack, clients, seed, harms)
+        rng = random.Random(seed)
+        found = Battery(Kills(rack, rng, harms), Downloads(rack, clients, rng), rng)
         began = time.monotonic()
         try:
             found.run(kills)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from rivulet_controller.client import ApiError, Client
 from rivulet_demo.rack import Rack
@@ -142,6 +142,9 @@ class TrodsRack(Rack):
 
     network_priority = 8
     """Priority of the wires, above the replicas' work."""
+    service_port = SERVICE_PORT
+    parts: tuple[str, ...] = ("agent", "nginx")
+    """Processes of a replica."""
 
     def __init__(self, spec: Trods, folder: Path, agent_flags: tuple[str, ...] = ()) -> None:
         super().__init__(spec, folder, "embedded")
@@ -162,11 +165,15 @@ class TrodsRack(Rack):
         self.start_switch(self.folder / "switch.sock")
         start_controller(self, self.folder / "switch.sock", self.folder / "agents.sock", f"unix:{self.folder}/api.sock")
         for name in self.replicas:
-            self.start_nginx(name)
-            self.start_agent(name)
+            self.start_replica(name)
         self.watch.__enter__()
         self._watching = True
         self.until(self.whole, "every replica takes plain TCP", PATIENCE_S)
+
+    def start_replica(self, name: str) -> None:
+        """Starts all processes of a replica."""
+        self.start_nginx(name)
+        self.start_agent(name)
 
     def start_nginx(self, name: str) -> None:
         """Starts nginx on a replica."""
@@ -179,9 +186,9 @@ class TrodsRack(Rack):
         command = agent_command(name, f"{name}-eth0", where, self.folder / f"{name}.agent", *self.agent_flags)
         self.start(f"agent-{name}", [*prompt(), *command], self.spaces[name])
 
-    def own(self, name: str) -> tuple[Process, Process]:
+    def own(self, name: str) -> list[Process]:
         """A replica's processes."""
-        return self.processes[f"agent-{name}"], self.processes[f"nginx-{name}"]
+        return [self.processes[f"{part}-{name}"] for part in self.parts]
 
     # Harms
 
@@ -262,9 +269,9 @@ class TrodsRack(Rack):
             if state in ("01", "08"):
                 (here, port), (there, of_client) = local.split(":"), remote.split(":")
                 if host in self.replicas:
-                    if int(port, 16) == SERVICE_PORT and here == SERVICE_HEX and there != SERVICE_HEX:
+                    if int(port, 16) == self.service_port and here == SERVICE_HEX and there != SERVICE_HEX:
                         found.add(int(of_client, 16))
-                elif there == SERVICE_HEX and int(of_client, 16) == SERVICE_PORT:
+                elif there == SERVICE_HEX and int(of_client, 16) == self.service_port:
                     found.add(int(port, 16))
         return found
 
@@ -289,7 +296,7 @@ class TrodsRack(Rack):
     def down(self) -> None:
         """Also continues frozen processes."""
         for name in self.replicas:
-            for part in (f"agent-{name}", f"nginx-{name}"):
+            for part in (f"{part}-{name}" for part in self.parts):
                 if part in self.processes and self.processes[part].running():
                     self.processes[part].popen.send_signal(signal.SIGCONT)
         if self._watching:
@@ -310,6 +317,12 @@ def put(size: int) -> str:
 @contextmanager
 def trods_rack(name: str, spec: Trods, agent_flags: tuple[str, ...] = ()) -> Iterator[TrodsRack]:
     """A rack in which every replica takes plain TCP, torn down at the end."""
+    with running(TrodsRack(spec, prepared(name), agent_flags)) as rack:
+        yield rack
+
+
+def prepared(name: str) -> Path:
+    """An empty folder for a rack."""
     if os.geteuid() != 0:
         raise RackError("network namespaces need root: run it with sudo")
     if shutil.which("memcached") is None:
@@ -318,6 +331,15 @@ def trods_rack(name: str, spec: Trods, agent_flags: tuple[str, ...] = ()) -> Ite
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     make_file(WWW, HEALTH, 5)
-    with standing(TrodsRack(spec, folder, agent_flags)) as rack:
+    return folder
+
+
+R = TypeVar("R", bound=TrodsRack)
+
+
+@contextmanager
+def running(rack: R) -> Iterator[R]:
+    """Starts a rack, and tears it down at the end."""
+    with standing(rack):
         rack.begin()
         yield rack
